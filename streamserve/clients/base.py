@@ -1,0 +1,110 @@
+"""How the rest of the site reaches an engine: `EngineClient` and `Generation`, whatever stands behind them.
+
+asyncio; every method is called on the event loop. Implementations: thread (this process), process, remote.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from streamserve.protocol.events import Event
+from streamserve.protocol.requests import GenerateRequest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Accepted:
+    """What acceptance fixes: sizes, the seed and the clamped max_tokens. Cached tokens are known at first schedule."""
+
+    num_prompt_tokens: int
+    max_tokens: int
+    seed: int
+    queue_position: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelDescription:
+    """What an engine says of itself. `state`: "idle" (not asked for yet), "loading", "ready", "failed".
+
+    `stage`, `fraction` (0 to 1), `elapsed_seconds` describe loading; `message` names the failure and the way out.
+    """
+
+    alias: str
+    state: str
+    stage: str = ""
+    fraction: float = 0.0
+    elapsed_seconds: float = 0.0
+    message: str = ""
+    max_model_len: int = 0
+    has_chat_template: bool = False
+    dtype: str = ""
+    device: str = ""
+    num_parameters: int = 0
+    created: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineStats:
+    """Live figures of one engine. Block counts exclude the null block: used + cached + free = total.
+
+    `blocks_used` are held by running sequences; `blocks_cached` are reclaimable and hold reusable prefixes.
+    """
+
+    running: int = 0
+    waiting: int = 0
+    blocks_total: int = 0
+    blocks_used: int = 0
+    blocks_cached: int = 0
+    blocks_free: int = 0
+    prefix_queries: int = 0
+    prefix_hits: int = 0
+    prompt_tokens: int = 0
+    generation_tokens: int = 0
+    preemptions: int = 0
+    steps: int = 0
+    unknown_ids: int = 0
+    tokens_per_second: float = 0.0
+    latency: dict[str, float] = field(default_factory=dict)
+
+
+class Generation(Protocol):
+    """One accepted request: an async iterator of events that ends after `Done` or `Error`.
+
+    Not pulling is back-pressure. `cancel()` is synchronous and idempotent: once it returns, no StepPlan built later
+    holds the sequence; the iterator then ends without a terminal event.
+    """
+
+    accepted: Accepted
+
+    def __aiter__(self) -> Generation: ...
+
+    async def __anext__(self) -> Event: ...
+
+    def cancel(self) -> None: ...
+
+
+class EngineClient(Protocol):
+    """One model's engine."""
+
+    alias: str
+
+    async def generate(self, request: GenerateRequest) -> Generation:
+        """Accept the request or raise: BadRequest (never fits, bad template), Refused (not now)."""
+
+    async def tokenize(self, request: GenerateRequest) -> tuple[int, ...]:
+        """Return the prompt's token ids as `generate` would see them."""
+
+    async def warm(self, request: GenerateRequest) -> None:
+        """Prefill the prompt into the prefix cache and generate nothing."""
+
+    def start(self) -> None:
+        """Begin loading, if that has not begun; returns at once."""
+
+    def describe(self) -> ModelDescription:
+        """Say what the model is and how far loading has come. Never blocks."""
+
+    def stats(self) -> EngineStats:
+        """Return live figures. Never blocks."""
+
+    async def aclose(self) -> None:
+        """End every generation with an `error` event and free the engine."""

@@ -1,0 +1,118 @@
+"""Into and out of a step: `StepPlan`, `StepResult`, and the `Runner` that turns one into the other.
+
+Ints in, ints out. The scheduler makes plans and knows no tensors; a runner holds the model and the KV memory and knows
+no requests. Lives on the engine thread. (Idea: nano-vllm's three-beat step; vLLM V1's "no prefill or decode phase".)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampleSpec:
+    """How to choose the token that follows a chunk. All plain numbers, so that a runner needs no request.
+
+    The draw is `argmax(log p + Gumbel(seed, position, token))`: fixed given equal logits, whatever the batch.
+    `position` is the absolute index of the token to be chosen (= number of tokens known before it).
+    `prompt_token_ids` / `output_token_ids` are set only when a penalty needs them; `banned_token_ids` (eos and stop ids
+    before min_tokens) must not be chosen. Order of transforms: ban, penalties, temperature, top-k, top-p, min-p.
+    `logprobs` k asks for log-softmax of the *unmodified* logits (OpenAI's and vLLM's default): chosen + k likeliest.
+    """
+
+    position: int
+    seed: int
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    prompt_token_ids: Sequence[int] = ()
+    output_token_ids: Sequence[int] = ()
+    banned_token_ids: tuple[int, ...] = ()
+    logprobs: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chunk:
+    """The part of one sequence that a step computes.
+
+    tokens:       [ 0 ........ start )[ start ........ start+len(token_ids) )
+                    already in blocks   computed now, written to their slots
+    block_table:  one block id per `block_size` positions, covering [0, start+len(token_ids)).
+    slot of position i = block_table[i // block_size] * block_size + i % block_size.
+    `sample` is None while the chunk ends before the last known token.
+    """
+
+    seq_id: int
+    start: int
+    token_ids: tuple[int, ...]
+    block_table: tuple[int, ...]
+    sample: SampleSpec | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepPlan:
+    """One forward pass: chunks of different sequences, decodes (one token) first. Never empty."""
+
+    step_id: int
+    chunks: tuple[Chunk, ...]
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens computed by this step."""
+        return sum(len(chunk.token_ids) for chunk in self.chunks)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RawLogprobs:
+    """Natural-log probabilities of one position: the chosen token's, and (token_id, logprob) of the likeliest."""
+
+    chosen: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sampled:
+    """What a step gave one sequence. `error` (a code such as "numerical_error") means: do not use the chunk's blocks.
+
+    One entry for every chunk that had `sample`, and for every chunk that failed. `token_id` is None iff `error` is set.
+    """
+
+    seq_id: int
+    token_id: int | None
+    logprobs: RawLogprobs | None = None
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepResult:
+    """What came out of the step `step_id`, in the plan's order."""
+
+    step_id: int
+    sampled: tuple[Sampled, ...]
+
+
+class Runner(Protocol):
+    """Runs plans. `launch` may return before the work is done; `collect` waits for it. Engine thread only.
+
+    A failure of one sequence comes back in `Sampled.error`; an exception from either call means the whole runner is
+    broken and the engine is dead.
+    """
+
+    block_size: int
+    num_blocks: int
+    vocab_size: int
+
+    def launch(self, plan: StepPlan) -> object:
+        """Start the step and return a handle for `collect`."""
+
+    def collect(self, handle: object) -> StepResult:
+        """Wait for the step and return what it gave."""
+
+    def close(self) -> None:
+        """Free the model and its memory."""

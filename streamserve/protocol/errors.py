@@ -1,0 +1,151 @@
+"""Every error a client can be told about: one tree, each with a status, a code and a message safe to show.
+
+    StreamserveError
+    ├── BadRequest 400             the request is wrong; `param` names the field
+    │   ├── PromptTooLong 400      prompt + max_tokens can never fit
+    │   └── NoChatTemplate 400     the model has no chat template; send `prompt`
+    ├── Unauthorized 401           no or wrong credentials
+    ├── Forbidden 403              known caller, not allowed
+    ├── NotFound 404               unknown model, stream or route (another tenant's too)
+    ├── MethodNotAllowed 405
+    ├── Gone 410                   the stream's events have expired
+    ├── TooLarge 413               body over the limit
+    ├── UnsupportedMedia 415       not JSON, or compressed
+    └── Refused 429/503            the caller's quota, or the server's capacity; carries retry_after
+        ├── QuotaExceeded 429
+        ├── Overloaded 503
+        └── EngineUnavailable 503  the engine is loading, failed or gone
+
+Pure values: no I/O, no framework. Exception text of other libraries never gets in here; log it instead.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+class StreamserveError(Exception):
+    """An error with a place in the catalogue. `message` is shown to the client as it is."""
+
+    http_status = 500
+    code = "internal_error"
+
+    def __init__(self, message: str, *, code: str | None = None, param: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+        if code is not None:
+            self.code = code
+
+
+class BadRequest(StreamserveError):
+    """The request is wrong in itself; sending it again cannot help."""
+
+    http_status = 400
+    code = "invalid_request"
+
+
+class PromptTooLong(BadRequest):
+    """Prompt and max_tokens together exceed what this model or its memory can ever hold."""
+
+    code = "context_length_exceeded"
+
+
+class NoChatTemplate(BadRequest):
+    """Messages were sent to a model that has no chat template."""
+
+    code = "no_chat_template"
+
+
+class Unauthorized(StreamserveError):
+    """No credentials, or credentials we do not know."""
+
+    http_status = 401
+    code = "unauthorized"
+
+
+class Forbidden(StreamserveError):
+    """The caller is known and may not do this."""
+
+    http_status = 403
+    code = "forbidden"
+
+
+class NotFound(StreamserveError):
+    """Nothing of that name that this caller may see."""
+
+    http_status = 404
+    code = "not_found"
+
+
+class MethodNotAllowed(StreamserveError):
+    """The route exists, this verb does not."""
+
+    http_status = 405
+    code = "method_not_allowed"
+
+
+class Gone(StreamserveError):
+    """The stream existed, its events are no longer kept."""
+
+    http_status = 410
+    code = "stream_expired"
+
+
+class TooLarge(StreamserveError):
+    """The body is over the limit."""
+
+    http_status = 413
+    code = "body_too_large"
+
+
+class UnsupportedMedia(StreamserveError):
+    """The body is compressed, or not JSON by its content type."""
+
+    http_status = 415
+    code = "unsupported_media_type"
+
+
+class Refused(StreamserveError):
+    """Not now. `retry_after` is whole seconds, 1 to 120 (SDKs ignore longer waits)."""
+
+    http_status = 503
+    code = "overloaded"
+
+    def __init__(
+        self, message: str, *, code: str | None = None, param: str | None = None, retry_after: int = 1
+    ) -> None:
+        super().__init__(message, code=code, param=param)
+        self.retry_after = max(1, min(120, retry_after))
+
+
+class QuotaExceeded(Refused):
+    """The caller's own limit (streams, requests, tokens) is reached."""
+
+    http_status = 429
+    code = "quota_exceeded"
+
+
+class Overloaded(Refused):
+    """The server's capacity is reached."""
+
+
+class EngineUnavailable(Refused):
+    """The engine is loading, has failed, or is being replaced."""
+
+    code = "engine_unavailable"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ErrorBody:
+    """What every error response says, whatever the dialect."""
+
+    code: str
+    message: str
+    param: str | None = None
+    http_status: int = 500
+
+
+def to_body(error: StreamserveError) -> ErrorBody:
+    """Return the fields to show for `error`."""
+    return ErrorBody(code=error.code, message=error.message, param=error.param, http_status=error.http_status)

@@ -1,0 +1,30 @@
+"""`Limits`: one value that bounds every number and size a client can send. Checked before anything is allocated."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """Upper bounds, inclusive. Sizes in bytes, lengths in characters or tokens, times in seconds."""
+
+    max_body_bytes: int = 1024 * 1024
+    max_json_depth: int = 64
+    max_messages: int = 512
+    max_prompt_chars: int = 400_000
+    max_tokens: int = 16_384
+    max_n: int = 4
+    max_stop: int = 4
+    max_stop_chars: int = 64
+    max_stop_token_ids: int = 64
+    max_logprobs: int = 20
+    max_temperature: float = 2.0
+    max_top_k: int = 1_000_000
+    max_timeout_seconds: float = 3600.0
+    max_websocket_message_bytes: int = 256 * 1024
+    max_metadata_keys: int = 16
+    max_metadata_chars: int = 512
+    max_template_kwargs: int = 16
+    max_streams_per_principal: int = 16
+    max_streams_anonymous: int = 8

@@ -1,0 +1,72 @@
+"""What is asked for, as frozen values: `SamplingParams`, `Message`, `GenerateRequest`.
+
+Dialects make these from bodies, after checking every field once; everything below trusts them.
+Pure: no I/O, no clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+LATENCY_CLASSES = ("chat", "completion", "document", "batch")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams:
+    """How the next token is chosen, and when to stop.
+
+    `temperature` 0 is greedy. `top_k` 0, `top_p` 1, `min_p` 0, penalties 0 / 0 / 1 mean off. `max_tokens` None means
+    as many as fit (clamped at acceptance). `logprobs` None is off, 0 the chosen token only, k the k likeliest as well.
+    `seed` None lets the server draw one at acceptance, which is then fixed for the life of the stream.
+    """
+
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    seed: int | None = None
+    max_tokens: int | None = None
+    min_tokens: int = 0
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    logprobs: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Message:
+    """One turn of a conversation. `content` is text; `extra` is for the chat template (tool calls, name)."""
+
+    role: str
+    content: str
+    extra: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerateRequest:
+    """One request to a model: exactly one of `messages`, `prompt` and `prompt_token_ids` is set.
+
+    `salt` keeps prefix-cache blocks apart between tenants ("" only where the server itself made the whole prompt).
+    `output_token_ids[choice]` are tokens already shown to readers: an unparked or re-admitted stream sends them back,
+    and generation continues after them. `arrived_at` is `time.monotonic()` of the first arrival.
+    """
+
+    model: str
+    messages: tuple[Message, ...] | None = None
+    prompt: str | None = None
+    prompt_token_ids: tuple[int, ...] | None = None
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+    n: int = 1
+    chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    timeout_seconds: float | None = None
+    latency_class: str = "chat"
+    tenant: str = ""
+    salt: str = ""
+    stream_id: str = ""
+    arrived_at: float | None = None
+    output_token_ids: tuple[tuple[int, ...], ...] = ()
