@@ -1,0 +1,42 @@
+# make run, make test: everything else is detail. `make help` lists the rest.
+.DEFAULT_GOAL := help
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+
+# make run MODEL=<folder or hub id> PORT=8000 KEY=<16-128 of A-Za-z0-9_-> DTYPE=float32|bfloat16
+ifneq ($(origin MODEL),undefined)
+export STREAMSERVE_MODEL := $(MODEL)
+endif
+ifneq ($(origin KEY),undefined)
+export STREAMSERVE_DEMO_KEY := $(KEY)
+endif
+ifneq ($(origin DTYPE),undefined)
+export STREAMSERVE_DTYPE := $(DTYPE)
+endif
+PORT ?= 8000
+
+.PHONY: help run test lint clean
+
+help: ## Show this list
+	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 16
+	@echo
+	@echo '  make run MODEL=<folder or hub id> PORT=8001 KEY=<your own API key> DTYPE=bfloat16'
+
+run: ## Install, migrate, and serve the demo site with its chat on http://127.0.0.1:8000/
+	@$(PYTHON) project/install.py --venv $(VENV) -r requirements.txt
+	@exec $(BIN)/python manage.py demo --port $(PORT)
+
+test: ## Install the test dependencies; run ruff, mypy and every test
+	@$(PYTHON) project/install.py --venv $(VENV) -r requirements.txt -r tests/requirements.txt
+	@$(MAKE) --no-print-directory lint
+	$(BIN)/python -m pytest
+
+lint: ## Run ruff and mypy
+	@$(PYTHON) project/install.py --venv $(VENV) -r requirements.txt -r tests/requirements.txt
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy streamserve
+
+clean: ## Remove the virtual environment, caches and the demo site's state
+	rm -rf $(VENV) .cache .mypy_cache .pytest_cache .ruff_cache .hypothesis state

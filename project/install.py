@@ -1,0 +1,142 @@
+"""Make the virtual environment that `make run` and `make test` use; say what is downloaded before it is.
+
+Runs on a bare Python: standard library only, nothing of this project imported. Doing nothing when nothing changed is
+the common case: a stamp in the venv holds the hash of each requirement file it was made from.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import re
+import subprocess
+import sys
+import urllib.parse
+import urllib.request
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+PIP = "pip==26.3"  # older ones download whole wheels to learn their size
+APT_LINE = "sudo apt-get install -y python3-venv"
+
+
+def main() -> int:
+    """Create or update the venv; return the exit status."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--venv", type=Path, default=Path(".venv"))
+    parser.add_argument("-r", "--requirement", type=Path, action="append", required=True, help="may be repeated")
+    options = parser.parse_args()
+    try:
+        install(options.venv, options.requirement)
+    except Failed as failure:
+        print(f"\n{failure}", file=sys.stderr)
+        return 1
+    return 0
+
+
+class Failed(Exception):
+    """A sentence that says what went wrong and what to do."""
+
+
+def install(venv: Path, requirements: list[Path]) -> None:
+    """Bring `venv` to what `requirements` pin, if it is not there yet."""
+    if sys.version_info < (3, 11):  # noqa: UP036 - the one file that an older Python may try to run
+        raise Failed(
+            f"Python 3.11 or newer is needed; this is {sys.version.split()[0]}. Try: make run PYTHON=python3.11"
+        )
+    stamp = venv / "streamserve-requirements.json"
+    installed = json.loads(stamp.read_text()) if stamp.exists() else {}
+    wanted = {str(path): _fingerprint(path) for path in requirements}
+    if wanted.items() <= installed.items():
+        return
+    python = venv / "bin" / "python"
+    if not python.exists():
+        _create(venv)
+    _pip(python, ["install", "--quiet", PIP], "upgrading pip")
+    _announce_torch(python, requirements)
+    _pip(python, ["install", *_files(requirements)], "installing")
+    stamp.write_text(json.dumps(installed | wanted))
+
+
+def _create(venv: Path) -> None:
+    print(f"Creating {venv}")
+    try:
+        subprocess.run([sys.executable, "-m", "venv", str(venv)], check=True)
+    except subprocess.CalledProcessError:
+        raise Failed(f"Python could not make a virtual environment. On Debian: {APT_LINE}") from None
+
+
+def _fingerprint(path: Path) -> str:
+    return hashlib.sha256((sys.version + path.read_text()).encode()).hexdigest()
+
+
+def _files(requirements: list[Path]) -> list[str]:
+    return [part for path in requirements for part in ("-r", str(path))]
+
+
+def _pip(python: Path, arguments: list[str], what: str) -> None:
+    command = [str(python), "-m", "pip", "--disable-pip-version-check", *arguments]
+    if subprocess.run(command, check=False).returncode != 0:
+        raise Failed(
+            f"pip failed while {what} (its own message is above). Is there a network, or a proxy in PIP_PROXY? "
+            "Running the same make command again continues where it stopped."
+        )
+
+
+def _announce_torch(python: Path, requirements: list[Path]) -> None:
+    """Print the torch build pip would take and the size of the download, unless torch is there already."""
+    pinned = re.search(r"^torch==\S+", "\n".join(path.read_text() for path in requirements), re.MULTILINE)
+    if pinned is None or _has_torch(python, pinned.group()):
+        return
+    wheels = _resolve(python, pinned.group())
+    torch = next((wheel for wheel in wheels if wheel["metadata"]["name"].lower() == "torch"), None)
+    if torch is None:
+        return
+    total = sum(_sizes([wheel["download_info"]["url"] for wheel in wheels]))
+    print(f"PyTorch {torch['metadata']['version']} ({_build(torch, wheels)}): {total / 1e6:,.0f} MB to download.")
+
+
+def _build(torch: dict, wheels: list[dict]) -> str:
+    if "+cpu" in torch["metadata"]["version"]:
+        return "CPU build"
+    if any(wheel["metadata"]["name"].lower().startswith("nvidia") for wheel in wheels):
+        return (
+            "CUDA build; for a machine without a GPU take the far smaller CPU build: see "
+            '"Start Locally" on pytorch.org, install it into .venv, then run this again'
+        )
+    return "the default build of your package index"
+
+
+def _has_torch(python: Path, pinned: str) -> bool:
+    code = "import importlib.metadata as m; print(m.version('torch').split('+')[0])"
+    found = subprocess.run([str(python), "-c", code], capture_output=True, text=True, check=False)
+    return found.stdout.strip() == pinned.partition("==")[2]
+
+
+def _resolve(python: Path, requirement: str) -> list[dict]:
+    """Return what pip would install for `requirement`, without downloading it; [] when that cannot be learnt."""
+    command = [str(python), "-m", "pip", "install", "--dry-run", "--quiet", "--report", "-", requirement]
+    found = subprocess.run(command, capture_output=True, text=True, check=False)
+    return json.loads(found.stdout)["install"] if found.returncode == 0 else []
+
+
+def _sizes(urls: list[str]) -> list[int]:
+    with ThreadPoolExecutor(8) as pool:
+        return list(pool.map(_size, urls))
+
+
+def _size(url: str) -> int:
+    """Return the size of `url` in bytes; 0 when the server does not say."""
+    try:
+        if url.startswith("file:"):
+            return Path(urllib.parse.unquote(urllib.parse.urlsplit(url).path)).stat().st_size
+        request = urllib.request.Request(url, method="HEAD")
+        with urllib.request.urlopen(request, timeout=20) as answer:
+            return int(answer.headers.get("Content-Length", 0))
+    except OSError:
+        return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
