@@ -11,6 +11,8 @@
     ├── Gone 410                   the stream's events have expired
     ├── TooLarge 413               body over the limit
     ├── UnsupportedMedia 415       not JSON, or compressed
+    ├── Cancelled 499              stopped or abandoned before a whole answer was there
+    ├── TimedOut 504               the request's own timeout_seconds ran out
     └── Refused 429/503            the caller's quota, or the server's capacity; carries retry_after
         ├── QuotaExceeded 429
         ├── Overloaded 503
@@ -106,6 +108,20 @@ class UnsupportedMedia(StreamserveError):
     code = "unsupported_media_type"
 
 
+class Cancelled(StreamserveError):
+    """The stream was stopped, or nobody read it. nginx's status: SDKs do not send the request again."""
+
+    http_status = 499
+    code = "cancelled"
+
+
+class TimedOut(StreamserveError):
+    """The request's own timeout_seconds ran out."""
+
+    http_status = 504
+    code = "timeout"
+
+
 class Refused(StreamserveError):
     """Not now. `retry_after` is whole seconds, 1 to 120 (SDKs ignore longer waits)."""
 
@@ -144,6 +160,16 @@ class ErrorBody:
     message: str
     param: str | None = None
     http_status: int = 500
+
+
+def error_for(code: str, message: str, *, retryable: bool = False) -> StreamserveError:
+    """Return the error that a stream's `error` event, or its `cancelled` end, stands for."""
+    known: dict[str, type[StreamserveError]] = {
+        "abandoned": Cancelled,
+        "never_fits": PromptTooLong,
+        **{cls.code: cls for cls in (PromptTooLong, NoChatTemplate, Cancelled, TimedOut, QuotaExceeded)},
+    }
+    return known.get(code, EngineUnavailable if retryable else StreamserveError)(message, code=code)
 
 
 def to_body(error: StreamserveError) -> ErrorBody:

@@ -204,5 +204,12 @@ def _position_json(position: PositionLogprobs) -> dict[str, Any]:
 
 
 def _logprob_json(candidate: TokenLogprob) -> dict[str, Any]:
-    """OpenAI's shape of one candidate: `bytes` is a list of ints, so that split code points survive."""
-    return {"token": candidate.token, "logprob": candidate.logprob, "bytes": list(candidate.bytes_)}
+    """OpenAI's shape of one candidate: `bytes` is a list of ints, so that split code points survive.
+
+    Its -9999.0 stands for minus infinity (a masked token), which JSON cannot say.
+    """
+    return {
+        "token": candidate.token,
+        "logprob": max(candidate.logprob, -9999.0),
+        "bytes": list(candidate.bytes_),
+    }

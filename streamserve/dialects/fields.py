@@ -1,0 +1,162 @@
+"""Typed, range-checked readers of body fields. A dialect is a table of names and readers; `read` applies it.
+
+A reader takes a decoded JSON value and the name to blame, and returns the checked value or raises `BadRequest` with
+that name in `param`. Nothing is converted that was not asked for: true is not 1, 3.0 is not 3, "1" is not 1.
+It knows nothing of any dialect. Pure.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Mapping
+from typing import Any, NoReturn
+
+from streamserve.protocol.errors import BadRequest
+
+Reader = Callable[[Any, str], Any]
+Table = Mapping[str, Reader]
+
+_KINDS = {bool: "a boolean", int: "an integer", float: "a number", str: "a string", list: "an array", dict: "an object"}
+# Long keys of a caller's making are cut before they are compared or shown: difflib is quadratic.
+_MAX_SHOWN_CHARS = 48
+
+
+def read(body: Mapping[str, Any], table: Table, *, prefix: str = "") -> dict[str, Any]:
+    """Return the checked values of the fields that are present. Null means absent; an unknown name is an error."""
+    refuse_unknown(body, table, prefix=prefix)
+    return {name: table[name](value, prefix + name) for name, value in body.items() if value is not None}
+
+
+def refuse_unknown(body: Mapping[str, Any], table: Table, *, prefix: str = "") -> None:
+    """Raise `BadRequest` for the first name that is not in `table`, and name the nearest one that is."""
+    for name in body:
+        if name not in table:
+            shown = shorten(name)
+            nearest = difflib.get_close_matches(shown, list(table), n=1, cutoff=0.0)[0]
+            raise BadRequest(
+                f"Unknown field {prefix}{shown}. The nearest known field is {prefix}{nearest}.",
+                code="unknown_field",
+                param=prefix + shown,
+            )
+
+
+def shorten(text: str) -> str:
+    """Return `text`, cut to a length that is safe to show."""
+    return text if len(text) <= _MAX_SHOWN_CHARS else text[:_MAX_SHOWN_CHARS] + "…"
+
+
+def integer(low: int, high: int) -> Reader:
+    """Read an int from `low` to `high`, both included."""
+
+    def reader(value: Any, param: str) -> int:
+        if type(value) is not int:
+            wrong_type(value, param, "an integer")
+        if not low <= value <= high:
+            wrong_value(param, f"must be between {low} and {high}")
+        return int(value)
+
+    return reader
+
+
+def number(low: float, high: float) -> Reader:
+    """Read a finite float (or int) from `low` to `high`, both included; -0.0 becomes 0.0."""
+
+    def reader(value: Any, param: str) -> float:
+        if type(value) not in (int, float):
+            wrong_type(value, param, "a number")
+        if not low <= value <= high:  # false for NaN too
+            wrong_value(param, f"must be between {low:g} and {high:g}")
+        return float(value) + 0.0
+
+    return reader
+
+
+def boolean(value: Any, param: str) -> bool:
+    """Read true or false."""
+    if type(value) is not bool:
+        wrong_type(value, param, "a boolean")
+    return bool(value)
+
+
+def text(low: int, high: int) -> Reader:
+    """Read a string of `low` to `high` characters."""
+
+    def reader(value: Any, param: str) -> str:
+        if not isinstance(value, str):
+            wrong_type(value, param, "a string")
+        if len(value) < low:
+            wrong_value(param, "must not be empty")
+        if len(value) > high:
+            wrong_value(param, f"has {len(value):,} characters; the limit is {high:,}")
+        return value
+
+    return reader
+
+
+def one_of(*names: str) -> Reader:
+    """Read one of a few words."""
+
+    def reader(value: Any, param: str) -> str:
+        if not isinstance(value, str):
+            wrong_type(value, param, "a string")
+        if value not in names:
+            wrong_value(param, f"must be one of: {', '.join(names)}")
+        return value
+
+    return reader
+
+
+def list_of(item: Reader, *, high: int, low: int = 0) -> Reader:
+    """Read an array of `low` to `high` items; blame `param[i]` for item i."""
+
+    def reader(value: Any, param: str) -> tuple[Any, ...]:
+        if not isinstance(value, list):
+            wrong_type(value, param, "an array")
+        if len(value) < low:
+            wrong_value(param, "must not be empty")
+        if len(value) > high:
+            wrong_value(param, f"has {len(value):,} items; the limit is {high:,}")
+        return tuple(item(one, f"{param}[{index}]") for index, one in enumerate(value))
+
+    return reader
+
+
+def object_of(table: Table) -> Reader:
+    """Read an object by a table of its own; blame `param.name`."""
+
+    def reader(value: Any, param: str) -> dict[str, Any]:
+        return read(any_object(value, param), table, prefix=param + ".")
+
+    return reader
+
+
+def any_object(value: Any, param: str) -> dict[str, Any]:
+    """Read an object and leave its content unread."""
+    if not isinstance(value, dict):
+        wrong_type(value, param, "an object")
+    return dict(value)
+
+
+def any_list(value: Any, param: str) -> list[Any]:
+    """Read an array and leave its content unread."""
+    if not isinstance(value, list):
+        wrong_type(value, param, "an array")
+    return list(value)
+
+
+def required(values: Mapping[str, Any], name: str, *, prefix: str = "") -> Any:
+    """Return a field that must be there."""
+    if name not in values:
+        raise BadRequest(f"{prefix}{name} is missing.", code="missing_field", param=prefix + name)
+    return values[name]
+
+
+def wrong_type(value: Any, param: str, wanted: str) -> NoReturn:
+    """Raise: `param` is of the wrong JSON type."""
+    kind = "null" if value is None else _KINDS.get(type(value), "something else")
+    raise BadRequest(f"{param} must be {wanted}, not {kind}.", code="invalid_type", param=param)
+
+
+def wrong_value(param: str, rule: str) -> NoReturn:
+    """Raise: `param` is of the right type and breaks `rule`."""
+    raise BadRequest(f"{param} {rule}.", code="invalid_value", param=param)

@@ -1,0 +1,162 @@
+"""The `messages` field, as the native and the OpenAI dialect share it: turns of a conversation → `Message` values.
+
+Text only: parts of type text are joined by newlines, any other part is refused. What chat templates may want besides
+(`name`, `tool_call_id`, `tool_calls`, `reasoning_content`) goes to `Message.extra`, checked. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from streamserve.dialects.fields import (
+    Reader,
+    Table,
+    any_list,
+    any_object,
+    list_of,
+    one_of,
+    read,
+    required,
+    text,
+    wrong_type,
+)
+from streamserve.protocol.errors import BadRequest, PromptTooLong, StreamserveError
+from streamserve.protocol.json_body import decode_json
+from streamserve.protocol.limits import Limits
+from streamserve.protocol.requests import Message
+
+ROLES = ("system", "developer", "user", "assistant", "tool", "function")
+
+_MAX_PARTS = 256
+_MAX_TOOL_CALLS = 64
+_NAME = text(1, 128)
+# Fields that only one role may carry.
+_ONLY = {"tool_calls": "assistant", "reasoning_content": "assistant", "reasoning": "assistant", "tool_call_id": "tool"}
+
+
+def messages(limits: Limits) -> Reader:
+    """Read a conversation of 1 to `max_messages` turns and at most `max_prompt_chars` characters in all."""
+
+    def reader(value: Any, param: str) -> tuple[Message, ...]:
+        table = _message_table(limits)
+        turns: tuple[Message, ...] = list_of(
+            lambda turn, where: _message(turn, where, table, limits), low=1, high=limits.max_messages
+        )(value, param)
+        _refuse_too_long(turns, param, limits)
+        return turns
+
+    return reader
+
+
+def _message_table(limits: Limits) -> Table:
+    some_text = text(0, limits.max_body_bytes)
+    return {
+        "role": one_of(*ROLES),
+        "content": lambda value, param: _content(value, param, some_text),
+        "name": _NAME,
+        "tool_call_id": _NAME,
+        "tool_calls": list_of(_tool_call, low=0, high=_MAX_TOOL_CALLS),
+        "reasoning_content": some_text,
+        "reasoning": some_text,
+        # What the official clients send back when a reply is appended to the history as it came; null or ignored.
+        "refusal": some_text,
+        "annotations": any_list,
+        "audio": _unsupported,
+        "function_call": _unsupported,
+    }
+
+
+def _message(value: Any, param: str, table: Table, limits: Limits) -> Message:
+    fields = read(any_object(value, param), table, prefix=param + ".")
+    role: str = required(fields, "role", prefix=param + ".")
+    for name, only in _ONLY.items():
+        if name in fields and role != only:
+            raise BadRequest(
+                f"{param}.{name} belongs to a message of role {only}.", code="invalid_value", param=f"{param}.{name}"
+            )
+    content = fields.get("content")
+    if not content:
+        _refuse_empty(role, content, fields, param + ".content")
+    return Message(role=role, content=content or "", extra=_extra(fields, limits))
+
+
+def _refuse_empty(role: str, content: str | None, fields: Mapping[str, Any], param: str) -> None:
+    """A user says something. Others may be "", and an assistant that only calls tools may have no content at all."""
+    if role == "user" and content is not None:
+        raise BadRequest(f"{param} must not be empty.", code="empty_prompt", param=param)
+    if content is None and not fields.get("tool_calls"):
+        raise BadRequest(f"{param} is missing.", code="missing_field", param=param)
+
+
+def _extra(fields: Mapping[str, Any], limits: Limits) -> dict[str, Any]:
+    extra = {name: fields[name] for name in ("name", "tool_call_id") if name in fields}
+    if fields.get("tool_calls"):
+        extra["tool_calls"] = [_for_template(call, limits) for call in fields["tool_calls"]]
+    reasoning = fields.get("reasoning_content") or fields.get("reasoning")
+    if reasoning:
+        extra["reasoning_content"] = reasoning
+    return extra
+
+
+def _content(value: Any, param: str, some_text: Reader) -> str:
+    if isinstance(value, str):
+        return str(some_text(value, param))
+    if not isinstance(value, list):
+        wrong_type(value, param, "a string or an array of text parts")
+    return "\n".join(list_of(_part, high=_MAX_PARTS)(value, param))
+
+
+def _part(value: Any, param: str) -> str:
+    """Read one content part; its type is judged first, so that an image is called unsupported and not malformed."""
+    part = any_object(value, param)
+    kind = text(1, 64)(required(part, "type", prefix=param + "."), param + ".type")
+    if kind != "text":
+        raise BadRequest(
+            f"{param} is of type {kind}; this server takes text only.", code="unsupported_content", param=param
+        )
+    fields = read(part, {"type": one_of("text"), "text": _any_text}, prefix=param + ".")
+    return str(required(fields, "text", prefix=param + "."))
+
+
+def _any_text(value: Any, param: str) -> str:
+    if not isinstance(value, str):
+        wrong_type(value, param, "a string")
+    return value
+
+
+def _tool_call(value: Any, param: str) -> dict[str, Any]:
+    """Read `{"id", "type": "function", "function": {"name", "arguments"}}`; all three names are required."""
+    table: Table = {"id": _NAME, "type": one_of("function"), "function": any_object}
+    fields = read(any_object(value, param), table, prefix=param + ".")
+    inner = param + ".function."
+    function = read(
+        required(fields, "function", prefix=param + "."), {"name": _NAME, "arguments": _any_text}, prefix=inner
+    )
+    for name in ("name", "arguments"):
+        required(function, name, prefix=inner)
+    return {"id": required(fields, "id", prefix=param + "."), "type": "function", "function": function}
+
+
+def _for_template(call: Mapping[str, Any], limits: Limits) -> dict[str, Any]:
+    """Parse the arguments: templates print them with `tojson`. Arguments that are no object stay the text they are."""
+    function = dict(call["function"])
+    try:
+        function["arguments"] = decode_json(function["arguments"].encode("utf-8", "replace"), limits)
+    except StreamserveError:
+        return dict(call)
+    return {**call, "function": function}
+
+
+def _unsupported(value: Any, param: str) -> Any:
+    raise BadRequest(f"{param} is not supported.", code="unsupported_content", param=param)
+
+
+def _refuse_too_long(turns: Sequence[Message], param: str, limits: Limits) -> None:
+    num_chars = sum(len(turn.content) + (len(str(turn.extra)) if turn.extra else 0) for turn in turns)
+    if num_chars > limits.max_prompt_chars:
+        raise PromptTooLong(
+            f"{param} have {num_chars:,} characters; the limit is {limits.max_prompt_chars:,}. "
+            "Drop old turns or shorten them.",
+            param=param,
+        )

@@ -1,0 +1,106 @@
+"""The native dialect: `POST /streams` bodies in, numbered SSE events and WebSocket messages out (docs/api.md).
+
+Events go out whole, as `event.payload()` has them; other dialects are poorer views of the same log. Pure.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from streamserve.dialects.fields import one_of, read
+from streamserve.dialects.generate import build, conflict, request_fields, sampling_fields
+from streamserve.protocol.errors import BadRequest, ErrorBody
+from streamserve.protocol.events import LoggedEvent
+from streamserve.protocol.ids import event_id
+from streamserve.protocol.limits import Limits
+from streamserve.protocol.requests import GenerateRequest
+from streamserve.protocol.sse import CONTENT_TYPE, FIRST_BYTES, KEEPALIVE, frame, one_line_json
+
+FORMATS = ("native", "tokens", "text")
+ON_DISCONNECT = ("park", "abort")
+
+_INTEGER = re.compile(r"-?[0-9]{1,20}", re.ASCII)
+_DECIMAL = re.compile(r"-?[0-9]{1,20}\.[0-9]{1,20}", re.ASCII)
+# Fields of a query that are text whatever they look like: `?prompt=42` asks "42".
+_TEXT_FIELDS = frozenset({"prompt", "model", "stop", "format", "on_disconnect"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NativeRequest:
+    """A checked body: what to generate, how to show it, and what a reader's leaving means."""
+
+    generate: GenerateRequest
+    format: str = "native"
+    on_disconnect: str = "park"
+
+
+def parse(body: Mapping[str, Any], limits: Limits, *, default_model: str) -> NativeRequest:
+    """Check every field of a `POST /streams` body; raise `BadRequest` naming the first wrong one."""
+    own = {"format": one_of(*FORMATS), "on_disconnect": one_of(*ON_DISCONNECT)}
+    values = read(body, {**sampling_fields(limits), **request_fields(limits), **own})
+    format = values.get("format", "native")
+    if format != "native" and values.get("n", 1) > 1:
+        raise conflict(f"format {format} shows one choice; use native for n above 1.", "n")
+    if format != "native" and "logprobs" in values:
+        raise conflict(f"format {format} does not show logprobs; use native.", "logprobs")
+    return NativeRequest(
+        generate=build(values, limits, default_model=default_model),
+        format=format,
+        on_disconnect=values.get("on_disconnect", "park"),
+    )
+
+
+def parse_query(query: Mapping[str, str], limits: Limits, *, default_model: str) -> NativeRequest:
+    """Check the query of `GET /streams/new`: the fields of `parse` whose values are text, numbers or true and false."""
+    return parse({name: _scalar(name, query[name]) for name in query}, limits, default_model=default_model)
+
+
+def _scalar(name: str, text: str) -> Any:
+    """Return a query value as the JSON value it spells; what spells none stays text, which its reader then refuses."""
+    try:
+        (name + text).encode()
+    except UnicodeEncodeError:
+        raise BadRequest("The query holds half of a surrogate pair.", code="invalid_value") from None
+    if name in _TEXT_FIELDS:
+        return text
+    if _INTEGER.fullmatch(text):
+        return int(text)
+    if _DECIMAL.fullmatch(text):
+        return float(text)
+    return {"true": True, "false": False}.get(text, text)
+
+
+class NativeEncoder:
+    """Every event of the log as one SSE frame: `event:` its type, `id:` its place, `data:` its payload."""
+
+    content_type = CONTENT_TYPE
+    first_bytes = FIRST_BYTES
+    keepalive = KEEPALIVE
+
+    def __init__(self, log_id: str) -> None:
+        self._log_id = log_id
+
+    def encode(self, logged: LoggedEvent) -> bytes:
+        """Return the event's one frame."""
+        event = logged.event
+        return frame(one_line_json(event.payload()), event=event.type, id=event_id(self._log_id, logged.seq))
+
+
+def websocket_message(stream_id: str, log_id: str, logged: LoggedEvent) -> dict[str, Any]:
+    """Return the same event as a WebSocket message."""
+    return {
+        "type": "event",
+        "id": stream_id,
+        "event_id": event_id(log_id, logged.seq),
+        "seq": logged.seq,
+        "event": logged.event.type,
+        "data": logged.event.payload(),
+    }
+
+
+def error_json(body: ErrorBody) -> dict[str, Any]:
+    """Return the body of an error response."""
+    return {"error": {"code": body.code, "message": body.message, "param": body.param}}

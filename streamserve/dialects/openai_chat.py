@@ -1,0 +1,184 @@
+"""The OpenAI chat dialect: the log as `chat.completion.chunk` frames, or collected into one `chat.completion`.
+
+Shapes as the official client's types have them (openai 3.52, `types/chat`). A failure after the head is one
+`data: {"error": {…}}`, which makes that client raise, and then no `[DONE]`. Pure folds; bodies are parsed in
+`openai_request`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from streamserve.dialects.ending import ending
+from streamserve.dialects.openai_request import ChatRequest, parse
+from streamserve.protocol.errors import ErrorBody, error_for, to_body
+from streamserve.protocol.events import ChoiceDone, Done, Event, LoggedEvent, Token, Usage, is_terminal
+from streamserve.protocol.ids import event_id
+from streamserve.protocol.sse import CONTENT_TYPE, FIRST_BYTES, KEEPALIVE, frame, one_line_json
+
+__all__ = ["ChatEncoder", "ChatRequest", "collect", "error_json", "models_json", "parse"]
+
+_ERROR_TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
+
+
+class DescribesModel(Protocol):
+    """What `models_json` reads of a `ModelDescription`, which lives in a layer above."""
+
+    @property
+    def alias(self) -> str: ...
+    @property
+    def created(self) -> int: ...
+    @property
+    def max_model_len(self) -> int: ...
+
+
+class ChatEncoder:
+    """One reader's chunks: per choice a role chunk, deltas, a finish chunk; then usage if asked for; then `[DONE]`."""
+
+    content_type = CONTENT_TYPE
+    first_bytes = FIRST_BYTES
+    keepalive = KEEPALIVE
+
+    def __init__(
+        self, log_id: str, *, completion_id: str, model: str, created: int, include_usage: bool = False, n: int = 1
+    ) -> None:
+        self._log_id = log_id
+        self._head = {"id": completion_id, "object": "chat.completion.chunk", "created": created, "model": model}
+        self._include_usage = include_usage
+        self._n = n
+        self._started: set[int] = set()
+        self._finished: set[int] = set()
+
+    def encode(self, logged: LoggedEvent) -> bytes:
+        """Return the event's frames, `id:` on the last of them."""
+        data = self._data(logged.event)
+        if not data:
+            return b""
+        frames = [frame(one) for one in data[:-1]]
+        return b"".join([*frames, frame(data[-1], id=event_id(self._log_id, logged.seq))])
+
+    def _data(self, event: Event) -> list[str]:
+        if isinstance(event, Token):
+            return self._delta(event)
+        if isinstance(event, ChoiceDone):
+            return self._finish(event.choice, event.finish_reason)
+        return self._end(event) if is_terminal(event) else []
+
+    def _delta(self, token: Token) -> list[str]:
+        if not token.text and not token.logprobs:
+            return []
+        chunk = self._choice(token.choice, {"content": token.text}, logprobs=_logprobs_json([token]))
+        return [*self._start(token.choice), chunk]
+
+    def _start(self, choice: int) -> list[str]:
+        if choice in self._started:
+            return []
+        self._started.add(choice)
+        return [self._choice(choice, {"role": "assistant", "content": "", "refusal": None})]
+
+    def _finish(self, choice: int, reason: str) -> list[str]:
+        if choice in self._finished:
+            return []
+        self._finished.add(choice)
+        return [*self._start(choice), self._choice(choice, {}, finish_reason=reason)]
+
+    def _end(self, event: Event) -> list[str]:
+        end = ending(event)
+        if end is not None:
+            error = error_for(end.code, end.message, retryable=end.retryable)
+            return [one_line_json(error_json(to_body(error)))]
+        assert isinstance(event, Done)
+        out = [data for choice in range(self._n) for data in self._finish(choice, event.finish_reason)]
+        if self._include_usage:
+            out.append(self._chunk([], usage=event.usage))
+        return [*out, "[DONE]"]
+
+    def _choice(
+        self, choice: int, delta: dict[str, Any], *, logprobs: Any = None, finish_reason: str | None = None
+    ) -> str:
+        return self._chunk([{"index": choice, "delta": delta, "logprobs": logprobs, "finish_reason": finish_reason}])
+
+    def _chunk(self, choices: list[dict[str, Any]], usage: Usage | None = None) -> str:
+        chunk: dict[str, Any] = {**self._head, "choices": choices}
+        if self._include_usage:
+            chunk["usage"] = None if usage is None else usage.as_json()
+        return one_line_json(chunk)
+
+
+@dataclass(slots=True)
+class _Choice:
+    """One choice of a completion being collected."""
+
+    tokens: list[Token] = field(default_factory=list)
+    finish_reason: str | None = None
+
+    def as_json(self, index: int, default_reason: str) -> dict[str, Any]:
+        content = "".join(token.text for token in self.tokens)
+        return {
+            "index": index,
+            "message": {"role": "assistant", "content": content, "refusal": None},
+            "logprobs": _logprobs_json(self.tokens),
+            "finish_reason": self.finish_reason or default_reason,
+        }
+
+
+def collect(events: Iterable[LoggedEvent], *, completion_id: str, model: str, created: int, n: int) -> dict[str, Any]:
+    """Return the whole log as one `chat.completion`; raise the error that it ended in."""
+    choices = [_Choice() for _ in range(n)]
+    done: Done | None = None
+    for logged in events:
+        event = logged.event
+        if isinstance(event, Token):
+            choices[event.choice].tokens.append(event)
+        elif isinstance(event, ChoiceDone):
+            choices[event.choice].finish_reason = event.finish_reason
+        elif is_terminal(event):
+            done = _successful(event)
+    assert done is not None, "the log has no terminal event"
+    return {
+        "id": completion_id,
+        "object": "chat.completion",
+        "created": created,
+        "model": model,
+        "choices": [choice.as_json(index, done.finish_reason) for index, choice in enumerate(choices)],
+        "usage": done.usage.as_json(),
+    }
+
+
+def _successful(event: Event) -> Done:
+    end = ending(event)
+    if end is not None:
+        raise error_for(end.code, end.message, retryable=end.retryable)
+    assert isinstance(event, Done)
+    return event
+
+
+def _logprobs_json(tokens: Sequence[Token]) -> dict[str, Any] | None:
+    """Return `{"content": […], "refusal": null}`, or None if no token carries logprobs."""
+    if all(token.logprobs is None for token in tokens):
+        return None
+    content = [position for token in tokens for position in token.payload().get("logprobs", [])]
+    return {"content": content, "refusal": None}
+
+
+def error_json(body: ErrorBody) -> dict[str, Any]:
+    """Return the body of an error response, or of an error frame."""
+    kind = _ERROR_TYPES.get(body.http_status, "invalid_request_error" if body.http_status < 500 else "server_error")
+    return {"error": {"message": body.message, "type": kind, "param": body.param, "code": body.code}}
+
+
+def models_json(models: Sequence[DescribesModel]) -> dict[str, Any]:
+    """Return the body of `GET /v1/models`."""
+    return {"object": "list", "data": [_model_json(model) for model in models]}
+
+
+def _model_json(model: DescribesModel) -> dict[str, Any]:
+    out: dict[str, Any] = {
+        "id": model.alias,
+        "object": "model",
+        "created": model.created,
+        "owned_by": "streamserve",
+    }
+    return out if not model.max_model_len else {**out, "max_model_len": model.max_model_len}

@@ -1,0 +1,108 @@
+"""Bytes of a request body → one JSON object, or a `BadRequest` that says what is wrong. Pure: no I/O, no framework.
+
+`json.loads` alone is too kind (RFC 8259 leaves these open): it takes NaN and Infinity, rounds 1e999 to infinity, keeps
+the last of duplicate keys, makes lone surrogates that no encoder takes back, and recurses as deep as the text does.
+It knows nothing of fields; the dialects do.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from typing import Any
+
+from streamserve.protocol.errors import BadRequest, TooLarge
+from streamserve.protocol.limits import Limits
+
+# 2**64 has 20 digits; no field takes more, and int() of a long text is quadratic.
+_MAX_INT_CHARS = 24
+_STRING = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
+_NOT_BRACKETS = re.compile(r"[^\[\]{}]+")
+
+
+def decode_json(body: bytes, limits: Limits) -> dict[str, Any]:
+    """Return the object in `body`. Raise `TooLarge`, or `BadRequest` with code `invalid_json`.
+
+    A leading byte order mark is ignored, as RFC 8259 section 8.1 allows.
+    """
+    if len(body) > limits.max_body_bytes:
+        raise TooLarge(f"The body has {len(body):,} bytes; the limit is {limits.max_body_bytes:,}.")
+    text = _decode(body)
+    value = _loads(text)
+    if not isinstance(value, dict):
+        raise _invalid("The body must be a JSON object.")
+    if not _is_flat(text, limits.max_json_depth):
+        raise _invalid(f"The body is nested more than {limits.max_json_depth} levels deep.")
+    return value
+
+
+def _decode(body: bytes) -> str:
+    try:
+        text = body.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise _invalid(f"The body is not UTF-8 (at byte {error.start}).") from None
+    if not text.strip(" \t\r\n"):
+        raise _invalid("The body is empty; send a JSON object.")
+    return text
+
+
+def _loads(text: str) -> Any:
+    try:
+        value = json.loads(
+            text,
+            object_pairs_hook=_unique_keys,
+            parse_int=_parse_int,
+            parse_float=_parse_float,
+            parse_constant=_refuse_constant,
+        )
+        if "\\u" in text:
+            json.dumps(value, ensure_ascii=False).encode()
+    except json.JSONDecodeError as error:
+        raise _invalid(
+            f"The body is not valid JSON: {error.msg} (line {error.lineno}, column {error.colno})."
+        ) from None
+    except UnicodeEncodeError:
+        raise _invalid("A string holds half of a surrogate pair.") from None
+    except RecursionError:
+        raise _invalid("The body is nested too deeply.") from None
+    return value
+
+
+def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    out = dict(pairs)
+    if len(out) != len(pairs):
+        raise _invalid("An object has the same key twice.")
+    return out
+
+
+def _parse_int(text: str) -> int:
+    if len(text) > _MAX_INT_CHARS:
+        raise _invalid("A number has too many digits.")
+    return int(text)
+
+
+def _parse_float(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise _invalid("A number is too large.")
+    return value
+
+
+def _refuse_constant(name: str) -> Any:
+    raise _invalid(f"{name} is not JSON.")
+
+
+def _is_flat(text: str, max_depth: int) -> bool:
+    """Tell whether the brackets of `text`, known to be valid JSON, nest at most `max_depth` deep.
+
+    Each round removes the innermost level, at C speed: `[[][]]` → `[]` → "".
+    """
+    brackets = _NOT_BRACKETS.sub("", _STRING.sub("", text)).replace("{", "[").replace("}", "]")
+    for _ in range(max_depth):
+        brackets = brackets.replace("[]", "")
+    return not brackets
+
+
+def _invalid(message: str) -> BadRequest:
+    return BadRequest(message, code="invalid_json")

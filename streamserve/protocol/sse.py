@@ -1,0 +1,62 @@
+"""Server-sent events: values → bytes (WHATWG HTML, 9.2 Server-sent events). Pure: no I/O, no clock.
+
+Whatever a model writes, one event stays one event: data is JSON on one line, `event` and `id` match a narrow pattern.
+(A newline in `id` or `event` forges events: CVE-2026-44214.)
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+_EVENT = re.compile(r"[a-z_]{1,32}", re.ASCII)
+_ID = re.compile(r"[0-9A-Za-z:_-]{1,64}", re.ASCII)
+_LINE_BREAK = re.compile(r"[\r\n]")
+
+# Line ends for `str.splitlines` and for JavaScript before 2019, though not for SSE: sloppy readers split at them.
+_EXOTIC_LINE_BREAKS = str.maketrans({"\x85": "\\u0085", "\u2028": "\\u2028", "\u2029": "\\u2029"})
+
+
+def one_line_json(value: Any) -> str:
+    """Return `value` as compact JSON without any kind of line break, always encodable as UTF-8."""
+    text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    try:
+        text.encode()
+    except UnicodeEncodeError:  # a lone surrogate; ASCII JSON can carry it
+        return json.dumps(value, allow_nan=False, separators=(",", ":"))
+    return text if text.isascii() else text.translate(_EXOTIC_LINE_BREAKS)
+
+
+def frame(data: str, *, event: str | None = None, id: str | None = None) -> bytes:
+    """Return one event. `data` is one line: `one_line_json`, or a word such as `[DONE]`."""
+    if _LINE_BREAK.search(data):
+        raise ValueError("SSE data must be one line")
+    lines = [f"data: {data}\n\n"]
+    if id is not None:
+        lines.insert(0, f"id: {_matched(_ID, id)}\n")
+    if event is not None:
+        lines.insert(0, f"event: {_matched(_EVENT, event)}\n")
+    return "".join(lines).encode()
+
+
+def comment(text: str) -> bytes:
+    """Return a comment, which readers ignore: it flushes heads and keeps idle connections open.
+
+    One line and no blank one after it: some decoders (openai 3.52, httpx-sse 0.4.3) dispatch at every blank line once
+    they have seen an `id:`, and the openai client then fails to parse the data of an event that has none.
+    """
+    if _LINE_BREAK.search(text):
+        raise ValueError("an SSE comment must be one line")
+    return f": {text}\n".encode()
+
+
+def _matched(pattern: re.Pattern[str], text: str) -> str:
+    if pattern.fullmatch(text) is None:
+        raise ValueError(f"{text[:64]!r} cannot stand on an SSE line")
+    return text
+
+
+FIRST_BYTES = comment("ok") + b"\n"
+KEEPALIVE = comment("keepalive")
+CONTENT_TYPE = "text/event-stream; charset=utf-8"

@@ -1,0 +1,6 @@
+"""Hypothesis without deadlines: the machine may be busy, and none of these laws is about time."""
+
+from hypothesis import HealthCheck, settings
+
+settings.register_profile("steady", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("steady")

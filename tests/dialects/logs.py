@@ -1,0 +1,67 @@
+"""Hand-made logs of events that the dialects' tests fold."""
+
+from __future__ import annotations
+
+from streamserve.protocol.events import (
+    ChoiceDone,
+    Done,
+    Error,
+    Event,
+    LoggedEvent,
+    Meta,
+    PositionLogprobs,
+    Status,
+    Token,
+    TokenLogprob,
+    Usage,
+)
+
+LOG_ID = "abcdefghijkl"
+IDENTITY = {"completion_id": "chatcmpl-1", "model": "helpdesk", "created": 1_700_000_000}
+META = Meta(model="helpdesk", stream_id="f" * 32, created=1_700_000_000, prompt_tokens=9, cached_tokens=4)
+USAGE = Usage(prompt_tokens=9, completion_tokens=2, cached_tokens=4)
+
+
+def numbered(*events: Event) -> list[LoggedEvent]:
+    """Return `events` as a log numbers them."""
+    return [LoggedEvent(seq=seq, event=event) for seq, event in enumerate(events, start=1)]
+
+
+def tok(text: str, *ids: int, choice: int = 0, logprobs: tuple[PositionLogprobs, ...] | None = None) -> Token:
+    """Return a token event."""
+    return Token(text=text, token_ids=ids or (7,), choice=choice, logprobs=logprobs)
+
+
+def success(*tokens: Event, reason: str = "stop") -> list[LoggedEvent]:
+    """Return a log that ends well."""
+    done = Done(finish_reason=reason, usage=USAGE, latency=0.5, breakdown={"ttft": 0.125})
+    return numbered(META, Status(status="prefill"), *tokens, done)
+
+
+def failure(*tokens: Event) -> list[LoggedEvent]:
+    """Return a log that ends in an engine failure."""
+    return numbered(META, *tokens, Error(code="engine_unavailable", message="The engine is gone.", retryable=True))
+
+
+def two_choices() -> list[LoggedEvent]:
+    """Return a log of n=2 whose choices come interleaved; the second finishes first, with another reason."""
+    return success(
+        tok("A", choice=0),
+        tok("x", choice=1),
+        ChoiceDone(choice=1, finish_reason="length"),
+        tok("B", choice=0),
+        ChoiceDone(choice=0, finish_reason="stop"),
+    )
+
+
+def split_emoji() -> Token:
+    """Return "🎉" made of two tokens, neither of which is text alone: the bytes say what each held."""
+    first, second = "🎉".encode()[:2], "🎉".encode()[2:]
+    return tok("🎉", 11, 12, logprobs=(_position(11, first, -0.25), _position(12, second, -0.5)))
+
+
+def _position(token_id: int, piece: bytes, logprob: float) -> PositionLogprobs:
+    token = piece.decode("utf-8", "replace")
+    chosen = TokenLogprob(token_id=token_id, token=token, bytes_=piece, logprob=logprob)
+    masked = TokenLogprob(token_id=99, token="no", bytes_=b"no", logprob=float("-inf"))
+    return PositionLogprobs(chosen=chosen, top=(chosen, masked))

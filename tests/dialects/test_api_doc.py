@@ -1,0 +1,41 @@
+"""docs/api.md names every field, event and error code that the dialects know."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from streamserve.dialects.messages import _message_table
+from streamserve.dialects.native import FORMATS, ON_DISCONNECT
+from streamserve.dialects.openai_request import _table
+from streamserve.protocol import errors, events
+from streamserve.protocol.errors import StreamserveError
+from streamserve.protocol.figures import BREAKDOWN
+from streamserve.protocol.limits import Limits
+from tests.bad_bodies import bad_bodies
+
+DOC = (Path(__file__).parents[2] / "docs" / "api.md").read_text()
+WITHOUT_BLOCKS = re.sub(r"```.*?```", "", DOC, flags=re.DOTALL)
+NAMED = set(re.findall(r"[a-z0-9_]+", " ".join(re.findall(r"`[^`]+`", WITHOUT_BLOCKS))))
+CLASSES = [cls for cls in vars(errors).values() if isinstance(cls, type) and issubclass(cls, StreamserveError)]
+SOURCES = {
+    "fields": [*_table(Limits()), "format", "on_disconnect", *FORMATS, *ON_DISCONNECT],
+    "message fields": _message_table(Limits()),
+    "error codes": [*(cls.code for cls in CLASSES), *(bad.code for bad in bad_bodies())],
+    "finish reasons": events.FINISH_REASONS,
+    "events": ["meta", "status", "token", "choice_done", "done", "error"],
+    "figures of done": BREAKDOWN,
+}
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_the_doc_names_it_all(source: str):
+    """What the code knows and the page does not say fails here."""
+    assert not set(SOURCES[source]) - NAMED
+
+
+def test_the_doc_states_the_default_limits():
+    """Numbers in the page are those of `Limits`."""
+    limits = Limits()
+    for number in (limits.max_prompt_chars, limits.max_tokens, limits.max_messages, limits.max_top_k, limits.max_n):
+        assert f"{number:,}" in DOC

@@ -1,0 +1,102 @@
+"""Every body of the corpus earns exactly the error it deserves, and no JSON at all earns any other exception."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from streamserve.dialects import native, openai_chat
+from streamserve.dialects.generate import request_fields, sampling_fields
+from streamserve.dialects.openai_request import _table
+from streamserve.protocol.errors import PromptTooLong, StreamserveError
+from streamserve.protocol.json_body import decode_json
+from streamserve.protocol.limits import Limits
+from streamserve.protocol.requests import GenerateRequest
+from tests.bad_bodies import NATIVE, OPENAI, BadBody, bad_bodies
+
+LIMITS = Limits()
+PARSE: dict[str, Callable[..., Any]] = {NATIVE: native.parse, OPENAI: openai_chat.parse}
+CORPUS = bad_bodies()
+CASES = [(dialect, bad) for bad in CORPUS for dialect in PARSE if bad.is_for(dialect) and not bad.by_server]
+
+
+def parse(dialect: str, body: bytes) -> GenerateRequest:
+    """Return what the dialect makes of `body`."""
+    return PARSE[dialect](decode_json(body, LIMITS), LIMITS, default_model="echo").generate
+
+
+@pytest.mark.parametrize(("dialect", "bad"), CASES, ids=[f"{dialect}-{bad.name}"[:80] for dialect, bad in CASES])
+def test_a_bad_body_earns_its_error(dialect: str, bad: BadBody):
+    """Status, code and param are as the corpus says; the message is a short sentence."""
+    with pytest.raises(StreamserveError) as caught:
+        parse(dialect, bad.body)
+    error = caught.value
+    assert (error.http_status, error.code, error.param) == (bad.status, bad.code, bad.param)
+    assert 10 < len(error.message) < 500
+    assert error.message.endswith(".")
+    assert (bad.code == "context_length_exceeded") == isinstance(error, PromptTooLong)
+
+
+def test_the_corpus_is_large_and_names_are_unique():
+    """At least 250 distinct bodies for either dialect."""
+    names = [bad.name for bad in CORPUS]
+    assert sorted(set(names)) == sorted(names)
+    for dialect in PARSE:
+        bodies = [(bad.body, bad.content_type) for bad in CORPUS if bad.is_for(dialect)]
+        assert len(bodies) == len(set(bodies)) >= 250
+
+
+@pytest.mark.parametrize("bad", [bad for bad in CORPUS if bad.by_server], ids=lambda bad: bad.name)
+def test_what_the_server_judges_is_otherwise_right(bad: BadBody):
+    """The dialects take these bodies; only the models, or the content type, are wrong."""
+    for dialect in PARSE:
+        assert parse(dialect, bad.body).messages
+
+
+FIELDS = sorted({*_table(LIMITS), "format", "on_disconnect"})
+WORDS = st.sampled_from(["user", "text", "low", "auto", "none"])
+SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | st.text() | WORDS
+KEYS = st.text() | st.sampled_from(["role", "content", "type", "text", "tool_calls", "function", "name", "arguments"])
+VALUES = st.recursive(
+    SCALARS, lambda inner: st.lists(inner, max_size=5) | st.dictionaries(KEYS, inner, max_size=5), max_leaves=12
+)
+MESSAGES = st.lists(
+    st.fixed_dictionaries(
+        {"role": st.sampled_from(["user", "assistant", "tool", "system"])},
+        optional={"content": VALUES, "tool_calls": VALUES, "name": VALUES, "reasoning_content": VALUES},
+    ),
+    max_size=4,
+)
+
+
+@pytest.mark.parametrize("dialect", PARSE)
+@given(body=st.dictionaries(st.sampled_from(FIELDS) | st.text(), VALUES), messages=st.none() | MESSAGES)
+def test_no_object_raises_anything_but_ours(dialect: str, body: dict[str, Any], messages: list[Any] | None):
+    """Whatever the fields hold, the answer is a request or a `StreamserveError`."""
+    if messages is not None:
+        body["messages"] = messages
+    try:
+        asked = PARSE[dialect](body, LIMITS, default_model="echo")
+    except StreamserveError:
+        return
+    assert (asked.generate.messages is None) != (asked.generate.prompt is None)
+
+
+@given(st.dictionaries(st.sampled_from(FIELDS) | st.text(), st.text()))
+def test_no_query_raises_anything_but_ours(query: dict[str, str]):
+    """The same of `GET /streams/new`, where every value is text."""
+    with contextlib.suppress(StreamserveError):
+        native.parse_query(query, LIMITS, default_model="echo")
+
+
+def test_every_field_is_in_the_corpus():
+    """A field added to a table and not to the corpus fails here."""
+    params = {bad.param for bad in CORPUS}
+    exempt = {"prompt_cache_options", "prompt_cache_retention", "reasoning_effort"}
+    missing = {*sampling_fields(LIMITS), *request_fields(LIMITS), *_table(LIMITS)} - params - exempt
+    assert not missing

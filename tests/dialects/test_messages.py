@@ -1,0 +1,85 @@
+"""Laws of the `messages` field."""
+
+from typing import Any
+
+import pytest
+
+from streamserve.dialects.messages import ROLES, messages
+from streamserve.protocol.errors import BadRequest, PromptTooLong
+from streamserve.protocol.limits import Limits
+from streamserve.protocol.requests import Message
+
+LIMITS = Limits(max_prompt_chars=150)
+
+
+def read(*turns: Any) -> tuple[Message, ...]:
+    """Return `turns` as the dialects read them."""
+    return messages(LIMITS)(list(turns), "messages")
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_known_roles_pass(role: str):
+    """All six roles of the two APIs' history."""
+    assert read({"role": role, "content": "Hi"}) == (Message(role=role, content="Hi"),)
+
+
+@pytest.mark.parametrize("role", ["system", "assistant", "tool"])
+def test_only_a_user_must_say_something(role: str):
+    """A blank system prompt, an answer stopped before its first token, a tool without output are all legal."""
+    assert read({"role": role, "content": ""})[0].content == ""
+
+
+def test_text_parts_are_joined_by_newlines():
+    """Parts are separate pieces of writing."""
+    parts = [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]
+    assert read({"role": "user", "content": parts})[0].content == "one\ntwo"
+
+
+def test_calls_and_their_results_reach_the_template():
+    """Arguments are parsed, since templates print them with `tojson`; names and ids are kept."""
+    call = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
+    asked, answered = read(
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "content": "2", "tool_call_id": "c1", "name": "f"},
+    )
+    parsed = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": {"a": 1}}}
+    assert asked == Message(role="assistant", content="", extra={"tool_calls": [parsed]})
+    assert answered == Message(role="tool", content="2", extra={"name": "f", "tool_call_id": "c1"})
+
+
+@pytest.mark.parametrize("arguments", ["", "{", "[]", "NaN", '{"a": 1e999}', "\ud800"])
+def test_arguments_that_are_no_object_stay_text(arguments: str):
+    """A model may have written them; the history is shown as it was."""
+    call = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": arguments}}
+    assert read({"role": "assistant", "tool_calls": [call]})[0].extra["tool_calls"] == [call]
+
+
+@pytest.mark.parametrize("field", ["reasoning_content", "reasoning"])
+def test_reasoning_comes_back_under_one_name(field: str):
+    """Both names in use are taken; templates know `reasoning_content`."""
+    (message,) = read({"role": "assistant", "content": "4", field: "2+2"})
+    assert message.extra == {"reasoning_content": "2+2"}
+
+
+def test_a_reply_of_the_official_client_may_be_sent_back_as_it_came():
+    """Nulls and fields of other abilities that it adds to a message do no harm."""
+    reply = {"role": "assistant", "content": "4", "refusal": None, "annotations": [], "audio": None}
+    assert read({**reply, "function_call": None, "tool_calls": None}) == (Message(role="assistant", content="4"),)
+
+
+def test_the_length_limit_counts_all_turns_and_is_inclusive():
+    """150 characters pass, 151 do not; what goes to the template besides counts too."""
+    half = {"role": "user", "content": "a" * 75}
+    assert len(read(half, half)) == 2
+    with pytest.raises(PromptTooLong, match="151 characters; the limit is 150"):
+        read(half, half, {"role": "user", "content": "b"})
+    with pytest.raises(PromptTooLong):
+        read(half, {"role": "assistant", "content": "", "reasoning_content": "a" * 75})
+
+
+def test_the_message_limit_is_inclusive():
+    """512 turns pass."""
+    turn = {"role": "user", "content": "a"}
+    assert len(messages(Limits())([turn] * 512, "messages")) == 512
+    with pytest.raises(BadRequest, match="513 items"):
+        messages(Limits())([turn] * 513, "messages")

@@ -1,0 +1,188 @@
+"""Laws of the native dialect: what a body becomes, and how a log looks on the wire."""
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from streamserve.dialects import native
+from streamserve.dialects.base import coalesce
+from streamserve.dialects.native import NativeEncoder, NativeRequest
+from streamserve.protocol.errors import BadRequest, ErrorBody
+from streamserve.protocol.events import LoggedEvent
+from streamserve.protocol.limits import Limits
+from streamserve.protocol.requests import GenerateRequest, Message, SamplingParams
+from tests.dialects.logs import LOG_ID, failure, split_emoji, success, tok, two_choices
+from tests.dialects.sse_reader import read_events
+
+
+def parse(**body: Any) -> NativeRequest:
+    """Return what the dialect makes of a body."""
+    return native.parse(body, Limits(), default_model="echo")
+
+
+def parse_query(**query: str) -> NativeRequest:
+    """Return what the dialect makes of a query."""
+    return native.parse_query(query, Limits(), default_model="echo")
+
+
+def wire(log: list[LoggedEvent]) -> bytes:
+    """Return the whole log encoded."""
+    encoder = NativeEncoder(LOG_ID)
+    return b"".join(encoder.encode(logged) for logged in log)
+
+
+def test_a_prompt_alone_is_enough():
+    """Everything else has its default."""
+    assert parse(prompt="Hi") == NativeRequest(generate=GenerateRequest(model="echo", prompt="Hi"))
+
+
+def test_every_field_arrives():
+    """All documented fields at once."""
+    sampling = {
+        "temperature": 0.5,
+        "top_k": 40,
+        "top_p": 0.9,
+        "min_p": 0.1,
+        "presence_penalty": -1,
+        "frequency_penalty": 0.5,
+        "repetition_penalty": 1.1,
+        "seed": 7,
+        "max_tokens": 64,
+        "min_tokens": 2,
+        "stop": ["\n\n", "END"],
+        "stop_token_ids": [2, 3],
+        "ignore_eos": True,
+        "logprobs": 3,
+    }
+    around = {"n": 2, "chat_template_kwargs": {"enable_thinking": False}, "timeout_seconds": 30, "model": "helpdesk"}
+    asked = parse(
+        messages=[{"role": "user", "content": "Hi"}],
+        on_disconnect="abort",
+        format="native",
+        metadata={"a": "b"},
+        **sampling,
+        **around,
+    )
+    expected = {**sampling, "stop": ("\n\n", "END"), "stop_token_ids": (2, 3)}
+    assert asked == NativeRequest(
+        generate=GenerateRequest(
+            messages=(Message(role="user", content="Hi"),), sampling=SamplingParams(**expected), **around
+        ),
+        on_disconnect="abort",
+    )
+
+
+@pytest.mark.parametrize(("field", "value"), [("seed", 2**63 - 1), ("seed", 0), ("n", 4), ("n", 1), ("logprobs", 20)])
+@pytest.mark.parametrize("extra", [{}, {"temperature": 2}, {"top_p": 1}, {"max_tokens": 16_384}, {"min_tokens": 0}])
+def test_bounds_are_inclusive(field: str, value: int, extra: dict[str, Any]):
+    """The largest and smallest allowed values pass."""
+    assert parse(prompt="Hi", **{field: value}, **extra)
+
+
+def test_null_is_absent():
+    """Clients send null for what they do not set."""
+    assert parse(prompt="Hi", messages=None, temperature=None, stop=None, format=None) == parse(prompt="Hi")
+
+
+@pytest.mark.parametrize(("asked", "used"), [(0, 0.0), (-0.0, 0.0), (1e-320, 0.0), (0.0009, 0.0), (0.001, 0.001)])
+def test_a_tiny_temperature_is_greedy(asked: float, used: float):
+    """Logits divided by less than a thousandth overflow."""
+    assert parse(prompt="Hi", temperature=asked).generate.sampling.temperature == used
+
+
+def test_a_query_spells_the_same_request():
+    """Numbers, booleans and text of a query are typed by their field."""
+    query = parse_query(prompt="42", temperature="0.5", max_tokens="8", ignore_eos="true", stop="1", model="true")
+    assert query == parse(prompt="42", temperature=0.5, max_tokens=8, ignore_eos=True, stop="1", model="true")
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("max_tokens", "8.0"),
+        ("max_tokens", ""),
+        ("max_tokens", "٨"),
+        ("temperature", "1e3"),
+        ("temperature", "nan"),
+        ("ignore_eos", "1"),
+        ("messages", "[]"),
+        ("metadata", "{}"),
+        ("n", "+1"),
+        ("seed", "9" * 30),
+    ],
+)
+def test_a_query_value_of_another_type_is_refused(field: str, value: str):
+    """What spells no number stays text, which the field refuses."""
+    with pytest.raises(BadRequest) as caught:
+        parse_query(prompt="Hi", **{field: value})
+    assert (caught.value.code, caught.value.param) == ("invalid_type", field)
+
+
+def test_the_wire_of_a_short_answer():
+    """The exact bytes."""
+    assert wire(success(tok("Hé", 5))).decode() == (
+        f"event: meta\nid: {LOG_ID}-1\n"
+        f'data: {{"model":"helpdesk","stream_id":"{"f" * 32}",'
+        '"created":1700000000,"prompt_tokens":9,"cached_tokens":4}\n\n'
+        f'event: status\nid: {LOG_ID}-2\ndata: {{"status":"prefill"}}\n\n'
+        f'event: token\nid: {LOG_ID}-3\ndata: {{"text":"Hé","token_ids":[5],"index":0,"choice":0}}\n\n'
+        f"event: done\nid: {LOG_ID}-4\n"
+        'data: {"finish_reason":"stop","totalTokens":2,"latency":0.5,"usage":{"prompt_tokens":9,"completion_tokens":2,'
+        '"total_tokens":11,"prompt_tokens_details":{"cached_tokens":4}},"breakdown":{"ttft":0.125}}\n\n'
+    )
+
+
+def test_a_failure_ends_in_an_error_event():
+    """Code, message, and whether to try again."""
+    last = read_events(wire(failure(tok("Hi"))))[-1]
+    assert last.event == "error"
+    assert json.loads(last.data) == {
+        "code": "engine_unavailable",
+        "message": "The engine is gone.",
+        "retryable": True,
+    }
+
+
+@pytest.mark.parametrize("log", [two_choices(), success(split_emoji()), failure()], ids=["n2", "logprobs", "failure"])
+def test_nothing_is_lost_on_the_wire(log: list[LoggedEvent]):
+    """Every event comes back with its type, payload and number, over SSE and over WebSocket."""
+    read = [(one.event, json.loads(one.data), one.id) for one in read_events(wire(log))]
+    payloads = [json.loads(json.dumps(logged.event.payload())) for logged in log]
+    assert read == [
+        (logged.event.type, payload, f"{LOG_ID}-{logged.seq}") for logged, payload in zip(log, payloads, strict=True)
+    ]
+    frames = [json.loads(json.dumps(native.websocket_message("s1", LOG_ID, logged), allow_nan=False)) for logged in log]
+    assert [(one["event"], one["data"], one["event_id"]) for one in frames] == read
+    assert {(one["type"], one["id"]) for one in frames} == {("event", "s1")}
+
+
+def test_split_code_points_keep_their_bytes():
+    """Each token's own bytes stand in its logprobs, though the text comes whole; a masked token has a finite number."""
+    (token,) = [json.loads(one.data) for one in read_events(wire(success(split_emoji()))) if one.event == "token"]
+    assert token["text"] == "🎉"
+    assert bytes(byte for position in token["logprobs"] for byte in position["bytes"]).decode() == "🎉"
+    assert token["logprobs"][0]["top_logprobs"][1] == {"token": "no", "logprob": -9999.0, "bytes": [110, 111]}
+
+
+@given(st.lists(st.tuples(st.text(), st.integers(0, 1)), max_size=20), st.integers(1, 8))
+def test_coalescing_loses_no_text(pieces: list[tuple[str, int]], max_tokens: int):
+    """However tokens are joined, each choice's text and ids are the same, and ids rise."""
+    log = success(*[tok(text, number, choice=choice) for number, (text, choice) in enumerate(pieces)])
+    joined = coalesce(log, max_tokens=max_tokens)
+
+    def texts(events: list[LoggedEvent]) -> list[tuple[str, list[int]]]:
+        tokens = [json.loads(one.data) for one in read_events(wire(events)) if one.event == "token"]
+        by_choice = [[token for token in tokens if token["choice"] == choice] for choice in (0, 1)]
+        return [("".join(t["text"] for t in ts), [i for t in ts for i in t["token_ids"]]) for ts in by_choice]
+
+    assert texts(joined) == texts(log)
+    assert [one.seq for one in joined] == sorted({one.seq for one in joined})
+
+
+def test_an_error_response_has_three_fields():
+    """The native shape."""
+    body = ErrorBody(code="model_not_found", message="No.", param="model", http_status=404)
+    assert native.error_json(body) == {"error": {"code": "model_not_found", "message": "No.", "param": "model"}}

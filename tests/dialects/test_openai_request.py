@@ -1,0 +1,172 @@
+"""Laws of chat completion bodies: what each field becomes."""
+
+from typing import Any
+
+import pytest
+
+from streamserve.dialects import openai_chat
+from streamserve.dialects.openai_chat import ChatRequest
+from streamserve.dialects.openai_request import IGNORED
+from streamserve.protocol.limits import Limits
+from streamserve.protocol.requests import GenerateRequest, Message, SamplingParams
+
+HI = [{"role": "user", "content": "Hi"}]
+
+
+def parse(**body: Any) -> ChatRequest:
+    """Return what the dialect makes of a body."""
+    return openai_chat.parse({"messages": HI, **body}, Limits(), default_model="echo")
+
+
+def test_messages_alone_are_enough():
+    """Everything else has its default; the model too."""
+    generate = GenerateRequest(model="echo", messages=(Message(role="user", content="Hi"),))
+    assert parse() == ChatRequest(generate=generate)
+
+
+def test_every_honoured_field_arrives():
+    """The public names and the extras that load tools send."""
+    asked = parse(
+        model="helpdesk",
+        stream=True,
+        stream_options={"include_usage": True, "include_obfuscation": False, "continuous_usage_stats": True},
+        max_completion_tokens=64,
+        temperature=0.5,
+        top_p=0.9,
+        n=2,
+        stop="END",
+        seed=7,
+        presence_penalty=1,
+        frequency_penalty=-1,
+        logprobs=True,
+        top_logprobs=5,
+        top_k=40,
+        min_p=0.1,
+        repetition_penalty=1.1,
+        min_tokens=2,
+        ignore_eos=True,
+        stop_token_ids=[2],
+        chat_template_kwargs={"enable_thinking": True},
+        timeout_seconds=30,
+    )
+    assert (asked.stream, asked.include_usage) == (True, True)
+    assert asked.generate.sampling == SamplingParams(
+        max_tokens=64,
+        temperature=0.5,
+        top_p=0.9,
+        stop=("END",),
+        seed=7,
+        presence_penalty=1,
+        frequency_penalty=-1,
+        logprobs=5,
+        top_k=40,
+        min_p=0.1,
+        repetition_penalty=1.1,
+        min_tokens=2,
+        ignore_eos=True,
+        stop_token_ids=(2,),
+    )
+    generate = asked.generate
+    assert (generate.model, generate.n, generate.timeout_seconds) == ("helpdesk", 2, 30)
+    assert generate.chat_template_kwargs == {"enable_thinking": True}
+
+
+@pytest.mark.parametrize(
+    ("fields", "logprobs"),
+    [
+        ({}, None),
+        ({"logprobs": False}, None),
+        ({"logprobs": False, "top_logprobs": 0}, None),
+        ({"logprobs": True}, 0),
+        ({"logprobs": True, "top_logprobs": 20}, 20),
+    ],
+)
+def test_logprobs_are_a_switch_and_a_count(fields: dict[str, Any], logprobs: int | None):
+    """The engine knows one number: None off, 0 the chosen token, k the likeliest as well."""
+    assert parse(**fields).generate.sampling.logprobs == logprobs
+
+
+@pytest.mark.parametrize(("asked", "used"), [(0, 0), (7, 7), (-1, 2**63 - 1), (-(2**63), 0), (2**63 - 1, 2**63 - 1)])
+def test_any_64_bit_seed_is_a_seed(asked: int, used: int):
+    """Negative seeds are legal in this API; the engine takes 63 bits."""
+    assert parse(seed=asked).generate.sampling.seed == used
+
+
+def test_both_names_of_max_tokens_may_agree():
+    """Clients in transition send both."""
+    assert parse(max_tokens=5, max_completion_tokens=5).generate.sampling.max_tokens == 5
+
+
+def test_a_prompt_replaces_messages():
+    """For models without a chat template; the official client has to send an empty list beside it."""
+    for body in ({"messages": [], "prompt": "Once"}, {"messages": None, "prompt": "Once"}):
+        assert parse(**body).generate == GenerateRequest(model="echo", prompt="Once")
+
+
+@pytest.mark.parametrize(
+    ("effort", "kwargs"),
+    [
+        ("none", {"enable_thinking": False}),
+        ("minimal", {"reasoning_effort": "low"}),
+        ("medium", {"reasoning_effort": "medium"}),
+        ("xhigh", {"reasoning_effort": "high"}),
+    ],
+)
+def test_reasoning_effort_is_for_the_template(effort: str, kwargs: dict[str, Any]):
+    """Seven words of the API on the three that templates know, and a switch; a bare prompt has no template."""
+    assert parse(reasoning_effort=effort).generate.chat_template_kwargs == kwargs
+    assert parse(messages=None, prompt="Hi", reasoning_effort=effort).generate.chat_template_kwargs == {}
+
+
+def test_template_kwargs_go_before_reasoning_effort():
+    """The more exact field wins."""
+    asked = parse(reasoning_effort="low", chat_template_kwargs={"reasoning_effort": "high", "thinking": True})
+    assert asked.generate.chat_template_kwargs == {"reasoning_effort": "high", "thinking": True}
+
+
+IGNORABLE: dict[str, Any] = {
+    "user": "u1",
+    "safety_identifier": "s",
+    "metadata": {"a": "b"},
+    "service_tier": "auto",
+    "store": True,
+    "prompt_cache_key": "k",
+    "prompt_cache_retention": "24h",
+    "prompt_cache_options": {"mode": "implicit"},
+    "prediction": {"type": "content", "content": "x"},
+    "parallel_tool_calls": False,
+    "verbosity": "low",
+}
+ASKING_NOTHING: dict[str, Any] = {
+    "tools": [],
+    "tool_choice": "none",
+    "functions": [],
+    "function_call": "auto",
+    "response_format": {"type": "text"},
+    "logit_bias": {},
+    "modalities": ["text"],
+    "audio": None,
+    "moderation": None,
+    "web_search_options": None,
+}
+
+
+@pytest.mark.parametrize("name", [*IGNORABLE, *ASKING_NOTHING])
+def test_what_asks_for_nothing_changes_nothing(name: str):
+    """The ignore-list, and fields for what we lack that hold their neutral value."""
+    assert parse(**{name: {**IGNORABLE, **ASKING_NOTHING}[name]}) == parse()
+
+
+def test_the_ignore_list_is_tested_whole():
+    """A name added to the list needs a case above."""
+    assert {*IGNORED, "metadata"} == set(IGNORABLE)
+
+
+def test_every_field_of_the_official_client_has_a_fate():
+    """A release that adds a parameter fails here, and we decide what to do with it."""
+    from openai.types.chat import completion_create_params as params
+
+    from streamserve.dialects.openai_request import _table
+
+    names = set(params.CompletionCreateParamsBase.__annotations__) | {"stream"}
+    assert names <= set(_table(Limits()))

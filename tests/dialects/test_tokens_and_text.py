@@ -1,0 +1,77 @@
+"""Laws of the two plain formats, `tokens` and `text`."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from streamserve.dialects.text import TextEncoder
+from streamserve.dialects.tokens import TokensEncoder
+from streamserve.protocol.events import LoggedEvent
+from tests.dialects.logs import LOG_ID, failure, numbered, success, tok
+from tests.dialects.sse_reader import read_events
+
+
+def tokens_wire(log: list[LoggedEvent]) -> bytes:
+    """Return the log as `tokens`."""
+    encoder = TokensEncoder(LOG_ID)
+    return b"".join(encoder.encode(logged) for logged in log)
+
+
+def text_wire(log: list[LoggedEvent]) -> str:
+    """Return the log as `text`."""
+    encoder = TextEncoder()
+    return b"".join(encoder.encode(logged) for logged in log).decode()
+
+
+def test_tokens_until_done():
+    """The exact bytes; an event without text makes no frame."""
+    assert tokens_wire(success(tok("Hel"), tok(""), tok("lo\n"))) == (
+        b'id: abcdefghijkl-3\ndata: {"token":"Hel"}\n\n'
+        b'id: abcdefghijkl-5\ndata: {"token":"lo\\n"}\n\n'
+        b"id: abcdefghijkl-6\ndata: [DONE]\n\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("log", "code"),
+    [
+        (failure(tok("Hi")), "engine_unavailable"),
+        (success(tok("Hi"), reason="cancelled"), "cancelled"),
+        (success(tok("Hi"), reason="abandoned"), "abandoned"),
+    ],
+)
+def test_only_success_is_done(log: list[LoggedEvent], code: str):
+    """Invariant: `[DONE]` never follows a failure, a stop or an abandonment; an error says which it was."""
+    read = read_events(tokens_wire(log))
+    assert "[DONE]" not in [one.data for one in read]
+    assert json.loads(read[-1].data)["error"]["code"] == code
+    assert f"[error {code}: " in text_wire(log).splitlines()[-1]
+
+
+@pytest.mark.parametrize("reason", ["stop", "length", "tool_calls", "content_filter"])
+def test_every_success_is_done(reason: str):
+    """The four reasons that mean a whole answer."""
+    log = success(tok("Hi"), reason=reason)
+    assert read_events(tokens_wire(log))[-1].data == "[DONE]"
+    assert text_wire(log) == "Hi"
+
+
+@given(st.lists(st.text(), max_size=10))
+def test_both_carry_the_text_whole(pieces: list[str]):
+    """Joined frames, and plain text, are the answer."""
+    log = success(*[tok(piece) for piece in pieces])
+    frames = [json.loads(one.data)["token"] for one in read_events(tokens_wire(log))[:-1]]
+    assert "".join(frames) == "".join(pieces) == text_wire(log)
+
+
+def test_plain_text_survives_a_lone_surrogate():
+    """What UTF-8 cannot carry becomes a question mark, not an exception."""
+    assert text_wire(numbered(tok("a\ud800b"))) == "a?b"
+
+
+def test_plain_text_has_no_keepalive():
+    """Any byte in it would be part of the answer."""
+    assert (TextEncoder.first_bytes, TextEncoder.keepalive) == (b"", b"")
+    assert TokensEncoder.first_bytes == b": ok\n\n"

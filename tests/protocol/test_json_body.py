@@ -1,0 +1,108 @@
+"""Laws of `decode_json`: one object or one `BadRequest`, whatever the bytes."""
+
+import json
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from streamserve.protocol.errors import BadRequest, StreamserveError, TooLarge
+from streamserve.protocol.json_body import decode_json
+from streamserve.protocol.limits import Limits
+
+LIMITS = Limits()
+
+
+def nested(depth: int) -> bytes:
+    """Return an object whose brackets nest `depth` deep."""
+    return b'{"a":' + b"[" * (depth - 1) + b"]" * (depth - 1) + b"}"
+
+
+def test_an_object_comes_back_as_it_is():
+    """Escapes, scripts, numbers and nesting survive."""
+    value = {"a": [1, -2.5, None, True, {"ü": "😀\u2028\0"}]}
+    assert decode_json(json.dumps(value).encode(), LIMITS) == value
+    assert decode_json(json.dumps(value, ensure_ascii=False).encode(), LIMITS) == value
+
+
+def test_a_byte_order_mark_is_ignored():
+    """Windows tools write one; RFC 8259 lets a parser ignore it."""
+    assert decode_json(b'\xef\xbb\xbf{"a": 1}', LIMITS) == {"a": 1}
+
+
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        (b"", "empty"),
+        (b" \r\n\t", "empty"),
+        (b"{", "not valid JSON"),
+        (b"{} {}", "not valid JSON"),
+        (b"[]", "must be a JSON object"),
+        (b"null", "must be a JSON object"),
+        (b"1", "must be a JSON object"),
+        (b'"a"', "must be a JSON object"),
+        (b"NaN", "NaN is not JSON"),
+        (b'{"a": NaN}', "NaN is not JSON"),
+        (b'{"a": Infinity}', "Infinity is not JSON"),
+        (b'{"a": -Infinity}', "-Infinity is not JSON"),
+        (b'{"a": 1e999}', "too large"),
+        (b'{"a": -1e999}', "too large"),
+        (b'{"a": ' + b"9" * 25 + b"}", "too many digits"),
+        (b'{"a": ' + b"9" * 5000 + b"}", "too many digits"),
+        (b'{"a": 1, "a": 1}', "same key twice"),
+        (b'{"a": {"b": 1, "b": 2}}', "same key twice"),
+        (b'{"a": "\\ud800"}', "surrogate"),
+        (b'{"\\udfff": 1}', "surrogate"),
+        (b'{"a": "\xff"}', "not UTF-8 (at byte 7)"),
+        (b'{"a": "\xed\xa0\x80"}', "not UTF-8"),
+        ('{"a": 1}'.encode("utf-16"), "not UTF-8"),
+        (b'{"a": "\n"}', "not valid JSON"),
+        (nested(65), "more than 64 levels"),
+        (nested(100_000), "nested"),
+        (b"[" * 500_000, "nested"),
+    ],
+)
+def test_what_is_not_one_clean_object_is_refused(body: bytes, says: str):
+    """Each refusal has the code `invalid_json` and says what is wrong."""
+    with pytest.raises(BadRequest) as caught:
+        decode_json(body, LIMITS)
+    assert caught.value.code == "invalid_json"
+    assert says in caught.value.message
+
+
+def test_the_depth_limit_is_inclusive():
+    """64 levels pass; brackets inside strings do not count."""
+    assert decode_json(nested(64), LIMITS)
+    assert decode_json(json.dumps({"a": "[" * 500 + '"\\' + "{" * 500}).encode(), LIMITS)
+
+
+def test_a_surrogate_pair_is_a_character():
+    """Escaped pairs are how ASCII JSON writes emoji."""
+    assert decode_json(b'{"a": "\\ud83d\\ude00"}', LIMITS) == {"a": "😀"}
+
+
+def test_a_body_over_the_limit_is_too_large():
+    """The size is judged before anything is decoded."""
+    with pytest.raises(TooLarge) as caught:
+        decode_json(b"\xff" * (LIMITS.max_body_bytes + 1), LIMITS)
+    assert caught.value.http_status == 413
+
+
+@pytest.mark.parametrize("unit", [b"[],", b"{},", b'"\\"",', b"0,", b'"",'])
+def test_the_worst_body_of_the_largest_size_costs_little(unit: bytes):
+    """A mebibyte of tiny values takes no more than a second or so of one worker."""
+    many = unit * ((LIMITS.max_body_bytes - 20) // len(unit))
+    started = time.monotonic()
+    decode_json(b'{"a": [' + many + b"0]}", LIMITS)
+    assert time.monotonic() - started < 5
+
+
+@given(st.binary(max_size=200) | st.text(alphabet='{}[]",:\\ud8e1e9-.0NaInfty \n', max_size=60).map(str.encode))
+def test_no_bytes_raise_anything_but_ours(body: bytes):
+    """The decoder never lets an exception of the standard library through."""
+    try:
+        value = decode_json(body, LIMITS)
+    except StreamserveError:
+        return
+    json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
