@@ -1,0 +1,83 @@
+"""Ready-made clients: `echo_client` without weights, `hf_client` for a model folder.
+
+Lives above the engine; torch is imported while loading, on the engine thread, and never before.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any, cast
+
+from streamserve.clients.acceptance import EngineFacts, LoadedEngine
+from streamserve.clients.engine_thread import Progress
+from streamserve.clients.thread import ThreadClient
+from streamserve.engine.config import EngineConfig, ModelConfig
+from streamserve.engine.echo import EchoRunner, EchoTokenizer
+from streamserve.engine.plan import Runner, StepPlan
+
+# Long enough for a page of text, small enough that a test can fill it.
+_ECHO_MODEL_LEN = 8192
+_ECHO_NUM_BLOCKS = 1024
+
+
+def make_client(model: ModelConfig, config: EngineConfig | None = None) -> ThreadClient:
+    """Return a client for a model, in this process; `path="echo"` needs no weights."""
+    if model.path == "echo":
+        return echo_client(model.alias, config)
+    return hf_client(model, config)
+
+
+def echo_client(
+    alias: str = "echo",
+    config: EngineConfig | None = None,
+    *,
+    step_delay_seconds: float = 0.0,
+    on_plan: Callable[[StepPlan], None] | None = None,
+) -> ThreadClient:
+    """Return a client of the echo engine. It loads at once, but still has to be started."""
+    config = config or EngineConfig()
+    return ThreadClient(alias, partial(_load_echo, config, step_delay_seconds), config, on_plan=on_plan)
+
+
+def hf_client(model: ModelConfig, config: EngineConfig | None = None) -> ThreadClient:
+    """Return a client of a Hugging Face model folder."""
+    config = config or EngineConfig()
+    return ThreadClient(model.alias, partial(_load_hf, model, config), config)
+
+
+def _load_echo(config: EngineConfig, step_delay_seconds: float, progress: Progress) -> LoadedEngine:
+    progress("ready", 1.0)
+    runner = EchoRunner(
+        num_blocks=config.num_blocks or _ECHO_NUM_BLOCKS,
+        block_size=config.block_size,
+        pause=partial(time.sleep, step_delay_seconds) if step_delay_seconds else None,
+    )
+    tokenizer = EchoTokenizer()
+    facts = EngineFacts(
+        max_model_len=config.max_model_len or _ECHO_MODEL_LEN,
+        eos_token_ids=tokenizer.eos_token_ids,
+        dtype="int",
+        device="cpu",
+        revision="echo",
+    )
+    return LoadedEngine(runner=runner, tokenizer=tokenizer, facts=facts)
+
+
+def _load_hf(model: ModelConfig, config: EngineConfig, progress: Progress) -> LoadedEngine:
+    from streamserve.engine.hf_tokenizer import HFTokenizer
+    from streamserve.engine.model.runner import load_runner
+
+    progress("tokenizer", 0.0)
+    tokenizer = HFTokenizer(model.path)
+    runner: Any = load_runner(model, config, progress)
+    facts = EngineFacts(
+        max_model_len=config.max_model_len or runner.max_model_len,
+        eos_token_ids=frozenset(runner.eos_token_ids) or tokenizer.eos_token_ids,
+        num_parameters=runner.num_parameters,
+        dtype=runner.dtype,
+        device=runner.device,
+        revision=runner.revision,
+    )
+    return LoadedEngine(runner=cast(Runner, runner), tokenizer=tokenizer, facts=facts)

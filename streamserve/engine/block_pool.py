@@ -1,0 +1,310 @@
+"""`BlockPool`: which block of KV memory belongs to whom. Reference counts, LRU free list, prefix cache; all O(1).
+
+Knows ids and hashes; no tensors and no scheduling. Engine thread only. Block 0 is the null block: never given out, so
+that padding may point at it. A freed block keeps its name and content until it is given out again: "cached" blocks are
+free blocks that are still worth something.
+
+    free list:  [ unnamed, newest first | named, least recently used first ]   taken from the left
+
+(Idea: vLLM V1's block_pool.py; nano-vllm for the size. Differences: names are registered only after the step that
+wrote the block, see vllm PR#43569; a name has one block, duplicates stay unnamed.)
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+
+from streamserve.engine.block_hash import extend_hashes, root_hash
+from streamserve.engine.sequence import Sequence, State
+
+
+class IntegrityError(Exception):
+    """The pool's books do not add up; the message holds the numbers that should."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolStats:
+    """Blocks by use, the null block apart: used + cached + free = total. Queries and hits are tokens."""
+
+    total: int
+    used: int
+    cached: int
+    free: int
+    prefix_queries: int
+    prefix_hits: int
+
+
+class Block:
+    """One block: who holds it, what it is named, and its neighbours in the free list."""
+
+    __slots__ = ("block_hash", "block_id", "next", "prev", "ref_count")
+
+    def __init__(self, block_id: int) -> None:
+        self.block_id = block_id
+        self.ref_count = 0
+        self.block_hash: bytes | None = None
+        self.prev: Block | None = None
+        self.next: Block | None = None
+
+
+class FreeList:
+    """An intrusive doubly linked list: O(1) at both ends and for taking a block out of the middle."""
+
+    def __init__(self) -> None:
+        self._end = Block(-1)  # a ring with one sentinel has no special cases
+        self._end.prev = self._end.next = self._end
+        self._len = 0
+
+    def __len__(self) -> int:
+        return self._len
+
+    def __iter__(self) -> Iterator[Block]:
+        block = self._end.next
+        while block is not None and block is not self._end:
+            yield block
+            block = block.next
+
+    def push_front(self, block: Block) -> None:
+        """Make `block` the next to be taken."""
+        self._insert(block, after=self._end)
+
+    def push_back(self, block: Block) -> None:
+        """Make `block` the last to be taken."""
+        assert self._end.prev is not None
+        self._insert(block, after=self._end.prev)
+
+    def pop_front(self) -> Block:
+        """Take the block that is worth least."""
+        block = self._end.next
+        assert block is not None
+        assert block is not self._end, "the free list is empty"
+        self.remove(block)
+        return block
+
+    def remove(self, block: Block) -> None:
+        """Take `block` out, wherever it is."""
+        assert block.prev is not None, f"block {block.block_id} is not free"
+        assert block.next is not None
+        block.prev.next, block.next.prev = block.next, block.prev
+        block.prev = block.next = None
+        self._len -= 1
+
+    def _insert(self, block: Block, after: Block) -> None:
+        assert block.prev is None, f"block {block.block_id} is freed twice"
+        assert after.next is not None
+        block.prev, block.next = after, after.next
+        after.next.prev = block
+        after.next = block
+        self._len += 1
+
+
+class BlockPool:
+    """All blocks of one engine. `on_forget(block_id)` is told when a block's content has lost its last use (tests)."""
+
+    def __init__(
+        self,
+        num_blocks: int,
+        block_size: int,
+        *,
+        revision: str = "",
+        prefix_caching: bool = True,
+        on_forget: Callable[[int], None] | None = None,
+    ) -> None:
+        self.block_size = block_size
+        self._prefix_caching = prefix_caching
+        self._on_forget = on_forget
+        self._root = root_hash(revision, block_size)
+        self._blocks = [Block(block_id) for block_id in range(num_blocks)]
+        self._by_hash: dict[bytes, Block] = {}
+        self._free = FreeList()
+        self._num_free_named = 0
+        self._prefix_queries = 0
+        self._prefix_hits = 0
+        for block in self._blocks[1:]:
+            self._free.push_back(block)
+
+    @property
+    def num_usable(self) -> int:
+        """Blocks that sequences can hold; the null block is not one."""
+        return len(self._blocks) - 1
+
+    @property
+    def num_free(self) -> int:
+        """Blocks that can be given out now, cached ones included."""
+        return len(self._free)
+
+    def num_blocks_for(self, num_tokens: int) -> int:
+        """Return how many blocks hold `num_tokens`."""
+        return -(-num_tokens // self.block_size)
+
+    def allocate(self, num_blocks: int) -> list[int]:
+        """Give out blocks with unknown content. The caller has compared with `num_free`."""
+        return [self._take(self._free.pop_front()) for _ in range(num_blocks)]
+
+    def free(self, block_table: list[int]) -> None:
+        """Drop one reference to each block of a table, tail first, so that a cached tail is evicted before its head."""
+        for block_id in reversed(block_table):
+            block = self._blocks[block_id]
+            assert block.ref_count > 0, f"block {block_id} is freed twice"
+            block.ref_count -= 1
+            if block.ref_count == 0:
+                self._put_back(block)
+
+    def find_prefix(self, sequence: Sequence) -> list[Block]:
+        """Return the cached blocks the sequence can start with; at least one token is left to compute."""
+        if not self._prefix_caching:
+            return []
+        num_blocks = (sequence.num_tokens - 1) // self.block_size
+        extend_hashes(sequence, num_blocks, self.block_size, self._root)
+        found: list[Block] = []
+        for name in sequence.block_hashes[:num_blocks]:
+            block = self._by_hash.get(name)
+            if block is None:
+                break
+            found.append(block)
+        return found
+
+    def start(self, sequence: Sequence, prefix: list[Block]) -> None:
+        """Give the sequence its cached `prefix` and fresh blocks for the rest of its known tokens."""
+        assert not sequence.block_table, f"sequence {sequence.seq_id} already holds blocks"
+        for block in prefix:
+            self._share(block)
+        sequence.num_computed_tokens = len(prefix) * self.block_size
+        if sequence.num_preemptions == 0:  # finding one's own blocks again is no hit
+            self._prefix_queries += sequence.num_tokens
+            self._prefix_hits += sequence.num_computed_tokens
+        rest = self.num_blocks_for(sequence.num_tokens) - len(prefix)
+        sequence.block_table = [block.block_id for block in prefix] + self.allocate(rest)
+
+    def register(self, sequence: Sequence, num_written: int) -> None:
+        """Name the blocks that a finished step filled: those of the last `num_written` computed tokens."""
+        if not self._prefix_caching:
+            return
+        # Invariant: a name exists only while the block holds what a successful step wrote.
+        last = sequence.num_computed_tokens // self.block_size
+        first = (sequence.num_computed_tokens - num_written) // self.block_size
+        extend_hashes(sequence, last, self.block_size, self._root)
+        for index in range(first, last):
+            self._name(self._blocks[sequence.block_table[index]], sequence.block_hashes[index])
+
+    def forget(self, names: Iterable[bytes]) -> None:
+        """Take these names off the blocks that have them: nobody new will find them. Holders keep their blocks."""
+        for name in names:
+            block = self._by_hash.get(name)
+            if block is not None:
+                self._forget(block)
+
+    def stats(self) -> PoolStats:
+        """Return the present counts."""
+        return PoolStats(
+            total=self.num_usable,
+            used=self.num_usable - len(self._free),
+            cached=self._num_free_named,
+            free=len(self._free) - self._num_free_named,
+            prefix_queries=self._prefix_queries,
+            prefix_hits=self._prefix_hits,
+        )
+
+    def _forget(self, block: Block) -> None:
+        self._unname(block)
+        if block.ref_count == 0:
+            self._free.remove(block)
+            self._num_free_named -= 1
+            self._put_back(block)
+
+    def _take(self, block: Block) -> int:
+        if block.block_hash is not None:
+            self._num_free_named -= 1
+            self._unname(block)
+            self._tell_forgotten(block)
+        block.ref_count = 1
+        return block.block_id
+
+    def _share(self, block: Block) -> None:
+        if block.ref_count == 0:
+            self._free.remove(block)
+            self._num_free_named -= 1
+        block.ref_count += 1
+
+    def _put_back(self, block: Block) -> None:
+        if block.block_hash is None:
+            self._free.push_front(block)
+            self._tell_forgotten(block)
+        else:
+            self._free.push_back(block)
+            self._num_free_named += 1
+
+    def _name(self, block: Block, name: bytes) -> None:
+        if block.block_hash is None and name not in self._by_hash:
+            block.block_hash = name
+            self._by_hash[name] = block
+
+    def _unname(self, block: Block) -> None:
+        if block.block_hash is not None:
+            del self._by_hash[block.block_hash]
+            block.block_hash = None
+
+    def _tell_forgotten(self, block: Block) -> None:
+        if self._on_forget is not None:
+            self._on_forget(block.block_id)
+
+    def check_integrity(self, sequences: Iterable[Sequence]) -> None:
+        """Raise `IntegrityError` unless the books add up; `sequences` are all that the engine knows. O(blocks)."""
+        sequences = list(sequences)
+        self._check_references(sequences)
+        self._check_free_list()
+        self._check_names()
+        for sequence in sequences:
+            self._check_sequence(sequence)
+
+    def _check_references(self, sequences: list[Sequence]) -> None:
+        held = Counter(block_id for sequence in sequences for block_id in sequence.block_table)
+        for block in self._blocks:
+            if held[block.block_id] != block.ref_count:
+                raise IntegrityError(
+                    f"block {block.block_id}: {held[block.block_id]} table entries, reference count {block.ref_count}"
+                )
+
+    def _check_free_list(self) -> None:
+        free = Counter(block.block_id for block in self._free)
+        used = sum(block.ref_count > 0 for block in self._blocks)
+        named = sum(block.block_hash is not None for block in self._free)
+        if len(free) != free.total() or len(free) != len(self._free) or len(free) + used != self.num_usable:
+            raise IntegrityError(
+                f"free {len(free)} ({free.total()} links, counted {len(self._free)}) + used {used}"
+                f" != total {self.num_usable}"
+            )
+        if 0 in free or any(self._blocks[block_id].ref_count for block_id in free):
+            raise IntegrityError("the null block or a held block is in the free list")
+        if named != self._num_free_named:
+            raise IntegrityError(f"cached blocks: {named} in the free list, counted {self._num_free_named}")
+
+    def _check_names(self) -> None:
+        named = {block.block_hash: block for block in self._blocks if block.block_hash is not None}
+        if named != self._by_hash:
+            raise IntegrityError(f"{len(named)} blocks have names, {len(self._by_hash)} names have blocks")
+
+    def _check_sequence(self, sequence: Sequence) -> None:
+        table, computed = sequence.block_table, sequence.num_computed_tokens
+        if sequence.state is not State.RUNNING and (table or computed):
+            raise IntegrityError(f"sequence {sequence.seq_id} is {sequence.state.value} and holds {len(table)} blocks")
+        if len(table) < self.num_blocks_for(computed) or computed > sequence.num_tokens:
+            raise IntegrityError(
+                f"sequence {sequence.seq_id}: {computed} of {sequence.num_tokens} tokens computed, {len(table)} blocks"
+            )
+        self._check_shared(sequence)
+
+    def _check_shared(self, sequence: Sequence) -> None:
+        """A block that can still be written has one holder, and a named block is what its holder's chain says."""
+        num_full = sequence.num_computed_tokens // self.block_size
+        for index, block_id in enumerate(sequence.block_table):
+            block = self._blocks[block_id]
+            if index >= num_full and (block.ref_count > 1 or block.block_hash is not None):
+                raise IntegrityError(
+                    f"sequence {sequence.seq_id} will write block {block_id}, which has {block.ref_count} holders"
+                    f" and {'a' if block.block_hash else 'no'} name"
+                )
+            if block.block_hash is not None and block.block_hash != sequence.block_hashes[index]:
+                raise IntegrityError(f"block {block_id} has another name than sequence {sequence.seq_id} gives it")

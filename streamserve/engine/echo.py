@@ -1,0 +1,209 @@
+"""`EchoRunner` and `EchoTokenizer`: an engine without a model. It ships, so that a site's tests need no weights.
+
+The runner keeps a "KV cache" of the tokens themselves. For each new token it reads the whole sequence back through the
+block table and hashes it: a wrong block, slot, position or order changes the text. The answer is readable nonsense,
+the same for the same prompt and seed. No torch, no clock, no randomness.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from array import array
+from collections.abc import Callable, Sequence
+from itertools import chain, islice
+
+from streamserve.engine.plan import Chunk, RawLogprobs, Sampled, SampleSpec, StepPlan, StepResult
+from streamserve.engine.tokenizer import Prompt, checked_bytes, checked_ids
+from streamserve.protocol.requests import GenerateRequest, Message
+
+_WORD_LIST = (
+    "a about above across after again air all almost along also always and answer any around as at autumn away "
+    "back be because bell below between bird blue boat book both branch bread bridge bright bring brook but by "
+    "call came can candle change child clear cloud cold colour come corner could country day deep did door down "
+    "dream each early earth east echo end enough evening ever every eye fall far farm feel few field find fire "
+    "first fish five flower follow food for forest found four fox from garden gave gentle get glass go gold good "
+    "grass great green grew half hand harbour head hear heart help here high hill home hour house how if in into "
+    "is island it just keep kind know lake lamp land last late leaf learn leave left letter life light like line "
+    "listen little long look made make many map may meadow might mile moon more morning most mountain move much "
+    "music must name near never new next night no north not note now of off often old on once one only open or "
+    "orchard other our out over own page paper part path place plain play pond quiet rain read reach rest right "
+    "river road rock room root run sail same sand saw say sea season seed seem set seven shade she shore should "
+    "show side silver sky slow small snow so some song soon sound south spring star start stay still stone stood "
+    "story stream street summer sun take talk tell than that the their them then there these they thing think "
+    "this three through time to today together told took town trail tree true turn two under until up use valley "
+    "very voice wait walk wall warm was watch water wave way we well went were west what wheel when where which "
+    "while white who why wide wild will wind window winter with wood word work world would year yellow yes yet "
+    "you young "
+)
+_WORDS = _WORD_LIST.split()
+# Tokens that split code points, as byte-level BPE does: each opening is followed by its own ending.
+_SPLIT = [
+    (character.encode()[:cut], character.encode()[cut:])
+    for character, cut in (("🙂", 1), ("🌊", 2), ("🦊", 3), ("河", 1), ("静", 2), ("é", 1), ("न", 2), ("🌱", 2))
+]
+_SPLIT = [(b" " + opening, ending) for opening, ending in _SPLIT]
+_PUNCTUATION = [b",", b".", b".\n", b" -", b"?", b"!"]
+
+EOS, SYSTEM, USER, ASSISTANT, END_OF_TURN = range(256, 261)
+_FIRST_PIECE = 261
+_PIECES: list[bytes] = [
+    *(b" " + word.encode() for word in _WORDS),
+    *_PUNCTUATION,
+    *(piece for pair in _SPLIT for piece in pair),
+]
+VOCAB_SIZE = _FIRST_PIECE + len(_PIECES)
+_FIRST_SPLIT = VOCAB_SIZE - 2 * len(_SPLIT)
+_ROLES = {"system": SYSTEM, "user": USER, "assistant": ASSISTANT}
+# Candidates per position; enough for top-20 log-probabilities.
+_NUM_CANDIDATES = 24
+# No id and no position can make this slot value: what poisoned or never written memory reads as.
+_POISON = -1
+
+
+class EchoRunner:
+    """Implements `Runner` on lists of ints. `pause` is called once per step (a delay, for demonstrations).
+
+    Top-k and the seed are honoured; top-p, min-p and penalties change nothing here.
+    """
+
+    vocab_size = VOCAB_SIZE
+
+    def __init__(
+        self, *, num_blocks: int = 1024, block_size: int = 32, pause: Callable[[], None] | None = None
+    ) -> None:
+        self.num_blocks = num_blocks
+        self.block_size = block_size
+        self._pause = pause
+        self._slots = array("q", [_POISON]) * (num_blocks * block_size)
+
+    def launch(self, plan: StepPlan) -> StepPlan:
+        """Return the plan itself; the work is done in `collect`."""
+        return plan
+
+    def collect(self, handle: object) -> StepResult:
+        """Write every chunk's tokens, then read every sampled sequence back."""
+        assert isinstance(handle, StepPlan)
+        if self._pause is not None:
+            self._pause()
+        for chunk in handle.chunks:
+            self._write(chunk)
+        sampled = tuple(self._sample(chunk, chunk.sample) for chunk in handle.chunks if chunk.sample is not None)
+        return StepResult(step_id=handle.step_id, sampled=sampled)
+
+    def close(self) -> None:
+        """Free the slots."""
+        self._slots = array("q")
+
+    def poison(self, block_id: int) -> None:
+        """Overwrite a block, so that whoever still reads it gets another text (pass as the core's `on_forget`)."""
+        start = block_id * self.block_size
+        self._slots[start : start + self.block_size] = array("q", [_POISON]) * self.block_size
+
+    def _write(self, chunk: Chunk) -> None:
+        for position, token_id in enumerate(chunk.token_ids, chunk.start):
+            block_id = chunk.block_table[position // self.block_size]
+            self._slots[block_id * self.block_size + position % self.block_size] = position << 32 | token_id
+
+    def _read(self, chunk: Chunk) -> bytes:
+        """Return what the sequence's slots hold, from position 0 to the end of the chunk."""
+        out, num_tokens = bytearray(), chunk.start + len(chunk.token_ids)
+        for index, block_id in enumerate(chunk.block_table):
+            start = block_id * self.block_size
+            num_here = min(self.block_size, num_tokens - index * self.block_size)
+            out += self._slots[start : start + num_here].tobytes()
+        return bytes(out)
+
+    def _sample(self, chunk: Chunk, spec: SampleSpec) -> Sampled:
+        state = hashlib.sha256(self._read(chunk)).digest()
+        scores = _scores(state, chunk.token_ids[-1], frozenset(spec.banned_token_ids))
+        token_id = _choose(scores, spec)
+        return Sampled(seq_id=chunk.seq_id, token_id=token_id, logprobs=_logprobs(scores, token_id, spec.logprobs))
+
+
+def _scores(state: bytes, last_token_id: int, banned: frozenset[int]) -> dict[int, float]:
+    """Return a few candidate tokens with falling logits: a fake distribution, whole in itself.
+
+    After the opening half of a code point comes its ending. A sentence ends about every eighth token.
+    """
+    ending = _ending_of(last_token_id)
+    if ending is not None and ending not in banned:
+        return {ending: 0.0}
+    draws = (int.from_bytes(hashlib.sha256(state + bytes([i])).digest()[:8], "big") for i in range(256))
+    allowed = (token for token in map(_candidate, draws) if token not in banned)
+    distinct = islice(dict.fromkeys(allowed), _NUM_CANDIDATES)
+    return {token_id: -0.5 * rank for rank, token_id in enumerate(distinct)}
+
+
+def _candidate(draw: int) -> int:
+    kind, draw = draw % 32, draw // 32
+    if kind < 4:
+        return _FIRST_PIECE + len(_WORDS) + draw % len(_PUNCTUATION)
+    if kind < 7:
+        return _FIRST_SPLIT + 2 * (draw % len(_SPLIT))
+    return _FIRST_PIECE + draw % len(_WORDS)
+
+
+def _ending_of(token_id: int) -> int | None:
+    is_opening = token_id >= _FIRST_SPLIT and (token_id - _FIRST_SPLIT) % 2 == 0
+    return token_id + 1 if is_opening else None
+
+
+def _choose(scores: dict[int, float], spec: SampleSpec) -> int:
+    """The likeliest, or `argmax(logit / temperature + Gumbel(seed, position, token))` among the top-k."""
+    candidates = list(scores)[: spec.top_k or None]
+    if spec.temperature == 0:
+        return candidates[0]
+    return max(candidates, key=lambda token_id: scores[token_id] / spec.temperature + _gumbel(spec, token_id))
+
+
+def _gumbel(spec: SampleSpec, token_id: int) -> float:
+    digest = hashlib.sha256(f"{spec.seed} {spec.position} {token_id}".encode()).digest()
+    uniform = (int.from_bytes(digest[:8], "big") + 0.5) / 2**64
+    return -math.log(-math.log(uniform))
+
+
+def _logprobs(scores: dict[int, float], chosen: int, num_top: int | None) -> RawLogprobs | None:
+    if num_top is None:
+        return None
+    total = math.log(sum(math.exp(score) for score in scores.values()))
+    ranked = [(token_id, score - total) for token_id, score in scores.items()]
+    return RawLogprobs(chosen=scores[chosen] - total, top=tuple(ranked[:num_top]))
+
+
+class EchoTokenizer:
+    """Bytes, five special tokens, a few hundred words, and halves of code points. Encoding is by bytes only."""
+
+    vocab_size = VOCAB_SIZE
+    eos_token_ids = frozenset({EOS, END_OF_TURN})
+    has_chat_template = True
+    is_byte_exact = True
+    strips_leading_space = True
+
+    def render(self, messages: tuple[Message, ...]) -> tuple[int, ...]:
+        """Apply the chat template: role, content, end of turn; then the assistant's turn begins."""
+        turns = [(_ROLES.get(message.role, USER), *checked_bytes(message.content), END_OF_TURN) for message in messages]
+        return (*chain.from_iterable(turns), ASSISTANT)
+
+    def encode(self, request: GenerateRequest) -> Prompt:
+        """Return the prompt's ids."""
+        if request.messages is not None:
+            return Prompt(token_ids=self.render(request.messages))
+        ids = request.prompt_token_ids
+        if ids is None:
+            ids = tuple(checked_bytes(request.prompt or ""))
+        return Prompt(token_ids=checked_ids(ids, self.vocab_size))
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """Return the bytes a token stands for."""
+        if 0 <= token_id < 256:
+            return bytes([token_id])
+        return _PIECES[token_id - _FIRST_PIECE] if _FIRST_PIECE <= token_id < VOCAB_SIZE else b""
+
+    def is_special(self, token_id: int) -> bool:
+        """Tell whether a token is left out of the text."""
+        return 256 <= token_id < _FIRST_PIECE
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Return the text of tokens."""
+        return b"".join(map(self.token_bytes, token_ids)).decode(errors="replace")

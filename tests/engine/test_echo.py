@@ -1,0 +1,118 @@
+"""Laws of the echo engine: a wrong read changes the text, and the text is readable."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from streamserve.engine.echo import ASSISTANT, END_OF_TURN, USER, VOCAB_SIZE, EchoRunner, EchoTokenizer
+from streamserve.engine.plan import Chunk, Sampled, SampleSpec, StepPlan
+from streamserve.protocol.errors import BadRequest, PromptTooLong
+from streamserve.protocol.requests import GenerateRequest, Message
+from tests.engine.drive import alone, request, sampling
+
+GREEDY = SampleSpec(position=8, seed=0, temperature=0.0)
+
+
+def run(runner: EchoRunner, *chunks: Chunk) -> tuple[Sampled, ...]:
+    return runner.collect(runner.launch(StepPlan(step_id=0, chunks=chunks))).sampled
+
+
+def chunk(table: tuple[int, ...] = (1, 2), start: int = 0, **fields: object) -> Chunk:
+    tokens = tuple(range(start, 8))
+    return Chunk(**{"seq_id": 1, "start": start, "token_ids": tokens, "block_table": table, "sample": GREEDY, **fields})
+
+
+def first_token(*chunks: Chunk) -> int | None:
+    runner = EchoRunner(num_blocks=8, block_size=4)
+    return [run(runner, one)[-1].token_id for one in chunks][-1]
+
+
+def test_pages_may_be_anywhere() -> None:
+    """The block table says where tokens are; which blocks it names does not matter."""
+    assert first_token(chunk((1, 2))) == first_token(chunk((7, 3)))
+
+
+def test_wrong_block_or_order_changes_the_token() -> None:
+    """Reading a block of somebody else, or one's own in the wrong order, is seen."""
+    right = first_token(chunk())
+    prefix = chunk(token_ids=(0, 1, 2, 3), block_table=(1,))
+    rest = {"start": 4, "token_ids": (4, 5, 6, 7)}
+    assert first_token(prefix, chunk(**rest)) == right
+    assert first_token(prefix, chunk((3, 2), **rest)) != right
+    assert first_token(prefix, chunk((2, 1), **rest)) != right
+
+
+def test_wrong_position_changes_the_token() -> None:
+    """The same tokens at other positions are another text."""
+    shifted = chunk((1, 2), start=1, token_ids=(0, 1, 2, 3, 4, 5, 6))
+    assert first_token(chunk((1, 2), token_ids=(0, 1, 2, 3, 4, 5, 6))) != first_token(shifted)
+
+
+def test_poisoned_block_changes_the_token() -> None:
+    """Whoever reads a block that was freed gets another text."""
+    runner = EchoRunner(num_blocks=8, block_size=4)
+    right = run(runner, chunk())[0]
+    last = chunk(start=7)
+    assert run(runner, last)[0] == right
+    runner.poison(1)
+    assert run(runner, last)[0] != right
+
+
+def test_banned_tokens_are_not_chosen() -> None:
+    """Ban what would have been said, and something else is."""
+    said = first_token(chunk())
+    assert said is not None
+    banned = SampleSpec(position=8, seed=0, temperature=0.0, banned_token_ids=(said,))
+    assert first_token(chunk(sample=banned)) not in (said, None)
+
+
+def test_logprobs_are_a_distribution() -> None:
+    """All candidates' probabilities sum to one; the chosen one's is among them; asking for less gives less."""
+    runner = EchoRunner(num_blocks=8, block_size=4)
+    (all_of_them,) = run(runner, chunk(sample=SampleSpec(position=8, seed=0, temperature=0.0, logprobs=100)))
+    assert all_of_them.logprobs is not None
+    assert math.isclose(sum(math.exp(logprob) for _, logprob in all_of_them.logprobs.top), 1.0)
+    assert (all_of_them.token_id, all_of_them.logprobs.chosen) == all_of_them.logprobs.top[0]
+    (two,) = run(runner, chunk(sample=SampleSpec(position=8, seed=0, temperature=0.0, logprobs=2)))
+    assert two.logprobs is not None
+    assert two.logprobs.top == all_of_them.logprobs.top[:2]
+
+
+def test_answer_is_readable_and_endless() -> None:
+    """Words, punctuation and whole emoji; never eos, never a broken code point inside."""
+    ids = alone(request(1, sampling=sampling(max_tokens=400)), num_blocks=200)
+    text = EchoTokenizer().decode(ids[:-1])
+    assert len(ids) == 400
+    assert "\ufffd" not in text.removesuffix("\ufffd")
+    assert any(ord(character) > 0xFFFF for character in text)
+
+
+def test_chat_template() -> None:
+    """Each turn is role, content, end; then the assistant's begins."""
+    messages = (Message(role="user", content="hi"),)
+    assert EchoTokenizer().encode(GenerateRequest(model="e", messages=messages)).token_ids == (
+        USER,
+        *b"hi",
+        END_OF_TURN,
+        ASSISTANT,
+    )
+
+
+@pytest.mark.parametrize(
+    ("fields", "error"),
+    [
+        ({"prompt": ""}, BadRequest),
+        ({"prompt_token_ids": ()}, BadRequest),
+        ({"prompt_token_ids": (VOCAB_SIZE,)}, BadRequest),
+        ({"prompt_token_ids": (-1,)}, BadRequest),
+        ({"prompt": "\ud800"}, BadRequest),
+        ({"messages": (Message(role="user", content="\udc00"),)}, BadRequest),
+        ({"prompt": "x" * 3_000_000}, PromptTooLong),
+    ],
+)
+def test_bad_prompts_are_refused(fields: dict[str, object], error: type[BadRequest]) -> None:
+    """Empty, out of range, half a surrogate pair, megabytes: a named error before anything is allocated."""
+    with pytest.raises(error):
+        EchoTokenizer().encode(GenerateRequest(model="e", **fields))  # type: ignore[arg-type]

@@ -1,0 +1,217 @@
+"""Laws of the scheduler, read off the plans of a driven core."""
+
+from __future__ import annotations
+
+import pytest
+
+from streamserve.engine.scheduler import max_servable_tokens, order_key
+from streamserve.engine.sequence import Sequence
+from tests.engine.drive import Drive, request, sampling
+
+
+def test_lone_prompt_is_one_chunk() -> None:
+    """With nothing else to do, a prompt takes the whole budget at once."""
+    drive = Drive(prefill_chunk=4)
+    drive.add(request(1, range(50)))
+    drive.step()
+    assert drive.planned() == {1: 50}
+
+
+def test_prompt_beyond_the_budget_is_chunked() -> None:
+    """No step computes more tokens than the budget; only the last chunk samples."""
+    drive = Drive(max_num_batched_tokens=16)
+    drive.run(request(1, range(40), sampling=sampling(max_tokens=1)))
+    assert [plan.num_tokens for plan in drive.plans] == [16, 16, 8]
+    assert [plan.chunks[0].sample is not None for plan in drive.plans] == [False, False, True]
+
+
+def test_decodes_come_first_and_prefill_is_capped() -> None:
+    """While anybody decodes, each step decodes everybody and prefills at most one chunk."""
+    drive = Drive(prefill_chunk=8)
+    drive.add(request(1), request(2))
+    drive.step()
+    drive.add(request(3, range(100, 130)))
+    drive.step()
+    assert list(drive.planned().items()) == [(1, 1), (2, 1), (3, 8)]
+    drive.step()
+    assert list(drive.planned().items()) == [(1, 1), (2, 1), (3, 8)]
+
+
+def test_every_running_sequence_decodes_in_every_step() -> None:
+    """Nobody who can decode is left out for a prompt."""
+    drive = Drive(prefill_chunk=4, num_blocks=200)
+    drive.add(request(1), request(2), request(3, range(100, 160)))
+    drive.run()
+    for plan in drive.plans:
+        decoding = {1, 2} if any(chunk.seq_id in (1, 2) for chunk in plan.chunks) else set()
+        assert decoding <= {chunk.seq_id for chunk in plan.chunks}
+
+
+def test_waiting_are_admitted_in_order_of_arrival() -> None:
+    """First come, first served, whatever the order of the calls."""
+    drive = Drive(max_num_seqs=1)
+    drive.run(request(3, arrived_at=3.0), request(1, arrived_at=1.0), request(2, arrived_at=2.0))
+    first = [next(i for i, plan in enumerate(drive.plans) if plan.chunks[0].seq_id == seq_id) for seq_id in (1, 2, 3)]
+    assert first == sorted(first)
+
+
+def test_class_gives_a_head_start() -> None:
+    """A chat request goes before a batch row that came up to 9.5 s earlier, and not before an older one."""
+
+    def key(arrived_at: float, latency_class: str) -> tuple[float, int]:
+        return order_key(Sequence(request(1, arrived_at=arrived_at, latency_class=latency_class)))
+
+    assert key(109.0, "chat") < key(100.0, "batch") < key(110.0, "chat")
+
+
+def test_no_more_than_max_num_seqs_run() -> None:
+    """The batch has a bound; the others wait."""
+    drive = Drive(max_num_seqs=3)
+    drive.add(*(request(seq_id) for seq_id in range(6)))
+    drive.step()
+    assert (drive.core.stats().running, drive.core.stats().waiting) == (3, 3)
+    drive.run()
+    assert max(len(plan.chunks) for plan in drive.plans) == 3
+
+
+def test_whole_prompt_must_fit_before_its_first_chunk() -> None:
+    """A prompt is not begun in the hope that memory turns up; nobody behind it goes first."""
+    drive = Drive(num_blocks=17, max_num_batched_tokens=16)
+    drive.add(request(1, range(40)))
+    drive.step()
+    drive.add(request(2, range(100, 140)), request(3, range(4)))
+    drive.step()
+    assert set(drive.planned()) == {1}
+    drive.run()
+    drive.assert_empty()
+
+
+def test_admission_keeps_room_for_growth() -> None:
+    """Part of the running sequences' remaining max_tokens is kept free."""
+    drive = Drive(num_blocks=31)  # 30 blocks of 4; each asks for 2 + 20
+    for seq_id in (1, 2, 3):
+        drive.add(request(seq_id, range(8), sampling=sampling(max_tokens=80), salt=str(seq_id)))
+    drive.step()
+    assert drive.core.stats().running < 3
+
+
+def test_reserve_decays() -> None:
+    """As nothing goes wrong, fewer blocks are kept back, and a waiting sequence is let in before anybody ends."""
+    drive = Drive(num_blocks=201)
+    for seq_id in (1, 2, 3):
+        drive.add(request(seq_id, range(8), sampling=sampling(max_tokens=400), salt=str(seq_id)))
+    drive.step()
+    assert drive.core.stats().running == 2
+    while drive.core.stats().waiting:
+        drive.step()
+    assert drive.core.stats().running == 3
+
+
+def test_lone_sequence_needs_no_reserve() -> None:
+    """A request that just fits by itself runs, without a preemption."""
+    drive = Drive(num_blocks=11)
+    answers = drive.run(request(1, range(8), sampling=sampling(max_tokens=32)))
+    assert len(answers[1].token_ids) == 32
+    assert drive.core.stats().preemptions == 0
+
+
+def crowded() -> Drive:
+    """Three sequences that will not fit together once they have grown; the reserve has been decayed away."""
+    drive = Drive(num_blocks=13, max_num_seqs=3)
+    drive.core.scheduler._reserve_share = 0.0
+    for seq_id in (1, 2, 3):
+        drive.add(request(seq_id, range(8), sampling=sampling(max_tokens=24), salt=str(seq_id)))
+    return drive
+
+
+def test_newest_is_preempted_and_finishes_later() -> None:
+    """When memory runs out the last in order gives way; everybody gets all tokens in the end."""
+    drive = crowded()
+    victims: list[int] = []
+    while drive.core.has_work:
+        drive.step()
+        victims += [one.seq_id for one in drive.core.scheduler.waiting if one.num_preemptions]
+    assert drive.core.stats().preemptions > 0
+    assert 1 not in victims
+    assert [len(answer.token_ids) for answer in drive.answers.values()] == [24, 24, 24]
+    drive.assert_empty()
+
+
+def test_preempted_sequence_holds_nothing_and_goes_first() -> None:
+    """A preempted sequence gave every block back, and stands before those that never ran."""
+    drive = crowded()
+    drive.add(request(4, range(8), arrived_at=4.0))
+    while not drive.core.stats().preemptions:
+        drive.step()
+    head = drive.core.scheduler.waiting[0]
+    assert (head.seq_id, head.block_table, head.num_computed_tokens) == (3, [], 0)
+
+
+def test_preempted_sequence_finds_its_own_blocks() -> None:
+    """Recomputing after a preemption goes through the prefix cache, and is not counted as a hit."""
+    drive = Drive()
+    drive.add(request(1, range(20)))
+    drive.step()
+    drive.core.scheduler.forced_preempt = lambda running: running
+    drive.step()
+    assert drive.planned() == {1: 1}
+    assert drive.plans[-1].chunks[0].start == 20
+    assert drive.core.stats().prefix_hits == 0
+
+
+def test_sampling_waits_for_the_last_known_token() -> None:
+    """A recomputing sequence samples only once it has caught up with what it has already said."""
+    drive = Drive(prefix_caching=False, max_num_batched_tokens=8)
+    drive.add(request(1, range(6)))
+    for _ in range(4):
+        drive.step()
+    drive.core.scheduler.forced_preempt = lambda running: running if len(drive.plans) == 4 else ()
+    drive.step()
+    drive.core.scheduler.forced_preempt = None
+    drive.step()
+    assert [chunk.sample is not None for plan in drive.plans[-2:] for chunk in plan.chunks] == [False, True]
+
+
+def test_budget_must_cover_the_batch() -> None:
+    """A budget in which some sequence could never decode is refused by name."""
+    with pytest.raises(ValueError, match="max_num_batched_tokens=4 is less than max_num_seqs=8"):
+        Drive(max_num_batched_tokens=4)
+
+
+@pytest.mark.parametrize(("model_len", "blocks", "limit"), [(100, 11, 40), (30, 11, 30), (40, 11, 40)])
+def test_largest_request(model_len: int, blocks: int, limit: int) -> None:
+    """The limit is the model's length or all blocks but the null one, and a request of just that size runs."""
+    assert max_servable_tokens(model_len, blocks, 4) == limit
+    drive = Drive(num_blocks=blocks, max_model_len=model_len)
+    answer = drive.run(request(1, range(limit - 10)))[1]
+    assert (len(answer.token_ids), answer.finish_reason) == (10, "length")
+
+
+def test_never_fits_fails_alone() -> None:
+    """If one that can never fit gets past the door it ends with its own error, and those behind it go on."""
+    drive = Drive(num_blocks=5)
+    answers = drive.run(request(1, range(40)), request(2, range(4)))
+    assert answers[1].error == "never_fits"
+    assert len(answers[2].token_ids) == 10
+
+
+def test_chunk_covers_exactly_its_blocks() -> None:
+    """A chunk's table has a block for each started page, and no more."""
+    drive = Drive(max_num_batched_tokens=10)
+    drive.run(request(1, range(33)))
+    for plan in drive.plans:
+        for chunk in plan.chunks:
+            assert len(chunk.block_table) == -(-(chunk.start + len(chunk.token_ids)) // 4)
+
+
+def test_core_has_no_clock_of_its_own() -> None:
+    """Two cores given the same calls and times make the same plans."""
+
+    def trace() -> list[object]:
+        drive = Drive(num_blocks=20)
+        drive.run(*(request(seq_id, range(seq_id, 25)) for seq_id in range(5)))
+        return [*drive.plans, *(update for answer in drive.answers.values() for update in answer.updates)]
+
+    assert trace() == trace()
+
+

@@ -1,0 +1,134 @@
+"""Runners and clocks for tests: they stand where a model stands, and do as they are told."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterable
+
+from streamserve.engine.plan import Runner, Sampled, StepPlan, StepResult
+
+# A test that waits longer than this has failed; nothing depends on how long it really takes.
+DEADLINE_SECONDS = 20.0
+
+
+class FakeClock:
+    """Seconds that pass when the test says so."""
+
+    def __init__(self, now: float = 100.0) -> None:
+        self.now = now
+
+    def __call__(self) -> float:
+        return self.now
+
+    def advance(self, seconds: float) -> None:
+        """Let time pass."""
+        self.now += seconds
+
+
+class WrappedRunner:
+    """A runner around another; subclasses change one thing."""
+
+    def __init__(self, runner: Runner) -> None:
+        self.inner = runner
+        self.block_size = runner.block_size
+        self.num_blocks = runner.num_blocks
+        self.vocab_size = runner.vocab_size
+        self.is_closed = False
+
+    def launch(self, plan: StepPlan) -> object:
+        return self.inner.launch(plan)
+
+    def collect(self, handle: object) -> StepResult:
+        return self.inner.collect(handle)
+
+    def close(self) -> None:
+        self.is_closed = True
+        self.inner.close()
+
+
+class GatedRunner(WrappedRunner):
+    """Records plans, and holds each step from `hold_from` on until `release`d.
+
+    A test waits for `held()`, does something while the step runs, calls `release()`, and looks at `plans`.
+    """
+
+    def __init__(self, runner: Runner, *, hold_from: int = 0) -> None:
+        super().__init__(runner)
+        self.plans: list[StepPlan] = []
+        self._num_allowed: float = hold_from
+        self._num_collected = 0
+        self._changed = threading.Condition()  # guards the three above
+
+    def launch(self, plan: StepPlan) -> object:
+        with self._changed:
+            self.plans.append(plan)
+            self._changed.notify_all()
+        return self.inner.launch(plan)
+
+    def collect(self, handle: object) -> StepResult:
+        with self._changed:
+            if not self._changed.wait_for(lambda: self._num_collected < self._num_allowed, DEADLINE_SECONDS):
+                raise TimeoutError(f"step {len(self.plans) - 1} was never released")
+            self._num_collected += 1
+        return self.inner.collect(handle)
+
+    def release(self, num_steps: float = 1) -> None:
+        """Let `num_steps` more steps end."""
+        with self._changed:
+            self._num_allowed = max(self._num_allowed, self._num_collected) + num_steps
+            self._changed.notify_all()
+
+    def open(self) -> None:
+        """Hold nothing any more."""
+        self.release(float("inf"))
+
+    async def held(self) -> StepPlan:
+        """Wait until a step is held, and return its plan."""
+        return await asyncio.to_thread(self._wait_until_held)
+
+    def _wait_until_held(self) -> StepPlan:
+        with self._changed:
+            if not self._changed.wait_for(self._is_holding, DEADLINE_SECONDS):
+                raise TimeoutError("no step came")
+            return self.plans[-1]
+
+    def _is_holding(self) -> bool:
+        return len(self.plans) > self._num_collected >= self._num_allowed
+
+
+class DyingRunner(WrappedRunner):
+    """Raises in its n-th step: the whole engine is dead."""
+
+    def __init__(self, runner: Runner, *, at_step: int) -> None:
+        super().__init__(runner)
+        self._at_step = at_step
+
+    def launch(self, plan: StepPlan) -> object:
+        if plan.step_id == self._at_step:
+            raise RuntimeError("the device fell off the bus")
+        return self.inner.launch(plan)
+
+
+class FaultyRunner(WrappedRunner):
+    """Fails those chunks that `is_faulty(step_id, seq_id)` names; the others are computed as ever."""
+
+    def __init__(self, runner: Runner, is_faulty: Callable[[int, int], bool]) -> None:
+        super().__init__(runner)
+        self._is_faulty = is_faulty
+
+    def launch(self, plan: StepPlan) -> object:
+        return plan, self.inner.launch(plan)
+
+    def collect(self, handle: object) -> StepResult:
+        assert isinstance(handle, tuple)
+        plan, inner = handle
+        good = {one.seq_id: one for one in self.inner.collect(inner).sampled}
+        return StepResult(step_id=plan.step_id, sampled=tuple(self._answers(plan, good)))
+
+    def _answers(self, plan: StepPlan, good: dict[int, Sampled]) -> Iterable[Sampled]:
+        for chunk in plan.chunks:
+            if self._is_faulty(plan.step_id, chunk.seq_id):
+                yield Sampled(seq_id=chunk.seq_id, token_id=None, error="numerical_error")
+            elif chunk.seq_id in good:
+                yield good[chunk.seq_id]
