@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import secrets
 from dataclasses import dataclass, replace
+from itertools import chain
 
 from streamserve.engine.choice import Choice
 from streamserve.engine.config import EngineConfig
@@ -16,7 +17,7 @@ from streamserve.engine.plan import Runner
 from streamserve.engine.scheduler import max_servable_tokens
 from streamserve.engine.tokenizer import Prompt, Tokenizer
 from streamserve.protocol.errors import BadRequest, PromptTooLong, StreamserveError
-from streamserve.protocol.requests import GenerateRequest, SamplingParams
+from streamserve.protocol.requests import LATENCY_CLASSES, GenerateRequest, SamplingParams
 
 logger = logging.getLogger(__name__)
 
@@ -58,6 +59,8 @@ class Prepared:
 
 def prepare(engine: LoadedEngine, config: EngineConfig, request: GenerateRequest) -> Prepared:
     """Make a request ready, or raise BadRequest. Text already shown is fed to the choices silently."""
+    if request.latency_class not in LATENCY_CLASSES:
+        raise BadRequest(f"latency_class is one of {', '.join(LATENCY_CLASSES)}.", param="latency_class")
     prompt = encode(engine.tokenizer, request)
     sampling = settle(request.sampling, len(prompt.token_ids), engine.max_tokens, config.default_max_tokens)
     _check_ids(request, prompt, engine.runner.vocab_size)
@@ -100,9 +103,14 @@ def _too_long(num_prompt: int, limit: int, max_tokens: int | None) -> str:
 
 def _check_ids(request: GenerateRequest, prompt: Prompt, vocab_size: int) -> None:
     """The model may have more or fewer ids than its tokenizer; an id it lacks would break the whole step."""
-    for ids in (prompt.token_ids, request.sampling.stop_token_ids, *request.output_token_ids):
+    groups = {
+        "prompt": prompt.token_ids,
+        "stop_token_ids": request.sampling.stop_token_ids,
+        "output_token_ids": tuple(chain.from_iterable(request.output_token_ids)),
+    }
+    for param, ids in groups.items():
         if ids and not (min(ids) >= 0 and max(ids) < vocab_size):
-            raise BadRequest(f"token ids of this model are 0 to {vocab_size - 1:,}.", param="stop_token_ids")
+            raise BadRequest(f"token ids of this model are 0 to {vocab_size - 1:,}.", param=param)
 
 
 def _make_choice(tokenizer: Tokenizer, request: GenerateRequest, sampling: SamplingParams, index: int) -> Choice:

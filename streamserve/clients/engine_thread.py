@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Protocol
@@ -62,7 +63,7 @@ class EngineThread:
         self._clock = clock
         self._listener = listener
         self._on_plan = on_plan
-        self._description = ModelDescription(alias=alias, state="idle")
+        self._description = ModelDescription(alias=alias, state="idle", created=int(time.time()))
         self._started_at = 0.0
         self._thread = threading.Thread(target=self._run, name=f"engine-{alias}", daemon=True)
         # Guards _is_closing and the first start; waited on when there is nothing to do.

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any, cast
 
@@ -16,6 +17,7 @@ from streamserve.clients.thread import ThreadClient
 from streamserve.engine.config import EngineConfig, ModelConfig
 from streamserve.engine.echo import EchoRunner, EchoTokenizer
 from streamserve.engine.plan import Runner, StepPlan
+from streamserve.protocol.errors import EngineUnavailable
 
 # Long enough for a page of text, small enough that a test can fill it.
 _ECHO_MODEL_LEN = 8192
@@ -67,11 +69,17 @@ def _load_echo(config: EngineConfig, step_delay_seconds: float, progress: Progre
 
 def _load_hf(model: ModelConfig, config: EngineConfig, progress: Progress) -> LoadedEngine:
     from streamserve.engine.hf_tokenizer import HFTokenizer
+    from streamserve.engine.model.errors import ModelLoadError
     from streamserve.engine.model.runner import load_runner
+    from streamserve.engine.model.source import resolve
 
-    progress("tokenizer", 0.0)
-    tokenizer = HFTokenizer(model.path)
-    runner: Any = load_runner(model, config, progress)
+    try:
+        progress("files", 0.0)
+        folder = str(resolve(model.path))
+        tokenizer = HFTokenizer(folder)
+        runner: Any = load_runner(replace(model, path=folder), config, progress)
+    except ModelLoadError as error:  # its text is written for whoever runs the site
+        raise EngineUnavailable(str(error), code="load_failed") from error
     facts = EngineFacts(
         max_model_len=config.max_model_len or runner.max_model_len,
         eos_token_ids=frozenset(runner.eos_token_ids) or tokenizer.eos_token_ids,

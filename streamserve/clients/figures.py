@@ -1,6 +1,6 @@
 """`RecentFigures`: what the last requests and seconds were like, for the admin page and for honest Retry-After values.
 
-Event loop only; bounded memory.
+Noted on the event loop, read from anywhere; bounded memory.
 """
 
 from __future__ import annotations
@@ -42,17 +42,18 @@ class RecentFigures:
 
     def tokens_per_second(self) -> float:
         """Return the rate of the last seconds."""
-        self._drop_old(self._clock())
-        return sum(count for _, count in self._tokens) / _RATE_SECONDS
+        since = self._clock() - _RATE_SECONDS
+        return sum(count for at, count in self._tokens.copy() if at >= since) / _RATE_SECONDS
 
     def latency(self) -> dict[str, float]:
-        """Return medians and 95th percentiles of queue, ttft and ITL, in seconds."""
+        """Return medians and 95th percentiles of queue and ttft, and the typical answer's ITL, in seconds."""
+        recent = list(self._breakdowns.copy())
         out: dict[str, float] = {}
         for name in ("queue", "ttft"):
-            values = [breakdown[name] for breakdown in self._breakdowns]
+            values = [breakdown[name] for breakdown in recent]
             out[f"{name}_p50"], out[f"{name}_p95"] = percentile(values, 0.5), percentile(values, 0.95)
         for name in ("itl_p50", "itl_p95"):
-            out[name] = percentile([breakdown[name] for breakdown in self._breakdowns], 0.5)
+            out[name] = percentile([breakdown[name] for breakdown in recent], 0.5)
         return out
 
     def retry_after(self, num_waiting: int, num_seats: int) -> int:

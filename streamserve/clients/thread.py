@@ -12,8 +12,9 @@ import itertools
 import logging
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import asdict, replace
 from typing import TypeVar
 
@@ -35,7 +36,8 @@ T = TypeVar("T")
 
 # Rendering is Python, tokenising releases the GIL: with two, one long prompt does not block the short ones.
 _TOKENIZER_THREADS = 2
-_MAX_TOKENIZING = 64
+# Seeds are what fits into a signed 64-bit number, whatever was asked for.
+_MAX_SEED = 2**63 - 1
 
 
 class ThreadClient:
@@ -61,24 +63,24 @@ class ThreadClient:
         # Which generation hears of which sequence, and which sequences no step has held yet.
         self._generations: dict[int, LocalGeneration] = {}
         self._unscheduled: set[int] = set()
-        self._num_tokenizing = 0
+        self._num_in_preparation = 0
         self._tokenizers = ThreadPoolExecutor(_TOKENIZER_THREADS, thread_name_prefix=f"tokenize-{alias}")
         self._figures = RecentFigures(clock)
 
     async def generate(self, request: GenerateRequest) -> LocalGeneration:
         """Accept the request or raise: BadRequest (never fits, bad template), Refused (not now)."""
         engine, _ = self._require_ready()
-        self._check_queue(request.n)
         accepted_at = self._clock()
-        prepared = await self._in_tokenizer_thread(lambda: prepare(engine, self._config, request))
+        with self._place_in_queue(request.n):
+            prepared = await self._in_tokenizer_thread(lambda: prepare(engine, self._config, request))
         _, core = self._require_ready()
-        self._check_queue(request.n)
         return self._submit(core, engine, request, prepared, accepted_at)
 
     async def tokenize(self, request: GenerateRequest) -> tuple[int, ...]:
         """Return the prompt's token ids as `generate` would see them."""
         engine, _ = self._require_ready()
-        prompt = await self._in_tokenizer_thread(lambda: encode(engine.tokenizer, request))
+        with self._place_in_queue(1):
+            prompt = await self._in_tokenizer_thread(lambda: encode(engine.tokenizer, request))
         return prompt.token_ids
 
     async def warm(self, request: GenerateRequest) -> None:
@@ -112,7 +114,7 @@ class ThreadClient:
         self._thread.close()
         self.on_end("engine_closed")
         await asyncio.to_thread(self._thread.join)
-        self._tokenizers.shutdown(wait=False, cancel_futures=True)
+        self._tokenizers.shutdown(wait=False)  # what it still reads is refused afterwards, as the engine is gone
 
     # Called on the engine thread (`Listener`).
 
@@ -223,30 +225,34 @@ class ThreadClient:
             assert self._thread.core is not None
             return self._thread.engine, self._thread.core
         if description.state == "failed":
-            raise EngineUnavailable(f"model {self.alias} is not available: {description.message}", retry_after=30)
+            raise EngineUnavailable(f"model {self.alias} is not available.", retry_after=30)
         self.start()
         raise EngineUnavailable(
             f"model {self.alias} is loading. Try again in a moment.", code="engine_loading", retry_after=2
         )
 
-    def _check_queue(self, num_new: int) -> None:
-        """Refuse what would make the queue longer than its bound; free seats in the batch are no queue."""
-        num_seated = len(self._generations) - len(self._unscheduled)
-        room = self._config.max_waiting + max(0, self._config.max_num_seqs - num_seated)
-        if len(self._unscheduled) + num_new > room:
+    @contextmanager
+    def _place_in_queue(self, num_new: int) -> Iterator[None]:
+        """Hold places while a prompt is read; refuse what would make the queue longer than its bound."""
+        num_waiting = len(self._unscheduled) + self._num_in_preparation
+        if num_waiting + num_new > self._queue_len():
             raise Overloaded(
-                f"{len(self._unscheduled):,} answers are waiting already. Try again later.",
-                retry_after=self._figures.retry_after(len(self._unscheduled), self._config.max_num_seqs),
+                f"{num_waiting:,} answers are waiting already. Try again later.",
+                retry_after=self._figures.retry_after(num_waiting, self._config.max_num_seqs),
             )
+        self._num_in_preparation += num_new
+        try:
+            yield
+        finally:
+            self._num_in_preparation -= num_new
+
+    def _queue_len(self) -> int:
+        """How many may wait now: free seats in the batch are no queue."""
+        num_seated = len(self._generations) - len(self._unscheduled)
+        return self._config.max_waiting + max(0, self._config.max_num_seqs - num_seated)
 
     async def _in_tokenizer_thread(self, work: Callable[[], T]) -> T:
-        if self._num_tokenizing >= _MAX_TOKENIZING:
-            raise Overloaded("too many prompts are being read. Try again later.")
-        self._num_tokenizing += 1
-        try:
-            return await asyncio.get_running_loop().run_in_executor(self._tokenizers, work)
-        finally:
-            self._num_tokenizing -= 1
+        return await asyncio.get_running_loop().run_in_executor(self._tokenizers, work)
 
 
 def _sequence_request(
@@ -261,11 +267,12 @@ def _sequence_request(
     sampling = prepared.sampling
     assert sampling.seed is not None
     arrived_at = request.arrived_at if request.arrived_at is not None else accepted_at
+    seed = (sampling.seed + index) & _MAX_SEED
     return SequenceRequest(
         seq_id=seq_id,
         prompt_token_ids=prepared.prompt.token_ids,
         output_token_ids=shown_token_ids(request, index),
-        sampling=replace(sampling, seed=sampling.seed + index),
+        sampling=replace(sampling, seed=seed),
         salt=request.salt,
         num_public_tokens=prepared.prompt.num_public_tokens,
         eos_token_ids=engine.facts.eos_token_ids,

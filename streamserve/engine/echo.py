@@ -1,8 +1,9 @@
 """`EchoRunner` and `EchoTokenizer`: an engine without a model. It ships, so that a site's tests need no weights.
 
-The runner keeps a "KV cache" of the tokens themselves. For each new token it reads the whole sequence back through the
-block table and hashes it: a wrong block, slot, position or order changes the text. The answer is readable nonsense,
-the same for the same prompt and seed. No torch, no clock, no randomness.
+The runner keeps a "KV cache" in which each token's entry depends on all tokens before it, as in a real model. For
+each new token it reads the whole sequence back through the block table and hashes it: a wrong block, slot, position,
+order or cached block changes the text. The answer is readable nonsense, the same for the same prompt and seed. No
+torch, no clock, no randomness.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import hashlib
 import math
 from array import array
 from collections.abc import Callable, Sequence
-from itertools import chain, islice
+from itertools import chain
 
 from streamserve.engine.plan import Chunk, RawLogprobs, Sampled, SampleSpec, StepPlan, StepResult
 from streamserve.engine.tokenizer import Prompt, checked_bytes, checked_ids
@@ -57,8 +58,11 @@ _FIRST_SPLIT = VOCAB_SIZE - 2 * len(_SPLIT)
 _ROLES = {"system": SYSTEM, "user": USER, "assistant": ASSISTANT}
 # Candidates per position; enough for top-20 log-probabilities.
 _NUM_CANDIDATES = 24
-# No id and no position can make this slot value: what poisoned or never written memory reads as.
+_NUM_DRAWS = 32  # some are drawn twice
+# What poisoned or never written memory reads as; no token is written as this.
 _POISON = -1
+_MAX_SLOT = 2**63 - 1
+_MIX = 6364136223846793005  # Knuth's multiplier for 64-bit sequences
 
 
 class EchoRunner:
@@ -101,9 +105,14 @@ class EchoRunner:
         self._slots[start : start + self.block_size] = array("q", [_POISON]) * self.block_size
 
     def _write(self, chunk: Chunk) -> None:
+        """Write what a token's K/V are in a real model: a function of the token and of everything before it."""
+        before = self._slots[self._slot(chunk, chunk.start - 1)] if chunk.start else 0
         for position, token_id in enumerate(chunk.token_ids, chunk.start):
-            block_id = chunk.block_table[position // self.block_size]
-            self._slots[block_id * self.block_size + position % self.block_size] = position << 32 | token_id
+            before = (before * _MIX + (position << 32 | token_id)) & _MAX_SLOT
+            self._slots[self._slot(chunk, position)] = before
+
+    def _slot(self, chunk: Chunk, position: int) -> int:
+        return chunk.block_table[position // self.block_size] * self.block_size + position % self.block_size
 
     def _read(self, chunk: Chunk) -> bytes:
         """Return what the sequence's slots hold, from position 0 to the end of the chunk."""
@@ -129,10 +138,11 @@ def _scores(state: bytes, last_token_id: int, banned: frozenset[int]) -> dict[in
     ending = _ending_of(last_token_id)
     if ending is not None and ending not in banned:
         return {ending: 0.0}
-    draws = (int.from_bytes(hashlib.sha256(state + bytes([i])).digest()[:8], "big") for i in range(256))
-    allowed = (token for token in map(_candidate, draws) if token not in banned)
-    distinct = islice(dict.fromkeys(allowed), _NUM_CANDIDATES)
-    return {token_id: -0.5 * rank for rank, token_id in enumerate(distinct)}
+    drawn = array("Q", hashlib.shake_256(state).digest(8 * _NUM_DRAWS))
+    candidates = list(dict.fromkeys(token for token in map(_candidate, drawn) if token not in banned))
+    if not candidates:
+        candidates = [token for token in range(_FIRST_PIECE, VOCAB_SIZE) if token not in banned]
+    return {token_id: -0.5 * rank for rank, token_id in enumerate(candidates[:_NUM_CANDIDATES])}
 
 
 def _candidate(draw: int) -> int:

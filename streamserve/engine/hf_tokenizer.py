@@ -1,8 +1,8 @@
 """`HFTokenizer`: the tokenizer and chat template of a model folder or hub id, as transformers would read them.
 
-transformers is imported when one is made. The template runs in transformers' own jinja sandbox, and control tokens that
-a caller wrote into a message are encoded as ordinary text, so that nobody can forge a turn. transformers' wrapper changes
-settings of its Rust tokenizer on every call: chats take a lock, everything else uses a copy that nobody changes.
+transformers is imported when one is made. The template runs in transformers' own jinja sandbox, and control tokens
+that a caller wrote into a message are encoded as ordinary text, so that nobody can forge a turn. transformers' wrapper
+changes settings of its Rust tokenizer on every call: chats take a lock, all else uses a copy that nobody changes.
 """
 
 from __future__ import annotations
@@ -15,10 +15,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from streamserve.engine.tokenizer import Prompt, checked_bytes, checked_ids
-from streamserve.protocol.errors import BadRequest, NoChatTemplate
+from streamserve.protocol.errors import BadRequest, EngineUnavailable, NoChatTemplate
 from streamserve.protocol.requests import GenerateRequest, Message
 
 logger = logging.getLogger(__name__)
+
+_NOT_FAST = "{path} has no tokenizer.json that transformers can use. Save it again with a current transformers."
 
 # Template variables a client may set: those that change how a model answers, and not what its prompt says it is.
 TEMPLATE_KWARGS = frozenset(
@@ -51,11 +53,12 @@ class HFTokenizer:
         from transformers import AutoTokenizer
 
         self._hf = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
+        if not self._hf.is_fast:
+            raise EngineUnavailable(_NOT_FAST.format(path=path), code="load_failed")
         self._hf_lock = threading.Lock()
         self._rust = Tokenizer.from_str(self._hf.backend_tokenizer.to_str())
         self._rust.no_truncation()
         self._rust.no_padding()
-        self.vocab_size: int = self._rust.get_vocab_size(with_added_tokens=True)
         self.has_chat_template: bool = self._hf.chat_template is not None
         self.eos_token_ids: frozenset[int] = frozenset({self._hf.eos_token_id} - {None})
         self._special = frozenset(
@@ -64,6 +67,7 @@ class HFTokenizer:
         decoder = json.loads(self._rust.to_str()).get("decoder") or {}
         self.strips_leading_space = _strips_leading_space(decoder)
         self._bytes = _bytes_of_ids(self._rust, decoder)
+        self.vocab_size = len(self._bytes)  # the highest id and one: there may be holes below it
         self.is_byte_exact = self._is_round_trip_exact()
         if not self.is_byte_exact:
             logger.warning("tokenizer %s is not a map from ids to bytes; its text is decoded by windows", path)
@@ -81,14 +85,17 @@ class HFTokenizer:
     def _encode_chat(self, request: GenerateRequest, messages: tuple[Message, ...]) -> tuple[int, ...]:
         if not self.has_chat_template:
             raise NoChatTemplate("this model has no chat template. Send `prompt` instead of `messages`.")
-        kwargs = {"add_generation_prompt": True, **_checked_kwargs(request)}
+        kwargs = _checked_kwargs(request)
+        kwargs.setdefault("add_generation_prompt", not kwargs.get("continue_final_message", False))
         checked_bytes("".join(message.content for message in messages))
         try:
             with self._hf_lock:
                 ids = self._hf.apply_chat_template(
                     list(map(_as_dict, messages)), return_dict=False, sanitize_control_tokens=True, **kwargs
                 )
-        except Exception as error:  # a template may raise anything, for instance raise_exception("roles must alternate")
+        except (
+            Exception
+        ) as error:  # a template may raise anything, for instance raise_exception("roles must alternate")
             logger.info("chat template refused a request", exc_info=True)
             raise BadRequest(_refusal(error), code="template_error", param="messages") from error
         return tuple(ids)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -11,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from streamserve.clients.acceptance import EngineFacts, LoadedEngine
+from streamserve.clients.acceptance import EngineFacts, LoadedEngine, Prepared
+from streamserve.clients.base import Accepted
 from streamserve.clients.engine_thread import Load, Progress
 from streamserve.clients.factory import echo_client
 from streamserve.clients.generation import LocalGeneration
@@ -51,7 +53,7 @@ def load_of(runner: Runner | Callable[[], Runner], tokenizer: Tokenizer | None =
 async def until(condition: Callable[[], bool]) -> None:
     """Let the loop run until the condition holds."""
     async with asyncio.timeout(DEADLINE_SECONDS):
-        while not condition():
+        while not condition():  # noqa: ASYNC110  # what is awaited happens on another thread
             await asyncio.sleep(0)
 
 
@@ -198,12 +200,11 @@ async def test_cancelled_is_absent_from_the_next_plan() -> None:
         while len(plan.chunks) < 2:
             runner.release()
             plan = await runner.held()
-        left = next(chunk.seq_id for chunk in plan.chunks if chunk.token_ids != plan.chunks[1].token_ids)
         leaving.cancel()
         runner.release()
         after = await runner.held()
         assert after.step_id == plan.step_id + 1
-        assert [chunk.seq_id for chunk in after.chunks] == [chunk.seq_id for chunk in plan.chunks if chunk.seq_id != left]
+        assert [chunk.seq_id for chunk in after.chunks] == [plan.chunks[1].seq_id]
         assert client.stats().running == 1
         runner.open()
         assert isinstance((await collect(staying))[-1], Done)
@@ -244,7 +245,7 @@ async def test_cancelling_while_tokenising_leaves_nothing() -> None:
 
     async with serving(tokenizer=Slow()) as client:
         task = asyncio.ensure_future(client.generate(ask()))
-        await until(lambda: client._num_tokenizing == 1)
+        await until(lambda: client._num_in_preparation == 1)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
@@ -254,10 +255,29 @@ async def test_cancelling_while_tokenising_leaves_nothing() -> None:
     assert isinstance(events[-1], Done)
 
 
+async def test_leaving_at_every_moment_leaves_nothing() -> None:
+    """Hundreds of readers that leave after none, some or all events: no block, sequence or entry is left."""
+    rng = random.Random(5)
+
+    async def read_some(client: ThreadClient, number: int) -> None:
+        generation = await client.generate(ask(f"{number % 7} and so on", n=1 + number % 2, temperature=1.0))
+        for _ in range(rng.choice([0, 0, 1, 2, 5, 100])):
+            if await anext(generation, None) is None:
+                break
+        generation.cancel()
+
+    async with serving() as client:
+        await asyncio.gather(*(read_some(client, number) for number in range(150)))
+        await until(lambda: client.stats().running == client.stats().waiting == client.stats().blocks_used == 0)
+        assert (client._generations, client._unscheduled, client._num_in_preparation) == ({}, set(), 0)
+
+
 async def test_engine_death_ends_everything_with_an_error() -> None:
     """Every open generation ends in one retryable error, and later requests are refused."""
-    async with serving(DyingRunner(echo_runner(), at_step=3)) as client:
+    runner = GatedRunner(DyingRunner(echo_runner(), at_step=3))
+    async with serving(runner) as client:
         generations = [await client.generate(ask(f"{number}", max_tokens=100)) for number in range(3)]
+        runner.open()
         for events in await asyncio.gather(*map(collect, generations)):
             assert [event for event in events if not isinstance(event, Token)] == [events[-1]]
             assert isinstance(events[-1], Error)
@@ -277,7 +297,7 @@ async def test_failed_load_is_described() -> None:
     client.start()
     await until(lambda: client.describe().state == "failed")
     assert client.describe().message == "no model at /nowhere. Give a folder with config.json."
-    with pytest.raises(EngineUnavailable, match="no model at /nowhere"):
+    with pytest.raises(EngineUnavailable, match=r"model broken is not available\.$"):
         await client.generate(ask())
     await client.aclose()
 
@@ -357,6 +377,39 @@ async def test_close_ends_generations_and_frees_the_runner() -> None:
     await client.aclose()
 
 
+async def test_accepted_in_the_moment_of_the_end() -> None:
+    """A request that is accepted while the thread ends is told so, and does not wait for ever."""
+    client = await ready(ThreadClient("echo", load_of(echo_runner()), CONFIG))
+    accepted = client._accepted
+
+    def end_first(prepared: Prepared) -> Accepted:
+        client._thread.close()
+        client._thread.join()
+        return accepted(prepared)
+
+    client._accepted = end_first  # type: ignore[method-assign]
+    events = await collect(await client.generate(ask()))
+    assert [event.code for event in events if isinstance(event, Error)] == ["engine_closed"]
+    await client.aclose()
+
+
+@pytest.mark.parametrize("fields", [{"stop_token_ids": (99_999,)}, {"output_token_ids": ((-1,),)}])
+async def test_ids_the_model_lacks_are_refused(fields: dict[str, Any]) -> None:
+    """An id that would break the whole step is one request's 400."""
+    async with serving() as client:
+        with pytest.raises(BadRequest) as caught:
+            await client.generate(ask(**fields))
+    assert caught.value.param in fields
+
+
+async def test_unknown_class_is_refused() -> None:
+    """A latency class the scheduler does not know never reaches it."""
+    async with serving() as client:
+        with pytest.raises(BadRequest, match="latency_class"):
+            await client.generate(replace(ask(), latency_class="vip"))
+        assert isinstance((await collect(await client.generate(ask(seed=2**63 - 1, n=2, temperature=1.0))))[-1], Done)
+
+
 async def test_close_before_start() -> None:
     """An engine that never ran can be closed, and then does not start."""
     client = echo_client()
@@ -424,7 +477,7 @@ async def test_too_long_names_the_numbers() -> None:
             "prompt has 400 tokens; this model takes 512 with max_tokens=200. Shorten the prompt or lower max_tokens."
         )
         assert caught.value.param == "max_tokens"
-        with pytest.raises(PromptTooLong, match="prompt has 512 tokens; this model takes 512. Shorten the prompt."):
+        with pytest.raises(PromptTooLong, match=r"prompt has 512 tokens; this model takes 512\. Shorten the prompt\."):
             await client.generate(ask("x" * 512, max_tokens=None))
 
 
@@ -449,7 +502,7 @@ async def test_default_max_tokens_is_clamped(default: int | None, expected: int)
 
 
 async def test_queue_is_bounded() -> None:
-    """Beyond the free seats and max_waiting, requests are refused with a time to come back; then there is room again."""
+    """Beyond the free seats and max_waiting, requests are refused with a time to come back; room comes back too."""
     runner = GatedRunner(echo_runner())
     async with serving(runner, replace(CONFIG, max_num_seqs=2, max_waiting=3)) as client:
         accepted = [await client.generate(ask(f"{number}")) for number in range(5)]
@@ -467,7 +520,7 @@ async def test_queue_is_bounded() -> None:
 
 
 async def test_tokenising_is_bounded() -> None:
-    """Prompts that wait to be read are bounded as well."""
+    """A prompt that waits to be read has a place in the queue already."""
     gate = threading.Event()
 
     class Slow(EchoTokenizer):
@@ -475,11 +528,12 @@ async def test_tokenising_is_bounded() -> None:
             assert gate.wait(DEADLINE_SECONDS)
             return super().encode(request)
 
-    async with serving(tokenizer=Slow()) as client:
-        tasks = [asyncio.ensure_future(client.generate(ask())) for _ in range(64)]
-        await until(lambda: client._num_tokenizing == 64)
-        with pytest.raises(Overloaded, match="too many prompts"):
-            await client.generate(ask())
+    async with serving(config=replace(CONFIG, max_waiting=8), tokenizer=Slow()) as client:
+        tasks = [asyncio.ensure_future(client.generate(ask())) for _ in range(16)]
+        await until(lambda: client._num_in_preparation == 16)
+        for refused in (client.generate(ask()), client.tokenize(ask())):
+            with pytest.raises(Overloaded, match="16 answers are waiting already"):
+                await refused
         gate.set()
         generations = await asyncio.gather(*tasks)
         assert all(isinstance(events[-1], Done) for events in await asyncio.gather(*map(collect, generations)))

@@ -168,7 +168,7 @@ def test_other_salt_finds_nothing(salt: str, num_hit: int) -> None:
 
 @pytest.mark.parametrize(("num_public", "num_hit"), [(0, 0), (3, 0), (4, 4), (7, 4), (8, 8), (10, 8)])
 def test_only_wholly_public_blocks_are_shared(num_public: int, num_hit: int) -> None:
-    """Tenants share the full blocks inside the server's prefix; the first later block takes the salt, and the rest follow."""
+    """Tenants share the full blocks inside the server's prefix; the first later one takes the salt, the rest follow."""
     pool = new_pool(num_blocks=30)
     compute(pool, start(pool, 1, 10, salt="a", num_public_tokens=num_public))
     assert start(pool, 2, 10, salt="b", num_public_tokens=num_public).num_computed_tokens == num_hit

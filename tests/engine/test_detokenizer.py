@@ -172,5 +172,5 @@ def test_held_back_is_the_least_possible(stop: list[str], pieces: list[str]) -> 
             return
         held = seen[len(shown) :]
         assert not held or any(one.startswith(held) for one in stop)
-        longest = max((n for n in range(len(seen) + 1) for one in stop if one[:-1].startswith(seen[len(seen) - n :])))
+        longest = max(n for n in range(len(seen) + 1) for one in stop if one[:-1].startswith(seen[len(seen) - n :]))
         assert len(held) == longest

@@ -157,6 +157,17 @@ def test_two_tenants_share_nothing() -> None:
     assert answers[1].token_ids == answers[2].token_ids == answers[3].token_ids
 
 
+def test_equal_blocks_after_different_ones() -> None:
+    """A block is named by all that is before it: the same tokens after another beginning are another block."""
+    one, other = range(40), [*range(4), 90, 91, 92, 93, *range(8, 40)]
+    drive = Drive()
+    drive.run(request(1, one))
+    drive.run(request(2, other[:8]))
+    answer = drive.run(request(3, other))[3]
+    assert answer.num_cached_tokens == 8
+    assert answer.token_ids == alone(request(3, other))
+
+
 def test_two_revisions_share_nothing() -> None:
     """Another model revision gives every block another name."""
     first, second = Drive(revision="1"), Drive(revision="2")

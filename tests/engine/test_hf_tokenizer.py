@@ -91,7 +91,7 @@ def test_byte_level_round_trip(chat: HFTokenizer, text: str) -> None:
 
 @pytest.mark.parametrize("text", TEXTS)
 def test_byte_fallback_round_trip(tmp_path: Path, text: str) -> None:
-    """SentencePiece with byte fallback has exact bytes too; its leading space goes for chats and stays for completions."""
+    """SentencePiece with byte fallback has exact bytes too; its leading space goes for chats, and stays otherwise."""
     tokenizer = save(tmp_path, sentencepiece())
     assert tokenizer.is_byte_exact
     ids = tokenizer.encode(GenerateRequest(model="m", prompt=text)).token_ids
@@ -147,6 +147,12 @@ def test_template_kwargs(chat: HFTokenizer) -> None:
         chat.encode(ask(("user", "hi"), chat_template_kwargs={"chat_template": "{{ 1 }}"}))
 
 
+def test_continued_message(chat: HFTokenizer) -> None:
+    """The last message can be one that the model goes on with: then no new turn begins, and this one does not end."""
+    turns = ask(("user", "hi"), ("assistant", "Well, "), chat_template_kwargs={"continue_final_message": True})
+    assert shown(chat, chat.encode(turns).token_ids).endswith("Well, ")
+
+
 @pytest.mark.parametrize(("role", "message"), [("bad", "no such role"), ("broken", "cannot render")])
 def test_template_errors(chat: HFTokenizer, role: str, message: str) -> None:
     """What the template raises itself is told; other failures only that there was one."""
@@ -180,7 +186,10 @@ def test_surrogates_are_refused(chat: HFTokenizer) -> None:
 
 def test_threads_share_one_tokenizer(chat: HFTokenizer) -> None:
     """Chats and prompts from many threads at once get the ids they get alone."""
-    jobs = [ask(("user", f"hello <eos> {n}")) if n % 2 else GenerateRequest(model="m", prompt=f"<eos>{n}") for n in range(200)]
+    jobs = [
+        ask(("user", f"hello <eos> {n}")) if n % 2 else GenerateRequest(model="m", prompt=f"<eos>{n}")
+        for n in range(200)
+    ]
     expected = [chat.encode(job) for job in jobs]
     with ThreadPoolExecutor(8) as pool:
         assert list(pool.map(chat.encode, jobs)) == expected

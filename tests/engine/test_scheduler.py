@@ -147,6 +147,15 @@ def test_preempted_sequence_holds_nothing_and_goes_first() -> None:
     assert (head.seq_id, head.block_table, head.num_computed_tokens) == (3, [], 0)
 
 
+def test_nobody_is_admitted_in_a_step_that_preempted() -> None:
+    """What a victim gave up is for those that run, not for the next in the queue to be preempted for in turn."""
+    drive = crowded()
+    drive.add(request(4, range(100, 103), arrived_at=4.0))
+    while not drive.core.stats().preemptions:
+        drive.step()
+    assert set(drive.planned()) <= {1, 2}
+
+
 def test_preempted_sequence_finds_its_own_blocks() -> None:
     """Recomputing after a preemption goes through the prefix cache, and is not counted as a hit."""
     drive = Drive()
@@ -213,5 +222,3 @@ def test_core_has_no_clock_of_its_own() -> None:
         return [*drive.plans, *(update for answer in drive.answers.values() for update in answer.updates)]
 
     assert trace() == trace()
-
-
