@@ -35,10 +35,13 @@ class EventLog(Protocol):
         """Return up to `limit` committed events with seq > `after`. Raises KeyError for an unknown log."""
 
     async def wait(self, log_id: str, after: int) -> None:
-        """Return when there may be an event with seq > `after`: a hint, at worst after 100 ms."""
+        """Return when there may be an event with seq > `after`, or the log was sealed or dropped.
+
+        A hint: it may return early; read again. A log that other processes write returns after 100 ms at worst.
+        """
 
     async def seal(self, log_id: str) -> None:
-        """Say that nothing will follow; the log may compact."""
+        """Say that nothing will follow, and wake who waits; the log may compact."""
 
     async def drop(self, log_id: str) -> None:
         """Forget the log. A later `read` raises KeyError."""
@@ -66,7 +69,7 @@ class MemoryLog:
         return self._events[log_id][after : after + limit]
 
     async def wait(self, log_id: str, after: int) -> None:
-        if len(self._events.get(log_id, ())) > after:
+        if len(self._events.get(log_id, ())) > after or log_id not in self._events:
             return
         await self._news.setdefault(log_id, asyncio.Event()).wait()
 

@@ -1,0 +1,38 @@
+"""`StreamMiddleware`: the outermost ASGI layer, which streams what the framework inside has handed over.
+
+    server ─── request ───► StreamMiddleware ─── request ───► Django, Starlette, …
+                                  │    ◄── response start with the hand-over header (held), empty body (swallowed)
+                                  │    the inner app RETURNS: its thread and database connection are free
+           ◄── start, stream ─────┘    while `receive` is watched for the client leaving
+
+Plain ASGI 3; knows no framework and no dialect. Wrap it around everything: `StreamMiddleware(ProtocolTypeRouter({…}))`.
+"""
+
+from __future__ import annotations
+
+from streamserve.asgi.exchange import Exchange
+from streamserve.asgi.lifespan import Callback, Lifespan
+from streamserve.asgi.types import App, Receive, Scope, Send
+
+
+class StreamMiddleware:
+    """Wraps an ASGI app. `scope["streamserve"]` is this object: there is one, and `on_shutdown` can be reached."""
+
+    def __init__(self, app: App) -> None:
+        self._app = app
+        self._on_shutdown: list[Callback] = []
+
+    def on_shutdown(self, callback: Callback) -> None:
+        """Have `callback` awaited when a server that speaks lifespan stops; the same callback counts once."""
+        if callback not in self._on_shutdown:
+            self._on_shutdown.append(callback)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await Lifespan(receive, send, self._on_shutdown).serve(self._app, scope)
+            return
+        scope = {**scope, "streamserve": self}
+        if scope["type"] == "http":
+            await Exchange(scope, receive, send).serve(self._app)
+        else:
+            await self._app(scope, receive, send)

@@ -1,0 +1,180 @@
+"""`Delivery`: one reader of a stream over HTTP: log → coalesce → encoder → transport, at the transport's pace.
+
+asyncio; framework-free. `run(send)` is for servers that take bytes, `async for` for frameworks that pull, `follow` for
+WebSockets, `collect` for answers that are not streamed. Whoever makes one of these must run or `close` it: `close` is
+synchronous, and when it returns the engine knows that the reader has gone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+from streamserve.dialects.base import Encoder
+from streamserve.protocol.events import LoggedEvent
+from streamserve.streams.directory import Streams
+from streamserve.streams.stream import Reader, Stream
+from streamserve.streams.tail import BrokenStream, Tail, read_page
+
+_TRANSPORTS = {"text/event-stream": "sse", "text/plain": "text"}
+
+
+class Delivery:
+    """What one reader is sent: `first_bytes`, then the frames of every event after `after`, to the terminal one.
+
+    `after` is the last seq the reader has: 0 is from the start; past the stream's last event raises BadRequest
+    ("unknown_event_id"), one reader too many QuotaExceeded ("too_many_readers"). A reader that already has the terminal
+    event: see `is_over` (answer 204).
+    """
+
+    def __init__(
+        self, streams: Streams, stream: Stream, encoder: Encoder, *, after: int = 0, watcher: bool = False
+    ) -> None:
+        content_type = encoder.content_type.partition(";")[0]
+        self.reader = Reader(is_watcher=watcher, transport=_TRANSPORTS.get(content_type, content_type), seq=after)
+        self.stream = stream
+        self._encoder = encoder
+        self._after = after
+        self._tail = Tail(streams, stream, after, self.reader)
+        self._log = streams.log
+        self._keepalive_seconds = streams.settings.keepalive_seconds if encoder.keepalive else None
+        self._sent_at = 0.0
+        self._rewound_to = 0
+        self._has_begun = False
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the reader has everything, the terminal event included."""
+        return self._tail.is_over or (self.stream.terminal is not None and self._after >= self.stream.last_seq)
+
+    @property
+    def headers(self) -> list[tuple[bytes, bytes]]:
+        """What the response must say, in ASGI form. Identity keeps GZipMiddleware away; there is no length."""
+        return [
+            (b"content-type", self._encoder.content_type.encode()),
+            (b"cache-control", b"no-cache, no-transform"),
+            (b"x-accel-buffering", b"no"),
+            (b"content-encoding", b"identity"),
+            (b"x-stream-id", self.stream.id.encode()),
+            (b"streamserve-from", str(self._after + 1).encode()),
+        ]
+
+    async def run(self, send: Callable[[bytes], Awaitable[None]]) -> None:
+        """Send everything, waiting for `send` each time; returns after the terminal event. Cancel it to disconnect."""
+        try:
+            frame: bytes | None = self._begin()
+            while frame is not None:
+                await send(frame)
+                frame = await self._next()
+        finally:
+            self.close()
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        """Yield what `run` sends. Whoever iterates closes it (`contextlib.aclosing`) or calls `close`."""
+        try:
+            frame: bytes | None = self._begin()
+            while frame is not None:
+                yield frame
+                frame = await self._next()
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """Detach the reader, or give up one that never came. Idempotent and synchronous."""
+        self._tail.close()
+
+    def _begin(self) -> bytes:
+        if self._has_begun:
+            raise RuntimeError("a Delivery runs once")
+        self._has_begun = True
+        self._tail.begin()
+        self._sent_at = time.monotonic()
+        return self._encoder.first_bytes
+
+    async def _next(self) -> bytes | None:
+        """Return the next whole frames, or a keepalive after silence; None when the terminal event has been sent."""
+        await self._rewind()
+        while not self._tail.is_over:
+            events = await self._tail.next(self._silence_left())
+            data = b"".join(map(self._encoder.encode, events))
+            if not events and not self._tail.is_over:
+                data = self._encoder.keepalive
+            if data:
+                self._sent_at = time.monotonic()
+                return data
+        return None
+
+    async def _rewind(self) -> None:
+        """Feed the encoder, once, what the reader already has; its output is dropped."""
+        while self._rewound_to < self._after:
+            page = await read_page(self._log, self.stream, self._rewound_to, self._after - self._rewound_to)
+            for logged in page:
+                self._encoder.encode(logged)
+            self._rewound_to = page[-1].seq
+            await asyncio.sleep(0)
+
+    def _silence_left(self) -> float | None:
+        if self._keepalive_seconds is None:
+            return None
+        return self._sent_at + self._keepalive_seconds - time.monotonic()
+
+
+class Follow:
+    """An async iterator over a stream's events, neighbouring tokens joined; see `follow`."""
+
+    def __init__(self, streams: Streams, stream: Stream, after: int, reader: Reader) -> None:
+        self._tail = Tail(streams, stream, after, reader)
+        self._given: deque[LoggedEvent] = deque()
+        self._has_begun = False
+
+    def __aiter__(self) -> Follow:
+        return self
+
+    async def __anext__(self) -> LoggedEvent:
+        if not self._has_begun:
+            self._has_begun = True
+            self._tail.begin()
+        while not self._given:
+            if self._tail.is_over:
+                self.close()
+                raise StopAsyncIteration
+            self._given.extend(await self._tail.next())
+        return self._given.popleft()
+
+    def close(self) -> None:
+        """Detach the reader. Idempotent and synchronous; call it when the socket closes, whoever else is waiting."""
+        self._given.clear()
+        self._tail.close()
+
+    async def aclose(self) -> None:
+        """Do `close`, for `contextlib.aclosing`."""
+        self.close()
+
+
+def follow(
+    streams: Streams, stream: Stream, after: int = 0, *, watcher: bool = False, transport: str = "websocket"
+) -> Follow:
+    """Return an iterator over the events after `after`, which ends after the terminal one.
+
+    It attaches an owner's reader from the first `__anext__` until `close`: always use it in `async with aclosing(...)`.
+    Raises BadRequest (code "unknown_event_id") when `after` is past the last event.
+    """
+    return Follow(streams, stream, after, Reader(is_watcher=watcher, transport=transport, seq=after))
+
+
+async def collect(streams: Streams, stream: Stream) -> list[LoggedEvent]:
+    """Wait for the stream's end as its owner's reader and return every event. Cancelled, the reader has left."""
+    reader = Reader(transport="whole")
+    stream.attach(reader)
+    try:
+        await stream.ended.wait()
+        events: list[LoggedEvent] = []
+        while len(events) < stream.last_seq:
+            events += await read_page(streams.log, stream, len(events))
+    finally:
+        stream.detach(reader)
+    if stream.terminal is None:
+        raise BrokenStream(stream.id)
+    return events

@@ -1,0 +1,49 @@
+"""`Reader` and `Readers`: who is attached to a stream. Only the owner's readers hold it; watchers never do."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Reader:
+    """Someone attached to a stream. `seq` is the last event its transport has accepted."""
+
+    is_watcher: bool = False
+    transport: str = "sse"
+    seq: int = 0
+
+
+class Readers:
+    """The readers of one stream, changed on the event loop only."""
+
+    def __init__(self) -> None:
+        self._attached: set[Reader] = set()
+        self.last_transport = ""
+
+    def add(self, reader: Reader) -> None:
+        """Count `reader` in."""
+        self._attached.add(reader)
+        if not reader.is_watcher:
+            self.last_transport = reader.transport
+
+    def discard(self, reader: Reader) -> bool:
+        """Count `reader` out and tell whether it was in."""
+        was_in = reader in self._attached
+        self._attached.discard(reader)
+        return was_in
+
+    @property
+    def num_attached(self) -> int:
+        """The owner's readers and watchers."""
+        return len(self._attached)
+
+    @property
+    def num_watchers(self) -> int:
+        """Those that do not count."""
+        return sum(reader.is_watcher for reader in self._attached)
+
+    @property
+    def num_holding(self) -> int:
+        """The owner's readers."""
+        return self.num_attached - self.num_watchers

@@ -1,0 +1,295 @@
+"""`Stream`: one answer as its readers see it, from the first event to the one terminal event, across parks.
+
+One task (`Stream.run`, owned by `Streams`) does every append, so the order of events needs no lock; everything else
+only says what should happen (`stop`, `detach`, a timer) and cancels the generation synchronously. Parked means: the
+engine has forgotten the sequence, the stream remembers its tokens, and a returning owner's reader has it continued.
+Lives on the event loop; knows no wire, no dialect and no framework.
+
+    running ── engine's Done or Error, stop, timeout ──────────────────────► finished
+       │ ▲                                                                      ▲
+       │ └── an owner's reader is there and the engine accepts again            │
+       └── the last owner's reader left ──► parked ── resume window over, stop ─┘
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+
+from streamserve.clients.base import EngineClient, Generation
+from streamserve.protocol.errors import Refused, StreamserveError
+from streamserve.protocol.events import Done, Error, Event, Meta, Status, Usage
+from streamserve.protocol.requests import GenerateRequest
+from streamserve.streams.inbox import Inbox
+from streamserve.streams.log import EventLog, Fenced, new_log_id
+from streamserve.streams.readers import Reader, Readers
+from streamserve.streams.settings import StreamSettings
+from streamserve.streams.summary import StreamSummary, summarize
+from streamserve.streams.tally import Tally
+from streamserve.streams.timers import Timers
+
+__all__ = ["ON_DISCONNECT", "Reader", "Stream", "StreamSettings", "StreamSummary"]
+
+logger = logging.getLogger("streamserve.streams")
+
+ON_DISCONNECT = ("park", "abort", "finish")
+
+_FENCE = 1
+_ABANDONED = Done(finish_reason="abandoned")
+_INTERNAL = Error(code="internal_error", message="The server failed while answering. It has been logged.")
+_STOPPING = Error(code="engine_unavailable", message="The server is shutting down.", retryable=True)
+_TIMEOUT = Error(code="timeout", message="The answer was not finished within timeout_seconds.")
+
+
+class Stream:
+    """One generation as readers see it. Made by `Streams.start` only, with the generation already accepted."""
+
+    def __init__(
+        self,
+        client: EngineClient,
+        log: EventLog,
+        settings: StreamSettings,
+        request: GenerateRequest,
+        generation: Generation,
+        *,
+        owner: str,
+        on_disconnect: str = "park",
+    ) -> None:
+        self.id = request.stream_id
+        self.log_id = new_log_id()
+        self.owner, self.tenant, self.model = owner, request.tenant, request.model
+        self.created = int(time.time())
+        self.on_disconnect = on_disconnect
+        self.request = _fix(request, generation)
+        self.readers = Readers()
+        self.tally = Tally(generation.accepted, request.n, request.arrived_at or time.monotonic())
+        self.last_seq = 0
+        self.num_parks = 0
+        self.terminal: Done | Error | None = None
+        self.ended = asyncio.Event()  # set once nothing more will be appended
+        self.ended_at: float | None = None
+        self._client, self._log, self._settings = client, log, settings
+        self._generation: Generation | None = generation
+        self._ending: Done | Error | None = None
+        self._refused_at: float | None = None
+        self._news = asyncio.Event()
+        self._timers = Timers()
+
+    # What others see
+
+    @property
+    def state(self) -> str:
+        """One of running, parked (also while it waits to be admitted again), finished."""
+        if self.terminal is not None or self.ended.is_set():
+            return "finished"
+        return "parked" if self._generation is None else "running"
+
+    @property
+    def usage(self) -> Usage:
+        """Token counts: the terminal event's, before that what the log holds."""
+        return self.terminal.usage if isinstance(self.terminal, Done) else self.tally.usage
+
+    def summary(self) -> StreamSummary:
+        """Return the stream's figures of now."""
+        return summarize(self)
+
+    # What others ask for
+
+    async def stop(self, seen_seq: int | None = None) -> None:
+        """End the stream as its user asks; returns once that is committed. After the end nothing happens."""
+        kept_seq = None if seen_seq is None else max(0, min(seen_seq, self.last_seq))
+        self._end_with(Done(finish_reason="cancelled", kept_seq=kept_seq))
+        await self.ended.wait()
+
+    def shut_down(self) -> None:
+        """End the stream because the server stops."""
+        self._end_with(_STOPPING)
+
+    def attach(self, reader: Reader) -> None:
+        """Count `reader` in. An owner's reader has a parked stream continued."""
+        self.readers.add(reader)
+        if not reader.is_watcher:
+            self._timers.disarm("first_reader", "resume_window")
+            self._news.set()
+
+    def detach(self, reader: Reader) -> None:
+        """Count `reader` out, once. Losing the last owner's reader takes effect before this returns."""
+        if self.readers.discard(reader):
+            self._news.set()
+            if not reader.is_watcher:
+                self.release()
+
+    def release(self) -> None:
+        """Do what `on_disconnect` says, unless an owner's reader is attached. Also for one that was promised only."""
+        if self._is_wanted or self._is_ending:
+            return
+        if self.on_disconnect == "abort":
+            self._end_with(_ABANDONED)
+        else:
+            self._park()
+
+    # The stream's task
+
+    async def open(self) -> None:
+        """Commit `meta`, the first event, and begin to wait for a reader. `run` must follow."""
+        await self._append([_meta(self)])
+        self._timers.arm("first_reader", self._settings.first_reader_seconds, self.release)
+        if self.request.timeout_seconds is not None:
+            left = self.tally.pace.started_at + self.request.timeout_seconds - time.monotonic()
+            self._timers.arm("timeout", left, lambda: self._end_with(_TIMEOUT))
+
+    async def run(self) -> None:
+        """Bring the stream to its end, whatever happens."""
+        try:
+            await self._pump()
+        except asyncio.CancelledError:
+            await self._fail(_STOPPING)
+            raise
+        except Fenced:
+            logger.warning("stream %s: another producer has claimed it", self.id)
+        except Exception:
+            logger.exception("stream %s: failed", self.id)
+            await self._fail(_INTERNAL)
+        finally:
+            await self._close()
+
+    async def _pump(self) -> None:
+        """Move events from the engine to the log, across parks, until a terminal event is committed."""
+        while self.terminal is None:
+            if self._ending is not None:
+                await self._append([self._ending])
+            elif self._generation is not None:
+                await self._relay(self._generation)
+            elif self._is_wanted:
+                await self._readmit()
+            else:
+                await self._change()
+
+    async def _relay(self, generation: Generation) -> None:
+        """Commit what `generation` yields until it is over: by itself, or because we cancelled it."""
+        async with Inbox(generation) as inbox:
+            while self.terminal is None and (batch := await inbox.take()):
+                await self._append(batch)
+        if self.terminal is None and self._generation is generation:
+            raise RuntimeError("the generation ended without a terminal event")
+
+    async def _readmit(self) -> None:
+        """Ask the engine to go on after the tokens in the log. A refusal keeps the stream: it asks again."""
+        self._news.clear()  # what is news from here on cuts a wait short
+        try:
+            generation = await self._client.generate(replace(self.request, output_token_ids=self.tally.token_ids))
+        except Refused as refused:
+            await self._wait_out(refused)
+            return
+        except StreamserveError as error:
+            self._end_with(Error(code=error.code, message=error.message))
+            return
+        self._refused_at = None
+        if self._is_ending or not self._is_wanted:
+            generation.cancel()
+            return
+        self._generation = generation
+        await self._append([Status(status="resumed")])
+
+    async def _wait_out(self, refused: Refused) -> None:
+        """Tell the readers once, then wait `retry_after`; give up when that has lasted as long as the resume window."""
+        now = time.monotonic()
+        if self._refused_at is None:
+            self._refused_at = now
+            await self._append([Status(status="waiting", message=refused.message)])
+        if now - self._refused_at > self._settings.resume_window_seconds:
+            self._end_with(Error(code=refused.code, message=refused.message, retryable=True))
+        await self._change(refused.retry_after)
+
+    async def _append(self, events: Sequence[Event]) -> None:
+        """Commit `events` up to the first terminal one; what is not committed does not count."""
+        batch = [self._settled(event) for event in self.tally.fresh(events)]
+        if batch:
+            self.last_seq = await self._log.append(self.log_id, _FENCE, batch)
+        for event in batch:
+            self.tally.note(event)
+            if isinstance(event, Done | Error):
+                self.terminal = event
+
+    async def _fail(self, error: Error) -> None:
+        """Commit `error` if the stream has no end yet. A log that cannot take even that leaves it without one."""
+        self._cancel()
+        try:
+            if self.terminal is None:
+                await self._append([error])
+        except Exception:
+            logger.exception("stream %s: its log does not take the terminal event", self.id)
+
+    async def _close(self) -> None:
+        """Let go of engine and timers, and wake the readers who wait."""
+        self._cancel()
+        self._timers.disarm_all()
+        self.ended_at = time.monotonic()
+        self.ended.set()
+        try:
+            await self._log.seal(self.log_id)
+        except Exception:
+            logger.exception("stream %s: its log cannot be sealed", self.id)
+
+    async def _change(self, seconds: float | None = None) -> None:
+        """Wait until somebody came, left or wants the end; at most `seconds`."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._news.wait()
+        self._news.clear()
+
+    def _settled(self, event: Event) -> Event:
+        """Return `event` as it is to be kept: a `done` speaks for all runs, or for one that was cut short."""
+        if not isinstance(event, Done):
+            return event
+        if event is self._ending:
+            return self.tally.with_figures(event)
+        return self.tally.over_all_runs(event) if self.num_parks else event
+
+    # Decisions, synchronous
+
+    @property
+    def _is_wanted(self) -> bool:
+        return self.readers.num_holding > 0 or self.on_disconnect == "finish"
+
+    @property
+    def _is_ending(self) -> bool:
+        return self._ending is not None or self.state == "finished"
+
+    def _end_with(self, ending: Done | Error) -> None:
+        if not self._is_ending:
+            self._ending = ending
+            self._cancel()
+            self._news.set()
+
+    def _park(self) -> None:
+        """Have the engine forget the sequence, and give the reader `resume_window_seconds` to come back."""
+        if self._generation is not None:
+            self.num_parks += 1
+            self._cancel()
+        self._timers.disarm("first_reader")
+        window = self._settings.resume_window_seconds
+        self._timers.arm("resume_window", window, lambda: self._end_with(_ABANDONED))
+
+    def _cancel(self) -> None:
+        """Once this returns, no StepPlan built later holds the sequence."""
+        if self._generation is not None:
+            self._generation.cancel()
+            self._generation = None
+
+
+def _fix(request: GenerateRequest, generation: Generation) -> GenerateRequest:
+    """Return `request` with what acceptance has decided, so that asking again gives the same tokens."""
+    accepted = generation.accepted
+    sampling = replace(request.sampling, seed=accepted.seed, max_tokens=accepted.max_tokens)
+    return replace(request, sampling=sampling)
+
+
+def _meta(stream: Stream) -> Meta:
+    return Meta(
+        model=stream.model, stream_id=stream.id, created=stream.created, prompt_tokens=stream.usage.prompt_tokens
+    )

@@ -1,0 +1,124 @@
+"""`Tail`: a reader's place in a stream's log: attach, read what is committed, join neighbouring tokens, wait for more.
+
+asyncio. Pulls pages from the log, so a slow reader costs one page of memory, not an answer. The rule of joining is
+Nagle's with a clock: a token that comes `coalesce_seconds` after the last frame, or is the first, leaves at once;
+others wait for company at most that long, or until `coalesce_tokens` are there. Everything but tokens leaves at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+import time
+
+from streamserve.dialects.base import coalesce
+from streamserve.protocol.errors import BadRequest, Gone, QuotaExceeded
+from streamserve.protocol.events import LoggedEvent, Token, is_terminal
+from streamserve.streams.directory import Streams
+from streamserve.streams.log import EventLog
+from streamserve.streams.stream import Reader, Stream
+
+# Events read at once; also how many a replay may go through before other tasks get their turn.
+_PAGE = 64
+
+
+async def read_page(log: EventLog, stream: Stream, after: int, limit: int = _PAGE) -> list[LoggedEvent]:
+    """Return the committed events that follow `after`, one page at most. Raises Gone for a stream that was dropped."""
+    try:
+        return await log.read(stream.log_id, after, min(limit, _PAGE))
+    except KeyError:
+        raise Gone("The stream's events are no longer kept.") from None
+
+
+class BrokenStream(Exception):
+    """The stream is over and its log has no terminal event: the log could not be written. Readers just end."""
+
+
+class Tail:
+    """One reader, used once: `begin`, `next` until `is_over`, `close`."""
+
+    def __init__(self, streams: Streams, stream: Stream, after: int, reader: Reader) -> None:
+        if not 0 <= after <= stream.last_seq:
+            message = f"The stream has {stream.last_seq} events so far; it cannot be read after event {after}."
+            raise BadRequest(message, code="unknown_event_id", param="after")
+        if stream.readers.num_attached >= streams.settings.max_readers:
+            message = f"The stream is being read {stream.readers.num_attached} times. Close one of its readers."
+            raise QuotaExceeded(message, code="too_many_readers", retry_after=5)
+        self._read_seq = self._given_seq = after
+        self.is_over = False
+        self._log, self._settings = streams.log, streams.settings
+        self._stream, self._reader = stream, reader
+        self._held: list[LoggedEvent] = []
+        self._token_at = -math.inf  # when the last token left: the first one never waits
+        self._is_closed = False
+
+    def begin(self) -> None:
+        """Attach the reader, unless it has left already."""
+        if not self._is_closed:
+            self._stream.attach(self._reader)
+
+    def close(self) -> None:
+        """Detach the reader, or say that it never came. Synchronous: the engine is told before this returns."""
+        if not self._is_closed:
+            self._is_closed = self.is_over = True
+            self._stream.detach(self._reader)
+            if not self._reader.is_watcher:
+                self._stream.release()
+
+    async def next(self, silence_seconds: float | None = None) -> list[LoggedEvent]:
+        """Return the next events, joined. [] after `silence_seconds` without any, or when none are to come."""
+        self._reader.seq = self._given_seq
+        silent_at = None if silence_seconds is None else time.monotonic() + silence_seconds
+        has_waited = False
+        while not self.is_over:
+            await self._read()
+            due_at = self._due_at() if self._held else silent_at
+            if due_at is not None and due_at <= time.monotonic():
+                if not has_waited:
+                    await asyncio.sleep(0)
+                return [] if self._is_closed else self._flush()
+            if not self.is_over:
+                has_waited = True
+                await self._wait(due_at)
+        return []
+
+    async def _read(self) -> None:
+        """Hold one page more, or find out that there will be none."""
+        has_ended = self._stream.ended.is_set()  # asked before reading: what came in between is not missed
+        page = await read_page(self._log, self._stream, self._read_seq)
+        if page:
+            self._read_seq = page[-1].seq
+            self._held += page
+        elif has_ended and not self._held:
+            self._end()
+
+    def _end(self) -> None:
+        if self._stream.terminal is None:
+            raise BrokenStream(self._stream.id)
+        self.is_over = True
+
+    def _due_at(self) -> float:
+        """When the held events must leave."""
+        settings = self._settings
+        tokens = [logged.event for logged in self._held if isinstance(logged.event, Token)]
+        is_full = sum(len(token.token_ids) or 1 for token in tokens) >= settings.coalesce_tokens
+        if is_full or len(tokens) < len(self._held):
+            return 0.0
+        return self._token_at + settings.coalesce_seconds
+
+    async def _wait(self, until: float | None) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(None if until is None else until - time.monotonic()):
+                await self._log.wait(self._stream.log_id, self._read_seq)
+
+    def _flush(self) -> list[LoggedEvent]:
+        held, self._held = self._held, []
+        if not held:
+            return []
+        self._given_seq = held[-1].seq
+        if any(isinstance(logged.event, Token) for logged in held):
+            self._token_at = time.monotonic()
+        self.is_over = is_terminal(held[-1].event)
+        most = self._settings.coalesce_tokens
+        return coalesce(held, max_tokens=most) if most > 1 and self._settings.coalesce_seconds > 0 else held

@@ -1,0 +1,37 @@
+"""`Timers`: the few named times one stream waits for. Event loop only; actions are synchronous."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextvars import Context
+
+
+class Timers:
+    """Named one-shot timers. Arming a name that is armed keeps the earlier one."""
+
+    def __init__(self) -> None:
+        self._handles: dict[str, asyncio.TimerHandle] = {}
+
+    def arm(self, name: str, seconds: float, action: Callable[[], None]) -> None:
+        """Call `action` once after `seconds`, unless disarmed."""
+
+        def fire() -> None:
+            del self._handles[name]
+            action()
+
+        if name not in self._handles:
+            loop = asyncio.get_running_loop()
+            # An empty context: a timer must not keep alive the request in which it was armed.
+            self._handles[name] = loop.call_later(max(0.0, seconds), fire, context=Context())
+
+    def disarm(self, *names: str) -> None:
+        """Forget these timers; those that are not armed do not matter."""
+        for name in names:
+            handle = self._handles.pop(name, None)
+            if handle is not None:
+                handle.cancel()
+
+    def disarm_all(self) -> None:
+        """Forget every timer."""
+        self.disarm(*list(self._handles))

@@ -1,0 +1,296 @@
+"""Laws of the hand-over: what the inner app sees, what the client gets, and what a disconnect does at each moment."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from streamserve.asgi.handover import HEADER, offer
+from streamserve.asgi.middleware import StreamMiddleware
+from streamserve.asgi.types import Message, Receive, Scope, Send
+from streamserve.dialects.native import NativeEncoder
+from streamserve.protocol.events import Done
+from streamserve.streams.delivery import Delivery
+from streamserve.streams.directory import Streams
+from streamserve.streams.stream import Stream
+from tests.asgi.asgi_app import Client, HandingOver
+from tests.stream_checks import check_native
+from tests.streams.fakes import ScriptedClient, ask, tok, until
+
+DONE = Done(finish_reason="stop")
+
+
+class Site:
+    """An inner app over the scripted engine, wrapped; `stream` is the one it started last."""
+
+    def __init__(self, streams: Streams) -> None:
+        self.inner = HandingOver(self._make)
+        self.app = StreamMiddleware(self.inner)
+        self.stream: Stream | None = None
+        self._streams = streams
+
+    async def _make(self) -> Delivery:
+        self.stream = await self._streams.start(ask("scripted"), owner="u1", tenant="t1")
+        return Delivery(self._streams, self.stream, NativeEncoder(self.stream.log_id))
+
+
+@pytest.fixture
+def site(streams: Streams) -> Site:
+    return Site(streams)
+
+
+async def test_a_stream_goes_out_whole(site: Site, scripted: ScriptedClient) -> None:
+    """Start, frames, an end; the inner body is swallowed and the app got the request's."""
+    client = Client(site.app, method="POST", body=b'{"prompt": "hi"}')
+    await until(lambda: len(client.messages) >= 2, "the head is sent")
+    scripted.last.push(tok("a"), tok("b"), DONE)
+    await client.task
+    assert [frame.event for frame in check_native(client.body)] == ["meta", "token", "done"]
+    assert client.is_complete
+    assert site.inner.body == b'{"prompt": "hi"}'
+    assert site.inner.scope["streamserve"]
+
+
+async def test_headers_are_merged_and_ours_win(site: Site, scripted: ScriptedClient) -> None:
+    """Status, cookies, CORS and CSP stay; what described the empty body goes; names come lower-case as ASGI says."""
+    site.inner.status = 201
+    site.inner.headers += [(b"Set-Cookie", b"b=2"), (b"Content-Security-Policy", b"x"), (b"ETag", b'"0"')]
+    site.inner.headers += [(b"Content-Encoding", b"gzip"), (b"Cache-Control", b"private")]
+    client = Client(site.app)
+    await until(lambda: bool(client.messages), "the head is sent")
+    assert site.stream is not None
+    assert client.start["status"] == 201
+    assert sorted(client.headers) == sorted(
+        [
+            (b"set-cookie", b"a=1"),
+            (b"set-cookie", b"b=2"),
+            (b"content-security-policy", b"x"),
+            *Delivery(site._streams, site.stream, NativeEncoder(site.stream.log_id)).headers,
+        ]
+    )
+    client.leave()
+    await client.task
+
+
+async def test_the_inner_app_has_returned_before_the_head(site: Site, scripted: ScriptedClient) -> None:
+    """Its thread and connection are free before the first byte, however long it takes after its response."""
+    site.inner.before_return.clear()
+    client = Client(site.app)
+    client.on_send = lambda message: (_ for _ in ()).throw(AssertionError) if not site.inner.has_returned else None
+    await until(lambda: site.stream is not None, "the inner app has started a stream")
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert client.messages == []
+    site.inner.before_return.set()
+    await until(lambda: len(client.messages) >= 2, "then head and first bytes are sent")
+    client.leave()
+    await client.task
+
+
+async def test_a_disconnect_cancels_in_the_same_iteration(site: Site, scripted: ScriptedClient) -> None:
+    """When the disconnect is read, the generation is cancelled before anything else runs; no end is faked."""
+    client = Client(site.app)
+    await until(lambda: len(client.messages) >= 3, "meta is sent")
+    was_cancelled: list[bool] = []
+    client.leave()  # wakes the watching task; what is called next runs right after it
+    asyncio.get_running_loop().call_soon(lambda: was_cancelled.append(scripted.last.is_cancelled))
+    await until(lambda: bool(was_cancelled), "the loop has turned")
+    assert was_cancelled == [True]
+    assert site.stream is not None
+    assert (site.stream.state, site.stream.readers.num_attached) == ("parked", 0)
+    async with asyncio.timeout(5):
+        await client.task
+    assert not client.is_complete
+    assert [task for task in asyncio.all_tasks() if "delivery" in task.get_name()] == []
+
+
+@pytest.mark.parametrize("moment", ["before the start", "after the start"])
+async def test_a_disconnect_while_the_inner_app_works(site: Site, scripted: ScriptedClient, moment: str) -> None:
+    """The inner app may consume the disconnect; the delivery is given up all the same, and nothing is sent."""
+    hold = site.inner.before_start if moment == "before the start" else site.inner.before_return
+    hold.clear()
+    listening = Listening(site.inner)
+    client = Client(StreamMiddleware(listening))
+    await until(lambda: site.stream is not None, "the stream is started")
+    client.leave()
+    await until(lambda: listening.has_seen_disconnect, "the inner app consumed it")
+    hold.set()
+    await client.task
+    assert site.stream is not None
+    assert site.stream.state == "parked"
+    assert client.messages == []
+
+
+class Listening:
+    """As Django does: works and listens for the disconnect at the same time."""
+
+    def __init__(self, app: HandingOver) -> None:
+        self._app = app
+        self.has_seen_disconnect = False
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        first = await receive()
+
+        async def replayed() -> Message:
+            return first
+
+        working = asyncio.create_task(self._app(scope, replayed, send))
+        self.has_seen_disconnect = (await receive())["type"] == "http.disconnect"
+        await working
+
+
+async def test_an_inner_app_that_fails_after_offering_gives_up(site: Site, scripted: ScriptedClient) -> None:
+    """Its exception is the server's; the stream it started is parked at once, not after five seconds."""
+    site.inner.headers = [(b"bad", None)]  # type: ignore[list-item]
+
+    async def failing(scope: Scope, receive: Receive, send: Send) -> None:
+        await site.inner(scope, receive, send)
+        raise RuntimeError("after the response")
+
+    client = Client(StreamMiddleware(failing))
+    with pytest.raises(RuntimeError, match="after the response"):
+        await client.task
+    assert client.messages == []
+    assert site.stream is not None
+    assert site.stream.state == "parked"
+
+
+async def test_an_offer_that_is_not_used_is_withdrawn(site: Site, scripted: ScriptedClient) -> None:
+    """A middleware inside replaced the response: the reader never came."""
+
+    async def replacing(scope: Scope, receive: Receive, send: Send) -> None:
+        async def drop(message: Message) -> None: ...
+
+        await site.inner(scope, receive, drop)
+        await send({"type": "http.response.start", "status": 403, "headers": []})
+        await send({"type": "http.response.body", "body": b"no"})
+
+    client = Client(StreamMiddleware(replacing))
+    await client.task
+    assert (client.start["status"], client.body) == (403, b"no")
+    assert site.stream is not None
+    assert site.stream.state == "parked"
+
+
+async def test_a_server_that_cancels_the_request(site: Site, scripted: ScriptedClient) -> None:
+    """The app's task is cancelled (a server going down): the stream is parked and no task is left."""
+    client = Client(site.app)
+    await until(lambda: len(client.messages) >= 3, "meta is sent")
+    client.task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await client.task
+    assert scripted.last.is_cancelled
+    assert [task for task in asyncio.all_tasks() if "delivery" in task.get_name()] == []
+
+
+async def test_a_client_that_takes_nothing_and_leaves(site: Site, scripted: ScriptedClient) -> None:
+    """A `send` that never returns does not keep the request, nor the wait for more that may never come."""
+    client = Client(site.app)
+    await until(lambda: len(client.messages) >= 3, "meta is sent")
+    client.go.clear()
+    scripted.last.push(tok("a"))
+    await until(lambda: client.is_blocked, "send waits")
+    client.leave()
+    async with asyncio.timeout(5):
+        await client.task
+    assert scripted.last.is_cancelled
+
+
+async def test_a_send_that_says_the_client_left(site: Site, scripted: ScriptedClient) -> None:
+    """ASGI 2.4 servers raise OSError: the stream is parked and the request just ends."""
+    client = Client(site.app)
+    await until(lambda: len(client.messages) >= 3, "meta is sent")
+
+    def fail(message: Message) -> None:
+        raise OSError("broken pipe")
+
+    client.on_send = fail
+    scripted.last.push(tok("a"))
+    await client.task
+    assert scripted.last.is_cancelled
+    assert not client.is_complete
+
+
+async def test_a_delivery_that_fails_just_ends(
+    streams: Streams, scripted: ScriptedClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    """After the head an error is logged and the response ends, without an event that pretends anything."""
+
+    class Bad(NativeEncoder):
+        def encode(self, logged: object) -> bytes:
+            raise ValueError("cannot encode")
+
+    site = Site(streams)
+
+    async def make() -> Delivery:
+        site.stream = await streams.start(ask("scripted"), owner="u1", tenant="t1")
+        return Delivery(streams, site.stream, Bad(site.stream.log_id))
+
+    site.inner.make = make
+    client = Client(site.app)
+    await client.task
+    assert client.is_complete
+    assert client.body == NativeEncoder.first_bytes
+    assert "cannot encode" in caplog.text
+    assert site.stream is not None
+    assert site.stream.state == "parked"
+
+
+async def test_head_gets_the_headers_only(site: Site, scripted: ScriptedClient) -> None:
+    """No body, no reader."""
+    client = Client(site.app, method="HEAD")
+    await client.task
+    assert (client.start["status"], client.body, client.is_complete) == (200, b"", True)
+    assert dict(client.headers)[b"content-type"].startswith(b"text/event-stream")
+    assert site.stream is not None
+    assert site.stream.state == "parked"
+
+
+async def test_an_id_works_once(site: Site, streams: Streams, scripted: ScriptedClient) -> None:
+    """A response with an id that was taken, or that never was, is an error and never an empty success."""
+    scripted_stream = await streams.start(ask("scripted"), owner="u1", tenant="t1")
+    ticket = offer(Delivery(streams, scripted_stream, NativeEncoder(scripted_stream.log_id)))
+
+    async def handing(scope: Scope, receive: Receive, send: Send) -> None:
+        headers = [(HEADER.encode(), ticket.encode())]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+
+    first = Client(StreamMiddleware(handing))
+    await until(lambda: len(first.messages) >= 2, "the first gets the stream")
+    again = Client(StreamMiddleware(handing))
+    with pytest.raises(RuntimeError, match="taken before"):
+        await again.task
+    assert again.messages == []
+    first.leave()
+    await first.task
+
+
+async def test_other_responses_pass_untouched(streams: Streams) -> None:
+    """What carries no hand-over is none of our business, streaming or not."""
+
+    async def plain(scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 404, "headers": [(b"Content-Length", b"2")]})
+        await send({"type": "http.response.body", "body": b"n", "more_body": True})
+        await send({"type": "http.response.body", "body": b"o"})
+
+    client = Client(StreamMiddleware(plain))
+    await client.task
+    assert client.headers == [(b"Content-Length", b"2")]
+    assert len(client.messages) == 3
+    assert client.body == b"no"
+
+
+async def test_websockets_pass_marked() -> None:
+    """The scope says that the middleware is there; messages are not touched."""
+    seen: list[object] = []
+
+    async def inner(scope: Scope, receive: Receive, send: Send) -> None:
+        seen.extend([scope["type"], scope["streamserve"], await receive()])
+        await send({"type": "websocket.accept"})
+
+    app = StreamMiddleware(inner)
+    client = Client(app, type="websocket")
+    await client.task
+    assert seen[:2] == ["websocket", app]
+    assert client.messages == [{"type": "websocket.accept"}]

@@ -1,0 +1,180 @@
+"""Disconnect over the wire: whoever leaves, and however, is absent from the very next step, and its blocks are free.
+
+Real daphne and uvicorn, raw sockets. A gate holds the engine in step k while the client leaves; the server is asked
+when it has seen that; then the gate opens, and the trace of plans is read.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.servers import SERVERS, Server
+from tests.stream_checks import check_native, check_native_part, text_of
+
+_DEADLINE_SECONDS = 20.0
+
+
+@pytest.fixture(scope="module", params=SERVERS)
+def server(request: pytest.FixtureRequest) -> Iterator[Server]:
+    """The app of tests/asgi/wire_app.py on a real server."""
+    with SERVERS[request.param]("tests.asgi.wire_app:app") as server:
+        yield server
+
+
+@pytest.fixture(autouse=True)
+def _open_gate(server: Server) -> Iterator[None]:
+    yield
+    get(server, "/control?open=1")
+
+
+def get(server: Server, path: str) -> dict[str, Any]:
+    """Return the JSON answer of a control route."""
+    value = httpx.get(server.url + path, timeout=_DEADLINE_SECONDS).raise_for_status().json()
+    assert isinstance(value, dict)
+    return value
+
+
+def wait_for(server: Server, claim: Callable[[dict[str, Any]], bool], what: str) -> dict[str, Any]:
+    """Ask the server for its state until `claim` holds for it."""
+    deadline = time.monotonic() + _DEADLINE_SECONDS
+    while time.monotonic() < deadline:
+        state = get(server, "/state")
+        if claim(state):
+            return state
+        time.sleep(0.005)
+    raise AssertionError(f"not within {_DEADLINE_SECONDS:.0f} s: {what}\n{state}\n{server.output()}")
+
+
+def ask_http(server: Server) -> socket.socket:
+    """Open a stream on a raw connection."""
+    connection = server.connect()
+    connection.sendall(b"GET /streams HTTP/1.1\r\nHost: localhost\r\n\r\n")
+    return connection
+
+
+def ask_websocket(server: Server) -> socket.socket:
+    """Open a stream on a raw WebSocket (RFC 6455, 4.1)."""
+    connection = server.connect()
+    connection.sendall(
+        b"GET /streams HTTP/1.1\r\nHost: localhost\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+        b"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13\r\n\r\n"
+    )
+    return connection
+
+
+def read_until(connection: socket.socket, what: bytes) -> bytes:
+    """Read from the server until `what` has come."""
+    data = b""
+    while what not in data:
+        more = connection.recv(65536)
+        assert more, f"the server closed before {what!r} came: {data!r}"
+        data += more
+    return data
+
+
+def fin(connection: socket.socket) -> None:
+    """Close the connection: a closed tab."""
+    connection.close()
+
+
+def rst(connection: socket.socket) -> None:
+    """Reset the connection: a killed process, a cable box."""
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    connection.close()
+
+
+def half_close(connection: socket.socket) -> None:
+    """Say that nothing more will be asked; every ASGI server takes that for a disconnect."""
+    connection.shutdown(socket.SHUT_WR)
+
+
+def close_frame(connection: socket.socket) -> None:
+    """Send a masked close frame, code 1001 "going away" (RFC 6455, 5.5.1)."""
+    mask, code = os.urandom(4), struct.pack("!H", 1001)
+    masked = bytes(byte ^ mask[index] for index, byte in enumerate(code))
+    connection.sendall(b"\x88\x82" + mask + masked)
+
+
+LEAVING = [
+    pytest.param(ask_http, fin, id="http fin"),
+    pytest.param(ask_http, rst, id="http rst"),
+    pytest.param(ask_http, half_close, id="http half-close"),
+    pytest.param(ask_websocket, close_frame, id="websocket close"),
+    pytest.param(ask_websocket, fin, id="websocket fin"),
+    pytest.param(ask_websocket, rst, id="websocket rst"),
+]
+
+
+@pytest.mark.parametrize(("num_steps", "sign"), [(0, b"meta"), (4, b"token")], ids=["in prefill", "while decoding"])
+@pytest.mark.parametrize(("connect", "leave"), LEAVING)
+def test_a_reader_who_leaves_is_absent_from_the_next_step(
+    server: Server,
+    connect: Callable[[Server], socket.socket],
+    leave: Callable[[socket.socket], None],
+    num_steps: int,
+    sign: bytes,
+) -> None:
+    """Step k is held while the reader leaves; step k + 1 does not hold its sequence, and all its blocks are free."""
+    get(server, f"/control?allow={num_steps}")
+    connection = connect(server)
+    read_until(connection, sign)
+    held = wait_for(server, lambda state: state["is_holding"], "a step is held")
+    (seq_id,) = held["plans"][-1]
+    stream_id = held["streams"][-1]["id"]
+    leave(connection)
+    seen = wait_for(server, lambda state: state["streams"][-1]["state"] == "parked", "the disconnect is seen")
+    assert seen["is_holding"], "the engine was to be held until the disconnect was seen"
+    assert seen["plans"] == held["plans"]
+    get(server, "/control?open=1")
+    wait_for(server, lambda state: state["stats"]["blocks_used"] == 0, "its blocks are free")
+    other = httpx.get(f"{server.url}/streams?prompt=other&max_tokens=4", timeout=_DEADLINE_SECONDS)
+    assert len(check_native(other.content)) >= 3
+    after = get(server, "/state")
+    later = after["plans"][len(held["plans"]) :]
+    assert later, "there were steps after the held one"
+    assert all(seq_id not in plan for plan in later)
+    assert (after["stats"]["blocks_used"], after["stats"]["running"], after["stats"]["waiting"]) == (0, 0, 0)
+    assert [stream["state"] for stream in after["streams"] if stream["id"] == stream_id] == ["parked"]
+    assert not {"delivery", "delivery watch", "relay", "stream inbox"} & set(after["tasks"])
+    connection.close()
+
+
+def test_a_reader_who_returns_loses_nothing(server: Server) -> None:
+    """Cut by a reset in the middle, read on from the last whole event: together it is the uninterrupted answer."""
+    path = "/streams?prompt=resume&max_tokens=60"
+    reference = text_of(check_native(httpx.get(server.url + path, timeout=_DEADLINE_SECONDS).content))
+    get(server, "/control?allow=20")
+    connection = server.connect()
+    connection.sendall(f"GET {path} HTTP/1.0\r\n\r\n".encode())
+    data = read_until(connection, b"event: token")
+    rst(connection)
+    body = data.split(b"\r\n\r\n", 1)[1]
+    first = check_native_part(body[: body.rindex(b"\n\n") + 2] if b"\n\n" in body else b"")
+    after, stream_id = first[-1].seq, get(server, "/state")["streams"][-1]["id"]
+    get(server, "/control?open=1")
+    rest = httpx.get(f"{server.url}/events?id={stream_id}&after={after}", timeout=_DEADLINE_SECONDS)
+    assert rest.headers["streamserve-from"] == str(after + 1)
+    assert text_of(first) + text_of(check_native(rest.content, after=after)) == reference
+
+
+def test_headers_and_silence_on_the_wire(server: Server) -> None:
+    """The head and first bytes come while the engine is held; keepalives fill the silence; no length is claimed."""
+    get(server, "/control?allow=0")
+    with httpx.stream("GET", f"{server.url}/streams?max_tokens=8", timeout=_DEADLINE_SECONDS) as answer:
+        assert answer.headers["content-type"] == "text/event-stream; charset=utf-8"
+        assert answer.headers["set-cookie"] == "a=1"
+        assert "content-length" not in answer.headers
+        assert "streamserve-handover" not in answer.headers
+        data, chunks = b"", answer.iter_raw()
+        while data.count(b": keepalive\n") < 2:
+            data += next(chunks)
+        get(server, "/control?open=1")
+        check_native(data + b"".join(chunks))

@@ -1,0 +1,49 @@
+"""A directory over a scripted engine, and one over the echo engine; both closed after the test."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import pytest
+
+from streamserve.clients.thread import ThreadClient
+from streamserve.streams.directory import Streams
+from streamserve.streams.log import MemoryLog
+from tests.streams.fakes import Gate, ScriptedClient, started_echo
+
+
+@pytest.fixture
+def scripted() -> ScriptedClient:
+    """An engine that does what the test says."""
+    return ScriptedClient()
+
+
+@pytest.fixture
+async def streams(scripted: ScriptedClient) -> AsyncIterator[Streams]:
+    """A directory whose only model is `scripted`."""
+    streams = Streams({"scripted": scripted}, MemoryLog())
+    yield streams
+    await streams.aclose()
+
+
+@pytest.fixture
+def gate() -> Gate:
+    """Steps of the echo engine pass here."""
+    return Gate()
+
+
+@pytest.fixture
+async def echo(gate: Gate) -> AsyncIterator[ThreadClient]:
+    """The echo engine, ready, behind `gate`."""
+    client = await started_echo(gate)
+    yield client
+    gate.open()
+    await client.aclose()
+
+
+@pytest.fixture
+async def echo_streams(echo: ThreadClient) -> AsyncIterator[Streams]:
+    """A directory whose only model is `echo`."""
+    streams = Streams({"echo": echo}, MemoryLog())
+    yield streams
+    await streams.aclose()

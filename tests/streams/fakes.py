@@ -1,0 +1,170 @@
+"""Hand-made engines and logs for the stream tests: a generation that yields what is pushed, and a log that stalls."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+
+from streamserve.clients.base import Accepted, EngineClient
+from streamserve.clients.factory import echo_client
+from streamserve.clients.thread import ThreadClient
+from streamserve.engine.config import EngineConfig
+from streamserve.engine.plan import StepPlan
+from streamserve.protocol.events import Event, Token
+from streamserve.protocol.requests import GenerateRequest, SamplingParams
+from streamserve.streams.log import MemoryLog
+
+_DEADLINE_SECONDS = 30.0
+
+
+def tok(text: str, *ids: int, choice: int = 0) -> Token:
+    """Return a token event."""
+    return Token(text=text, token_ids=ids or (7,), choice=choice)
+
+
+def ask(
+    model: str = "echo", *, max_tokens: int = 24, prompt: str = "hello", n: int = 1, **rest: object
+) -> GenerateRequest:
+    """Return a request with a fixed seed; `rest` are GenerateRequest's fields or SamplingParams'."""
+    fields = {name: rest.pop(name) for name in list(rest) if name in GenerateRequest.__slots__}
+    sampling = SamplingParams(**{"seed": 1, "max_tokens": max_tokens, **rest})
+    return GenerateRequest(model=model, prompt=prompt, n=n, sampling=sampling, **fields)
+
+
+async def until(claim: Callable[[], bool], what: str) -> None:
+    """Wait until `claim` holds; say `what` did not happen otherwise. For state that has no event to wait on."""
+    try:
+        async with asyncio.timeout(_DEADLINE_SECONDS):
+            while not claim():  # noqa: ASYNC110 - engine threads have no asyncio.Event to set
+                await asyncio.sleep(0.001)
+    except TimeoutError:
+        raise AssertionError(f"not within {_DEADLINE_SECONDS:.0f} s: {what}") from None
+
+
+class ScriptedGeneration:
+    """Yields what the test pushes."""
+
+    def __init__(self, request: GenerateRequest) -> None:
+        self.accepted = Accepted(num_prompt_tokens=3, max_tokens=request.sampling.max_tokens or 99, seed=11)
+        self.is_cancelled = False
+        self._script: deque[Event | BaseException | None] = deque()
+        self._news = asyncio.Event()
+
+    def push(self, *script: Event | BaseException | None) -> None:
+        """Yield these next; an exception is raised, None ends the iteration."""
+        self._script.extend(script)
+        self._news.set()
+
+    def cancel(self) -> None:
+        self.is_cancelled = True
+        self._script.clear()
+        self.push(None)
+
+    def __aiter__(self) -> ScriptedGeneration:
+        return self
+
+    async def __anext__(self) -> Event:
+        while not self._script:
+            self._news.clear()
+            await self._news.wait()
+        item = self._script.popleft()
+        if item is None:
+            raise StopAsyncIteration
+        if isinstance(item, BaseException):
+            raise item
+        return item
+
+
+class ScriptedClient:
+    """An engine whose acceptance the test decides: `answers` are raised in turn before requests are accepted."""
+
+    alias = "scripted"
+
+    def __init__(self) -> None:
+        self.requests: list[GenerateRequest] = []
+        self.generations: list[ScriptedGeneration] = []
+        self.refusals: deque[Exception] = deque()
+        self.hold: asyncio.Event | None = None
+
+    async def generate(self, request: GenerateRequest) -> ScriptedGeneration:
+        self.requests.append(request)
+        if self.hold is not None:
+            await self.hold.wait()
+        if self.refusals:
+            raise self.refusals.popleft()
+        self.generations.append(ScriptedGeneration(request))
+        return self.generations[-1]
+
+    @property
+    def last(self) -> ScriptedGeneration:
+        return self.generations[-1]
+
+
+class StallingLog(MemoryLog):
+    """A log whose commits take as long as the test says, and which can break."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.go = asyncio.Event()
+        self.go.set()
+        self.batches: list[list[Event]] = []
+        self.num_reads = 0
+        self.is_broken = False
+
+    async def append(self, log_id: str, fence: int, events: Sequence[Event]) -> int:
+        await self.go.wait()
+        if self.is_broken:
+            raise OSError("no space left on device")
+        self.batches.append(list(events))
+        return await super().append(log_id, fence, events)
+
+    async def read(self, log_id: str, after: int, limit: int = 512) -> list:
+        self.num_reads += 1
+        return await super().read(log_id, after, limit)
+
+
+class Gate:
+    """Holds the engine before a step runs, on its own thread, and keeps the plans. Open until `close`d."""
+
+    def __init__(self) -> None:
+        self.plans: list[StepPlan] = []
+        self._condition = threading.Condition()
+        self._allowed: int | None = None
+        self._is_holding = False
+
+    def __call__(self, plan: StepPlan) -> None:
+        with self._condition:
+            self.plans.append(plan)
+            self._is_holding = True
+            self._condition.wait_for(lambda: self._allowed is None or self._allowed > 0, timeout=_DEADLINE_SECONDS)
+            self._is_holding = False
+            if self._allowed is not None:
+                self._allowed -= 1
+
+    def allow(self, num_steps: int) -> None:
+        """Let `num_steps` more steps run, then hold."""
+        with self._condition:
+            self._allowed = num_steps
+            self._condition.notify_all()
+
+    def open(self) -> None:
+        """Hold nothing."""
+        with self._condition:
+            self._allowed = None
+            self._condition.notify_all()
+
+    @property
+    def is_holding(self) -> bool:
+        with self._condition:
+            return self._is_holding and self._allowed == 0
+
+
+async def started_echo(gate: Gate | None = None, **config: object) -> ThreadClient:
+    """Return an echo engine that is ready."""
+    client = echo_client(config=EngineConfig(check_integrity=True, **config), on_plan=gate)
+    _: EngineClient = client
+    client.start()
+    await until(lambda: client.describe().state == "ready", "the echo engine is ready")
+    return client

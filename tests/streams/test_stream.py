@@ -1,0 +1,353 @@
+"""Laws of one stream: its one end, what stop does, who holds it, and what a refused return does."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+import pytest
+
+from streamserve.protocol.errors import BadRequest, Overloaded
+from streamserve.protocol.events import ChoiceDone, Done, Error, Event, Meta, Status, Usage, is_terminal
+from streamserve.streams.delivery import collect
+from streamserve.streams.directory import Streams
+from streamserve.streams.settings import StreamSettings
+from streamserve.streams.stream import Reader, Stream
+from tests.streams.fakes import ScriptedClient, StallingLog, ask, tok, until
+
+DONE = Done(finish_reason="stop", usage=Usage(prompt_tokens=3, completion_tokens=1))
+
+
+async def start(streams: Streams, **rest: object) -> Stream:
+    """Start a stream on the scripted engine."""
+    on_disconnect = str(rest.pop("on_disconnect", "park"))
+    return await streams.start(ask("scripted", **rest), owner="u1", tenant="t1", on_disconnect=on_disconnect)
+
+
+async def events_of(streams: Streams, stream: Stream) -> list[Event]:
+    """Wait for the end and return every event, after checking that there is one end, the last."""
+    async with asyncio.timeout(5):
+        await stream.ended.wait()
+    logged = await streams.log.read(stream.log_id, 0)
+    assert [entry.seq for entry in logged] == list(range(1, len(logged) + 1))
+    events = [entry.event for entry in logged]
+    assert [event for event in events if is_terminal(event)] == events[-1:]
+    assert stream.terminal is events[-1]
+    assert stream.state == "finished"
+    return events
+
+
+async def test_events_are_meta_then_the_engines_then_one_end(streams: Streams, scripted: ScriptedClient) -> None:
+    """The log holds `meta`, what the engine yielded, and its terminal event; what follows that is ignored."""
+    stream = await start(streams)
+    scripted.last.push(tok("a"), DONE, tok("b"), DONE)
+    meta, *rest = await events_of(streams, stream)
+    assert meta == Meta(model="scripted", stream_id=stream.id, created=stream.created, prompt_tokens=3)
+    assert rest == [tok("a"), DONE]
+
+
+@pytest.mark.parametrize("failure", [ValueError("secret"), None], ids=["raises", "ends without an end"])
+async def test_a_broken_generation_ends_in_internal_error(
+    streams: Streams, scripted: ScriptedClient, caplog: pytest.LogCaptureFixture, failure: Exception | None
+) -> None:
+    """Whatever the engine does, the reader gets an end; the cause is in our log, not in the client's."""
+    stream = await start(streams)
+    scripted.last.push(tok("a"), failure)
+    *_, end = await events_of(streams, stream)
+    assert isinstance(end, Error)
+    assert end.code == "internal_error"
+    assert "secret" not in end.message
+    assert stream.id in caplog.text
+
+
+async def test_a_cancelled_stream_task_still_commits_an_end(streams: Streams) -> None:
+    """When the loop is torn down under a stream, its readers get an end all the same."""
+    stream = await start(streams)
+    (task,) = [task for task in asyncio.all_tasks() if task.get_name() == f"stream {stream.id}"]
+    await asyncio.sleep(0)
+    task.cancel()
+    *_, end = await events_of(streams, stream)
+    assert isinstance(end, Error)
+    assert end.retryable
+
+
+async def test_stop_ends_with_cancelled_at_what_was_seen(streams: Streams, scripted: ScriptedClient) -> None:
+    """Stop cancels the generation and keeps `seen_seq`; usage counts what was generated."""
+    stream = await start(streams)
+    scripted.last.push(tok("a"), tok("b", 1, 2))
+    await until(lambda: stream.last_seq == 3, "two tokens are committed")
+    await stream.stop(2)
+    *_, end = await events_of(streams, stream)
+    assert isinstance(end, Done)
+    assert (end.finish_reason, end.kept_seq, end.usage.completion_tokens) == ("cancelled", 2, 3)
+    assert scripted.last.is_cancelled
+
+
+async def test_stop_is_idempotent_and_nothing_after_the_end(streams: Streams, scripted: ScriptedClient) -> None:
+    """A second stop, at once or later, and a stop of a finished stream change nothing."""
+    stream = await start(streams)
+    await asyncio.gather(stream.stop(1), stream.stop(0), stream.stop())
+    await stream.stop(1)
+    before = await events_of(streams, stream)
+    assert len(before) == 2
+    assert isinstance(stream.terminal, Done)
+    assert stream.terminal.kept_seq == 1  # the first stop's
+    other = await start(streams)
+    scripted.last.push(DONE)
+    assert (await events_of(streams, other))[-1] is DONE
+    await other.stop(1)
+    assert other.terminal is DONE
+
+
+@pytest.mark.parametrize(("seen_seq", "kept_seq"), [(-5, 0), (10**9, 1), (None, None)])
+async def test_kept_seq_is_an_event_of_the_log(streams: Streams, seen_seq: int | None, kept_seq: int | None) -> None:
+    """What a client claims to have seen is cut to what there is."""
+    stream = await start(streams)
+    await stream.stop(seen_seq)
+    assert isinstance(stream.terminal, Done)
+    assert stream.terminal.kept_seq == kept_seq
+
+
+async def test_losing_the_last_reader_cancels_before_detach_returns(streams: Streams, scripted: ScriptedClient) -> None:
+    """The engine forgets in the same callback in which the disconnect is seen."""
+    stream = await start(streams)
+    one, two, watcher = Reader(), Reader(), Reader(is_watcher=True)
+    for reader in (one, two, watcher):
+        stream.attach(reader)
+    stream.detach(one)
+    stream.detach(one)
+    assert not scripted.last.is_cancelled
+    stream.detach(two)
+    assert scripted.last.is_cancelled
+    assert stream.state == "parked"
+    assert stream.readers.num_watchers == 1
+
+
+async def test_watchers_never_hold_a_stream(streams: Streams, scripted: ScriptedClient) -> None:
+    """A watcher neither continues a parked stream nor parks a running one by leaving."""
+    stream = await start(streams)
+    watcher, reader = Reader(is_watcher=True), Reader()
+    stream.attach(watcher)
+    stream.detach(watcher)
+    assert stream.state == "running"
+    stream.attach(reader)
+    stream.detach(reader)
+    stream.attach(watcher)
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert stream.state == "parked"
+    assert len(scripted.requests) == 1
+
+
+async def test_a_stream_nobody_reads_is_parked(scripted: ScriptedClient) -> None:
+    """No reader within `first_reader_seconds` counts as a disconnect."""
+    streams = Streams({"scripted": scripted}, StallingLog(), StreamSettings(first_reader_seconds=0.01))
+    stream = await start(streams)
+    await until(lambda: stream.state == "parked", "the stream is parked")
+    assert scripted.last.is_cancelled
+    await streams.aclose()
+
+
+@pytest.mark.parametrize(
+    ("on_disconnect", "reason"), [("park", "abandoned"), ("abort", "abandoned"), ("finish", "stop")]
+)
+async def test_on_disconnect(scripted: ScriptedClient, on_disconnect: str, reason: str) -> None:
+    """Park waits out its window, abort ends at once, finish goes on."""
+    window = 60 if on_disconnect == "abort" else 0.01
+    streams = Streams({"scripted": scripted}, StallingLog(), StreamSettings(resume_window_seconds=window))
+    stream = await start(streams, on_disconnect=on_disconnect)
+    reader = Reader()
+    stream.attach(reader)
+    stream.detach(reader)
+    if on_disconnect == "finish":
+        assert stream.state == "running"
+        scripted.last.push(DONE)
+    *_, end = await events_of(streams, stream)
+    assert isinstance(end, Done)
+    assert end.finish_reason == reason
+    await streams.aclose()
+
+
+async def test_a_return_stops_the_resume_window(scripted: ScriptedClient) -> None:
+    """Of two streams parked one after the other, only the one without a reader is abandoned."""
+    streams = Streams({"scripted": scripted}, StallingLog(), StreamSettings(resume_window_seconds=0.02))
+    returned, left = await start(streams), await start(streams)
+    returned.release()
+    left.release()
+    returned.attach(Reader())
+    assert isinstance((await events_of(streams, left))[-1], Done)
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert returned.state == "running"
+    await streams.aclose()
+
+
+async def test_timeout_ends_a_parked_stream_too(streams: Streams) -> None:
+    """`timeout_seconds` counts from arrival, whoever reads."""
+    stream = await start(streams, timeout_seconds=0.02)
+    stream.release()
+    *_, end = await events_of(streams, stream)
+    assert isinstance(end, Error)
+    assert end.code == "timeout"
+
+
+async def test_a_returning_reader_has_it_continued_as_accepted(streams: Streams, scripted: ScriptedClient) -> None:
+    """The same request goes to the engine again, with the shown tokens, its arrival time, seed and max_tokens."""
+    stream = await start(streams, max_tokens=50)
+    reader = Reader()
+    stream.attach(reader)
+    scripted.last.push(tok("a", 5), tok("b", 6, 7))
+    await until(lambda: stream.last_seq == 3, "the tokens are committed")
+    stream.detach(reader)
+    stream.attach(Reader())
+    await until(lambda: len(scripted.generations) == 2, "it is admitted again")
+    first, second = scripted.requests
+    assert second.output_token_ids == ((5, 6, 7),)
+    assert (second.arrived_at, second.stream_id) == (first.arrived_at, stream.id)
+    assert (second.sampling.seed, second.sampling.max_tokens) == (11, 50)
+    scripted.last.push(tok("c", 8), Done(finish_reason="stop", usage=Usage(prompt_tokens=3, completion_tokens=4)))
+    *_, resumed, token, end = await events_of(streams, stream)
+    assert (resumed, token) == (Status(status="resumed"), tok("c", 8))
+    assert isinstance(end, Done)
+    assert end.usage.completion_tokens == 4
+    assert end.latency >= end.breakdown["ttft"]
+
+
+async def test_finished_choices_are_not_repeated(streams: Streams, scripted: ScriptedClient) -> None:
+    """What a re-admitted generation says again of a choice that had finished is left out."""
+    stream = await start(streams, n=2)
+    reader = Reader()
+    stream.attach(reader)
+    scripted.last.push(tok("a", 5), tok("x", 6, choice=1), ChoiceDone(choice=1, finish_reason="stop"))
+    await until(lambda: stream.last_seq == 4, "one choice is done")
+    stream.detach(reader)
+    stream.attach(reader)
+    await until(lambda: len(scripted.generations) == 2, "it is admitted again")
+    assert scripted.requests[1].output_token_ids == ((5,), (6,))
+    again = ChoiceDone(choice=1, finish_reason="stop")
+    scripted.last.push(again, tok("y", 9, choice=1), tok("b", 8), ChoiceDone(choice=0, finish_reason="stop"), DONE)
+    tail = (await events_of(streams, stream))[5:-1]
+    assert tail == [tok("b", 8), ChoiceDone(choice=0, finish_reason="stop")]
+
+
+async def test_a_reader_who_leaves_during_readmission_frees_it(streams: Streams, scripted: ScriptedClient) -> None:
+    """An acceptance that comes when nobody reads any more is cancelled at once."""
+    stream = await start(streams)
+    stream.release()
+    scripted.hold = asyncio.Event()
+    reader = Reader()
+    stream.attach(reader)
+    await until(lambda: len(scripted.requests) == 2, "the engine is asked again")
+    stream.detach(reader)
+    scripted.hold.set()
+    await until(lambda: len(scripted.generations) == 2, "the engine accepts")
+    await until(lambda: scripted.last.is_cancelled, "it is cancelled")
+    assert stream.state == "parked"
+
+
+async def test_a_refused_return_waits_and_asks_again(streams: Streams, scripted: ScriptedClient) -> None:
+    """A full engine does not lose the stream: one `waiting` status, then it goes on; who comes asks again."""
+    stream = await start(streams)
+    stream.release()
+    scripted.refusals.extend([Overloaded("full", retry_after=100)] * 2)
+    stream.attach(Reader())
+    await until(lambda: stream.last_seq == 2, "the reader is told")
+    stream.attach(Reader())
+    await until(lambda: len(scripted.requests) == 3, "asked again")
+    assert stream.state == "parked"
+    stream.attach(Reader())
+    await until(lambda: len(scripted.generations) == 2, "accepted")
+    scripted.last.push(DONE)
+    events = await events_of(streams, stream)
+    assert events[1:3] == [Status(status="waiting", message="full"), Status(status="resumed")]
+
+
+async def test_stop_while_a_refused_return_waits(streams: Streams, scripted: ScriptedClient) -> None:
+    """Stop does not wait for the engine to have room."""
+    stream = await start(streams)
+    stream.release()
+    scripted.refusals.append(Overloaded("full", retry_after=100))
+    stream.attach(Reader())
+    await until(lambda: stream.last_seq == 2, "the reader is told")
+    async with asyncio.timeout(5):
+        await stream.stop()
+
+
+async def test_a_return_the_engine_cannot_serve_is_an_error(streams: Streams, scripted: ScriptedClient) -> None:
+    """An error that asking again cannot mend ends the stream with its code."""
+    stream = await start(streams)
+    stream.release()
+    scripted.refusals.append(BadRequest("no longer", code="never_fits"))
+    stream.attach(Reader())
+    *_, end = await events_of(streams, stream)
+    assert end == Error(code="never_fits", message="no longer")
+
+
+async def test_what_came_during_a_commit_is_the_next_batch(scripted: ScriptedClient) -> None:
+    """Group commit: no timer, no event alone when several are there; readers see only what is committed."""
+    log = StallingLog()
+    streams = Streams({"scripted": scripted}, log)
+    stream = await start(streams)
+    log.go.clear()
+    scripted.last.push(tok("a"))
+    for _ in range(5):
+        await asyncio.sleep(0)
+    scripted.last.push(tok("b"), tok("c"))
+    for _ in range(5):
+        await asyncio.sleep(0)
+    scripted.last.push(DONE)
+    assert stream.last_seq == 1
+    log.go.set()
+    await events_of(streams, stream)
+    assert log.batches[1:] == [[tok("a")], [tok("b"), tok("c"), DONE]]
+    await streams.aclose()
+
+
+async def test_a_log_that_breaks_ends_the_readers(scripted: ScriptedClient, caplog: pytest.LogCaptureFixture) -> None:
+    """Nothing is faked: the stream is over, its readers end without a terminal event, the generation is cancelled."""
+    log = StallingLog()
+    streams = Streams({"scripted": scripted}, log)
+    stream = await start(streams)
+    reading = asyncio.create_task(collect(streams, stream))
+    await asyncio.sleep(0)
+    log.is_broken = True
+    scripted.last.push(tok("a"))
+    with pytest.raises(Exception, match=stream.id):
+        await reading
+    assert (stream.terminal, stream.state) == (None, "finished")
+    assert scripted.last.is_cancelled
+    assert "no space left" in caplog.text
+    await streams.aclose()
+
+
+async def test_on_finished_once_after_the_end_is_committed(
+    scripted: ScriptedClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The callback sees the terminal event; what it raises is logged and harms nobody."""
+    seen: list[object] = []
+
+    async def on_finished(stream: Stream) -> None:
+        seen.append(stream.terminal)
+        raise RuntimeError("database gone")
+
+    streams = Streams({"scripted": scripted}, StallingLog(), on_finished=on_finished)
+    stream = await start(streams)
+    await stream.stop()
+    with caplog.at_level(logging.ERROR):
+        await streams.aclose()
+    assert seen == [stream.terminal]
+    assert "database gone" in caplog.text
+
+
+async def test_the_summary_has_figures_and_no_text(streams: Streams, scripted: ScriptedClient) -> None:
+    """People see counts and times; never what was asked or answered."""
+    stream = await start(streams, prompt="my secret")
+    stream.attach(Reader(transport="sse"))
+    scripted.last.push(tok("hidden", 1), tok("words", 2))
+    await until(lambda: stream.last_seq == 3, "the tokens are committed")
+    summary = stream.summary()
+    assert (summary.owner, summary.tenant, summary.state, summary.transport) == ("u1", "t1", "running", "sse")
+    assert (summary.prompt_tokens, summary.completion_tokens, summary.num_readers) == (3, 2, 1)
+    assert summary.ttft is not None
+    assert summary.ttft >= 0
+    assert not {"my secret", "hidden"} & set(str(summary).split("'"))
