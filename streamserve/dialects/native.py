@@ -22,8 +22,8 @@ from streamserve.protocol.sse import CONTENT_TYPE, FIRST_BYTES, KEEPALIVE, frame
 FORMATS = ("native", "tokens", "text")
 ON_DISCONNECT = ("park", "abort")
 
-_INTEGER = re.compile(r"-?[0-9]{1,20}", re.ASCII)
-_DECIMAL = re.compile(r"-?[0-9]{1,20}\.[0-9]{1,20}", re.ASCII)
+_INTEGER = re.compile(r"-?[0-9]{1,20}")
+_DECIMAL = re.compile(r"-?[0-9]{1,20}\.[0-9]{1,20}")
 # Fields of a query that are text whatever they look like: `?prompt=42` asks "42".
 _TEXT_FIELDS = frozenset({"prompt", "model", "stop", "format", "on_disconnect"})
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 
-_EVENT_ID = re.compile(r"([0-9A-Za-z_-]{1,40})-(0|[1-9][0-9]{0,14})", re.ASCII)
+_EVENT_ID = re.compile(r"([0-9A-Za-z_-]{1,40})-(0|[1-9][0-9]{0,14})")
 
 
 def event_id(log_id: str, seq: int) -> str:

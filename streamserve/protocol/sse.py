@@ -10,8 +10,8 @@ import json
 import re
 from typing import Any
 
-_EVENT = re.compile(r"[a-z_]{1,32}", re.ASCII)
-_ID = re.compile(r"[0-9A-Za-z:_-]{1,64}", re.ASCII)
+_EVENT = re.compile(r"[a-z_]{1,32}")
+_ID = re.compile(r"[0-9A-Za-z:_-]{1,64}")
 _LINE_BREAK = re.compile(r"[\r\n]")
 
 # Line ends for `str.splitlines` and for JavaScript before 2019, though not for SSE: sloppy readers split at them.

@@ -76,7 +76,9 @@ def test_every_field_arrives():
 
 
 @pytest.mark.parametrize(("field", "value"), [("seed", 2**63 - 1), ("seed", 0), ("n", 4), ("n", 1), ("logprobs", 20)])
-@pytest.mark.parametrize("extra", [{}, {"temperature": 2}, {"top_p": 1}, {"max_tokens": 16_384}, {"min_tokens": 0}])
+@pytest.mark.parametrize(
+    "extra", [{}, {"temperature": 2}, {"top_p": 1}, {"max_tokens": 16_384}, {"max_tokens": 5, "min_tokens": 5}]
+)
 def test_bounds_are_inclusive(field: str, value: int, extra: dict[str, Any]):
     """The largest and smallest allowed values pass."""
     assert parse(prompt="Hi", **{field: value}, **extra)

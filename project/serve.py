@@ -1,0 +1,209 @@
+"""What `manage.py demo`, and so `make run`, does: prepare the demo site, serve it by daphne, say where it is.
+
+Migrates, makes a login and an API key, sees that the port is free, starts daphne as a child, waits until the model is
+loaded, prints what to open, and ends the child with itself. Environment: PORT, HOST, STREAMSERVE_MODEL or MODEL,
+STREAMSERVE_DTYPE or DTYPE, STREAMSERVE_DEMO_KEY or KEY. All else is project/settings.py.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Mapping
+from typing import Any
+
+LOGIN = "demo"
+_POLL_SECONDS = 0.25
+_END_SECONDS = 10.0
+
+
+class Problem(Exception):
+    """What is in the way, as a sentence with a way out."""
+
+
+def main(host: str | None = None, port: str | None = None) -> int:
+    """Run until Ctrl-C or SIGTERM. Returns the exit status. Django is set up."""
+    signal.signal(signal.SIGTERM, _as_interrupt)
+    try:
+        address = host or os.environ.get("HOST") or "127.0.0.1"
+        number = _port_number(port or os.environ.get("PORT") or "8000")
+        wanted_key = _wanted_key()
+        check_port_is_free(address, number)
+        password, key = prepare(wanted_key)
+        return serve(address, number, password, key)
+    except Problem as problem:
+        print(f"\n{problem}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 0
+
+
+def _as_interrupt(signum: int, frame: object) -> None:
+    raise KeyboardInterrupt
+
+
+def _port_number(text: str) -> int:
+    if not text.isascii() or not text.isdigit() or not 1 <= int(text[:6]) <= 65535:
+        raise Problem(f"PORT={text} is no port. Give a number from 1 to 65535: make run PORT=8001")
+    return int(text)
+
+
+def _wanted_key() -> str | None:
+    from streamserve.keys import is_well_formed
+
+    key = os.environ.get("STREAMSERVE_DEMO_KEY") or os.environ.get("KEY") or None
+    if key is not None and not is_well_formed(key):
+        raise Problem("KEY has 16 to 128 characters of A-Z a-z 0-9 _ - . Leave it away to have one made.")
+    return key
+
+
+def check_port_is_free(host: str, port: int) -> None:
+    """Raise Problem when somebody listens on the port, or we may not."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            reason = error.strerror or str(error)
+            raise Problem(
+                f"Port {port} on {host} cannot be used ({reason}). Take another: make run PORT=8001"
+            ) from None
+
+
+def prepare(key: str | None) -> tuple[str, str]:
+    """Check, migrate, make the demo login and key; return (password, key), the same ones on every start."""
+    from django.core.management import call_command
+    from django.core.management.base import SystemCheckError
+
+    print("Preparing the database …", flush=True)
+    try:
+        call_command("check", stdout=io.StringIO())
+    except SystemCheckError as error:
+        raise Problem(f"{error}\nSet it right, for example: make run MODEL=/path/to/a/model") from None
+    call_command("migrate", verbosity=0, interactive=False)
+    return _demo_login(), _demo_key(key)
+
+
+def _demo_login() -> str:
+    """Make the demo user; its password is made once and kept in the state folder."""
+    from django.conf import settings
+    from django.contrib.auth import get_user_model
+
+    from project.secret import read_or_make
+
+    password = read_or_make(settings.STATE_DIR / "demo_password", num_bytes=9)
+    users = get_user_model()._default_manager
+    user, _ = users.get_or_create(username=LOGIN, defaults={"is_staff": True, "is_superuser": True})
+    if not user.check_password(password):
+        user.set_password(password)
+        user.save()
+    return password
+
+
+def _demo_key(key: str | None) -> str:
+    """Make the demo key a row: the one asked for, else one made once and kept in the state folder."""
+    from django.conf import settings
+    from django.contrib.auth import get_user_model
+
+    from project.secret import read_or_make
+    from streamserve.keys import digest_of
+    from streamserve.models import ApiKey
+
+    key = key or read_or_make(settings.STATE_DIR / "demo_key")
+    row = ApiKey.objects.filter(digest=digest_of(key)).first()
+    if row is None:
+        user = get_user_model()._default_manager.get(username=LOGIN)
+        ApiKey.objects.make(key, user=user, name="make run", scopes=["chat", "ops"])
+    elif row.state != "active":
+        raise Problem("This KEY was revoked. Take another: make run KEY=<16 or more of A-Z a-z 0-9 _ ->")
+    return key
+
+
+def serve(host: str, port: int, password: str, key: str) -> int:
+    """Run daphne until it or we are told to end."""
+    url = f"http://{'localhost' if host in ('', '0.0.0.0', '::') else host}:{port}"
+    command = [sys.executable, "-m", "daphne", "-b", host, "-p", str(port), "-v", "0", "project.asgi:application"]
+    daphne = subprocess.Popen(command, start_new_session=True)  # Ctrl-C reaches us alone, and we end it
+    try:
+        model = wait_until_ready(url, daphne)
+        print(greeting(url, model, password, key), flush=True)
+        return daphne.wait()
+    finally:
+        end(daphne)
+
+
+def end(child: subprocess.Popen[bytes]) -> None:
+    """End the child we started, by its id; kill it only if it does not listen."""
+    if child.poll() is None:
+        child.terminate()
+        try:
+            child.wait(_END_SECONDS)
+        except subprocess.TimeoutExpired:
+            child.kill()
+            child.wait()
+
+
+def wait_until_ready(url: str, daphne: subprocess.Popen[bytes]) -> str:
+    """Show how loading comes on; return the model's alias. Raises Problem when it cannot be loaded."""
+    shown = ""
+    while True:
+        if daphne.poll() is not None:
+            raise Problem(f"daphne ended with status {daphne.returncode}. What it said stands above.")
+        state = _ready_state(url)
+        models = state.get("models", [])
+        for model in models:
+            if model["state"] == "failed":
+                raise Problem(f"The model {model['alias']!r} could not be loaded. {model['message']}")
+        if models:
+            shown = _show(models[0], shown, is_last=bool(state.get("ready")))
+        if state.get("ready"):
+            return str(models[0]["alias"])
+        time.sleep(_POLL_SECONDS)
+
+
+def _ready_state(url: str) -> dict[str, Any]:
+    """Ask /readyz; {} while nothing answers. No proxy of the environment may come between."""
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    try:
+        with opener.open(f"{url}/readyz", timeout=5) as response:
+            return dict(json.load(response))
+    except urllib.error.HTTPError as error:
+        return dict(json.load(error)) if error.code == 503 else {}
+    except (OSError, ValueError):
+        return {}
+
+
+def _show(model: Mapping[str, Any], shown: str, *, is_last: bool) -> str:
+    """Draw the progress of loading in one line; without a terminal, a line a stage. Returns the stage."""
+    stage = model["stage"] or model["state"]
+    line = f"Loading {model['alias']}: {stage} {model['fraction']:.0%}, {model['elapsed_seconds']:.0f} s"
+    if sys.stdout.isatty():
+        print(f"\r{line:<78}", end="\n" if is_last else "", flush=True)
+    elif is_last or stage != shown:
+        print(line, flush=True)
+    return str(stage)
+
+
+def greeting(url: str, model: str, password: str, key: str) -> str:
+    """Return what to open, and what to type."""
+    return f"""
+streamserve is up, with the model {model!r}.
+
+  Chat       {url}/
+  Admin      {url}/admin/   user {LOGIN}, password {password}
+  Live page  {url}/admin/streamserve/live/
+  API key    {key}
+
+  curl -N {url}/streams -H "Authorization: Bearer {key}" \\
+       -H "Content-Type: application/json" -d '{{"messages": [{{"role": "user", "content": "How do I pause?"}}]}}'
+
+Ctrl-C ends it."""

@@ -1,0 +1,117 @@
+"""The demo site's settings: everything works after a fresh clone, nothing secret is in the repository.
+
+For a site of your own, README says what to add; for production, docs/deploy.md says what must differ.
+Environment: STREAMSERVE_MODEL or MODEL (folder or hub id), STREAMSERVE_DTYPE or DTYPE, STREAMSERVE_STATE_DIR,
+ALLOWED_HOSTS, DEBUG=0.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import structlog
+
+from project.secret import read_or_make
+
+BASE_DIR = Path(__file__).resolve().parent.parent
+STATE_DIR = Path(os.environ.get("STREAMSERVE_STATE_DIR") or BASE_DIR / "state")
+STATE_DIR.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+SECRET_KEY = read_or_make(STATE_DIR / "secret_key")
+DEBUG = os.environ.get("DEBUG", "1") != "0"
+ALLOWED_HOSTS = [host for host in os.environ.get("ALLOWED_HOSTS", "").split(",") if host]
+
+INSTALLED_APPS = [
+    "daphne",  # before staticfiles: its runserver streams
+    "django.contrib.admin",
+    "django.contrib.auth",
+    "django.contrib.contenttypes",
+    "django.contrib.sessions",
+    "django.contrib.messages",
+    "django.contrib.staticfiles",
+    "channels",
+    "streamserve",
+    "project",
+]
+MIDDLEWARE = [
+    "django.middleware.security.SecurityMiddleware",
+    "django.contrib.sessions.middleware.SessionMiddleware",
+    "django.middleware.common.CommonMiddleware",
+    "django.middleware.csrf.CsrfViewMiddleware",
+    "django.contrib.auth.middleware.AuthenticationMiddleware",
+    "django.contrib.messages.middleware.MessageMiddleware",
+    "django.middleware.clickjacking.XFrameOptionsMiddleware",
+]
+ROOT_URLCONF = "project.urls"
+ASGI_APPLICATION = "project.asgi.application"
+WSGI_APPLICATION = "project.wsgi.application"
+TEMPLATES = [
+    {
+        "BACKEND": "django.template.backends.django.DjangoTemplates",
+        "DIRS": [BASE_DIR / "templates"],
+        "APP_DIRS": True,
+        "OPTIONS": {
+            "context_processors": [
+                "django.template.context_processors.request",
+                "django.contrib.auth.context_processors.auth",
+                "django.contrib.messages.context_processors.messages",
+            ],
+        },
+    },
+]
+DATABASES = {
+    "default": {
+        "ENGINE": "django.db.backends.sqlite3",
+        "NAME": STATE_DIR / "site.sqlite3",
+        "OPTIONS": {"timeout": 20, "transaction_mode": "IMMEDIATE", "init_command": "PRAGMA journal_mode=WAL"},
+    },
+}
+DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
+AUTH_PASSWORD_VALIDATORS = [
+    {"NAME": "django.contrib.auth.password_validation.MinimumLengthValidator"},
+    {"NAME": "django.contrib.auth.password_validation.CommonPasswordValidator"},
+]
+LOGIN_URL = "admin:login"
+LANGUAGE_CODE = "en"
+TIME_ZONE = "UTC"
+USE_TZ = True
+STATIC_URL = "/static/"
+STATIC_ROOT = STATE_DIR / "static"
+
+HELPDESK = BASE_DIR / "project" / "demo_model" / "helpdesk"
+
+
+def _models() -> dict[str, dict[str, str]]:
+    """Name the model: the one asked for, else the help desk that the repository ships, else the echo engine."""
+    asked = os.environ.get("STREAMSERVE_MODEL") or os.environ.get("MODEL")
+    shipped = str(HELPDESK) if (HELPDESK / "config.json").exists() else "echo"
+    path = asked or shipped
+    alias = path.rstrip("/").rpartition("/")[2] or "model"
+    return {alias: {"PATH": path, "DTYPE": os.environ.get("STREAMSERVE_DTYPE") or os.environ.get("DTYPE") or "auto"}}
+
+
+STREAMSERVE = {
+    "MODELS": _models(),
+    "ANONYMOUS": True,
+}
+
+LOGGING = {
+    "version": 1,
+    "disable_existing_loggers": False,
+    "handlers": {"console": {"class": "logging.StreamHandler"}},
+    "loggers": {
+        name: {"handlers": ["console"], "level": "INFO", "propagate": False} for name in ("django", "streamserve")
+    },
+}
+structlog.configure(
+    processors=[
+        structlog.contextvars.merge_contextvars,
+        structlog.processors.add_log_level,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+        structlog.processors.format_exc_info,
+        structlog.processors.JSONRenderer(),
+    ],
+    logger_factory=structlog.WriteLoggerFactory(),
+    cache_logger_on_first_use=True,
+)

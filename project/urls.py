@@ -1,0 +1,14 @@
+"""The demo site: the chat page at /, the admin, and streamserve's routes."""
+
+from __future__ import annotations
+
+from django.contrib import admin
+from django.urls import include, path
+
+from streamserve.views import chat_page
+
+urlpatterns = [
+    path("", chat_page, {"template_name": "home.html"}, name="home"),
+    path("admin/", admin.site.urls),
+    path("", include("streamserve.urls")),
+]

@@ -1,0 +1,156 @@
+"""Models in the admin, and the live page: what runs now, figures each second by SSE, and a stop for each stream.
+
+Rows are read-only here: they say what happened. The live page is the admin of a model without rows of its own, so that
+it works, and is listed, under the default AdminSite and any other.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, cast
+
+import structlog
+from asgiref.sync import sync_to_async
+from django.contrib import admin
+from django.core.exceptions import PermissionDenied
+from django.db.models import QuerySet
+from django.http import HttpRequest, HttpResponse, HttpResponseBase, HttpResponseNotAllowed, JsonResponse
+from django.template.response import TemplateResponse
+from django.urls import URLPattern, path, reverse
+from django.utils.translation import gettext_lazy as _
+
+from streamserve.live import LiveDelivery
+from streamserve.metrics import live_figures
+from streamserve.models import ApiKey, Live, Stream
+from streamserve.responses import stream_response
+from streamserve.routes import non_atomic
+from streamserve.runtime import get_runtime, get_streams
+from streamserve.streams.delivery import Delivery
+from streamserve.views import CONTENT_SECURITY_POLICY
+
+log = structlog.get_logger("streamserve")
+
+
+if TYPE_CHECKING:
+    ModelAdmin = admin.ModelAdmin[Any]
+else:
+    ModelAdmin = admin.ModelAdmin  # generic in its stubs only
+
+
+class ReadOnlyAdmin(ModelAdmin):
+    """Looks, adds and changes nothing."""
+
+    def has_add_permission(self, request: HttpRequest) -> bool:
+        return False
+
+    def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return False
+
+    def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return False
+
+
+@admin.register(ApiKey)
+class ApiKeyAdmin(ReadOnlyAdmin):
+    """Keys are made by `manage.py streamserve_key create`, which shows them once, and revoked here or there."""
+
+    list_display = ("prefix", "name", "user", "scopes", "state", "created_at", "last_used_at", "expires_at")
+    list_filter = ("revoked_at", "created_at")
+    search_fields = ("prefix", "name", "user__username")
+    list_select_related = ("user",)
+    actions = ("revoke",)
+
+    @admin.action(description=_("Revoke the selected keys"), permissions=("revoke",))
+    def revoke(self, request: HttpRequest, queryset: QuerySet[Any]) -> None:
+        """Close the keys for good; answers that run on them end within half a minute."""
+        num_revoked = ApiKey.objects.filter(pk__in=queryset.values("pk")).revoke()
+        self.message_user(request, _("%(num)d keys revoked.") % {"num": num_revoked})
+
+    def has_revoke_permission(self, request: HttpRequest) -> bool:
+        return request.user.has_perm("streamserve.change_apikey")
+
+
+@admin.register(Stream)
+class StreamAdmin(ReadOnlyAdmin):
+    """Every answer, newest first. What was asked and answered is not shown."""
+
+    list_display = (
+        "id",
+        "model",
+        "owner",
+        "state",
+        "finish_reason",
+        "error_code",
+        "prompt_tokens",
+        "cached_tokens",
+        "completion_tokens",
+        "ttft_seconds",
+        "created_at",
+    )
+    list_filter = ("state", "finish_reason", "model", "created_at")
+    search_fields = ("id", "owner", "tenant")
+    exclude = ("request", "text")
+    date_hierarchy = "created_at"
+
+
+@admin.register(Live)
+class LiveAdmin(ReadOnlyAdmin):
+    """The live page, in the place of a list of rows. It needs the permission `streamserve.view_live`."""
+
+    def get_urls(self) -> list[URLPattern]:
+        """Return the page, its events and its stop. Nothing of a model's own pages is left."""
+        return [
+            path("", self.admin_site.admin_view(self.show), name="streamserve_live_changelist"),
+            path("events", non_atomic(self.events), name="streamserve_live_events"),
+            path("stop/<str:stream_id>", non_atomic(self.stop), name="streamserve_live_stop"),
+        ]
+
+    def show(self, request: HttpRequest) -> HttpResponse:
+        """The page; its script keeps it up to date."""
+        if not self.has_view_permission(request):
+            raise PermissionDenied
+        response = TemplateResponse(request, "streamserve/admin/live.html", self._context(request))
+        response["Content-Security-Policy"] = CONTENT_SECURITY_POLICY
+        return response
+
+    def _context(self, request: HttpRequest) -> dict[str, Any]:
+        name = self.admin_site.name
+        return {
+            **self.admin_site.each_context(request),
+            "title": _("Live"),
+            "opts": self.opts,
+            "events_url": reverse("admin:streamserve_live_events", current_app=name),
+            "stop_url_template": reverse("admin:streamserve_live_stop", args=["STREAM_ID"], current_app=name),
+            "can_stop": request.user.has_perm("streamserve.stop_stream"),
+        }
+
+    async def events(self, request: HttpRequest) -> HttpResponseBase:
+        """GET: one `figures` event each second."""
+        if not hasattr(request, "scope"):
+            return JsonResponse({"error": {"code": "asgi_required"}}, status=503)
+        if not await self._may(request, "streamserve.view_live"):
+            return JsonResponse({"error": {"code": "forbidden"}}, status=403)
+        runtime = get_runtime()
+        delivery = LiveDelivery(lambda: live_figures(runtime.clients, runtime.streams))
+        return stream_response(request, cast(Delivery, delivery))
+
+    async def stop(self, request: HttpRequest, stream_id: str) -> HttpResponseBase:
+        """POST: stop anybody's stream. The CSRF middleware has looked at it."""
+        if request.method != "POST":
+            return HttpResponseNotAllowed(["POST"])
+        if not await self._may(request, "streamserve.stop_stream"):
+            return JsonResponse({"error": {"code": "forbidden"}}, status=403)
+        stream = get_streams().find(stream_id)
+        if stream is None:
+            return JsonResponse({"error": {"code": "stream_not_found"}}, status=404)
+        await stream.stop(None)
+        log.info("stream_stopped_by_staff", stream_id=stream_id, user_id=request.user.pk)
+        return JsonResponse({"id": stream.id, "state": stream.state})
+
+    async def _may(self, request: HttpRequest, permission: str) -> bool:
+        """Tell whether this is staff of this site with `permission`."""
+
+        def look() -> bool:
+            return self.admin_site.has_permission(request) and request.user.has_perm(permission)
+
+        await request.auser()
+        return await sync_to_async(look)()

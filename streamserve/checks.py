@@ -1,0 +1,132 @@
+"""System checks: each mistake has an id and a hint. docs/settings.md lists them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from django.apps import apps
+from django.conf import settings
+from django.core.checks import CheckMessage, Error, Warning, register
+from django.utils.module_loading import import_string
+
+from streamserve.conf import ECHO_PATH, Settings, get_problems, get_settings
+
+_ENGINE_PACKAGES = ("torch", "transformers", "tokenizers", "safetensors")
+_PROBLEM_IDS = {"key": "streamserve.E001", "value": "streamserve.E002", "missing": "streamserve.E003"}
+
+
+@register()
+def check_settings(app_configs: Any, **kwargs: Any) -> list[CheckMessage]:
+    """E001 unknown key, E002 wrong value, E003 no model; then what the models need."""
+    problems = get_problems()
+    if problems:
+        return [Error(one.message, hint=one.hint, id=_PROBLEM_IDS[one.kind]) for one in problems]
+    return [*_check_models(get_settings()), *_check_anonymous(get_settings())]
+
+
+@register()
+def check_site(app_configs: Any, **kwargs: Any) -> list[CheckMessage]:
+    """What the site around us must have for streaming to work."""
+    return [*_check_asgi(), *_check_daphne(), *_check_middleware()]
+
+
+@register()
+def check_databases(app_configs: Any, **kwargs: Any) -> list[CheckMessage]:
+    """W006: persistent connections are kept by threads that never come back under ASGI."""
+    return [
+        Warning(
+            f"DATABASES[{alias!r}] keeps connections (CONN_MAX_AGE), which pile up under ASGI.",
+            hint="Set CONN_MAX_AGE to 0, or use the database backend's own pool.",
+            id="streamserve.W006",
+        )
+        for alias, options in settings.DATABASES.items()
+        if options.get("CONN_MAX_AGE", 0) != 0
+    ]
+
+
+def _check_models(conf: Settings) -> Iterator[CheckMessage]:
+    """E004: the packages a local model needs are absent. E005: its folder is."""
+    local = {alias: entry.model.path for alias, entry in conf.models.items() if entry.model.path != ECHO_PATH}
+    absent = [name for name in _ENGINE_PACKAGES if find_spec(name) is None]
+    if local and absent:
+        yield Error(
+            f"The model {next(iter(local))!r} needs {', '.join(absent)}, which is not installed.",
+            hint='pip install "streamserve[engine]", or set its PATH to "echo" for an engine without weights.',
+            id="streamserve.E004",
+        )
+    for alias, path in local.items():
+        if is_folder_like(path) and not Path(path).expanduser().is_dir():
+            yield Error(
+                f"The model {alias!r} has no folder at {path}.",
+                hint="Give the folder that holds config.json and *.safetensors, or a hub id such as org/name.",
+                id="streamserve.E005",
+            )
+
+
+def is_folder_like(path: str) -> bool:
+    """Tell whether `path` means a folder rather than a hub id (one slash, no dot or root in front)."""
+    return path.startswith(("/", ".", "~")) or path.count("/") > 1 or "\\" in path
+
+
+def _check_anonymous(conf: Settings) -> Iterator[CheckMessage]:
+    if conf.anonymous and not settings.DEBUG:
+        yield Warning(
+            'STREAMSERVE["ANONYMOUS"] is on and DEBUG is off: anybody may use the model.',
+            hint="Turn it off and let people sign in, or put a rate limit in front.",
+            id="streamserve.W005",
+        )
+
+
+def _check_asgi() -> Iterator[CheckMessage]:
+    """E006: no ASGI application. W001: it lacks StreamMiddleware."""
+    path = getattr(settings, "ASGI_APPLICATION", None)
+    if not path:
+        yield Error(
+            "ASGI_APPLICATION is not set; under WSGI nothing can stream.",
+            hint='ASGI_APPLICATION = "streamserve.routing.application", or your own asgi.py wrapped by routing.wrap.',
+            id="streamserve.E006",
+        )
+        return
+    from streamserve.asgi.middleware import StreamMiddleware
+
+    try:
+        application = import_string(path)
+    except ImportError as error:
+        yield Error(f"ASGI_APPLICATION cannot be imported: {error}.", hint="Correct its path.", id="streamserve.E006")
+        return
+    if not isinstance(application, StreamMiddleware):
+        yield Warning(
+            f"{path} is not wrapped by StreamMiddleware: each stream keeps Django's response open until it ends.",
+            hint="application = streamserve.routing.wrap(get_asgi_application())",
+            id="streamserve.W001",
+        )
+
+
+def _check_daphne() -> Iterator[CheckMessage]:
+    """W002, W003: plain `runserver` is WSGI and cannot stream."""
+    installed = [config.name for config in apps.get_app_configs()]
+    if "daphne" not in installed:
+        yield Warning(
+            "daphne is not in INSTALLED_APPS: runserver will not stream.",
+            hint='Put "daphne" first in INSTALLED_APPS, or serve with another ASGI server.',
+            id="streamserve.W002",
+        )
+    elif "django.contrib.staticfiles" in installed[: installed.index("daphne")]:
+        yield Error(
+            "daphne stands after django.contrib.staticfiles in INSTALLED_APPS: runserver stays WSGI.",
+            hint='Put "daphne" first in INSTALLED_APPS.',
+            id="streamserve.E007",
+        )
+
+
+def _check_middleware() -> Iterator[CheckMessage]:
+    """W004: WhiteNoise reads a streaming response to its end under ASGI (whitenoise#531)."""
+    if any("whitenoise" in path.lower() for path in settings.MIDDLEWARE):
+        yield Warning(
+            "WhiteNoise's middleware is synchronous and holds streams back under ASGI.",
+            hint="Serve static files by the web server in front, or with ServeStatic.",
+            id="streamserve.W004",
+        )

@@ -1,0 +1,74 @@
+"""Querysets: who may see which row, and state changes with their guard in the WHERE.
+
+The only place with ORM queries. Views and consumers reach objects through `.for_principal()` and nothing else.
+"""
+
+from __future__ import annotations
+
+import hmac
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+from django.db import models
+from django.db.models import Q
+from django.utils import timezone
+
+from streamserve.keys import digest_of, is_well_formed, new_key, prefix_of
+
+if TYPE_CHECKING:
+    from streamserve.auth import Principal
+    from streamserve.models import ApiKey, Stream  # noqa: F401  (a base class names it in quotes)
+
+LAST_USED_EVERY = timedelta(minutes=1)  # one write a minute a key, not one a request
+_NO_DIGEST = "0" * 64
+
+
+class ApiKeyQuerySet(models.QuerySet["ApiKey"]):
+    """Keys: make, find, revoke."""
+
+    def active(self, now: datetime | None = None) -> ApiKeyQuerySet:
+        """Return the keys that open the door: not revoked, not expired, owner not deactivated."""
+        now = now or timezone.now()
+        unexpired = Q(expires_at__isnull=True) | Q(expires_at__gt=now)
+        return self.filter(unexpired, Q(user__isnull=True) | Q(user__is_active=True), revoked_at__isnull=True)
+
+    def make(self, key: str | None = None, **fields: Any) -> tuple[ApiKey, str]:
+        """Store a new key and return (row, key). The key itself is not kept: show it now."""
+        key = key or new_key()
+        row = self.create(prefix=prefix_of(key), digest=digest_of(key), **fields)
+        return row, key
+
+    def find_active(self, key: str) -> ApiKey | None:
+        """Return the active row of `key`, or None. An unknown prefix costs the same comparison as a known one."""
+        if not is_well_formed(key):
+            return None
+        digest = digest_of(key)
+        found = None
+        for row in self.active().filter(prefix=prefix_of(key)).select_related("user") or [None]:
+            stored = row.digest if row is not None else _NO_DIGEST
+            if hmac.compare_digest(stored, digest):
+                found = row
+        return found
+
+    def touch(self, now: datetime | None = None) -> int:
+        """Note that these keys were used, at most once a minute each."""
+        now = now or timezone.now()
+        stale = Q(last_used_at__isnull=True) | Q(last_used_at__lt=now - LAST_USED_EVERY)
+        return self.filter(stale).update(last_used_at=now)
+
+    def revoke(self, now: datetime | None = None) -> int:
+        """Close these keys for good; those already revoked keep their date. Returns how many changed."""
+        return self.filter(revoked_at__isnull=True).update(revoked_at=now or timezone.now())
+
+
+class StreamQuerySet(models.QuerySet["Stream"]):
+    """Stream rows: running until the one terminal event."""
+
+    def for_principal(self, principal: Principal) -> StreamQuerySet:
+        """Return what `principal` may see: its tenant's streams."""
+        return self.filter(tenant=principal.tenant)
+
+    def finish(self, stream_id: str, **figures: Any) -> int:
+        """Write the terminal state once: a row that is finished stays as it is. The request is forgotten here."""
+        running = self.filter(pk=stream_id, state="running")
+        return running.update(state="finished", request=None, finished_at=timezone.now(), **figures)

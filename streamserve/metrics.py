@@ -1,0 +1,97 @@
+"""What `/metrics` and the live page say, gathered from engines and streams. Names and units: protocol/figures.py."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from streamserve.clients.base import EngineClient, EngineStats
+from streamserve.protocol.figures import CONTENT_TYPE, Sample, render_prometheus
+from streamserve.streams.directory import Streams
+from streamserve.streams.stream import Stream
+
+__all__ = ["CONTENT_TYPE", "live_figures", "render_metrics"]
+
+
+def render_metrics(clients: Mapping[str, EngineClient], streams: Streams) -> str:
+    """Return every figure of this process in Prometheus' text format."""
+    return render_prometheus([*_engine_samples(clients), *_stream_samples(clients, streams.all())])
+
+
+def _engine_samples(clients: Mapping[str, EngineClient]) -> Iterator[Sample]:
+    for alias, client in clients.items():
+        labels = {"model_name": alias}
+        for name, value in _engine_figures(client.stats()).items():
+            yield Sample(name=name, value=value, labels=labels)
+        yield Sample(name="engine_ready", value=float(client.describe().state == "ready"), labels=labels)
+
+
+def _engine_figures(stats: EngineStats) -> dict[str, float]:
+    return {
+        "num_requests_running": stats.running,
+        "num_requests_waiting": stats.waiting,
+        "kv_blocks_total": stats.blocks_total,
+        "kv_blocks_used": stats.blocks_used,
+        "kv_blocks_cached": stats.blocks_cached,
+        "kv_blocks_free": stats.blocks_free,
+        "kv_cache_usage_perc": stats.blocks_used / stats.blocks_total if stats.blocks_total else 0.0,
+        "prefix_cache_queries": stats.prefix_queries,
+        "prefix_cache_hits": stats.prefix_hits,
+        "prompt_tokens": stats.prompt_tokens,
+        "generation_tokens": stats.generation_tokens,
+        "tokens_per_second": stats.tokens_per_second,
+        "num_preemptions": stats.preemptions,
+        "engine_steps": stats.steps,
+    }
+
+
+def _stream_samples(clients: Mapping[str, EngineClient], streams: Iterable[Stream]) -> Iterator[Sample]:
+    states = Counter((stream.model, stream.state) for stream in streams)
+    for alias in clients:
+        labels = {"model_name": alias}
+        parked = states[alias, "parked"]
+        yield Sample(name="streams_active", value=states[alias, "running"] + parked, labels=labels)
+        yield Sample(name="streams_parked", value=parked, labels=labels)
+
+
+def live_figures(clients: Mapping[str, EngineClient], streams: Streams) -> dict[str, Any]:
+    """Return what the live page shows, as one JSON value."""
+    live = [stream for stream in streams.all() if stream.state != "finished"]
+    return {
+        "models": [_model_figures(alias, client, live) for alias, client in clients.items()],
+        "streams": [_stream_figures(stream) for stream in live],
+    }
+
+
+def _model_figures(alias: str, client: EngineClient, live: Iterable[Stream]) -> dict[str, Any]:
+    stats = client.stats()
+    return {
+        "alias": alias,
+        "state": client.describe().state,
+        "running": stats.running,
+        "waiting": stats.waiting,
+        "parked": sum(stream.model == alias and stream.state == "parked" for stream in live),
+        "blocks_used": stats.blocks_used,
+        "blocks_cached": stats.blocks_cached,
+        "blocks_free": stats.blocks_free,
+        "blocks_total": stats.blocks_total,
+        "prefix_hit_rate": round(stats.prefix_hits / stats.prefix_queries, 4) if stats.prefix_queries else 0.0,
+        "tokens_per_second": round(stats.tokens_per_second, 1),
+        "preemptions": stats.preemptions,
+    }
+
+
+def _stream_figures(stream: Stream) -> dict[str, Any]:
+    summary = stream.summary()
+    return {
+        "id": summary.id,
+        "model": summary.model,
+        "state": summary.state,
+        "owner": summary.owner,
+        "age_seconds": round(summary.age_seconds, 1),
+        "tokens": summary.completion_tokens,
+        "tokens_per_second": round(summary.tokens_per_second, 1),
+        "ttft": None if summary.ttft is None else round(summary.ttft, 4),
+        "transport": summary.transport,
+    }

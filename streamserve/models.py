@@ -1,0 +1,115 @@
+"""Rows in the site's database: `ApiKey` and `Stream`. Events are not here: they are in the event log."""
+
+from __future__ import annotations
+
+from django.conf import settings
+from django.core.exceptions import ValidationError
+from django.db import models
+from django.utils import timezone
+from django.utils.translation import gettext_lazy as _
+
+from streamserve.managers import ApiKeyQuerySet, StreamQuerySet
+
+SCOPES = ("chat", "ops")
+
+
+def default_scopes() -> list[str]:
+    """A key may chat, and nothing else, unless someone says so."""
+    return ["chat"]
+
+
+def validate_scopes(value: object) -> None:
+    """Refuse anything but a list of known scopes."""
+    if not isinstance(value, list) or not value or not set(map(str, value)) <= set(SCOPES):
+        raise ValidationError(_("Scopes are a list of: %(scopes)s.") % {"scopes": ", ".join(SCOPES)})
+
+
+class ApiKey(models.Model):
+    """A key a program calls with. The key is shown once, at creation; here are its prefix and its SHA-256."""
+
+    name = models.CharField(_("name"), max_length=100, blank=True)
+    user = models.ForeignKey(
+        settings.AUTH_USER_MODEL,
+        verbose_name=_("user"),
+        on_delete=models.CASCADE,
+        null=True,
+        blank=True,
+        related_name="streamserve_keys",
+        help_text=_("Whose streams it sees. Without a user, the key sees its own only."),
+    )
+    prefix = models.CharField(_("prefix"), max_length=8, db_index=True, editable=False)
+    digest = models.CharField(max_length=64, unique=True, editable=False)
+    scopes = models.JSONField(_("scopes"), default=default_scopes, validators=[validate_scopes])
+    created_at = models.DateTimeField(_("created"), default=timezone.now, editable=False)
+    last_used_at = models.DateTimeField(_("last used"), null=True, blank=True, editable=False)
+    expires_at = models.DateTimeField(_("expires"), null=True, blank=True)
+    revoked_at = models.DateTimeField(_("revoked"), null=True, blank=True, editable=False)
+
+    objects = ApiKeyQuerySet.as_manager()
+
+    class Meta:
+        verbose_name = _("API key")
+        verbose_name_plural = _("API keys")
+        ordering = ("-created_at",)
+
+    def __str__(self) -> str:
+        return f"{self.name or _('key')} ({self.prefix}…)"
+
+    @property
+    def tenant(self) -> str:
+        """Whose objects this key reaches: its user's, or its own."""
+        return f"user:{self.user_id}" if self.user_id is not None else f"key:{self.pk}"
+
+    @property
+    def state(self) -> str:
+        """Say in one word whether the key opens the door."""
+        if self.revoked_at is not None:
+            return "revoked"
+        return "expired" if self.expires_at is not None and self.expires_at <= timezone.now() else "active"
+
+
+class Stream(models.Model):
+    """One answer being made, or made. `id` is what the API calls the stream id: 128 random bits in hex."""
+
+    STATES = (("running", _("running")), ("finished", _("finished")))
+
+    id = models.CharField(primary_key=True, max_length=32, editable=False)
+    log_id = models.CharField(max_length=12, unique=True, editable=False)
+    owner = models.CharField(_("owner"), max_length=64, editable=False)
+    tenant = models.CharField(_("tenant"), max_length=64, db_index=True, editable=False)
+    model = models.CharField(_("model"), max_length=200, editable=False)
+    state = models.CharField(_("state"), max_length=10, choices=STATES, default="running", editable=False)
+    finish_reason = models.CharField(_("finish reason"), max_length=32, blank=True, editable=False)
+    error_code = models.CharField(_("error"), max_length=64, blank=True, editable=False)
+    prompt_tokens = models.PositiveIntegerField(_("prompt tokens"), default=0, editable=False)
+    cached_tokens = models.PositiveIntegerField(_("cached tokens"), default=0, editable=False)
+    completion_tokens = models.PositiveIntegerField(_("completion tokens"), default=0, editable=False)
+    ttft_seconds = models.FloatField(_("TTFT (s)"), null=True, editable=False)
+    last_seq = models.PositiveIntegerField(default=0, editable=False)
+    request = models.JSONField(null=True, editable=False, help_text=_("What was asked; forgotten at the end."))
+    text = models.TextField(blank=True, editable=False, help_text=_("The answer, only if STORE is on."))
+    created_at = models.DateTimeField(_("created"), default=timezone.now, editable=False)
+    finished_at = models.DateTimeField(_("finished"), null=True, editable=False)
+
+    objects = StreamQuerySet.as_manager()
+
+    class Meta:
+        verbose_name = _("stream")
+        verbose_name_plural = _("streams")
+        ordering = ("-created_at",)
+        indexes = (models.Index(fields=["tenant", "-created_at"], name="streamserve_tenant_created"),)
+        default_permissions = ("view",)
+        permissions = (("stop_stream", _("Can stop anybody's stream")),)
+
+    def __str__(self) -> str:
+        return self.id
+
+
+class Live(Stream):
+    """No table: it gives the admin's live page its address and its permission, `streamserve.view_live`."""
+
+    class Meta:
+        proxy = True
+        verbose_name = _("live page")
+        verbose_name_plural = _("live page")
+        default_permissions = ("view",)

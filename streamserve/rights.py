@@ -1,0 +1,80 @@
+"""Rights of running streams, looked at again every 30 s: a revoked key's or deactivated user's answers end.
+
+One query a kind and process, whatever the number of streams. Runs as one task on the serving loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Mapping
+from contextvars import Context
+from typing import Any
+
+import structlog
+from channels.db import database_sync_to_async
+from django.contrib.auth import get_user_model
+from django.db.models import QuerySet
+
+from streamserve.models import ApiKey
+from streamserve.streams.directory import Streams
+
+log = structlog.get_logger("streamserve")
+
+RECHECK_SECONDS = 30.0
+
+
+class RightsWatch:
+    """Stops the streams of owners who lost their rights. `aclose()` ends its task."""
+
+    def __init__(self, streams: Streams, every_seconds: float = RECHECK_SECONDS) -> None:
+        self._streams = streams
+        self._every_seconds = every_seconds
+        self._task: asyncio.Task[None] | None = None
+
+    def ensure_running(self) -> None:
+        """Begin to watch, unless that has begun. The task ends by itself when no stream is live."""
+        if self._task is None or self._task.done():
+            self._task = asyncio.get_running_loop().create_task(self._watch(), context=Context())
+
+    async def aclose(self) -> None:
+        """Stop watching."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    async def _watch(self) -> None:
+        while self._live_owners():
+            await asyncio.sleep(self._every_seconds)
+            try:
+                await self.check()
+            except Exception:
+                # The database may be away for a while; streams go on, and the next round asks again.
+                log.exception("rights_check_failed")
+
+    async def check(self) -> None:
+        """Look once: stop what its owner may no longer have."""
+        owners = self._live_owners()
+        if not owners:
+            return
+        lost = await database_sync_to_async(owners_without_rights)(owners)
+        for stream in self._streams.all():
+            if stream.owner in lost and stream.state != "finished":
+                log.info("stream_rights_lost", stream_id=stream.id, owner=stream.owner)
+                await stream.stop(None)
+
+    def _live_owners(self) -> set[str]:
+        return {stream.owner for stream in self._streams.all() if stream.state != "finished"}
+
+
+def owners_without_rights(owners: Iterable[str]) -> set[str]:
+    """Return those of `owners` ("key:3", "user:5") that are revoked, expired, deactivated or deleted."""
+    keys = {owner.partition(":")[2]: owner for owner in owners if owner.startswith("key:")}
+    users = {owner.partition(":")[2]: owner for owner in owners if owner.startswith("user:")}
+    active_users = get_user_model()._default_manager.filter(is_active=True)
+    return _lost(keys, ApiKey.objects.active()) | _lost(users, active_users)
+
+
+def _lost(owners: Mapping[str, str], active: QuerySet[Any]) -> set[str]:
+    """Return the owners (by primary key) whose row is not among the active ones."""
+    found = {str(pk) for pk in active.filter(pk__in=owners).values_list("pk", flat=True)} if owners else set()
+    return {owner for pk, owner in owners.items() if pk not in found}

@@ -1,0 +1,63 @@
+"""The ASGI side of a site: `wrap` for one with an asgi.py, `application` for one without, `websocket_urlpatterns`.
+
+Importing this module needs no set-up apps: what does is made on first use (PEP 562), so that an asgi.py may import it
+anywhere.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+from django.core.asgi import get_asgi_application
+
+
+def wrap(django_application: Any) -> Any:
+    """Return `django_application` with streaming and WebSockets: the `application` of the site's asgi.py.
+
+    A site with WebSocket routes of its own writes the same lines with `websocket_urlpatterns + theirs`.
+    """
+    from channels.auth import AuthMiddlewareStack
+    from channels.routing import ProtocolTypeRouter, URLRouter
+
+    from streamserve.asgi.middleware import StreamMiddleware
+    from streamserve.runtime import reset
+
+    websocket = AuthMiddlewareStack(URLRouter(_websocket_urlpatterns()))
+    middleware = StreamMiddleware(ProtocolTypeRouter({"http": django_application, "websocket": websocket}))
+    middleware.on_shutdown(reset)
+    return middleware
+
+
+def with_static_files(django_application: Any) -> Any:
+    """Return `django_application` serving static files too, while DEBUG is on: for bare `daphne`, without runserver."""
+    from django.apps import apps
+    from django.conf import settings
+    from django.contrib.staticfiles.handlers import ASGIStaticFilesHandler
+
+    if settings.DEBUG and apps.is_installed("django.contrib.staticfiles"):
+        return ASGIStaticFilesHandler(django_application)
+    return django_application
+
+
+@cache
+def _application() -> Any:
+    return wrap(with_static_files(get_asgi_application()))
+
+
+@cache
+def _websocket_urlpatterns() -> list[Any]:
+    from django.urls import path
+
+    from streamserve.consumers import StreamConsumer
+    from streamserve.routes import declared
+
+    return [path("ws/streams", declared(StreamConsumer).as_asgi())]
+
+
+def __getattr__(name: str) -> Any:
+    """`application` is the whole site in one name: ASGI_APPLICATION = "streamserve.routing.application"."""
+    made = {"application": _application, "websocket_urlpatterns": _websocket_urlpatterns}
+    if name not in made:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return made[name]()

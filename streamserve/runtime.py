@@ -1,0 +1,128 @@
+"""The one place with module state: engines, streams and quota of this process, bound to the loop that serves.
+
+Everything is made on first use (daphne sends no lifespan events; `AppConfig.ready()` also runs for migrate). In a
+process with several event loops one after the other (tests), the newest loop has it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections.abc import Awaitable, Mapping
+from contextvars import Context
+from typing import Any
+
+from streamserve import usage
+from streamserve.auth import Principal, salt_of
+from streamserve.clients.base import EngineClient
+from streamserve.clients.factory import echo_client, hf_client
+from streamserve.conf import ECHO_PATH, ModelSettings, Settings, get_settings
+from streamserve.protocol.requests import GenerateRequest
+from streamserve.quotas import StreamQuota
+from streamserve.rights import RightsWatch
+from streamserve.streams.directory import Streams
+from streamserve.streams.log import MemoryLog
+from streamserve.streams.stream import Stream
+
+
+class Runtime:
+    """What serves, on one event loop."""
+
+    def __init__(self, settings: Settings, loop: asyncio.AbstractEventLoop) -> None:
+        self.settings = settings
+        self.loop = loop
+        self.log = MemoryLog()
+        self.clients: dict[str, EngineClient] = {
+            alias: make_client(entry, settings) for alias, entry in settings.models.items()
+        }
+        self.streams = Streams(self.clients, self.log, settings.streams, on_finished=self._finished)
+        self.quota = StreamQuota(settings.limits, self.streams)
+        self.rights = RightsWatch(self.streams)
+
+    async def start_stream(
+        self, principal: Principal, request: GenerateRequest, *, on_disconnect: str = "park"
+    ) -> Stream:
+        """Start an answer for `principal`, within its quota, and write its row. Raises what the client is told."""
+        request = dataclasses.replace(request, tenant=principal.tenant, salt=salt_of(principal.tenant))
+        if request.model in self.clients:
+            self.clients[request.model].start()
+        async with self.quota.place_for(principal):
+            stream = await self.streams.start(
+                request, owner=principal.owner, tenant=principal.tenant, on_disconnect=on_disconnect
+            )
+        await self._record_start(stream)
+        self.rights.ensure_running()
+        return stream
+
+    async def _record_start(self, stream: Stream) -> None:
+        """Write the row before the client learns the id. Without a row there is no owner: the stream is ended."""
+        try:
+            await _outside_request(usage.record_start(stream))
+        except BaseException:
+            await stream.stop(None)
+            raise
+        if stream.terminal is not None:  # it ended while its row was written, and found no row to finish
+            await self._finished(stream)
+
+    async def _finished(self, stream: Stream) -> None:
+        await _outside_request(usage.record_finish(stream, self.log if self.settings.store else None))
+
+    async def aclose(self) -> None:
+        """End every stream and engine. For tests, and for servers that say when they stop."""
+        await self.rights.aclose()
+        await self.streams.aclose()
+        for client in self.clients.values():
+            await client.aclose()
+
+
+def make_client(entry: ModelSettings, settings: Settings) -> EngineClient:
+    """Return the engine client that a MODELS entry describes; nothing is loaded yet."""
+    if entry.model.path == ECHO_PATH:
+        return echo_client(entry.model.alias, entry.engine, step_delay_seconds=settings.echo_step_seconds)
+    return hf_client(entry.model, entry.engine)
+
+
+async def _outside_request(work: Awaitable[Any]) -> Any:
+    """Await `work` outside the request's context: asgiref would else keep a thread for a request that has ended."""
+
+    async def run() -> Any:
+        return await work
+
+    # Shielded: a client who leaves while its row is written must not leave a row that nobody finishes.
+    return await asyncio.shield(asyncio.get_running_loop().create_task(run(), context=Context()))
+
+
+_runtime: Runtime | None = None  # touched on the event loop only
+
+
+def get_runtime() -> Runtime:
+    """Return the runtime of the running loop, making it when there is none yet."""
+    global _runtime
+    loop = asyncio.get_running_loop()
+    if _runtime is None or _runtime.loop is not loop:
+        _runtime = Runtime(get_settings(), loop)
+    return _runtime
+
+
+def get_streams() -> Streams:
+    """Return the streams of this process."""
+    return get_runtime().streams
+
+
+def get_clients() -> Mapping[str, EngineClient]:
+    """Return the engine clients of this process, by model alias."""
+    return get_runtime().clients
+
+
+def start_loading() -> None:
+    """Begin loading every model that has not begun; returns at once."""
+    for client in get_clients().values():
+        client.start()
+
+
+async def reset() -> None:
+    """Close what there is and forget it; the next use reads the settings again. For tests."""
+    global _runtime
+    runtime, _runtime = _runtime, None
+    if runtime is not None and runtime.loop is asyncio.get_running_loop():
+        await runtime.aclose()

@@ -1,0 +1,138 @@
+"""For the tests of sites that use streamserve: the echo engine by one setting, and a real daphne.
+
+    STREAMSERVE = streamserve.testing.SETTINGS        # every model answers by the echo engine, logs are in memory
+    pytest_plugins = ["streamserve.pytest_fixtures"]  # conftest.py: the fixture `streamserve_server`
+
+The echo engine needs no weights; its answers are made-up words that depend on every token before them, so that a wrong
+answer shows. Django's `live_server` is WSGI and cannot stream: `DaphneServer` runs the site's ASGI application in a
+process of its own, on the test's databases, which must therefore be files or servers (no in-memory sqlite).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import re
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any
+
+SETTINGS: Mapping[str, Any] = {"TESTING": True}
+
+START_SECONDS = 30.0
+END_SECONDS = 10.0
+_LISTENING = re.compile(r"Listening on TCP address 127\.0\.0\.1:(\d+)")
+
+
+class DaphneServer:
+    """`with DaphneServer() as server: ... server.url`: the configured site, served by daphne on a free port.
+
+    `databases` maps aliases to names (default: those the test runner has set up), `settings` overrides settings by JSON
+    values, `settings_module` names another module of settings. `log()` returns what the server has said so far.
+    """
+
+    def __init__(
+        self,
+        *,
+        databases: Mapping[str, str] | None = None,
+        settings: Mapping[str, Any] | None = None,
+        settings_module: str | None = None,
+    ) -> None:
+        self._settings_module = settings_module
+        self._plan = {"databases": dict(databases or _test_databases()), "settings": dict(settings or {})}
+        self._lines: list[str] = []
+        self._ports: queue.Queue[int | None] = queue.Queue()
+        self.url = self.websocket_url = ""
+
+    def __enter__(self) -> DaphneServer:
+        command = [sys.executable, "-m", "streamserve.testing", json.dumps(self._plan)]
+        self._process = subprocess.Popen(
+            command,
+            env={**os.environ, **_environment(self._settings_module)},
+            stderr=subprocess.STDOUT,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+        port = self._ports.get(timeout=START_SECONDS)
+        if port is None:
+            self._process.wait()
+            raise RuntimeError(f"daphne did not start:\n{self.log()}")
+        self.url, self.websocket_url = f"http://127.0.0.1:{port}", f"ws://127.0.0.1:{port}"
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._process.terminate()
+        try:
+            self._process.wait(END_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._reader.join()
+        assert self._process.stdout is not None
+        self._process.stdout.close()
+
+    @property
+    def pid(self) -> int:
+        """The server's process id."""
+        return self._process.pid
+
+    def log(self) -> str:
+        """Return what the server has written so far."""
+        return "".join(self._lines)
+
+    def _read(self) -> None:
+        """Collect the server's output, and the port from it. Its own thread."""
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            self._lines.append(line)
+            listening = _LISTENING.search(line)
+            if listening:
+                self._ports.put(int(listening.group(1)))
+        self._ports.put(None)
+
+
+def _environment(settings_module: str | None) -> dict[str, str]:
+    """Return what the child needs to import the same site as this process."""
+    from django.conf import settings
+
+    path = os.pathsep.join(entry for entry in sys.path if entry)
+    module = settings_module or getattr(settings, "SETTINGS_MODULE", "") or os.environ.get("DJANGO_SETTINGS_MODULE", "")
+    return {"PYTHONPATH": path, "DJANGO_SETTINGS_MODULE": module, "PYTHONUNBUFFERED": "1"}
+
+
+def _test_databases() -> dict[str, str]:
+    """Return the names of the databases as the test runner has set them up."""
+    from django.db import connections
+
+    return {alias: str(connections[alias].settings_dict["NAME"]) for alias in connections}
+
+
+def _serve(plan: Mapping[str, Any]) -> None:
+    """The child: the same settings, on the test's databases, with the echo engine, under daphne's own command line."""
+    from django.conf import settings
+
+    for alias, name in plan["databases"].items():
+        settings.DATABASES[alias]["NAME"] = name
+    for name, value in plan["settings"].items():
+        setattr(settings, name, value)
+    settings.STREAMSERVE = {**getattr(settings, "STREAMSERVE", {}), "TESTING": True}
+    if not settings.ALLOWED_HOSTS:
+        settings.ALLOWED_HOSTS = ["127.0.0.1", "localhost"]
+
+    from daphne.cli import CommandLineInterface
+
+    application = settings.ASGI_APPLICATION.rpartition(".")
+    endpoint = "tcp:port=0:interface=127.0.0.1"
+    CommandLineInterface().run(["-e", endpoint, f"{application[0]}:{application[2]}"])
+
+
+if __name__ == "__main__":
+    _serve(json.loads(sys.argv[1]))

@@ -1,0 +1,207 @@
+"""The native routes: start, state, events, stop; and the chat page. Thin: parse, ask the stream, deliver."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from asgiref.sync import sync_to_async
+from django.conf import settings as django_settings
+from django.http import HttpRequest, HttpResponse, HttpResponseBase
+from django.shortcuts import render
+from django.urls import reverse
+
+from streamserve.auth import Principal
+from streamserve.conf import get_settings
+from streamserve.dialects import native
+from streamserve.dialects.base import Encoder
+from streamserve.dialects.fields import integer, read
+from streamserve.dialects.native import FORMATS, NativeEncoder, NativeRequest
+from streamserve.dialects.text import TextEncoder
+from streamserve.dialects.tokens import TokensEncoder
+from streamserve.models import Stream as StreamRow
+from streamserve.protocol.errors import BadRequest, Gone, NotFound
+from streamserve.protocol.ids import parse_event_id
+from streamserve.responses import stream_response
+from streamserve.routes import CHAT_CALLERS, Access, json_response, non_atomic, query_of, read_json, route
+from streamserve.runtime import get_runtime, get_streams, start_loading
+from streamserve.streams.delivery import Delivery
+from streamserve.streams.stream import Stream
+
+CONTENT_SECURITY_POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
+    "font-src 'self'; manifest-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
+)
+MAX_SEQ = 2**53  # what JavaScript counts exactly
+STOP_FIELDS = {"seen_seq": integer(0, MAX_SEQ)}
+_POST = Access(callers=CHAT_CALLERS, methods=("POST",))
+_GET = Access(callers=CHAT_CALLERS)
+
+
+@route(_POST)
+async def start_stream(request: HttpRequest, principal: Principal) -> HttpResponseBase:
+    """POST /streams: start an answer and stream it."""
+    settings = get_settings()
+    asked = native.parse(read_json(request), settings.limits, default_model=settings.default_model)
+    return await _start(request, principal, asked)
+
+
+@route(_GET)
+async def new_stream(request: HttpRequest, principal: Principal) -> HttpResponseBase:
+    """GET /streams/new?prompt=...: for a bare EventSource. With a Last-Event-ID it resumes and never starts anew."""
+    event_id = request.headers.get("Last-Event-ID")
+    if event_id:
+        return await _resume_by_event_id(request, principal, event_id)
+    settings = get_settings()
+    return await _start(
+        request, principal, native.parse_query(query_of(request), settings.limits, default_model=settings.default_model)
+    )
+
+
+async def _start(request: HttpRequest, principal: Principal, asked: NativeRequest) -> HttpResponseBase:
+    runtime = get_runtime()
+    stream = await runtime.start_stream(principal, asked.generate, on_disconnect=asked.on_disconnect)
+    encoder = _encoder(asked.format, stream.log_id)
+    return stream_response(request, Delivery(runtime.streams, stream, encoder))
+
+
+@route(_GET)
+async def stream_state(request: HttpRequest, principal: Principal, stream_id: str) -> HttpResponseBase:
+    """GET /streams/{id}: what the stream is and how far it has come."""
+    return json_response(_state_json(await _row(principal, stream_id), get_streams().find(stream_id)))
+
+
+@route(_GET)
+async def stream_events(request: HttpRequest, principal: Principal, stream_id: str) -> HttpResponseBase:
+    """GET /streams/{id}/events: replay what the reader has not seen, and follow."""
+    await _row(principal, stream_id)
+    query = query_of(request)
+    stream = get_streams().find(stream_id)
+    if stream is None:
+        return _gone(request)
+    event_id = request.headers.get("Last-Event-ID")
+    after = _seq_in(event_id, stream.log_id) if event_id else _after(query.get("after", "0"))
+    return _resume(request, stream, after, query)
+
+
+@route(_POST)
+async def stop_stream(request: HttpRequest, principal: Principal, stream_id: str) -> HttpResponseBase:
+    """POST /streams/{id}/stop {seen_seq}: end the answer where its reader has read to. Doing it twice is no mistake."""
+    seen_seq = read(read_json(request, optional=True), STOP_FIELDS).get("seen_seq")
+    await _row(principal, stream_id)
+    stream = get_streams().find(stream_id)
+    if stream is not None:
+        await stream.stop(seen_seq)
+    return json_response(_state_json(await _row(principal, stream_id), stream))
+
+
+async def _row(principal: Principal, stream_id: str) -> StreamRow:
+    """Return the row that `principal` may see; another tenant's is as unknown as one that never was."""
+    row = await StreamRow.objects.for_principal(principal).filter(pk=stream_id).afirst()
+    if row is None:
+        raise NotFound("There is no stream of that id.", code="stream_not_found")
+    return row
+
+
+async def _resume_by_event_id(request: HttpRequest, principal: Principal, event_id: str) -> HttpResponseBase:
+    parsed = parse_event_id(event_id)
+    stream = get_streams().find_log(parsed[0]) if parsed else None
+    if parsed is None or stream is None or stream.tenant != principal.tenant:
+        return _gone(request)
+    return _resume(request, stream, parsed[1], query_of(request))
+
+
+def _resume(request: HttpRequest, stream: Stream, after: int | None, query: Mapping[str, str]) -> HttpResponseBase:
+    format_ = query.get("format", "native")
+    if format_ not in FORMATS:
+        raise BadRequest(f"'format' is one of {', '.join(FORMATS)}.", param="format")
+    if after is None or not 0 <= after <= stream.last_seq:
+        return _gone(request)
+    if stream.terminal is not None and after >= stream.last_seq:
+        return HttpResponse(status=204)  # all has been seen: an EventSource stops at 204
+    return stream_response(request, Delivery(get_streams(), stream, _encoder(format_, stream.log_id), after=after))
+
+
+def _gone(request: HttpRequest) -> HttpResponse:
+    """Say that those events are not kept. An EventSource reconnects for ever unless told 204."""
+    if "text/event-stream" in request.headers.get("Accept", ""):
+        return HttpResponse(status=204)
+    raise Gone("These events are no longer kept. Ask the question again.")
+
+
+def _seq_in(event_id: str, log_id: str) -> int | None:
+    parsed = parse_event_id(event_id)
+    return parsed[1] if parsed is not None and parsed[0] == log_id else None
+
+
+def _after(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and len(text) <= 16):
+        raise BadRequest("'after' is the number of the last event you have, 0 for none.", param="after")
+    return int(text)
+
+
+def _encoder(format_: str, log_id: str) -> Encoder:
+    if format_ == "tokens":
+        return TokensEncoder(log_id)
+    return TextEncoder() if format_ == "text" else NativeEncoder(log_id)
+
+
+def _state_json(row: StreamRow, stream: Stream | None) -> dict[str, Any]:
+    """Return the state of a stream: live figures while it is in memory, else what its row says."""
+    out = {
+        "id": row.pk,
+        "log_id": row.log_id,
+        "model": row.model,
+        "created": int(row.created_at.timestamp()),
+        "state": "finished" if stream is None else stream.state,
+        "finish_reason": row.finish_reason or None,
+        "error_code": row.error_code or None,
+        "last_seq": row.last_seq,
+        "usage": {"prompt_tokens": row.prompt_tokens, "completion_tokens": row.completion_tokens},
+        "resumable": stream is not None,
+    }
+    if stream is None and row.state == "running":
+        out["error_code"] = "producer_lost"  # the process that made it is gone
+    if stream is not None:
+        summary = stream.summary()
+        out |= {"finish_reason": summary.finish_reason, "error_code": summary.error_code}
+        out |= {"last_seq": stream.last_seq, "usage": stream.usage.as_json()}
+    if row.text:
+        out["text"] = row.text
+    return out
+
+
+# -- the chat page ------------------------------------------------------------------------------------------------
+
+
+@non_atomic
+async def chat_page(request: HttpRequest, template_name: str = "streamserve/chat_page.html") -> HttpResponse:
+    """The page. Put it behind a login, or not, as any view; the streams it starts check for themselves."""
+    start_loading()
+    context = await chat_context(request)
+    response = await sync_to_async(render)(request, template_name, context)
+    response["Content-Security-Policy"] = CONTENT_SECURITY_POLICY
+    response["Cache-Control"] = "private, no-store"
+    return response
+
+
+async def chat_context(request: HttpRequest) -> dict[str, Any]:
+    """Return what the page's script needs to know."""
+    user = await request.auser() if hasattr(request, "auser") else None
+    name = user.get_username() if user is not None and user.is_authenticated else ""
+    return {"streamserve": chat_config(name)}
+
+
+def chat_config(signed_in_as: str) -> dict[str, Any]:
+    """Return the addresses and models that the chat element is handed as data-* attributes."""
+    settings = get_settings()
+    return {
+        "streams_url": reverse("streamserve:streams"),
+        "ready_url": reverse("streamserve:readyz"),
+        "websocket_url": "/ws/streams",
+        "models": list(settings.models),
+        "default_model": settings.default_model,
+        "signed_in_as": signed_in_as,
+        "keepalive_seconds": settings.streams.keepalive_seconds,
+        "csrf_cookie": django_settings.CSRF_COOKIE_NAME,
+    }

@@ -1,0 +1,65 @@
+"""`/v1/...` in the OpenAI shape. Here, as there, closing the connection stops the answer (`on_disconnect="abort"`)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.http import HttpRequest, HttpResponseBase
+
+from streamserve.auth import Principal
+from streamserve.conf import get_settings
+from streamserve.dialects import openai_chat
+from streamserve.dialects.openai_chat import ChatEncoder, ChatRequest
+from streamserve.protocol.errors import NotFound
+from streamserve.responses import close_connections, stream_response
+from streamserve.routes import ANYONE, CHAT_CALLERS, Access, json_response, read_json, route
+from streamserve.runtime import get_clients, get_runtime
+from streamserve.streams.delivery import Delivery, collect
+from streamserve.streams.stream import Stream
+
+
+@route(Access(callers=CHAT_CALLERS, methods=("POST",)), error_json=openai_chat.error_json)
+async def chat_completions(request: HttpRequest, principal: Principal) -> HttpResponseBase:
+    """POST /v1/chat/completions, streamed or whole."""
+    settings, runtime = get_settings(), get_runtime()
+    asked = openai_chat.parse(read_json(request), settings.limits, default_model=settings.default_model)
+    stream = await runtime.start_stream(principal, asked.generate, on_disconnect="abort")
+    if asked.stream:
+        return stream_response(request, Delivery(runtime.streams, stream, _encoder(stream, asked)))
+    return await _whole(stream, asked)
+
+
+async def _whole(stream: Stream, asked: ChatRequest) -> HttpResponseBase:
+    """Wait for the end. When the client leaves, Django cancels this, the reader is gone, and the engine aborts."""
+    await close_connections()
+    events = await collect(get_runtime().streams, stream)
+    response = json_response(openai_chat.collect(events, **_identity(stream, asked)))
+    response["X-Stream-Id"] = stream.id
+    return response
+
+
+def _encoder(stream: Stream, asked: ChatRequest) -> ChatEncoder:
+    return ChatEncoder(stream.log_id, include_usage=asked.include_usage, **_identity(stream, asked))
+
+
+def _identity(stream: Stream, asked: ChatRequest) -> dict[str, Any]:
+    return {
+        "completion_id": f"chatcmpl-{stream.id}",
+        "model": stream.model,
+        "created": stream.created,
+        "n": asked.generate.n,
+    }
+
+
+@route(Access(callers=CHAT_CALLERS), error_json=openai_chat.error_json)
+async def models(request: HttpRequest, principal: Principal) -> HttpResponseBase:
+    """GET /v1/models: what may be asked for."""
+    return json_response(openai_chat.models_json([client.describe() for client in get_clients().values()]))
+
+
+@route(
+    Access(callers=ANYONE, methods=("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE")), error_json=openai_chat.error_json
+)
+async def unknown(request: HttpRequest, principal: None, path: str) -> HttpResponseBase:
+    """Any other address under /v1/: a 404 that SDKs can read."""
+    raise NotFound(f"There is no /v1/{path} here. Known: /v1/chat/completions, /v1/models.", code="unknown_url")

@@ -1,0 +1,121 @@
+"""Fixtures of the Django side: a runtime per test, callers of every kind, and real daphne servers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any
+
+import pytest
+from django.contrib.auth import get_user_model
+from django.test import AsyncClient
+from django.test.utils import override_settings
+
+from streamserve import runtime
+from streamserve.models import ApiKey
+from streamserve.testing import DaphneServer
+
+pytest_plugins = ["streamserve.pytest_fixtures"]
+
+
+async def until(condition: Callable[[], object], seconds: float = 10.0) -> None:
+    """Wait until `condition()` holds; fail after `seconds`."""
+    async with asyncio.timeout(seconds):
+        while not condition():  # noqa: ASYNC110  (what is waited for has no event)
+            await asyncio.sleep(0.005)
+
+
+async def until_ready() -> None:
+    """Load the models of the settings of now."""
+    runtime.start_loading()
+    await until(lambda: all(one.describe().state == "ready" for one in runtime.get_clients().values()))
+
+
+@pytest.fixture
+async def engine(transactional_db: Any) -> AsyncIterator[None]:
+    """The echo engine, ready, on this test's event loop; closed after it."""
+    await until_ready()
+    yield
+    await runtime.reset()
+
+
+@pytest.fixture
+def anonymous_site() -> Iterator[None]:
+    """A site that serves visitors without a login."""
+    with override_settings(STREAMSERVE={"TESTING": True, "ANONYMOUS": True}):
+        yield
+
+
+@pytest.fixture
+def alice(transactional_db: Any) -> Any:
+    """A user."""
+    return get_user_model().objects.create_user("alice", password="pw")
+
+
+@pytest.fixture
+def bob(transactional_db: Any) -> Any:
+    """Another user."""
+    return get_user_model().objects.create_user("bob", password="pw")
+
+
+@pytest.fixture
+def staff(transactional_db: Any) -> Any:
+    """Staff without a permission of ours."""
+    return get_user_model().objects.create_user("staff", password="pw", is_staff=True)
+
+
+@pytest.fixture
+def root(transactional_db: Any) -> Any:
+    """A superuser."""
+    return get_user_model().objects.create_superuser("root", password="pw")
+
+
+@pytest.fixture
+def alice_key(alice: Any) -> str:
+    """A key of alice's."""
+    return ApiKey.objects.make(user=alice, name="alice's")[1]
+
+
+@pytest.fixture
+def lonely_key(transactional_db: Any) -> str:
+    """A key without a user."""
+    return ApiKey.objects.make(name="lonely")[1]
+
+
+@pytest.fixture
+def ops_key(transactional_db: Any) -> str:
+    """A key for operators."""
+    return ApiKey.objects.make(name="ops", scopes=["ops"])[1]
+
+
+class Caller:
+    """An AsyncClient that posts JSON and, as a browser does, says where it comes from."""
+
+    def __init__(self, user: Any = None, key: str | None = None) -> None:
+        self.client = AsyncClient(raise_request_exception=True)
+        if user is not None:
+            self.client.force_login(user)
+        self.headers = {"authorization": f"Bearer {key}"} if key else {}
+
+    async def post(self, path: str, body: Any = None, **headers: str) -> Any:
+        return await self.client.post(path, body, content_type="application/json", headers={**self.headers, **headers})
+
+    async def get(self, path: str, **headers: str) -> Any:
+        return await self.client.get(path, headers={**self.headers, **headers})
+
+
+async def body_of(response: Any) -> bytes:
+    """Return a response's whole body, streamed or not."""
+    if not response.streaming:
+        return bytes(response.content)
+    return b"".join([chunk async for chunk in response.streaming_content])
+
+
+@pytest.fixture(scope="session")
+def hard_server(django_db_setup: None) -> Iterator[DaphneServer]:
+    """tests/site/settings.py under daphne: ATOMIC_REQUESTS, LoginRequiredMiddleware, GZip, sync middleware.
+
+    One for all tests; each empties the database after itself.
+    """
+    with DaphneServer(settings_module="tests.site.settings") as server:
+        yield server

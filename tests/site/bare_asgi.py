@@ -1,0 +1,5 @@
+"""A site that forgot to wrap its application."""
+
+from django.core.asgi import get_asgi_application
+
+application = get_asgi_application()

@@ -1,0 +1,14 @@
+"""A site: the chat page, the admin, streamserve's routes."""
+
+from __future__ import annotations
+
+from django.contrib import admin
+from django.urls import include, path
+
+from streamserve.views import chat_page
+
+urlpatterns = [
+    path("", chat_page),
+    path("admin/", admin.site.urls),
+    path("", include("streamserve.urls")),
+]

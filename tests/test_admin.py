@@ -1,0 +1,124 @@
+"""The admin: rows to look at, keys to revoke, and the live page with its permissions."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from django.contrib.auth.models import Permission
+from django.test import AsyncClient, Client
+from django.test.utils import override_settings
+
+from streamserve import runtime
+from streamserve.models import ApiKey
+from streamserve.models import Stream as StreamRow
+from tests.conftest import Caller, until_ready
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+LIVE = "/admin/streamserve/live/"
+
+
+@pytest.fixture
+def admin(root: Any) -> Client:
+    client = Client()
+    client.force_login(root)
+    return client
+
+
+def test_the_lists_open(admin: Client, alice_key: str) -> None:
+    """Keys and streams, with their useful columns; nothing of a key's secret, nothing of a stream's text."""
+    StreamRow.objects.create(id="0" * 32, log_id="a" * 12, owner="user:1", tenant="user:1", model="m", text="canary")
+    keys = admin.get("/admin/streamserve/apikey/").content.decode()
+    assert ApiKey.objects.get().prefix in keys
+    assert ApiKey.objects.get().digest not in keys
+    assert admin.get("/admin/streamserve/stream/?q=user").status_code == 200
+    page = admin.get(f"/admin/streamserve/stream/{'0' * 32}/change/").content.decode()
+    assert "canary" not in page
+
+
+def test_rows_cannot_be_made_or_changed(admin: Client, alice_key: str) -> None:
+    """They say what happened."""
+    for model in ("apikey", "stream"):
+        assert admin.get(f"/admin/streamserve/{model}/add/").status_code == 403
+    pk = ApiKey.objects.get().pk
+    assert admin.post(f"/admin/streamserve/apikey/{pk}/change/", {"name": "x"}).status_code == 403
+    assert admin.post(f"/admin/streamserve/apikey/{pk}/delete/", {"post": "yes"}).status_code == 403
+
+
+def test_keys_are_revoked_by_an_action(admin: Client, staff: Any, alice_key: str) -> None:
+    """Who may only look is not offered it."""
+    pk = ApiKey.objects.get().pk
+    staff.user_permissions.add(Permission.objects.get(codename="view_apikey"))
+    looker = Client()
+    looker.force_login(staff)
+    data = {"action": "revoke", "_selected_action": [pk]}
+    looker.post("/admin/streamserve/apikey/", data)
+    assert ApiKey.objects.get().state == "active"
+    admin.post("/admin/streamserve/apikey/", data)
+    assert ApiKey.objects.get().state == "revoked"
+
+
+async def login(user: Any, **options: Any) -> AsyncClient:
+    client = AsyncClient(**options)
+    await client.aforce_login(user)
+    return client
+
+
+async def test_the_live_page_is_for_who_may_see_it(engine: None, root: Any, staff: Any, alice: Any) -> None:
+    """The page, its events and its stop: a superuser; not staff without the permission, not a user, not a visitor."""
+    paths = [("GET", LIVE), ("GET", f"{LIVE}events"), ("POST", f"{LIVE}stop/{'0' * 32}")]
+    expected = [(await login(root), [200, 200, 404]), (await login(staff), [403, 403, 403])]
+    expected += [(await login(alice), [302, 403, 403]), (AsyncClient(), [302, 403, 403])]
+    for client, statuses in expected:
+        got = []
+        for method, path in paths:
+            response = await client.generic(method, path)
+            got.append(response.status_code)
+            response.close()
+        assert got == statuses
+
+
+async def test_the_permission_alone_opens_the_page(engine: None, staff: Any) -> None:
+    """`view_live` looks, `stop_stream` stops: one does not give the other."""
+    await staff.user_permissions.aadd(await Permission.objects.aget(codename="view_live"))
+    client = await login(staff)
+    page = await client.get(LIVE)
+    assert page.status_code == 200
+    assert page.context["can_stop"] is False
+    assert page.context["events_url"] == f"{LIVE}events"
+    assert "script-src 'self'" in page["Content-Security-Policy"]
+    assert (await client.post(f"{LIVE}stop/{'0' * 32}")).status_code == 403
+
+
+async def test_stop_needs_the_csrf_token(engine: None, root: Any) -> None:
+    """It is an ordinary Django view: its middleware looks."""
+    client = await login(root, enforce_csrf_checks=True)
+    assert (await client.post(f"{LIVE}stop/{'0' * 32}")).status_code == 403
+
+
+async def test_a_running_stream_is_seen_and_stopped(root: Any, alice_key: str) -> None:
+    """The figures name it; POST stop ends it as cancelled."""
+    with override_settings(STREAMSERVE={"TESTING": True, "ECHO_STEP_SECONDS": 0.02}):
+        await until_ready()
+        ask = {"prompt": "hi", "max_tokens": 1000, "ignore_eos": True}
+        answer = aiter(await Caller(key=alice_key).post("/streams", ask))
+        await anext(answer)
+        client = await login(root)
+        events = aiter(await client.get(f"{LIVE}events"))
+        sent = b""
+        while b"event: figures" not in sent:
+            sent += await anext(events)
+        await events.aclose()
+        figures = json.loads(sent.partition(b"data: ")[2])
+        [shown] = figures["streams"]
+        assert shown["state"] == "running"
+        assert figures["models"][0]["blocks_total"] == sum(
+            figures["models"][0][name] for name in ("blocks_used", "blocks_cached", "blocks_free")
+        )
+        stopped = await client.post(f"{LIVE}stop/{shown['id']}")
+        assert stopped.json() == {"id": shown["id"], "state": "finished"}
+        rest = b"".join([chunk async for chunk in answer])
+        assert b'"finish_reason":"cancelled"' in rest
+        await runtime.reset()

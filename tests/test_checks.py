@@ -1,0 +1,87 @@
+"""System checks: each mistake has its id and a hint; a right site has none."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.conf import settings
+from django.core.checks import run_checks
+from django.test.utils import modify_settings, override_settings
+
+from streamserve import checks
+
+APPS = settings.INSTALLED_APPS
+
+
+def ids() -> set[str]:
+    found = run_checks()
+    assert all(one.hint for one in found if one.id and one.id.startswith("streamserve"))
+    return {str(one.id) for one in found if str(one.id).startswith("streamserve.")}
+
+
+def test_a_right_site_has_no_complaint() -> None:
+    """The settings of these tests."""
+    assert ids() == set()
+
+
+@pytest.mark.parametrize(
+    ("raw", "id_"),
+    [
+        ({"TESTING": True, "ANONYMUS": True}, "streamserve.E001"),
+        ({"TESTING": True, "ANONYMOUS": 1}, "streamserve.E002"),
+        ({}, "streamserve.E003"),
+        ({"MODELS": {"m": {"PATH": "/no/such/folder"}}}, "streamserve.E005"),
+        ({"TESTING": True, "ANONYMOUS": True}, "streamserve.W005"),
+    ],
+)
+def test_wrong_settings_are_found(raw: Any, id_: str) -> None:
+    """E001 unknown key, E002 wrong value, E003 no model, E005 no folder, W005 anonymous outside DEBUG."""
+    with override_settings(STREAMSERVE=raw):
+        assert id_ in ids()
+
+
+def test_a_hub_id_is_not_looked_for_on_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only what looks like a folder must be one; the missing packages are found for both."""
+    monkeypatch.setattr(checks, "find_spec", lambda name: None)
+    with override_settings(STREAMSERVE={"MODELS": {"m": {"PATH": "org/name"}}}):
+        assert ids() == {"streamserve.E004"}
+
+
+def test_a_folder_that_exists_is_right(tmp_path: Path) -> None:
+    """And a relative one is looked for too."""
+    with override_settings(STREAMSERVE={"MODELS": {"m": {"PATH": str(tmp_path)}}}):
+        assert "streamserve.E005" not in ids()
+    assert checks.is_folder_like("./model")
+    assert not checks.is_folder_like("org/name")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "id_"),
+    [
+        ({"ASGI_APPLICATION": None}, "streamserve.E006"),
+        ({"ASGI_APPLICATION": "no.such.module"}, "streamserve.E006"),
+        ({"ASGI_APPLICATION": "tests.site.bare_asgi.application"}, "streamserve.W001"),
+        ({"MIDDLEWARE": ["whitenoise.middleware.WhiteNoiseMiddleware"]}, "streamserve.W004"),
+    ],
+)
+def test_what_is_around_us_is_looked_at(overrides: dict[str, Any], id_: str) -> None:
+    """E006 no ASGI application, W001 not wrapped, W004 WhiteNoise."""
+    with override_settings(**overrides):
+        assert id_ in {one.id for one in checks.check_site(None)}
+
+
+def test_daphne_must_come_first() -> None:
+    """E007 after staticfiles, W002 not there at all."""
+    with modify_settings(INSTALLED_APPS={"remove": ["daphne"]}):
+        assert "streamserve.W002" in {one.id for one in checks.check_site(None)}
+    last = [*(name for name in APPS if name != "daphne"), "daphne"]
+    with override_settings(INSTALLED_APPS=last):
+        assert "streamserve.E007" in {one.id for one in checks.check_site(None)}
+
+
+def test_persistent_connections_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """W006: under ASGI they are kept by threads that never come back."""
+    monkeypatch.setitem(settings.DATABASES["default"], "CONN_MAX_AGE", 600)
+    assert {one.id for one in checks.check_databases(None)} == {"streamserve.W006"}

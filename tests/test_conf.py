@@ -1,0 +1,104 @@
+"""Settings: typed, lazy, and every mistake named."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from django.core.exceptions import ImproperlyConfigured
+from django.test.utils import override_settings
+
+from streamserve.conf import get_settings, read
+
+ECHO = {"MODELS": {"echo": {"PATH": "echo"}}}
+
+
+def problems(raw: Any) -> list[tuple[str, str, str]]:
+    return [(one.kind, one.message, one.hint) for one in read(raw)[1]]
+
+
+def test_a_minimal_dict_is_enough() -> None:
+    """One model with a PATH; it is the default model."""
+    settings, found = read(ECHO)
+    assert found == ()
+    assert settings.default_model == "echo"
+    assert settings.models["echo"].model.dtype == "auto"
+    assert settings.anonymous is False
+
+
+@pytest.mark.parametrize(
+    ("raw", "nearest"),
+    [
+        ({**ECHO, "ANONYMUS": True}, "ANONYMOUS"),
+        ({**ECHO, "default_model": "echo"}, "DEFAULT_MODEL"),
+        ({**ECHO, "LIMITS": {"MAX_TOKEN": 3}}, "MAX_TOKENS"),
+        ({**ECHO, "ENGINE": {"BLOCKSIZE": 3}}, "BLOCK_SIZE"),
+        ({**ECHO, "STREAMS": {"KEEP_ALIVE_SECONDS": 3}}, "KEEPALIVE_SECONDS"),
+        ({"MODELS": {"a": {"PATH": "echo", "DTYP": "auto"}}}, "DTYPE"),
+        ({"MODELS": {"a": {"PATH": "echo", "ENGINE": {"MAX_SEQS": 4}}}}, "MAX_NUM_SEQS"),
+    ],
+)
+def test_an_unknown_key_names_the_nearest(raw: Any, nearest: str) -> None:
+    """Whatever the level of the dict."""
+    [(kind, _message, hint)] = problems(raw)
+    assert kind == "key"
+    assert repr(nearest) in hint
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        {**ECHO, "ANONYMOUS": "yes"},
+        {**ECHO, "LIMITS": {"MAX_TOKENS": "many"}},
+        {**ECHO, "LIMITS": {"MAX_TOKENS": True}},
+        {**ECHO, "LIMITS": {"MAX_TOKENS": -1}},
+        {**ECHO, "LIMITS": []},
+        {**ECHO, "DEFAULT_MODEL": "eco"},
+        {**ECHO, "ECHO_STEP_SECONDS": "slow"},
+        {"MODELS": {"a": {"PATH": "echo", "DTYPE": "float8"}}},
+        {"MODELS": {"a": {"PATH": "echo", "DEVICE": "tpu"}}},
+        {"MODELS": {"a": {}}},
+        {"MODELS": {"a": "echo"}},
+        {"MODELS": ["echo"]},
+        ["echo"],
+    ],
+)
+def test_a_wrong_value_is_a_problem_with_a_hint(raw: Any) -> None:
+    """A sentence that says what it takes, never a traceback."""
+    found = problems(raw)
+    assert any(kind == "value" for kind, _, _ in found), found
+    assert all(hint for _, _, hint in found)
+
+
+def test_no_model_is_a_problem_of_its_own() -> None:
+    """And its hint is a setting that works."""
+    assert problems({})[0][0] == "missing"
+
+
+def test_testing_makes_every_model_the_echo_engine() -> None:
+    """One setting, whatever MODELS says."""
+    settings, found = read({"MODELS": {"big": {"PATH": "org/huge"}}, "TESTING": True})
+    assert found == ()
+    assert settings.models["big"].model.path == "echo"
+    assert list(read({"TESTING": True})[0].models) == ["echo"]
+
+
+def test_a_models_engine_stands_on_top_of_the_shared_one() -> None:
+    """ENGINE for all, the model's own ENGINE for one."""
+    raw = {
+        "MODELS": {"a": {"PATH": "echo"}, "b": {"PATH": "echo", "ENGINE": {"MAX_NUM_SEQS": 2}}},
+        "ENGINE": {"MAX_NUM_SEQS": 8, "BLOCK_SIZE": 16},
+    }
+    models = read(raw)[0].models
+    assert (models["a"].engine.max_num_seqs, models["a"].engine.block_size) == (8, 16)
+    assert (models["b"].engine.max_num_seqs, models["b"].engine.block_size) == (2, 16)
+
+
+def test_settings_are_read_again_when_a_test_changes_them() -> None:
+    """`override_settings` works, and wrong settings raise where they are used."""
+    assert get_settings().anonymous is False
+    with override_settings(STREAMSERVE={"TESTING": True, "ANONYMOUS": True}):
+        assert get_settings().anonymous is True
+    with override_settings(STREAMSERVE={"ANONYMUS": True}), pytest.raises(ImproperlyConfigured, match="ANONYMOUS"):
+        get_settings()
+    assert get_settings().anonymous is False

@@ -1,0 +1,178 @@
+"""`/ws/streams`: start, stop, resume; wrong messages are answered, and the socket goes on."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from asgiref.sync import sync_to_async
+from channels.testing import WebsocketCommunicator
+from django.test.utils import override_settings
+
+from streamserve import routing, runtime
+from streamserve.models import ApiKey
+from tests.conftest import until_ready
+
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("engine")]
+
+ASK = {"prompt": "tell me", "max_tokens": 8, "seed": 7}
+
+
+def connect(key: str) -> WebsocketCommunicator:
+    headers = [(b"host", b"testserver"), (b"authorization", f"Bearer {key}".encode())]
+    return WebsocketCommunicator(routing.application, "/ws/streams", headers=headers)
+
+
+@pytest.fixture
+async def socket(alice_key: str) -> AsyncIterator[WebsocketCommunicator]:
+    communicator = connect(alice_key)
+    connected, _ = await communicator.connect()
+    assert connected
+    yield communicator
+    await communicator.disconnect()
+
+
+async def receive(socket: WebsocketCommunicator) -> dict[str, Any]:
+    return json.loads(await socket.receive_from(timeout=10))  # type: ignore[no-any-return]
+
+
+async def until_end(socket: WebsocketCommunicator) -> list[dict[str, Any]]:
+    messages = [await receive(socket)]
+    while messages[-1].get("event") not in ("done", "error"):
+        messages.append(await receive(socket))
+    return messages
+
+
+def text_of(messages: list[dict[str, Any]]) -> str:
+    return "".join(message["data"]["text"] for message in messages if message.get("event") == "token")
+
+
+async def test_start_streams_an_answer(socket: WebsocketCommunicator) -> None:
+    """`started` with the ref, then dense events to `done`."""
+    await socket.send_json_to({"type": "start", "request": ASK, "ref": "q1"})
+    started = await receive(socket)
+    assert (started["type"], started["ref"]) == ("started", "q1")
+    messages = await until_end(socket)
+    assert {message["id"] for message in messages} == {started["id"]}
+    seqs = [message["seq"] for message in messages]
+    assert seqs == sorted(set(seqs))
+    assert messages[-1]["data"]["finish_reason"] == "length"
+
+
+async def test_two_answers_share_a_socket(socket: WebsocketCommunicator) -> None:
+    """Each has its id; neither waits for the other's end."""
+    for ref in ("a", "b"):
+        await socket.send_json_to({"type": "start", "request": ASK, "ref": ref})
+    messages: list[dict[str, Any]] = []
+    while sum(message.get("event") == "done" for message in messages) < 2:
+        messages.append(await receive(socket))
+    ids = {message["id"] for message in messages}
+    texts = {text_of([message for message in messages if message["id"] == one]) for one in ids}
+    assert (len(ids), len(texts)) == (2, 1)
+
+
+async def test_resume_goes_on_after_an_event(socket: WebsocketCommunicator) -> None:
+    """The same text, from there on."""
+    await socket.send_json_to({"type": "start", "request": {**ASK, "max_tokens": 20}})
+    started = await receive(socket)
+    whole = await until_end(socket)
+    middle = whole[2]
+    await socket.send_json_to({"type": "resume", "id": started["id"], "after": middle["seq"]})
+    assert text_of(whole[:3]) + text_of(await until_end(socket)) == text_of(whole)
+
+
+async def test_stop_is_seen_while_an_answer_runs(alice_key: str) -> None:
+    """The consumer relays; it does not generate inside `receive`. A closed socket parks its stream."""
+    await runtime.reset()
+    with override_settings(STREAMSERVE={"TESTING": True, "ECHO_STEP_SECONDS": 0.02}):
+        await until_ready()
+        socket = connect(alice_key)
+        await socket.connect()
+        long = {**ASK, "max_tokens": 1000, "ignore_eos": True}
+        await socket.send_json_to({"type": "start", "request": long})
+        started = await receive(socket)
+        await socket.send_json_to({"type": "stop", "id": started["id"]})
+        assert (await until_end(socket))[-1]["data"]["finish_reason"] == "cancelled"
+        await socket.send_json_to({"type": "start", "request": long})
+        second = await receive(socket)
+        await receive(socket)
+        await socket.disconnect()
+        stream = runtime.get_streams().find(second["id"])
+        assert stream is not None
+        assert stream.state == "parked"
+        await runtime.reset()
+
+
+@pytest.mark.parametrize(
+    ("message", "code", "param"),
+    [
+        ("no json", "invalid_json", None),
+        ("[1]", "invalid_json", None),
+        ("{}", "unknown_type", "type"),
+        ('{"type": "launch"}', "unknown_type", "type"),
+        ('{"type": 7}', "unknown_type", "type"),
+        ('{"type": "start"}', "missing_field", "request"),
+        ('{"type": "start", "request": 3}', "invalid_type", "request"),
+        ('{"type": "start", "request": {"prompt": "x", "top_p": 7}}', "invalid_value", "top_p"),
+        ('{"type": "start", "request": {"prompt": "x", "model": "nope"}}', "model_not_found", "model"),
+        ('{"type": "start", "request": {"prompt": "x"}, "extra": 1}', "unknown_field", "extra"),
+        ('{"type": "stop"}', "missing_field", "id"),
+        ('{"type": "stop", "id": "' + "0" * 32 + '"}', "stream_not_found", None),
+        ('{"type": "stop", "id": "' + "0" * 32 + '", "seen_seq": -1}', "invalid_value", "seen_seq"),
+        ('{"type": "resume", "id": "' + "0" * 32 + '"}', "stream_not_found", None),
+        ('{"type": "resume", "id": "short"}', "invalid_value", "id"),
+        ("[" * 5000, "invalid_json", None),
+        ('{"type": "start", "request": {"prompt": "\\ud800"}}', "invalid_json", None),
+    ],
+)
+async def test_a_wrong_message_is_answered(
+    socket: WebsocketCommunicator, message: str, code: str, param: str | None
+) -> None:
+    """By an error that names the field; then the socket still serves."""
+    await socket.send_to(text_data=message)
+    answer = await receive(socket)
+    assert answer["type"] == "error"
+    assert answer["error"]["code"] == code, answer
+    if param is not None:
+        assert answer["error"]["param"] == param
+    await socket.send_json_to({"type": "start", "request": ASK})
+    assert (await receive(socket))["type"] == "started"
+    await until_end(socket)
+
+
+@pytest.mark.parametrize(
+    ("frame", "code"), [({"bytes_data": b"\x00"}, 1003), ({"text_data": "x" * 300_000}, 1009)], ids=["binary", "big"]
+)
+async def test_frames_we_do_not_read_close_the_socket(
+    socket: WebsocketCommunicator, frame: dict[str, Any], code: int
+) -> None:
+    """1003 binary, 1009 too big."""
+    await socket.send_to(**frame)
+    closed = await socket.receive_output(timeout=5)
+    assert (closed["type"], closed["code"]) == ("websocket.close", code)
+
+
+async def test_another_tenants_stream_is_unknown(socket: WebsocketCommunicator, lonely_key: str) -> None:
+    """The same answer as for an id that never was."""
+    await socket.send_json_to({"type": "start", "request": ASK})
+    started = await receive(socket)
+    await until_end(socket)
+    other = connect(lonely_key)
+    await other.connect()
+    for kind in ("resume", "stop"):
+        await other.send_json_to({"type": kind, "id": started["id"]})
+        assert (await receive(other))["error"]["code"] == "stream_not_found"
+    await other.disconnect()
+
+
+async def test_a_socket_outlives_its_rights_by_no_message(alice_key: str) -> None:
+    """A revoked key may ask for nothing more: an error, and 4401."""
+    socket = connect(alice_key)
+    await socket.connect()
+    await sync_to_async(ApiKey.objects.all().revoke)()
+    await socket.send_json_to({"type": "start", "request": ASK})
+    assert (await receive(socket))["error"]["code"] == "rights_lost"
+    closed = await socket.receive_output(timeout=5)
+    assert (closed["type"], closed["code"]) == ("websocket.close", 4401)
