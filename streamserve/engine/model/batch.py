@@ -1,0 +1,224 @@
+"""A `StepPlan` as tensors: packed tokens, slots, and the index tensors that attention shares over all layers.
+
+Built once per step; knows positions and slots, not what is stored there. Lives on the engine thread.
+
+    rows of the packed batch, (1, num_tokens):
+    [ decodes, short contexts | decodes, longer … | prefill chunk | prefill chunk | … ]
+      one row each, grouped by context length       one span of rows each
+
+Padding repeats the sequence's own newest slot, so no sequence ever reads a slot that is not its own: a NaN in a freed
+block, or in somebody else's, cannot reach it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+
+from streamserve.engine.plan import Chunk, StepPlan
+
+SHORTEST_GROUP_BITS = 8  # contexts up to 256 tokens share one attention call; above that, each power of two has its own
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeIndex:
+    """What a decode group reads under one window: slots (num_rows, width) and an additive mask (num_rows, width)."""
+
+    slots: torch.Tensor
+    mask: torch.Tensor | None
+
+
+@dataclass(slots=True)
+class DecodeGroup:
+    """Rows [first_row, first_row + num_rows) of the batch: one token each, contexts of similar length."""
+
+    first_row: int
+    positions: torch.Tensor  # (num_rows,) position of the row's token
+    block_tables: torch.Tensor  # (num_rows, most blocks), padded with the null block
+    longest: int
+    shortest: int
+    block_size: int
+    indexes: dict[int | None, DecodeIndex] = field(default_factory=dict)
+
+    @property
+    def rows(self) -> slice:
+        """The group's rows in the packed batch."""
+        return slice(self.first_row, self.first_row + len(self.positions))
+
+    def index(self, window: int | None, dtype: torch.dtype) -> DecodeIndex:
+        """Return the slots to read; computed once per window and step."""
+        if window is not None and window >= self.longest:
+            window = None
+        if window not in self.indexes:
+            self.indexes[window] = self._build_index(window, dtype)
+        return self.indexes[window]
+
+    def _build_index(self, window: int | None, dtype: torch.dtype) -> DecodeIndex:
+        width = self.longest if window is None else window
+        last = self.positions[:, None]  # (num_rows, 1)
+        first = (last + 1 - width).clamp_min(0) if window is not None else torch.zeros_like(last)
+        keys = first + torch.arange(width, device=last.device)  # (num_rows, width) positions
+        inside = torch.minimum(keys, last)
+        blocks = self.block_tables.gather(1, inside // self.block_size)
+        slots = blocks * self.block_size + inside % self.block_size
+        if self.shortest >= width:
+            return DecodeIndex(slots, None)
+        mask = torch.zeros(keys.shape, dtype=dtype, device=last.device)
+        return DecodeIndex(slots, mask.masked_fill_(keys > last, float("-inf")))
+
+
+@dataclass(slots=True)
+class PrefillSpan:
+    """Rows [first_row, first_row + num_tokens): positions [start, start + num_tokens) of one sequence."""
+
+    first_row: int
+    num_tokens: int
+    start: int
+    context_slots: torch.Tensor  # (start + num_tokens,) slots of positions 0, 1, …
+    masks: dict[tuple[int, int, int | None], torch.Tensor] = field(default_factory=dict)
+    triangles: dict[int, torch.Tensor] = field(default_factory=dict)
+
+    @property
+    def rows(self) -> slice:
+        """The span's rows in the packed batch."""
+        return slice(self.first_row, self.first_row + self.num_tokens)
+
+    def first_key(self, position: int, window: int | None) -> int:
+        """The first position that the query at `position` may see."""
+        return 0 if window is None else max(0, position + 1 - window)
+
+    def triangle(self, size: int, dtype: torch.dtype) -> torch.Tensor:
+        """Additive causal mask (size, size) of the newest `size` keys for as many queries."""
+        if size not in self.triangles:
+            full = torch.full((size, size), float("-inf"), dtype=dtype, device=self.context_slots.device)
+            self.triangles[size] = full.triu_(1)
+        return self.triangles[size]
+
+    def mask(self, begin: int, end: int, window: int | None, dtype: torch.dtype) -> torch.Tensor:
+        """Additive mask (end - begin, keys) for query positions [begin, end) over keys [first_key(begin), end)."""
+        found = self.masks.get((begin, end, window))
+        if found is None:
+            found = self.masks[(begin, end, window)] = self._build_mask(begin, end, window, dtype)
+        return found
+
+    def _build_mask(self, begin: int, end: int, window: int | None, dtype: torch.dtype) -> torch.Tensor:
+        device = self.context_slots.device
+        query = torch.arange(begin, end, device=device)[:, None]
+        keys = torch.arange(self.first_key(begin, window), end, device=device)[None, :]
+        hidden = keys > query
+        if window is not None:
+            hidden |= keys <= query - window
+        return torch.zeros(hidden.shape, dtype=dtype, device=device).masked_fill_(hidden, float("-inf"))
+
+
+@dataclass(frozen=True, slots=True)
+class StepBatch:
+    """One forward pass in tensors. `chunks` are in row order; `last_rows[i]` is the row of chunk i's last token."""
+
+    chunks: tuple[Chunk, ...]
+    input_ids: torch.Tensor  # (1, num_tokens)
+    position_ids: torch.Tensor  # (1, num_tokens)
+    slots: torch.Tensor  # (num_tokens,) where this step writes
+    decodes: tuple[DecodeGroup, ...]
+    prefills: tuple[PrefillSpan, ...]
+    last_rows: tuple[int, ...]
+
+    @property
+    def num_tokens(self) -> int:
+        """Rows of the packed batch."""
+        return int(self.input_ids.shape[1])
+
+
+def build_batch(plan: StepPlan, block_size: int, device: torch.device) -> StepBatch:
+    """Turn a plan into a batch: single-token chunks first, grouped by context length, then the others."""
+    chunks = tuple(sorted(plan.chunks, key=_group_of))
+    num_decodes = sum(len(chunk.token_ids) == 1 for chunk in chunks)
+    decodes = _build_decodes(chunks[:num_decodes], block_size)
+    prefills = _build_prefills(chunks[num_decodes:], num_decodes, block_size)
+    token_ids = [token for chunk in chunks for token in chunk.token_ids]
+    positions = torch.cat(
+        [group.positions for group in decodes]
+        + [torch.arange(span.start, span.start + span.num_tokens) for span in prefills]
+    )
+    slots = torch.cat(
+        [_slots_of(group.block_tables, group.positions, block_size) for group in decodes]
+        + [span.context_slots[span.start :] for span in prefills]
+    )
+    batch = StepBatch(
+        chunks=chunks,
+        input_ids=torch.tensor([token_ids]),
+        position_ids=positions[None],
+        slots=slots,
+        decodes=decodes,
+        prefills=prefills,
+        last_rows=(*range(num_decodes), *(span.first_row + span.num_tokens - 1 for span in prefills)),
+    )
+    return batch if device.type == "cpu" else _to_device(batch, device)
+
+
+def _group_of(chunk: Chunk) -> int:
+    if len(chunk.token_ids) > 1:
+        return 1 << 30  # after every decode, in the plan's order
+    return max(SHORTEST_GROUP_BITS, chunk.start.bit_length())
+
+
+def _build_decodes(chunks: tuple[Chunk, ...], block_size: int) -> tuple[DecodeGroup, ...]:
+    groups: list[DecodeGroup] = []
+    row = 0
+    while row < len(chunks):
+        bits = _group_of(chunks[row])
+        members = [chunk for chunk in chunks[row:] if _group_of(chunk) == bits]
+        groups.append(_build_group(row, members, block_size))
+        row += len(members)
+    return tuple(groups)
+
+
+def _build_group(first_row: int, chunks: list[Chunk], block_size: int) -> DecodeGroup:
+    starts = [chunk.start for chunk in chunks]
+    num_blocks = max(starts) // block_size + 1
+    tables = [list(chunk.block_table[:num_blocks]) for chunk in chunks]
+    for table in tables:
+        table.extend([0] * (num_blocks - len(table)))
+    return DecodeGroup(
+        first_row=first_row,
+        positions=torch.tensor(starts),
+        block_tables=torch.tensor(tables),
+        longest=max(starts) + 1,
+        shortest=min(starts) + 1,
+        block_size=block_size,
+    )
+
+
+def _build_prefills(chunks: tuple[Chunk, ...], first_row: int, block_size: int) -> tuple[PrefillSpan, ...]:
+    spans = []
+    for chunk in chunks:
+        num_tokens = len(chunk.token_ids)
+        positions = torch.arange(chunk.start + num_tokens)
+        slots = _slots_of(torch.tensor([chunk.block_table]).expand(len(positions), -1), positions, block_size)
+        spans.append(PrefillSpan(first_row=first_row, num_tokens=num_tokens, start=chunk.start, context_slots=slots))
+        first_row += num_tokens
+    return tuple(spans)
+
+
+def _slots_of(block_tables: torch.Tensor, positions: torch.Tensor, block_size: int) -> torch.Tensor:
+    """Slots (n,) of `positions` (n,), row i in the table block_tables[i]."""
+    blocks = block_tables.gather(1, (positions // block_size)[:, None])[:, 0]
+    return blocks * block_size + positions % block_size
+
+
+def _to_device(batch: StepBatch, device: torch.device) -> StepBatch:
+    for group in batch.decodes:
+        group.positions = group.positions.to(device, non_blocking=True)
+        group.block_tables = group.block_tables.to(device, non_blocking=True)
+    for span in batch.prefills:
+        span.context_slots = span.context_slots.to(device, non_blocking=True)
+    return StepBatch(
+        chunks=batch.chunks,
+        input_ids=batch.input_ids.to(device, non_blocking=True),
+        position_ids=batch.position_ids.to(device, non_blocking=True),
+        slots=batch.slots.to(device, non_blocking=True),
+        decodes=batch.decodes,
+        prefills=batch.prefills,
+        last_rows=batch.last_rows,
+    )

@@ -1,0 +1,183 @@
+"""Choose the next token of every sampling row of a step, together.
+
+Order: ban, penalties, temperature, top-k, top-p, min-p, then `argmax(log p + Gumbel(seed, position, token))`. The draw
+depends only on the row's own logits and (seed, position). Knows logits and `SampleSpec`s; no sequences, no model.
+
+Why top-p needs no sort: a token belongs to the nucleus iff the tokens likelier than it hold less than `top_p`. The
+winner among all tokens, if it is in the nucleus, is the winner among the nucleus. If it is not, neither is anything
+less likely: cut there and ask again. It succeeds the first time with probability `top_p`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from streamserve.engine.plan import RawLogprobs, SampleSpec
+
+from .noise import exponential, row_key
+
+MAX_CUTS = 16  # after that many refusals a row is sorted instead
+_TINY = 1e-9
+
+
+@dataclass(frozen=True, slots=True)
+class Draws:
+    """What the sampler found: tensors still on the device, so that `collect` decides when to wait.
+
+    token_ids (num_rows,); finite (num_rows,) bool; chosen_logprobs and top (values, ids) for rows that asked.
+    """
+
+    token_ids: torch.Tensor
+    finite: torch.Tensor
+    logprob_rows: tuple[int, ...] = ()
+    chosen_logprobs: torch.Tensor | None = None
+    top_logprobs: torch.Tensor | None = None
+    top_ids: torch.Tensor | None = None
+
+
+def sample(logits: torch.Tensor, specs: Sequence[SampleSpec]) -> Draws:
+    """Choose a token for each row of `logits` (num_rows, vocab_size) by its spec."""
+    logits = logits.float()
+    finite = torch.isfinite(logits.amax(dim=-1))  # NaN and +inf win the maximum; all -inf loses to nothing
+    shaped = _ban_and_penalise(logits, specs)
+    greedy = [row for row, spec in enumerate(specs) if spec.temperature <= 0]
+    drawn = [row for row, spec in enumerate(specs) if spec.temperature > 0]
+    if not drawn:
+        token_ids = shaped.argmax(dim=-1)
+    elif not greedy:
+        token_ids = _draw(shaped, specs)
+    else:
+        token_ids = torch.empty(len(specs), dtype=torch.int64, device=logits.device)
+        token_ids[greedy] = shaped[greedy].argmax(dim=-1)
+        token_ids[drawn] = _draw(shaped[drawn], [specs[row] for row in drawn])
+    return _with_logprobs(logits, specs, token_ids, finite)
+
+
+def _ban_and_penalise(logits: torch.Tensor, specs: Sequence[SampleSpec]) -> torch.Tensor:
+    """Return logits with bans and penalties applied: the same tensor where no row asks for any."""
+    touched = [row for row, spec in enumerate(specs) if spec.banned_token_ids or _penalises(spec)]
+    if not touched:
+        return logits
+    logits = logits.clone()
+    for row in touched:
+        if specs[row].banned_token_ids:
+            logits[row, list(specs[row].banned_token_ids)] = float("-inf")
+        if _penalises(specs[row]):
+            _penalise(logits[row], specs[row])
+    return logits
+
+
+def _penalises(spec: SampleSpec) -> bool:
+    return bool(spec.presence_penalty or spec.frequency_penalty or spec.repetition_penalty != 1.0)
+
+
+def _penalise(row: torch.Tensor, spec: SampleSpec) -> None:
+    """Change one row of logits in place: repetition over prompt and output, presence and frequency over the output."""
+    if spec.repetition_penalty != 1.0:
+        tokens = sorted({*spec.prompt_token_ids, *spec.output_token_ids})
+        seen = torch.tensor(tokens, device=row.device, dtype=torch.long)
+        values = row[seen]
+        penalty = spec.repetition_penalty
+        row[seen] = torch.where(values > 0, values / penalty, values * penalty)
+    if spec.presence_penalty or spec.frequency_penalty:
+        output = torch.tensor(list(spec.output_token_ids), device=row.device, dtype=torch.long)
+        ids, counts = output.unique(return_counts=True)
+        row[ids] -= spec.frequency_penalty * counts + spec.presence_penalty
+
+
+def _draw(logits: torch.Tensor, specs: Sequence[SampleSpec]) -> torch.Tensor:
+    """Draw from each row; temperatures are positive. (num_rows, vocab_size) -> (num_rows,)."""
+    device = logits.device
+    scaled = logits / _column([spec.temperature for spec in specs], device)
+    weights = scaled.sub_(scaled.amax(dim=-1, keepdim=True)).exp_()  # p up to a factor; the likeliest has 1
+    weights = _keep_top_k(weights, [spec.top_k for spec in specs])
+    keys = torch.tensor([row_key(spec.seed, spec.position) for spec in specs], dtype=torch.int32, device=device)
+    noise = exponential(keys, logits.shape[1])
+    floor = _column([spec.min_p for spec in specs], device)  # relative to the likeliest, which has 1
+    scores = torch.div(weights, noise, out=noise)
+    if any(spec.min_p > 0 for spec in specs):
+        scores.masked_fill_(weights < floor, 0.0)
+    if all(spec.top_p >= 1 for spec in specs):
+        return scores.argmax(dim=-1)
+    return _winner_in_nucleus(scores, weights, [spec.top_p for spec in specs])
+
+
+def _keep_top_k(weights: torch.Tensor, top_ks: Sequence[int]) -> torch.Tensor:
+    """Zero what is less likely than a row's k-th likeliest token (ties with it stay); 0 means no limit."""
+    vocab_size = weights.shape[1]
+    limits = [k if 0 < k < vocab_size else 0 for k in top_ks]
+    if not any(limits):
+        return weights
+    largest = weights.topk(max(limits), dim=-1).values  # (num_rows, largest k)
+    index = torch.tensor([max(k, 1) - 1 for k in limits], device=weights.device)[:, None]
+    unlimited = torch.tensor([k == 0 for k in limits], device=weights.device)[:, None]
+    lowest = largest.gather(1, index).masked_fill(unlimited, 0.0)
+    return weights.masked_fill(weights < lowest, 0.0)
+
+
+def _winner_in_nucleus(scores: torch.Tensor, weights: torch.Tensor, top_ps: Sequence[float]) -> torch.Tensor:
+    """The best score among each row's nucleus: the likeliest tokens that together hold `top_p` (ties stay together)."""
+    budget = _column([max(top_p, _TINY) for top_p in top_ps], weights.device) * weights.sum(dim=-1, keepdim=True)
+    budget.masked_fill_(_column([float(top_p >= 1) for top_p in top_ps], weights.device) > 0, float("inf"))
+    winners = scores.argmax(dim=-1)
+    rows = _outside(weights, winners, budget).nonzero()[:, 0]
+    for _ in range(MAX_CUTS):
+        if not len(rows):
+            return winners
+        open_weights, open_scores = weights[rows], scores[rows]
+        own = open_weights.gather(1, winners[rows, None])
+        scores[rows] = open_scores = open_scores.masked_fill_(open_weights <= own, 0.0)
+        winners[rows] = open_scores.argmax(dim=-1)
+        rows = rows[_outside(open_weights, winners[rows], budget[rows])]
+    if len(rows):
+        winners[rows] = _winner_by_sorting(scores[rows], weights[rows], budget[rows])
+    return winners
+
+
+def _outside(weights: torch.Tensor, winners: torch.Tensor, budget: torch.Tensor) -> torch.Tensor:
+    """Which rows' winners lie outside the nucleus: what is likelier than the winner fills the budget. (num_rows,)."""
+    own = weights.gather(1, winners[:, None])  # (num_rows, 1)
+    above = weights.masked_fill(weights <= own, 0.0).sum(dim=-1, keepdim=True)
+    return (above >= budget)[:, 0]
+
+
+def _winner_by_sorting(scores: torch.Tensor, weights: torch.Tensor, budget: torch.Tensor) -> torch.Tensor:
+    ordered, order = weights.sort(dim=-1, descending=True)
+    before = ordered.cumsum(dim=-1) - ordered
+    scores = scores.gather(1, order).masked_fill(before >= budget, 0.0)
+    return order.gather(1, scores.argmax(dim=-1, keepdim=True))[:, 0]
+
+
+def _column(numbers: Sequence[float], device: torch.device) -> torch.Tensor:
+    return torch.tensor(numbers, dtype=torch.float32, device=device)[:, None]
+
+
+def _with_logprobs(
+    logits: torch.Tensor, specs: Sequence[SampleSpec], token_ids: torch.Tensor, finite: torch.Tensor
+) -> Draws:
+    rows = tuple(row for row, spec in enumerate(specs) if spec.logprobs is not None)
+    if not rows:
+        return Draws(token_ids, finite)
+    index = list(rows)
+    logprobs = torch.log_softmax(logits[index], dim=-1)
+    most = min(max(spec.logprobs or 0 for spec in specs), logits.shape[1])
+    top = logprobs.topk(most, dim=-1)
+    chosen = logprobs.gather(1, token_ids[index][:, None])[:, 0]
+    return Draws(token_ids, finite, rows, chosen, top.values, top.indices)
+
+
+def raw_logprobs(draws: Draws, specs: Sequence[SampleSpec]) -> dict[int, RawLogprobs]:
+    """Bring the log probabilities of a step to Python numbers, by row."""
+    if draws.chosen_logprobs is None or draws.top_logprobs is None or draws.top_ids is None:
+        return {}
+    chosen = draws.chosen_logprobs.tolist()
+    values, ids = draws.top_logprobs.tolist(), draws.top_ids.tolist()
+    found = {}
+    for place, row in enumerate(draws.logprob_rows):
+        wanted = specs[row].logprobs or 0
+        top = tuple(zip(ids[place][:wanted], values[place][:wanted], strict=True))
+        found[row] = RawLogprobs(chosen=chosen[place], top=top)
+    return found

@@ -1,0 +1,99 @@
+"""Where a model's files are: a folder, or a hub id brought to one. Never reads anything but safetensors and JSON/text.
+
+Knows files and names; not architectures, not tensors. No remote code, no pickles.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import struct
+from pathlib import Path
+
+from .errors import HubUnreachable, ModelLoadError, ModelNotFound, NoSafetensors
+
+SMALL_FILES = ("*.json", "*.jinja", "*.txt", "*.model", "tokenizer*")
+OTHER_WEIGHTS = (".bin", ".pt", ".pth", ".ckpt", ".gguf", ".msgpack", ".h5", ".onnx")
+
+
+def resolve(path: str) -> Path:
+    """Return the local folder of the model named `path`; downloads a hub id's files when the hub allows."""
+    folder = Path(path).expanduser()
+    if folder.is_dir():
+        return folder
+    if folder.exists():
+        raise ModelNotFound(f"{path} is a file. Name the folder that holds config.json and the .safetensors files.")
+    if _looks_like_path(path):
+        raise ModelNotFound(f"There is no folder at {path}. Check the path, or name a hub id such as org/model.")
+    return _download(path)
+
+
+def _looks_like_path(path: str) -> bool:
+    return path.startswith(("/", ".", "~")) or path.count("/") > 1 or path.endswith("/")
+
+
+def _download(hub_id: str) -> Path:
+    """Bring config and tokenizer, look whether there are safetensors, then bring those."""
+    from huggingface_hub import snapshot_download
+
+    try:
+        folder = Path(snapshot_download(hub_id, allow_patterns=[*SMALL_FILES, "*.safetensors"]))
+    except Exception as error:  # the hub library raises a wide and changing family
+        raise _hub_error(hub_id, error) from error
+    return folder
+
+
+def _hub_error(hub_id: str, error: Exception) -> ModelLoadError:
+    kind = type(error).__name__
+    if kind in ("RepositoryNotFoundError", "HFValidationError", "RevisionNotFoundError"):
+        return ModelNotFound(
+            f"No folder {hub_id} here, and the hub knows no such model (or it is private: set HF_TOKEN)."
+        )
+    if kind == "GatedRepoError":
+        return ModelNotFound(f"{hub_id} is gated: accept its terms on the hub and set HF_TOKEN.")
+    if os.environ.get("HF_HUB_OFFLINE", "").lower() in ("1", "true", "yes", "on"):
+        return HubUnreachable(
+            f"{hub_id} is neither a folder here nor in the local cache, and HF_HUB_OFFLINE is set. "
+            "Unset it, or name a folder."
+        )
+    return HubUnreachable(
+        f"{hub_id} is neither a folder here nor in the local cache, and the hub cannot be reached ({kind}). "
+        "Check the network, or name a folder."
+    )
+
+
+def require_safetensors(folder: Path) -> list[Path]:
+    """Return the folder's weight files; refuse folders without any."""
+    found = sorted(folder.glob("*.safetensors"))
+    if found:
+        return found
+    others = sorted(file.name for file in folder.iterdir() if file.suffix in OTHER_WEIGHTS)
+    if others:
+        raise NoSafetensors(
+            f"{folder} has only {others[0]}; streamserve reads safetensors only. Convert it: load it with "
+            "transformers where you trust the file and call save_pretrained()."
+        )
+    raise NoSafetensors(f"{folder} has no .safetensors file. Finish the download, or name another folder.")
+
+
+def revision(folder: Path) -> str:
+    """A hash that changes when config or weights change: salt of the prefix cache."""
+    digest = hashlib.sha256()
+    for name in ("config.json", "generation_config.json"):
+        file = folder / name
+        digest.update(file.read_bytes() if file.exists() else b"")
+    for file in sorted(folder.glob("*.safetensors")):
+        status = file.stat()
+        digest.update(json.dumps([file.name, status.st_size, status.st_mtime_ns]).encode())
+        digest.update(_header(file))
+    return digest.hexdigest()
+
+
+def _header(file: Path) -> bytes:
+    """The JSON header of a safetensors file: 8 bytes of length, then names, dtypes, shapes, offsets."""
+    with file.open("rb") as stream:
+        length = stream.read(8)
+        if len(length) < 8:
+            raise ModelLoadError(f"{file} is cut short. Copy or download it again.")
+        return stream.read(min(struct.unpack("<Q", length)[0], 100_000_000))

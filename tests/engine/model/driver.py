@@ -1,0 +1,101 @@
+"""Drives a runner with hand-made plans: pages in random order, chunks of any size, sequences that join late."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from streamserve.engine.config import EngineConfig, ModelConfig
+from streamserve.engine.model.runner import HFRunner, load_runner
+from streamserve.engine.plan import Chunk, Sampled, SampleSpec, StepPlan
+
+BLOCK_SIZE = 4
+NUM_BLOCKS = 200
+
+
+def load_tiny(folder: Path, **fields: Any) -> HFRunner:
+    """Load a tiny model in fp32 with small blocks."""
+    engine = EngineConfig(
+        block_size=fields.pop("block_size", BLOCK_SIZE), num_blocks=fields.pop("num_blocks", NUM_BLOCKS)
+    )
+    model = ModelConfig(alias="tiny", path=str(folder), **{"dtype": "float32", "device": "cpu", **fields})
+    return load_runner(model, engine)
+
+
+def prompts(vocab_size: int, lengths: Sequence[int] = (41, 23, 9, 1)) -> list[list[int]]:
+    """Random prompts, the same every time."""
+    rng = random.Random(7)
+    return [[rng.randrange(2, vocab_size) for _ in range(length)] for length in lengths]
+
+
+@dataclass
+class Running:
+    """One sequence in the driver."""
+
+    seq_id: int
+    tokens: list[int]
+    num_prompt: int
+    block_table: tuple[int, ...]
+    spec: dict[str, Any]
+    num_computed: int = 0
+    sampled: list[Sampled] = field(default_factory=list)
+
+    def chunk(self, size: int) -> Chunk:
+        """The next `size` tokens, or what is left of them."""
+        part = self.tokens[self.num_computed : self.num_computed + size]
+        is_last = self.num_computed + len(part) == len(self.tokens)
+        spec = SampleSpec(**{"position": len(self.tokens), "seed": 0, "temperature": 0.0, **self.spec})
+        return Chunk(
+            seq_id=self.seq_id,
+            start=self.num_computed,
+            token_ids=tuple(part),
+            block_table=self.block_table,
+            sample=spec if is_last else None,
+        )
+
+
+class Driver:
+    """Sequences over one runner. Blocks are dealt from a shuffled deck (the seed is in the failure's locals)."""
+
+    def __init__(self, runner: HFRunner, *, seed: int = 0) -> None:
+        self.runner = runner
+        self.deck = list(range(1, runner.num_blocks))
+        random.Random(seed).shuffle(self.deck)
+        self.step_id = 0
+
+    def start(self, seq_id: int, prompt: Sequence[int], max_tokens: int, **spec: Any) -> Running:
+        """Give a sequence its blocks."""
+        num_blocks = -(-(len(prompt) + max_tokens) // self.runner.block_size)
+        table, self.deck = tuple(self.deck[:num_blocks]), self.deck[num_blocks:]
+        return Running(seq_id, list(prompt), len(prompt), table, spec)
+
+    def step(self, running: Sequence[Running], chunk: int) -> dict[int, Sampled]:
+        """One plan with a chunk of every sequence; tokens are appended."""
+        plan = StepPlan(step_id=self.step_id, chunks=tuple(one.chunk(chunk) for one in running))
+        self.step_id += 1
+        result = self.runner.collect(self.runner.launch(plan))
+        assert result.step_id == plan.step_id
+        found = {sampled.seq_id: sampled for sampled in result.sampled}
+        for one, part in zip(running, plan.chunks, strict=True):
+            one.num_computed += len(part.token_ids)
+            if one.seq_id in found:
+                one.sampled.append(found[one.seq_id])
+                one.tokens.append(found[one.seq_id].token_id or 0)
+        return found
+
+    def run(
+        self, all_prompts: Sequence[Sequence[int]], *, max_tokens: int, chunk: int, stagger: int = 1, **spec: Any
+    ) -> list[list[int]]:
+        """Run all prompts in a mixed batch, one more joining every `stagger` steps; return the new tokens."""
+        waiting = [self.start(i, prompt, max_tokens, **spec) for i, prompt in enumerate(all_prompts)]
+        everybody = list(waiting)
+        running: list[Running] = []
+        while waiting or running:
+            if waiting and (self.step_id % stagger == 0 or not running):
+                running.append(waiting.pop(0))
+            self.step(running, chunk)
+            running = [one for one in running if len(one.sampled) < max_tokens]
+        return [[sampled.token_id or 0 for sampled in one.sampled] for one in everybody]

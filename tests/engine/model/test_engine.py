@@ -1,0 +1,85 @@
+"""The whole engine over a real model: scheduler, pool, prefix cache and runner answer as `transformers.generate`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from streamserve.engine.model.runner import HFRunner
+from streamserve.engine.sequence import Sequence
+from tests.engine.drive import Drive, request, sampling
+from tests.engine.model.driver import load_tiny, prompts
+from tests.engine.model.test_parity import MAX_TOKENS, references
+from tests.tiny_models import VOCAB_SIZE
+
+TYPES = ["llama", "gemma2", "gpt_oss"]
+GREEDY = sampling(max_tokens=MAX_TOKENS, temperature=0.0)
+SEEDED = sampling(max_tokens=MAX_TOKENS, temperature=0.9, top_p=0.9, seed=3)
+
+
+@pytest.fixture(scope="module", params=TYPES)
+def loaded(request: pytest.FixtureRequest, tiny_folder: Callable[[str], Path]) -> Any:
+    runner = load_tiny(tiny_folder(request.param))
+    yield request.param, runner
+    runner.close()
+
+
+def poison(runner: HFRunner, block_id: int) -> None:
+    """What a forgotten block holds from now on."""
+    runner.kv.fill_block(block_id, float("nan"))
+
+
+def make_drive(runner: HFRunner, **config: Any) -> Drive:
+    """A core over `runner` whose freed and forgotten blocks are poisoned."""
+    drive = Drive(runner=runner, **config)
+    drive.core.pool._on_forget = partial(poison, runner)  # `Drive` poisons only its own echo runner
+    return drive
+
+
+def requests(how: Any = GREEDY) -> list[Any]:
+    return [request(i, prompt, sampling=how) for i, prompt in enumerate(prompts(VOCAB_SIZE))]
+
+
+def answers(drive: Drive, how: Any = GREEDY) -> list[list[int]]:
+    found = drive.tokens(*requests(how))
+    drive.assert_empty()
+    return [found[seq_id] for seq_id in sorted(found)]
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 16, 4096])
+@pytest.mark.parametrize("caching", [True, False], ids=["cache", "no cache"])
+def test_equals_generate(loaded: Any, chunk: int, caching: bool) -> None:
+    """Whatever the chunk size, with the prefix cache and without, cold and warm: the tokens of `generate`."""
+    model_type, runner = loaded
+    drive = make_drive(runner, prefill_chunk=chunk, prefix_caching=caching, max_num_batched_tokens=max(chunk, 8))
+    assert answers(drive) == references(model_type)
+    again = [request(seq_id + 100, one.prompt_token_ids, sampling=GREEDY) for seq_id, one in enumerate(requests())]
+    found = drive.tokens(*again)
+    assert [found[seq_id + 100] for seq_id in range(len(again))] == references(model_type)
+    assert (drive.answers[100].num_cached_tokens > 0) == caching
+
+
+@pytest.mark.parametrize("every", [1, 3])
+def test_preemption(loaded: Any, every: int) -> None:
+    """Preempting everybody every few steps changes no token."""
+    model_type, runner = loaded
+    drive = make_drive(runner, prefill_chunk=64)
+
+    def preempt(running: tuple[Sequence, ...]) -> tuple[Sequence, ...]:
+        return running if len(drive.plans) % (every + 1) == 0 else ()
+
+    drive.core.scheduler.forced_preempt = preempt
+    assert answers(drive) == references(model_type)
+
+
+def test_sampled_answers_survive_chunks_and_preemption(loaded: Any) -> None:
+    """Seeded sampling gives the same tokens whole and undisturbed as in chunks of 7 under preemption."""
+    _model_type, runner = loaded
+    wanted = answers(make_drive(runner, prefill_chunk=4096, prefix_caching=False), SEEDED)
+    drive = make_drive(runner, prefill_chunk=7)
+    drive.core.scheduler.forced_preempt = lambda running: running if len(drive.plans) % 4 == 0 else ()
+    assert answers(drive, SEEDED) == wanted

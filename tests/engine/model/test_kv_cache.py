@@ -1,0 +1,68 @@
+"""Arithmetic of the KV memory."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import torch
+
+from streamserve.engine.model.kv_cache import (
+    KVCache,
+    LayerShape,
+    blocks_for_tokens,
+    bytes_per_block,
+    max_tokens_that_fit,
+    most_useful_blocks,
+    num_blocks_for,
+    total_memory,
+)
+
+LAYERS = {
+    0: LayerShape(num_kv_heads=2, key_dim=8, value_dim=8),
+    1: LayerShape(num_kv_heads=1, key_dim=16, value_dim=4),
+}
+
+
+def test_bytes_of_a_block() -> None:
+    """A block costs the sum of its layers, whose shapes may differ, and the pools are that large."""
+    cost = bytes_per_block(LAYERS, 4, torch.bfloat16)
+    assert cost == 4 * 2 * (2 * 16 + 1 * 20)
+    kv = KVCache(LAYERS, num_blocks=5, block_size=4, dtype=torch.bfloat16, device=torch.device("cpu"))
+    assert sum(pool.nbytes for pool in (*kv.keys.values(), *kv.values.values())) == 5 * cost
+
+
+def test_blocks_by_budget_and_by_use() -> None:
+    """The budget buys blocks, but never more than the largest batch can fill."""
+    assert num_blocks_for(1000, 100, most_useful=50) == 10
+    assert num_blocks_for(100_000, 100, most_useful=50) == 51
+    assert most_useful_blocks(4, 33, 32) == 8
+    assert [blocks_for_tokens(n, 4) for n in (0, 1, 4, 5)] == [0, 1, 1, 2]
+
+
+def test_never_fits() -> None:
+    """The null block holds no token: one block less than there are."""
+    assert max_tokens_that_fit(5, 32) == 128
+
+
+def test_containers_limit(tmp_path: Path) -> None:
+    """A container's memory limit counts where it is below the machine's."""
+    limit = tmp_path / "memory.max"
+    limit.write_text("1048576\n")
+    assert total_memory(limit) == 1 << 20
+    limit.write_text("max\n")
+    assert total_memory(limit) == total_memory(tmp_path / "absent") > 1 << 20
+
+
+def test_write_and_read_slots() -> None:
+    """What is written to slots is read from the same slots, in any order; a filled block is filled in every layer."""
+    kv = KVCache(LAYERS, num_blocks=5, block_size=4, dtype=torch.float32, device=torch.device("cpu"))
+    key, value = torch.randn(2, 3, 8), torch.randn(2, 3, 8)
+    kv.write(0, torch.tensor([7, 19, 4]), key, value)
+    keys, values = kv.read(0, torch.tensor([4, 7]))
+    assert torch.equal(keys, key[:, [2, 0]])
+    assert torch.equal(values, value[:, [2, 0]])
+    kv.fill_block(1, math.nan)
+    assert kv.keys[0][:, 4:8].isnan().all()
+    assert kv.values[1][:, 4:8].isnan().all()
+    assert kv.keys[0][:, 19].isfinite().all()

@@ -1,0 +1,110 @@
+"""`HFRunner` keeps the `Runner` contract: ints in, ints out, one bad sequence costs only itself."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from streamserve.engine.plan import Chunk, SampleSpec, StepPlan
+from tests.engine.model.driver import Driver, load_tiny, prompts
+from tests.tiny_models import VOCAB_SIZE
+
+GREEDY = {"temperature": 0.0}
+
+
+@pytest.fixture(scope="module")
+def llama(tiny_folder: Callable[[str], Path]) -> Any:
+    runner = load_tiny(tiny_folder("llama"))
+    yield runner
+    runner.close()
+
+
+def spec(position: int, **fields: Any) -> SampleSpec:
+    return SampleSpec(**{"position": position, "seed": 0, "temperature": 0.0, **fields})
+
+
+def test_results_stand_in_the_plans_order(llama: Any) -> None:
+    """One entry for each chunk that samples, in the plan's order, whatever order the batch has inside."""
+    chunks = (
+        Chunk(seq_id=5, start=0, token_ids=(3, 4, 5), block_table=(1,), sample=spec(3)),
+        Chunk(seq_id=2, start=0, token_ids=(7,), block_table=(2,), sample=spec(1)),
+        Chunk(seq_id=9, start=0, token_ids=(3, 4), block_table=(3,)),
+        Chunk(seq_id=1, start=0, token_ids=(8,), block_table=(4,), sample=spec(1)),
+    )
+    result = llama.collect(llama.launch(StepPlan(step_id=77, chunks=chunks)))
+    assert result.step_id == 77
+    assert [sampled.seq_id for sampled in result.sampled] == [5, 2, 1]
+    assert all(isinstance(sampled.token_id, int) for sampled in result.sampled)
+
+
+def test_a_plan_may_sample_nothing(llama: Any) -> None:
+    """A step of chunks in mid-prompt gives no tokens."""
+    chunk = Chunk(seq_id=5, start=0, token_ids=(3, 4, 5), block_table=(1,))
+    assert llama.collect(llama.launch(StepPlan(step_id=0, chunks=(chunk,)))).sampled == ()
+
+
+def test_a_poisoned_sequence_fails_alone(llama: Any) -> None:
+    """NaN in one sequence's own block fails that sequence; its batch mate's tokens do not change."""
+    healthy = Driver(llama, seed=3).run(prompts(VOCAB_SIZE)[:1], max_tokens=6, chunk=64)[0]
+    driver = Driver(llama, seed=3)
+    good, bad = (driver.start(i, prompts(VOCAB_SIZE)[0], 6, **GREEDY) for i in range(2))
+    driver.step([good, bad], 64)
+    llama.kv.fill_block(bad.block_table[0], math.nan)
+    found = driver.step([good, bad], 64)
+    assert (found[1].token_id, found[1].error) == (None, "numerical_error")
+    for _ in range(4):
+        driver.step([good], 64)
+    assert [sampled.token_id for sampled in good.sampled] == healthy
+    llama.kv.fill_block(bad.block_table[0], 0.0)
+
+
+def test_a_chunk_that_fails_without_sampling_is_told(llama: Any) -> None:
+    """Non-finite values in mid-prompt come back at once, so that the chunk's blocks are never cached."""
+    driver = Driver(llama)
+    one = driver.start(0, prompts(VOCAB_SIZE)[0], 1, **GREEDY)
+    driver.step([one], 16)
+    llama.kv.fill_block(one.block_table[1], math.inf)
+    found = driver.step([one], 16)
+    assert found[0].error == "numerical_error"
+    llama.kv.fill_block(one.block_table[1], 0.0)
+
+
+def test_freed_pages_poisoned(llama: Any) -> None:
+    """With NaN in every block nobody owns, and in the unwritten rest of one's own, answers are the same."""
+    wanted = Driver(llama, seed=1).run(prompts(VOCAB_SIZE), max_tokens=6, chunk=7)
+    for block_id in range(llama.num_blocks):
+        llama.kv.fill_block(block_id, math.nan)
+    assert Driver(llama, seed=2).run(prompts(VOCAB_SIZE), max_tokens=6, chunk=7) == wanted
+    for block_id in range(llama.num_blocks):
+        llama.kv.fill_block(block_id, 0.0)
+
+
+def test_sampled_answers_do_not_depend_on_the_batch(llama: Any) -> None:
+    """With a seed, a sequence gets the same tokens alone and among others, chunked and whole."""
+    how = {"temperature": 0.9, "top_p": 0.9, "seed": 5}
+    together = Driver(llama, seed=1).run(prompts(VOCAB_SIZE), max_tokens=10, chunk=7, **how)
+    alone = [Driver(llama, seed=2).run([prompt], max_tokens=10, chunk=64, **how)[0] for prompt in prompts(VOCAB_SIZE)]
+    assert together == alone
+    assert together != Driver(llama).run(prompts(VOCAB_SIZE), max_tokens=10, chunk=7, **{**how, "seed": 6})
+
+
+def test_logprobs_come_with_the_token(llama: Any) -> None:
+    """The chosen token's log probability leads the top ones when it is the likeliest."""
+    driver = Driver(llama)
+    one = driver.start(0, prompts(VOCAB_SIZE)[1], 1, logprobs=4)
+    sampled = driver.step([one], 64)[0]
+    assert sampled.logprobs is not None
+    assert len(sampled.logprobs.top) == 4
+    assert sampled.logprobs.top[0] == (sampled.token_id, pytest.approx(sampled.logprobs.chosen))
+
+
+def test_contexts_of_very_different_length_decode_together(llama: Any) -> None:
+    """Decodes far apart in length are computed in groups and answer as they would alone."""
+    lengths = [3, 70, 200, 240, 130]
+    wanted = [Driver(llama).run([p], max_tokens=3, chunk=999)[0] for p in prompts(VOCAB_SIZE, lengths)]
+    driver = Driver(llama, seed=4)
+    assert driver.run(prompts(VOCAB_SIZE, lengths), max_tokens=3, chunk=999, stagger=1) == wanted

@@ -1,0 +1,219 @@
+"""The sampler: what may be chosen, how often, and that a draw is nobody else's business."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from streamserve.engine.model import sampler
+from streamserve.engine.model.noise import exponential, row_key
+from streamserve.engine.model.sampler import raw_logprobs, sample
+from streamserve.engine.plan import SampleSpec
+
+VOCAB = 40
+NUM_DRAWS = 6000
+
+
+def spec(position: int = 0, seed: int = 0, **fields: Any) -> SampleSpec:
+    return SampleSpec(position=position, seed=seed, **fields)
+
+
+def some_logits(num_rows: int = 1, seed: int = 0, vocab_size: int = VOCAB) -> torch.Tensor:
+    return torch.randn(num_rows, vocab_size, generator=torch.Generator().manual_seed(seed)) * 2
+
+
+def reference(logits: np.ndarray, one: SampleSpec) -> np.ndarray:
+    """Probabilities (vocab_size,) by the book: ban, penalties, temperature, top-k, top-p, min-p."""
+    z = logits.astype(np.float64).copy()
+    z[list(one.banned_token_ids)] = -np.inf
+    for token in {*one.prompt_token_ids, *one.output_token_ids}:
+        z[token] = z[token] / one.repetition_penalty if z[token] > 0 else z[token] * one.repetition_penalty
+    for token in set(one.output_token_ids):
+        z[token] -= one.presence_penalty + one.frequency_penalty * list(one.output_token_ids).count(token)
+    p = np.exp((z - z.max()) / one.temperature)
+    p /= p.sum()
+    if one.top_k:
+        p[p < np.sort(p)[-one.top_k]] = 0
+        p /= p.sum()
+    above = np.array([p[p > p[token]].sum() for token in range(len(p))])
+    kept = np.where(above < one.top_p, p, 0) if one.top_p < 1 else p
+    kept = np.where(p < one.min_p * p.max(), 0, kept)
+    return kept / kept.sum()
+
+
+def draw(logits: torch.Tensor, one: dict[str, Any], num_draws: int = NUM_DRAWS) -> np.ndarray:
+    """Counts (vocab_size,) of many draws from one row of logits."""
+    counts = np.zeros(logits.shape[1], dtype=np.int64)
+    for begin in range(0, num_draws, 500):
+        specs = [spec(position=begin + i, seed=11, **one) for i in range(500)]
+        tokens = sample(logits.expand(500, -1), specs).token_ids
+        counts += np.bincount(tokens.numpy(), minlength=logits.shape[1])
+    return counts
+
+
+def chi_square_odds(counts: np.ndarray, probabilities: np.ndarray) -> float:
+    """The chance that fair draws lie this far from `probabilities` (Wilson-Hilferty; bins of at least five)."""
+    expected = probabilities * counts.sum()
+    large = expected >= 5
+    bins = [(counts[i], expected[i]) for i in np.flatnonzero(large)]
+    bins.append((counts[~large].sum(), expected[~large].sum()))
+    bins = [(seen, wanted) for seen, wanted in bins if wanted > 0]
+    chi2 = sum((seen - wanted) ** 2 / wanted for seen, wanted in bins)
+    freedom = max(len(bins) - 1, 1)
+    z = ((chi2 / freedom) ** (1 / 3) - (1 - 2 / (9 * freedom))) / math.sqrt(2 / (9 * freedom))
+    return 0.5 * math.erfc(z / math.sqrt(2))
+
+
+CASES: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "hot": {"temperature": 1.7},
+    "cold": {"temperature": 0.3},
+    "top_k": {"top_k": 5},
+    "top_k 1": {"top_k": 1},
+    "top_p": {"top_p": 0.7},
+    "top_p small": {"top_p": 0.05},
+    "min_p": {"min_p": 0.1},
+    "all three": {"top_k": 12, "top_p": 0.8, "min_p": 0.05, "temperature": 1.3},
+    "penalties": {
+        "repetition_penalty": 1.5,
+        "presence_penalty": 0.7,
+        "frequency_penalty": 0.4,
+        "prompt_token_ids": (1, 2, 3, 3),
+        "output_token_ids": (3, 5, 5, 7),
+    },
+    "no output yet": {"presence_penalty": 1.0, "repetition_penalty": 1.2},
+    "banned": {"banned_token_ids": (0, 4, 9), "top_k": 20},
+}
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
+def test_distribution(case: dict[str, Any]) -> None:
+    """Tokens come as often as the plain reference says, and those it rules out never."""
+    logits = some_logits(seed=4)
+    wanted = reference(logits[0].numpy(), spec(**case))
+    counts = draw(logits, case)
+    impossible = np.flatnonzero((wanted == 0) & (counts > 0))
+    assert impossible.size == 0, f"tokens {impossible.tolist()} were ruled out and came"
+    odds = chi_square_odds(counts, wanted)
+    assert odds > 1e-5, f"fair draws would be this far off once in {1 / max(odds, 1e-300):.3g} runs"
+
+
+@pytest.mark.parametrize("vocab_size", [50, 3000])
+def test_flat_distribution_over_many_tokens(vocab_size: int) -> None:
+    """A nearly flat distribution with a small nucleus needs many cuts and stays exact."""
+    logits = some_logits(seed=9, vocab_size=vocab_size) * 0.01
+    wanted = reference(logits[0].numpy(), spec(top_p=0.02))
+    counts = draw(logits, {"top_p": 0.02}, num_draws=2000)
+    assert not ((wanted == 0) & (counts > 0)).any()
+    odds = chi_square_odds(counts, wanted)
+    assert odds > 1e-5, f"fair draws would be this far off once in {1 / max(odds, 1e-300):.3g} runs"
+
+
+def test_sorting_chooses_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where cutting gives up and sorts, the draw is the one that cutting would have found."""
+    logits = some_logits(64, seed=3)
+    specs = [spec(position=i, top_p=0.3) for i in range(64)]
+    by_cutting = sample(logits, specs).token_ids
+    monkeypatch.setattr(sampler, "MAX_CUTS", 0)
+    assert torch.equal(sample(logits, specs).token_ids, by_cutting)
+
+
+def test_the_batch_is_invisible() -> None:
+    """A row's token is the same alone, in any company, and in any place of the batch."""
+    kinds = [*CASES.values(), {"temperature": 0.0}, {"logprobs": 3}]
+    logits = some_logits(len(kinds), seed=5)
+    specs = [spec(position=i, seed=i * 1_000_003, **kind) for i, kind in enumerate(kinds)]
+    alone = [int(sample(logits[i : i + 1], [specs[i]]).token_ids[0]) for i in range(len(kinds))]
+    assert sample(logits, specs).token_ids.tolist() == alone
+    order = torch.randperm(len(kinds), generator=torch.Generator().manual_seed(1)).tolist()
+    shuffled = sample(logits[order], [specs[i] for i in order]).token_ids.tolist()
+    assert shuffled == [alone[i] for i in order]
+
+
+def test_seed_and_position_both_count() -> None:
+    """Another seed, or another position, is another draw; huge and negative seeds are as good as any."""
+    logits = torch.zeros(1, 1000)
+    seeds = [0, 1, -1, 2**63]
+    draws = {int(sample(logits, [spec(position=p, seed=s)]).token_ids[0]) for s in seeds for p in range(5)}
+    assert len(draws) >= 19  # of 20; two may meet by chance
+    assert row_key(2**80 + 1, 0) == row_key(1, 0)
+
+
+def test_noise_is_fixed() -> None:
+    """The noise is part of the promise (same answer after a restart, on any device): these numbers never change."""
+    keys = torch.tensor([row_key(42, 7), row_key(-1, 0)], dtype=torch.int32)
+    noise = exponential(keys, 49_152)[:, [0, 1, 49_151]]
+    wanted = NOISE_OF_VERSION_ONE
+    assert torch.allclose(noise, torch.tensor(wanted), rtol=1e-5), noise.tolist()
+
+
+NOISE_OF_VERSION_ONE = [
+    [0.31539449095726013, 1.080177903175354, 0.7121286988258362],
+    [2.5046944618225098, 0.427882581949234, 0.6620004773139954],
+]
+
+
+def test_noise_is_exponential() -> None:
+    """Over many tokens and rows the noise has mean 1, variance 1, no correlation between neighbours, few ties."""
+    keys = torch.tensor([row_key(3, position) for position in range(20)], dtype=torch.int32)
+    noise = exponential(keys, 50_000).double()
+    assert float(noise.min()) > 0
+    assert noise.isfinite().all()
+    assert abs(float(noise.mean()) - 1) < 0.005
+    assert abs(float(noise.var()) - 1) < 0.02
+    for a, b in ((noise[:, 1:], noise[:, :-1]), (noise[1:], noise[:-1])):
+        assert abs(float(((a - 1) * (b - 1)).mean())) < 0.005
+    assert noise[0].unique().numel() > 49_900
+
+
+def test_greedy_ignores_the_rest() -> None:
+    """Temperature 0 is the likeliest token after bans and penalties, whatever top-k and the like say."""
+    logits = torch.tensor([[1.0, 5.0, 4.0, 3.0]])
+    assert sample(logits, [spec(temperature=0.0, top_k=2, top_p=0.1)]).token_ids.tolist() == [1]
+    assert sample(logits, [spec(temperature=0.0, banned_token_ids=(1,))]).token_ids.tolist() == [2]
+    penalised = spec(temperature=0.0, frequency_penalty=1.0, output_token_ids=(1, 1, 1))
+    assert sample(logits, [penalised]).token_ids.tolist() == [2]
+
+
+def test_logits_are_left_alone() -> None:
+    """Sampling changes nothing in the caller's logits."""
+    logits = some_logits(2)
+    before = logits.clone()
+    sample(logits, [spec(**CASES["penalties"]), spec(top_p=0.5, banned_token_ids=(1,))])
+    assert torch.equal(logits, before)
+
+
+def test_logprobs_are_of_the_unmodified_logits() -> None:
+    """Log probabilities ignore temperature, bans and penalties; 0 asks for the chosen token's alone."""
+    logits = some_logits(3)
+    specs = [
+        spec(temperature=0.0, logprobs=3, banned_token_ids=(int(logits[0].argmax()),)),
+        spec(),
+        spec(temperature=2.0, logprobs=0),
+    ]
+    draws = sample(logits, specs)
+    found = raw_logprobs(draws, specs)
+    wanted = torch.log_softmax(logits, -1)
+    assert sorted(found) == [0, 2]
+    assert found[0].chosen == pytest.approx(float(wanted[0, draws.token_ids[0]]), abs=1e-5)
+    assert [token for token, _ in found[0].top] == wanted[0].topk(3).indices.tolist()
+    assert [value for _, value in found[0].top] == pytest.approx(wanted[0].topk(3).values.tolist(), abs=1e-5)
+    assert found[2].top == ()
+    assert found[2].chosen == pytest.approx(float(wanted[2, draws.token_ids[2]]), abs=1e-5)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_bad_row_is_bad_alone(bad: float, temperature: float) -> None:
+    """A row with a number that is none is flagged; its neighbours draw as if it were not there."""
+    logits = some_logits(3)
+    specs = [spec(position=i, temperature=temperature, top_p=0.9) for i in range(3)]
+    healthy = sample(logits, specs)
+    logits[1, 5] = bad
+    spoiled = sample(logits, specs)
+    assert spoiled.finite.tolist() == [True, False, True]
+    assert spoiled.token_ids[[0, 2]].tolist() == healthy.token_ids[[0, 2]].tolist()
