@@ -28,7 +28,9 @@ def readme_blocks() -> dict[str, str]:
 
 def run(*command: str | Path, cwd: Path) -> str:
     """Run `command` without this repository on its path and return what it printed."""
-    environ = {name: value for name, value in os.environ.items() if name not in {"PYTHONPATH", "DJANGO_SETTINGS_MODULE"}}
+    environ = {
+        name: value for name, value in os.environ.items() if name not in {"PYTHONPATH", "DJANGO_SETTINGS_MODULE"}
+    }
     done = subprocess.run([str(part) for part in command], cwd=cwd, env=environ, capture_output=True, text=True)
     assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
     return done.stdout

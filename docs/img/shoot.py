@@ -1,0 +1,60 @@
+"""Take the README's pictures: `python docs/img/shoot.py URL` asks the running demo site a few questions for chat.png;
+with USER PASSWORD behind it, the admin's live page for live.png (use `make run MODEL=echo`: its answers are long).
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from pathlib import Path
+
+from playwright.sync_api import Page, sync_playwright
+
+FOLDER = Path(__file__).parent
+QUESTIONS = ("How do I pause my subscription?", "And how long can it last?", "How much is my next invoice?")
+ARGS = ["--headless", "--no-sandbox", "--disable-gpu"]
+
+
+def ask(page: Page, question: str) -> None:
+    page.get_by_label("Your question").fill(question)
+    page.get_by_label("Your question").press("Enter")
+
+
+def shoot_chat(page: Page, url: str) -> None:
+    page.goto(url)
+    for number, question in enumerate(QUESTIONS, 1):
+        ask(page, question)
+        page.locator(".ss-figures span").nth(0).wait_for()
+        page.wait_for_function("(n) => document.querySelectorAll('.ss-foot:not([hidden])').length >= n", arg=number)
+    page.wait_for_timeout(300)
+    page.screenshot(path=FOLDER / "chat.png")
+
+
+def shoot_live(page: Page, visitors: list[Page], url: str, user: str, password: str) -> None:
+    page.goto(f"{url}/admin/login/?next=/admin/streamserve/live/")
+    page.get_by_label("Username").fill(user)
+    page.get_by_label("Password").fill(password)
+    page.get_by_role("button", name="Log in").click()
+    page.get_by_text("Up to date").wait_for()
+    for visitor in visitors:
+        visitor.goto(url)
+        ask(visitor, "Tell me everything you know about plans, invoices and refunds.")
+    page.locator("[data-stream-id]").first.wait_for()
+    page.wait_for_timeout(6000)  # some seconds of speed for the curve
+    page.screenshot(path=FOLDER / "live.png")
+
+
+def main(url: str, user: str = "", password: str = "") -> None:
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=ARGS)
+        size = {"width": 1280, "height": 900}
+        if not user:
+            shoot_chat(browser.new_context(viewport=size).new_page(), url)
+        else:
+            visitors = [browser.new_context().new_page() for _ in range(2)]
+            shoot_live(browser.new_context(viewport=size).new_page(), visitors, url, user, password)
+        browser.close()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

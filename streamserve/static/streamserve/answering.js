@@ -1,0 +1,251 @@
+// The life of one answer on the page: sent, streamed, perhaps stopped, ended. Ties a turn to its stream and its view.
+//
+// Text is appended as events arrive and painted on animation frames. What was painted is what the reader has seen:
+// a stop keeps exactly that, here and, by `seen_seq`, on the server.
+
+import { AnswerStream, RequestFailed, Sleep, seqOf } from "./stream.js";
+
+const MAX_SENDS = 8;
+const SAVE_SECONDS = 0.4;
+const HIDDEN_PAINT_SECONDS = 0.5; // animation frames stop in a hidden tab
+const DEAR_PAINT_MS = 8; // a paint that takes this much of a frame makes the next one wait four times as long
+const LAST_FIGURES_SECONDS = 10; // how long a stopped answer waits for the server's last word
+
+export class Answering {
+  /** `chat` gives: config, conversation, readiness, announce(text), link(state), changed(answering), painted(). */
+  constructor(chat, turn, view) {
+    this.chat = chat;
+    this.turn = turn;
+    this.view = view;
+    this.isStopped = false;
+    this.frame = null;
+    this.marks = [];
+    this.painted = { chars: turn.text.length, id: turn.lastId };
+    this.sleep = new Sleep();
+    this.stream = new AnswerStream({
+      streamsUrl: chat.config.streamsUrl,
+      headers: chat.config.headers,
+      keepaliveSeconds: chat.config.keepaliveSeconds,
+      on: {
+        started: (streamId) => this.started(streamId),
+        event: (event) => this.take(event),
+        connected: () => this.chat.link({ isLost: false }),
+        lost: (seconds) => this.chat.link({ isLost: !this.isStopped, seconds }),
+      },
+    });
+  }
+
+  get isLive() {
+    return this.turn.state === "waiting" || this.turn.state === "streaming";
+  }
+
+  async run() {
+    this.chat.announce("Generating");
+    this.view.show();
+    try {
+      if (this.turn.streamId !== null) await this.stream.resume(this.turn.streamId, this.turn.lastId);
+      else await this.send();
+    } catch (error) {
+      this.fail(error);
+    } finally {
+      clearTimeout(this.saveTimer);
+      this.chat.link({ isLost: false });
+      this.settle();
+    }
+  }
+
+  // --- sending -------------------------------------------------------------------------------------------------------
+
+  async send() {
+    for (let sends = 1; ; sends += 1) {
+      await this.chat.readiness.wait();
+      if (this.isStopped) return;
+      try {
+        this.turn.isSent = true; // from here on a reload must not send it again
+        this.chat.conversation.save();
+        this.sentAt = performance.now();
+        this.view.say("");
+        await this.stream.start(this.chat.requestFor(this.turn));
+        return;
+      } catch (error) {
+        if (this.turn.streamId !== null || !canSendAgain(error) || sends >= MAX_SENDS) throw error;
+        this.turn.isSent = false;
+        this.chat.conversation.save();
+        await this.waitTurn(error);
+      }
+    }
+  }
+
+  /** Refused for now, and nothing was created: count down, then send again. */
+  async waitTurn(error) {
+    if (error.code === "engine_loading") this.chat.readiness.doubt();
+    const why = error.status === 429 ? "You have reached the limit of answers at a time." : "The model is busy.";
+    for (let left = error.retryAfterSeconds ?? 2; left > 0 && !this.isStopped; left -= 1) {
+      if (error.code !== "engine_loading") this.view.say(`${why} Trying again in ${left} s`);
+      await this.sleep.wait(1);
+    }
+  }
+
+  started(streamId) {
+    this.turn.streamId = streamId;
+    if (this.isStopped) void this.stream.stop(0);
+    else this.turn.state = "streaming";
+    this.chat.conversation.save();
+    this.chat.changed(this);
+  }
+
+  // --- events --------------------------------------------------------------------------------------------------------
+
+  take({ type, seq, id, data }) {
+    if (type === "done") this.done(data);
+    else if (this.isStopped) return;
+    else if (type === "error") this.fail(new RequestFailed(data.message, { code: data.code }));
+    else if (type === "token" && (data.choice ?? 0) === 0) this.grow(this.turn.text + data.text, seq);
+    else if (type === "snapshot") this.grow(data.text, data.seq ?? seq);
+    else if (type === "status") this.view.say(progressText(data));
+    if (id !== "" && this.isLive) this.turn.lastId = id;
+    this.saveSoon();
+  }
+
+  grow(text, seq) {
+    this.turn.text = text;
+    this.marks.push({ seq, chars: text.length });
+    this.paintSoon();
+  }
+
+  done(data) {
+    this.turn.figures = { ...figuresOf(data), ttftSeen: this.ttftSeen ?? null };
+    if (this.isStopped) return;
+    const isCancelled = data.finish_reason === "cancelled";
+    if (isCancelled && data.kept_seq != null) this.cutAt(data.kept_seq); // stopped in another tab
+    this.turn.finishReason = data.finish_reason;
+    this.turn.state = isCancelled ? "stopped" : "done";
+  }
+
+  cutAt(keptSeq) {
+    const kept = this.marks.filter(({ seq }) => seq <= keptSeq).at(-1);
+    if (kept !== undefined) this.turn.text = this.turn.text.slice(0, kept.chars);
+  }
+
+  fail(error) {
+    if (this.isStopped) return;
+    this.turn.state = "failed";
+    this.turn.error = describe(error, this.turn);
+  }
+
+  // --- ending --------------------------------------------------------------------------------------------------------
+
+  /** Freeze the text as it is on screen, now, and tell the server how far that was. */
+  stop() {
+    if (!this.isLive) return;
+    this.isStopped = true;
+    this.turn.state = "stopped";
+    this.turn.finishReason = "cancelled";
+    this.turn.text = this.turn.text.slice(0, this.painted.chars);
+    this.turn.lastId = this.painted.id;
+    if (this.turn.streamId !== null) void this.stream.stop(seqOf(this.painted.id));
+    if (!this.turn.isSent) this.stream.close();
+    this.sleep.wake();
+    this.settle();
+    setTimeout(() => this.stream.close(), LAST_FIGURES_SECONDS * 1000);
+  }
+
+  /** The turn has ended (or, after a stop, its figures came): show and keep the final state. */
+  settle() {
+    this.paint();
+    this.view.show();
+    this.chat.painted(); // the lines under the text need room too
+    this.chat.conversation.save();
+    this.chat.changed(this);
+  }
+
+  /** Leave the answer to run on without this page, as a reload does. */
+  detach() {
+    this.isStopped = true;
+    this.stream.close();
+  }
+
+  // --- painting ------------------------------------------------------------------------------------------------------
+
+  paintSoon() {
+    if (this.frame !== null) return;
+    const paint = () => this.paint();
+    if (document.hidden) this.frame = setTimeout(paint, HIDDEN_PAINT_SECONDS * 1000);
+    else if (this.paintMs > DEAR_PAINT_MS) this.frame = setTimeout(() => requestAnimationFrame(paint), this.paintMs * 4);
+    else this.frame = requestAnimationFrame(paint);
+  }
+
+  paint() {
+    this.frame = null;
+    const startedAt = performance.now();
+    this.view.paint();
+    if (this.isLive) this.painted = { chars: this.turn.text.length, id: this.turn.lastId };
+    this.chat.painted();
+    this.paintMs = performance.now() - startedAt;
+    if (this.ttftSeen === undefined && this.sentAt !== undefined && this.turn.text !== "") this.measureFirstPaint();
+  }
+
+  /** The frame after this one has begun once this one is on the glass. */
+  measureFirstPaint() {
+    this.ttftSeen = (performance.now() - this.sentAt) / 1000;
+    requestAnimationFrame(() => {
+      this.ttftSeen = (performance.now() - this.sentAt) / 1000;
+      if (this.turn.figures === null) return;
+      this.turn.figures.ttftSeen = this.ttftSeen; // the answer was so short that its end came in the same frame
+      this.view.show();
+      this.chat.conversation.save();
+    });
+  }
+
+  saveSoon() {
+    if (this.saveTimer !== undefined) return;
+    this.saveTimer = setTimeout(() => {
+      this.saveTimer = undefined;
+      this.chat.conversation.save();
+    }, SAVE_SECONDS * 1000);
+  }
+}
+
+function canSendAgain(error) {
+  if (!(error instanceof RequestFailed)) return false;
+  return error.status === 429 || (error.status === 503 && error.code !== "engine_failed");
+}
+
+function progressText({ status, step, of, message }) {
+  if (message) return message;
+  if (status === "queued") return step ? `In the queue, place ${step}` : "In the queue";
+  if (status === "prefill") return of ? `Reading, ${Math.floor((100 * (step ?? 0)) / of)} %` : "Reading";
+  if (status === "loading") return "The model is loading";
+  return "";
+}
+
+/** What the line under an answer shows, from the `done` event. Times in seconds. */
+function figuresOf({ totalTokens, latency, usage, breakdown = {} }) {
+  const tokens = usage?.completion_tokens ?? totalTokens ?? 0;
+  const decodeSeconds = breakdown.decode || latency - (breakdown.ttft ?? 0);
+  return {
+    tokens,
+    tokensPerSecond: tokens > 1 && decodeSeconds > 0 ? (tokens - 1) / decodeSeconds : null,
+    ttftServer: breakdown.ttft ?? null,
+    cachedTokens: usage?.prompt_tokens_details?.cached_tokens ?? 0,
+    promptTokens: usage?.prompt_tokens ?? 0,
+  };
+}
+
+/** What went wrong, in words for the person who asked, and what would help. */
+function describe(error, turn) {
+  const byCode = {
+    context_length_exceeded: "This conversation has grown too long for the model. Start a new chat to go on.",
+    unauthorized: "Your session has ended. Reload the page and sign in again.",
+    forbidden: "Your session has ended, or you may not ask this model. Reload the page and try again.",
+    stream_expired: "The rest of this answer is no longer kept.",
+    stream_finished: "The rest of this answer is no longer kept.",
+    stream_not_found: turn.text ? "The rest of this answer is no longer kept." : "This answer is no longer kept.",
+    engine_failed: "The model has stopped working. The site's owner can see why in the log.",
+    timeout: "The answer took too long and was ended.",
+  };
+  if (error instanceof RequestFailed) return { code: error.code, message: byCode[error.code] ?? error.message };
+  if (error instanceof TypeError) return { code: "network", message: "The server could not be reached. Your question is still here." };
+  console.error(error);
+  return { code: "page", message: "Something on this page went wrong." };
+}

@@ -1,0 +1,270 @@
+// The admin's live page: models and streams as the server sees them, once a second, with a stop button each.
+// Rows and cards are kept and updated in place, so that a button stays under the pointer.
+
+import { readEvents } from "./sse.js";
+import { Backoff, Sleep, Watchdog } from "./stream.js";
+
+const SILENCE_SECONDS = 20; // the server speaks every second
+const SPARK_POINTS = 60; // a minute
+const SPARK_SIZE = { width: 240, height: 48 };
+
+function element(name, attributes = {}, ...children) {
+  const node = document.createElement(name);
+  for (const [key, value] of Object.entries(attributes)) node.setAttribute(key, value);
+  node.append(...children);
+  return node;
+}
+
+function svg(name, attributes = {}, ...children) {
+  const node = document.createElementNS("http://www.w3.org/2000/svg", name);
+  for (const [key, value] of Object.entries(attributes)) node.setAttribute(key, value);
+  node.append(...children);
+  return node;
+}
+
+/** Make `parent` hold one child per item, by key and in order, made once and updated ever after. */
+class Keyed {
+  constructor(parent, make) {
+    this.parent = parent;
+    this.make = make;
+    this.views = new Map();
+  }
+
+  update(items, keyOf) {
+    const keys = new Set(items.map(keyOf));
+    for (const [key, view] of this.views) {
+      if (keys.has(key)) continue;
+      view.node.remove();
+      this.views.delete(key);
+    }
+    items.forEach((item, index) => {
+      const key = keyOf(item);
+      if (!this.views.has(key)) this.views.set(key, this.make(item));
+      const view = this.views.get(key);
+      if (this.parent.children[index] !== view.node) this.parent.insertBefore(view.node, this.parent.children[index] ?? null);
+      view.update(item);
+    });
+  }
+}
+
+class ModelCard {
+  constructor({ alias }) {
+    this.state = element("span", { class: "ss-state" });
+    this.counts = Object.fromEntries(["Running", "Waiting", "Parked", "Prefix hits"].map((name) => [name, element("dd")]));
+    this.speed = element("strong", {}, "0");
+    this.spark = new Sparkline();
+    this.used = svg("rect", { class: "ss-used", height: "1" });
+    this.cached = svg("rect", { class: "ss-cached", height: "1" });
+    this.bar = svg("svg", { class: "ss-bar", viewBox: "0 0 1 1", preserveAspectRatio: "none", role: "img" }, this.used, this.cached);
+    this.key = element("p", { class: "ss-key" });
+    this.node = element(
+      "article",
+      { class: "ss-card" },
+      element("header", {}, element("h2", {}, alias), this.state),
+      element("dl", { class: "ss-counts" }, ...Object.entries(this.counts).map(([name, dd]) => element("div", {}, element("dt", {}, name), dd))),
+      element("div", { class: "ss-speed" }, element("p", {}, this.speed, "tokens/s"), this.spark.node),
+      this.bar,
+      this.key,
+    );
+  }
+
+  update(model) {
+    showState(this.state, model.state);
+    this.counts.Running.textContent = count(model.running);
+    this.counts.Waiting.textContent = count(model.waiting);
+    this.counts.Parked.textContent = count(model.parked);
+    this.counts["Prefix hits"].textContent = model.prefix_hit_rate == null ? "–" : `${Math.round(100 * model.prefix_hit_rate)} %`;
+    this.speed.textContent = rate(model.tokens_per_second);
+    this.spark.push(model.tokens_per_second ?? 0);
+    this.showBlocks(model);
+  }
+
+  showBlocks({ blocks_used: used, blocks_cached: cached, blocks_free: free, blocks_total: total }) {
+    const hasBlocks = total > 0;
+    this.bar.toggleAttribute("hidden", !hasBlocks);
+    this.key.hidden = !hasBlocks;
+    if (!hasBlocks) return;
+    this.used.setAttribute("width", String(used / total));
+    this.cached.setAttribute("x", String(used / total));
+    this.cached.setAttribute("width", String(cached / total));
+    this.bar.setAttribute("aria-label", `KV blocks: ${used} used, ${cached} cached, ${free} free of ${total}`);
+    const label = (kind, number) => element("span", { class: `ss-${kind}` }, `${count(number)} ${kind}`);
+    this.key.replaceChildren(label("used", used), label("cached", cached), label("free", free), `of ${count(total)} KV blocks`);
+  }
+}
+
+class Sparkline {
+  constructor() {
+    this.values = [];
+    this.area = svg("path", { class: "ss-area" });
+    this.line = svg("path", { class: "ss-line" });
+    const { width, height } = SPARK_SIZE;
+    this.node = svg(
+      "svg",
+      { class: "ss-spark", viewBox: `0 0 ${width} ${height}`, preserveAspectRatio: "none", "aria-hidden": "true" },
+      this.area,
+      this.line,
+    );
+  }
+
+  push(value) {
+    this.values.push(value);
+    if (this.values.length > SPARK_POINTS) this.values.shift();
+    const { width, height } = SPARK_SIZE;
+    const most = Math.max(...this.values, 1);
+    const step = width / (SPARK_POINTS - 1);
+    const left = width - (this.values.length - 1) * step;
+    const points = this.values.map((each, index) => `${(left + index * step).toFixed(1)} ${(height - 1 - (each / most) * (height - 4)).toFixed(1)}`);
+    this.line.setAttribute("d", `M${points.join("L")}`);
+    this.area.setAttribute("d", `M${left.toFixed(1)} ${height}L${points.join("L")}L${width} ${height}Z`);
+  }
+}
+
+class StreamRow {
+  constructor({ id }, stop) {
+    this.button = element("button", { type: "button", "aria-label": `Stop stream ${id.slice(0, 8)}` }, "Stop");
+    this.button.hidden = stop === null;
+    this.button.addEventListener("click", () => void this.stop(() => stop(id)));
+    this.state = element("span", { class: "ss-state" });
+    this.cells = Object.fromEntries(["owner", "model", "age", "tokens", "speed", "ttft", "transport"].map((name) => [name, element("td")]));
+    for (const name of ["age", "tokens", "speed", "ttft"]) this.cells[name].className = "ss-number";
+    this.cells.owner.className = "ss-owner";
+    const { owner, model, age, tokens, speed, ttft, transport } = this.cells;
+    this.node = element(
+      "tr",
+      { "data-stream-id": id },
+      element("td", {}, this.state),
+      element("td", { title: id }, element("code", {}, id.slice(0, 8))),
+      owner, model, age, tokens, speed, ttft, transport,
+      element("td", { class: "ss-act" }, this.button),
+    );
+  }
+
+  async stop(send) {
+    this.button.disabled = true;
+    this.button.textContent = "Stopping…";
+    const isStopped = await send();
+    this.button.disabled = isStopped;
+    this.button.textContent = isStopped ? "Stopped" : "Try again";
+  }
+
+  update(stream) {
+    showState(this.state, stream.state);
+    this.cells.owner.textContent = stream.owner || "–";
+    this.cells.owner.title = stream.owner || "";
+    this.cells.model.textContent = stream.model;
+    this.cells.age.textContent = age(stream.age_seconds);
+    this.cells.tokens.textContent = count(stream.tokens);
+    this.cells.speed.textContent = rate(stream.tokens_per_second);
+    this.cells.ttft.textContent = stream.ttft == null ? "–" : `${Math.round(1000 * stream.ttft)} ms`;
+    this.cells.transport.textContent = stream.transport || "–";
+  }
+}
+
+class LivePage {
+  constructor(root) {
+    this.root = root;
+    const part = (name) => root.querySelector(`[data-ss="${name}"]`);
+    this.link = part("link");
+    this.none = part("none");
+    this.table = part("table");
+    this.cards = new Keyed(part("cards"), (model) => new ModelCard(model));
+    const stop = root.dataset.stopUrl ? (id) => this.stop(id) : null; // not everyone who may look may stop
+    this.rows = new Keyed(part("rows"), (stream) => new StreamRow(stream, stop));
+    this.backoff = new Backoff({ first: 1, most: 10 });
+    this.sleep = new Sleep();
+    for (const name of ["online", "pageshow", "focus"]) window.addEventListener(name, () => this.sleep.wake());
+    this.pausesWhenHidden();
+  }
+
+  /** A page that nobody looks at does not hold a connection. */
+  pausesWhenHidden() {
+    document.addEventListener("visibilitychange", () => {
+      if (document.hidden) this.abort?.abort();
+      this.sleep.wake();
+      this.wakeUp?.();
+    });
+  }
+
+  async run() {
+    for (;;) {
+      if (document.hidden) await new Promise((resolve) => (this.wakeUp = resolve));
+      else {
+        await this.follow();
+        if (!document.hidden) await this.wait();
+      }
+    }
+  }
+
+  async wait() {
+    const seconds = this.backoff.nextSeconds();
+    this.say("Connection lost. Trying again…", true);
+    await this.sleep.wait(seconds);
+  }
+
+  async follow() {
+    this.abort = new AbortController();
+    const watchdog = new Watchdog(SILENCE_SECONDS, () => this.abort.abort());
+    try {
+      const response = await fetch(this.root.dataset.eventsUrl, { signal: this.abort.signal, cache: "no-store" });
+      if (!response.ok || !response.headers.get("Content-Type")?.startsWith("text/event-stream")) return; // a login page, or a restart
+      for await (const event of readEvents(response.body, () => watchdog.feed())) {
+        if (event.type !== "figures") continue;
+        this.show(JSON.parse(event.data));
+        this.backoff.reset();
+      }
+    } catch (error) {
+      if (error instanceof SyntaxError) console.error(error); // not a network's doing
+    } finally {
+      watchdog.end();
+    }
+  }
+
+  show({ models, streams }) {
+    this.say("Up to date", false);
+    this.cards.update(models, ({ alias }) => alias);
+    this.rows.update(streams, ({ id }) => id);
+    this.none.hidden = streams.length > 0;
+    this.table.hidden = streams.length === 0;
+  }
+
+  say(text, isLost) {
+    if (this.link.textContent !== text) this.link.textContent = text;
+    this.link.classList.toggle("is-lost", isLost);
+  }
+
+  async stop(id) {
+    try {
+      const response = await fetch(this.root.dataset.stopUrl.replace("STREAM_ID", id), {
+        method: "POST",
+        headers: { "X-CSRFToken": this.root.querySelector("input[name=csrfmiddlewaretoken]").value },
+      });
+      return response.ok;
+    } catch {
+      return false;
+    }
+  }
+}
+
+function showState(node, state) {
+  if (node.textContent === state) return;
+  node.textContent = state;
+  node.className = `ss-state is-${String(state).replace(/[^a-z]/g, "")}`;
+}
+
+function count(number) {
+  return (number ?? 0).toLocaleString("en");
+}
+
+function rate(perSecond) {
+  if (perSecond == null) return "–";
+  return perSecond >= 100 ? count(Math.round(perSecond)) : perSecond.toFixed(1);
+}
+
+function age(seconds) {
+  if (seconds < 60) return `${Math.floor(seconds)} s`;
+  if (seconds < 3600) return `${Math.floor(seconds / 60)} min ${Math.floor(seconds % 60)} s`;
+  return `${Math.floor(seconds / 3600)} h ${Math.floor((seconds % 3600) / 60)} min`;
+}
+
+for (const root of document.querySelectorAll("[data-streamserve-live]")) void new LivePage(root).run();

@@ -1,0 +1,68 @@
+// Whether the model can answer yet: polls /readyz until it can. Knows nothing of the page.
+
+import { Backoff, Sleep } from "./stream.js";
+
+const POLL_SECONDS = 0.7;
+
+export class Readiness {
+  /** `onChange({isReady, state, stage, fraction, message})` after every answer; `model()` names the one asked about. */
+  constructor({ readyUrl, model, onChange }) {
+    this.readyUrl = readyUrl;
+    this.model = model;
+    this.onChange = onChange;
+    this.isReady = false;
+    this.isPolling = false;
+    this.waiters = [];
+    this.sleep = new Sleep();
+  }
+
+  /** Resolve once the model is ready. */
+  wait() {
+    if (this.isReady) return Promise.resolve();
+    void this.poll();
+    return new Promise((resolve) => this.waiters.push(resolve));
+  }
+
+  /** A request was refused because the model is not there: ask again from the start. */
+  doubt() {
+    this.isReady = false;
+  }
+
+  async poll() {
+    if (this.isPolling) return;
+    this.isPolling = true;
+    const backoff = new Backoff({ first: 1, most: 10 });
+    while (!this.isReady) {
+      const seconds = (await this.ask()) ? POLL_SECONDS : backoff.nextSeconds();
+      if (!this.isReady) await this.sleep.wait(seconds);
+    }
+    this.isPolling = false;
+    for (const resolve of this.waiters.splice(0)) resolve();
+  }
+
+  /** Ask once. False when the server could not be asked. */
+  async ask() {
+    try {
+      const response = await fetch(this.readyUrl, { headers: { Accept: "application/json" }, cache: "no-store" });
+      // A site may keep this address to itself: then the first question will tell.
+      const body = [401, 403, 404].includes(response.status) ? { ready: true } : await response.json();
+      this.take(body);
+      return true;
+    } catch {
+      return false;
+    }
+  }
+
+  take(body) {
+    const models = Array.isArray(body.models) ? body.models : [];
+    const mine = models.find(({ alias }) => alias === this.model()) ?? models[0] ?? {};
+    this.isReady = mine.state === "ready" || (mine.state === undefined && body.ready === true);
+    this.onChange({
+      isReady: this.isReady,
+      state: mine.state ?? (body.ready ? "ready" : "loading"),
+      stage: mine.stage ?? "",
+      fraction: typeof mine.fraction === "number" ? Math.min(1, Math.max(0, mine.fraction)) : null,
+      message: mine.message ?? "",
+    });
+  }
+}

@@ -1,0 +1,544 @@
+// A model's markdown as DOM nodes, made by createElement and textContent only: its text can never become HTML.
+// What is not in this file's vocabulary (raw HTML, remote images, odd links) appears as the characters it is.
+//
+// An AnswerView is fed the whole text so far, as often as once a frame; only blocks whose source changed are rebuilt.
+// Work is linear in the text: searches that failed once are not repeated, nesting is bounded.
+
+const MAX_DEPTH = 10;
+const TAGS = [
+  { type: "think", open: "<think>", close: "</think>" },
+  { type: "tool", open: "<tool_call>", close: "</tool_call>" },
+];
+
+export function element(name, attributes = {}, ...children) {
+  const node = document.createElement(name);
+  for (const [key, value] of Object.entries(attributes)) node.setAttribute(key, value);
+  node.append(...children);
+  return node;
+}
+
+/** One answer. `update` may be called with any text at any time; the longer the shared beginning, the less it does. */
+export class AnswerView {
+  constructor(root) {
+    this.root = root;
+    this.parts = [];
+  }
+
+  update(text, isStreaming = false) {
+    const parts = splitParts(text, isStreaming);
+    reconcile(this.root, this.parts, parts, (part, old) => {
+      const view = old?.type === part.type ? old : new PART_VIEWS[part.type]();
+      view.update(part, isStreaming && part === parts.at(-1));
+      return view;
+    });
+  }
+}
+
+/** Make `root`'s children the nodes of `views`, one for each of `items`, touching only what differs. */
+function reconcile(root, views, items, makeOrKeep) {
+  const added = document.createDocumentFragment();
+  items.forEach((item, index) => {
+    const old = views[index];
+    const view = makeOrKeep(item, old);
+    if (view === old) return;
+    if (old) old.node.replaceWith(view.node);
+    else added.append(view.node);
+    views[index] = view;
+  });
+  root.append(added);
+  for (const extra of views.splice(items.length)) extra.node.remove();
+}
+
+// --- parts: text, <think>…</think>, <tool_call>…</tool_call> ---------------------------------------------------------
+
+/** Cut `text` at thinking and tool calls, but not inside code. */
+export function splitParts(text, isStreaming) {
+  const parts = [];
+  let start = leadingThoughtEnd(text, parts);
+  const landmark = /(?:^|\n) {0,3}(`{3,}|~{3,})[^\n]*|`[^`\n]+`|<think>|<tool_call>/g;
+  landmark.lastIndex = start;
+  for (let match = landmark.exec(text); match !== null; match = landmark.exec(text)) {
+    const tag = TAGS.find(({ open }) => open === match[0]);
+    if (tag) {
+      if (text.slice(start, match.index).trim()) parts.push(part("text", text.slice(start, match.index)));
+      const from = match.index + tag.open.length;
+      const end = text.indexOf(tag.close, from);
+      parts.push(part(tag.type, text.slice(from, end === -1 ? text.length : end), end !== -1));
+      start = end === -1 ? text.length : end + tag.close.length;
+      landmark.lastIndex = start;
+    } else if (match[1]) {
+      const end = fenceEnd(match[1]);
+      end.lastIndex = match.index + match[0].length;
+      if (end.exec(text) === null) break; // still inside the code block
+      landmark.lastIndex = end.lastIndex;
+    }
+  }
+  if (text.slice(start).trim()) parts.push(part("text", text.slice(start), false));
+  if (isStreaming && parts.length > 0) hideHalfTag(parts.at(-1));
+  return parts;
+}
+
+function part(type, source, isClosed = true) {
+  return { type, source, isClosed };
+}
+
+/** Templates that open the thought in the prompt leave the answer with only its end. */
+function leadingThoughtEnd(text, parts) {
+  const { open, close } = TAGS[0];
+  const end = text.indexOf(close);
+  if (end === -1 || text.slice(0, end).includes(open) || /`/.test(text.slice(0, end))) return 0;
+  if (text.slice(0, end).trim()) parts.push(part("think", text.slice(0, end)));
+  return end + close.length;
+}
+
+function fenceEnd(fence) {
+  return new RegExp(`\\n {0,3}${fence[0]}{${fence.length},}[ \\t]*(?=\\n|$)`, "g");
+}
+
+/** "<thi" at the end of a growing text is probably a tag; it is shown once it is known not to be one. */
+function hideHalfTag(last) {
+  if (last.isClosed) return;
+  const at = last.source.lastIndexOf("<");
+  if (at === -1) return;
+  const tail = last.source.slice(at);
+  if (TAGS.some(({ open, close }) => open.startsWith(tail) || close.startsWith(tail))) last.source = last.source.slice(0, at);
+}
+
+class TextPart {
+  type = "text";
+  node = element("div", { class: "ss-text" });
+  blocks = [];
+
+  update({ source }, isTail) {
+    updateBlocks(this.node, this.blocks, source, isTail);
+  }
+}
+
+class ThinkPart {
+  type = "think";
+  blocks = [];
+
+  constructor() {
+    this.label = element("span");
+    this.body = element("div", { class: "ss-think-body" });
+    this.node = element("details", { class: "ss-think" }, element("summary", {}, this.label), this.body);
+  }
+
+  update({ source, isClosed }, isTail) {
+    const isThinking = isTail && !isClosed;
+    this.label.textContent = isThinking ? "Thinking…" : "Thinking";
+    this.node.classList.toggle("is-thinking", isThinking);
+    updateBlocks(this.body, this.blocks, source, isThinking);
+  }
+}
+
+class ToolPart {
+  type = "tool";
+
+  constructor() {
+    this.code = codeBox("Tool call", "");
+    this.code.node.classList.add("ss-tool");
+    this.node = this.code.node;
+  }
+
+  update({ source }) {
+    const { label, text } = readToolCall(source);
+    this.code.update(label, text);
+  }
+}
+
+const PART_VIEWS = { text: TextPart, think: ThinkPart, tool: ToolPart };
+
+function readToolCall(source) {
+  try {
+    const call = JSON.parse(source);
+    const name = typeof call?.name === "string" ? ` · ${call.name.slice(0, 80)}` : "";
+    return { label: `Tool call${name}`, text: JSON.stringify(call, null, 2) };
+  } catch {
+    return { label: "Tool call", text: source.trim() };
+  }
+}
+
+// --- blocks ----------------------------------------------------------------------------------------------------------
+
+function updateBlocks(root, views, source, isTail) {
+  const blocks = parseBlocks(source);
+  reconcile(root, views, blocks, (block, old) => {
+    const isOpen = isTail && block === blocks.at(-1);
+    if (old && old.key === block.key && old.isOpen === isOpen) return old;
+    if (old?.grow && old.kind === kindOf(block)) {
+      old.grow(block, isOpen); // in place: a selection or a focused button survives, and a long list costs one item
+      return Object.assign(old, { key: block.key, isOpen });
+    }
+    return { key: block.key, isOpen, kind: kindOf(block), ...makeBlock(block, 0, isOpen) };
+  });
+}
+
+function kindOf({ type, isOrdered, start }) {
+  return type === "list" ? `list ${isOrdered} ${isOrdered ? start : ""}` : type;
+}
+
+function appendBlocks(root, source, depth, isOpen) {
+  const blocks = parseBlocks(source, depth);
+  for (const block of blocks) root.append(makeBlock(block, depth, isOpen && block === blocks.at(-1)).node);
+}
+
+/** Cut markdown into blocks `{type, key, …}`; `key` is the block's own source. */
+export function parseBlocks(source, depth = 0) {
+  const lines = source.split("\n");
+  const readers = depth < MAX_DEPTH ? [readFence, readHeading, readRule, readQuote, readList, readTable] : [];
+  const blocks = [];
+  for (let at = 0; at < lines.length; ) {
+    if (lines[at].trim() === "") {
+      at += 1;
+      continue;
+    }
+    let block = null;
+    for (const read of readers) if ((block = read(lines, at))) break;
+    block ??= readParagraph(lines, at, readers.length > 0);
+    block.key = `${block.type}\n${lines.slice(at, block.end).join("\n")}`;
+    blocks.push(block);
+    at = block.end;
+  }
+  return blocks;
+}
+
+const FENCE = /^ {0,3}(`{3,}|~{3,})[ \t]*([^`\s]{0,40})[^`]*$/;
+const HEADING = /^ {0,3}(#{1,6})[ \t]+(.*)$/;
+const RULE = /^ {0,3}(?:(?:-[ \t]*){3,}|(?:\*[ \t]*){3,}|(?:_[ \t]*){3,})$/;
+const QUOTE = /^ {0,3}> ?/;
+const ITEM = /^([ \t]*)([-*+•]|[0-9]{1,9}[.)])[ \t]+(.*)$/;
+const TABLE_RULE = /^[ \t]*\|?[ \t]*:?-+:?[ \t]*(?:\|[ \t]*:?-+:?[ \t]*)*\|?[ \t]*$/;
+
+function readFence(lines, at) {
+  const open = FENCE.exec(lines[at]);
+  if (open === null) return null;
+  const close = new RegExp(`^ {0,3}${open[1][0]}{${open[1].length},}[ \\t]*$`);
+  let end = at + 1;
+  while (end < lines.length && !close.test(lines[end])) end += 1;
+  return { type: "code", language: open[2], text: lines.slice(at + 1, end).join("\n"), end: Math.min(end + 1, lines.length) };
+}
+
+function readHeading(lines, at) {
+  const match = HEADING.exec(lines[at]);
+  return match && { type: "heading", level: match[1].length, text: match[2].replace(/[ \t]#+[ \t]*$/, ""), end: at + 1 };
+}
+
+function readRule(lines, at) {
+  return RULE.test(lines[at]) ? { type: "rule", end: at + 1 } : null;
+}
+
+function readQuote(lines, at) {
+  let end = at;
+  while (end < lines.length && QUOTE.test(lines[end])) end += 1;
+  if (end === at) return null;
+  return { type: "quote", text: lines.slice(at, end).map((line) => line.replace(QUOTE, "")).join("\n"), end };
+}
+
+function readList(lines, at) {
+  const first = ITEM.exec(lines[at]);
+  if (first === null) return null;
+  const level = indentOf(lines[at]) + 1; // a marker further in than this opens a list of its own
+  const isOrdered = isNumber(first[2]);
+  const items = [];
+  let end = at;
+  for (; end < lines.length; end += 1) {
+    const line = lines[end];
+    const item = indentOf(line) <= level ? ITEM.exec(line) : null;
+    if (item && isNumber(item[2]) === isOrdered && !RULE.test(line)) items.push([item[3]]);
+    else if (item) break;
+    else if (line.trim() === "") {
+      if (!listGoesOn(lines, end, level, isOrdered)) break;
+      items.at(-1).push("");
+    } else if (indentOf(line) > level) items.at(-1).push(dedent(line, level + 1));
+    else if (lines[end - 1].trim() !== "" && !startsBlock(line)) items.at(-1).push(line.trim());
+    else break;
+  }
+  return { type: "list", isOrdered, start: Number.parseInt(first[2], 10), items: items.map((item) => item.join("\n").trimEnd()), end };
+}
+
+function listGoesOn(lines, at, level, isOrdered) {
+  const next = lines.slice(at, at + 4).find((line) => line.trim() !== "");
+  if (next === undefined) return false;
+  const item = ITEM.exec(next);
+  return indentOf(next) > level || (item !== null && isNumber(item[2]) === isOrdered && !RULE.test(next));
+}
+
+function readTable(lines, at) {
+  const rule = lines[at + 1];
+  if (!lines[at].includes("|") || !rule?.includes("|") || rule.length > 2000 || !TABLE_RULE.test(rule)) return null;
+  let end = at + 2;
+  while (end < lines.length && lines[end].includes("|")) end += 1;
+  return { type: "table", head: cells(lines[at]), rows: lines.slice(at + 2, end).map(cells), end };
+}
+
+function readParagraph(lines, at, mayStop) {
+  let end = at + 1;
+  while (end < lines.length && lines[end].trim() !== "" && !(mayStop && startsBlock(lines[end]))) end += 1;
+  return { type: "paragraph", text: lines.slice(at, end).map((line) => line.trim()).join("\n"), end };
+}
+
+function startsBlock(line) {
+  return FENCE.test(line) || HEADING.test(line) || QUOTE.test(line) || RULE.test(line) || ITEM.test(line);
+}
+
+function cells(line) {
+  return line.trim().replace(/^\|/, "").replace(/\|$/, "").split("|").slice(0, 32).map((cell) => cell.trim());
+}
+
+function indentOf(line) {
+  return line.length - line.trimStart().length;
+}
+
+function dedent(line, columns) {
+  return line.slice(Math.min(indentOf(line), columns));
+}
+
+function isNumber(marker) {
+  return /[0-9]/.test(marker);
+}
+
+function makeBlock(block, depth, isOpen) {
+  if (block.type === "code") {
+    const { node, update } = codeBox(block.language, block.text);
+    return { node, grow: ({ language, text }) => update(language, text) };
+  }
+  if (block.type === "list") return makeList(block, depth, isOpen);
+  return { node: BLOCK_NODES[block.type](block, depth, isOpen) };
+}
+
+const BLOCK_NODES = {
+  paragraph: ({ text }, depth, isOpen) => withInline(element("p"), text, isOpen),
+  // h3 at most: the page's own headings are above the transcript
+  heading: ({ level, text }, depth, isOpen) => withInline(element(`h${Math.min(6, level + 2)}`), text, isOpen),
+  rule: () => element("hr"),
+  quote: ({ text }, depth, isOpen) => {
+    const node = element("blockquote");
+    appendBlocks(node, text, depth + 1, isOpen);
+    return autoDirection(node);
+  },
+  table: ({ head, rows }) => {
+    const row = (name) => (texts) => element("tr", {}, ...texts.map((text) => withInline(element(name), text)));
+    const table = element("table", {}, element("thead", {}, row("th")(head)), element("tbody", {}, ...rows.map(row("td"))));
+    return element("div", { class: "ss-table", tabindex: "0" }, table);
+  },
+};
+
+function makeList({ isOrdered, start, items }, depth, isOpen) {
+  const node = element(isOrdered ? "ol" : "ul", isOrdered && start !== 1 ? { start: String(start) } : {});
+  const views = [];
+  const grow = (list, isGrowing) => {
+    const last = list.items.length - 1;
+    const items = list.items.map((text, index) => ({ text, isOpen: isGrowing && index === last }));
+    reconcile(node, views, items, (item, old) =>
+      old?.text === item.text && old.isOpen === item.isOpen ? old : { ...item, node: listItem(item.text, depth, item.isOpen) },
+    );
+  };
+  grow({ items }, isOpen);
+  return { node: autoDirection(node), grow };
+}
+
+function listItem(text, depth, isOpen) {
+  const node = element("li");
+  if (!text.includes("\n") && !ITEM.test(text)) return withInline(node, text, isOpen);
+  appendBlocks(node, text, depth + 1, isOpen);
+  return node;
+}
+
+/** A box of code with its label and a copy button. */
+function codeBox(label, text) {
+  const title = element("span", { class: "ss-code-label" }, label || "code");
+  const button = element("button", { type: "button", class: "ss-copy" }, "Copy");
+  const code = element("code", {}, text);
+  const node = element(
+    "div",
+    { class: "ss-code", dir: "ltr" },
+    element("div", { class: "ss-code-bar" }, title, button),
+    element("pre", { tabindex: "0" }, code),
+  );
+  button.addEventListener("click", () => copyFrom(button, () => code.textContent));
+  const update = (newLabel, newText) => {
+    title.textContent = newLabel || "code";
+    code.textContent = newText;
+  };
+  return { node, update };
+}
+
+// --- inline ----------------------------------------------------------------------------------------------------------
+
+const INLINE =
+  /\\([\\`*_{}[\]()#+\-.!~|<>])|(`+)|(\*\*\*|\*\*|__|~~|\*|_)|(!?\[)|<((?:https?:\/\/|mailto:)[^\s<>]{1,2000})>|\b(https?:\/\/[^\s<>"'`*]{1,2000})|\n/g;
+const LINK =
+  /(!?)\[((?:[^[\]\\\n]|\\.){0,400})\]\([ \t]{0,4}<?([^\s<>()]{0,2000}(?:\([^\s<>()]{0,200}\)[^\s<>()]{0,200})?)>?(?:[ \t]+(?:"[^"\n]{0,300}"|'[^'\n]{0,300}'))?[ \t]{0,4}\)/y;
+const HALF_LINK = /!?\[((?:[^[\]\\\n]|\\.){0,400})\]\([^)\n]{0,2000}$/y;
+const TICKS = /`+/g;
+const EMPHASIS = { "***": ["strong", "em"], "**": ["strong"], __: ["strong"], "*": ["em"], _: ["em"], "~~": ["del"] };
+
+function withInline(node, text, isOpen = false) {
+  appendInline(node, text, { depth: 0, isOpen, mayLink: true });
+  return autoDirection(node);
+}
+
+/** Each paragraph runs in the direction of its own script. Set last: browsers read all the text again at every append. */
+function autoDirection(node) {
+  node.dir = "auto";
+  return node;
+}
+
+/** `isOpen`: the text is still growing, so an emphasis or a link without its end is shown as if it had one. */
+function appendInline(parent, text, context) {
+  const dead = new Set(); // delimiters known to have no closer further on
+  let start = 0;
+  const flush = (end) => {
+    if (end > start) parent.append(text.slice(start, end));
+  };
+  for (let at = 0; ; ) {
+    const match = execFrom(INLINE, text, at);
+    if (match === null) break;
+    const made = inlineAt(text, match, context, dead);
+    at = made?.end ?? match.index + match[0].length;
+    if (made === null) continue;
+    flush(match.index);
+    parent.append(...made.nodes);
+    start = made.end;
+  }
+  flush(text.length);
+}
+
+/** One compiled expression serves every level of nesting: its place in the text is the caller's to keep. */
+function execFrom(expression, text, at) {
+  expression.lastIndex = at;
+  return expression.exec(text);
+}
+
+/** The nodes for what `match` begins and where it ends, or null: it is only characters. */
+function inlineAt(text, match, context, dead) {
+  const [all, escaped, ticks, mark, bracket, angled, bare] = match;
+  const at = match.index;
+  if (all === "\n") return { nodes: [element("br")], end: at + 1 };
+  if (escaped) return { nodes: [escaped], end: at + 2 };
+  if (ticks) return codeAt(text, at, ticks, context, dead);
+  if (context.depth >= MAX_DEPTH) return null;
+  if (mark) return emphasisAt(text, at, mark, context, dead);
+  if (!context.mayLink) return null;
+  if (bracket) return linkAt(text, at, context);
+  const target = angled ?? bare.replace(/[.,;:!?)\]]+$/, "");
+  return { nodes: [link(target, target.replace(/^mailto:/i, ""))], end: at + (angled ? all.length : target.length) };
+}
+
+function codeAt(text, at, ticks, context, dead) {
+  const from = at + ticks.length;
+  const close = dead.has(ticks) ? -1 : findTicks(text, from, ticks.length);
+  if (close === -1) dead.add(ticks);
+  if (close === -1 && !(context.isOpen && ticks.length === 1)) return { nodes: [ticks], end: from };
+  const inner = text.slice(from, close === -1 ? text.length : close).replace(/^ (.+) $/, "$1");
+  return { nodes: inner ? [element("code", { dir: "ltr" }, inner)] : [], end: close === -1 ? text.length : close + ticks.length };
+}
+
+function findTicks(text, from, length) {
+  for (let match = execFrom(TICKS, text, from); match !== null; match = TICKS.exec(text)) {
+    if (match[0].length === length) return match.index;
+  }
+  return -1;
+}
+
+function emphasisAt(text, at, mark, context, dead) {
+  const from = at + mark.length;
+  const isAtEnd = from === text.length;
+  if (isAtEnd && context.isOpen) return { nodes: [], end: from }; // half a mark: more is coming
+  if (isAtEnd || /\s/.test(text[from]) || (mark[0] === "_" && isWord(text[at - 1]))) return { nodes: [mark], end: from };
+  const close = dead.has(mark) ? -1 : findClose(text, from, mark);
+  if (close === -1) dead.add(mark);
+  if (close === -1 && !context.isOpen) return { nodes: [mark], end: from };
+  const inner = text.slice(from, close === -1 ? text.length : close);
+  const nodes = EMPHASIS[mark].map((name) => element(name));
+  nodes.reduce((outer, node) => (outer.append(node), node));
+  appendInline(nodes.at(-1), inner, { ...context, depth: context.depth + 1, isOpen: context.isOpen && close === -1 });
+  return { nodes: [nodes[0]], end: close === -1 ? text.length : close + mark.length };
+}
+
+/** Whether a mark closes does not depend on where it was opened: a search that failed once need not be repeated. */
+function findClose(text, from, mark) {
+  for (let at = text.indexOf(mark, from + 1); at !== -1; at = text.indexOf(mark, at + 1)) {
+    const after = text[at + mark.length];
+    if (/[\s\\]/.test(text[at - 1])) continue;
+    if (mark.length === 1 && after === mark) at += 1; // half of a double mark
+    else if (mark[0] !== "_" || !isWord(after)) return at;
+  }
+  return -1;
+}
+
+function isWord(character) {
+  return character !== undefined && /[\p{L}\p{N}_]/u.test(character);
+}
+
+function linkAt(text, at, context) {
+  const match = execFrom(LINK, text, at);
+  if (match === null) return halfLinkAt(text, at, context);
+  const [all, bang, label, target] = match;
+  const text_ = label.replace(/\\(.)/g, "$1");
+  return { nodes: [link(target, bang ? `Image: ${text_ || target}` : label, !bang)], end: at + all.length };
+}
+
+function halfLinkAt(text, at, context) {
+  const half = context.isOpen ? execFrom(HALF_LINK, text, at) : null;
+  return half && { nodes: [half[1]], end: text.length };
+}
+
+/** A link that opens elsewhere and tells its target nothing; plain characters if the address is not one we follow. */
+function link(target, label, hasMarkup = false) {
+  const url = safeUrl(target);
+  if (url === null) return label === target || target === "" ? label : `${label} (${target})`;
+  const node = element("a", { href: url.href, target: "_blank", rel: "noopener noreferrer nofollow", title: url.href });
+  if (hasMarkup) appendInline(node, label, { depth: 1, isOpen: false, mayLink: false });
+  else node.append(label);
+  const claimed = safeUrl(label.trim());
+  if (claimed !== null && claimed.host !== url.host) node.append(` (${url.host || url.pathname})`); // says one place, goes to another
+  if (node.textContent.trim() === "") node.append(url.href);
+  return node;
+}
+
+/** http, https and mailto, absolute, without a password in front of the host. */
+export function safeUrl(target) {
+  if (!/^(?:https?:\/\/|mailto:)/i.test(target) || /[\u0000-\u0020\u007f-\u009f\u200b-\u200f\u2028-\u202e\u2066-\u2069]/.test(target)) return null;
+  try {
+    const url = new URL(target);
+    return ["http:", "https:", "mailto:"].includes(url.protocol) && !url.username && !url.password ? url : null;
+  } catch {
+    return null;
+  }
+}
+
+// --- copying ---------------------------------------------------------------------------------------------------------
+
+/** Copy `read()` and let the button say so for a moment. */
+export async function copyFrom(button, read) {
+  const label = button.dataset.label ?? button.textContent;
+  button.dataset.label = label;
+  const isCopied = await copyText(read());
+  button.textContent = isCopied ? "Copied" : "Press Ctrl+C";
+  setTimeout(() => {
+    button.textContent = label;
+  }, 1600);
+}
+
+async function copyText(text) {
+  try {
+    await navigator.clipboard.writeText(text);
+    return true;
+  } catch {
+    return copyBySelection(text); // plain http on a network address has no clipboard API
+  }
+}
+
+function copyBySelection(text) {
+  const focused = document.activeElement;
+  const area = element("textarea", { class: "ss-sr", "aria-hidden": "true", tabindex: "-1" });
+  area.value = text;
+  document.body.append(area);
+  area.select();
+  const isCopied = document.execCommand("copy");
+  area.remove();
+  focused?.focus();
+  return isCopied;
+}

@@ -1,0 +1,257 @@
+// One answer's stream: start it once, then follow its log through reloads, lost networks and sleeping laptops.
+// Starting and reading are apart, because sending a question twice would run the model twice: only the GET is retried.
+// Knows events and connections; no DOM.
+
+import { readEvents } from "./sse.js";
+
+const BACKOFF_SECONDS = { first: 0.5, most: 15 };
+// Silence of two and a half keepalives means a dead connection, whatever the browser believes.
+const STALL_KEEPALIVES = 2.5;
+// What the server says when an answer cannot be followed: ask again, it may take a moment.
+const TRY_LATER = new Set([408, 425, 429, 500, 502, 503, 504]);
+
+/** The server answered, and the answer was no. */
+export class RequestFailed extends Error {
+  constructor(message, { status = 0, code = "", retryAfterSeconds = null } = {}) {
+    super(message);
+    this.name = "RequestFailed";
+    this.status = status;
+    this.code = code;
+    this.retryAfterSeconds = retryAfterSeconds;
+  }
+
+  static async from(response) {
+    const body = await response.json().catch(() => ({}));
+    const error = body && typeof body.error === "object" && body.error !== null ? body.error : {};
+    const retryAfter = Number.parseInt(response.headers.get("Retry-After") ?? "", 10);
+    return new RequestFailed(String(error.message ?? `The server answered ${response.status}.`), {
+      status: response.status,
+      code: String(error.code ?? ""),
+      retryAfterSeconds: Number.isFinite(retryAfter) ? Math.max(1, retryAfter) : null,
+    });
+  }
+}
+
+/** Full jitter: a crowd that lost its server together does not come back together. */
+export class Backoff {
+  constructor({ first, most } = BACKOFF_SECONDS, random = Math.random) {
+    this.first = first;
+    this.most = most;
+    this.random = random;
+    this.reset();
+  }
+
+  reset() {
+    this.attempt = 0;
+  }
+
+  nextSeconds() {
+    const ceiling = Math.min(this.most, this.first * 2 ** this.attempt);
+    this.attempt += 1;
+    return this.first / 2 + this.random() * (ceiling - this.first / 2);
+  }
+}
+
+/** A wait that `wake()` ends early. */
+export class Sleep {
+  wait(seconds) {
+    return new Promise((resolve) => {
+      const timer = setTimeout(resolve, seconds * 1000);
+      this.wake = () => {
+        clearTimeout(timer);
+        resolve();
+      };
+    });
+  }
+
+  wake() {}
+}
+
+/** A timer that any byte pushes back. */
+export class Watchdog {
+  constructor(seconds, onSilence) {
+    this.seconds = seconds;
+    this.onSilence = onSilence;
+    this.feed();
+  }
+
+  feed() {
+    clearTimeout(this.timer);
+    this.fedAt = performance.now();
+    this.timer = setTimeout(this.onSilence, this.seconds * 1000);
+  }
+
+  end() {
+    clearTimeout(this.timer);
+  }
+}
+
+export class AnswerStream {
+  /**
+   * `on.started(streamId)`, `on.event({type, seq, id, data})`, `on.connected()`, `on.lost(secondsUntilRetry)`.
+   * `headers()` gives what a POST needs (the CSRF token).
+   */
+  constructor({ streamsUrl, headers, keepaliveSeconds = 15, on }) {
+    this.streamsUrl = streamsUrl;
+    this.headers = headers;
+    this.keepaliveSeconds = keepaliveSeconds;
+    this.on = on;
+    this.streamId = null;
+    this.lastId = "";
+    this.seq = 0;
+    this.isClosed = false;
+    this.isFinished = false;
+    this.backoff = new Backoff();
+    this.sleep = new Sleep();
+    this.abort = new AbortController();
+    this.watchdog = null;
+  }
+
+  /** Send the question and read until the terminal event. Throws `RequestFailed`, or `TypeError` when nothing answered. */
+  async start(request) {
+    const response = await fetch(this.streamsUrl, {
+      method: "POST",
+      headers: { "Content-Type": "application/json", Accept: "text/event-stream", ...this.headers() },
+      body: JSON.stringify(request),
+      signal: this.abort.signal,
+      cache: "no-store",
+    });
+    if (!response.ok) throw await RequestFailed.from(response);
+    this.streamId = response.headers.get("X-Stream-Id");
+    if (this.streamId !== null) this.on.started(this.streamId);
+    await this.read(response);
+    if (!this.isFinished && this.streamId === null) throw new TypeError("the connection ended");
+    await this.follow();
+  }
+
+  /** Take up the stream `streamId` after the event `lastId` ("" is from its beginning). */
+  async resume(streamId, lastId) {
+    this.streamId = streamId;
+    this.lastId = lastId;
+    this.seq = seqOf(lastId);
+    await this.follow();
+  }
+
+  async follow() {
+    while (!this.isFinished && !this.isClosed) {
+      const seconds = await this.attempt();
+      if (seconds === null) continue;
+      this.on.lost(seconds);
+      await this.sleep.wait(seconds);
+    }
+  }
+
+  /** Read once. Returns how long to wait before the next attempt, null for not at all. */
+  async attempt() {
+    this.abort = new AbortController();
+    let response;
+    try {
+      this.arm();
+      response = await fetch(`${this.streamsUrl}/${encodeURIComponent(this.streamId)}/events`, {
+        // Not asking for text/event-stream by name: an EventSource is told "gone" by 204, we want the 410.
+        headers: { ...(this.lastId && { "Last-Event-ID": this.lastId }) },
+        signal: this.abort.signal,
+        cache: "no-store",
+      });
+    } catch {
+      this.watchdog.end();
+      return this.isClosed ? null : this.backoff.nextSeconds();
+    }
+    if (response.status === 204) {
+      this.watchdog.end();
+      throw new RequestFailed("The answer ended elsewhere.", { status: 204, code: "stream_finished" });
+    }
+    if (TRY_LATER.has(response.status)) {
+      this.watchdog.end();
+      const failure = await RequestFailed.from(response);
+      return failure.retryAfterSeconds ?? this.backoff.nextSeconds();
+    }
+    if (!response.ok) {
+      this.watchdog.end();
+      throw await RequestFailed.from(response);
+    }
+    const seen = this.seq;
+    const from = Number(response.headers.get("Streamserve-From") ?? seen + 1);
+    if (from > seen + 1) throw new RequestFailed("A part of this answer is missing.", { code: "stream_expired" });
+    await this.read(response);
+    if (this.isFinished || this.isClosed) return null;
+    if (this.seq > seen) this.backoff.reset(); // it was a working connection: come back at once, but not in a tight loop
+    return this.backoff.nextSeconds();
+  }
+
+  /** Hand over the response's events until the terminal one, the end of the body, or a lost connection. */
+  async read(response) {
+    this.on.connected();
+    this.arm();
+    try {
+      for await (const event of readEvents(response.body, () => this.watchdog.feed())) {
+        this.take(event);
+        if (this.isFinished) return;
+      }
+    } catch (error) {
+      if (error instanceof SyntaxError || error instanceof RangeError) throw error; // not a network's doing
+    } finally {
+      this.watchdog.end();
+    }
+  }
+
+  take({ type, data, id }) {
+    const seq = seqOf(id);
+    // Invariant: every event is taken once. One we already have (a replay over the cursor) adds nothing.
+    if (seq !== 0 && seq <= this.seq) return;
+    const payload = JSON.parse(data);
+    if (seq !== 0) {
+      this.seq = seq;
+      this.lastId = id;
+    }
+    if (type === "done" || type === "error") this.isFinished = true;
+    this.on.event({ type, seq, id, data: payload });
+  }
+
+  arm() {
+    this.watchdog?.end();
+    const { abort } = this;
+    this.watchdog = new Watchdog(this.keepaliveSeconds * STALL_KEEPALIVES, () => abort.abort());
+  }
+
+  /** The page woke up or the network came back: look now instead of at the next timer. */
+  nudge() {
+    this.sleep.wake();
+    if (this.watchdog === null || this.streamId === null || this.isFinished) return;
+    const silentSeconds = (performance.now() - this.watchdog.fedAt) / 1000;
+    if (silentSeconds > this.keepaliveSeconds * 1.2) this.abort.abort();
+  }
+
+  /** Ask the server to stop, keeping what was seen. Idempotent there, so it is tried again until it is heard. */
+  async stop(seenSeq) {
+    const backoff = new Backoff();
+    for (let attempt = 0; attempt < 6; attempt += 1) {
+      try {
+        const response = await fetch(`${this.streamsUrl}/${encodeURIComponent(this.streamId)}/stop`, {
+          method: "POST",
+          headers: { "Content-Type": "application/json", ...this.headers() },
+          body: JSON.stringify({ seen_seq: seenSeq }),
+          keepalive: true, // a stop that is on its way survives a closed tab
+        });
+        if (!TRY_LATER.has(response.status)) return response.ok;
+      } catch {
+        // no network: the next attempt will tell
+      }
+      await new Sleep().wait(backoff.nextSeconds());
+    }
+    return false;
+  }
+
+  /** Stop reading. The server parks the answer; it can be resumed. */
+  close() {
+    this.isClosed = true;
+    this.abort.abort();
+    this.sleep.wake();
+  }
+}
+
+/** The number in an event id `log_id-seq`; 0 when there is none. */
+export function seqOf(id) {
+  const match = /-([0-9]{1,15})$/.exec(id);
+  return match === null ? 0 : Number(match[1]);
+}
