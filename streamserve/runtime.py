@@ -15,8 +15,8 @@ from typing import Any
 from streamserve import usage
 from streamserve.auth import Principal, salt_of
 from streamserve.clients.base import EngineClient
-from streamserve.clients.factory import echo_client, hf_client
-from streamserve.conf import ECHO_PATH, ModelSettings, Settings, get_settings
+from streamserve.clients.factory import make_client
+from streamserve.conf import Settings, get_settings
 from streamserve.protocol.requests import GenerateRequest
 from streamserve.quotas import StreamQuota
 from streamserve.rights import RightsWatch
@@ -33,7 +33,8 @@ class Runtime:
         self.loop = loop
         self.log = MemoryLog()
         self.clients: dict[str, EngineClient] = {
-            alias: make_client(entry, settings) for alias, entry in settings.models.items()
+            alias: make_client(entry.model, entry.engine, step_delay_seconds=settings.echo_step_seconds)
+            for alias, entry in settings.models.items()
         }
         self.streams = Streams(self.clients, self.log, settings.streams, on_finished=self._finished)
         self.quota = StreamQuota(settings.limits, self.streams)
@@ -73,13 +74,6 @@ class Runtime:
         await self.streams.aclose()
         for client in self.clients.values():
             await client.aclose()
-
-
-def make_client(entry: ModelSettings, settings: Settings) -> EngineClient:
-    """Return the engine client that a MODELS entry describes; nothing is loaded yet."""
-    if entry.model.path == ECHO_PATH:
-        return echo_client(entry.model.alias, entry.engine, step_delay_seconds=settings.echo_step_seconds)
-    return hf_client(entry.model, entry.engine)
 
 
 async def _outside_request(work: Awaitable[Any]) -> Any:

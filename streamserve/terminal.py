@@ -19,11 +19,11 @@ from urllib.parse import urlsplit
 
 import structlog
 
+from streamserve.clients.factory import make_client
 from streamserve.conf import Settings
 from streamserve.dialects import native
 from streamserve.protocol.errors import EngineUnavailable, NoChatTemplate, StreamserveError, error_for
 from streamserve.protocol.events import Error, Token
-from streamserve.runtime import make_client
 
 log = structlog.get_logger("streamserve")
 
@@ -53,7 +53,8 @@ class LocalChat:
     def __init__(self, settings: Settings, alias: str, fields: dict[str, Any], messages: Messages) -> None:
         self.messages = messages
         self._settings, self._alias, self._fields = settings, alias, fields
-        self._client = make_client(settings.models[alias], settings)
+        model = settings.models[alias]
+        self._client = make_client(model.model, model.engine, step_delay_seconds=settings.echo_step_seconds)
 
     async def open(self, progress: Progress) -> None:
         self._client.start()

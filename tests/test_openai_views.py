@@ -10,8 +10,10 @@ import pytest
 from django.test.utils import override_settings
 
 from streamserve import runtime
+from streamserve.engine.echo import EchoRunner
+from streamserve.engine.plan import StepPlan
 from tests.conftest import Caller, body_of, until, until_ready
-from tests.stream_checks import parse_sse
+from tests.stream_checks import check_native, parse_sse
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("engine")]
 
@@ -84,3 +86,29 @@ async def test_an_engine_that_dies_is_an_error_not_a_done(caller: Caller) -> Non
         assert json.loads(response.content)["error"]["type"] == "server_error"
         assert (await caller.get("/readyz")).status_code == 503
         await runtime.reset()
+
+
+async def test_a_step_that_raises_ends_streams_in_error_and_refuses_new_ones(
+    caller: Caller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The engine thread dies in a step: a stream that was shown tokens ends in `error`; then 503, and not ready."""
+    await runtime.reset()
+    whole = EchoRunner.launch
+
+    def launch(runner: EchoRunner, plan: StepPlan) -> object:
+        if plan.step_id == 5:
+            raise RuntimeError("the device fell off the bus")
+        return whole(runner, plan)
+
+    monkeypatch.setattr(EchoRunner, "launch", launch)
+    await until_ready()
+    response = await caller.post("/streams", {"prompt": "tell me", "max_tokens": 100})
+    frames = check_native(await body_of(response))
+    assert [frame.event for frame in frames].count("token") >= 1
+    assert frames[-1].event == "error"
+    assert frames[-1].json["code"] == "engine_died"
+    refused = await caller.post("/streams", {"prompt": "again"})
+    assert refused.status_code == 503
+    assert refused["Retry-After"]
+    assert (await caller.get("/readyz")).status_code == 503
+    await runtime.reset()

@@ -24,10 +24,12 @@ _ECHO_MODEL_LEN = 8192
 _ECHO_NUM_BLOCKS = 1024
 
 
-def make_client(model: ModelConfig, config: EngineConfig | None = None) -> ThreadClient:
-    """Return a client for a model, in this process; `path="echo"` needs no weights."""
+def make_client(
+    model: ModelConfig, config: EngineConfig | None = None, *, step_delay_seconds: float = 0.0
+) -> ThreadClient:
+    """Return a client for a model, in this process; `path="echo"` needs no weights (and may be slowed down)."""
     if model.path == "echo":
-        return echo_client(model.alias, config)
+        return echo_client(model.alias, config, step_delay_seconds=step_delay_seconds)
     return hf_client(model, config)
 
 
@@ -81,7 +83,7 @@ def _load_hf(model: ModelConfig, config: EngineConfig, progress: Progress) -> Lo
     except ModelLoadError as error:  # its text is written for whoever runs the site
         raise EngineUnavailable(str(error), code="load_failed") from error
     facts = EngineFacts(
-        max_model_len=config.max_model_len or runner.max_model_len,
+        max_model_len=runner.max_model_len,
         eos_token_ids=frozenset(runner.eos_token_ids) or tokenizer.eos_token_ids,
         num_parameters=runner.num_parameters,
         dtype=runner.dtype,
