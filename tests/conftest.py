@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
@@ -16,6 +17,9 @@ from streamserve.models import ApiKey
 from streamserve.testing import DaphneServer
 
 pytest_plugins = ["streamserve.pytest_fixtures"]
+
+# A test run started in the background of a script inherits an ignored SIGINT, and so would the commands under test.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 async def until(condition: Callable[[], object], seconds: float = 10.0) -> None:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import logging
 import secrets
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from itertools import chain
 
 from streamserve.engine.choice import Choice
@@ -32,6 +33,7 @@ class EngineFacts:
     dtype: str = ""
     device: str = ""
     revision: str = ""
+    sampling_defaults: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +64,8 @@ def prepare(engine: LoadedEngine, config: EngineConfig, request: GenerateRequest
     if request.latency_class not in LATENCY_CLASSES:
         raise BadRequest(f"latency_class is one of {', '.join(LATENCY_CLASSES)}.", param="latency_class")
     prompt = encode(engine.tokenizer, request)
-    sampling = settle(request.sampling, len(prompt.token_ids), engine.max_tokens, config.default_max_tokens)
+    sampling = fill(request, engine.facts.sampling_defaults)
+    sampling = settle(sampling, len(prompt.token_ids), engine.max_tokens, config.default_max_tokens)
     _check_ids(request, prompt, engine.runner.vocab_size)
     choices = tuple(_make_choice(engine.tokenizer, request, sampling, index) for index in range(request.n))
     return Prepared(prompt=prompt, sampling=sampling, choices=choices)
@@ -82,6 +85,12 @@ def encode(tokenizer: Tokenizer, request: GenerateRequest) -> Prompt:
 def shown_token_ids(request: GenerateRequest, index: int) -> tuple[int, ...]:
     """Return the tokens of one choice that readers have seen already."""
     return request.output_token_ids[index] if index < len(request.output_token_ids) else ()
+
+
+def fill(request: GenerateRequest, defaults: Mapping[str, float]) -> SamplingParams:
+    """Give the sampling fields that the caller left open the model's own defaults."""
+    ours = {name: value for name, value in defaults.items() if name in request.unset}
+    return replace(request.sampling, **ours)  # type: ignore[arg-type]
 
 
 def settle(sampling: SamplingParams, num_prompt: int, limit: int, default_max_tokens: int | None) -> SamplingParams:

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any, cast
 
 from streamserve.clients.acceptance import EngineFacts, LoadedEngine
@@ -73,7 +74,7 @@ def _load_hf(model: ModelConfig, config: EngineConfig, progress: Progress) -> Lo
     from streamserve.engine.hf_tokenizer import HFTokenizer
     from streamserve.engine.model.errors import ModelLoadError
     from streamserve.engine.model.runner import load_runner
-    from streamserve.engine.model.source import resolve
+    from streamserve.engine.model.source import resolve, sampling_defaults
 
     try:
         progress("files", 0.0)
@@ -89,5 +90,6 @@ def _load_hf(model: ModelConfig, config: EngineConfig, progress: Progress) -> Lo
         dtype=runner.dtype,
         device=runner.device,
         revision=runner.revision,
+        sampling_defaults=sampling_defaults(Path(folder)),
     )
     return LoadedEngine(runner=cast(Runner, runner), tokenizer=tokenizer, facts=facts)

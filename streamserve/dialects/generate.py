@@ -24,7 +24,7 @@ from streamserve.dialects.fields import (
 from streamserve.dialects.messages import messages
 from streamserve.protocol.errors import BadRequest, PromptTooLong
 from streamserve.protocol.limits import Limits
-from streamserve.protocol.requests import GenerateRequest, SamplingParams
+from streamserve.protocol.requests import MODEL_DEFAULTS, GenerateRequest, SamplingParams
 
 # Below this a temperature is greedy: dividing logits by less overflows.
 _MIN_TEMPERATURE = 1e-3
@@ -82,6 +82,7 @@ def build(values: Mapping[str, Any], limits: Limits, *, default_model: str) -> G
         messages=values.get("messages"),
         prompt=values.get("prompt"),
         sampling=SamplingParams(**sampling),
+        unset=tuple(name for name in MODEL_DEFAULTS if name not in sampling),
         n=values.get("n", 1),
         chat_template_kwargs=values.get("chat_template_kwargs", {}),
         timeout_seconds=values.get("timeout_seconds"),

@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 LATENCY_CLASSES = ("chat", "completion", "document", "batch")
+# What a model's generation config may decide where the caller does not.
+MODEL_DEFAULTS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +55,8 @@ class GenerateRequest:
 
     `salt` keeps prefix-cache blocks apart between tenants ("" only where the server itself made the whole prompt).
     `output_token_ids[choice]` are tokens already shown to readers: an unparked or re-admitted stream sends them back,
-    and generation continues after them. `arrived_at` is `time.monotonic()` of the first arrival.
+    and generation continues after them. `unset` names the sampling fields that the caller left open: the model's
+    generation config fills those it has an opinion on. `arrived_at` is `time.monotonic()` of the first arrival.
     """
 
     model: str
@@ -61,6 +64,7 @@ class GenerateRequest:
     prompt: str | None = None
     prompt_token_ids: tuple[int, ...] | None = None
     sampling: SamplingParams = field(default_factory=SamplingParams)
+    unset: tuple[str, ...] = ()
     n: int = 1
     chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     timeout_seconds: float | None = None

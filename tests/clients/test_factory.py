@@ -8,9 +8,11 @@ from typing import Any
 
 import pytest
 
+from streamserve.clients.acceptance import fill
 from streamserve.clients.factory import echo_client, hf_client, make_client
 from streamserve.clients.thread import ThreadClient
 from streamserve.engine.config import EngineConfig, ModelConfig
+from streamserve.engine.model.source import sampling_defaults
 from streamserve.protocol.events import Done, Token
 from streamserve.protocol.requests import GenerateRequest, Message, SamplingParams
 from tests.fakes import DEADLINE_SECONDS
@@ -119,3 +121,14 @@ async def test_hf_client_says_what_transformers_says(tiny_folder: Path) -> None:
     raw = whole[0, len(prompt) :].tolist()
     assert ids == raw
     assert text == tokenizer.decode(raw, skip_special_tokens=True)
+
+
+async def test_the_models_own_defaults_fill_what_the_caller_leaves_open(tmp_path: Path) -> None:
+    """generation_config.json decides where the caller does not, within range; what the caller says stands."""
+    (tmp_path / "generation_config.json").write_text('{"temperature": 0.25, "top_k": 7.0, "top_p": 5, "min_p": "x"}')
+    defaults = sampling_defaults(tmp_path)
+    assert defaults == {"temperature": 0.25, "top_k": 7}
+    open_request = GenerateRequest(model="m", prompt="x", unset=("temperature", "top_p", "min_p"))
+    filled = fill(open_request, defaults)
+    assert (filled.temperature, filled.top_k, filled.top_p) == (0.25, 0, 1.0)
+    assert sampling_defaults(tmp_path / "none") == {}

@@ -13,7 +13,7 @@ from streamserve.dialects.native import NativeEncoder, NativeRequest
 from streamserve.protocol.errors import BadRequest, ErrorBody
 from streamserve.protocol.events import LoggedEvent
 from streamserve.protocol.limits import Limits
-from streamserve.protocol.requests import GenerateRequest, Message, SamplingParams
+from streamserve.protocol.requests import MODEL_DEFAULTS, GenerateRequest, Message, SamplingParams
 from tests.dialects.logs import LOG_ID, failure, split_emoji, success, tok, two_choices
 from tests.dialects.sse_reader import read_events
 
@@ -36,7 +36,9 @@ def wire(log: list[LoggedEvent]) -> bytes:
 
 def test_a_prompt_alone_is_enough():
     """Everything else has its default."""
-    assert parse(prompt="Hi") == NativeRequest(generate=GenerateRequest(model="echo", prompt="Hi"))
+    assert parse(prompt="Hi") == NativeRequest(
+        generate=GenerateRequest(model="echo", prompt="Hi", unset=MODEL_DEFAULTS)
+    )
 
 
 def test_every_field_arrives():

@@ -8,7 +8,7 @@ from streamserve.dialects import openai_chat
 from streamserve.dialects.openai_chat import ChatRequest
 from streamserve.dialects.openai_request import IGNORED
 from streamserve.protocol.limits import Limits
-from streamserve.protocol.requests import GenerateRequest, Message, SamplingParams
+from streamserve.protocol.requests import MODEL_DEFAULTS, GenerateRequest, Message, SamplingParams
 
 HI = [{"role": "user", "content": "Hi"}]
 
@@ -20,7 +20,7 @@ def parse(**body: Any) -> ChatRequest:
 
 def test_messages_alone_are_enough():
     """Everything else has its default; the model too."""
-    generate = GenerateRequest(model="echo", messages=(Message(role="user", content="Hi"),))
+    generate = GenerateRequest(model="echo", messages=(Message(role="user", content="Hi"),), unset=MODEL_DEFAULTS)
     assert parse() == ChatRequest(generate=generate)
 
 
@@ -100,7 +100,7 @@ def test_both_names_of_max_tokens_may_agree():
 def test_a_prompt_replaces_messages():
     """For models without a chat template; the official client has to send an empty list beside it."""
     for body in ({"messages": [], "prompt": "Once"}, {"messages": None, "prompt": "Once"}):
-        assert parse(**body).generate == GenerateRequest(model="echo", prompt="Once")
+        assert parse(**body).generate == GenerateRequest(model="echo", prompt="Once", unset=MODEL_DEFAULTS)
 
 
 @pytest.mark.parametrize(

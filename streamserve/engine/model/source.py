@@ -16,6 +16,14 @@ from .errors import HubUnreachable, ModelLoadError, ModelNotFound, NoSafetensors
 SMALL_FILES = ("*.json", "*.jinja", "*.txt", "*.model", "tokenizer*")
 OTHER_WEIGHTS = (".bin", ".pt", ".pth", ".ckpt", ".gguf", ".msgpack", ".h5", ".onnx")
 
+SAMPLING_RANGES = {
+    "temperature": (0.0, 2.0),
+    "top_k": (0, 1_000_000),
+    "top_p": (0.001, 1.0),
+    "min_p": (0.0, 1.0),
+    "repetition_penalty": (0.1, 10.0),
+}
+
 
 def resolve(path: str) -> Path:
     """Return the local folder of the model named `path`; downloads a hub id's files when the hub allows."""
@@ -75,6 +83,17 @@ def require_safetensors(folder: Path) -> list[Path]:
             "transformers where you trust the file and call save_pretrained()."
         )
     raise NoSafetensors(f"{folder} has no .safetensors file. Finish the download, or name another folder.")
+
+
+def sampling_defaults(folder: Path) -> dict[str, float]:
+    """What the model's generation_config.json says of sampling, where that is a number in range."""
+    file = folder / "generation_config.json"
+    given = json.loads(file.read_text()) if file.exists() else {}
+    return {
+        name: int(given[name]) if name == "top_k" else given[name]
+        for name, (low, high) in SAMPLING_RANGES.items()
+        if type(given.get(name)) in (int, float) and low <= given[name] <= high
+    }
 
 
 def revision(folder: Path) -> str:
