@@ -111,6 +111,9 @@ class EngineThread:
             self._end("engine_closed", _SHUT_DOWN)
         except _Closed:
             self._end("engine_closed", _SHUT_DOWN)
+        except StreamserveError as error:  # written for whoever runs the site: no traceback needed
+            logger.error("model %s could not be loaded: %s", self._description.alias, error.message)
+            self._end("engine_died", error.message)
         except Exception as error:  # the edge of the thread: whatever it was, the engine is dead
             logger.exception("engine %s died", self._description.alias)
             self._end("engine_died", _describe_failure(error))
@@ -165,7 +168,5 @@ class EngineThread:
 
 
 def _describe_failure(error: Exception) -> str:
-    """Our own errors are written to be shown; of others only the kind is."""
-    if isinstance(error, StreamserveError):
-        return error.message
+    """Name the kind of failure; what it says stays in the log."""
     return f"the engine failed ({type(error).__name__}); the log has the details."
