@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
@@ -20,6 +21,8 @@ pytest_plugins = ["streamserve.pytest_fixtures"]
 
 # A test run started in the background of a script inherits an ignored SIGINT, and so would the commands under test.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+# Before anything imports torch: spinning OpenMP threads make a busy machine ten times slower.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 
 async def until(condition: Callable[[], object], seconds: float = 10.0) -> None:
