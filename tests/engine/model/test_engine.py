@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -10,18 +12,17 @@ from typing import Any
 import pytest
 
 from streamserve.engine.model.runner import HFRunner
-from streamserve.engine.sequence import Sequence
+from streamserve.engine.sequence import Sequence, SequenceRequest
 from tests.engine.drive import Drive, request, sampling
 from tests.engine.model.driver import load_tiny, prompts
 from tests.engine.model.test_parity import MAX_TOKENS, references
-from tests.tiny_models import VOCAB_SIZE
+from tests.tiny_models import CONFIGS, VOCAB_SIZE
 
-TYPES = ["llama", "gemma2", "gpt_oss"]
 GREEDY = sampling(max_tokens=MAX_TOKENS, temperature=0.0)
 SEEDED = sampling(max_tokens=MAX_TOKENS, temperature=0.9, top_p=0.9, seed=3)
 
 
-@pytest.fixture(scope="module", params=TYPES)
+@pytest.fixture(scope="module", params=sorted(CONFIGS))
 def loaded(request: pytest.FixtureRequest, tiny_folder: Callable[[str], Path]) -> Any:
     runner = load_tiny(tiny_folder(request.param))
     yield request.param, runner
@@ -74,6 +75,31 @@ def test_preemption(loaded: Any, every: int) -> None:
 
     drive.core.scheduler.forced_preempt = preempt
     assert answers(drive) == references(model_type)
+
+
+@pytest.mark.parametrize("how", [GREEDY, SEEDED], ids=["greedy", "seeded"])
+def test_parked_every_few_steps(loaded: Any, how: Any) -> None:
+    """Parking is forgetting: aborted after every third step and asked again with what was shown, nothing changes."""
+    model_type, runner = loaded
+    wanted = references(model_type) if how is GREEDY else answers(make_drive(runner), how)
+    drive = make_drive(runner, prefill_chunk=64)
+    assert [run_parked(drive, one, every=3) for one in requests(how)] == wanted
+    drive.assert_empty()
+
+
+def run_parked(drive: Drive, one: SequenceRequest, every: int) -> list[int]:
+    """Park and unpark the sequence every few steps; return all tokens that were shown."""
+    shown: list[int] = []
+    for seq_id in itertools.count(1000 * (one.seq_id + 1)):
+        drive.add(replace(one, seq_id=seq_id, output_token_ids=tuple(shown)))
+        for _ in range(every):
+            drive.step()
+        drive.core.abort(seq_id)
+        drive.step()
+        shown += drive.answers[seq_id].token_ids
+        if drive.answers[seq_id].finish_reason is not None:
+            return shown
+    raise AssertionError("never over")
 
 
 def test_sampled_answers_survive_chunks_and_preemption(loaded: Any) -> None:
