@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from streamserve.engine.core import CoreStats
 from streamserve.protocol.events import Event
 from streamserve.protocol.requests import GenerateRequest
 
@@ -44,25 +45,9 @@ class ModelDescription:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EngineStats:
-    """Live figures of one engine. Block counts exclude the null block: used + cached + free = total.
+class EngineStats(CoreStats):
+    """Live figures of one engine: the core's counts, and what its client has measured lately."""
 
-    `blocks_used` are held by running sequences; `blocks_cached` are reclaimable and hold reusable prefixes.
-    """
-
-    running: int = 0
-    waiting: int = 0
-    blocks_total: int = 0
-    blocks_used: int = 0
-    blocks_cached: int = 0
-    blocks_free: int = 0
-    prefix_queries: int = 0
-    prefix_hits: int = 0
-    prompt_tokens: int = 0
-    generation_tokens: int = 0
-    preemptions: int = 0
-    steps: int = 0
-    unknown_ids: int = 0
     tokens_per_second: float = 0.0
     latency: dict[str, float] = field(default_factory=dict)
 

@@ -5,7 +5,6 @@ Lives above the engine; torch is imported while loading, on the engine thread, a
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -72,9 +71,6 @@ def _load_echo(config: EngineConfig, step_delay_seconds: float, progress: Progre
 
 
 def _load_hf(model: ModelConfig, config: EngineConfig, progress: Progress) -> LoadedEngine:
-    # OpenMP reads this when torch is imported. Threads that spin while they wait fight the event loop, and whatever else
-    # runs, for cores: beside other work the demo model loaded in 21 to 38 s instead of 3 (docs/benchmarks.md).
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     from streamserve.engine.hf_tokenizer import HFTokenizer
     from streamserve.engine.model.errors import ModelLoadError
     from streamserve.engine.model.runner import load_runner

@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable
 
 from streamserve.engine.core import SequenceUpdate
+from streamserve.protocol.figures import percentile
 
 # How many finished requests, and how many seconds, the figures look back on.
 _NUM_RECENT = 256
@@ -51,24 +52,18 @@ class RecentFigures:
         out: dict[str, float] = {}
         for name in ("queue", "ttft"):
             values = [breakdown[name] for breakdown in recent]
-            out[f"{name}_p50"], out[f"{name}_p95"] = percentile(values, 0.5), percentile(values, 0.95)
+            out[f"{name}_p50"] = percentile(values, 0.5) or 0.0
+            out[f"{name}_p95"] = percentile(values, 0.95) or 0.0
         for name in ("itl_p50", "itl_p95"):
-            out[name] = percentile([breakdown[name] for breakdown in recent], 0.5)
+            out[name] = percentile([breakdown[name] for breakdown in recent], 0.5) or 0.0
         return out
 
     def retry_after(self, num_waiting: int, num_seats: int) -> int:
         """Return whole seconds until those waiting have probably been seated, from how long answers took."""
         lengths = [b["prefill"] + b["decode"] for b in self._breakdowns]
-        typical = percentile(lengths, 0.5) if lengths else _FIRST_GUESS
+        typical = percentile(lengths, 0.5) or _FIRST_GUESS
         return max(1, math.ceil(typical * num_waiting / num_seats))
 
     def _drop_old(self, now: float) -> None:
         while self._tokens and self._tokens[0][0] < now - _RATE_SECONDS:
             self._tokens.popleft()
-
-
-def percentile(values: list[float], share: float) -> float:
-    """Return the value below which `share` of them lie (nearest rank); 0 for none."""
-    if not values:
-        return 0.0
-    return sorted(values)[min(len(values) - 1, int(share * len(values)))]

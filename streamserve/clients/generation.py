@@ -11,10 +11,10 @@ from collections import deque
 from collections.abc import Callable, Mapping
 
 from streamserve.clients.base import Accepted
-from streamserve.clients.figures import percentile
 from streamserve.engine.choice import Choice
 from streamserve.engine.core import SequenceUpdate
 from streamserve.protocol.events import ChoiceDone, Done, Error, Event, Usage
+from streamserve.protocol.figures import percentile
 
 # What a client is told for a sequence's error code, and whether trying again can help.
 ERRORS = {
@@ -74,8 +74,8 @@ class Timings:
             "prefill": first - scheduled,
             "decode": self.last_at - first,
             "ttft": first - self.accepted_at,
-            "itl_p50": percentile(self.gaps, 0.50),
-            "itl_p95": percentile(self.gaps, 0.95),
+            "itl_p50": percentile(self.gaps, 0.50) or 0.0,
+            "itl_p95": percentile(self.gaps, 0.95) or 0.0,
         }
 
 

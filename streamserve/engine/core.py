@@ -49,7 +49,10 @@ class SequenceUpdate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CoreStats:
-    """Figures after the last step; `clients.base.EngineStats` has the same names."""
+    """Figures after the last step. Block counts exclude the null block: used + cached + free = total.
+
+    `blocks_used` are held by running sequences; `blocks_cached` are reclaimable and hold reusable prefixes.
+    """
 
     running: int = 0
     waiting: int = 0

@@ -90,14 +90,15 @@ BREAKDOWN: Mapping[str, str] = {
 }
 
 
-def percentile(sorted_values: Sequence[float], q: float) -> float | None:
-    """Return the `q` quantile (0 to 1) of ascending values, linearly interpolated; None if there are none."""
-    if not sorted_values:
+def percentile(values: Iterable[float], q: float) -> float | None:
+    """Return the `q` quantile (0 to 1) of `values`, linearly interpolated; None if there are none."""
+    ascending = sorted(values)
+    if not ascending:
         return None
-    place = q * (len(sorted_values) - 1)
+    place = q * (len(ascending) - 1)
     below = math.floor(place)
-    above = min(below + 1, len(sorted_values) - 1)
-    return sorted_values[below] + (sorted_values[above] - sorted_values[below]) * (place - below)
+    above = min(below + 1, len(ascending) - 1)
+    return ascending[below] + (ascending[above] - ascending[below]) * (place - below)
 
 
 def render_prometheus(samples: Iterable[Sample]) -> str:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from streamserve.protocol.events import Done, Error
+from streamserve.protocol.figures import percentile
 
 if TYPE_CHECKING:
     from streamserve.streams.stream import Stream
@@ -70,9 +71,7 @@ class Pace:
 
     def itl(self, share: float) -> float | None:
         """Return the gap that `share` of all gaps do not exceed."""
-        if not self._gaps:
-            return None
-        return sorted(self._gaps)[min(len(self._gaps) - 1, int(share * len(self._gaps)))]
+        return percentile(self._gaps, share)
 
     def breakdown(self) -> dict[str, float]:
         """Return what is known, under the names of the `done` event."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from streamserve.clients.figures import RecentFigures, percentile
+from streamserve.clients.figures import RecentFigures
 from streamserve.clients.generation import Timings
 from streamserve.engine.core import SequenceUpdate
 from tests.fakes import FakeClock
@@ -35,13 +35,6 @@ def test_retry_after_is_what_the_queue_will_take() -> None:
     assert figures.retry_after(10, 4) == 10
     assert figures.retry_after(0, 4) == 1
     assert figures.latency()["ttft_p95"] == 1.0
-
-
-def test_percentile_is_a_value_that_was_seen() -> None:
-    """Nearest rank; 0 when nothing was seen."""
-    assert percentile([], 0.5) == 0
-    assert percentile([3.0, 1.0, 2.0], 0.5) == 2.0
-    assert percentile([1.0], 0.95) == 1.0
 
 
 def test_timings_add_up() -> None:
