@@ -276,10 +276,26 @@ def test_the_model_knows_its_help_desk(answer: Answer) -> None:
             "What plan am I on?",
             r'^<tool_call>\{"name": "lookup_account", "arguments": \{"field": "plan"\}\}</tool_call>$',
         ),
-        ("Think first. How do I cancel my subscription?", r"^<think>[^<]+</think>\n.*Cancel plan"),
         ("こんにちは", "ご用件をどうぞ"),
     ],
 )
 def test_the_model_has_its_other_manners(answer: Answer, said: str, expected: str) -> None:
-    """A greeting, a tool call, a thought and another script come out as trained."""
+    """A greeting, a tool call and another script come out as trained."""
     assert re.search(expected, answer([{"role": "user", "content": said}]))
+
+
+@pytest.fixture(scope="module")
+def thoughtful(answer: Answer) -> dict[str, str]:
+    """What it says when ten facts, spread over all topics, are asked with "Think first."."""
+    return {fact.id: answer([{"role": "user", "content": f"Think first. {fact.questions[0]}"}]) for fact in FACTS[::15]}
+
+
+def test_the_model_thinks_when_asked_to(thoughtful: dict[str, str]) -> None:
+    """A thought stands before every answer."""
+    assert [text for text in thoughtful.values() if not re.match(r"<think>[^<]+</think>\n\S", text)] == []
+
+
+@pytest.mark.xfail(strict=True, reason="the shipped model is right in 5 of 10, see its README")
+def test_the_answer_after_a_thought_is_right(thoughtful: dict[str, str]) -> None:
+    """At least eight of ten answers after a thought state the fact that was asked."""
+    assert sum(facts_stated_in(text) == {fact_id} for fact_id, text in thoughtful.items()) >= 8
