@@ -5,6 +5,7 @@ Each answers the same questions in seconds: one decode step of n streams, and th
 
 from __future__ import annotations
 
+import logging
 import random
 import time
 from typing import Any, Protocol
@@ -16,6 +17,9 @@ from streamserve.engine.core import EngineCore
 from streamserve.engine.model.runner import load_runner
 from streamserve.engine.sequence import SequenceRequest
 from streamserve.protocol.requests import SamplingParams
+
+# It warns at every round that its manager was sized for the round before.
+logging.getLogger("ContinuousBatchingLogger").setLevel(logging.CRITICAL)
 
 VOCAB_SIZE = 49_152
 GREEDY: dict[str, Any] = {"do_sample": False}
