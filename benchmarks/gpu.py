@@ -1,4 +1,4 @@
-"""Our engine on CUDA beside transformers `generate`, in turns: decode step and first token.
+"""Our engine on CUDA, overlapped and step by step, and transformers `generate`, in turns: decode step and first token.
 
     python -m benchmarks.gpu [--streams 1,8,32,64] [--shape 135m|1b]
 
@@ -10,6 +10,8 @@ from __future__ import annotations
 import argparse
 import sys
 import tempfile
+import time
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -17,6 +19,7 @@ import transformers
 
 from benchmarks.contenders import Generate, Ours
 from benchmarks.engine import LONG_PROMPT_LEN, SMOLLM2_135M, build_model, print_line, take_turns
+from streamserve.engine.core import EngineCore
 
 SHAPES = {
     "135m": SMOLLM2_135M,
@@ -29,6 +32,16 @@ SHAPES = {
         "num_key_value_heads": 8,
     },
 }
+
+
+class StepByStep(Ours):
+    """The same engine, which collects every step before it launches the next."""
+
+    name = "step by step"
+
+    def __init__(self, folder: str, dtype: str, device: str, num_blocks: int) -> None:
+        super().__init__(folder, dtype, device, num_blocks)
+        self.core = EngineCore(self.runner, replace(self.config, overlap=False), time.monotonic)
 
 
 def main() -> None:
@@ -44,8 +57,13 @@ def main() -> None:
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, transformers {transformers.__version__}")
     with tempfile.TemporaryDirectory() as folder:
         build_model(Path(folder), "bfloat16", SHAPES[options.shape])
-        contenders = [Ours(folder, "bfloat16", "cuda", num_blocks=4096), Generate(folder, "bfloat16", "cuda")]
-        print(f"{'bf16 ' + options.shape:24}{'ours':>14}{'generate':>14}   ours / generate")
+        contenders = [
+            Ours(folder, "bfloat16", "cuda", num_blocks=4096),
+            Generate(folder, "bfloat16", "cuda"),
+            StepByStep(folder, "bfloat16", "cuda", num_blocks=4096),
+        ]
+        names = "".join(f"{contender.name:>14}" for contender in contenders)
+        print(f"{'bf16 ' + options.shape:24}{names}   ours / generate")
         for num_streams in (int(number) for number in options.streams.split(",")):
             times = take_turns(contenders, lambda one, n=num_streams: one.decode(n, 128, options.steps), options)
             print_line(f"decode step, {num_streams} streams", times)

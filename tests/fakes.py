@@ -6,7 +6,7 @@ import asyncio
 import threading
 from collections.abc import Callable, Iterable
 
-from streamserve.engine.plan import Runner, Sampled, StepPlan, StepResult
+from streamserve.engine.plan import Runner, Sampled, StepOutOfMemory, StepPlan, StepResult
 
 # A test that waits longer than this has failed; nothing depends on how long it really takes.
 DEADLINE_SECONDS = 20.0
@@ -34,6 +34,7 @@ class WrappedRunner:
         self.block_size = runner.block_size
         self.num_blocks = runner.num_blocks
         self.vocab_size = runner.vocab_size
+        self.can_overlap = runner.can_overlap
         self.is_closed = False
 
     def launch(self, plan: StepPlan) -> object:
@@ -108,6 +109,29 @@ class DyingRunner(WrappedRunner):
         if plan.step_id == self._at_step:
             raise RuntimeError("the device fell off the bus")
         return self.inner.launch(plan)
+
+
+class SmallRunner(WrappedRunner):
+    """Has not enough memory for those plans that are `too_large`, and says so at launch or `at_collect`."""
+
+    def __init__(self, runner: Runner, too_large: Callable[[StepPlan], bool], *, at_collect: bool = False) -> None:
+        super().__init__(runner)
+        self._too_large = too_large
+        self._at_collect = at_collect
+
+    def launch(self, plan: StepPlan) -> object:
+        is_too_large = self._too_large(plan)
+        if is_too_large and not self._at_collect:
+            raise StepOutOfMemory
+        return is_too_large, self.inner.launch(plan)
+
+    def collect(self, handle: object) -> StepResult:
+        assert isinstance(handle, tuple)
+        is_too_large, inner = handle
+        result = self.inner.collect(inner)
+        if is_too_large:
+            raise StepOutOfMemory
+        return result
 
 
 class FaultyRunner(WrappedRunner):

@@ -2,7 +2,7 @@
 
 Knows ids and hashes; no tensors and no scheduling. Engine thread only. Block 0 is the null block: never given out, so
 that padding may point at it. A freed block keeps its name and content until it is given out again: "cached" blocks are
-free blocks that are still worth something.
+free blocks that are still worth something. What can be checked in O(1) is, always, and raises `IntegrityError`.
 
     free list:  [ unnamed, newest first | named, least recently used first ]   taken from the left
 
@@ -18,11 +18,8 @@ from dataclasses import dataclass
 
 from streamserve.engine.block_hash import extend_hashes, root_hash
 from streamserve.engine.free_list import Block, FreeList
+from streamserve.engine.integrity import IntegrityError
 from streamserve.engine.sequence import Sequence, State
-
-
-class IntegrityError(Exception):
-    """The pool's books do not add up; the message holds the numbers that should."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,17 +47,31 @@ class BlockPool:
         on_forget: Callable[[int], None] | None = None,
     ) -> None:
         self.block_size = block_size
+        self._revision = revision
         self._prefix_caching = prefix_caching
         self._on_forget = on_forget
         self._root = root_hash(revision, block_size)
         self._blocks = [Block(block_id) for block_id in range(num_blocks)]
         self._by_hash: dict[bytes, Block] = {}
         self._free = FreeList()
+        self._num_used = 0
         self._num_free_named = 0
         self._prefix_queries = 0
         self._prefix_hits = 0
         for block in self._blocks[1:]:
             self._free.push_back(block)
+
+    def renewed(self) -> BlockPool:
+        """Return an empty pool of the same kind, which goes on counting where this one stands."""
+        pool = BlockPool(
+            len(self._blocks),
+            self.block_size,
+            revision=self._revision,
+            prefix_caching=self._prefix_caching,
+            on_forget=self._on_forget,
+        )
+        pool._prefix_queries, pool._prefix_hits = self._prefix_queries, self._prefix_hits
+        return pool
 
     @property
     def num_usable(self) -> int:
@@ -84,9 +95,11 @@ class BlockPool:
         """Drop one reference to each block of a table, tail first, so that a cached tail is evicted before its head."""
         for block_id in reversed(block_table):
             block = self._blocks[block_id]
-            assert block.ref_count > 0, f"block {block_id} is freed twice"
+            if block.ref_count <= 0:
+                raise IntegrityError(f"block {block_id} is freed, and nobody holds it")
             block.ref_count -= 1
             if block.ref_count == 0:
+                self._num_used -= 1
                 self._put_back(block)
 
     def find_prefix(self, sequence: Sequence) -> list[Block]:
@@ -105,7 +118,8 @@ class BlockPool:
 
     def start(self, sequence: Sequence, prefix: list[Block]) -> None:
         """Give the sequence its cached `prefix` and fresh blocks for the rest of its known tokens."""
-        assert not sequence.block_table, f"sequence {sequence.seq_id} already holds blocks"
+        if sequence.block_table:
+            raise IntegrityError(f"sequence {sequence.seq_id} starts and holds {len(sequence.block_table)} blocks")
         for block in prefix:
             self._share(block)
         sequence.num_computed_tokens = len(prefix) * self.block_size
@@ -137,7 +151,7 @@ class BlockPool:
         """Return the present counts."""
         return PoolStats(
             total=self.num_usable,
-            used=self.num_usable - len(self._free),
+            used=self._num_used,
             cached=self._num_free_named,
             free=len(self._free) - self._num_free_named,
             prefix_queries=self._prefix_queries,
@@ -152,6 +166,9 @@ class BlockPool:
             self._put_back(block)
 
     def _take(self, block: Block) -> int:
+        if block.block_id == 0 or block.ref_count:
+            raise IntegrityError(f"block {block.block_id} is given out, and has {block.ref_count} holders")
+        self._num_used += 1
         if block.block_hash is not None:
             self._num_free_named -= 1
             self._unname(block)
@@ -163,6 +180,7 @@ class BlockPool:
         if block.ref_count == 0:
             self._free.remove(block)
             self._num_free_named -= 1
+            self._num_used += 1
         block.ref_count += 1
 
     def _put_back(self, block: Block) -> None:
@@ -187,9 +205,18 @@ class BlockPool:
         if self._on_forget is not None:
             self._on_forget(block.block_id)
 
+    def check_counts(self) -> None:
+        """Raise `IntegrityError` unless the counters add up. O(1), so that every step can afford it."""
+        free, used, named = len(self._free), self._num_used, self._num_free_named
+        if free + used != self.num_usable or not 0 <= named <= min(free, len(self._by_hash)):
+            raise IntegrityError(
+                f"free {free} (cached {named} of {len(self._by_hash)} named) + used {used} != total {self.num_usable}"
+            )
+
     def check_integrity(self, sequences: Iterable[Sequence]) -> None:
         """Raise `IntegrityError` unless the books add up; `sequences` are all that the engine knows. O(blocks)."""
         sequences = list(sequences)
+        self.check_counts()
         self._check_references(sequences)
         self._check_free_list()
         self._check_names()

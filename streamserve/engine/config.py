@@ -2,30 +2,75 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LatencyClass:
+    """What the requests of one class are planned with. Seconds; `pace` is how many tokens a second its readers take in.
+
+    `ttft_seconds` is the time to the first token: the head start in the order key. `max_queue_seconds` None: four times
+    that. `timeout_seconds` is for requests that name none; None: they may take as long as they need.
+    """
+
+    ttft_seconds: float
+    pace: float = 20.0
+    max_queue_seconds: float | None = None
+    timeout_seconds: float | None = None
+
+    @property
+    def queue_seconds(self) -> float:
+        """How long a request may wait for its first step."""
+        return 4 * self.ttft_seconds if self.max_queue_seconds is None else self.max_queue_seconds
+
+
+CLASSES: Mapping[str, LatencyClass] = MappingProxyType(
+    {
+        "chat": LatencyClass(ttft_seconds=0.5),
+        "completion": LatencyClass(ttft_seconds=0.2),
+        "document": LatencyClass(ttft_seconds=3.0),
+        "batch": LatencyClass(ttft_seconds=10.0),
+    }
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
     """Shape and limits of one engine.
 
-    `num_blocks` None: computed from `kv_cache_bytes`, which None means the default share of memory (a quarter of RAM up
-    to 4 GiB on CPU, 0.9 of what is free after weights on a GPU). `max_model_len` None: the model's own.
-    `itl_target_seconds` bounds how much prefill may join a step that also decodes.
+    `num_blocks` None: computed from `kv_cache_bytes`; that None: from `memory_share`, the share of all RAM (CPU) or of
+    what is free after weights (GPU); that None: a quarter of RAM up to 4 GiB on CPU, 0.9 of what is free on a GPU.
+    `max_model_len` None: the model's own. `itl_target_seconds` bounds how much prefill may join a step that also
+    decodes, by a fitted step-time model; until there is one, `prefill_chunk` tokens may. `max_waiting` and
+    `max_queued_prefill_seconds` bound the queue. `lead_tokens`: a sequence this far ahead of what its reader has
+    received parks. `min_ahead_seconds`: one this far ahead of its reader's pace may be parked for somebody who waits.
+    `max_debt_seconds` bounds how far a busy tenant is put back, and a light one forward. `overlap`: launch a step
+    before the one before it is collected; None: where the runner can. `step_seconds`: a step that takes longer, and
+    longer than eight times what the step-time model says, counts as hung.
     """
 
     block_size: int = 32
     num_blocks: int | None = None
     kv_cache_bytes: int | None = None
+    memory_share: float | None = None
     max_model_len: int | None = None
     max_num_seqs: int = 64
     max_num_batched_tokens: int = 2048
     prefill_chunk: int = 256
+    itl_target_seconds: float = 0.2
     prefix_caching: bool = True
     max_waiting: int = 256
+    max_queued_prefill_seconds: float = 60.0
+    lead_tokens: int = 256
+    min_ahead_seconds: float = 2.0
+    max_debt_seconds: float = 10.0
+    overlap: bool | None = None
     default_max_tokens: int | None = None
-    step_seconds: float = 30.0
+    step_seconds: float = 12.0
     check_integrity: bool = False
+    classes: Mapping[str, LatencyClass] = field(default_factory=lambda: CLASSES)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

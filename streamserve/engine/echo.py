@@ -12,9 +12,10 @@ import hashlib
 import math
 from array import array
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import chain
 
-from streamserve.engine.plan import Chunk, RawLogprobs, Sampled, SampleSpec, StepPlan, StepResult
+from streamserve.engine.plan import PENDING, Chunk, RawLogprobs, Sampled, SampleSpec, StepPlan, StepResult
 from streamserve.engine.tokenizer import Prompt, checked_bytes, checked_ids
 from streamserve.protocol.requests import GenerateRequest, Message
 
@@ -68,32 +69,42 @@ _MIX = 6364136223846793005  # Knuth's multiplier for 64-bit sequences
 class EchoRunner:
     """Implements `Runner` on lists of ints. `pause` is called once per step (a delay, for demonstrations).
 
-    Top-k and the seed are honoured; top-p, min-p and penalties change nothing here.
+    Top-k and the seed are honoured; top-p, min-p and penalties change nothing here. It takes a second plan before the
+    first is collected, as a GPU does; `can_overlap` says whether the core should by default: nothing is gained by it.
     """
 
     vocab_size = VOCAB_SIZE
 
     def __init__(
-        self, *, num_blocks: int = 1024, block_size: int = 32, pause: Callable[[], None] | None = None
+        self,
+        *,
+        num_blocks: int = 1024,
+        block_size: int = 32,
+        pause: Callable[[], None] | None = None,
+        can_overlap: bool = False,
     ) -> None:
         self.num_blocks = num_blocks
         self.block_size = block_size
+        self.can_overlap = can_overlap
         self._pause = pause
         self._slots = array("q", [_POISON]) * (num_blocks * block_size)
+        self._last_token_ids: dict[int, int] = {}  # by sequence: what the last launched step gave
 
-    def launch(self, plan: StepPlan) -> StepPlan:
-        """Return the plan itself; the work is done in `collect`."""
-        return plan
+    def launch(self, plan: StepPlan) -> StepResult:
+        """Write every chunk's tokens, then read every sampled sequence back. Nothing later changes the result."""
+        chunks = [self._resolved(chunk) for chunk in plan.chunks]
+        for chunk in chunks:
+            self._write(chunk)
+        sampled = tuple(self._sample(chunk, chunk.sample) for chunk in chunks if chunk.sample is not None)
+        self._last_token_ids = {one.seq_id: one.token_id for one in sampled if one.token_id is not None}
+        return StepResult(step_id=plan.step_id, sampled=sampled)
 
     def collect(self, handle: object) -> StepResult:
-        """Write every chunk's tokens, then read every sampled sequence back."""
-        assert isinstance(handle, StepPlan)
+        """Hand out what `launch` made, after the pause."""
+        assert isinstance(handle, StepResult)
         if self._pause is not None:
             self._pause()
-        for chunk in handle.chunks:
-            self._write(chunk)
-        sampled = tuple(self._sample(chunk, chunk.sample) for chunk in handle.chunks if chunk.sample is not None)
-        return StepResult(step_id=handle.step_id, sampled=sampled)
+        return handle
 
     def close(self) -> None:
         """Free the slots."""
@@ -103,6 +114,12 @@ class EchoRunner:
         """Overwrite a block, so that whoever still reads it gets another text (pass as the core's `on_forget`)."""
         start = block_id * self.block_size
         self._slots[start : start + self.block_size] = array("q", [_POISON]) * self.block_size
+
+    def _resolved(self, chunk: Chunk) -> Chunk:
+        """Put in the token that the step before gave, where the plan did not know it yet."""
+        if chunk.token_ids != (PENDING,):
+            return chunk
+        return replace(chunk, token_ids=(self._last_token_ids[chunk.seq_id],))
 
     def _write(self, chunk: Chunk) -> None:
         """Write what a token's K/V are in a real model: a function of the token and of everything before it."""

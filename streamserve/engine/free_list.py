@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from streamserve.engine.integrity import IntegrityError
+
 
 class Block:
     """One block: who holds it, what it is named, and its neighbours in the free list."""
@@ -50,21 +52,22 @@ class FreeList:
     def pop_front(self) -> Block:
         """Take the block that is worth least."""
         block = self._end.next
-        assert block is not None
-        assert block is not self._end, "the free list is empty"
+        if block is None or block is self._end:
+            raise IntegrityError("a block is wanted and none is free")
         self.remove(block)
         return block
 
     def remove(self, block: Block) -> None:
         """Take `block` out, wherever it is."""
-        assert block.prev is not None, f"block {block.block_id} is not free"
-        assert block.next is not None
+        if block.prev is None or block.next is None:
+            raise IntegrityError(f"block {block.block_id} is not in the free list")
         block.prev.next, block.next.prev = block.next, block.prev
         block.prev = block.next = None
         self._len -= 1
 
     def _insert(self, block: Block, after: Block) -> None:
-        assert block.prev is None, f"block {block.block_id} is freed twice"
+        if block.prev is not None:
+            raise IntegrityError(f"block {block.block_id} is freed twice")
         assert after.next is not None
         block.prev, block.next = after, after.next
         after.next.prev = block

@@ -1,7 +1,9 @@
 """Into and out of a step: `StepPlan`, `StepResult`, and the `Runner` that turns one into the other.
 
 Ints in, ints out. The scheduler makes plans and knows no tensors; a runner holds the model and the KV memory and knows
-no requests. Lives on the engine thread. (Idea: nano-vllm's three-beat step; vLLM V1's "no prefill or decode phase".)
+no requests. Lives on the engine thread. Nothing here changes once it is made; those of which thousands are made a
+second are not declared frozen, which would triple what making one costs. (Idea: nano-vllm's three-beat step; vLLM V1's
+"no prefill or decode phase".)
 """
 
 from __future__ import annotations
@@ -10,8 +12,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+# Stands in a chunk for the token that the step before, launched and not yet collected, gives its sequence.
+PENDING = -1
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+
+class StepOutOfMemory(Exception):
+    """A runner had not enough memory for a plan. Nothing of it counts; a smaller plan may work."""
+
+
+@dataclass(slots=True, kw_only=True)
 class SampleSpec:
     """How to choose the token that follows a chunk. All plain numbers, so that a runner needs no request.
 
@@ -37,7 +46,7 @@ class SampleSpec:
     logprobs: int | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Chunk:
     """The part of one sequence that a step computes.
 
@@ -45,7 +54,8 @@ class Chunk:
                     already in blocks   computed now, written to their slots
     block_table:  one block id per `block_size` positions, covering [0, start+len(token_ids)).
     slot of position i = block_table[i // block_size] * block_size + i % block_size.
-    `sample` is None while the chunk ends before the last known token.
+    `sample` is None while the chunk ends before the last known token. `token_ids` is (PENDING,) where the token is that
+    which the sequence gets from the launched step before this one: only for runners that `can_overlap`.
     """
 
     seq_id: int
@@ -76,7 +86,7 @@ class RawLogprobs:
     top: tuple[tuple[int, float], ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Sampled:
     """What a step gave one sequence. `error` (a code such as "numerical_error") means: do not use the chunk's blocks.
 
@@ -100,13 +110,15 @@ class StepResult:
 class Runner(Protocol):
     """Runs plans. `launch` may return before the work is done; `collect` waits for it. Engine thread only.
 
-    A failure of one sequence comes back in `Sampled.error`; an exception from either call means the whole runner is
-    broken and the engine is dead.
+    A failure of one sequence comes back in `Sampled.error`. `StepOutOfMemory` from either call means that nothing of
+    the plan counts; any other exception that the whole runner is broken and the engine is dead. One that `can_overlap`
+    takes a second plan before the first is collected (in order), with PENDING tokens, and gains by it.
     """
 
     block_size: int
     num_blocks: int
     vocab_size: int
+    can_overlap: bool = False
 
     def launch(self, plan: StepPlan) -> object:
         """Start the step and return a handle for `collect`."""

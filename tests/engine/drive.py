@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from streamserve.engine.config import EngineConfig
-from streamserve.engine.core import EngineCore, SequenceUpdate
+from streamserve.engine.config import CLASSES, EngineConfig
+from streamserve.engine.core import EngineCore, Park, SequenceUpdate
 from streamserve.engine.echo import EchoRunner
 from streamserve.engine.plan import RawLogprobs, Runner, StepPlan
 from streamserve.engine.sequence import SequenceRequest
@@ -15,6 +15,8 @@ from streamserve.protocol.requests import SamplingParams
 from tests.fakes import FakeClock
 
 MAX_STEPS = 10_000
+# Nobody's wait is too long, unless a test says so.
+PATIENT = {name: replace(one, max_queue_seconds=1e9) for name, one in CLASSES.items()}
 
 
 def sampling(**fields: Any) -> SamplingParams:
@@ -37,21 +39,24 @@ class Answer:
     logprobs: list[RawLogprobs | None] = field(default_factory=list)
     finish_reason: str | None = None
     error: str | None = None
+    park: Park | None = None
     num_cached_tokens: int = 0
     updates: list[SequenceUpdate] = field(default_factory=list)
 
     def take(self, update: SequenceUpdate) -> None:
-        assert self.finish_reason is None, "an update after the last one"
-        assert self.error is None, "an update after the last one"
+        assert not self.updates or not self.updates[-1].is_last, "an update after the last one"
         self.updates.append(update)
         self.token_ids += update.token_ids
         self.logprobs += update.logprobs
-        self.finish_reason, self.error = update.finish_reason, update.error
+        self.finish_reason, self.error, self.park = update.finish_reason, update.error, update.park
         self.num_cached_tokens = update.num_cached_tokens
 
 
 class Drive:
-    """A core with a fake clock; the integrity check runs after every step, and freed blocks are poisoned."""
+    """A core with a fake clock; the integrity check runs after every step, and freed blocks are poisoned.
+
+    With `overlap` a step is launched before the one before it is collected.
+    """
 
     def __init__(
         self,
@@ -60,19 +65,22 @@ class Drive:
         block_size: int = 4,
         runner: Runner | None = None,
         revision: str = "",
+        overlap: bool = False,
+        on_step: Callable[[float | None], None] | None = None,
         **config: Any,
     ) -> None:
-        echo = EchoRunner(num_blocks=num_blocks, block_size=block_size)
+        echo = EchoRunner(num_blocks=num_blocks, block_size=block_size, can_overlap=overlap)
         self.clock = FakeClock()
         self.plans: list[StepPlan] = []
         self.answers: dict[int, Answer] = {}
         self.core = EngineCore(
             runner or echo,
-            EngineConfig(**{"max_num_seqs": 8, "check_integrity": True, **config}),
+            EngineConfig(**{"max_num_seqs": 8, "check_integrity": True, "classes": PATIENT, **config}),
             self.clock,
             on_plan=self.plans.append,
             revision=revision,
             on_forget=None if runner else echo.poison,
+            on_step=on_step,
         )
 
     def add(self, *requests: SequenceRequest) -> None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 from streamserve.engine.block_hash import block_hash, root_hash
-from streamserve.engine.block_pool import BlockPool, IntegrityError
+from streamserve.engine.block_pool import BlockPool
+from streamserve.engine.integrity import IntegrityError
 from streamserve.engine.sequence import Sequence, State
 from tests.engine.drive import request
 
@@ -196,7 +199,7 @@ def test_release_twice_gives_nothing_back() -> None:
 def test_release_while_running_is_a_mistake() -> None:
     """A running sequence cannot lose its blocks."""
     pool = new_pool()
-    with pytest.raises(AssertionError, match="while running"):
+    with pytest.raises(IntegrityError, match="while running"):
         start(pool, 1, 10).release(pool)
 
 
@@ -204,7 +207,7 @@ def test_finished_is_final() -> None:
     """No transition leaves FINISHED."""
     sequence = Sequence(request(1))
     sequence.transition(State.FINISHED)
-    with pytest.raises(AssertionError, match="finished → running"):
+    with pytest.raises(IntegrityError, match="finished → running"):
         sequence.transition(State.RUNNING)
 
 
@@ -213,8 +216,80 @@ def test_double_free_is_a_mistake() -> None:
     pool = new_pool()
     table = pool.allocate(1)
     pool.free(table)
-    with pytest.raises(AssertionError, match="freed twice"):
+    with pytest.raises(IntegrityError, match="nobody holds it"):
         pool.free(table)
+
+
+def test_null_block_cannot_be_freed() -> None:
+    """Nobody ever holds it."""
+    with pytest.raises(IntegrityError, match="block 0 is freed"):
+        new_pool().free([0])
+
+
+@pytest.mark.parametrize("block_id", [0, 1])
+def test_held_block_is_not_given_out(block_id: int) -> None:
+    """However it came into the free list; the null block counts as held."""
+    pool = new_pool()
+    pool.allocate(1)
+    pool._free.push_front(pool._blocks[block_id])
+    with pytest.raises(IntegrityError, match="is given out"):
+        pool.allocate(1)
+
+
+def test_more_blocks_than_there_are_is_a_mistake() -> None:
+    """Whoever asks has compared with `num_free`."""
+    with pytest.raises(IntegrityError, match="none is free"):
+        new_pool().allocate(11)
+
+
+def test_start_with_blocks_is_a_mistake() -> None:
+    """The blocks it held would be lost."""
+    pool = new_pool()
+    sequence = start(pool, 1, 10)
+    with pytest.raises(IntegrityError, match="holds 3 blocks"):
+        pool.start(sequence, [])
+
+
+def miscount_used(pool: BlockPool) -> None:
+    pool._num_used += 1
+
+
+def lose_free_block(pool: BlockPool) -> None:
+    pool._free.pop_front()
+
+
+def count_more_cached_than_named(pool: BlockPool) -> None:
+    pool._num_free_named += 3
+
+
+def count_less_cached_than_none(pool: BlockPool) -> None:
+    pool._num_free_named -= 1
+
+
+@pytest.mark.parametrize(
+    "damage", [miscount_used, lose_free_block, count_more_cached_than_named, count_less_cached_than_none]
+)
+def test_counters_that_do_not_add_up_are_seen(damage: Callable[[BlockPool], None]) -> None:
+    """Without looking at any block: every step can afford it."""
+    pool = new_pool()
+    compute(pool, start(pool, 1, 10))
+    pool.check_counts()
+    damage(pool)
+    with pytest.raises(IntegrityError, match="!= total"):
+        pool.check_counts()
+
+
+def test_renewed_pool_is_empty_and_goes_on_counting() -> None:
+    """No block is held and no name is known; figures never go back."""
+    pool = new_pool(revision="r")
+    compute(pool, start(pool, 1, 10))
+    start(pool, 2, 10)
+    new, old = pool.renewed(), pool.stats()
+    stats = new.stats()
+    assert (stats.used, stats.cached, stats.free) == (0, 0, old.total)
+    assert (stats.prefix_queries, stats.prefix_hits) == (old.prefix_queries, old.prefix_hits) == (20, 8)
+    assert start(new, 3, 10).num_computed_tokens == 0
+    assert new._root == pool._root
 
 
 def leak(pool: BlockPool, sequence: Sequence) -> None:

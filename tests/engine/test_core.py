@@ -18,14 +18,13 @@ class Scripted(WrappedRunner):
         super().__init__(EchoRunner(num_blocks=65, block_size=4))
         self._script = script
 
-    def collect(self, handle: object) -> StepResult:
-        assert isinstance(handle, StepPlan)
+    def launch(self, plan: StepPlan) -> object:
         said = tuple(
             Sampled(seq_id=chunk.seq_id, token_id=self._script[chunk.sample.position - 20])
-            for chunk in handle.chunks
+            for chunk in plan.chunks
             if chunk.sample is not None
         )
-        return StepResult(step_id=handle.step_id, sampled=said)
+        return StepResult(step_id=plan.step_id, sampled=said)
 
 
 def scripted(script: list[int], one: SequenceRequest) -> tuple[list[int], str | None]:
@@ -115,6 +114,17 @@ def test_abort_while_the_step_runs() -> None:
     assert drive.step() == ()
     drive.assert_empty()
     assert drive.run(request(2, sampling=sampling(max_tokens=0)))[2].num_cached_tokens == 0
+
+
+@pytest.mark.parametrize("end", ["pause", "stop"])
+def test_abort_goes_before_an_end_of_the_same_step(end: str) -> None:
+    """Whoever was aborted before the step hears nothing, though it would have ended in it for another reason."""
+    drive = Drive()
+    drive.add(request(1), request(2))
+    drive.step()
+    drive.core.pause() if end == "pause" else drive.core.stop(1, 1)
+    drive.core.abort(1)
+    assert 1 not in {update.seq_id for update in drive.step()}
 
 
 def test_unknown_ids_are_ignored_and_counted() -> None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 
 from streamserve.engine.echo import ASSISTANT, END_OF_TURN, USER, VOCAB_SIZE, EchoRunner, EchoTokenizer
-from streamserve.engine.plan import Chunk, Sampled, SampleSpec, StepPlan
+from streamserve.engine.plan import PENDING, Chunk, Sampled, SampleSpec, StepPlan
 from streamserve.protocol.errors import BadRequest, PromptTooLong
 from streamserve.protocol.requests import GenerateRequest, Message
 from tests.engine.drive import alone, request, sampling
@@ -58,6 +59,27 @@ def test_poisoned_block_changes_the_token() -> None:
     assert run(runner, last)[0] == right
     runner.poison(1)
     assert run(runner, last)[0] != right
+
+
+def test_pending_token_is_that_of_the_step_before() -> None:
+    """A plan made before the last token was known gives what one made after it gives."""
+    runner, other = EchoRunner(num_blocks=8, block_size=4), EchoRunner(num_blocks=8, block_size=4)
+    spec = SampleSpec(position=9, seed=0, temperature=0.0)
+    first = runner.launch(StepPlan(step_id=0, chunks=(chunk((1, 2, 3)),)))
+    late = chunk((1, 2, 3), start=8, token_ids=(PENDING,), sample=spec)
+    second = runner.launch(StepPlan(step_id=1, chunks=(late,)))
+    known = run(other, chunk((1, 2, 3)))
+    assert runner.collect(first).sampled == known
+    assert runner.collect(second).sampled == run(other, replace(late, token_ids=(known[0].token_id,)))
+
+
+def test_launched_step_is_not_changed_by_what_follows() -> None:
+    """Blocks are given out again while a step that reads them is uncollected."""
+    runner = EchoRunner(num_blocks=8, block_size=4)
+    handle = runner.launch(StepPlan(step_id=0, chunks=(chunk(),)))
+    for block_id in (1, 2):
+        runner.poison(block_id)
+    assert runner.collect(handle).sampled[0].token_id == first_token(chunk())
 
 
 def test_banned_tokens_are_not_chosen() -> None:

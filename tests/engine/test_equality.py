@@ -17,6 +17,7 @@ from tests.engine.drive import Drive, alone, request, sampling
 GREEDY = sampling(max_tokens=40)
 SEEDED = sampling(max_tokens=40, temperature=1.0, seed=1234)
 BOTH = pytest.mark.parametrize("how", [GREEDY, SEEDED], ids=["greedy", "seeded"])
+OVERLAP = pytest.mark.parametrize("overlap", [False, True], ids=["", "overlap"])
 
 
 def requests(how: object) -> list[SequenceRequest]:
@@ -31,9 +32,10 @@ def references(how: object) -> dict[int, list[int]]:
 
 
 @BOTH
+@OVERLAP
 @pytest.mark.parametrize("chunk", [1, 7, 16, 4096])
 @pytest.mark.parametrize("caching", [True, False])
-def test_chunks_and_cache(how: object, chunk: int, caching: bool) -> None:
+def test_chunks_and_cache(how: object, chunk: int, caching: bool, overlap: bool) -> None:
     """Chunked or whole, cached or not, alone or in a mixed batch: the same tokens."""
     drive = Drive(
         num_blocks=200,
@@ -41,17 +43,20 @@ def test_chunks_and_cache(how: object, chunk: int, caching: bool) -> None:
         max_num_batched_tokens=max(chunk, 1),
         prefill_chunk=chunk,
         prefix_caching=caching,
+        overlap=overlap,
     )
     assert drive.tokens(*requests(how)) == references(how)
     drive.assert_empty()
 
 
 @BOTH
+@OVERLAP
 @pytest.mark.parametrize("every", [1, 2, 3, 5])
 @pytest.mark.parametrize("caching", [True, False])
-def test_forced_preemption(how: object, every: int, caching: bool) -> None:
+def test_forced_preemption(how: object, every: int, caching: bool, overlap: bool) -> None:
     """Preempting everybody every few steps changes nothing but the work."""
-    drive = Drive(num_blocks=200, prefix_caching=caching)
+    every += overlap  # whoever never sees the end of a step cannot go on
+    drive = Drive(num_blocks=200, prefix_caching=caching, overlap=overlap)
 
     def preempt(running: tuple[Sequence, ...]) -> tuple[Sequence, ...]:
         return running if len(drive.plans) % every == 0 else ()
@@ -63,11 +68,13 @@ def test_forced_preemption(how: object, every: int, caching: bool) -> None:
 
 
 @BOTH
+@OVERLAP
 @pytest.mark.parametrize("every", [1, 2, 3, 7])
 @pytest.mark.parametrize("caching", [True, False])
-def test_park_and_resume(how: object, every: int, caching: bool) -> None:
+def test_park_and_resume(how: object, every: int, caching: bool, overlap: bool) -> None:
     """Abort, and the same request again with what was shown: together the tokens of the uninterrupted sequence."""
-    drive = Drive(num_blocks=200, prefix_caching=caching)
+    every += overlap
+    drive = Drive(num_blocks=200, prefix_caching=caching, overlap=overlap)
     shown: dict[int, list[int]] = {one.seq_id: [] for one in requests(how)}
     todo = {one.seq_id: one for one in requests(how)}
     number = 0
@@ -96,9 +103,10 @@ def resumed(one: SequenceRequest, seq_id: int, shown: list[int]) -> SequenceRequ
 
 
 @BOTH
-def test_too_little_memory(how: object) -> None:
+@OVERLAP
+def test_too_little_memory(how: object, overlap: bool) -> None:
     """In a pool that holds a third of what is asked for, everybody gets the same tokens in the end."""
-    drive = Drive(num_blocks=24)
+    drive = Drive(num_blocks=24, overlap=overlap)
     drive.core.scheduler._reserve_share = 0.0
     assert drive.tokens(*requests(how)) == references(how)
     assert drive.core.stats().preemptions > 0
@@ -106,17 +114,19 @@ def test_too_little_memory(how: object) -> None:
 
 
 @BOTH
+@OVERLAP
 @pytest.mark.parametrize("num_seqs", [1, 2, 3])
-def test_batch_composition(how: object, num_seqs: int) -> None:
+def test_batch_composition(how: object, num_seqs: int, overlap: bool) -> None:
     """Who else is in the batch does not matter."""
-    assert Drive(num_blocks=200, max_num_seqs=num_seqs).tokens(*requests(how)) == references(how)
+    assert Drive(num_blocks=200, max_num_seqs=num_seqs, overlap=overlap).tokens(*requests(how)) == references(how)
 
 
 @BOTH
-def test_block_size(how: object) -> None:
+@OVERLAP
+def test_block_size(how: object, overlap: bool) -> None:
     """Neither does the size of a page."""
     for block_size in (1, 3, 32):
-        assert Drive(num_blocks=400, block_size=block_size).tokens(*requests(how)) == references(how)
+        assert Drive(num_blocks=400, block_size=block_size, overlap=overlap).tokens(*requests(how)) == references(how)
 
 
 def test_seeds_matter_and_are_reproducible() -> None:

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from streamserve.engine.scheduler import max_servable_tokens, order_key
-from streamserve.engine.sequence import Sequence
+from streamserve.engine.scheduler import max_servable_tokens
 from tests.engine.drive import Drive, request, sampling
+
+
+def first_steps(drive: Drive) -> list[int]:
+    """The sequences in order of their first step."""
+    return list(dict.fromkeys(chunk.seq_id for plan in drive.plans for chunk in plan.chunks))
 
 
 def test_lone_prompt_is_one_chunk() -> None:
@@ -51,17 +55,16 @@ def test_waiting_are_admitted_in_order_of_arrival() -> None:
     """First come, first served, whatever the order of the calls."""
     drive = Drive(max_num_seqs=1)
     drive.run(request(3, arrived_at=3.0), request(1, arrived_at=1.0), request(2, arrived_at=2.0))
-    first = [next(i for i, plan in enumerate(drive.plans) if plan.chunks[0].seq_id == seq_id) for seq_id in (1, 2, 3)]
-    assert first == sorted(first)
+    assert first_steps(drive) == [1, 2, 3]
 
 
 def test_class_gives_a_head_start() -> None:
     """A chat request goes before a batch row that came up to 9.5 s earlier, and not before an older one."""
-
-    def key(arrived_at: float, latency_class: str) -> tuple[float, int]:
-        return order_key(Sequence(request(1, arrived_at=arrived_at, latency_class=latency_class)))
-
-    assert key(109.0, "chat") < key(100.0, "batch") < key(110.0, "chat")
+    drive = Drive(max_num_seqs=1)
+    rows = [request(1, arrived_at=0.0), request(2, arrived_at=90.0, latency_class="batch")]
+    chats = [request(3, arrived_at=99.4), request(4, arrived_at=99.6)]
+    drive.run(*rows, *chats)
+    assert first_steps(drive) == [1, 3, 2, 4]
 
 
 def test_no_more_than_max_num_seqs_run() -> None:

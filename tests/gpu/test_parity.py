@@ -17,8 +17,9 @@ if not torch.cuda.is_available():
 from streamserve.engine.model.noise import exponential, row_key  # noqa: E402  (after the skips)
 from streamserve.engine.model.probe import probe  # noqa: E402
 from streamserve.engine.model.sampler import sample  # noqa: E402
-from streamserve.engine.plan import SampleSpec  # noqa: E402
+from streamserve.engine.plan import SampleSpec, StepOutOfMemory  # noqa: E402
 from tests.engine.model.driver import Driver, load_tiny, prompts  # noqa: E402
+from tests.engine.model.test_out_of_memory import large_plan  # noqa: E402
 from tests.engine.model.test_parity import MAX_TOKENS, WHOLE, references  # noqa: E402
 from tests.tiny_models import CONFIGS, VOCAB_SIZE, save_model  # noqa: E402
 
@@ -60,3 +61,52 @@ def test_poisoned_pages(tmp_path: Path) -> None:
     for block_id in range(runner.num_blocks):
         runner.kv.fill_block(block_id, float("nan"))
     assert Driver(runner, seed=2).run(prompts(VOCAB_SIZE), max_tokens=6, chunk=7) == wanted
+
+
+def test_sampling_on_the_gpu_in_overlapped_steps(tmp_path: Path) -> None:
+    """Launched before the last step is collected, its tokens taken on the GPU, seeded answers are those in turn."""
+    runner = load_tiny(save_model(tmp_path, "llama"), device="cuda")
+    assert runner.can_overlap
+    how = {"temperature": 0.9, "top_p": 0.9, "seed": 5}
+    lengths = [10, 7, 4, 2]
+    wanted = Driver(runner, seed=1).run(prompts(VOCAB_SIZE), max_tokens=10, chunk=7, **how)
+    found = Driver(runner, seed=2).run_overlapped(prompts(VOCAB_SIZE), max_tokens=lengths, **how)
+    assert found == [tokens[:length] for tokens, length in zip(wanted, lengths, strict=True)]
+
+
+SAMPLING = [
+    {"temperature": 0.0},
+    {"top_p": 0.9, "top_k": 20, "min_p": 0.01, "logprobs": 3},
+    {"presence_penalty": 0.5, "repetition_penalty": 1.2, "output_token_ids": (3, 4, 4), "banned_token_ids": (1, 2)},
+]
+
+
+def test_a_launch_does_not_wait_for_the_gpu(tmp_path: Path) -> None:
+    """Whatever is sampled how: nothing in a launch makes the host wait (torch raises where something would)."""
+    runner = load_tiny(save_model(tmp_path, "llama"), device="cuda")
+    Driver(runner).run(prompts(VOCAB_SIZE), max_tokens=3, chunk=7)  # what is made on first use is made
+    driver = Driver(runner, seed=1)
+    running = [driver.start(i, prompts(VOCAB_SIZE)[0], 6, **how) for i, how in enumerate(SAMPLING)]
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        handles = [driver.launch(running) for _ in range(3)]
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert [len(runner.collect(handle).sampled) for handle in handles] == [3, 3, 3]
+
+
+def test_out_of_memory(tmp_path: Path) -> None:
+    """A step too large for the GPU raises `StepOutOfMemory`, and the runner goes on."""
+    folder = save_model(tmp_path, "llama", intermediate_size=1 << 14, num_hidden_layers=1)
+    runner = load_tiny(folder, device="cuda", num_blocks=2000)
+    wanted = Driver(runner, seed=1).run(prompts(VOCAB_SIZE), max_tokens=4, chunk=7)
+    free, total = torch.cuda.mem_get_info()
+    share = (torch.cuda.memory_reserved() + (200 << 20)) / total
+    assert free > 200 << 20
+    torch.cuda.set_per_process_memory_fraction(share)
+    try:
+        with pytest.raises(StepOutOfMemory):
+            runner.launch(large_plan(30))
+        assert Driver(runner, seed=2).run(prompts(VOCAB_SIZE), max_tokens=4, chunk=7) == wanted
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)

@@ -12,11 +12,13 @@ block, or in somebody else's, cannot reach it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 
-from streamserve.engine.plan import Chunk, StepPlan
+from streamserve.engine.plan import PENDING, Chunk, StepPlan
+
+from .device import to_device
 
 SHORTEST_GROUP_BITS = 8  # contexts up to 256 tokens share one attention call; above that, each power of two has its own
 
@@ -114,7 +116,10 @@ class PrefillSpan:
 
 @dataclass(frozen=True, slots=True)
 class StepBatch:
-    """One forward pass in tensors. `chunks` are in row order; `last_rows[i]` is the row of chunk i's last token."""
+    """One forward pass in tensors. `chunks` are in row order; `last_rows[i]` is the row of chunk i's last token.
+
+    Where `input_ids` holds PENDING, the caller fills in the token before the pass.
+    """
 
     chunks: tuple[Chunk, ...]
     input_ids: torch.Tensor  # (1, num_tokens)
@@ -128,6 +133,12 @@ class StepBatch:
     def num_tokens(self) -> int:
         """Rows of the packed batch."""
         return int(self.input_ids.shape[1])
+
+    @property
+    def pending(self) -> dict[int, int]:
+        """Rows whose token is not known on the host yet: row -> the sequence it belongs to."""
+        chunks = enumerate(self.chunks[: len(self.chunks) - len(self.prefills)])  # decodes: chunk i is row i
+        return {row: chunk.seq_id for row, chunk in chunks if chunk.token_ids[0] == PENDING}
 
 
 def build_batch(plan: StepPlan, block_size: int, device: torch.device) -> StepBatch:
@@ -209,16 +220,13 @@ def _slots_of(block_tables: torch.Tensor, positions: torch.Tensor, block_size: i
 
 def _to_device(batch: StepBatch, device: torch.device) -> StepBatch:
     for group in batch.decodes:
-        group.positions = group.positions.to(device, non_blocking=True)
-        group.block_tables = group.block_tables.to(device, non_blocking=True)
+        group.positions = to_device(group.positions, device)
+        group.block_tables = to_device(group.block_tables, device)
     for span in batch.prefills:
-        span.context_slots = span.context_slots.to(device, non_blocking=True)
-    return StepBatch(
-        chunks=batch.chunks,
-        input_ids=batch.input_ids.to(device, non_blocking=True),
-        position_ids=batch.position_ids.to(device, non_blocking=True),
-        slots=batch.slots.to(device, non_blocking=True),
-        decodes=batch.decodes,
-        prefills=batch.prefills,
-        last_rows=batch.last_rows,
+        span.context_slots = to_device(span.context_slots, device)
+    return replace(
+        batch,
+        input_ids=to_device(batch.input_ids, device),
+        position_ids=to_device(batch.position_ids, device),
+        slots=to_device(batch.slots, device),
     )

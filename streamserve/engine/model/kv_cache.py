@@ -9,18 +9,15 @@ is the null block, so that an unset table entry never names somebody's memory.)
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 
-GIB = 1 << 30
-MAX_DEFAULT_CPU_BYTES = 4 * GIB
-CPU_SHARE = 0.25
-CUDA_SHARE = 0.9
-NULL_BLOCKS = 1
+from streamserve.engine import capacity
+from streamserve.engine.config import EngineConfig
+
+from .memory import total_memory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,38 +78,11 @@ def bytes_per_block(layers: Mapping[int, LayerShape], block_size: int, dtype: to
     return block_size * sum(layer.bytes_per_token(dtype) for layer in layers.values())
 
 
-def num_blocks_for(budget_bytes: int, block_bytes: int, *, most_useful: int) -> int:
-    """Return how many blocks the budget holds, null block included, never more than `most_useful` plus the null one."""
-    return min(budget_bytes // block_bytes, most_useful + NULL_BLOCKS)
-
-
-def most_useful_blocks(max_num_seqs: int, max_model_len: int, block_size: int) -> int:
-    """Blocks that the largest possible batch fills; more could only serve the prefix cache."""
-    return max_num_seqs * blocks_for_tokens(max_model_len, block_size)
-
-
-def blocks_for_tokens(num_tokens: int, block_size: int) -> int:
-    """Blocks that `num_tokens` positions touch."""
-    return -(-num_tokens // block_size)
-
-
-def max_tokens_that_fit(num_blocks: int, block_size: int) -> int:
-    """The longest sequence the pool can ever hold: prompt + max_tokens above it never fits."""
-    return (num_blocks - NULL_BLOCKS) * block_size
-
-
-def default_budget(device: torch.device) -> int:
-    """Bytes for KV when nobody said: a quarter of RAM up to 4 GiB on CPU, 0.9 of what is free on a GPU."""
+def pool_bytes(config: EngineConfig, device: torch.device) -> int:
+    """Bytes for KV, after the weights are loaded: what the config says, or the share of memory it leaves to us."""
+    if config.kv_cache_bytes is not None:
+        return config.kv_cache_bytes
     if device.type == "cuda":
         free, _total = torch.cuda.mem_get_info(device)
-        return int(free * CUDA_SHARE)
-    return min(int(total_memory() * CPU_SHARE), MAX_DEFAULT_CPU_BYTES)
-
-
-def total_memory(cgroup_limit: Path = Path("/sys/fs/cgroup/memory.max")) -> int:
-    """RAM this process may use: the machine's, or its container's limit if that is lower."""
-    physical = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    try:
-        return min(physical, int(cgroup_limit.read_text()))
-    except (OSError, ValueError):  # no cgroup v2, or "max"
-        return physical
+        return capacity.pool_bytes_on_gpu(free, config.memory_share)
+    return capacity.pool_bytes_on_cpu(total_memory(), config.memory_share)

@@ -7,14 +7,14 @@ good for all sizes.)
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 from torch.nn.functional import linear
+
+from .memory import available_memory
 
 BATCH_HINT = 32
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 2e-2}  # relative to the largest output
@@ -70,8 +70,12 @@ class FusedLinears:
             self.inputs, self.outputs = inputs, self.packed.forward(inputs).split(self.sizes, dim=-1)
         out = self.outputs[number]
         if number == len(self.sizes) - 1:
-            self.inputs, self.outputs = None, ()  # memory and identity of the tensors may be reused from here on
+            self.forget()
         return out
+
+    def forget(self) -> None:
+        """Let go of the tensors: their memory and their identity may be reused from here on."""
+        self.inputs, self.outputs = None, ()
 
 
 class FusedPart(nn.Module):  # type: ignore[misc]  # torch is not type-checked here
@@ -86,6 +90,13 @@ class FusedPart(nn.Module):  # type: ignore[misc]  # torch is not type-checked h
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         """Map (..., in_features) to (..., out_features)."""
         return self.group.part(self.number, inputs)
+
+
+def forget_inputs(model: nn.Module) -> None:
+    """Let go of what a forward pass left behind that did not come to its end."""
+    for module in model.modules():
+        if isinstance(module, FusedPart):
+            module.group.forget()
 
 
 def choose_packed_dtype(dtype: torch.dtype, device: torch.device) -> torch.dtype | None:
@@ -145,7 +156,7 @@ def _fuse(parent: nn.Module, names: tuple[str, ...], packed_dtype: torch.dtype) 
         return 0
     if len({(layer.in_features, layer.bias is None) for layer in layers}) > 1:
         return 0
-    if sum(layer.weight.numel() for layer in layers) * packed_dtype.itemsize > EXTRA_SHARE * _available_memory():
+    if sum(layer.weight.numel() for layer in layers) * packed_dtype.itemsize > EXTRA_SHARE * available_memory():
         return 0
     group = FusedLinears(layers, packed_dtype)
     weight = torch.cat([layer.weight.detach() for layer in layers])
@@ -161,7 +172,7 @@ def _pack(layer: nn.Module, packed_dtype: torch.dtype, shared: set[int]) -> Pack
     weight = _weight_of(layer)
     assert weight is not None
     extra_bytes = weight.numel() * packed_dtype.itemsize - (0 if weight.data_ptr() in shared else weight.nbytes)
-    if extra_bytes > EXTRA_SHARE * _available_memory():
+    if extra_bytes > EXTRA_SHARE * available_memory():
         return None
     bias: Any = layer.bias
     packed = PackedLinear(weight, bias, packed_dtype)
@@ -187,12 +198,3 @@ def _shared_weights(model: nn.Module) -> set[int]:
         for parameter in module.parameters(recurse=False):
             (shared if parameter.data_ptr() in seen else seen).add(parameter.data_ptr())
     return shared
-
-
-def _available_memory() -> int:
-    """Bytes that can be had without swapping: free ones and those of the page cache."""
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
-    except (OSError, StopIteration):  # not Linux
-        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

@@ -5,7 +5,7 @@ Knows transformers; not the KV memory, not plans. Runs once, before the engine t
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,19 +13,17 @@ from typing import Any
 import torch
 
 from streamserve.engine.config import ModelConfig
+from streamserve.engine.progress import Progress, no_progress
 
 from . import attention
 from .errors import ModelLoadError, UnsupportedModel
 from .linear import choose_packed_dtype, pack_linears
+from .memory import available_memory
 from .source import require_safetensors, resolve, revision
 from .support import eos_token_ids, require_supported
 
-Progress = Callable[[str, float], None]
+READ_BYTES = 16 << 20  # at once: a few hundred reports a minute from a disk, each a chance to give up
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-
-
-def no_progress(_stage: str, _fraction: float) -> None:
-    """Tell nobody."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,11 +52,9 @@ def load_model(model_config: ModelConfig, progress: Progress = no_progress) -> L
     folder = resolve(model_config.path)
     config = read_config(folder)
     require_supported(config)
-    require_safetensors(folder)
-    progress("weights", 0.0)
+    read_ahead(require_safetensors(folder), progress)
     model = _read_weights(folder, config, choose_dtype(model_config.dtype), device)
     num_parameters = sum(parameter.numel() for parameter in model.parameters())
-    progress("weights", 1.0)
     num_packed = _pack(model, model_config, device, progress)
     return LoadedModel(
         model=model,
@@ -106,6 +102,23 @@ def read_config(folder: Path) -> Any:
             f"transformers cannot read {folder}/config.json ({_first_line(error)}). Models that bring their own code "
             "are not loaded; update transformers or choose another model."
         ) from error
+
+
+def read_ahead(files: Sequence[Path], progress: Progress) -> None:
+    """Bring the weights into the system's cache, front to back, telling the bytes: the slow part of a cold load.
+
+    transformers then maps what is there already (which tells nobody how far it is). Weights larger than the memory that
+    is free would push themselves out again: they are left to it.
+    """
+    total = sum(file.stat().st_size for file in files)
+    progress("weights", 0.0, 0, total)
+    loaded, buffer = 0, bytearray(READ_BYTES)
+    for file in files if total <= available_memory() else ():
+        with file.open("rb", buffering=0) as stream:
+            while num_read := stream.readinto(buffer):
+                loaded += num_read
+                progress("weights", loaded / total, loaded, total)
+    progress("weights", 1.0, total, total)
 
 
 def _read_weights(folder: Path, config: Any, dtype: torch.dtype | str, device: torch.device) -> Any:

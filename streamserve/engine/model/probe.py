@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from streamserve.engine.capacity import NULL_BLOCKS, blocks_for_tokens
 from streamserve.engine.plan import Chunk, StepPlan
 
 from .attention import implementation
 from .batch import build_batch
 from .errors import UnsupportedModel
-from .kv_cache import NULL_BLOCKS, blocks_for_tokens
 
 if TYPE_CHECKING:
     from .runner import HFRunner

@@ -5,51 +5,36 @@ Holds the model and the KV memory; knows no requests. Engine thread only.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 
+from streamserve.engine.capacity import max_tokens_that_fit, most_useful_blocks, num_blocks_for
 from streamserve.engine.config import EngineConfig, ModelConfig
-from streamserve.engine.plan import RawLogprobs, Sampled, SampleSpec, StepPlan, StepResult
+from streamserve.engine.plan import StepOutOfMemory, StepPlan, StepResult
+from streamserve.engine.progress import Progress, no_progress
 
 from . import attention
 from .batch import StepBatch, build_batch
+from .device import give_back_memory, is_out_of_memory, on_device
 from .errors import ModelLoadError, UnsupportedModel
-from .kv_cache import (
-    KVCache,
-    LayerShape,
-    bytes_per_block,
-    default_budget,
-    max_tokens_that_fit,
-    most_useful_blocks,
-    num_blocks_for,
-)
-from .loader import LoadedModel, Progress, load_model, no_progress
-from .sampler import Draws, raw_logprobs, sample
+from .kv_cache import KVCache, LayerShape, bytes_per_block, pool_bytes
+from .linear import forget_inputs
+from .loader import LoadedModel, load_model
+from .sampler import sample
+from .step import LaunchedStep
 from .support import max_model_len
 
-NUMERICAL_ERROR = "numerical_error"
-
-
-@dataclass(frozen=True, slots=True)
-class StepHandle:
-    """A launched step. Tensors may still be in the making on the GPU.
-
-    `sampling[i]` is the place in the batch of the chunk whose token is draws[i]; `healthy` has one flag per chunk.
-    """
-
-    plan: StepPlan
-    batch: StepBatch
-    sampling: tuple[int, ...]
-    specs: tuple[SampleSpec, ...]
-    healthy: torch.Tensor
-    draws: Draws | None
+T = TypeVar("T")
 
 
 class HFRunner:
-    """Runs plans on one model. See `plan.Runner` for the contract."""
+    """Runs plans on one model. See `plan.Runner` for the contract.
+
+    `can_overlap`: by default on a GPU; on a CPU, where `launch` does all the work, it works too and gains nothing.
+    """
 
     def __init__(
         self,
@@ -59,6 +44,7 @@ class HFRunner:
         block_size: int,
         num_blocks: int,
         max_model_len: int,
+        can_overlap: bool | None = None,
     ) -> None:
         self.loaded = loaded
         self.layers = layers
@@ -71,7 +57,9 @@ class HFRunner:
         self.dtype = str(loaded.dtype).removeprefix("torch.")
         self.device = str(loaded.device)
         self.revision = loaded.revision
+        self.can_overlap = loaded.device.type == "cuda" if can_overlap is None else can_overlap
         self.kv = self.new_kv(num_blocks)
+        self._last: LaunchedStep | None = None  # whose tokens the next plan may take from the device
 
     @property
     def max_tokens_that_fit(self) -> int:
@@ -88,16 +76,49 @@ class HFRunner:
             device=self.loaded.device,
         )
 
-    def launch(self, plan: StepPlan) -> StepHandle:
+    def launch(self, plan: StepPlan) -> LaunchedStep:
         """Run the step; on a GPU this returns while it is still working."""
+        return self._within_memory(lambda: self._launch(plan))
+
+    def collect(self, handle: LaunchedStep) -> StepResult:
+        """Wait for the step and return its tokens as plain numbers, in the plan's order."""
+        return self._within_memory(handle.result)
+
+    def _within_memory(self, work: Callable[[], T]) -> T:
+        try:
+            return work()
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            message = str(error)
+        # Out here, as the exception held the frames that hold the step's tensors.
+        forget_inputs(self.loaded.model)
+        give_back_memory(self.loaded.device)
+        raise StepOutOfMemory(message)
+
+    def _launch(self, plan: StepPlan) -> LaunchedStep:
         with torch.inference_mode():
             batch = build_batch(plan, self.block_size, self.loaded.device)
-            sampling = tuple(i for i, chunk in enumerate(batch.chunks) if chunk.sample is not None)
-            specs = tuple(chunk.sample for chunk in batch.chunks if chunk.sample is not None)
-            hidden, logits = self.forward(batch, [batch.last_rows[i] for i in sampling])
-            healthy = _healthy_chunks(hidden, batch)
-            draws = None if logits is None else sample(logits, specs)
-        return StepHandle(plan, batch, sampling, specs, healthy, draws)
+            self._fill_pending(batch)
+            specs = {
+                row: chunk.sample for row, chunk in zip(batch.last_rows, batch.chunks, strict=True) if chunk.sample
+            }
+            hidden, logits = self.forward(batch, list(specs))
+            draws = None if logits is None else sample(logits, tuple(specs.values()))
+            step = LaunchedStep.of(plan, batch, hidden, draws)
+        self._last = step
+        return step
+
+    def _fill_pending(self, batch: StepBatch) -> None:
+        """Put tokens of the step before into the batch, from device to device."""
+        pending, device = batch.pending, self.loaded.device
+        if not pending:
+            return
+        assert self._last is not None, "a pending token without a step before"
+        assert self._last.draws is not None, "a pending token of a step that gives none"
+        places = on_device(list(pending), torch.int64, device)
+        source = on_device([self._last.rows[seq_id] for seq_id in pending.values()], torch.int64, device)
+        batch.input_ids[0].index_copy_(0, places, self._last.draws.token_ids.index_select(0, source))
 
     def forward(self, batch: StepBatch, rows: list[int]) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Return the last hidden states (num_tokens, hidden) and the logits (len(rows), vocab_size) of `rows`."""
@@ -107,21 +128,13 @@ class HFRunner:
             if not rows:
                 return model.base_model(**inputs).last_hidden_state[0], None
             with _last_hidden_state(model) as seen:
-                index = torch.tensor(rows, device=self.loaded.device)
+                index = on_device(rows, torch.int64, self.loaded.device)
                 logits = model(**inputs, logits_to_keep=index).logits
         return seen[0][0], logits[0]
 
-    def collect(self, handle: StepHandle) -> StepResult:
-        """Wait for the step and return its tokens as plain numbers, in the plan's order."""
-        found = dict(_failures(handle))
-        if handle.draws is not None:
-            found = dict(_samples(handle)) | found
-        sampled = (found.get(chunk.seq_id) for chunk in handle.plan.chunks)
-        return StepResult(step_id=handle.plan.step_id, sampled=tuple(entry for entry in sampled if entry is not None))
-
     def close(self) -> None:
         """Free the model and the KV memory; the runner is unusable afterwards."""
-        del self.loaded, self.kv
+        del self.loaded, self.kv, self._last
 
 
 @contextmanager
@@ -133,38 +146,6 @@ def _last_hidden_state(model: torch.nn.Module) -> Iterator[list[torch.Tensor]]:
         yield seen
     finally:
         hook.remove()
-
-
-def _healthy_chunks(hidden: torch.Tensor, batch: StepBatch) -> torch.Tensor:
-    """One flag per chunk: all of its last hidden states are finite. hidden (num_tokens, hidden_size)."""
-    rows = torch.isfinite(hidden.float().sum(dim=-1))  # (num_tokens,)
-    num_decodes = len(batch.chunks) - len(batch.prefills)
-    flags = [rows[:num_decodes], *(rows[span.rows].all()[None] for span in batch.prefills)]
-    return torch.cat(flags)
-
-
-def _failures(handle: StepHandle) -> Iterator[tuple[int, Sampled]]:
-    healthy = handle.healthy.tolist()
-    for chunk, is_healthy in zip(handle.batch.chunks, healthy, strict=True):
-        if not is_healthy:
-            yield chunk.seq_id, _failed(chunk.seq_id)
-
-
-def _samples(handle: StepHandle) -> Iterator[tuple[int, Sampled]]:
-    assert handle.draws is not None
-    logprobs = raw_logprobs(handle.draws, handle.specs)
-    rows = zip(handle.sampling, handle.draws.token_ids.tolist(), handle.draws.finite.tolist(), strict=True)
-    for row, (place, token_id, finite) in enumerate(rows):
-        seq_id = handle.batch.chunks[place].seq_id
-        yield seq_id, _succeeded(seq_id, token_id, logprobs.get(row)) if finite else _failed(seq_id)
-
-
-def _succeeded(seq_id: int, token_id: int, logprobs: RawLogprobs | None) -> Sampled:
-    return Sampled(seq_id=seq_id, token_id=token_id, logprobs=logprobs)
-
-
-def _failed(seq_id: int) -> Sampled:
-    return Sampled(seq_id=seq_id, token_id=None, error=NUMERICAL_ERROR)
 
 
 def load_runner(model_config: ModelConfig, engine_config: EngineConfig, progress: Progress = no_progress) -> HFRunner:
@@ -180,6 +161,7 @@ def load_runner(model_config: ModelConfig, engine_config: EngineConfig, progress
         block_size=engine_config.block_size,
         num_blocks=choose_num_blocks(loaded, layers, engine_config, longest),
         max_model_len=longest,
+        can_overlap=engine_config.overlap or None,
     )
     if model_config.parity_probe:
         progress("probe", 0.0)
@@ -211,15 +193,16 @@ def record_layers(loaded: LoadedModel) -> dict[int, LayerShape]:
 
 
 def choose_num_blocks(loaded: LoadedModel, layers: dict[int, LayerShape], config: EngineConfig, longest: int) -> int:
-    """Blocks by the config, by its budget of bytes, or by the default share of memory."""
+    """Blocks by the config, or by the bytes that it gives them, as far as a batch can use them."""
     if config.num_blocks is not None:
         return config.num_blocks
-    budget = config.kv_cache_bytes if config.kv_cache_bytes is not None else default_budget(loaded.device)
+    budget = pool_bytes(config, loaded.device)
     block_bytes = bytes_per_block(layers, config.block_size, loaded.dtype)
     useful = most_useful_blocks(config.max_num_seqs, longest, config.block_size)
     num_blocks = num_blocks_for(budget, block_bytes, most_useful=useful)
     if num_blocks < 2:
         raise ModelLoadError(
-            f"KV memory of {budget:,} bytes holds less than two blocks of {block_bytes:,} bytes. Raise kv_cache_bytes."
+            f"KV memory of {budget:,} bytes holds less than two blocks of {block_bytes:,} bytes. Raise kv_cache_bytes "
+            "or memory_share."
         )
     return num_blocks

@@ -5,7 +5,8 @@ depends only on the row's own logits and (seed, position). Knows logits and `Sam
 
 Why top-p needs no sort: a token belongs to the nucleus iff the tokens likelier than it hold less than `top_p`. The
 winner among all tokens, if it is in the nucleus, is the winner among the nucleus. If it is not, neither is anything
-less likely: cut there and ask again. It succeeds the first time with probability `top_p`.
+less likely: cut there and ask again. It succeeds the first time with probability `top_p`. (On a GPU, where asking means
+waiting, rows are sorted after all.) Nothing here waits for a GPU.
 """
 
 from __future__ import annotations
@@ -17,10 +18,12 @@ import torch
 
 from streamserve.engine.plan import RawLogprobs, SampleSpec
 
+from .device import on_device, to_device
 from .noise import exponential, row_key
 
 MAX_CUTS = 16  # after that many refusals a row is sorted instead
 _TINY = 1e-9
+_TENSORS = ("token_ids", "finite", "chosen_logprobs", "top_logprobs", "top_ids")
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +31,7 @@ class Draws:
     """What the sampler found: tensors still on the device, so that `collect` decides when to wait.
 
     token_ids (num_rows,); finite (num_rows,) bool; chosen_logprobs and top (values, ids) for rows that asked.
+    A row that is not finite has some token id all the same.
     """
 
     token_ids: torch.Tensor
@@ -36,6 +40,10 @@ class Draws:
     chosen_logprobs: torch.Tensor | None = None
     top_logprobs: torch.Tensor | None = None
     top_ids: torch.Tensor | None = None
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """The tensors by field name."""
+        return {name: found for name in _TENSORS if (found := getattr(self, name)) is not None}
 
 
 def sample(logits: torch.Tensor, specs: Sequence[SampleSpec]) -> Draws:
@@ -51,8 +59,10 @@ def sample(logits: torch.Tensor, specs: Sequence[SampleSpec]) -> Draws:
         token_ids = _draw(shaped, specs)
     else:
         token_ids = torch.empty(len(specs), dtype=torch.int64, device=logits.device)
-        token_ids[greedy] = shaped[greedy].argmax(dim=-1)
-        token_ids[drawn] = _draw(shaped[drawn], [specs[row] for row in drawn])
+        index = _index(greedy, logits.device)
+        token_ids.index_copy_(0, index, shaped.index_select(0, index).argmax(dim=-1))
+        index = _index(drawn, logits.device)
+        token_ids.index_copy_(0, index, _draw(shaped.index_select(0, index), [specs[row] for row in drawn]))
     return _with_logprobs(logits, specs, token_ids, finite)
 
 
@@ -64,7 +74,7 @@ def _ban_and_penalise(logits: torch.Tensor, specs: Sequence[SampleSpec]) -> torc
     logits = logits.clone()
     for row in touched:
         if specs[row].banned_token_ids:
-            logits[row, list(specs[row].banned_token_ids)] = float("-inf")
+            logits[row].index_fill_(0, _index(specs[row].banned_token_ids, logits.device), float("-inf"))
         if _penalises(specs[row]):
             _penalise(logits[row], specs[row])
     return logits
@@ -77,15 +87,15 @@ def _penalises(spec: SampleSpec) -> bool:
 def _penalise(row: torch.Tensor, spec: SampleSpec) -> None:
     """Change one row of logits in place: repetition over prompt and output, presence and frequency over the output."""
     if spec.repetition_penalty != 1.0:
-        tokens = sorted({*spec.prompt_token_ids, *spec.output_token_ids})
-        seen = torch.tensor(tokens, device=row.device, dtype=torch.long)
+        seen = _index(sorted({*spec.prompt_token_ids, *spec.output_token_ids}), row.device)
         values = row[seen]
         penalty = spec.repetition_penalty
         row[seen] = torch.where(values > 0, values / penalty, values * penalty)
     if spec.presence_penalty or spec.frequency_penalty:
-        output = torch.tensor(list(spec.output_token_ids), device=row.device, dtype=torch.long)
-        ids, counts = output.unique(return_counts=True)
-        row[ids] -= spec.frequency_penalty * counts + spec.presence_penalty
+        ids, counts = torch.tensor(list(spec.output_token_ids), dtype=torch.long).unique(return_counts=True)
+        row[to_device(ids, row.device)] -= to_device(
+            spec.frequency_penalty * counts + spec.presence_penalty, row.device
+        )
 
 
 def _draw(logits: torch.Tensor, specs: Sequence[SampleSpec]) -> torch.Tensor:
@@ -94,7 +104,7 @@ def _draw(logits: torch.Tensor, specs: Sequence[SampleSpec]) -> torch.Tensor:
     scaled = logits / _column([spec.temperature for spec in specs], device)
     weights = scaled.sub_(scaled.amax(dim=-1, keepdim=True)).exp_()  # p up to a factor; the likeliest has 1
     weights = _keep_top_k(weights, [spec.top_k for spec in specs])
-    keys = torch.tensor([row_key(spec.seed, spec.position) for spec in specs], dtype=torch.int32, device=device)
+    keys = on_device([row_key(spec.seed, spec.position) for spec in specs], torch.int32, device)
     noise = exponential(keys, logits.shape[1])
     floor = _column([spec.min_p for spec in specs], device)  # relative to the likeliest, which has 1
     scores = torch.div(weights, noise, out=noise)
@@ -112,8 +122,8 @@ def _keep_top_k(weights: torch.Tensor, top_ks: Sequence[int]) -> torch.Tensor:
     if not any(limits):
         return weights
     largest = weights.topk(max(limits), dim=-1).values  # (num_rows, largest k)
-    index = torch.tensor([max(k, 1) - 1 for k in limits], device=weights.device)[:, None]
-    unlimited = torch.tensor([k == 0 for k in limits], device=weights.device)[:, None]
+    index = _index([max(k, 1) - 1 for k in limits], weights.device)[:, None]
+    unlimited = on_device([k == 0 for k in limits], torch.bool, weights.device)[:, None]
     lowest = largest.gather(1, index).masked_fill(unlimited, 0.0)
     return weights.masked_fill(weights < lowest, 0.0)
 
@@ -122,6 +132,8 @@ def _winner_in_nucleus(scores: torch.Tensor, weights: torch.Tensor, top_ps: Sequ
     """The best score among each row's nucleus: the likeliest tokens that together hold `top_p` (ties stay together)."""
     budget = _column([max(top_p, _TINY) for top_p in top_ps], weights.device) * weights.sum(dim=-1, keepdim=True)
     budget.masked_fill_(_column([float(top_p >= 1) for top_p in top_ps], weights.device) > 0, float("inf"))
+    if weights.device.type != "cpu":  # to look whether the winner is in would be to wait for the GPU
+        return _winner_by_sorting(scores, weights, budget)
     winners = scores.argmax(dim=-1)
     rows = _outside(weights, winners, budget).nonzero()[:, 0]
     for _ in range(MAX_CUTS):
@@ -145,14 +157,19 @@ def _outside(weights: torch.Tensor, winners: torch.Tensor, budget: torch.Tensor)
 
 
 def _winner_by_sorting(scores: torch.Tensor, weights: torch.Tensor, budget: torch.Tensor) -> torch.Tensor:
-    ordered, order = weights.sort(dim=-1, descending=True)
+    ordered = weights.sort(dim=-1, descending=True).values
     before = ordered.cumsum(dim=-1) - ordered
-    scores = scores.gather(1, order).masked_fill(before >= budget, 0.0)
-    return order.gather(1, scores.argmax(dim=-1, keepdim=True))[:, 0]
+    # (num_rows, 1): the place of the nucleus' least likely; of a row of NaN, which has none, the first.
+    last = ((before < budget).sum(dim=-1, keepdim=True) - 1).clamp_min(0)
+    return scores.masked_fill(weights < ordered.gather(1, last), 0.0).argmax(dim=-1)
 
 
 def _column(numbers: Sequence[float], device: torch.device) -> torch.Tensor:
-    return torch.tensor(numbers, dtype=torch.float32, device=device)[:, None]
+    return on_device(numbers, torch.float32, device)[:, None]
+
+
+def _index(numbers: Sequence[int], device: torch.device) -> torch.Tensor:
+    return on_device(numbers, torch.int64, device)
 
 
 def _with_logprobs(
@@ -161,11 +178,11 @@ def _with_logprobs(
     rows = tuple(row for row, spec in enumerate(specs) if spec.logprobs is not None)
     if not rows:
         return Draws(token_ids, finite)
-    index = list(rows)
-    logprobs = torch.log_softmax(logits[index], dim=-1)
+    index = _index(rows, logits.device)
+    logprobs = torch.log_softmax(logits.index_select(0, index), dim=-1)
     most = min(max(spec.logprobs or 0 for spec in specs), logits.shape[1])
     top = logprobs.topk(most, dim=-1)
-    chosen = logprobs.gather(1, token_ids[index][:, None])[:, 0]
+    chosen = logprobs.gather(1, token_ids.index_select(0, index)[:, None])[:, 0]
     return Draws(token_ids, finite, rows, chosen, top.values, top.indices)
 
 

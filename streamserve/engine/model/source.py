@@ -9,7 +9,11 @@ import hashlib
 import json
 import os
 import struct
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
+
+from streamserve.engine.progress import Progress, no_progress
 
 from .errors import HubUnreachable, ModelLoadError, ModelNotFound, NoSafetensors
 
@@ -25,8 +29,13 @@ SAMPLING_RANGES = {
 }
 
 
-def resolve(path: str) -> Path:
-    """Return the local folder of the model named `path`; downloads a hub id's files when the hub allows."""
+def resolve(
+    path: str, patterns: Sequence[str] = (*SMALL_FILES, "*.safetensors"), progress: Progress = no_progress
+) -> Path:
+    """Return the local folder of the model named `path`; downloads a hub id's files when the hub allows.
+
+    `progress` hears of the bytes downloaded, from threads of the hub library; what it raises ends the download.
+    """
     folder = Path(path).expanduser()
     if folder.is_dir():
         return folder
@@ -34,22 +43,49 @@ def resolve(path: str) -> Path:
         raise ModelNotFound(f"{path} is a file. Name the folder that holds config.json and the .safetensors files.")
     if _looks_like_path(path):
         raise ModelNotFound(f"There is no folder at {path}. Check the path, or name a hub id such as org/model.")
-    return _download(path)
+    return _download(path, patterns, progress)
 
 
 def _looks_like_path(path: str) -> bool:
     return path.startswith(("/", ".", "~")) or path.count("/") > 1 or path.endswith("/")
 
 
-def _download(hub_id: str) -> Path:
-    """Bring config and tokenizer, look whether there are safetensors, then bring those."""
+def _download(hub_id: str, patterns: Sequence[str], progress: Progress) -> Path:
     from huggingface_hub import snapshot_download
 
+    raised: list[Exception] = []
+
+    def on_bytes(loaded: int, total: int) -> None:
+        try:
+            progress("download", loaded / total if total else 0.0, loaded, total)
+        except Exception as error:  # carried past the hub library, which would make an error of its own of it
+            raised.append(error)
+            raise
+
     try:
-        folder = Path(snapshot_download(hub_id, allow_patterns=[*SMALL_FILES, "*.safetensors"]))
+        return Path(snapshot_download(hub_id, allow_patterns=list(patterns), tqdm_class=_bar(on_bytes)))
     except Exception as error:  # the hub library raises a wide and changing family
+        if raised:
+            raise raised[0] from None
         raise _hub_error(hub_id, error) from error
-    return folder
+
+
+def _bar(on_bytes: Callable[[int, int], None]) -> type[Any]:
+    """A progress bar for the hub library that shows nothing and tells the bytes written to disk."""
+    from tqdm import tqdm  # type: ignore[import-untyped]  # comes with the hub library, without types
+
+    class Bar(tqdm):  # type: ignore[misc]
+        def __init__(self, *args: Any, **fields: Any) -> None:
+            # Of its bars for bytes one counts what came over the network: less, where the hub knows parts already.
+            self.is_counted = fields.get("unit") == "B" and not str(fields.get("desc", "")).startswith("Downloading")
+            super().__init__(*args, **{**fields, "disable": True})
+
+        def update(self, n: float | None = 1) -> None:
+            self.n += n or 0
+            if self.is_counted:
+                on_bytes(int(self.n), int(self.total or 0))
+
+    return Bar
 
 
 def _hub_error(hub_id: str, error: Exception) -> ModelLoadError:
@@ -94,6 +130,29 @@ def sampling_defaults(folder: Path) -> dict[str, float]:
         for name, (low, high) in SAMPLING_RANGES.items()
         if type(given.get(name)) in (int, float) and low <= given[name] <= high
     }
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """The folder's config.json, as it is."""
+    file = folder / "config.json"
+    if not file.exists():
+        raise ModelLoadError(f"{folder} has no config.json; it is not a model folder. Name the folder that has one.")
+    return _parse(file, file.read_bytes())
+
+
+def read_headers(folder: Path) -> list[dict[str, Any]]:
+    """The headers of the folder's .safetensors files: tensor name -> dtype, shape, place. [] where there are none."""
+    return [_parse(file, _header(file)) for file in sorted(folder.glob("*.safetensors"))]
+
+
+def _parse(file: Path, text: bytes) -> dict[str, Any]:
+    try:
+        found = json.loads(text)
+    except ValueError as error:
+        raise ModelLoadError(f"{file} cannot be read ({error}). Copy or download it again.") from error
+    if not isinstance(found, dict):
+        raise ModelLoadError(f"{file} holds no JSON object. Copy or download it again.")
+    return found
 
 
 def revision(folder: Path) -> str:

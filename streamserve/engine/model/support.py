@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from streamserve.engine.capacity import DEFAULT_MODEL_LEN
+
 from .errors import ModelLoadError, UnsupportedModel
 
 WINDOWED = {"full_attention", "sliding_attention"}
@@ -103,7 +105,7 @@ def max_model_len(config: Any, wanted: int | None) -> int:
     text = config.get_text_config()
     limit = _own_limit(text)
     if wanted is None:
-        return limit or 4096
+        return limit or DEFAULT_MODEL_LEN
     if limit is not None and wanted > limit:
         raise ModelLoadError(
             f"max_model_len is {wanted:,}, but this {text.model_type} model takes {limit:,} tokens. Lower it."

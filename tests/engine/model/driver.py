@@ -10,7 +10,7 @@ from typing import Any
 
 from streamserve.engine.config import EngineConfig, ModelConfig
 from streamserve.engine.model.runner import HFRunner, load_runner
-from streamserve.engine.plan import Chunk, Sampled, SampleSpec, StepPlan
+from streamserve.engine.plan import PENDING, Chunk, Sampled, SampleSpec, StepPlan
 
 BLOCK_SIZE = 4
 NUM_BLOCKS = 200
@@ -99,3 +99,35 @@ class Driver:
             self.step(running, chunk)
             running = [one for one in running if len(one.sampled) < max_tokens]
         return [[sampled.token_id or 0 for sampled in one.sampled] for one in everybody]
+
+    def run_overlapped(
+        self, all_prompts: Sequence[Sequence[int]], *, max_tokens: Sequence[int], **spec: Any
+    ) -> list[list[int]]:
+        """Launch every step before the one before it is collected; return the new tokens.
+
+        The order of the batch changes every step, and sequences end one by one.
+        """
+        everybody = [
+            self.start(i, prompt, most, **spec)
+            for i, (prompt, most) in enumerate(zip(all_prompts, max_tokens, strict=True))
+        ]
+        found: dict[int, list[int]] = {one.seq_id: [] for one in everybody}
+        flying: Any = None
+        running = everybody
+        while running or flying:
+            handle = self.launch(running) if running else None
+            if flying:
+                for sampled in self.runner.collect(flying).sampled:
+                    found[sampled.seq_id].append(sampled.token_id or 0)
+            flying = handle
+            running = [one for one in reversed(running) if len(one.tokens) < one.num_prompt + max_tokens[one.seq_id]]
+        return list(found.values())
+
+    def launch(self, running: Sequence[Running]) -> Any:
+        """One plan with all that is known of every sequence; its token is pending afterwards."""
+        plan = StepPlan(step_id=self.step_id, chunks=tuple(one.chunk(len(one.tokens)) for one in running))
+        self.step_id += 1
+        for one in running:
+            one.num_computed = len(one.tokens)
+            one.tokens.append(PENDING)
+        return self.runner.launch(plan)

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from streamserve.engine.model.runner import HFRunner
+from streamserve.engine.plan import PENDING
 from streamserve.engine.sequence import Sequence, SequenceRequest
 from tests.engine.drive import Drive, request, sampling
 from tests.engine.model.driver import load_tiny, prompts
@@ -19,12 +20,14 @@ from tests.engine.model.test_parity import MAX_TOKENS, references
 from tests.tiny_models import CONFIGS, VOCAB_SIZE
 
 GREEDY = sampling(max_tokens=MAX_TOKENS, temperature=0.0)
+PENALISED = sampling(max_tokens=MAX_TOKENS, temperature=0.0, frequency_penalty=0.8, min_tokens=5)
 SEEDED = sampling(max_tokens=MAX_TOKENS, temperature=0.9, top_p=0.9, seed=3)
 
 
 @pytest.fixture(scope="module", params=sorted(CONFIGS))
 def loaded(request: pytest.FixtureRequest, tiny_folder: Callable[[str], Path]) -> Any:
     runner = load_tiny(tiny_folder(request.param))
+    runner.can_overlap = True  # where a test asks for it
     yield request.param, runner
     runner.close()
 
@@ -36,7 +39,7 @@ def poison(runner: HFRunner, block_id: int) -> None:
 
 def make_drive(runner: HFRunner, **config: Any) -> Drive:
     """A core over `runner` whose freed and forgotten blocks are poisoned."""
-    drive = Drive(runner=runner, **config)
+    drive = Drive(runner=runner, **{"overlap": False, **config})
     drive.core.pool._on_forget = partial(poison, runner)  # `Drive` poisons only its own echo runner
     return drive
 
@@ -84,6 +87,28 @@ def test_parked_every_few_steps(loaded: Any, how: Any) -> None:
     wanted = references(model_type) if how is GREEDY else answers(make_drive(runner), how)
     drive = make_drive(runner, prefill_chunk=64)
     assert [run_parked(drive, one, every=3) for one in requests(how)] == wanted
+    drive.assert_empty()
+
+
+@pytest.mark.parametrize("how", [GREEDY, SEEDED, PENALISED], ids=["greedy", "seeded", "penalised"])
+def test_overlapped(loaded: Any, how: Any) -> None:
+    """Steps launched on tokens that nobody has seen yet give the same tokens as steps taken in turn."""
+    _, runner = loaded
+    wanted = answers(make_drive(runner), how)
+    drive = make_drive(runner, overlap=True, prefill_chunk=7)
+    assert answers(drive, how) == wanted
+    has_pending = any(PENDING in chunk.token_ids for plan in drive.plans for chunk in plan.chunks)
+    assert has_pending == (how is not PENALISED)
+
+
+def test_overlapped_under_preemption_and_parks(loaded: Any) -> None:
+    """Sequences that are preempted, or aborted and asked again, with a step under way lose no token and gain none."""
+    model_type, runner = loaded
+    drive = make_drive(runner, overlap=True, prefill_chunk=16)
+    drive.core.scheduler.forced_preempt = lambda running: running[1:] if len(drive.plans) % 3 == 0 else ()
+    assert answers(drive) == references(model_type)
+    drive.core.scheduler.forced_preempt = None
+    assert [run_parked(drive, one, every=3) for one in requests()] == references(model_type)
     drive.assert_empty()
 
 

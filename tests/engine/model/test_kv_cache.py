@@ -7,16 +7,17 @@ from pathlib import Path
 
 import torch
 
-from streamserve.engine.model.kv_cache import (
-    KVCache,
-    LayerShape,
+from streamserve.engine.capacity import (
     blocks_for_tokens,
-    bytes_per_block,
     max_tokens_that_fit,
     most_useful_blocks,
     num_blocks_for,
-    total_memory,
+    pool_bytes_on_cpu,
+    pool_bytes_on_gpu,
 )
+from streamserve.engine.config import EngineConfig
+from streamserve.engine.model.kv_cache import KVCache, LayerShape, bytes_per_block, pool_bytes
+from streamserve.engine.model.memory import total_memory
 
 LAYERS = {
     0: LayerShape(num_kv_heads=2, key_dim=8, value_dim=8),
@@ -38,6 +39,17 @@ def test_blocks_by_budget_and_by_use() -> None:
     assert num_blocks_for(100_000, 100, most_useful=50) == 51
     assert most_useful_blocks(4, 33, 32) == 8
     assert [blocks_for_tokens(n, 4) for n in (0, 1, 4, 5)] == [0, 1, 1, 2]
+
+
+def test_shares_of_memory() -> None:
+    """Stated bytes win over a stated share, that over a quarter of RAM up to 4 GiB, or 0.9 of a GPU's rest."""
+    cpu = torch.device("cpu")
+    assert pool_bytes(EngineConfig(kv_cache_bytes=77, memory_share=0.5), cpu) == 77
+    assert pool_bytes(EngineConfig(memory_share=0.5), cpu) == total_memory() // 2
+    assert pool_bytes(EngineConfig(), cpu) == min(total_memory() // 4, 4 << 30)
+    assert [pool_bytes_on_cpu(total << 30, None) >> 30 for total in (8, 64)] == [2, 4]
+    assert pool_bytes_on_cpu(64 << 30, 0.25) >> 30 == 16
+    assert [pool_bytes_on_gpu(100, None), pool_bytes_on_gpu(100, 0.5), pool_bytes_on_gpu(-5, None)] == [90, 50, 0]
 
 
 def test_never_fits() -> None:

@@ -19,7 +19,7 @@ from streamserve.engine.model.errors import (
     NoSafetensors,
     UnsupportedModel,
 )
-from streamserve.engine.model.loader import choose_device, choose_dtype
+from streamserve.engine.model.loader import READ_BYTES, choose_device, choose_dtype, read_ahead
 from streamserve.engine.model.runner import load_runner
 from streamserve.engine.model.source import revision
 from streamserve.engine.model.support import max_model_len, require_supported
@@ -156,11 +156,15 @@ def test_choices() -> None:
 
 def test_what_a_runner_tells(tiny_folder: Callable[[str], Path]) -> None:
     """A loaded runner knows its limits, its end tokens, its size and its revision; load progress reaches the end."""
-    stages: list[tuple[str, float]] = []
+    reports: list[tuple[str, float, int, int]] = []
+
+    def progress(stage: str, fraction: float, loaded_bytes: int = 0, total_bytes: int = 0) -> None:
+        reports.append((stage, fraction, loaded_bytes, total_bytes))
+
     runner = load_runner(
         ModelConfig(alias="m", path=str(tiny_folder("llama")), device="cpu"),
         EngineConfig(block_size=8, kv_cache_bytes=1 << 20, max_num_seqs=2),
-        lambda stage, fraction: stages.append((stage, fraction)),
+        progress,
     )
     assert runner.max_model_len == 256
     assert runner.eos_token_ids == (1,)
@@ -170,8 +174,21 @@ def test_what_a_runner_tells(tiny_folder: Callable[[str], Path]) -> None:
     assert runner.num_blocks == 1 + 2 * 256 // 8
     assert runner.max_tokens_that_fit == 512
     assert runner.revision == revision(tiny_folder("llama"))
-    assert list(dict.fromkeys(stage for stage, _ in stages)) == ["config", "weights", "packing", "probe"]
-    assert stages[-1] == ("probe", 1.0)
+    assert list(dict.fromkeys(stage for stage, *_ in reports)) == ["config", "weights", "packing", "probe"]
+    assert reports[-1] == ("probe", 1.0, 0, 0)
+
+
+def test_the_weights_are_told_in_bytes(tmp_path: Path) -> None:
+    """While weights are read, progress tells the bytes so far and in all, over several files, up to the end."""
+    files = [tmp_path / name for name in ("a.safetensors", "b.safetensors")]
+    for file in files:
+        file.write_bytes(bytes(READ_BYTES + 1))
+    reports: list[tuple[str, float, int, int]] = []
+    read_ahead(files, lambda *report: reports.append(report))  # type: ignore[misc]
+    loaded = [report[2] for report in reports]
+    assert {(report[0], report[3]) for report in reports} == {("weights", 2 * READ_BYTES + 2)}
+    assert loaded == [0, READ_BYTES, READ_BYTES + 1, 2 * READ_BYTES + 1, 2 * READ_BYTES + 2, 2 * READ_BYTES + 2]
+    assert [report[1] for report in reports] == [number / loaded[-1] for number in loaded]
 
 
 def test_too_little_kv_memory(tiny_folder: Callable[[str], Path]) -> None:

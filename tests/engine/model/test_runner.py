@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from streamserve.engine.config import EngineConfig, ModelConfig
+from streamserve.engine.model.runner import load_runner
 from streamserve.engine.plan import Chunk, SampleSpec, StepPlan
 from tests.engine.model.driver import Driver, load_tiny, prompts
 from tests.tiny_models import VOCAB_SIZE
@@ -108,3 +110,33 @@ def test_contexts_of_very_different_length_decode_together(llama: Any) -> None:
     wanted = [Driver(llama).run([p], max_tokens=3, chunk=999)[0] for p in prompts(VOCAB_SIZE, lengths)]
     driver = Driver(llama, seed=4)
     assert driver.run(prompts(VOCAB_SIZE, lengths), max_tokens=3, chunk=999, stagger=1) == wanted
+
+
+@pytest.mark.parametrize("how", [GREEDY, {"temperature": 0.9, "top_p": 0.9, "seed": 5}], ids=["greedy", "seeded"])
+def test_pending_tokens(llama: Any, how: dict[str, Any]) -> None:
+    """Steps launched before the last one is collected, in changing batches, give the tokens of steps in turn."""
+    lengths = [10, 7, 4, 2]
+    wanted = Driver(llama, seed=1).run(prompts(VOCAB_SIZE), max_tokens=10, chunk=7, **how)
+    found = Driver(llama, seed=2).run_overlapped(prompts(VOCAB_SIZE), max_tokens=lengths, **how)
+    assert found == [tokens[:length] for tokens, length in zip(wanted, lengths, strict=True)]
+
+
+def test_a_pending_token_after_a_numerical_error(llama: Any) -> None:
+    """A step launched on the token of a sequence that turns out poisoned runs, and its batch mates answer as ever."""
+    wanted = Driver(llama, seed=3).run(prompts(VOCAB_SIZE)[:1], max_tokens=3, chunk=64)[0]
+    driver = Driver(llama, seed=3)
+    good, bad = (driver.start(i, prompts(VOCAB_SIZE)[0], 6, **GREEDY) for i in range(2))
+    driver.step([good, bad], 64)
+    llama.kv.fill_block(bad.block_table[0], math.nan)
+    first, second = driver.launch([good, bad]), driver.launch([good, bad])
+    found = [llama.collect(handle).sampled for handle in (first, second)]
+    assert [sampled[1].error for sampled in found] == ["numerical_error", "numerical_error"]
+    assert [good.sampled[0].token_id, *(sampled[0].token_id for sampled in found)] == wanted
+    llama.kv.fill_block(bad.block_table[0], 0.0)
+
+
+def test_overlap_is_for_gpus_unless_asked(tiny_folder: Callable[[str], Path]) -> None:
+    """A runner on a CPU says that it gains nothing by overlap; the config can have it say otherwise."""
+    model = ModelConfig(alias="m", path=str(tiny_folder("llama")), device="cpu")
+    runners = [load_runner(model, EngineConfig(num_blocks=20, overlap=overlap)) for overlap in (None, False, True)]
+    assert [runner.can_overlap for runner in runners] == [False, False, True]

@@ -122,6 +122,16 @@ def test_sorting_chooses_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     assert torch.equal(sample(logits, specs).token_ids, by_cutting)
 
 
+def test_sorting_keeps_ties_together_and_bears_nan() -> None:
+    """On a GPU every row is sorted: tokens as likely as the nucleus' last are in it, and a row of NaN harms nobody."""
+    weights = torch.tensor([[0.2, 1.0, 0.5, 0.5], [math.nan] * 4])
+    scores = torch.tensor([[9.0, 1.0, 2.0, 3.0], [math.nan] * 4])
+    budget = torch.tensor([[1.2], [math.nan]])  # the first alone holds less than this, with one of the next it is full
+    winners = sampler._winner_by_sorting(scores, weights, budget)
+    assert winners[0] == 3
+    assert 0 <= winners[1] < 4
+
+
 def test_the_batch_is_invisible() -> None:
     """A row's token is the same alone, in any company, and in any place of the batch."""
     kinds = [*CASES.values(), {"temperature": 0.0}, {"logprobs": 3}]

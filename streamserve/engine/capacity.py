@@ -1,0 +1,175 @@
+"""How much an engine holds: bytes and blocks from plain numbers, before anything is loaded.
+
+The runner shares out memory by the same functions, so that what `streamserve_capacity` promises is what a load gives.
+Pure: no files, no torch. Knows config.json as a mapping; its keys are transformers'.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+from streamserve.engine.config import EngineConfig
+
+GIB = 1 << 30
+MAX_DEFAULT_CPU_BYTES = 4 * GIB
+CPU_SHARE = 0.25
+GPU_SHARE = 0.9
+NULL_BLOCKS = 1
+DEFAULT_MODEL_LEN = 4096
+DTYPE_BYTES = {"float32": 4, "bfloat16": 2}
+LENGTHS = (1024, 4096, 8192)
+
+
+class UnknownShape(Exception):
+    """config.json does not say what the KV memory depends on."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Capacity:
+    """What one engine holds in one dtype. `weight_bytes` None: not known.
+
+    `streams[n]`: how many sequences of n tokens run at once; None: the model takes none that long.
+    """
+
+    dtype: str
+    bytes_per_token: int
+    weight_bytes: int | None
+    pool_bytes: int
+    num_blocks: int
+    streams: Mapping[int, int | None]
+
+
+def capacity(
+    model: Mapping[str, Any],
+    engine: EngineConfig,
+    *,
+    dtype: str,
+    memory_bytes: int,
+    on_gpu: bool,
+    parameters: int | None,
+) -> Capacity:
+    """Work out what an engine would hold whose device has `memory_bytes`. `model` is its config.json."""
+    bytes_per_token = numbers_per_token(model) * DTYPE_BYTES[dtype]
+    weight_bytes = None if parameters is None else parameters * DTYPE_BYTES[dtype]
+    block_bytes, longest = bytes_per_token * engine.block_size, engine.max_model_len or model_len(model)
+    useful = most_useful_blocks(engine.max_num_seqs, longest, engine.block_size)
+    num_blocks = engine.num_blocks
+    if num_blocks is None:
+        budget = _pool_budget(engine, memory_bytes, weight_bytes or 0, on_gpu)
+        num_blocks = num_blocks_for(budget, block_bytes, most_useful=useful)
+    return Capacity(
+        dtype=dtype,
+        bytes_per_token=bytes_per_token,
+        weight_bytes=weight_bytes,
+        pool_bytes=num_blocks * block_bytes,
+        num_blocks=num_blocks,
+        streams={n: _streams(n, num_blocks, engine) if n <= longest else None for n in LENGTHS},
+    )
+
+
+def _pool_budget(engine: EngineConfig, memory_bytes: int, weight_bytes: int, on_gpu: bool) -> int:
+    if engine.kv_cache_bytes is not None:
+        return engine.kv_cache_bytes
+    if on_gpu:
+        return pool_bytes_on_gpu(memory_bytes - weight_bytes, engine.memory_share)
+    return pool_bytes_on_cpu(memory_bytes, engine.memory_share)
+
+
+def _streams(num_tokens: int, num_blocks: int, engine: EngineConfig) -> int:
+    fitting = max(0, num_blocks - NULL_BLOCKS) // blocks_for_tokens(num_tokens, engine.block_size)
+    return min(fitting, engine.max_num_seqs)
+
+
+def pool_bytes_on_cpu(total_bytes: int, share: float | None) -> int:
+    """Bytes for KV out of all RAM; without a `share`, a quarter of it up to 4 GiB."""
+    return int(total_bytes * share) if share is not None else min(int(total_bytes * CPU_SHARE), MAX_DEFAULT_CPU_BYTES)
+
+
+def pool_bytes_on_gpu(free_bytes: int, share: float | None) -> int:
+    """Bytes for KV out of what the weights leave free."""
+    return max(0, int(free_bytes * (GPU_SHARE if share is None else share)))
+
+
+def num_blocks_for(budget_bytes: int, block_bytes: int, *, most_useful: int) -> int:
+    """Return how many blocks the budget holds, null block included, never more than `most_useful` plus the null one."""
+    return min(budget_bytes // block_bytes, most_useful + NULL_BLOCKS)
+
+
+def most_useful_blocks(max_num_seqs: int, max_model_len: int, block_size: int) -> int:
+    """Blocks that the largest possible batch fills; more could only serve the prefix cache."""
+    return max_num_seqs * blocks_for_tokens(max_model_len, block_size)
+
+
+def blocks_for_tokens(num_tokens: int, block_size: int) -> int:
+    """Blocks that `num_tokens` positions touch."""
+    return -(-num_tokens // block_size)
+
+
+def max_tokens_that_fit(num_blocks: int, block_size: int) -> int:
+    """The longest sequence the pool can ever hold: prompt + max_tokens above it never fits."""
+    return (num_blocks - NULL_BLOCKS) * block_size
+
+
+def numbers_per_token(model: Mapping[str, Any]) -> int:
+    """How many numbers the KV memory stores for one token, over all layers (all of it, windows or not)."""
+    text = text_config(model)
+    unlike = _unlike_layers(text)
+    num_alike = _first(text, "num_hidden_layers", "n_layer") - len(unlike)
+    return num_alike * _numbers_of_layer(text) + sum(_numbers_of_layer({**text, **own}) for own in unlike)
+
+
+def _numbers_of_layer(text: Mapping[str, Any]) -> int:
+    num_heads = _first(text, "num_attention_heads", "n_head")
+    if "kv_lora_rank" in text and "v_head_dim" in text:  # MLA: transformers' code expands it to full heads
+        key_dim = _first(text, "qk_nope_head_dim") + _first(text, "qk_rope_head_dim")
+        return num_heads * (key_dim + _first(text, "v_head_dim"))
+    num_kv_heads = 1 if text.get("multi_query") else text.get("num_key_value_heads") or num_heads
+    head_dim = text.get("head_dim") or _first(text, "hidden_size", "n_embd") // num_heads
+    return int(num_kv_heads * 2 * head_dim)
+
+
+def _unlike_layers(text: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """What differs in the layers that are shaped unlike the others (Gemma 4: those that see everything)."""
+    if text.get("per_layer_config"):
+        return list(text["per_layer_config"].values())
+    if not text.get("global_head_dim"):
+        return []
+    if not isinstance(text.get("layer_types"), list):
+        raise UnknownShape("config.json has no list 'layer_types', and what a token takes depends on it.")
+    own = {"head_dim": text["global_head_dim"]}
+    if text.get("attention_k_eq_v") and text.get("num_global_key_value_heads"):
+        own["num_key_value_heads"] = text["num_global_key_value_heads"]
+    return [own] * text["layer_types"].count("full_attention")
+
+
+def model_len(model: Mapping[str, Any]) -> int:
+    """The longest sequence by the model's own word, or what a load takes when it says none."""
+    text = text_config(model)
+    return text.get("max_position_embeddings") or text.get("n_positions") or DEFAULT_MODEL_LEN
+
+
+def has_sliding_window(model: Mapping[str, Any]) -> bool:
+    """Whether some layers look back only so far (and yet all their keys and values are kept)."""
+    text = text_config(model)
+    return bool(text.get("sliding_window")) and text.get("use_sliding_window", True)
+
+
+def text_config(model: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The part of config.json about text, where a model has others too."""
+    nested = model.get("text_config")
+    return nested if isinstance(nested, Mapping) else model
+
+
+def num_parameters(header: Mapping[str, Any]) -> int:
+    """Numbers in a safetensors file, by its header."""
+    return sum(prod(entry["shape"]) for name, entry in header.items() if name != "__metadata__")
+
+
+def _first(text: Mapping[str, Any], *names: str) -> int:
+    for name in names:
+        if isinstance(text.get(name), int):
+            return int(text[name])
+    raise UnknownShape(f"config.json has no number {names[0]!r}, and what a token takes depends on it.")

@@ -1,0 +1,166 @@
+"""`InFlight`: the steps that a runner was given and that are not yet collected, oldest first.
+
+Knows plans, and which sequences they were made for; not what a result means. Engine thread only. A step's result
+counts for a sequence only while that is where it was: one that ended, or was preempted, has no part in it any more.
+(Idea: SGLang's overlap loop; mini-sglang's lesson that a late result must find one state machine, not three lists.)
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+
+from streamserve.engine.integrity import IntegrityError
+from streamserve.engine.plan import Chunk, Runner, StepOutOfMemory, StepPlan, StepResult
+from streamserve.engine.sequence import Sequence, State
+
+# Until step times are known: compiling kernels and touching memory for the first time takes long.
+FIRST_STEPS_SECONDS = 120.0
+# A step is hung when it takes this many times what the step-time model says (and longer than `step_seconds`).
+HUNG_FACTOR = 8
+
+
+class RunnerFailed(Exception):
+    """The runner raised: the engine is dead. Keeps its exception apart from those of our own bookkeeping."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
+@dataclass(slots=True)
+class Part:
+    """One chunk of a launched step, and its sequence as it was then."""
+
+    sequence: Sequence
+    chunk: Chunk
+    num_preemptions: int
+
+    @property
+    def is_current(self) -> bool:
+        """Whether the sequence still has the blocks this chunk was written to."""
+        return self.sequence.state is State.RUNNING and self.sequence.num_preemptions == self.num_preemptions
+
+
+@dataclass(frozen=True, slots=True)
+class Launched:
+    """One step under way."""
+
+    plan: StepPlan
+    parts: tuple[Part, ...]
+    handle: object
+    at: float
+
+
+class InFlight:
+    """A runner and its uncollected steps. `num_launched` counts all there ever were.
+
+    `on_plan` sees each plan before it runs. `on_step` hears how many seconds from now on are too long (a watchdog), and
+    None when there is nothing to wait for; `predict` says how long a step should take, if that is known.
+    """
+
+    def __init__(
+        self,
+        runner: Runner,
+        clock: Callable[[], float],
+        *,
+        step_seconds: float,
+        predict: Callable[[StepPlan], float | None],
+        on_plan: Callable[[StepPlan], None] | None = None,
+        on_step: Callable[[float | None], None] | None = None,
+    ) -> None:
+        self.num_launched = 0
+        self._runner = runner
+        self._clock = clock
+        self._step_seconds = step_seconds
+        self._predict = predict
+        self._on_plan = on_plan
+        self._on_step = on_step
+        self._steps: deque[Launched] = deque()
+        self._collected_at = clock()
+
+    def __len__(self) -> int:
+        return len(self._steps)
+
+    def launch(self, chunks: tuple[Chunk, ...], sequences: Mapping[int, Sequence]) -> None:
+        """Start a step. After `StepOutOfMemory` it is as if this had not been called."""
+        plan = StepPlan(step_id=self.num_launched, chunks=chunks)
+        self.num_launched += 1
+        with self._guarding(plan):
+            if self._on_plan is not None:
+                self._on_plan(plan)
+            handle = self._runner.launch(plan)
+        parts = tuple(Part(sequence := sequences[c.seq_id], c, sequence.num_preemptions) for c in chunks)
+        for part in parts:
+            part.sequence.launch(len(part.chunk.token_ids), is_sampled=part.chunk.sample is not None)
+        self._steps.append(Launched(plan, parts, handle, self._clock()))
+
+    def pop(self) -> Launched:
+        """Take out the oldest step; `collect` it next."""
+        return self._steps.popleft()
+
+    def collect(self, step: Launched) -> tuple[StepResult, float]:
+        """Wait for a step; return what it gave and the seconds that it alone took.
+
+        After `StepOutOfMemory` it is as if it had not been launched.
+        """
+        try:
+            with self._guarding(step.plan):
+                result = self._runner.collect(step.handle)
+        except StepOutOfMemory:
+            _take_back(step)
+            raise
+        started_at = max(step.at, self._collected_at)
+        self._collected_at = self._clock()
+        return result, self._collected_at - started_at
+
+    def discard_all(self) -> None:
+        """Wait for every step there is, and go on as if none had been launched."""
+        while self._steps:
+            step = self.pop()
+            with suppress(StepOutOfMemory):
+                self.collect(step)
+                _take_back(step)
+
+    def rest(self) -> None:
+        """Say that nothing is waited for now."""
+        if self._on_step is not None:
+            self._on_step(None)
+
+    @contextmanager
+    def _guarding(self, plan: StepPlan) -> Iterator[None]:
+        """Arm the watchdog, and mark what the runner raises."""
+        try:
+            if self._on_step is not None:
+                self._on_step(self._allowed_seconds(plan))
+            yield
+        except StepOutOfMemory:
+            raise
+        except Exception as error:
+            raise RunnerFailed(error) from error
+
+    def _allowed_seconds(self, plan: StepPlan) -> float:
+        predicted = self._predict(plan)
+        return FIRST_STEPS_SECONDS if predicted is None else max(self._step_seconds, HUNG_FACTOR * predicted)
+
+
+def _take_back(step: Launched) -> None:
+    for part in step.parts:
+        if part.is_current:
+            part.sequence.take_back(len(part.chunk.token_ids))
+
+
+def check_chunks(chunks: tuple[Chunk, ...], sequences: Mapping[int, Sequence], block_size: int) -> None:
+    """Raise `IntegrityError` unless each chunk goes on where its sequence stands, in blocks that are its own."""
+    if len({chunk.seq_id for chunk in chunks}) != len(chunks):
+        raise IntegrityError("a plan holds a sequence twice")
+    for chunk in chunks:
+        stands_at = sequences[chunk.seq_id].num_launched_tokens
+        first, end = chunk.start // block_size, chunk.start + len(chunk.token_ids)
+        if chunk.start != stands_at or end > len(chunk.block_table) * block_size or 0 in chunk.block_table[first:]:
+            raise IntegrityError(
+                f"sequence {chunk.seq_id} stands at {stands_at}; its chunk covers {chunk.start} to {end}"
+                f" in {len(chunk.block_table)} blocks"
+            )

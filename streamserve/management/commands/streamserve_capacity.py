@@ -1,0 +1,148 @@
+"""`manage.py streamserve_capacity MODEL`: how much an engine would hold, from config.json and file headers alone."""
+
+from __future__ import annotations
+
+import json
+import re
+from argparse import ArgumentParser, ArgumentTypeError
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from typing import Any
+
+from django.core.management.base import BaseCommand, CommandError
+
+from streamserve.conf import ECHO_PATH, ModelSettings, get_settings
+from streamserve.engine.capacity import (
+    DTYPE_BYTES,
+    LENGTHS,
+    Capacity,
+    UnknownShape,
+    capacity,
+    has_sliding_window,
+    model_len,
+    num_parameters,
+)
+from streamserve.engine.config import ModelConfig
+from streamserve.engine.model.errors import ModelLoadError
+from streamserve.engine.model.memory import total_memory
+from streamserve.engine.model.source import read_config, read_headers, resolve
+
+_UNITS = {"": 1, "B": 1}
+_UNITS |= {f"{prefix}B": 1000**power for power, prefix in enumerate("KMGT", 1)}
+_UNITS |= {f"{prefix}IB": 1024**power for power, prefix in enumerate("KMGT", 1)}
+_WINDOWS = "Some layers look back only a window; their keys and values are kept whole, and counted so."
+_UNKNOWN_WEIGHTS = "The weights are not here, so what they take is not known, and not taken off."
+
+
+def parse_bytes(text: str) -> int:
+    """Read "8GiB", "24 GB", "512m" (argparse's kind of error)."""
+    found = re.fullmatch(r"([0-9.]+)\s*([A-Z]*)", text.strip().upper())
+    unit = found and (found[2] + "IB" if found[2] in tuple("KMGT") else found[2])
+    try:
+        return int(float(found[1]) * _UNITS[unit])  # type: ignore[index]
+    except (TypeError, KeyError, ValueError):
+        raise ArgumentTypeError(f"{text!r} is no amount of memory; try 8GiB") from None
+
+
+def format_bytes(number: float | None) -> str:
+    """Write bytes for people."""
+    if number is None:
+        return "unknown"
+    for unit in ("B", "KiB", "MiB"):
+        if number < 1024:
+            return f"{number:,.0f} {unit}"
+        number /= 1024
+    return f"{number:,.1f} GiB"
+
+
+class Command(BaseCommand):
+    """Never loads weights, nor torch."""
+
+    help = "Say how many bytes a token takes, how large the KV pool is, and how many streams it holds."
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        parser.add_argument("model", help="an alias of MODELS, a folder, or a hub id such as org/name")
+        parser.add_argument(
+            "--memory", type=parse_bytes, help="of the device, such as 8GiB; default: this machine's RAM"
+        )
+        parser.add_argument("--device", choices=("cpu", "cuda"), help="default: the model's; without one, cpu")
+        parser.add_argument("--json", action="store_true", help="for programs")
+
+    def handle(self, *args: Any, model: str, memory: int | None, device: str | None, **options: Any) -> None:
+        settings = get_settings()
+        chosen = settings.models.get(model) or ModelSettings(
+            model=ModelConfig(alias=model, path=model), engine=settings.engine
+        )
+        if chosen.model.path == ECHO_PATH:
+            raise CommandError("The echo engine has no weights and keeps no keys. Name a model folder or a hub id.")
+        device = device or ("cuda" if chosen.model.device == "cuda" else "cpu")
+        if device == "cuda" and memory is None:
+            raise CommandError("Say how much memory the GPU has, such as --memory 24GiB.")
+        try:
+            report = _report(chosen, device, total_memory() if memory is None else memory)
+        except (ModelLoadError, UnknownShape) as error:
+            raise CommandError(str(error)) from error
+        self.stdout.write(json.dumps(report, indent=2) if options["json"] else "\n".join(_lines(report)))
+
+
+def _report(chosen: ModelSettings, device: str, memory_bytes: int) -> dict[str, Any]:
+    folder = resolve(chosen.model.path, patterns=("config.json",))
+    config, headers = read_config(folder), read_headers(folder)
+    parameters = sum(num_parameters(header) for header in headers) if headers else None
+    longest = chosen.engine.max_model_len or model_len(config)
+    found = [
+        capacity(
+            config,
+            replace(chosen.engine, max_model_len=longest),
+            dtype=dtype,
+            memory_bytes=memory_bytes,
+            on_gpu=device == "cuda",
+            parameters=parameters,
+        )
+        for dtype in DTYPE_BYTES
+    ]
+    return {
+        "model": chosen.model.alias,
+        "model_type": config.get("model_type", "unknown"),
+        "num_parameters": parameters,
+        "max_model_len": longest,
+        "device": device,
+        "memory_bytes": memory_bytes,
+        "block_size": chosen.engine.block_size,
+        "max_num_seqs": chosen.engine.max_num_seqs,
+        "has_sliding_window": has_sliding_window(config),
+        "capacities": [asdict(one) for one in found],
+    }
+
+
+def _lines(report: dict[str, Any]) -> Sequence[str]:
+    """Write the report as a table, with what has to be known to read it."""
+    found = [Capacity(**one) for one in report["capacities"]]
+    table: list[tuple[str, list[str]]] = [
+        ("", [one.dtype for one in found]),
+        ("weights", [format_bytes(one.weight_bytes) for one in found]),
+        ("KV of one token", [format_bytes(one.bytes_per_token) for one in found]),
+        ("KV pool", [format_bytes(one.pool_bytes) for one in found]),
+        (f"blocks of {report['block_size']} tokens", [f"{one.num_blocks:,}" for one in found]),
+    ]
+    for length in LENGTHS:
+        counts = [one.streams[length] for one in found]
+        table.append((f"streams of {length:,} tokens", ["too long" if n is None else f"{n:,}" for n in counts]))
+    head = (
+        f"{report['model']} ({report['model_type']}), at most {report['max_model_len']:,} tokens, on {report['device']}"
+        f" with {format_bytes(report['memory_bytes'])}"
+    )
+    rows = [f"{name:26}" + "".join(f"{cell:>14}" for cell in cells) for name, cells in table]
+    return [head, "", *rows, "", *_notes(report, found)]
+
+
+def _notes(report: dict[str, Any], found: Sequence[Capacity]) -> Sequence[str]:
+    notes = [f"At most max_num_seqs={report['max_num_seqs']} streams run at once; others wait."]
+    if report["has_sliding_window"]:
+        notes.append(_WINDOWS)
+    if report["num_parameters"] is None:
+        notes.append(_UNKNOWN_WEIGHTS)
+    crowded = [one.dtype for one in found if (one.weight_bytes or 0) + one.pool_bytes > report["memory_bytes"]]
+    if crowded:
+        notes.append(f"In {' and '.join(crowded)}, weights and pool are more than there is. Lower memory_share.")
+    return notes

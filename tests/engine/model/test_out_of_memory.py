@@ -1,0 +1,88 @@
+"""A step that does not fit into memory costs that step, and nothing else."""
+
+from __future__ import annotations
+
+import resource
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from streamserve.engine.model.device import is_out_of_memory
+from streamserve.engine.plan import Chunk, StepOutOfMemory, StepPlan
+from tests.engine.model.driver import Driver, load_tiny, prompts
+from tests.tiny_models import VOCAB_SIZE, save_model
+
+NUM_WIDE = 1 << 14  # of the hidden layer: 64 KiB for each token of a step
+SPARE_BYTES = 256 << 20
+
+
+@contextmanager
+def spare_memory(num_bytes: int) -> Iterator[None]:
+    """Let this process have only so much more than it has now."""
+    limits = resource.getrlimit(resource.RLIMIT_AS)
+    num_pages = int(Path("/proc/self/statm").read_text().split()[0])
+    resource.setrlimit(resource.RLIMIT_AS, (num_pages * resource.getpagesize() + num_bytes, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, limits)
+
+
+@pytest.fixture(scope="module")
+def wide(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    folder = save_model(tmp_path_factory.mktemp("wide"), "llama", intermediate_size=NUM_WIDE, num_hidden_layers=1)
+    runner = load_tiny(folder, num_blocks=2000)
+    yield runner
+    runner.close()
+
+
+def large_plan(num_sequences: int) -> StepPlan:
+    """200 tokens of each sequence."""
+    tables = [tuple(range(1 + 50 * i, 51 + 50 * i)) for i in range(num_sequences)]
+    chunks = (Chunk(seq_id=i, start=0, token_ids=(3,) * 200, block_table=table) for i, table in enumerate(tables))
+    return StepPlan(step_id=1, chunks=tuple(chunks))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs Linux: only there a process can be held to so much memory")
+def test_a_runner_survives_a_step_that_does_not_fit(wide: Any) -> None:
+    """A plan too large for memory raises `StepOutOfMemory`, keeps nothing, and the next smaller plans run as ever."""
+    wanted = Driver(wide, seed=1).run(prompts(VOCAB_SIZE), max_tokens=4, chunk=7)
+    with spare_memory(SPARE_BYTES):
+        for _ in range(3):
+            with pytest.raises(StepOutOfMemory, match="memory") as caught:
+                wide.launch(large_plan(30))
+            assert caught.value.__context__ is None  # whose frames would hold the step's tensors
+        assert wide.collect(wide.launch(large_plan(1))).sampled == ()
+        assert Driver(wide, seed=2).run(prompts(VOCAB_SIZE), max_tokens=4, chunk=7) == wanted
+
+
+@pytest.mark.parametrize(
+    ("error", "is_memory"),
+    [
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."), True),
+        (RuntimeError("[enforce fail at alloc_cpu.cpp:127] DefaultCPUAllocator: can't allocate memory"), True),
+        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"), True),
+        (RuntimeError("std::bad_alloc"), True),
+        (MemoryError(), True),
+        (RuntimeError("CUDA error: device-side assert triggered"), False),
+        (RuntimeError("shape '[2, 3]' is invalid for input of size 5"), False),
+        (ValueError("out of memory"), False),
+    ],
+)
+def test_what_counts_as_out_of_memory(error: Exception, is_memory: bool) -> None:
+    """Only what allocators say; any other error means that the runner is broken."""
+    assert is_out_of_memory(error) is is_memory
+
+
+def test_other_errors_pass_through(tiny_folder: Callable[[str], Path]) -> None:
+    """An error that is not about memory stays what it is."""
+    runner = load_tiny(tiny_folder("llama"))
+    chunk = Chunk(seq_id=0, start=0, token_ids=(VOCAB_SIZE + 5,), block_table=(1,))
+    with pytest.raises(IndexError):
+        runner.launch(StepPlan(step_id=0, chunks=(chunk,)))
+    runner.close()

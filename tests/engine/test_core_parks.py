@@ -1,0 +1,166 @@
+"""Laws of parking in the core: who parks when, what is left behind, and that asking again goes on."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from streamserve.engine.core import Park
+from streamserve.engine.sequence import SequenceRequest
+from tests.engine.drive import PATIENT, Drive, alone, request, sampling
+
+LONG = sampling(max_tokens=60)
+
+
+def again(one: SequenceRequest, seq_id: int, shown: list[int]) -> SequenceRequest:
+    """The same request with what was shown, its reader having read it all."""
+    return replace(one, seq_id=seq_id, output_token_ids=tuple(shown), reader_tokens=len(shown))
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_sequence_parks_when_its_reader_is_too_far_behind(overlap: bool) -> None:
+    """With the token that reaches the limit, and with nothing left behind."""
+    drive = Drive(lead_tokens=8, overlap=overlap)
+    answer = drive.run(request(1, sampling=LONG, reader_tokens=0))[1]
+    assert answer.park == Park(reason="lead", resume_at_lead=4)
+    assert answer.token_ids == alone(request(1, sampling=LONG))[:8]
+    assert drive.core.stats().parks == 1
+    drive.assert_empty()
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_parked_and_asked_again_gives_the_whole_answer(overlap: bool) -> None:
+    """Park after park, the tokens are those of a sequence that never parked."""
+    drive = Drive(lead_tokens=8, overlap=overlap)
+    one, shown, seq_id = request(1, sampling=LONG, reader_tokens=0), [], 1
+    while True:
+        answer = drive.run(again(one, seq_id, shown))[seq_id]
+        shown += answer.token_ids
+        if answer.park is None:
+            break
+        seq_id += 1
+    assert shown == alone(request(1, sampling=LONG))
+    assert seq_id == 8
+
+
+def test_reader_who_keeps_up_is_never_parked() -> None:
+    """The limit counts from where the reader is, not from the start."""
+    drive = Drive(lead_tokens=8)
+    drive.add(request(1, sampling=LONG, reader_tokens=0))
+    while len(said := drive.answers[1].token_ids) < 60:
+        drive.core.reader_at(1, len(said))
+        drive.step()
+    assert drive.answers[1].finish_reason == "length"
+
+
+def test_nobody_waits_for_a_reader_that_is_not_waited_for() -> None:
+    """Whole answers and jobs never park; neither does one whose reader went away with "finish"."""
+    drive = Drive(lead_tokens=8)
+    drive.add(request(1, sampling=LONG), request(2, sampling=LONG, reader_tokens=0))
+    drive.step()
+    drive.core.reader_at(2, None)
+    assert {answer.finish_reason for answer in drive.run().values()} == {"length"}
+
+
+def test_end_goes_before_park() -> None:
+    """The last token ends the answer, though its reader is far behind."""
+    answer = Drive(lead_tokens=8).run(request(1, sampling=sampling(max_tokens=8), reader_tokens=0))[1]
+    assert (answer.finish_reason, answer.park) == ("length", None)
+
+
+def test_neighbours_of_a_parked_sequence_finish_in_fewer_steps() -> None:
+    """A slow reader's sequence makes room: three answers in a batch of two take fewer steps than if it did not park."""
+
+    def num_steps(reader_tokens: int | None) -> int:
+        drive = Drive(lead_tokens=8, max_num_seqs=2)
+        slow = request(1, sampling=LONG, reader_tokens=reader_tokens)
+        drive.run(slow, request(2, sampling=LONG), request(3, sampling=LONG))
+        return len(drive.plans)
+
+    assert num_steps(reader_tokens=0) * 1.5 < num_steps(reader_tokens=None)
+
+
+def test_reader_of_an_ended_sequence_is_nothing_odd() -> None:
+    """Answers end before they are read to the end: no unknown id is counted."""
+    drive = Drive()
+    drive.run(request(1))
+    drive.core.reader_at(1, 10)
+    drive.step()
+    assert drive.core.stats().unknown_ids == 0
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_pause_parks_everything_until_resume(overlap: bool) -> None:
+    """Running, waiting and new ones, read or not; nothing is held; afterwards all goes on where it was."""
+    drive = Drive(max_num_seqs=1, overlap=overlap)
+    drive.add(request(1, sampling=LONG), request(2, sampling=LONG))
+    for _ in range(5):
+        drive.step()
+    drive.core.pause()
+    drive.run(request(3))
+    assert {answer.park for answer in drive.answers.values()} == {Park(reason="paused")}
+    assert drive.core.stats().is_paused
+    drive.assert_empty()
+    drive.core.resume()
+    shown = drive.answers[1].token_ids
+    answers = drive.run(request(4, sampling=LONG, output_token_ids=tuple(shown)), request(5))
+    assert shown + answers[4].token_ids == alone(request(1, sampling=LONG))
+    assert answers[5].finish_reason == "length"
+    assert not drive.core.stats().is_paused
+
+
+def test_paused_engine_still_ends_what_is_over() -> None:
+    """An answer that lacks only its end gets it, instead of a park."""
+    drive = Drive()
+    said = tuple(alone(request(1)))
+    drive.core.pause()
+    assert drive.run(request(2, output_token_ids=said))[2].finish_reason == "length"
+
+
+def test_abort_of_a_parked_sequence_is_late_and_counted() -> None:
+    """After its park the engine knows nothing of it."""
+    drive = Drive(lead_tokens=8)
+    drive.run(request(1, sampling=LONG, reader_tokens=0))
+    drive.core.abort(1)
+    drive.step()
+    assert drive.core.stats().unknown_ids == 1
+
+
+def test_who_is_ahead_of_its_reader_parks_for_who_waits() -> None:
+    """One that has more to read than its reader can soon take in makes room, and says how long it can be away."""
+    drive = Drive(max_num_seqs=1, min_ahead_seconds=1.0)
+    drive.add(request(1, sampling=LONG, reader_tokens=0), request(2))
+    drive.run()
+    park = drive.answers[1].park
+    assert park is not None
+    assert park.reason == "ahead"
+    assert 0.5 <= park.resume_seconds < 1.0
+    assert drive.answers[2].finish_reason == "length"
+
+
+def test_waiting_too_long_is_an_error() -> None:
+    """Who was not started in its class's time hears so, and holds back nobody."""
+    classes = {**PATIENT, "chat": replace(PATIENT["chat"], max_queue_seconds=0.2)}
+    drive = Drive(max_num_seqs=1, classes=classes)
+    drive.add(request(1, sampling=LONG), request(2), request(3, latency_class="document"))
+    drive.run()
+    ends = [(answer.finish_reason, answer.error) for answer in drive.answers.values()]
+    assert ends == [("length", None), (None, "queue_timeout"), ("length", None)]
+
+
+def test_who_can_start_now_is_not_turned_away() -> None:
+    """A step may have taken long: who is late and fits is started."""
+    drive = Drive(classes={**PATIENT, "chat": replace(PATIENT["chat"], max_queue_seconds=0.2)})
+    drive.add(request(1))
+    drive.core._drain()
+    drive.clock.advance(5)
+    assert drive.run()[1].finish_reason == "length"
+
+
+def test_resumed_sequence_keeps_the_time_of_its_first_token() -> None:
+    """Time to the first token is that of the answer, not of the admission."""
+    drive = Drive()
+    said = alone(request(1))[:3]
+    answer = drive.run(request(2, output_token_ids=tuple(said), first_token_at=42.0))[2]
+    assert {update.first_token_at for update in answer.updates} == {42.0}

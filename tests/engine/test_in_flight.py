@@ -1,0 +1,70 @@
+"""Laws of launching: what the watchdog hears, and whose exception it was."""
+
+from __future__ import annotations
+
+import pytest
+
+from streamserve.engine.echo import EchoRunner
+from streamserve.engine.in_flight import FIRST_STEPS_SECONDS
+from streamserve.engine.plan import StepResult
+from tests.engine.desk import teach
+from tests.engine.drive import Drive, request, sampling
+from tests.fakes import DyingRunner, SmallRunner, WrappedRunner
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_watchdog_is_armed_for_each_call_of_the_runner(overlap: bool) -> None:
+    """Before launch and before collect it hears how long is too long; at the end of a step, that nothing runs."""
+    heard: list[float | None] = []
+    drive = Drive(overlap=overlap, on_step=heard.append)
+    drive.add(request(1, sampling=sampling(max_tokens=3)))
+    drive.step()
+    armed = [FIRST_STEPS_SECONDS]
+    assert heard == ([*armed, None] if overlap else [*armed, *armed, None])
+    drive.run()
+    assert heard[-1] is None
+
+
+def test_watchdog_is_told_by_the_step_time_model() -> None:
+    """Eight times what is expected, and never less than `step_seconds`."""
+    heard: list[float | None] = []
+    drive = Drive(on_step=heard.append, step_seconds=0.5, num_blocks=200)
+    teach(drive.core.scheduler.step_time, base=0.01, per_token=0.01)
+    drive.run(request(1, range(200), sampling=sampling(max_tokens=2)))
+    allowed = [seconds for seconds in heard if seconds is not None]
+    assert allowed[0] == pytest.approx(8 * (0.01 + 200 * 0.01), rel=0.1)
+    assert allowed[-1] == 0.5
+
+
+def test_runner_exception_ends_the_engine() -> None:
+    """It comes out of `step` as it was: the process is replaced, no pool is."""
+    drive = Drive(runner=DyingRunner(EchoRunner(), at_step=1))
+    drive.add(request(1))
+    drive.step()
+    with pytest.raises(RuntimeError, match="fell off the bus"):
+        drive.step()
+    assert drive.core.stats().quarantines == 0
+
+
+def test_exception_at_collect_ends_the_engine() -> None:
+    """The same where the device says it late."""
+
+    class Dying(WrappedRunner):
+        def collect(self, handle: object) -> StepResult:
+            raise RuntimeError("the device fell off the bus")
+
+    drive = Drive(runner=Dying(EchoRunner()))
+    drive.add(request(1))
+    with pytest.raises(RuntimeError, match="fell off the bus"):
+        drive.step()
+
+
+def test_steps_that_failed_teach_nothing_about_time() -> None:
+    """Only what was collected is noted."""
+    noted: list[int] = []
+    drive = Drive(runner=SmallRunner(EchoRunner(), lambda plan: plan.step_id == 0))
+    step_time = drive.core.scheduler.step_time
+    note = step_time.note
+    step_time.note = lambda plan, seconds: (noted.append(plan.step_id), note(plan, seconds))[1]  # type: ignore[method-assign]
+    drive.run(request(1, sampling=sampling(max_tokens=1)))
+    assert noted == [1, 2]

@@ -1,0 +1,184 @@
+"""Laws of parking for somebody who waits: who parks, when, and what is left of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from streamserve.engine.sequence import Sequence, SequenceRequest, State
+from tests.engine.desk import Desk
+from tests.engine.drive import request, sampling
+
+
+def reading(
+    seq_id: int, *, reader_tokens: int | None = 0, said: int = 0, first_token_at: float | None = None, **fields: Any
+) -> SequenceRequest:
+    """A long answer with a reader; `said` tokens were made before, and the first of them when the reader came."""
+    return request(
+        seq_id,
+        range(8),
+        salt=str(seq_id),
+        output_token_ids=(7,) * said,
+        reader_tokens=reader_tokens,
+        first_token_at=first_token_at,
+        sampling=sampling(max_tokens=400),
+        **fields,
+    )
+
+
+def running(*requests: SequenceRequest, **config: Any) -> Desk:
+    """All of these run and have said one more token; nothing is kept free for their growth."""
+    desk = Desk(**{"max_num_seqs": len(requests), "num_blocks": 400, **config})
+    desk.add(*requests)
+    desk.scheduler._reserve_share = 0.0
+    desk.step()
+    desk.scheduler._reserve_share = 0.0
+    assert len(desk.scheduler.running) == len(requests)
+    return desk
+
+
+def test_furthest_ahead_parks_and_the_waiting_starts_at_once() -> None:
+    """The batch is full: in the same step the one with most to read gives its place to the one that waits."""
+    desk = running(reading(1, said=60), reading(2, said=100), reading(3, said=80))
+    desk.add(request(9))
+    desk.step()
+    assert (desk.parked(), list(desk.planned())) == ([2], [1, 3, 9])
+
+
+def test_parked_holds_nothing() -> None:
+    """Whoever parks is finished and its blocks are free."""
+    desk = running(reading(1, said=60), reading(2, said=100))
+    desk.add(request(9, range(4), sampling=sampling(max_tokens=0)))
+    desk.step()
+    parked = desk.sequences[2]
+    assert (parked.state, parked.block_table, parked.num_computed_tokens) == (State.FINISHED, [], 0)
+    assert desk.pool.stats().used == len(desk.sequences[1].block_table)
+    assert parked not in (*desk.scheduler.running, *desk.scheduler.waiting)
+
+
+def test_it_is_to_come_back_when_half_is_read() -> None:
+    """101 tokens and nothing read, at 20 tokens a second: 5.05 s ahead, so it asks again after half of that."""
+    desk = running(reading(1, said=100))
+    desk.add(request(9))
+    ((_, park),) = desk.step().parked
+    assert (park.reason, park.resume_seconds) == ("ahead", pytest.approx(101 / 20 / 2))
+
+
+def test_pace_is_the_class_own() -> None:
+    """The same tokens last a document's reader as long as its class says."""
+    sequence = Sequence(reading(1, said=99))
+    sequence.token_ids.append(7)
+    sequence.first_token_at = 50.0
+    assert (sequence.ahead_seconds(20.0, 50.0), sequence.ahead_seconds(10.0, 50.0)) == (5.0, 10.0)
+
+
+def test_reader_is_where_it_is_or_where_its_pace_has_brought_it() -> None:
+    """A reader takes in what it has received, but not faster than its pace."""
+    sequence = Sequence(reading(1, said=99, first_token_at=100.0))
+    sequence.token_ids.append(7)
+    for reader_tokens, now, ahead in ((0, 104.0, 5.0), (40, 101.0, 4.0), (40, 104.0, 3.0), (100, 102.0, 3.0)):
+        sequence.reader_tokens = reader_tokens
+        assert sequence.ahead_seconds(20.0, now) == ahead
+
+
+def test_nobody_parks_who_is_not_ahead_enough() -> None:
+    """Less than `min_ahead_seconds` to read is no spare."""
+    desk = running(reading(1, said=30), reading(2, said=20))
+    desk.add(request(9))
+    desk.step()
+    assert (desk.parked(), list(desk.planned())) == ([], [1, 2])
+
+
+def test_nobody_parks_without_a_reader() -> None:
+    """Whole answers, jobs and warm-ups are not waited for by anybody's eyes: they run."""
+    desk = running(reading(1, said=300, reader_tokens=None))
+    desk.add(request(9))
+    assert desk.step().parked == ()
+
+
+def test_nobody_parks_when_there_is_room() -> None:
+    """Parking is for somebody else; an engine with room keeps everybody."""
+    desk = running(reading(1, said=300), max_num_seqs=2)
+    desk.add(request(9))
+    desk.step()
+    assert (desk.parked(), list(desk.planned())) == ([], [1, 9])
+
+
+def test_nobody_parks_before_it_got_a_token() -> None:
+    """Every admission gives at least one token, so that parking in turns goes forward."""
+    desk = Desk(max_num_seqs=1, num_blocks=400, max_num_batched_tokens=16)
+    desk.add(reading(1, said=100), request(9))
+    while desk.sequences[1].num_output_tokens == 100:
+        assert desk.step().parked == ()
+    assert [sequence.seq_id for sequence, _ in desk.step().parked] == [1]
+
+
+def test_parks_for_blocks() -> None:
+    """There are places in the batch but no memory: one by one they park, until it fits, and no more than needed."""
+    desk = running(*(reading(seq_id, said=60 + seq_id) for seq_id in range(1, 5)), max_num_seqs=8, num_blocks=101)
+    desk.add(request(9, range(200, 340), arrived_at=9.0))  # 35 blocks; 28 are free, each of the four holds 18
+    desk.step()
+    assert (desk.parked(), set(desk.planned())) == ([4], {1, 2, 3, 9})
+
+
+def test_nobody_parks_in_vain() -> None:
+    """If all who may park do not make room together, none does."""
+    desk = running(reading(1, said=60), reading(2, said=60, reader_tokens=None), max_num_seqs=8, num_blocks=51)
+    desk.add(request(9, range(200, 340)))  # 35 blocks; 14 are free, the reader's sequence holds 18
+    assert desk.step().parked == ()
+
+
+def test_first_in_the_queue_is_served_first() -> None:
+    """Those who park make room for the head of the queue, not for somebody smaller behind it."""
+    desk = running(reading(1, said=60))
+    desk.add(request(8, arrived_at=8.0), request(9, arrived_at=9.0))
+    desk.step()
+    assert list(desk.planned()) == [8]
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_tokens_of_the_parked_are_given_back(overlap: bool) -> None:
+    """The step computes nothing for whoever parks in it, and the place in the budget goes to somebody else."""
+    desk = running(reading(1, said=100), overlap=overlap, max_num_batched_tokens=128)
+    desk.step()
+    desk.add(request(9, range(200, 328)))
+    desk.step()
+    assert desk.planned() == {9: 128}
+    desk.run()
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_parking_in_turns_ends(seed: int) -> None:
+    """Readers who come back when they should share two places: all are served, with any lead between them."""
+    desk = Desk(max_num_seqs=2, num_blocks=400, min_ahead_seconds=0.1, now=100.0 + seed / 7)
+    for seq_id in range(1, 6):
+        desk.add(reading(seq_id, arrived_at=desk.now + seq_id / 100))
+    back: list[tuple[float, Sequence]] = []
+    num_parks = 0
+    while desk.scheduler.waiting or desk.scheduler.running or back:
+        for sequence, park in desk.step().parked:
+            num_parks += 1
+            back.append((desk.now + park.resume_seconds, sequence))
+        for due in [one for one in back if one[0] <= desk.now]:
+            back.remove(due)
+            resume(desk, due[1])
+    assert num_parks > 5
+    assert all(desk.sequences[seq_id].num_output_tokens <= 400 for seq_id in desk.sequences)
+    assert sum(one.num_output_tokens == 400 for one in desk.sequences.values()) == 5
+
+
+def resume(desk: Desk, parked: Sequence) -> None:
+    """Ask again with what was said; the reader has taken in what it could."""
+    old = parked.request
+    assert parked.first_token_at is not None
+    read = int(20 * (desk.now - parked.first_token_at))
+    desk.add(
+        reading(
+            old.seq_id + 10,
+            said=parked.num_output_tokens,
+            reader_tokens=min(read, parked.num_output_tokens),
+            first_token_at=parked.first_token_at,
+            arrived_at=old.arrived_at,
+        )
+    )

@@ -1,0 +1,208 @@
+"""Laws of the queue: who goes first, how long anybody can be passed over, and who waited too long."""
+
+from __future__ import annotations
+
+import random
+from itertools import pairwise
+
+import pytest
+
+from streamserve.engine.block_pool import BlockPool
+from streamserve.engine.config import CLASSES, LatencyClass
+from streamserve.engine.sequence import Sequence, SequenceRequest, State
+from tests.engine.desk import Desk, teach
+from tests.engine.drive import request, sampling
+
+SMALLEST_TTFT = min(one.ttft_seconds for one in CLASSES.values())
+
+
+def key_of(desk: Desk, seq_id: int, **fields: object) -> float:
+    """The place of a request that comes now."""
+    (sequence,) = desk.add(request(seq_id, **{"arrived_at": desk.now, **fields}))
+    return sequence.order_key[0] - desk.now
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_key_is_arrival_and_class(name: str) -> None:
+    """Without debt, a request's place is its arrival and the time to the first token that its class is planned with."""
+    assert key_of(Desk(), 1, latency_class=name) == pytest.approx(CLASSES[name].ttft_seconds)
+
+
+def test_classes_come_from_the_config() -> None:
+    """A site's own class counts like ours."""
+    desk = Desk(classes={"exam": LatencyClass(ttft_seconds=1.5)})
+    assert key_of(desk, 1, latency_class="exam") == pytest.approx(1.5)
+
+
+def test_debt_puts_a_tenant_back() -> None:
+    """Who took more than its share goes later, by the seconds of work that was; who took less, earlier."""
+    desk = Desk()
+    for second in range(10):
+        desk.scheduler.charge("flood", 90, desk.now - second)
+        desk.scheduler.charge("light", 10, desk.now - second)
+    assert key_of(desk, 1, tenant="flood") == pytest.approx(0.5 + 4.0)
+    assert key_of(desk, 2, tenant="light") == pytest.approx(0.5 - 4.0)
+
+
+def test_debt_is_bounded() -> None:
+    """However much a tenant took, it is put back by `max_debt_seconds` at most, and nobody forward by more."""
+    desk = Desk(max_debt_seconds=1.0)
+    for second in range(10):
+        desk.scheduler.charge("flood", 999, desk.now - second)
+        desk.scheduler.charge("light", 1, desk.now - second)
+    assert key_of(desk, 1, tenant="flood") == pytest.approx(1.5)
+    assert key_of(desk, 2, tenant="light") == pytest.approx(-0.5)
+
+
+def test_place_is_fixed_at_arrival() -> None:
+    """What the tenant takes later, and a preemption, change nothing."""
+    desk = Desk()
+    (sequence,) = desk.add(request(1, tenant="flood"))
+    before = sequence.order_key
+    desk.step()
+    desk.scheduler.charge("flood", 1000, desk.now)
+    desk.scheduler.charge("light", 1, desk.now)
+    desk.scheduler.forced_preempt = lambda running: running
+    desk.step()
+    assert sequence.num_preemptions == 1
+    assert sequence.order_key == before
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_wait_bound(seed: int) -> None:
+    """Nobody goes before r who came later than r by more than r's TTFT + twice the most debt - the smallest TTFT."""
+    rng, desk = random.Random(seed), Desk(max_num_seqs=1, max_debt_seconds=3.0)
+    for seq_id in range(60):
+        desk.now += rng.expovariate(4)
+        desk.scheduler.charge(rng.choice("aab"), rng.randint(1, 500), desk.now)
+        one = sampling(max_tokens=1)
+        name, tenant = rng.choice(list(CLASSES)), rng.choice("ab")
+        desk.add(request(seq_id, arrived_at=desk.now, latency_class=name, tenant=tenant, sampling=one))
+    desk.run()
+    order = sorted(desk.sequences.values(), key=lambda one: one.scheduled_at or 0.0)
+    for index, late in enumerate(order):
+        for first in order[:index]:
+            bound = CLASSES[late.request.latency_class].ttft_seconds + 2 * 3.0 - SMALLEST_TTFT
+            assert first.request.arrived_at <= late.request.arrived_at + bound + 1e-9
+
+
+def test_light_tenant_goes_before_a_flood() -> None:
+    """One tenant asks for five times what there is. Once that shows, a light one waits for the next free place only."""
+    desk = Desk(max_num_seqs=2, num_blocks=400)
+    light: list[Sequence] = []
+    for index in range(600):
+        desk.add(flooding(10_000 + index, desk.now, "flood"))
+        if index % 60 == 0:
+            light += desk.add(flooding(index, desk.now, "light"))
+        for chunk in desk.step(0.05).chunks:
+            tenant = desk.sequences[chunk.seq_id].request.tenant
+            desk.scheduler.charge(tenant, len(chunk.token_ids), desk.now)
+        for sequence in desk.scheduler.expired(desk.now):
+            desk.scheduler.finish(sequence)
+    waits = [round((one.scheduled_at or desk.now) - one.request.arrived_at, 2) for one in light]
+    assert len(desk.scheduler.waiting) > 20
+    assert max(waits[3:]) <= 10 * 0.05  # an answer of the flood takes ten steps, and two never begin together
+
+
+def flooding(seq_id: int, now: float, tenant: str) -> SequenceRequest:
+    return request(seq_id, tenant=tenant, salt=tenant, arrived_at=now)
+
+
+def test_those_who_wait_too_long_are_named() -> None:
+    """Four times its class's TTFT after it came, a request that never ran has expired; the one that runs has not."""
+    desk = Desk(max_num_seqs=1)
+    desk.add(request(1, arrived_at=100.0, sampling=sampling(max_tokens=400)), request(2, arrived_at=100.0))
+    desk.step(seconds=0.0)
+    assert desk.scheduler.expired(102.0) == []
+    assert [one.seq_id for one in desk.scheduler.expired(102.01)] == [2]
+
+
+def test_each_class_has_its_own_patience() -> None:
+    """Half a minute is too long for a chat, and nothing for a batch row; a class may say so itself."""
+    patient = {**CLASSES, "slow chat": LatencyClass(ttft_seconds=0.5, max_queue_seconds=60.0)}
+    desk = Desk(max_num_seqs=1, classes=patient)
+    desk.add(request(1, arrived_at=0.0, sampling=sampling(max_tokens=400)))
+    for seq_id, name in enumerate(("chat", "slow chat", "batch"), 2):
+        desk.add(request(seq_id, arrived_at=desk.now, latency_class=name))
+    desk.step()
+    assert [one.seq_id for one in desk.scheduler.expired(desk.now + 30.0)] == [2]
+
+
+def test_whoever_was_shown_anything_never_expires() -> None:
+    """A resumed answer, or one that was preempted, waits as long as it takes."""
+    desk = Desk(max_num_seqs=1)
+    desk.add(request(1))
+    desk.step()
+    desk.scheduler.forced_preempt = lambda running: running
+    desk.add(request(0), request(3, output_token_ids=(7, 7)))
+    desk.step()
+    assert [one.seq_id for one in desk.scheduler.waiting] == [1, 3]
+    assert desk.scheduler.expired(desk.now + 3600) == []
+
+
+def test_time_before_the_queue_does_not_count() -> None:
+    """Who had to wait for the model to load has not waited in the queue; its place is still that of its arrival."""
+    desk = Desk(max_num_seqs=1)
+    desk.add(request(1, arrived_at=0.0), request(2, arrived_at=10.0))
+    desk.step()
+    assert desk.scheduler.expired(desk.now + 1.0) == []
+
+
+def test_lone_request_never_waits() -> None:
+    """With nothing running, whatever fits is scheduled at once: no reserve, no company to wait for."""
+    desk = Desk(num_blocks=11)
+    desk.scheduler._reserve_share = 100.0
+    desk.add(request(1, range(20), sampling=sampling(max_tokens=20)))
+    desk.step()
+    assert desk.planned() == {1: 20}
+
+
+def test_queued_tokens_are_those_of_the_waiting() -> None:
+    """The running count equals the sum over the queue, whatever happens."""
+    rng, desk = random.Random(3), Desk(num_blocks=40, max_num_seqs=4)
+    desk.scheduler.forced_preempt = lambda running: [one for one in running if rng.random() < 0.1]
+    for seq_id in range(40):
+        desk.add(request(seq_id, range(rng.randint(1, 60))))
+        desk.step()
+        waiting = desk.scheduler.waiting
+        if waiting and rng.random() < 0.3:
+            desk.scheduler.finish(rng.choice(waiting))
+        assert desk.scheduler.queued_tokens == sum(one.num_tokens for one in waiting)
+    desk.run()
+    assert desk.scheduler.queued_tokens == 0
+
+
+def test_queued_seconds_by_the_step_time_model() -> None:
+    """Nothing until something is known; then a base for each step and the tokens' cost."""
+    desk = Desk(max_num_batched_tokens=100, num_blocks=400)
+    desk.add(request(1, range(250)))
+    assert desk.scheduler.queued_seconds() == 0.0
+    teach(desk.scheduler.step_time)
+    assert desk.scheduler.queued_seconds() == pytest.approx(3 * 0.01 + 250 * 0.001, rel=0.01)
+    desk.scheduler.finish(desk.sequences[1])
+    assert desk.scheduler.queued_seconds() == 0.0
+
+
+def test_starting_over_keeps_the_queue() -> None:
+    """After a fault those who wait keep their order and run in the new pool; those who ran are over, without blocks."""
+    desk = Desk(max_num_seqs=2)
+    desk.add(*(request(seq_id) for seq_id in (1, 2, 3, 4, 5)))
+    desk.step()
+    desk.pool = BlockPool(65, 4)
+    touched = desk.scheduler.start_over(desk.pool, reversed(desk.sequences.values()))
+    assert sorted(one.seq_id for one in touched) == [1, 2]
+    assert all(one.state is State.FINISHED and not one.block_table for one in touched)
+    assert [one.seq_id for one in desk.scheduler.waiting] == [3, 4, 5]
+    assert desk.scheduler.queued_tokens == 60
+    desk.run()
+    assert [desk.sequences[seq_id].num_output_tokens for seq_id in (3, 4, 5)] == [10, 10, 10]
+
+
+def test_waiting_and_running_stay_in_order() -> None:
+    """Both lists are sorted by key after every step of a crowded run."""
+    desk = Desk(num_blocks=30, max_num_seqs=4)
+    desk.add(*(request(seq_id, range(seq_id % 20 + 1), arrived_at=float(seq_id * 7 % 30)) for seq_id in range(30)))
+    while desk.scheduler.waiting or desk.scheduler.running:
+        desk.step()
+        for group in (desk.scheduler.waiting, desk.scheduler.running):
+            assert all(left.order_key < right.order_key for left, right in pairwise(group))
