@@ -51,7 +51,7 @@ def complaint(room: str, module: str, path: Path) -> str | None:
         return f"{top} appears only in {LIBRARIES[top]}/"
     if top == "asyncio" and room in NO_ASYNCIO:
         return f"asyncio never in {room}/"
-    if top == "streamserve" and room:
+    if top == "streamserve" and room and rest != ["__version__"]:
         target = rest[0] if rest else ""
         if target not in LAYERS:
             return "a subpackage may not import the Django skin"

@@ -16,11 +16,15 @@ from streamserve.engine.choice import Choice
 from streamserve.engine.config import EngineConfig
 from streamserve.engine.plan import Runner
 from streamserve.engine.scheduler import max_servable_tokens
+from streamserve.engine.sequence import SequenceRequest
 from streamserve.engine.tokenizer import Prompt, Tokenizer
 from streamserve.protocol.errors import BadRequest, PromptTooLong, StreamserveError
-from streamserve.protocol.requests import LATENCY_CLASSES, GenerateRequest, SamplingParams
+from streamserve.protocol.requests import GenerateRequest, SamplingParams
 
 logger = logging.getLogger(__name__)
+
+# Seeds are what fits into a signed 64-bit number, whatever was asked for.
+_MAX_SEED = 2**63 - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,23 +56,62 @@ class LoadedEngine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prepared:
-    """A request ready for the engine: ids, settled sampling, and the text side of each choice."""
+    """A request ready for the engine: ids, settled sampling and timeout, and the text side of each choice."""
 
+    request: GenerateRequest
     prompt: Prompt
     sampling: SamplingParams
     choices: tuple[Choice, ...]
+    eos_token_ids: frozenset[int]
+    timeout_seconds: float | None
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of all choices that are known already, and to be computed."""
+        return self.request.n * len(self.prompt.token_ids) + sum(map(len, self.request.output_token_ids))
+
+    def sequence_request(self, seq_id: int, index: int, accepted_at: float) -> SequenceRequest:
+        """Make the engine's part of one choice; choices differ in their seeds."""
+        request = self.request
+        assert self.sampling.seed is not None
+        arrived_at = request.arrived_at if request.arrived_at is not None else accepted_at
+        return SequenceRequest(
+            seq_id=seq_id,
+            prompt_token_ids=self.prompt.token_ids,
+            output_token_ids=shown_token_ids(request, index),
+            sampling=replace(self.sampling, seed=(self.sampling.seed + index) & _MAX_SEED),
+            salt=request.salt,
+            num_public_tokens=self.prompt.num_public_tokens,
+            eos_token_ids=self.eos_token_ids,
+            arrived_at=arrived_at,
+            deadline=None if self.timeout_seconds is None else arrived_at + self.timeout_seconds,
+            latency_class=request.latency_class,
+            tenant=request.tenant,
+            reader_tokens=None if request.reader_tokens is None else request.reader_tokens[index],
+            first_token_at=request.first_token_at,
+        )
 
 
 def prepare(engine: LoadedEngine, config: EngineConfig, request: GenerateRequest) -> Prepared:
     """Make a request ready, or raise BadRequest. Text already shown is fed to the choices silently."""
-    if request.latency_class not in LATENCY_CLASSES:
-        raise BadRequest(f"latency_class is one of {', '.join(LATENCY_CLASSES)}.", param="latency_class")
+    latency_class = config.classes.get(request.latency_class)
+    if latency_class is None:
+        raise BadRequest(f"latency_class is one of {', '.join(config.classes)}.", param="latency_class")
+    if request.reader_tokens is not None and len(request.reader_tokens) != request.n:
+        raise BadRequest(f"reader_tokens has one number for each of the {request.n} choices.", param="reader_tokens")
     prompt = encode(engine.tokenizer, request)
     sampling = fill(request, engine.facts.sampling_defaults)
     sampling = settle(sampling, len(prompt.token_ids), engine.max_tokens, config.default_max_tokens)
     _check_ids(request, prompt, engine.runner.vocab_size)
     choices = tuple(_make_choice(engine.tokenizer, request, sampling, index) for index in range(request.n))
-    return Prepared(prompt=prompt, sampling=sampling, choices=choices)
+    return Prepared(
+        request=request,
+        prompt=prompt,
+        sampling=sampling,
+        choices=choices,
+        eos_token_ids=engine.facts.eos_token_ids,
+        timeout_seconds=latency_class.timeout_seconds if request.timeout_seconds is None else request.timeout_seconds,
+    )
 
 
 def encode(tokenizer: Tokenizer, request: GenerateRequest) -> Prompt:

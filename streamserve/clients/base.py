@@ -5,10 +5,12 @@ asyncio; every method is called on the event loop. Implementations: thread (this
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from streamserve.engine.core import CoreStats
+from streamserve.engine.sequence import Park
 from streamserve.protocol.events import Event
 from streamserve.protocol.requests import GenerateRequest
 
@@ -25,15 +27,19 @@ class Accepted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelDescription:
-    """What an engine says of itself. `state`: "idle" (not asked for yet), "loading", "ready", "failed".
+    """What an engine says of itself.
 
-    `stage`, `fraction` (0 to 1), `elapsed_seconds` describe loading; `message` names the failure and the way out.
+    `state`: "idle" (not asked for yet), "loading", "ready", "paused" and "draining" (by an operator: it takes nothing
+    new), "failed". `stage`, `fraction` (0 to 1), bytes and `elapsed_seconds` describe loading; `message` names the
+    failure and the way out.
     """
 
     alias: str
     state: str
     stage: str = ""
     fraction: float = 0.0
+    loaded_bytes: int = 0
+    total_bytes: int = 0
     elapsed_seconds: float = 0.0
     message: str = ""
     max_model_len: int = 0
@@ -55,17 +61,30 @@ class EngineStats(CoreStats):
 class Generation(Protocol):
     """One accepted request: an async iterator of events that ends after `Done` or `Error`.
 
-    Not pulling is back-pressure. `cancel()` is synchronous and idempotent: once it returns, no StepPlan built later
-    holds the sequence; the iterator then ends without a terminal event.
+    It also ends, without either, after `cancel()`, and when the engine has parked the sequences: `parked` then says
+    why, and when to ask again with the tokens so far. `num_cached_tokens`: found in the prefix cache, as far as known
+    by now; after a resume shown output tokens may be among them.
     """
 
     accepted: Accepted
+    parked: Park | None
+    num_cached_tokens: int
 
     def __aiter__(self) -> Generation: ...
 
     async def __anext__(self) -> Event: ...
 
-    def cancel(self) -> None: ...
+    def ready(self) -> list[Event]:
+        """Take the events that are there now, without waiting; [] says nothing of the end."""
+
+    def reader_at(self, num_tokens: Sequence[int] | None) -> None:
+        """Say how many output tokens of each choice the furthest reader has received; None: do not wait for readers.
+
+        The engine parks who is `lead_tokens` ahead of that. Never blocks.
+        """
+
+    def cancel(self) -> None:
+        """End. Synchronous and idempotent: once it returns, no StepPlan built later holds the sequences."""
 
 
 class EngineClient(Protocol):
@@ -84,6 +103,13 @@ class EngineClient(Protocol):
 
     def start(self) -> None:
         """Begin loading, if that has not begun; returns at once."""
+
+    async def control(self, action: str) -> None:
+        """Do what an operator asks, for all who use this engine; returns when it has taken effect.
+
+        "pause" parks every sequence and refuses all until "resume". "drain" refuses new requests and lets those that
+        have begun come to their end, parks in between included ("resume" takes it back).
+        """
 
     def describe(self) -> ModelDescription:
         """Say what the model is and how far loading has come. Never blocks."""

@@ -10,6 +10,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import replace
 from typing import Protocol
 
@@ -18,12 +19,11 @@ from streamserve.clients.base import ModelDescription
 from streamserve.engine.config import EngineConfig
 from streamserve.engine.core import EngineCore, SequenceUpdate
 from streamserve.engine.plan import StepPlan
+from streamserve.engine.progress import Progress
 from streamserve.protocol.errors import StreamserveError
 
 logger = logging.getLogger(__name__)
 
-# (stage, fraction 0 to 1)
-Progress = Callable[[str, float], None]
 Load = Callable[[Progress], LoadedEngine]
 
 _SHUT_DOWN = "the engine was shut down."
@@ -44,7 +44,10 @@ class _Closed(Exception):
 
 
 class EngineThread:
-    """Owns the thread, the core and the description. `start`, `wake` and `close` may be called from any thread."""
+    """Owns the thread, the core and the description. All but `_run` and below may be called from any thread.
+
+    `listener` is set before `start`. `on_plan` and `on_step` are the core's.
+    """
 
     def __init__(
         self,
@@ -52,22 +55,24 @@ class EngineThread:
         load: Load,
         config: EngineConfig,
         clock: Callable[[], float],
-        listener: Listener,
         on_plan: Callable[[StepPlan], None] | None = None,
+        on_step: Callable[[float | None], None] | None = None,
     ) -> None:
+        self.listener: Listener | None = None
         self.engine: LoadedEngine | None = None
         self.core: EngineCore | None = None
         self.end_code: str | None = None  # set before the listener hears of the end
         self._load = load
         self._config = config
         self._clock = clock
-        self._listener = listener
         self._on_plan = on_plan
+        self._on_step = on_step
         self._description = ModelDescription(alias=alias, state="idle", created=int(time.time()))
         self._started_at = 0.0
         self._thread = threading.Thread(target=self._run, name=f"engine-{alias}", daemon=True)
-        # Guards _is_closing and the first start; waited on when there is nothing to do.
+        # Guards _is_closing, _settling and the first start; waited on when there is nothing to do.
         self._news = threading.Condition()
+        self._settling: list[Future[None]] = []
         self._is_closing = False
 
     def start(self) -> None:
@@ -90,6 +95,17 @@ class EngineThread:
         """Tell the thread that the core has news."""
         with self._news:
             self._news.notify()
+
+    def after_step(self) -> Future[None]:
+        """Return what is done when a step that begins after this call is over, or the engine is."""
+        future: Future[None] = Future()
+        with self._news:
+            if self.end_code is None:
+                self._settling.append(future)
+                self._news.notify()
+                return future
+        future.set_result(None)
+        return future
 
     def close(self) -> None:
         """Ask the thread to end after the step it is in."""
@@ -123,14 +139,22 @@ class EngineThread:
 
     def _end(self, code: str, message: str) -> None:
         self._describe(state="failed", message=message)
-        self.end_code = code
-        self._listener.on_end(code)
+        with self._news:
+            self.end_code = code
+        _settle(self._take_settling())
+        if self.listener is not None:
+            self.listener.on_end(code)
 
     def _load_engine(self) -> None:
         engine = self._load(self._report)
         config = replace(self._config, max_model_len=engine.facts.max_model_len)
         self.core = EngineCore(
-            engine.runner, config, self._clock, on_plan=self._on_plan, revision=engine.facts.revision
+            engine.runner,
+            config,
+            self._clock,
+            on_plan=self._on_plan,
+            on_step=self._on_step,
+            revision=engine.facts.revision,
         )
         self.engine = engine
         self._describe(
@@ -148,20 +172,27 @@ class EngineThread:
     def _serve(self) -> None:
         assert self.core is not None
         while self._wait_for_work(self.core):
+            settling = self._take_settling()
             updates = self.core.step()
-            if updates:
-                self._listener.on_updates(updates)
+            if updates and self.listener is not None:
+                self.listener.on_updates(updates)
+            _settle(settling)
 
     def _wait_for_work(self, core: EngineCore) -> bool:
         """Sleep until there is something to do; False once the client is closing."""
         with self._news:
-            self._news.wait_for(lambda: core.has_work or self._is_closing)
+            self._news.wait_for(lambda: core.has_work or self._settling or self._is_closing)
             return not self._is_closing
 
-    def _report(self, stage: str, fraction: float) -> None:
+    def _take_settling(self) -> list[Future[None]]:
+        with self._news:
+            settling, self._settling = self._settling, []
+        return settling
+
+    def _report(self, stage: str, fraction: float, loaded_bytes: int = 0, total_bytes: int = 0) -> None:
         if self._is_closing:
             raise _Closed
-        self._describe(stage=stage, fraction=fraction)
+        self._describe(stage=stage, fraction=fraction, loaded_bytes=loaded_bytes, total_bytes=total_bytes)
 
     def _describe(self, **changes: object) -> None:
         self._description = replace(self._description, **changes)  # type: ignore[arg-type]
@@ -170,3 +201,9 @@ class EngineThread:
 def _describe_failure(error: Exception) -> str:
     """Name the kind of failure; what it says stays in the log."""
     return f"the engine failed ({type(error).__name__}); the log has the details."
+
+
+def _settle(futures: list[Future[None]]) -> None:
+    for future in futures:
+        if future.set_running_or_notify_cancel():
+            future.set_result(None)

@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any, cast
 
 from streamserve.clients.acceptance import EngineFacts, LoadedEngine
-from streamserve.clients.engine_thread import Progress
 from streamserve.clients.thread import ThreadClient
 from streamserve.engine.config import EngineConfig, ModelConfig
 from streamserve.engine.echo import EchoRunner, EchoTokenizer
 from streamserve.engine.plan import Runner, StepPlan
+from streamserve.engine.progress import Progress
 from streamserve.protocol.errors import EngineUnavailable
 
 # Long enough for a page of text, small enough that a test can fill it.
@@ -26,12 +26,16 @@ _ECHO_NUM_BLOCKS = 1024
 
 
 def make_client(
-    model: ModelConfig, config: EngineConfig | None = None, *, step_delay_seconds: float = 0.0
+    model: ModelConfig,
+    config: EngineConfig | None = None,
+    *,
+    step_delay_seconds: float = 0.0,
+    on_step: Callable[[float | None], None] | None = None,
 ) -> ThreadClient:
     """Return a client for a model, in this process; `path="echo"` needs no weights (and may be slowed down)."""
     if model.path == "echo":
-        return echo_client(model.alias, config, step_delay_seconds=step_delay_seconds)
-    return hf_client(model, config)
+        return echo_client(model.alias, config, step_delay_seconds=step_delay_seconds, on_step=on_step)
+    return hf_client(model, config, on_step=on_step)
 
 
 def echo_client(
@@ -40,16 +44,21 @@ def echo_client(
     *,
     step_delay_seconds: float = 0.0,
     on_plan: Callable[[StepPlan], None] | None = None,
+    on_step: Callable[[float | None], None] | None = None,
 ) -> ThreadClient:
     """Return a client of the echo engine. It loads at once, but still has to be started."""
     config = config or EngineConfig()
-    return ThreadClient(alias, partial(_load_echo, config, step_delay_seconds), config, on_plan=on_plan)
+    return ThreadClient(
+        alias, partial(_load_echo, config, step_delay_seconds), config, on_plan=on_plan, on_step=on_step
+    )
 
 
-def hf_client(model: ModelConfig, config: EngineConfig | None = None) -> ThreadClient:
+def hf_client(
+    model: ModelConfig, config: EngineConfig | None = None, *, on_step: Callable[[float | None], None] | None = None
+) -> ThreadClient:
     """Return a client of a Hugging Face model folder."""
     config = config or EngineConfig()
-    return ThreadClient(model.alias, partial(_load_hf, model, config), config)
+    return ThreadClient(model.alias, partial(_load_hf, model, config), config, on_step=on_step)
 
 
 def _load_echo(config: EngineConfig, step_delay_seconds: float, progress: Progress) -> LoadedEngine:
@@ -78,7 +87,7 @@ def _load_hf(model: ModelConfig, config: EngineConfig, progress: Progress) -> Lo
 
     try:
         progress("files", 0.0)
-        folder = str(resolve(model.path))
+        folder = str(resolve(model.path, progress=progress))
         tokenizer = HFTokenizer(folder)
         runner: Any = load_runner(replace(model, path=folder), config, progress)
     except ModelLoadError as error:  # its text is written for whoever runs the site

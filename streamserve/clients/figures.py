@@ -25,6 +25,7 @@ class RecentFigures:
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._breakdowns: deque[dict[str, float]] = deque(maxlen=_NUM_RECENT)
+        self._seat_seconds: deque[float] = deque(maxlen=_NUM_RECENT)
         self._tokens: deque[tuple[float, int]] = deque()
 
     def note(self, update: SequenceUpdate) -> None:
@@ -37,9 +38,11 @@ class RecentFigures:
             self._tokens.append((update.at, len(update.token_ids)))
         self._drop_old(update.at)
 
-    def note_finished(self, breakdown: dict[str, float]) -> None:
-        """Remember how long a finished request's parts took."""
-        self._breakdowns.append(breakdown)
+    def note_finished(self, breakdown: dict[str, float], *, is_whole: bool = True) -> None:
+        """Remember how long a request's parts took; of one run of an answer that parked, only how long it sat."""
+        self._seat_seconds.append(breakdown["prefill"] + breakdown["decode"])
+        if is_whole:
+            self._breakdowns.append(breakdown)
 
     def tokens_per_second(self) -> float:
         """Return the rate of the last seconds."""
@@ -59,9 +62,10 @@ class RecentFigures:
         return out
 
     def retry_after(self, num_waiting: int, num_seats: int) -> int:
-        """Return whole seconds until those waiting have probably been seated, from how long answers took."""
-        lengths = [b["prefill"] + b["decode"] for b in self._breakdowns]
-        typical = percentile(lengths, 0.5) or _FIRST_GUESS
+        """Return whole seconds until those waiting have probably been seated, from how long others sat."""
+        typical = percentile(self._seat_seconds.copy(), 0.5)
+        if typical is None:
+            typical = _FIRST_GUESS
         return max(1, math.ceil(typical * num_waiting / num_seats))
 
     def _drop_old(self, now: float) -> None:

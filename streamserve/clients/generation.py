@@ -1,24 +1,27 @@
 """`LocalGeneration`: one accepted request of an engine in this process, as the events its reader pulls.
 
 Lives on the event loop that asked for it. It turns the engine's updates into events, times them, and knows no engine:
-it is given two functions to reach it. Its queue of events needs no bound: n * max_tokens is one.
+it is given an `EngineSide` to reach it. Its queue of events needs no bound: n * max_tokens is one.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
 
 from streamserve.clients.base import Accepted
 from streamserve.engine.choice import Choice
 from streamserve.engine.core import SequenceUpdate
+from streamserve.engine.sequence import Park
 from streamserve.protocol.events import ChoiceDone, Done, Error, Event, Usage
 from streamserve.protocol.figures import percentile
 
 # What a client is told for a sequence's error code, and whether trying again can help.
 ERRORS = {
     "timeout": ("the request ran into its timeout_seconds. Ask for less, or raise it.", False),
+    "queue_timeout": ("the engine was too busy to begin this request in time. Try again later.", True),
     "numerical_error": ("the model gave numbers that are not finite for this request.", False),
     "out_of_memory": ("the engine ran out of memory on this request. Try again later.", True),
     "never_fits": ("this request can never fit into the engine's memory. Shorten the prompt.", False),
@@ -79,34 +82,54 @@ class Timings:
         }
 
 
+class EngineSide(Protocol):
+    """What a generation says to the engine about its sequences. Each call returns at once."""
+
+    def abort(self, seq_id: int) -> None:
+        """End it: no step planned later holds it."""
+
+    def stop(self, seq_id: int, at: int) -> None:
+        """End it after `at` output tokens."""
+
+    def reader_at(self, seq_id: int, num_tokens: int | None) -> None:
+        """Its furthest reader has received `num_tokens` output tokens; None: do not wait for readers."""
+
+
 class LocalGeneration:
-    """See `clients.base.Generation`. `choices` maps the engine's sequence ids to the text sides."""
+    """See `clients.base.Generation`. `choices` maps the engine's sequence ids to the text sides.
+
+    `on_news` may be set, and is called on the loop whenever there is something to take again: once when events come
+    after `ready()` or `__anext__` left none, and once at the end (but not for `cancel`, the caller's own doing). Who
+    sets it looks once for what has come before.
+    """
 
     def __init__(
-        self,
-        accepted: Accepted,
-        choices: Mapping[int, Choice],
-        *,
-        accepted_at: float,
-        abort: Callable[[int], None],
-        stop: Callable[[int, int], None],
+        self, accepted: Accepted, choices: Mapping[int, Choice], *, accepted_at: float, engine: EngineSide
     ) -> None:
         self.accepted = accepted
+        self.parked: Park | None = None
+        self.num_cached_tokens = 0
         self.loop = asyncio.get_running_loop()
         self.timings = Timings(accepted_at)
+        self.on_news: Callable[[], None] | None = None
         self._choices = dict(choices)
         self._open = dict(choices)
-        self._num_cached_tokens = 0
-        self._abort = abort
-        self._stop = stop
+        self._is_resumed = any(choice.num_tokens for choice in choices.values())
+        self._engine = engine
         self._events: deque[Event] = deque()
         self._has_news = asyncio.Event()
+        self._is_announced = False
         self._is_ended = False
 
     @property
     def is_open(self) -> bool:
         """Whether events may still come from the engine."""
         return not self._is_ended
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether this run is the whole answer as far as it came: no park lies before or after it."""
+        return not self._is_resumed and self.parked is None
 
     def __aiter__(self) -> LocalGeneration:
         return self
@@ -115,12 +138,26 @@ class LocalGeneration:
         while not self._events:
             if self._is_ended:
                 raise StopAsyncIteration
+            self._is_announced = False
             self._has_news.clear()
             await self._has_news.wait()
         return self._events.popleft()
 
+    def ready(self) -> list[Event]:
+        """Take the events that are there now, without waiting; [] says nothing of the end (`is_open` does)."""
+        events = list(self._events)
+        self._events.clear()
+        self._is_announced = False
+        return events
+
+    def reader_at(self, num_tokens: Sequence[int] | None) -> None:
+        """Pass on how far the furthest reader is in each choice, for those that still run."""
+        for seq_id, choice in self._open.items():
+            self._engine.reader_at(seq_id, None if num_tokens is None else num_tokens[choice.index])
+
     def cancel(self) -> None:
         """End without a terminal event. When this returns, no step planned later holds a sequence of this request."""
+        self.on_news = None
         self._events.clear()
         self._end()
 
@@ -135,13 +172,14 @@ class LocalGeneration:
         choice = self._open.get(update.seq_id)
         if choice is None or self._is_ended:
             return
+        if update.is_last:
+            del self._open[update.seq_id]
         self.timings.note(update)
-        self._num_cached_tokens = max(self._num_cached_tokens, update.num_cached_tokens)
+        self.num_cached_tokens = max(self.num_cached_tokens, update.num_cached_tokens)
         if update.error is not None:
             self.fail(error_event(update.error))
-            return
-        self._push(choice, update)
-        self._has_news.set()
+        else:
+            self._push(choice, update)
 
     def _push(self, choice: Choice, update: SequenceUpdate) -> None:
         token = choice.push(update)
@@ -149,12 +187,22 @@ class LocalGeneration:
             self._events.append(token)
         if choice.finish_reason is not None:
             self._close(choice, update)
+        elif update.park is not None:
+            self._park(update.park)
+        if self._events:
+            self._announce()
+
+    def _park(self, park: Park) -> None:
+        """End, to be asked for again. The other choices leave with the one that the engine has parked."""
+        self.parked = park
+        self._end()
 
     def _close(self, choice: Choice, update: SequenceUpdate) -> None:
         assert choice.finish_reason is not None
-        del self._open[update.seq_id]
-        if choice.stopped_at is not None and not update.is_last:
-            self._stop(update.seq_id, choice.stopped_at)
+        if not update.is_last:
+            assert choice.stopped_at is not None
+            del self._open[update.seq_id]
+            self._engine.stop(update.seq_id, choice.stopped_at)
         if len(self._choices) > 1:
             self._events.append(ChoiceDone(choice=choice.index, finish_reason=choice.finish_reason))
         if not self._open:
@@ -167,7 +215,7 @@ class LocalGeneration:
         usage = Usage(
             prompt_tokens=self.accepted.num_prompt_tokens,
             completion_tokens=sum(choice.num_tokens for choice in choices),
-            cached_tokens=self._num_cached_tokens,
+            cached_tokens=self.num_cached_tokens,
         )
         return Done(
             finish_reason=choices[0].finish_reason,
@@ -178,8 +226,19 @@ class LocalGeneration:
 
     def _end(self) -> None:
         """Abort what still runs; nothing more comes."""
+        if self._is_ended:
+            return
         self._is_ended = True
         for seq_id in self._open:
-            self._abort(seq_id)
+            self._engine.abort(seq_id)
         self._open.clear()
+        self._is_announced = False
+        self._announce()
+
+    def _announce(self) -> None:
+        """Wake who waits, once until everything is taken."""
         self._has_news.set()
+        if not self._is_announced:
+            self._is_announced = True
+            if self.on_news is not None:
+                self.on_news()

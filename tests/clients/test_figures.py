@@ -35,6 +35,9 @@ def test_retry_after_is_what_the_queue_will_take() -> None:
     assert figures.retry_after(10, 4) == 10
     assert figures.retry_after(0, 4) == 1
     assert figures.latency()["ttft_p95"] == 1.0
+    figures.note_finished(dict.fromkeys(figures.latency(), 0.0) | {"prefill": 0.0, "decode": 2.0}, is_whole=False)
+    assert figures.retry_after(10, 4) == 8
+    assert figures.latency()["ttft_p95"] == 1.0
 
 
 def test_timings_add_up() -> None:
