@@ -166,7 +166,7 @@ def follow(
 
 async def collect(streams: Streams, stream: Stream) -> list[LoggedEvent]:
     """Wait for the stream's end as its owner's reader and return every event. Cancelled, the reader has left."""
-    reader = Reader(transport="whole")
+    reader = Reader(transport="whole", is_paced=False)
     stream.attach(reader)
     try:
         await stream.ended.wait()

@@ -61,7 +61,14 @@ class Streams:
         """
         client = self._find_client(request.model)
         arrived_at = time.monotonic() if request.arrived_at is None else request.arrived_at
-        request = replace(request, tenant=tenant, stream_id=secrets.token_hex(16), arrived_at=arrived_at)
+        reader_tokens = None if on_disconnect == "finish" else (0,) * request.n
+        request = replace(
+            request,
+            tenant=tenant,
+            stream_id=secrets.token_hex(16),
+            arrived_at=arrived_at,
+            reader_tokens=reader_tokens,
+        )
         self._starting[owner] += 1
         try:
             stream = await self._open(client, request, owner, on_disconnect)

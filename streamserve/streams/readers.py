@@ -7,9 +7,13 @@ from dataclasses import dataclass
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Reader:
-    """Someone attached to a stream. `seq` is the last event its transport has accepted."""
+    """Someone attached to a stream. `seq` is the last event its transport has accepted.
+
+    `is_paced`: the engine keeps to its pace. One that wants nothing before it can have all is not.
+    """
 
     is_watcher: bool = False
+    is_paced: bool = True
     transport: str = "sse"
     seq: int = 0
 
@@ -47,3 +51,13 @@ class Readers:
     def num_holding(self) -> int:
         """The owner's readers."""
         return self.num_attached - self.num_watchers
+
+    @property
+    def are_paced(self) -> bool:
+        """Whether the engine keeps to the pace of the furthest of the owner's readers."""
+        return all(reader.is_paced for reader in self._attached if not reader.is_watcher)
+
+    @property
+    def furthest_seq(self) -> int:
+        """The last event that one of the owner's readers has; 0 without any."""
+        return max((reader.seq for reader in self._attached if not reader.is_watcher), default=0)

@@ -2,13 +2,15 @@
 
 One task (`Stream.run`, owned by `Streams`) does every append, so the order of events needs no lock; everything else
 only says what should happen (`stop`, `detach`, a timer) and cancels the generation synchronously. Parked means: the
-engine has forgotten the sequence, the stream remembers its tokens, and a returning owner's reader has it continued.
-Lives on the event loop; knows no wire, no dialect and no framework.
+engine has forgotten the sequence and the stream remembers its tokens; `Parking` has the reasons and what each waits
+for. Lives on the event loop; knows no wire, no dialect and no framework.
 
-    running ── engine's Done or Error, stop, timeout ──────────────────────► finished
-       │ ▲                                                                      ▲
-       │ └── an owner's reader is there and the engine accepts again            │
-       └── the last owner's reader left ──► parked ── resume window over, stop ─┘
+    running ── engine's Done or Error, stop, timeout ────────────────────────────────► finished
+       │ ▲                                                                                ▲
+       │ └── an owner's reader is there, `Parking` says now, the engine accepts again     │
+       │                                                                                  │
+       ├── the last owner's reader left ──► parked ── resume window over, stop, timeout, ─┘
+       └── the engine parked it ──────────────┘       engine refuses for good or dies of it
 """
 
 from __future__ import annotations
@@ -21,11 +23,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from streamserve.clients.base import EngineClient, Generation
+from streamserve.engine.sequence import Park
 from streamserve.protocol.errors import Refused, StreamserveError
 from streamserve.protocol.events import Done, Error, Event, Meta, Status, Usage
 from streamserve.protocol.requests import GenerateRequest
-from streamserve.streams.inbox import Inbox
+from streamserve.streams.lead import Lead
 from streamserve.streams.log import EventLog, Fenced, new_log_id
+from streamserve.streams.parking import MESSAGES, NO_READER, Parking
 from streamserve.streams.readers import Reader, Readers
 from streamserve.streams.settings import StreamSettings
 from streamserve.streams.summary import StreamSummary, summarize
@@ -41,6 +45,7 @@ ON_DISCONNECT = ("park", "abort", "finish")
 _FENCE = 1
 _ABANDONED = Done(finish_reason="abandoned")
 _INTERNAL = Error(code="internal_error", message="The server failed while answering. It has been logged.")
+_HOPELESS = Error(code="engine_died", message="The engine failed repeatedly on this answer. Try again.", retryable=True)
 _STOPPING = Error(code="engine_unavailable", message="The server is shutting down.", retryable=True)
 _TIMEOUT = Error(code="timeout", message="The answer was not finished within timeout_seconds.")
 
@@ -67,15 +72,15 @@ class Stream:
         self.request = _fix(request, generation)
         self.readers = Readers()
         self.tally = Tally(generation.accepted, request.n, request.arrived_at or time.monotonic())
+        self.lead = Lead(self.tally, self.readers, is_bounded=on_disconnect != "finish", told=request.reader_tokens)
+        self.parking = Parking()
         self.last_seq = 0
-        self.num_parks = 0
         self.terminal: Done | Error | None = None
         self.ended = asyncio.Event()  # set once nothing more will be appended
         self.ended_at: float | None = None
         self._client, self._log, self._settings = client, log, settings
         self._generation: Generation | None = generation
         self._ending: Done | Error | None = None
-        self._refused_at: float | None = None
         self._news = asyncio.Event()
         self._timers = Timers()
 
@@ -114,7 +119,16 @@ class Stream:
         self.readers.add(reader)
         if not reader.is_watcher:
             self._timers.disarm("first_reader", "resume_window")
+            self.parking.hurry()
+            self._note_position()
             self._news.set()
+
+    def moved(self, reader: Reader, seq: int) -> None:
+        """Note that `reader` has every event up to `seq`."""
+        if reader.seq != seq:
+            reader.seq = seq
+            if not reader.is_watcher:
+                self._note_position()
 
     def detach(self, reader: Reader) -> None:
         """Count `reader` out, once. Losing the last owner's reader takes effect before this returns."""
@@ -122,6 +136,7 @@ class Stream:
             self._news.set()
             if not reader.is_watcher:
                 self.release()
+                self._note_position()
 
     def release(self) -> None:
         """Do what `on_disconnect` says, unless an owner's reader is attached. Also for one that was promised only."""
@@ -164,54 +179,81 @@ class Stream:
                 await self._append([self._ending])
             elif self._generation is not None:
                 await self._relay(self._generation)
-            elif self._is_wanted:
+            elif (seconds := self._seconds_left()) == 0:
                 await self._readmit()
             else:
-                await self._change()
+                await self._change(seconds)
 
     async def _relay(self, generation: Generation) -> None:
-        """Commit what `generation` yields until it is over: by itself, or because we cancelled it."""
-        async with Inbox(generation) as inbox:
-            while self.terminal is None and (batch := await inbox.take()):
-                await self._append(batch)
-        if self.terminal is None and self._generation is generation:
+        """Commit what `generation` yields until it is over: by itself, parked by the engine, or cancelled by us.
+
+        Group commit without a timer: what came while the last batch was being committed is the next batch.
+        """
+        async for event in generation:
+            await self._append([event, *generation.ready()])
+            self.tally.note_cached(generation.num_cached_tokens)
+            if self.terminal is not None:
+                return
+        if self._generation is generation:
+            await self._stand_still(generation.parked)
+
+    async def _stand_still(self, park: Park | None) -> None:
+        """Remember why the engine has parked the answer, and tell the readers if they will notice."""
+        if park is None:
             raise RuntimeError("the generation ended without a terminal event")
+        self._generation = None
+        self.parking.begin(park, self.tally.num_tokens, time.monotonic())
+        if self.parking.is_hopeless:
+            self._end_with(_HOPELESS)
+        elif park.reason in MESSAGES:
+            await self._tell_waiting(MESSAGES[park.reason])
 
     async def _readmit(self) -> None:
         """Ask the engine to go on after the tokens in the log. A refusal keeps the stream: it asks again."""
         self._news.clear()  # what is news from here on cuts a wait short
+        request = replace(
+            self.request,
+            output_token_ids=self.tally.token_ids,
+            first_token_at=self.tally.pace.first_at,
+            reader_tokens=self.lead.reader_tokens,
+        )
         try:
-            generation = await self._client.generate(replace(self.request, output_token_ids=self.tally.token_ids))
+            generation = await self._client.generate(request)
         except Refused as refused:
             await self._wait_out(refused)
             return
         except StreamserveError as error:
             self._end_with(Error(code=error.code, message=error.message))
             return
-        self._refused_at = None
         if self._is_ending or not self._is_wanted:
             generation.cancel()
             return
         self._generation = generation
-        await self._append([Status(status="resumed")])
+        self.lead.begin(request.reader_tokens)
+        self._note_position()
+        if self.parking.end():
+            await self._append([Status(status="resumed")])
 
     async def _wait_out(self, refused: Refused) -> None:
-        """Tell the readers once, then wait `retry_after`; give up when that has lasted as long as the resume window."""
-        now = time.monotonic()
-        if self._refused_at is None:
-            self._refused_at = now
-            await self._append([Status(status="waiting", message=refused.message)])
-        if now - self._refused_at > self._settings.resume_window_seconds:
+        """Tell the readers once; give up on a model that has failed, or after as long as the resume window."""
+        seconds = self.parking.refuse(refused, time.monotonic())
+        if refused.code == "engine_died" or seconds > self._settings.resume_window_seconds:
             self._end_with(Error(code=refused.code, message=refused.message, retryable=True))
-        await self._change(refused.retry_after)
+        else:
+            await self._tell_waiting(refused.message)
+
+    async def _tell_waiting(self, message: str) -> None:
+        if not self.parking.has_told:
+            self.parking.has_told = True
+            await self._append([Status(status="waiting", message=message)])
 
     async def _append(self, events: Sequence[Event]) -> None:
         """Commit `events` up to the first terminal one; what is not committed does not count."""
         batch = [self._settled(event) for event in self.tally.fresh(events)]
         if batch:
             self.last_seq = await self._log.append(self.log_id, _FENCE, batch)
-        for event in batch:
-            self.tally.note(event)
+        for seq, event in enumerate(batch, self.last_seq - len(batch) + 1):
+            self.tally.note(event, seq)
             if isinstance(event, Done | Error):
                 self.terminal = event
 
@@ -248,7 +290,7 @@ class Stream:
             return event
         if event is self._ending:
             return self.tally.with_figures(event)
-        return self.tally.over_all_runs(event) if self.num_parks else event
+        return self.tally.over_all_runs(event) if self.parking.num_parks else event
 
     # Decisions, synchronous
 
@@ -260,6 +302,17 @@ class Stream:
     def _is_ending(self) -> bool:
         return self._ending is not None or self.state == "finished"
 
+    def _seconds_left(self) -> float | None:
+        """How long until the engine is asked to go on: 0 is now, None is until somebody comes or has read more."""
+        return self.parking.seconds_left(self.lead.num_unread, time.monotonic()) if self._is_wanted else None
+
+    def _note_position(self) -> None:
+        """Tell the engine how far the furthest reader is, or find that it is time to go on."""
+        if self._generation is not None:
+            self.lead.tell(self._generation)
+        elif not self._is_ending and self._seconds_left() == 0:
+            self._news.set()
+
     def _end_with(self, ending: Done | Error) -> None:
         if not self._is_ending:
             self._ending = ending
@@ -269,8 +322,8 @@ class Stream:
     def _park(self) -> None:
         """Have the engine forget the sequence, and give the reader `resume_window_seconds` to come back."""
         if self._generation is not None:
-            self.num_parks += 1
             self._cancel()
+            self.parking.begin(NO_READER, self.tally.num_tokens, time.monotonic())
         self._timers.disarm("first_reader")
         window = self._settings.resume_window_seconds
         self._timers.arm("resume_window", window, lambda: self._end_with(_ABANDONED))

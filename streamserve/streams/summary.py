@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 class StreamSummary:
     """One stream for people: the admin page, the log line, the figures.
 
-    `ttft`, `itl_p50`, `itl_p95` are seconds, None before there is anything to measure. `num_readers` are the owner's.
+    `ttft`, `itl_p50`, `itl_p95` are seconds, None before there is anything to measure. `num_readers` are the owner's;
+    `lead` is how many tokens the furthest of them has not received. `park_reason` is one of `streams/parking.py`.
     """
 
     id: str
@@ -43,7 +44,9 @@ class StreamSummary:
     error_code: str | None
     num_readers: int
     num_watchers: int
+    lead: int
     num_parks: int
+    park_reason: str | None
     transport: str
 
 
@@ -108,6 +111,8 @@ def summarize(stream: Stream) -> StreamSummary:
         error_code=end.code if isinstance(end, Error) else None,
         num_readers=stream.readers.num_holding,
         num_watchers=stream.readers.num_watchers,
-        num_parks=stream.num_parks,
+        lead=stream.lead.num_unread,
+        num_parks=stream.parking.num_parks,
+        park_reason=stream.parking.reason if stream.state == "parked" else None,
         transport=stream.readers.last_transport,
     )

@@ -68,7 +68,7 @@ class Tail:
 
     async def next(self, silence_seconds: float | None = None) -> list[LoggedEvent]:
         """Return the next events, joined. [] after `silence_seconds` without any, or when none are to come."""
-        self._reader.seq = self._given_seq
+        self._stream.moved(self._reader, self._given_seq)
         silent_at = None if silence_seconds is None else time.monotonic() + silence_seconds
         has_waited = False
         while not self.is_over:

@@ -6,6 +6,8 @@ Counts committed events only. Pure but for `time.monotonic()`.
 from __future__ import annotations
 
 import time
+from array import array
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
@@ -14,41 +16,80 @@ from streamserve.protocol.events import ChoiceDone, Done, Event, Token, Usage, i
 from streamserve.streams.summary import Pace
 
 
+class _ChoiceTally:
+    """One choice's tokens, and how many of them there were at each of its events (eight bytes an event)."""
+
+    def __init__(self) -> None:
+        self.token_ids: list[int] = []
+        self.is_finished = False
+        self._seqs = array("I")
+        self._counts = array("I")
+
+    def note(self, token_ids: Sequence[int], seq: int) -> None:
+        self.token_ids.extend(token_ids)
+        self._seqs.append(seq)
+        self._counts.append(len(self.token_ids))
+
+    def num_delivered(self, seq: int) -> int:
+        index = bisect_right(self._seqs, seq)
+        return self._counts[index - 1] if index else 0
+
+
 class Tally:
     """Fed every committed event, in order."""
 
     def __init__(self, accepted: Accepted, n: int, started_at: float) -> None:
         self.pace = Pace(started_at)
+        self.num_tokens = 0
         self._num_prompt_tokens = accepted.num_prompt_tokens
-        self._token_ids: list[list[int]] = [[] for _ in range(n)]
-        self._finished_choices: set[int] = set()
+        self._num_cached_tokens: int | None = None
+        self._choices = [_ChoiceTally() for _ in range(n)]
 
     def fresh(self, events: Sequence[Event]) -> Iterator[Event]:
         """Leave out what a re-admitted generation repeats of choices that had finished, and all after the end."""
         for event in events:
-            if isinstance(event, Token | ChoiceDone) and event.choice in self._finished_choices:
+            if isinstance(event, Token | ChoiceDone) and self._choices[event.choice].is_finished:
                 continue
             yield event
             if is_terminal(event):
                 return
 
-    def note(self, event: Event) -> None:
+    def note(self, event: Event, seq: int) -> None:
         """Count a committed event."""
         if isinstance(event, Token):
-            self._token_ids[event.choice].extend(event.token_ids)
+            self._choices[event.choice].note(event.token_ids, seq)
+            self.num_tokens += len(event.token_ids)
             self.pace.note(time.monotonic())
         elif isinstance(event, ChoiceDone):
-            self._finished_choices.add(event.choice)
+            self._choices[event.choice].is_finished = True
+
+    def note_cached(self, num_tokens: int) -> None:
+        """Take what the engine found cached. The run that gave the first token counts: later ones find our own work."""
+        if self._num_cached_tokens is None and self.pace.first_at is not None:
+            self._num_cached_tokens = min(num_tokens, self._num_prompt_tokens)
 
     @property
     def token_ids(self) -> tuple[tuple[int, ...], ...]:
         """The output tokens of each choice."""
-        return tuple(map(tuple, self._token_ids))
+        return tuple(tuple(choice.token_ids) for choice in self._choices)
+
+    def delivered(self, seq: int) -> tuple[int, ...]:
+        """Return how many output tokens of each choice the events up to `seq` hold."""
+        return tuple(choice.num_delivered(seq) for choice in self._choices)
+
+    def num_unread(self, read: Sequence[int]) -> int:
+        """Return how many tokens follow the `read` ones, in the unfinished choice that has most."""
+        pairs = zip(self._choices, read, strict=True)
+        return max((len(one.token_ids) - count for one, count in pairs if not one.is_finished), default=0)
 
     @property
     def usage(self) -> Usage:
-        """Token counts as far as they are known here; cached tokens are not."""
-        return Usage(prompt_tokens=self._num_prompt_tokens, completion_tokens=sum(map(len, self._token_ids)))
+        """Token counts as far as they are known here."""
+        return Usage(
+            prompt_tokens=self._num_prompt_tokens,
+            completion_tokens=self.num_tokens,
+            cached_tokens=self._num_cached_tokens or 0,
+        )
 
     def with_figures(self, done: Done, usage: Usage | None = None) -> Done:
         """Return `done` with the figures of the whole stream: of all its runs in the engine, or of one cut short."""
@@ -56,6 +97,8 @@ class Tally:
         return replace(done, usage=usage or self.usage, latency=latency, breakdown=self.pace.breakdown())
 
     def over_all_runs(self, done: Done) -> Done:
-        """Return the engine's `done` of the last run with the figures of all: it counts shown tokens as cached ones."""
-        cached_tokens = min(done.usage.cached_tokens, self._num_prompt_tokens)
+        """Return the engine's `done` of the last run with the figures of all."""
+        cached_tokens = self._num_cached_tokens
+        if cached_tokens is None:
+            cached_tokens = min(done.usage.cached_tokens, self._num_prompt_tokens)
         return self.with_figures(done, replace(done.usage, cached_tokens=cached_tokens))

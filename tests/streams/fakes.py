@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from itertools import cycle
 
-from streamserve.clients.base import Accepted, EngineClient
+from streamserve.clients.base import Accepted, EngineClient, Generation
 from streamserve.clients.factory import echo_client
 from streamserve.clients.thread import ThreadClient
 from streamserve.engine.config import EngineConfig
 from streamserve.engine.plan import StepPlan
+from streamserve.engine.sequence import Park
 from streamserve.protocol.events import Event, Token
 from streamserve.protocol.requests import GenerateRequest, SamplingParams
 from streamserve.streams.log import MemoryLog
@@ -44,9 +46,12 @@ async def until(claim: Callable[[], bool], what: str) -> None:
 
 
 class ScriptedGeneration:
-    """Yields what the test pushes."""
+    """Yields what the test pushes, and ends where it says so."""
 
     def __init__(self, request: GenerateRequest) -> None:
+        self.parked: Park | None = None
+        self.num_cached_tokens = 0
+        self.positions: list[tuple[int, ...] | None] = []  # what `reader_at` was told
         self.accepted = Accepted(num_prompt_tokens=3, max_tokens=request.sampling.max_tokens or 99, seed=11)
         self.is_cancelled = False
         self._script: deque[Event | BaseException | None] = deque()
@@ -56,6 +61,20 @@ class ScriptedGeneration:
         """Yield these next; an exception is raised, None ends the iteration."""
         self._script.extend(script)
         self._news.set()
+
+    def park(self, park: Park) -> None:
+        """End like an engine that parks the sequences, after what was pushed."""
+        self.parked = park
+        self.push(None)
+
+    def ready(self) -> list[Event]:
+        events: list[Event] = []
+        while self._script and not isinstance(self._script[0], BaseException | None):
+            events.append(self._script.popleft())
+        return events
+
+    def reader_at(self, num_tokens: Sequence[int] | None) -> None:
+        self.positions.append(None if num_tokens is None else tuple(num_tokens))
 
     def cancel(self) -> None:
         self.is_cancelled = True
@@ -100,6 +119,56 @@ class ScriptedClient:
     @property
     def last(self) -> ScriptedGeneration:
         return self.generations[-1]
+
+
+class ParkingGeneration:
+    """A real generation that is parked after so many token events, as its engine might."""
+
+    def __init__(self, inner: Generation, park: Park, num_tokens: int) -> None:
+        self.accepted = inner.accepted
+        self.parked: Park | None = None
+        self._inner, self._park = inner, park
+        self._num_left = num_tokens
+
+    @property
+    def num_cached_tokens(self) -> int:
+        return self._inner.num_cached_tokens
+
+    def __aiter__(self) -> ParkingGeneration:
+        return self
+
+    async def __anext__(self) -> Event:
+        if not self._num_left:
+            self._inner.cancel()
+            self.parked = self._park
+            raise StopAsyncIteration
+        event = await anext(self._inner)
+        self._num_left -= isinstance(event, Token)
+        return event
+
+    def ready(self) -> list[Event]:
+        return []
+
+    def reader_at(self, num_tokens: Sequence[int] | None) -> None:
+        self._inner.reader_at(num_tokens)
+
+    def cancel(self) -> None:
+        self._inner.cancel()
+
+
+class ParkingClient:
+    """An engine that parks every generation after `num_tokens` token events, for the reasons given, in turn."""
+
+    alias = "parking"
+
+    def __init__(self, inner: EngineClient, parks: Iterable[Park], *, num_tokens: int = 1) -> None:
+        self.num_requests = 0
+        self._inner, self._parks = inner, cycle(parks)
+        self._num_tokens = num_tokens
+
+    async def generate(self, request: GenerateRequest) -> ParkingGeneration:
+        self.num_requests += 1
+        return ParkingGeneration(await self._inner.generate(request), next(self._parks), self._num_tokens)
 
 
 class StallingLog(MemoryLog):

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from streamserve.clients.thread import ThreadClient
+from streamserve.engine.sequence import Park
 from streamserve.protocol.errors import Overloaded
 from streamserve.protocol.events import Done, Meta, Token, is_terminal
 from streamserve.streams.delivery import follow
@@ -21,7 +22,7 @@ from tests.streams.fakes import ScriptedClient, ask, tok, until
 
 ACTIONS = (
     "attach", "attach watcher", "detach", "release", "token", "token", "tokens", "done", "crash", "vanish",
-    "refuse", "stop", "turn", "turn", "turns",
+    "refuse", "stop", "turn", "turn", "turns", "move", "move", "lead", "ahead", "paused", "lost",
 )  # fmt: skip
 # Those that end the stream come seldom, so that most runs are long.
 ENDS = {"done", "crash", "vanish", "stop"}
@@ -52,6 +53,10 @@ class Chaos:
                 self.client.last.push(Done(finish_reason="stop"))
             case "crash" | "vanish":
                 self.client.last.push(ValueError("broken") if action == "crash" else None)
+            case "move" if self.readers:
+                stream.moved(self.readers[0], stream.last_seq)
+            case "lead" | "ahead" | "paused" | "lost":
+                self.client.last.park(Park(reason=action))
             case "refuse":
                 self.client.refusals.append(Overloaded("full", retry_after=1))
             case "stop":

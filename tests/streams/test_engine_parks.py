@@ -1,0 +1,228 @@
+"""Laws of a stream whose engine parks it: what is asked again and when, and what its readers see of that."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from streamserve.engine.sequence import Park
+from streamserve.protocol.errors import EngineUnavailable
+from streamserve.protocol.events import Done, Error, Event, Meta, Status, Usage
+from streamserve.streams.delivery import collect
+from streamserve.streams.directory import Streams
+from streamserve.streams.log import MemoryLog
+from streamserve.streams.settings import StreamSettings
+from streamserve.streams.stream import Reader, Stream
+from tests.streams.fakes import ScriptedClient, ask, tok, until
+
+DONE = Done(finish_reason="stop", usage=Usage(prompt_tokens=3, completion_tokens=1))
+LEAD = Park(reason="lead", resume_at_lead=2)
+LONG_AHEAD = Park(reason="ahead", resume_seconds=3600.0)
+
+
+async def start(streams: Streams, **rest: object) -> Stream:
+    """Start a stream on the scripted engine."""
+    on_disconnect = str(rest.pop("on_disconnect", "park"))
+    return await streams.start(ask("scripted", **rest), owner="u1", tenant="t1", on_disconnect=on_disconnect)
+
+
+async def read(streams: Streams, reader: Reader, **rest: object) -> Stream:
+    """Start a stream that `reader` reads."""
+    stream = await start(streams, **rest)
+    stream.attach(reader)
+    return stream
+
+
+async def events_of(streams: Streams, stream: Stream) -> list[Event]:
+    """Wait for the end and return every event but `meta`."""
+    async with asyncio.timeout(10):
+        await stream.ended.wait()
+    meta, *events = [logged.event for logged in await streams.log.read(stream.log_id, 0)]
+    assert isinstance(meta, Meta)
+    return events
+
+
+async def few_turns() -> None:
+    for _ in range(10):
+        await asyncio.sleep(0)
+
+
+async def test_who_is_too_far_ahead_is_asked_for_when_its_reader_has_read(
+    streams: Streams, scripted: ScriptedClient
+) -> None:
+    """The engine hears nothing until no more than the limit is unread; readers see tokens only."""
+    stream = await read(streams, reader := Reader())
+    tokens = [tok("x", number) for number in range(5)]
+    scripted.last.push(*tokens)
+    scripted.last.park(LEAD)
+    await until(lambda: stream.state == "parked", "it is parked")
+    assert (stream.last_seq, stream.summary().park_reason, stream.summary().lead) == (6, "lead", 5)
+    for seq in (2, 3):
+        stream.moved(reader, seq)
+        await few_turns()
+    assert len(scripted.requests) == 1
+    stream.moved(reader, 4)
+    await until(lambda: stream.state == "running", "it goes on")
+    assert scripted.requests[1].output_token_ids == ((0, 1, 2, 3, 4),)
+    assert scripted.requests[1].reader_tokens == (3,)
+    scripted.last.push(tok("y"), DONE)
+    assert (await events_of(streams, stream))[:-1] == [*tokens, tok("y")]
+    assert (stream.summary().num_parks, stream.summary().park_reason) == (1, None)
+
+
+async def test_who_made_room_goes_on_when_its_reader_starves(streams: Streams, scripted: ScriptedClient) -> None:
+    """Everything is read: it does not wait for its time."""
+    stream = await read(streams, reader := Reader())
+    scripted.last.push(tok("a"), tok("b"))
+    scripted.last.park(LONG_AHEAD)
+    await until(lambda: stream.state == "parked", "it is parked")
+    stream.moved(reader, 2)
+    await few_turns()
+    assert stream.state == "parked"
+    stream.moved(reader, 3)
+    await until(lambda: stream.state == "running", "it goes on")
+    scripted.last.push(DONE)
+    assert [type(event) for event in await events_of(streams, stream)][2:] == [Done]
+
+
+async def test_who_made_room_goes_on_after_a_while(streams: Streams, scripted: ScriptedClient) -> None:
+    """Whether its reader has read or not."""
+    stream = await read(streams, Reader())
+    scripted.last.push(tok("a"))
+    scripted.last.park(Park(reason="ahead", resume_seconds=0.01))
+    await until(lambda: len(scripted.generations) == 2, "it goes on")
+    assert stream.summary().lead == 1
+
+
+@pytest.mark.parametrize("reason", ["paused", "lost"])
+async def test_readers_are_told_of_an_engine_that_is_not_there(
+    streams: Streams, scripted: ScriptedClient, reason: str
+) -> None:
+    """At once, once, in words; and when it goes on. Refusals in between are waited out."""
+    stream = await read(streams, Reader())
+    scripted.last.push(tok("a", 5), tok("b", 6))
+    scripted.refusals.extend([EngineUnavailable("starting", retry_after=9)] * 2)
+    scripted.last.park(Park(reason=reason))
+    await until(lambda: len(scripted.generations) == 2, "it goes on")
+    scripted.last.push(tok("c", 7), DONE)
+    *before, waiting, resumed, token, end = await events_of(streams, stream)
+    assert (before, token) == ([tok("a", 5), tok("b", 6)], tok("c", 7))
+    assert isinstance(waiting, Status)
+    assert waiting.status == "waiting"
+    assert waiting.message
+    assert resumed == Status(status="resumed")
+    assert isinstance(end, Done)
+    first, *again = scripted.requests
+    assert first.first_token_at is None
+    assert [request.output_token_ids for request in again] == [((5, 6),)] * 3
+    assert {request.arrived_at for request in scripted.requests} == {first.arrived_at}
+    assert {request.first_token_at for request in again} == {stream.tally.pace.first_at}
+
+
+async def test_an_answer_that_kills_its_engine_ends_in_an_error(streams: Streams, scripted: ScriptedClient) -> None:
+    """Lost five times without a new token, it is not asked for a sixth time."""
+    stream = await read(streams, Reader())
+    scripted.last.push(tok("a"))
+    for number in range(1, 6):
+        await until(lambda: len(scripted.generations) == number, "it is asked for")  # noqa: B023
+        scripted.last.park(Park(reason="lost"))
+    *_, end = await events_of(streams, stream)
+    assert isinstance(end, Error)
+    assert (end.code, end.retryable, len(scripted.requests)) == ("engine_died", True, 5)
+
+
+async def test_a_model_that_has_failed_is_not_waited_for(streams: Streams, scripted: ScriptedClient) -> None:
+    """Nobody replaces that engine any more: the reader hears so."""
+    stream = await read(streams, Reader())
+    scripted.refusals.append(EngineUnavailable("out of order", code="engine_died", retry_after=30))
+    scripted.last.park(Park(reason="lost"))
+    *_, end = await events_of(streams, stream)
+    assert end == Error(code="engine_died", message="out of order", retryable=True)
+
+
+async def test_stop_does_not_wait_for_a_paused_engine(streams: Streams, scripted: ScriptedClient) -> None:
+    """Nor does a reader who leaves: the resume window runs."""
+    stream = await read(streams, Reader())
+    scripted.refusals.append(EngineUnavailable("paused", code="engine_paused", retry_after=100))
+    scripted.last.park(Park(reason="paused"))
+    await until(lambda: len(scripted.requests) == 2, "the engine refuses")
+    async with asyncio.timeout(5):
+        await stream.stop()
+    assert len(scripted.requests) == 2
+
+
+async def test_nobody_asks_for_a_parked_answer_whose_reader_left(scripted: ScriptedClient) -> None:
+    """Its window passes as for any other."""
+    streams = Streams({"scripted": scripted}, MemoryLog(), StreamSettings(resume_window_seconds=0.01))
+    stream = await read(streams, reader := Reader())
+    scripted.last.push(tok("a"))
+    scripted.last.park(LONG_AHEAD)
+    await until(lambda: stream.state == "parked", "it is parked")
+    stream.detach(reader)
+    *_, end = await events_of(streams, stream)
+    assert isinstance(end, Done)
+    assert (end.finish_reason, len(scripted.requests), stream.parking.num_parks) == ("abandoned", 1, 1)
+    await streams.aclose()
+
+
+async def test_a_returning_reader_replays_before_the_engine_prefills(
+    streams: Streams, scripted: ScriptedClient
+) -> None:
+    """A reload of a long answer asks the engine when the reader is near its end, not before."""
+    stream = await read(streams, reader := Reader())
+    scripted.last.push(*(tok("x", number) for number in range(200)))
+    await until(lambda: stream.last_seq == 201, "the tokens are committed")
+    stream.detach(reader)
+    stream.attach(again := Reader())
+    stream.moved(again, 72)
+    await few_turns()
+    assert (stream.state, stream.summary().park_reason) == ("parked", "reader")
+    stream.moved(again, 73)
+    await until(lambda: stream.state == "running", "it goes on")
+    assert scripted.requests[1].reader_tokens == (72,)
+
+
+async def test_the_engine_is_told_how_far_the_reader_is(streams: Streams, scripted: ScriptedClient) -> None:
+    """Of the furthest owner's reader; when that one leaves, of the next; never of a watcher."""
+    stream = await read(streams, reader := Reader(), n=2)
+    assert scripted.requests[0].reader_tokens == (0, 0)
+    second, watcher = Reader(), Reader(is_watcher=True)
+    stream.attach(second)
+    stream.attach(watcher)
+    scripted.last.push(*(tok("x", choice=number % 2) for number in range(100)))
+    await until(lambda: stream.last_seq == 101, "the tokens are committed")
+    stream.moved(watcher, 101)
+    assert scripted.last.positions == []
+    stream.moved(reader, 81)
+    stream.moved(second, 2)
+    stream.detach(reader)
+    assert scripted.last.positions == [(40, 40), (1, 0)]
+
+
+async def test_a_whole_answer_is_not_held_back(streams: Streams, scripted: ScriptedClient) -> None:
+    """Who collects reads nothing before the end, so the engine waits for nobody while they do."""
+    stream = await start(streams)
+    collecting = asyncio.create_task(collect(streams, stream))
+    await until(lambda: scripted.last.positions == [None], "the engine hears of it")
+    scripted.last.push(DONE)
+    await collecting
+    finishing = await start(streams, on_disconnect="finish")
+    assert scripted.requests[-1].reader_tokens is None
+    finishing.attach(Reader())
+    assert scripted.last.positions == []
+
+
+async def test_usage_of_a_stopped_stream_has_its_cached_tokens(streams: Streams, scripted: ScriptedClient) -> None:
+    """Those of the prompt that the first run found; later runs find what this answer itself has cached."""
+    stream = await read(streams, reader := Reader())
+    for num_cached, name in ((2, "a"), (9, "b")):
+        scripted.last.num_cached_tokens = num_cached
+        scripted.last.push(tok(name))
+        await until(lambda: stream.last_seq == len(scripted.requests) + 1, "the token is committed")
+        stream.moved(reader, stream.last_seq)
+        scripted.last.park(LEAD)
+        await until(lambda: len(scripted.generations) > stream.tally.num_tokens, "it goes on")
+    await stream.stop()
+    assert isinstance(stream.terminal, Done)
+    assert stream.terminal.usage == Usage(prompt_tokens=3, completion_tokens=2, cached_tokens=2)
