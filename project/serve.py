@@ -1,8 +1,11 @@
 """What `manage.py demo`, and so `make run`, does: prepare the demo site, serve it by daphne, say where it is.
 
 Migrates, makes a login and an API key, sees that the port is free, starts daphne as a child, waits until the model is
-loaded, prints what to open, and ends the child with itself. Environment: PORT, HOST, STREAMSERVE_MODEL or MODEL,
-STREAMSERVE_DTYPE or DTYPE, STREAMSERVE_DEMO_KEY or KEY. All else is project/settings.py.
+loaded, prints what to open, and ends the child with itself. The engine, which daphne starts, is a process of its own.
+It stays for a minute after its last client, so that a restart finds the model loaded.
+
+Environment: PORT, HOST, STREAMSERVE_MODEL or MODEL, STREAMSERVE_DTYPE or DTYPE, STREAMSERVE_DEMO_KEY or KEY. All else
+is project/settings.py.
 """
 
 from __future__ import annotations
@@ -17,7 +20,6 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Mapping
 from typing import Any
 
 LOGIN = "demo"
@@ -38,7 +40,9 @@ def main(host: str | None = None, port: str | None = None) -> int:
         wanted_key = _wanted_key()
         check_port_is_free(address, number)
         password, key = prepare(wanted_key)
-        return serve(address, number, password, key)
+        status = serve(address, number, password, key)
+        print(farewell(), flush=True)
+        return status
     except Problem as problem:
         print(f"\n{problem}", file=sys.stderr)
         return 1
@@ -129,7 +133,7 @@ def _demo_key(key: str | None) -> str:
 
 
 def serve(host: str, port: int, password: str, key: str) -> int:
-    """Run daphne until it or we are told to end."""
+    """Run daphne until it or we are told to end. Returns the exit status."""
     url = f"http://{'localhost' if host in ('', '0.0.0.0', '::') else host}:{port}"
     command = [sys.executable, "-m", "daphne", "-b", host, "-p", str(port), "-v", "0", "project.asgi:application"]
     daphne = subprocess.Popen(command, start_new_session=True)  # Ctrl-C reaches us alone, and we end it
@@ -137,6 +141,8 @@ def serve(host: str, port: int, password: str, key: str) -> int:
         model = wait_until_ready(url, daphne)
         print(greeting(url, model, password, key), flush=True)
         return daphne.wait()
+    except KeyboardInterrupt:
+        return 0
     finally:
         end(daphne)
 
@@ -153,21 +159,24 @@ def end(child: subprocess.Popen[bytes]) -> None:
 
 
 def wait_until_ready(url: str, daphne: subprocess.Popen[bytes]) -> str:
-    """Show how loading comes on; return the model's alias. Raises Problem when it cannot be loaded."""
-    shown = ""
-    while True:
-        if daphne.poll() is not None:
-            raise Problem(f"daphne ended with status {daphne.returncode}. What it said stands above.")
-        state = _ready_state(url)
-        models = state.get("models", [])
-        for model in models:
-            if model["state"] == "failed":
-                raise Problem(f"The model {model['alias']!r} could not be loaded. {model['message']}")
-        if models:
-            shown = _show(models[0], shown, is_last=bool(state.get("ready")))
-        if state.get("ready"):
-            return str(models[0]["alias"])
-        time.sleep(_POLL_SECONDS)
+    """Show how loading comes on; return the model's alias. Raises Problem when it cannot be used."""
+    from streamserve.progress import LoadingBar, description_of
+
+    bar = LoadingBar(sys.stdout)
+    try:
+        while True:
+            if daphne.poll() is not None:
+                raise Problem(f"daphne ended with status {daphne.returncode}. What it said stands above.")
+            state = _ready_state(url)
+            for model in map(description_of, state.get("models", [])):
+                bar.show(model)
+                if model.state == "failed":
+                    raise Problem(f"The model {model.alias!r} cannot be used. {model.message}")
+                if state["ready"]:
+                    return model.alias
+            time.sleep(_POLL_SECONDS)
+    finally:
+        bar.close()
 
 
 def _ready_state(url: str) -> dict[str, Any]:
@@ -180,17 +189,6 @@ def _ready_state(url: str) -> dict[str, Any]:
         return dict(json.load(error)) if error.code == 503 else {}
     except (OSError, ValueError):
         return {}
-
-
-def _show(model: Mapping[str, Any], shown: str, *, is_last: bool) -> str:
-    """Draw the progress of loading in one line; without a terminal, a line a stage. Returns the stage."""
-    stage = model["stage"] or model["state"]
-    line = f"Loading {model['alias']}: {stage} {model['fraction']:.0%}, {model['elapsed_seconds']:.0f} s"
-    if sys.stdout.isatty():
-        print(f"\r{line:<78}", end="\n" if is_last else "", flush=True)
-    elif is_last or stage != shown:
-        print(line, flush=True)
-    return str(stage)
 
 
 def greeting(url: str, model: str, password: str, key: str) -> str:
@@ -207,3 +205,15 @@ streamserve is up, with the model {model!r}.
        -H "Content-Type: application/json" -d '{{"messages": [{{"role": "user", "content": "How do I pause?"}}]}}'
 
 Ctrl-C ends it."""
+
+
+def farewell() -> str:
+    """Return what is left when daphne has gone."""
+    from streamserve.conf import get_settings
+
+    if get_settings().client != "process":
+        return "\nstreamserve has ended."
+    python = min(sys.executable, os.path.relpath(sys.executable), key=len)
+    return f"""
+streamserve has ended. Its engine keeps the model loaded for another minute, and then ends by itself.
+To end it at once: {python} manage.py streamserve_engine --stop"""

@@ -93,6 +93,7 @@ def _models() -> dict[str, dict[str, str]]:
 
 STREAMSERVE = {
     "MODELS": _models(),
+    "STATE_DIR": STATE_DIR,
     "ANONYMOUS": True,
 }
 

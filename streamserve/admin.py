@@ -1,4 +1,5 @@
-"""Models in the admin, and the live page: what runs now, figures each second by SSE, and a stop for each stream.
+"""Models in the admin, and the live page: what runs now, figures each second by SSE, a stop for each stream, and for
+each engine pause, resume and drain.
 
 Rows are read-only here: they say what happened. The live page is the admin of a model without rows of its own, so that
 it works, and is listed, under the default AdminSite and any other.
@@ -21,6 +22,7 @@ from django.utils.translation import gettext_lazy as _
 from streamserve.live import LiveDelivery
 from streamserve.metrics import live_figures
 from streamserve.models import ApiKey, Live, Stream
+from streamserve.protocol.errors import StreamserveError
 from streamserve.responses import stream_response
 from streamserve.routes import non_atomic
 from streamserve.runtime import get_runtime, get_streams
@@ -94,14 +96,15 @@ class StreamAdmin(ReadOnlyAdmin):
 
 @admin.register(Live)
 class LiveAdmin(ReadOnlyAdmin):
-    """The live page, in the place of a list of rows. It needs the permission `streamserve.view_live`."""
+    """The live page, in the place of a list of rows. Who may look, stop and control has a permission for each."""
 
     def get_urls(self) -> list[URLPattern]:
-        """Return the page, its events and its stop. Nothing of a model's own pages is left."""
+        """Return the page, its events and its buttons. Nothing of a model's own pages is left."""
         return [
             path("", self.admin_site.admin_view(self.show), name="streamserve_live_changelist"),
             path("events", non_atomic(self.events), name="streamserve_live_events"),
             path("stop/<str:stream_id>", non_atomic(self.stop), name="streamserve_live_stop"),
+            path("control/<str:action>/<path:alias>", non_atomic(self.control), name="streamserve_live_control"),
         ]
 
     def show(self, request: HttpRequest) -> HttpResponse:
@@ -120,7 +123,11 @@ class LiveAdmin(ReadOnlyAdmin):
             "opts": self.opts,
             "events_url": reverse("admin:streamserve_live_events", current_app=name),
             "stop_url_template": reverse("admin:streamserve_live_stop", args=["STREAM_ID"], current_app=name),
+            "control_url_template": reverse(
+                "admin:streamserve_live_control", args=["ACTION", "MODEL"], current_app=name
+            ),
             "can_stop": request.user.has_perm("streamserve.stop_stream"),
+            "can_control": request.user.has_perm("streamserve.control_engine"),
         }
 
     async def events(self, request: HttpRequest) -> HttpResponseBase:
@@ -145,6 +152,19 @@ class LiveAdmin(ReadOnlyAdmin):
         await stream.stop(None)
         log.info("stream_stopped_by_staff", stream_id=stream_id, user_id=request.user.pk)
         return JsonResponse({"id": stream.id, "state": stream.state})
+
+    async def control(self, request: HttpRequest, action: str, alias: str) -> HttpResponseBase:
+        """POST: pause, resume or drain a model's engine. The CSRF middleware has looked at it."""
+        if request.method != "POST":
+            return HttpResponseNotAllowed(["POST"])
+        if not await self._may(request, "streamserve.control_engine"):
+            return JsonResponse({"error": {"code": "forbidden"}}, status=403)
+        try:
+            state = await get_runtime().control_engine(alias, action)
+        except StreamserveError as error:
+            return JsonResponse({"error": {"code": error.code, "message": error.message}}, status=error.http_status)
+        log.info("engine_controlled_by_staff", action=action, model=alias, user_id=request.user.pk)
+        return JsonResponse({"model": alias, "state": state})
 
     async def _may(self, request: HttpRequest, permission: str) -> bool:
         """Tell whether this is staff of this site with `permission`."""

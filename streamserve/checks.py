@@ -13,6 +13,7 @@ from django.core.checks import CheckMessage, Error, Warning, register
 from django.utils.module_loading import import_string
 
 from streamserve.conf import ECHO_PATH, Settings, get_problems, get_settings
+from streamserve.engine.config import EngineConfig
 
 _ENGINE_PACKAGES = ("torch", "transformers", "tokenizers", "safetensors")
 _PROBLEM_IDS = {"key": "streamserve.E001", "value": "streamserve.E002", "missing": "streamserve.E003"}
@@ -20,11 +21,12 @@ _PROBLEM_IDS = {"key": "streamserve.E001", "value": "streamserve.E002", "missing
 
 @register()
 def check_settings(app_configs: Any, **kwargs: Any) -> list[CheckMessage]:
-    """E001 unknown key, E002 wrong value, E003 no model; then what the models need."""
+    """E001 unknown key, E002 wrong value, E003 something missing; then what the models need."""
     problems = get_problems()
     if problems:
         return [Error(one.message, hint=one.hint, id=_PROBLEM_IDS[one.kind]) for one in problems]
-    return [*_check_models(get_settings()), *_check_anonymous(get_settings())]
+    conf = get_settings()
+    return [*_check_models(conf), *_check_memory(conf), *_check_anonymous(conf)]
 
 
 @register()
@@ -64,6 +66,23 @@ def _check_models(conf: Settings) -> Iterator[CheckMessage]:
                 hint="Give the folder that holds config.json and *.safetensors, or a hub id such as org/name.",
                 id="streamserve.E005",
             )
+
+
+def _check_memory(conf: Settings) -> Iterator[CheckMessage]:
+    """W007: engines that take more memory together than there is. Each takes its own without asking the others."""
+    local = [entry for entry in conf.models.values() if entry.model.path != ECHO_PATH]
+    shares = [entry.engine.memory_share for entry in local if entry.engine.memory_share is not None]
+    num_greedy = sum(entry.model.device == "cuda" and _has_no_bound(entry.engine) for entry in local)
+    if len(local) > 1 and (sum(shares) > 1 or num_greedy > 1):
+        yield Warning(
+            f"{len(local)} models share the memory of this machine, and want more than there is.",
+            hint='Give each its part, for example "ENGINE": {"MEMORY_SHARE": 0.4}.',
+            id="streamserve.W007",
+        )
+
+
+def _has_no_bound(engine: EngineConfig) -> bool:
+    return engine.memory_share is None and engine.kv_cache_bytes is None and engine.num_blocks is None
 
 
 def is_folder_like(path: str) -> bool:

@@ -1,33 +1,34 @@
 """Typed settings from `STREAMSERVE = {...}`: read lazily, checked whole, read again when a test changes them.
 
-The only reader of `STREAMSERVE`. `read()` is pure and collects every problem, for checks.py; `get_settings()` raises on
-the first use of wrong settings. Pattern: whitenoise and django-htmx (lazy typed conf), stamina (every mistake named).
+The only reader of `STREAMSERVE`, and of the settings of Django that stand in for what it leaves open: BASE_DIR, DEBUG.
+`read()` is pure and collects every problem, for checks.py; `get_settings()` raises on the first use of wrong settings.
+Pattern: whitenoise and django-htmx (lazy typed conf), stamina (every mistake named).
 """
 
 from __future__ import annotations
 
 import dataclasses
-import difflib
-import types
-import typing
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any, TypeVar
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 
 from django.conf import settings as django_settings
 from django.core.exceptions import ImproperlyConfigured
 from django.core.signals import setting_changed
 
-from streamserve.engine.config import EngineConfig, ModelConfig
+from streamserve.clients.spec import EngineSpec
+from streamserve.conf_reader import Problem, Reader, field_names, nearest
+from streamserve.engine.config import CLASSES, EngineConfig, LatencyClass, ModelConfig
 from streamserve.protocol.limits import Limits
-from streamserve.streams.stream import StreamSettings
+from streamserve.streams.settings import StreamSettings
 
 ECHO_PATH = "echo"
 DTYPES = ("auto", "float32", "bfloat16")
 DEVICES = ("auto", "cpu", "cuda")
-
-T = TypeVar("T")
+CLIENTS = ("process", "thread")  # the first is the default
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +45,11 @@ class Settings:
 
     models: Mapping[str, ModelSettings] = field(default_factory=dict)
     default_model: str = ""
+    client: str = CLIENTS[0]
+    engine_autostart: bool = False
+    state_dir: str = ""
     engine: EngineConfig = field(default_factory=EngineConfig)
+    classes: Mapping[str, LatencyClass] = field(default_factory=lambda: CLASSES)
     limits: Limits = field(default_factory=Limits)
     streams: StreamSettings = field(default_factory=StreamSettings)
     anonymous: bool = False
@@ -52,14 +57,16 @@ class Settings:
     testing: bool = False
     echo_step_seconds: float = 0.0
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Problem:
-    """Something wrong in `STREAMSERVE`. `kind` is "key", "value" or "missing"; checks.py turns it into an id."""
-
-    kind: str
-    message: str
-    hint: str
+    def engine_spec(self, alias: str) -> EngineSpec:
+        """Return all that a model's engine process is told. Its state folder is what tells two sites apart."""
+        return EngineSpec(
+            model=self.models[alias].model,
+            engine=self.models[alias].engine,
+            site=self.state_dir,
+            state_dir=self.state_dir,
+            autostart=self.engine_autostart,
+            echo_step_seconds=self.echo_step_seconds,
+        )
 
 
 def get_settings() -> Settings:
@@ -77,162 +84,150 @@ def get_problems() -> tuple[Problem, ...]:
 
 @lru_cache(maxsize=1)
 def _current() -> tuple[Settings, tuple[Problem, ...]]:
-    return read(getattr(django_settings, "STREAMSERVE", {}))
+    raw = getattr(django_settings, "STREAMSERVE", {})
+    return read(raw, base_dir=getattr(django_settings, "BASE_DIR", None), debug=django_settings.DEBUG)
 
 
 def _forget(*, setting: str, **kwargs: Any) -> None:
-    if setting == "STREAMSERVE":
+    if setting in ("STREAMSERVE", "BASE_DIR", "DEBUG"):
         _current.cache_clear()
 
 
 setting_changed.connect(_forget, dispatch_uid="streamserve.conf")
 
 
-def read(raw: object) -> tuple[Settings, tuple[Problem, ...]]:
-    """Return the settings that `raw` means and everything that is wrong with it."""
-    reader = _Reader()
+def read(
+    raw: object, *, base_dir: str | Path | None = None, debug: bool = False
+) -> tuple[Settings, tuple[Problem, ...]]:
+    """Return the settings that `raw` means and everything that is wrong with it.
+
+    `base_dir` and `debug` say what STATE_DIR and ENGINE_AUTOSTART are when they are left open.
+    """
+    reader = _Reader(base_dir, debug)
     return reader.settings(raw), tuple(reader.problems)
 
 
-class _Reader:
-    """Collects problems while it reads, so that one `check` shows them all."""
+class _Reader(Reader):
+    """Knows the keys."""
 
-    def __init__(self) -> None:
-        self.problems: list[Problem] = []
+    def __init__(self, base_dir: str | Path | None, debug: bool) -> None:
+        super().__init__()
+        self._base_dir, self._debug = base_dir, debug
 
     def settings(self, raw: object) -> Settings:
-        given = self._mapping(raw, "STREAMSERVE")
-        known = [name.upper() for name in _field_names(Settings)]
-        self._refuse_unknown(given, known, "STREAMSERVE")
-        engine = self._dataclass(EngineConfig, given.get("ENGINE", {}), "ENGINE")
-        testing = self._boolean(given, "TESTING")
-        models = self._models(given.get("MODELS", {}), given.get("ENGINE", {}), testing=testing)
+        given = self.mapping(raw, "STREAMSERVE")
+        self.refuse_unknown(given, [name.upper() for name in field_names(Settings)], "STREAMSERVE")
+        testing = self.boolean(given, "TESTING")
+        client = self._client(given, testing=testing)
+        classes = self._classes(given.get("CLASSES", {}))
+        engine, shared = self._engine(given.get("ENGINE", {}), "ENGINE", classes)
+        models = self._models(given.get("MODELS", {}), classes, shared, testing=testing)
         return Settings(
             models=models,
             default_model=self._default_model(given.get("DEFAULT_MODEL"), models),
+            client=client,
+            engine_autostart=self._autostart(given),
+            state_dir=self._state_dir(given.get("STATE_DIR"), is_needed=client == "process"),
             engine=engine,
-            limits=self._dataclass(Limits, given.get("LIMITS", {}), "LIMITS"),
-            streams=self._dataclass(StreamSettings, given.get("STREAMS", {}), "STREAMS"),
-            anonymous=self._boolean(given, "ANONYMOUS"),
-            store=self._boolean(given, "STORE"),
+            classes=classes,
+            limits=self.dataclass(Limits, given.get("LIMITS", {}), "LIMITS"),
+            streams=self.dataclass(StreamSettings, given.get("STREAMS", {}), "STREAMS"),
+            anonymous=self.boolean(given, "ANONYMOUS"),
+            store=self.boolean(given, "STORE"),
             testing=testing,
-            echo_step_seconds=self._seconds(given, "ECHO_STEP_SECONDS"),
+            echo_step_seconds=self.seconds(given, "ECHO_STEP_SECONDS"),
         )
 
-    def _models(self, raw: object, engine: object, *, testing: bool) -> dict[str, ModelSettings]:
-        given = self._mapping(raw, "MODELS")
+    def _models(
+        self, raw: object, classes: Mapping[str, LatencyClass], shared: Mapping[str, Any], *, testing: bool
+    ) -> dict[str, ModelSettings]:
+        given = self.mapping(raw, "MODELS")
         if testing and not given:
             given = {ECHO_PATH: {"PATH": ECHO_PATH}}
         elif not given:
-            self._problem(
-                "missing", 'STREAMSERVE["MODELS"] names no model.', 'Try {"MODELS": {"echo": {"PATH": "echo"}}}.'
-            )
+            hint = 'Try {"MODELS": {"echo": {"PATH": "echo"}}}.'
+            self.problem("missing", 'STREAMSERVE["MODELS"] names no model.', hint)
         out = {}
         for alias, options in given.items():
-            model = self._model(alias, options, engine)
-            if model is not None:
-                out[alias] = _as_echo(model) if testing else model
+            entry = self._model(alias, options, classes, shared)
+            if entry is not None:
+                out[alias] = _as_echo(entry) if testing else entry
         return out
 
-    def _model(self, alias: object, raw: object, engine: object) -> ModelSettings | None:
+    def _model(
+        self, alias: object, raw: object, classes: Mapping[str, LatencyClass], shared: Mapping[str, Any]
+    ) -> ModelSettings | None:
         where = f'MODELS["{alias}"]'
-        options = dict(self._mapping(raw, where))
-        own_engine = self._mapping(options.pop("ENGINE", {}), f'{where}["ENGINE"]')
+        options = dict(self.mapping(raw, where))
+        own_engine = options.pop("ENGINE", {})
         if not isinstance(alias, str) or not alias or not isinstance(options.get("PATH"), str) or not options["PATH"]:
-            self._problem("value", f"{where} needs a PATH.", "Give a folder, a hub id such as org/name, or 'echo'.")
+            self.wrong(f"{where} needs a PATH.", "Give a folder, a hub id such as org/name, or 'echo'.")
             return None
-        model = self._dataclass(ModelConfig, {**options, "ALIAS": alias}, where, hidden=("ALIAS",))
-        self._one_of(model.dtype, DTYPES, f'{where}["DTYPE"]')
-        self._one_of(model.device, DEVICES, f'{where}["DEVICE"]')
-        shared = engine if isinstance(engine, Mapping) else {}
-        merged = self._dataclass(EngineConfig, own_engine, f'{where}["ENGINE"]', defaults=shared)
-        return ModelSettings(model=model, engine=merged)
+        model = self.dataclass(ModelConfig, options, where, fixed={"alias": alias})
+        self.one_of(model.dtype, DTYPES, f'{where}["DTYPE"]')
+        self.one_of(model.device, DEVICES, f'{where}["DEVICE"]')
+        engine, _ = self._engine(own_engine, f'{where}["ENGINE"]', classes, shared)
+        return ModelSettings(model=model, engine=engine)
+
+    def _engine(
+        self, raw: object, where: str, classes: Mapping[str, LatencyClass], defaults: Mapping[str, Any] = {}
+    ) -> tuple[EngineConfig, Mapping[str, Any]]:
+        """Return the engine's shape, and what was given of it, for those that build on it."""
+        config = self.dataclass(EngineConfig, raw, where, fixed={"classes": classes}, defaults=defaults)
+        given = raw if isinstance(raw, Mapping) else {}
+        if "MEMORY_SHARE" in given and config.memory_share is not None and not 0 < config.memory_share <= 1:
+            self.wrong(f'{where}["MEMORY_SHARE"] is {config.memory_share}.', "It takes a share of 1: 0.4 is 40 %.")
+        return config, given
+
+    def _classes(self, raw: object) -> Mapping[str, LatencyClass]:
+        """Return every latency class, with what is given on top of its own values."""
+        given = self.mapping(raw, "CLASSES")
+        self.refuse_unknown(given, CLASSES, "CLASSES")
+        return MappingProxyType(
+            {name: self._class(name, given.get(name, {}), latency_class) for name, latency_class in CLASSES.items()}
+        )
+
+    def _class(self, name: str, raw: object, ours: LatencyClass) -> LatencyClass:
+        where = f'CLASSES["{name}"]'
+        defaults = {key.upper(): value for key, value in dataclasses.asdict(ours).items()}
+        out = self.dataclass(LatencyClass, raw, where, defaults=defaults)
+        if out.pace <= 0:
+            self.wrong(f'{where}["PACE"] is {out.pace}.', "It takes tokens a second: 20 is a fast reader.")
+        return out
 
     def _default_model(self, raw: object, models: Mapping[str, ModelSettings]) -> str:
+        first = next(iter(models), "")
         if raw is None:
-            return next(iter(models), "")
+            return first
         if not isinstance(raw, str) or raw not in models:
-            hint = _nearest(str(raw), models) or "Name one of MODELS."
-            self._problem("value", f'STREAMSERVE["DEFAULT_MODEL"] is {raw!r}, which is not in MODELS.', hint)
-            return next(iter(models), "")
+            hint = nearest(str(raw), models) or "Name one of MODELS."
+            self.wrong(f'STREAMSERVE["DEFAULT_MODEL"] is {raw!r}, which is not in MODELS.', hint)
+            return first
         return raw
 
-    def _dataclass(
-        self, cls: type[T], raw: object, where: str, *, hidden: tuple[str, ...] = (), defaults: Mapping[str, Any] = {}
-    ) -> T:
-        """Build `cls` from upper-case keys. A wrong value is reported and its default used instead."""
-        given = self._mapping(raw, where)
-        fields = {f.name.upper(): f for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
-        hints = typing.get_type_hints(cls)
-        self._refuse_unknown(given, [name for name in fields if name not in hidden], where, allowed=hidden)
-        accepted = {}
-        for key, value in {**defaults, **given}.items():
-            if key in fields and self._fits(value, hints[fields[key].name], f'{where}["{key}"]', report=key in given):
-                accepted[fields[key].name] = float(value) if hints[fields[key].name] is float else value
-        return cls(**accepted)
+    def _client(self, given: Mapping[str, Any], *, testing: bool) -> str:
+        """TESTING serves in this process, whatever is given: nothing outlives a test."""
+        client = given.get("CLIENT", CLIENTS[0])
+        self.one_of(client, CLIENTS, '["CLIENT"]')
+        return "thread" if testing else str(client)
 
-    def _fits(self, value: object, annotation: Any, where: str, *, report: bool) -> bool:
-        allowed = _allowed_types(annotation)
-        right_type = isinstance(value, allowed) and (not isinstance(value, bool) or bool in allowed)
-        negative = isinstance(value, int | float) and value < 0
-        if right_type and not negative:
-            return True
-        if report:
-            names = " or ".join("None" if kind is types.NoneType else kind.__name__ for kind in allowed)
-            self._problem("value", f"STREAMSERVE {where} is {value!r}.", f"It takes {names}, not negative.")
-        return False
+    def _autostart(self, given: Mapping[str, Any]) -> bool:
+        return self._debug if given.get("ENGINE_AUTOSTART") is None else self.boolean(given, "ENGINE_AUTOSTART")
 
-    def _boolean(self, given: Mapping[str, Any], key: str) -> bool:
-        value = given.get(key, False)
-        if not isinstance(value, bool):
-            self._problem("value", f'STREAMSERVE["{key}"] is {value!r}.', "It takes True or False.")
-        return value is True
-
-    def _seconds(self, given: Mapping[str, Any], key: str) -> float:
-        value = given.get(key, 0.0)
-        return float(value) if self._fits(value, float, f'["{key}"]', report=True) else 0.0
-
-    def _one_of(self, value: str, choices: tuple[str, ...], where: str) -> None:
-        if value not in choices:
-            self._problem("value", f"STREAMSERVE {where} is {value!r}.", f"It takes one of {', '.join(choices)}.")
-
-    def _mapping(self, raw: object, where: str) -> Mapping[str, Any]:
-        if isinstance(raw, Mapping):
-            return raw
-        self._problem("value", f"{where} is {type(raw).__name__}.", "It takes a dict.")
-        return {}
-
-    def _refuse_unknown(
-        self, given: Mapping[str, Any], known: Iterable[str], where: str, allowed: tuple[str, ...] = ()
-    ) -> None:
-        names = list(known)
-        for key in given:
-            if key not in names and key not in allowed:
-                self._problem("key", f"{where} has the unknown key {key!r}.", _nearest(str(key), names) or _list(names))
-
-    def _problem(self, kind: str, message: str, hint: str) -> None:
-        self.problems.append(Problem(kind=kind, message=message, hint=hint))
+    def _state_dir(self, raw: object, *, is_needed: bool) -> str:
+        """Return the folder's full path: web processes and engine must name the same one."""
+        if raw is None and self._base_dir is not None:
+            raw = Path(self._base_dir) / "state"
+        if isinstance(raw, str | Path) and str(raw):
+            return str(Path(raw).expanduser().resolve())
+        if raw is not None:
+            self.wrong(f'STREAMSERVE["STATE_DIR"] is {raw!r}.', "It takes the path of a folder.")
+        elif is_needed:
+            hint = 'Give STREAMSERVE["STATE_DIR"], or define BASE_DIR as startproject does.'
+            self.problem("missing", "Nothing says where the engine's output is to be written.", hint)
+        return ""
 
 
-def _as_echo(model: ModelSettings) -> ModelSettings:
+def _as_echo(entry: ModelSettings) -> ModelSettings:
     """TESTING: every alias answers, none of them needs weights."""
-    return dataclasses.replace(model, model=dataclasses.replace(model.model, path=ECHO_PATH))
-
-
-def _allowed_types(annotation: Any) -> tuple[type, ...]:
-    members = typing.get_args(annotation) if isinstance(annotation, types.UnionType) else (annotation,)
-    return (*members, int) if float in members else tuple(members)
-
-
-def _field_names(cls: Any) -> list[str]:
-    return [f.name for f in dataclasses.fields(cls)]
-
-
-def _nearest(name: str, known: Iterable[str]) -> str:
-    close = difflib.get_close_matches(name.upper(), [*known], n=1, cutoff=0.5)
-    close = close or difflib.get_close_matches(name, [*known], n=1, cutoff=0.5)
-    return f"Did you mean {close[0]!r}?" if close else ""
-
-
-def _list(names: Iterable[str]) -> str:
-    return f"Known keys: {', '.join(names)}."
+    return dataclasses.replace(entry, model=dataclasses.replace(entry.model, path=ECHO_PATH))

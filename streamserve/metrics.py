@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from streamserve.clients.base import EngineClient, EngineStats
+from streamserve.clients.base import EngineClient, EngineStats, ModelDescription
 from streamserve.protocol.figures import CONTENT_TYPE, Sample, render_prometheus
 from streamserve.streams.directory import Streams
 from streamserve.streams.stream import Stream
@@ -24,7 +24,9 @@ def _engine_samples(clients: Mapping[str, EngineClient]) -> Iterator[Sample]:
         labels = {"model_name": alias}
         for name, value in _engine_figures(client.stats()).items():
             yield Sample(name=name, value=value, labels=labels)
-        yield Sample(name="engine_ready", value=float(client.describe().state == "ready"), labels=labels)
+        state = client.describe().state
+        yield Sample(name="engine_ready", value=float(state == "ready"), labels=labels)
+        yield Sample(name="engine_paused", value=float(state == "paused"), labels=labels)
 
 
 def _engine_figures(stats: EngineStats) -> dict[str, float]:
@@ -42,6 +44,13 @@ def _engine_figures(stats: EngineStats) -> dict[str, float]:
         "generation_tokens": stats.generation_tokens,
         "tokens_per_second": stats.tokens_per_second,
         "num_preemptions": stats.preemptions,
+        "num_parks": stats.parks,
+        "num_tokens_waiting": stats.queued_tokens,
+        "queue_seconds": stats.queued_seconds,
+        "step_token_budget": stats.token_budget,
+        "num_out_of_memory": stats.out_of_memory,
+        "num_quarantines": stats.quarantines,
+        "num_unknown_ids": stats.unknown_ids,
         "engine_steps": stats.steps,
     }
 
@@ -67,10 +76,11 @@ def live_figures(clients: Mapping[str, EngineClient], streams: Streams) -> dict[
 def _model_figures(alias: str, client: EngineClient, live: Iterable[Stream]) -> dict[str, Any]:
     stats = client.stats()
     return {
+        **_load_figures(client.describe()),
         "alias": alias,
-        "state": client.describe().state,
         "running": stats.running,
         "waiting": stats.waiting,
+        "queue_seconds": round(stats.queued_seconds, 2),
         "parked": sum(stream.model == alias and stream.state == "parked" for stream in live),
         "blocks_used": stats.blocks_used,
         "blocks_cached": stats.blocks_cached,
@@ -79,6 +89,21 @@ def _model_figures(alias: str, client: EngineClient, live: Iterable[Stream]) -> 
         "prefix_hit_rate": round(stats.prefix_hits / stats.prefix_queries, 4) if stats.prefix_queries else 0.0,
         "tokens_per_second": round(stats.tokens_per_second, 1),
         "preemptions": stats.preemptions,
+        "parks": stats.parks,
+        "out_of_memory": stats.out_of_memory,
+        "quarantines": stats.quarantines,
+    }
+
+
+def _load_figures(model: ModelDescription) -> dict[str, Any]:
+    return {
+        "state": model.state,
+        "stage": model.stage,
+        "fraction": round(model.fraction, 3),
+        "loaded_bytes": model.loaded_bytes,
+        "total_bytes": model.total_bytes,
+        "elapsed_seconds": round(model.elapsed_seconds, 1),
+        "message": model.message,
     }
 
 
@@ -88,6 +113,8 @@ def _stream_figures(stream: Stream) -> dict[str, Any]:
         "id": summary.id,
         "model": summary.model,
         "state": summary.state,
+        "park_reason": summary.park_reason,
+        "lead": summary.lead,
         "owner": summary.owner,
         "age_seconds": round(summary.age_seconds, 1),
         "tokens": summary.completion_tokens,

@@ -106,10 +106,11 @@ class Stream(models.Model):
 
 
 class Live(Stream):
-    """No table: it gives the admin's live page its address and its permission, `streamserve.view_live`."""
+    """No table: it gives the admin's live page its address and its permissions, `view_live` and `control_engine`."""
 
     class Meta:
         proxy = True
         verbose_name = _("live page")
         verbose_name_plural = _("live page")
         default_permissions = ("view",)
+        permissions = (("control_engine", _("Can pause, resume and drain a model's engine")),)

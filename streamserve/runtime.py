@@ -16,13 +16,25 @@ from streamserve import usage
 from streamserve.auth import Principal, salt_of
 from streamserve.clients.base import EngineClient
 from streamserve.clients.factory import make_client
+from streamserve.clients.process import ProcessClient
 from streamserve.conf import Settings, get_settings
+from streamserve.protocol.errors import NotFound
 from streamserve.protocol.requests import GenerateRequest
 from streamserve.quotas import StreamQuota
 from streamserve.rights import RightsWatch
 from streamserve.streams.directory import Streams
 from streamserve.streams.log import MemoryLog
 from streamserve.streams.stream import Stream
+
+ACTIONS = ("pause", "resume", "drain")
+
+
+def client_for(settings: Settings, alias: str) -> EngineClient:
+    """Return a new client of the model's engine, as CLIENT says: in a process of its own, or in this one."""
+    if settings.client == "process":
+        return ProcessClient(settings.engine_spec(alias))
+    entry = settings.models[alias]
+    return make_client(entry.model, entry.engine, step_delay_seconds=settings.echo_step_seconds)
 
 
 class Runtime:
@@ -32,13 +44,18 @@ class Runtime:
         self.settings = settings
         self.loop = loop
         self.log = MemoryLog()
-        self.clients: dict[str, EngineClient] = {
-            alias: make_client(entry.model, entry.engine, step_delay_seconds=settings.echo_step_seconds)
-            for alias, entry in settings.models.items()
-        }
+        self.clients: dict[str, EngineClient] = {alias: client_for(settings, alias) for alias in settings.models}
         self.streams = Streams(self.clients, self.log, settings.streams, on_finished=self._finished)
         self.quota = StreamQuota(settings.limits, self.streams)
         self.rights = RightsWatch(self.streams)
+
+    async def control_engine(self, alias: str, action: str) -> str:
+        """Pause, resume or drain the engine of a model, for everybody; return the state it is in then."""
+        if alias not in self.clients or action not in ACTIONS:
+            raise NotFound(f"There is no model {alias!r} to {action} here.", code="model_not_found")
+        client = self.clients[alias]
+        await client.control(action)
+        return client.describe().state
 
     async def start_stream(
         self, principal: Principal, request: GenerateRequest, *, on_disconnect: str = "park"

@@ -1,4 +1,4 @@
-"""The two ways `manage.py streamserve_chat` reaches a model: `LocalChat` loads it here, `RemoteChat` speaks HTTP.
+"""The two ways `manage.py streamserve_chat` reaches a model: `LocalChat` by its engine, `RemoteChat` by a site's HTTP.
 
 Both keep the conversation and yield the new text of an answer. Event loop; HTTP runs in a thread on the standard
 library's client, so that the command needs nothing that streamserve does not need.
@@ -19,15 +19,21 @@ from urllib.parse import urlsplit
 
 import structlog
 
-from streamserve.clients.factory import make_client
+from streamserve.clients.base import ModelDescription
 from streamserve.conf import Settings
 from streamserve.dialects import native
-from streamserve.protocol.errors import EngineUnavailable, NoChatTemplate, StreamserveError, error_for
+from streamserve.progress import description_of
+from streamserve.protocol.errors import EngineUnavailable, StreamserveError, error_for
 from streamserve.protocol.events import Error, Token
+from streamserve.runtime import client_for
+from streamserve.streams.delivery import follow
+from streamserve.streams.directory import Streams
+from streamserve.streams.log import MemoryLog
+from streamserve.streams.stream import Stream
 
 log = structlog.get_logger("streamserve")
 
-Progress = Callable[[float, str], None]
+Progress = Callable[[ModelDescription], None]
 Messages = list[dict[str, str]]
 _POLL_SECONDS = 0.1
 
@@ -48,46 +54,52 @@ class Chat(Protocol):
 
 
 class LocalChat:
-    """The model in this process: no server, no database."""
+    """The engine that serves the site, or one in this process where CLIENT says so: no server, no database."""
 
     def __init__(self, settings: Settings, alias: str, fields: dict[str, Any], messages: Messages) -> None:
         self.messages = messages
         self._settings, self._alias, self._fields = settings, alias, fields
-        model = settings.models[alias]
-        self._client = make_client(model.model, model.engine, step_delay_seconds=settings.echo_step_seconds)
+        self._client = client_for(settings, alias)
+        self._streams = Streams({alias: self._client}, MemoryLog(), settings.streams)
 
     async def open(self, progress: Progress) -> None:
         self._client.start()
-        while (state := self._client.describe()).state not in ("ready", "failed"):
-            progress(state.fraction, state.stage or "loading")
+        while (model := self._client.describe()).state != "ready":
+            refuse_what_is_not_coming(model)
+            progress(model)
             await asyncio.sleep(_POLL_SECONDS)
-        if state.state == "failed":
-            raise EngineUnavailable(state.message)
-        progress(1.0, "ready")
+        progress(model)
 
     async def ask(self, question: str) -> AsyncGenerator[str]:
         self.messages.append({"role": "user", "content": question})
         pieces: list[str] = []
         try:
-            generation = await self._client.generate(self._request({"messages": self.messages}))
-        except NoChatTemplate:
-            generation = await self._client.generate(self._request({"prompt": question}))
-        try:
-            async for event in generation:
-                if isinstance(event, Token) and event.text:
-                    pieces.append(event.text)
-                    yield event.text
-                elif isinstance(event, Error):
-                    raise error_for(event.code, event.message, retryable=event.retryable)
+            async with aclosing(follow(self._streams, await self._start(question), transport="terminal")) as events:
+                async for logged in events:
+                    event = logged.event
+                    if isinstance(event, Token) and event.text:
+                        pieces.append(event.text)
+                        yield event.text
+                    elif isinstance(event, Error):
+                        raise error_for(event.code, event.message, retryable=event.retryable)
         finally:
-            generation.cancel()
             self.messages.append({"role": "assistant", "content": "".join(pieces)})
 
-    def _request(self, asked: dict[str, Any]) -> Any:
-        body = {**asked, **self._fields, "model": self._alias}
-        return native.parse(body, self._settings.limits, default_model=self._alias).generate
+    async def _start(self, question: str) -> Stream:
+        """Start an answer that ends when nobody follows it. A model without a chat template continues the question."""
+        asked: list[dict[str, Any]] = [{"messages": self.messages}, {"prompt": question}]
+        for fields in asked:
+            body = {**fields, **self._fields, "model": self._alias}
+            request = native.parse(body, self._settings.limits, default_model=self._alias).generate
+            try:
+                return await self._streams.start(request, owner="terminal", tenant="terminal", on_disconnect="abort")
+            except StreamserveError as error:
+                if error.code != "no_chat_template" or fields is asked[-1]:
+                    raise
+        raise AssertionError("the last one returns or raises")
 
     async def aclose(self) -> None:
+        await self._streams.aclose()
         await self._client.aclose()
 
 
@@ -110,16 +122,14 @@ class RemoteChat:
     async def open(self, progress: Progress) -> None:
         while True:
             status, body = await asyncio.to_thread(self._get_ready)
-            states = body.get("models", []) if isinstance(body, dict) else []
-            failed = next((model for model in states if model.get("state") == "failed"), None)
-            if failed is not None:
-                raise EngineUnavailable(f"The model {failed['alias']!r} could not be loaded. {failed['message']}")
-            if status == 200:
-                progress(1.0, "ready")
-                return
-            if status != 503:
+            if status not in (200, 503) or not isinstance(body, dict):
                 raise StreamserveError(f"The site answers {status} at /readyz. Is it a streamserve site?")
-            progress(min((model.get("fraction", 0.0) for model in states), default=0.0), "loading")
+            models = [description_of(model) for model in body.get("models", [])]
+            for model in models:
+                refuse_what_is_not_coming(model)
+                progress(model)
+            if status == 200:
+                return
             await asyncio.sleep(5 * _POLL_SECONDS)
 
     async def ask(self, question: str) -> AsyncGenerator[str]:
@@ -182,6 +192,14 @@ class RemoteChat:
             await reading
             response.close()
             self._socket.close()
+
+
+def refuse_what_is_not_coming(model: ModelDescription) -> None:
+    """Raise what to say of a model that waiting does not make ready."""
+    if model.state == "failed":
+        raise EngineUnavailable(f"The model {model.alias!r} cannot be used. {model.message}")
+    if model.state in ("paused", "draining"):
+        raise EngineUnavailable(f"The model {model.alias!r} is {model.state}. {model.message}")
 
 
 def _put(loop: asyncio.AbstractEventLoop, lines: asyncio.Queue[str | None], line: str | None) -> None:

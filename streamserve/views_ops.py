@@ -15,6 +15,12 @@ from streamserve.routes import ANYONE, OPS_CALLERS, Access, json_response, route
 from streamserve.runtime import get_clients, get_runtime, start_loading
 
 _READ = ("GET", "HEAD")
+# What a state means to whoever asks, where the engine itself says nothing.
+_STATE_WORDS = {
+    "paused": "The model is paused by an operator, and goes on when it is resumed.",
+    "draining": "The model takes nothing new: it is to be stopped or replaced.",
+    "failed": "The model cannot be used. The server's log says why.",
+}
 
 
 @route(Access(callers=ANYONE, methods=_READ))
@@ -25,12 +31,12 @@ async def livez(request: HttpRequest, principal: None) -> HttpResponseBase:
 
 @route(Access(callers=ANYONE, methods=_READ))
 async def readyz(request: HttpRequest, principal: None) -> HttpResponseBase:
-    """GET /readyz: 200 once every model is ready, else 503 with how far loading has come. Asking starts loading."""
+    """GET /readyz: 200 while every model is ready, else 503, why, and how far loading has come. It starts loading."""
     start_loading()
     models = [client.describe() for client in get_clients().values()]
-    ready = all(model.state == "ready" for model in models)
-    body = {"ready": ready, "models": [_progress(model) for model in models]}
-    return json_response(body, status=200 if ready else 503)
+    reasons = [f"{model.alias} is {model.state}" for model in models if model.state != "ready"]
+    body = {"ready": not reasons, "reason": ", ".join(reasons), "models": [_progress(model) for model in models]}
+    return json_response(body, status=503 if reasons else 200)
 
 
 def _progress(model: ModelDescription) -> dict[str, Any]:
@@ -39,6 +45,8 @@ def _progress(model: ModelDescription) -> dict[str, Any]:
         "state": model.state,
         "stage": model.stage,
         "fraction": round(model.fraction, 3),
+        "loaded_bytes": model.loaded_bytes,
+        "total_bytes": model.total_bytes,
         "elapsed_seconds": round(model.elapsed_seconds, 2),
         "message": _shown(model),
     }
@@ -46,9 +54,9 @@ def _progress(model: ModelDescription) -> dict[str, Any]:
 
 def _shown(model: ModelDescription) -> str:
     """A failure names folders and libraries: for the site's developer, and the server's log."""
-    if django_settings.DEBUG or not model.message:
+    if django_settings.DEBUG and model.message:
         return model.message
-    return "The model could not be loaded. The server's log says why." if model.state == "failed" else ""
+    return _STATE_WORDS.get(model.state, "")
 
 
 @route(Access(callers=OPS_CALLERS, methods=_READ, scope="ops", open_in_debug=True))

@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 import pytest
 from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Dialog, Page, Request, expect, sync_playwright
 
-from tests.servers import ROOT, daphne
+from tests.servers import ROOT, daphne, wait_until_ready
 
 CHROMIUM_ARGS = [
     "--headless",
@@ -70,7 +70,9 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     manage(env, "migrate", "--verbosity=0")
     manage(env, "createsuperuser", "--noinput", "--username", ADMIN_NAME, "--email", "admin@example.com")
     with daphne("project.asgi:application", env=env) as server:
+        wait_until_ready(server.url)
         yield server.url
+    manage(env, "streamserve_engine", "--stop")
 
 
 def manage(env: dict[str, str], *arguments: str) -> None:

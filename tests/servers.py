@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
+import httpx
+
 ROOT = Path(__file__).resolve().parents[1]
 _READY_SECONDS = 60.0
 _STOP_SECONDS = 15.0
@@ -110,6 +112,16 @@ def _wait_until_ready(server: Server) -> None:
             return
         time.sleep(0.05)
     raise RuntimeError(f"the server is not ready after {_READY_SECONDS:.0f} s:\n{server.output()}")
+
+
+def wait_until_ready(url: str, seconds: float = 120.0) -> None:
+    """Wait until the site at `url` has its models."""
+    deadline = time.monotonic() + seconds
+    with httpx.Client(trust_env=False, timeout=10) as client:
+        while (response := client.get(f"{url}/readyz")).status_code != 200:
+            if time.monotonic() > deadline:
+                raise RuntimeError(f"the models are not ready after {seconds:.0f} s: {response.text}")
+            time.sleep(0.05)
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:

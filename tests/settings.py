@@ -6,7 +6,8 @@ import os
 import tempfile
 from pathlib import Path
 
-_DATABASE = Path(tempfile.gettempdir()) / f"streamserve-tests-{os.getpid()}.sqlite3"
+BASE_DIR = Path(tempfile.gettempdir()) / f"streamserve-tests-{os.getpid()}"  # made by who needs it
+_DATABASE = BASE_DIR.with_suffix(".sqlite3")
 
 SECRET_KEY = "tests only"
 DEBUG = False

@@ -9,8 +9,10 @@ import pytest
 from django.contrib.auth.models import Permission
 from django.test import AsyncClient, Client
 from django.test.utils import override_settings
+from structlog.testing import capture_logs
 
 from streamserve import runtime
+from streamserve.metrics import live_figures
 from streamserve.models import ApiKey
 from streamserve.models import Stream as StreamRow
 from tests.conftest import Caller, until_ready
@@ -67,10 +69,11 @@ async def login(user: Any, **options: Any) -> AsyncClient:
 
 
 async def test_the_live_page_is_for_who_may_see_it(engine: None, root: Any, staff: Any, alice: Any) -> None:
-    """The page, its events and its stop: a superuser; not staff without the permission, not a user, not a visitor."""
+    """The page, events and buttons: a superuser; not staff without the permission, not a user, not a visitor."""
     paths = [("GET", LIVE), ("GET", f"{LIVE}events"), ("POST", f"{LIVE}stop/{'0' * 32}")]
-    expected = [(await login(root), [200, 200, 404]), (await login(staff), [403, 403, 403])]
-    expected += [(await login(alice), [302, 403, 403]), (AsyncClient(), [302, 403, 403])]
+    paths += [("POST", f"{LIVE}control/resume/echo")]
+    expected = [(await login(root), [200, 200, 404, 200]), (await login(staff), [403, 403, 403, 403])]
+    expected += [(await login(alice), [302, 403, 403, 403]), (AsyncClient(), [302, 403, 403, 403])]
     for client, statuses in expected:
         got = []
         for method, path in paths:
@@ -81,21 +84,63 @@ async def test_the_live_page_is_for_who_may_see_it(engine: None, root: Any, staf
 
 
 async def test_the_permission_alone_opens_the_page(engine: None, staff: Any) -> None:
-    """`view_live` looks, `stop_stream` stops: one does not give the other."""
+    """`view_live` looks, `stop_stream` stops, `control_engine` pauses: one does not give the other."""
     await staff.user_permissions.aadd(await Permission.objects.aget(codename="view_live"))
     client = await login(staff)
     page = await client.get(LIVE)
     assert page.status_code == 200
-    assert page.context["can_stop"] is False
+    assert (page.context["can_stop"], page.context["can_control"]) == (False, False)
     assert page.context["events_url"] == f"{LIVE}events"
     assert "script-src 'self'" in page["Content-Security-Policy"]
     assert (await client.post(f"{LIVE}stop/{'0' * 32}")).status_code == 403
-
-
-async def test_stop_needs_the_csrf_token(engine: None, root: Any) -> None:
-    """It is an ordinary Django view: its middleware looks."""
-    client = await login(root, enforce_csrf_checks=True)
+    await staff.user_permissions.aadd(await Permission.objects.aget(codename="control_engine"))
     assert (await client.post(f"{LIVE}stop/{'0' * 32}")).status_code == 403
+    assert (await client.post(f"{LIVE}control/pause/echo")).status_code == 200
+
+
+async def test_the_buttons_need_the_csrf_token(engine: None, root: Any) -> None:
+    """They are ordinary Django views: its middleware looks."""
+    client = await login(root, enforce_csrf_checks=True)
+    for button in (f"stop/{'0' * 32}", "control/pause/echo"):
+        assert (await client.post(f"{LIVE}{button}")).status_code == 403
+    assert runtime.get_clients()["echo"].describe().state == "ready"
+
+
+async def test_a_model_is_paused_and_resumed(engine: None, root: Any) -> None:
+    """/readyz says so, and the log who did it; what is no model or no action is a 404."""
+    client = await login(root)
+    with capture_logs() as logs:
+        paused = await client.post(f"{LIVE}control/pause/echo")
+    [line] = [line for line in logs if line["event"] == "engine_controlled_by_staff"]
+    assert (line["action"], line["model"], line["user_id"]) == ("pause", "echo", root.pk)
+    assert paused.json() == {"model": "echo", "state": "paused"}
+    told = await AsyncClient().get("/readyz")
+    assert (told.status_code, told.json()["reason"]) == (503, "echo is paused")
+    assert told.json()["models"][0]["message"] != ""
+    metrics = (await client.get("/metrics")).content.decode()
+    assert 'streamserve_engine_paused{model_name="echo"} 1' in metrics
+    assert (await client.post(f"{LIVE}control/resume/echo")).json()["state"] == "ready"
+    assert (await AsyncClient().get("/readyz")).status_code == 200
+    for wrong in ("pause/nope", "explode/echo"):
+        assert (await client.post(f"{LIVE}control/{wrong}")).status_code == 404
+    assert (await client.get(f"{LIVE}control/pause/echo")).status_code == 405
+
+
+async def test_a_draining_model_takes_nothing_new(engine: None, root: Any, alice_key: str) -> None:
+    """A caller is told to come again; /readyz says why."""
+    client = await login(root)
+    assert (await client.post(f"{LIVE}control/drain/echo")).json()["state"] == "draining"
+    refused = await Caller(key=alice_key).post("/streams", {"prompt": "hi"})
+    assert (refused.status_code, refused.json()["error"]["code"]) == (503, "engine_draining")
+    assert int(refused["Retry-After"]) >= 1
+    assert (await AsyncClient().get("/readyz")).json()["reason"] == "echo is draining"
+
+
+async def test_the_live_page_says_how_loading_comes_on(engine: None, root: Any) -> None:
+    """State, stage, bytes and seconds of every model, and what the engine has let go of."""
+    [model] = live_figures(runtime.get_clients(), runtime.get_streams())["models"]
+    loading = {"state", "stage", "fraction", "loaded_bytes", "total_bytes", "elapsed_seconds", "message"}
+    assert loading | {"parks", "queue_seconds", "out_of_memory", "quarantines"} <= set(model)
 
 
 async def test_a_running_stream_is_seen_and_stopped(root: Any, alice_key: str) -> None:

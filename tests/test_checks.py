@@ -49,6 +49,25 @@ def test_a_hub_id_is_not_looked_for_on_disk(monkeypatch: pytest.MonkeyPatch) -> 
         assert ids() == {"streamserve.E004"}
 
 
+@pytest.mark.parametrize(
+    ("engine", "device", "is_found"),
+    [
+        ({"MEMORY_SHARE": 0.6}, "cpu", True),
+        ({"MEMORY_SHARE": 0.5}, "cuda", False),
+        ({}, "cuda", True),
+        ({"KV_CACHE_BYTES": 1 << 30}, "cuda", False),
+        ({}, "auto", False),
+    ],
+)
+def test_models_that_want_too_much_memory_together_are_found(engine: Any, device: str, is_found: bool) -> None:
+    """W007: two engines on one machine do not know of each other."""
+    models = {alias: {"PATH": "org/name", "DEVICE": device, "ENGINE": engine} for alias in "ab"}
+    with override_settings(STREAMSERVE={"MODELS": models}):
+        assert ("streamserve.W007" in ids()) is is_found
+    with override_settings(STREAMSERVE={"MODELS": {"a": models["a"]}}):
+        assert "streamserve.W007" not in ids()
+
+
 def test_a_folder_that_exists_is_right(tmp_path: Path) -> None:
     """And a relative one is looked for too."""
     with override_settings(STREAMSERVE={"MODELS": {"m": {"PATH": str(tmp_path)}}}):

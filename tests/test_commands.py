@@ -18,6 +18,7 @@ from django.test.utils import override_settings
 
 from streamserve.models import ApiKey
 from streamserve.testing import DaphneServer
+from tests import demo_site
 
 ROOT = Path(__file__).resolve().parent.parent
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -74,7 +75,7 @@ def test_an_empty_list_says_how_to_make_one() -> None:
     assert "streamserve_key create" in run("streamserve_key", "list")
 
 
-@pytest.mark.parametrize("command", ["streamserve_key", "streamserve_chat"])
+@pytest.mark.parametrize("command", ["streamserve_key", "streamserve_chat", "streamserve_engine"])
 def test_help_is_there(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     """--help everywhere."""
     with pytest.raises(SystemExit) as caught:
@@ -115,10 +116,13 @@ def test_chat_says_when_nobody_is_there() -> None:
         run("streamserve_chat", "--url", "ftp://x", "--prompt", "x")
 
 
-def test_ctrl_c_stops_the_answer_and_not_the_talk() -> None:
+@pytest.mark.parametrize("client", ["thread", "process"])
+def test_ctrl_c_stops_the_answer_and_not_the_talk(client: str, tmp_path: Path) -> None:
     """The next question is answered; the end of the input ends it, with 0."""
     command = [sys.executable, "manage.py", "streamserve_chat", "--max-tokens", "3000"]
     environ = {**os.environ, "DJANGO_SETTINGS_MODULE": "tests.settings", "PYTHONUNBUFFERED": "1"}
+    if client == "process":
+        environ = demo_site.environment(tmp_path)
     talk = subprocess.Popen(
         command, cwd=ROOT, env=environ, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )
@@ -134,6 +138,9 @@ def test_ctrl_c_stops_the_answer_and_not_the_talk() -> None:
             said += os.read(talk.stdout.fileno(), 65536)
     _rest, errors = talk.communicate(timeout=30)
     assert talk.returncode == 0, errors
+    if client == "process":
+        assert demo_site.manage(tmp_path, "streamserve_engine", "--stop").returncode == 0
+    assert demo_site.processes_of(tmp_path) == set()
 
 
 def test_migrations_are_complete() -> None:
@@ -147,75 +154,3 @@ def test_the_chat_command_needs_a_model() -> None:
 
     with override_settings(STREAMSERVE={"MODEL": {}}), pytest.raises(SystemCheckError, match="E001"):
         call_command("check")
-
-
-# -- `make run` ---------------------------------------------------------------------------------------------------
-
-
-def serve(tmp_path: Path, **variables: str) -> subprocess.Popen[str]:
-    """Start what `make run` starts, on a state folder of its own."""
-    environ = {name: value for name, value in os.environ.items() if name not in {"DJANGO_SETTINGS_MODULE", "KEY"}}
-    environ |= {"STREAMSERVE_STATE_DIR": str(tmp_path), "MODEL": "echo", "PYTHONUNBUFFERED": "1", **variables}
-    return subprocess.Popen(
-        [sys.executable, "manage.py", "demo"],
-        cwd=ROOT,
-        env=environ,
-        text=True,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    )
-
-
-def free_port() -> str:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return str(probe.getsockname()[1])
-
-
-def test_the_demo_starts_serves_and_ends(tmp_path: Path) -> None:
-    """It prints where it is, takes the key of one's own, serves page and static files, and ends by SIGINT with 0."""
-    key, port = "my-demo-key-0123456789", free_port()
-    demo = serve(tmp_path, PORT=port, STREAMSERVE_DEMO_KEY=key)
-    assert demo.stdout is not None
-    said = ""
-    try:
-        for line in demo.stdout:
-            said += line
-            if "Ctrl-C" in line:
-                break
-        url = f"http://127.0.0.1:{port}"
-        with httpx.Client(base_url=url, trust_env=False, timeout=20) as client:
-            ask = {"prompt": "hi", "max_tokens": 5, "format": "tokens"}
-            answer = client.post("/streams", json=ask, headers={"Authorization": f"Bearer {key}"})
-            assert "[DONE]" in answer.text
-            page = client.get("/")
-            assert page.status_code == 200
-            assert "script-src 'self'" in page.headers["content-security-policy"]
-            assert client.get("/static/streamserve/chat.js").status_code == 200
-    finally:
-        demo.send_signal(signal.SIGINT)
-        rest, errors = demo.communicate(timeout=30)
-    assert demo.returncode == 0, errors
-    for words in (url, "user demo", key, "curl -N"):
-        assert words in said + rest
-    with httpx.Client(trust_env=False) as client, pytest.raises(httpx.ConnectError):
-        client.get(url)
-
-
-def test_the_demo_refuses_in_sentences(tmp_path: Path) -> None:
-    """Port taken, a key too short, a port that is none, no model at that path: exit 1 and the way out."""
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        cases = [
-            ({"PORT": str(taken.getsockname()[1])}, "make run PORT="),
-            ({"PORT": free_port(), "KEY": "short"}, "16 to 128"),
-            ({"PORT": "many"}, "1 to 65535"),
-            ({"PORT": free_port(), "MODEL": "/no/such/folder"}, "make run MODEL="),
-        ]
-        started = [(serve(tmp_path, **variables), words) for variables, words in cases]
-        for demo, words in started:
-            _said, errors = demo.communicate(timeout=60)
-            assert demo.returncode == 1
-            assert words in errors
-            assert "Traceback" not in errors

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,17 +10,19 @@ from django.core.exceptions import ImproperlyConfigured
 from django.test.utils import override_settings
 
 from streamserve.conf import get_settings, read
+from streamserve.engine.config import CLASSES
 
 ECHO = {"MODELS": {"echo": {"PATH": "echo"}}}
+BASE = Path("/srv/site")
 
 
 def problems(raw: Any) -> list[tuple[str, str, str]]:
-    return [(one.kind, one.message, one.hint) for one in read(raw)[1]]
+    return [(one.kind, one.message, one.hint) for one in read(raw, base_dir=BASE)[1]]
 
 
 def test_a_minimal_dict_is_enough() -> None:
     """One model with a PATH; it is the default model."""
-    settings, found = read(ECHO)
+    settings, found = read(ECHO, base_dir=BASE)
     assert found == ()
     assert settings.default_model == "echo"
     assert settings.models["echo"].model.dtype == "auto"
@@ -36,6 +39,8 @@ def test_a_minimal_dict_is_enough() -> None:
         ({**ECHO, "STREAMS": {"KEEP_ALIVE_SECONDS": 3}}, "KEEPALIVE_SECONDS"),
         ({"MODELS": {"a": {"PATH": "echo", "DTYP": "auto"}}}, "DTYPE"),
         ({"MODELS": {"a": {"PATH": "echo", "ENGINE": {"MAX_SEQS": 4}}}}, "MAX_NUM_SEQS"),
+        ({**ECHO, "CLASSES": {"caht": {"PACE": 4.0}}}, "chat"),
+        ({**ECHO, "CLASSES": {"chat": {"TTFT": 4.0}}}, "TTFT_SECONDS"),
     ],
 )
 def test_an_unknown_key_names_the_nearest(raw: Any, nearest: str) -> None:
@@ -59,6 +64,13 @@ def test_an_unknown_key_names_the_nearest(raw: Any, nearest: str) -> None:
         {"MODELS": {"a": {"PATH": "echo", "DEVICE": "tpu"}}},
         {"MODELS": {"a": {}}},
         {"MODELS": {"a": "echo"}},
+        {"MODELS": {"a": {"PATH": "echo", "ENGINE": {"MEMORY_SHARE": 40}}}},
+        {**ECHO, "ENGINE": {"MEMORY_SHARE": 0.0}},
+        {**ECHO, "CLASSES": {"chat": {"PACE": 0}}},
+        {**ECHO, "CLASSES": {"chat": 0.5}},
+        {**ECHO, "CLIENT": "remote"},
+        {**ECHO, "STATE_DIR": 3},
+        {**ECHO, "ENGINE_AUTOSTART": "no"},
         {"MODELS": ["echo"]},
         ["echo"],
     ],
@@ -92,6 +104,55 @@ def test_a_models_engine_stands_on_top_of_the_shared_one() -> None:
     models = read(raw)[0].models
     assert (models["a"].engine.max_num_seqs, models["a"].engine.block_size) == (8, 16)
     assert (models["b"].engine.max_num_seqs, models["b"].engine.block_size) == (2, 16)
+
+
+def test_what_a_class_leaves_open_is_ours() -> None:
+    """And every model's engine plans with the same classes."""
+    settings, found = read({**ECHO, "CLASSES": {"chat": {"PACE": 8}}}, base_dir=BASE)
+    assert found == ()
+    chat = settings.classes["chat"]
+    assert (chat.pace, chat.ttft_seconds) == (8.0, CLASSES["chat"].ttft_seconds)
+    assert settings.classes["batch"] == CLASSES["batch"]
+    assert settings.models["echo"].engine.classes == settings.classes
+
+
+def test_classes_stand_beside_the_engine() -> None:
+    """As a key of ENGINE they are unknown, however right their name."""
+    assert [kind for kind, _, _ in problems({**ECHO, "ENGINE": {"CLASSES": {}}})] == ["key"]
+
+
+def test_tests_are_served_in_their_own_process() -> None:
+    """TESTING wins over CLIENT: nothing outlives a test."""
+    assert read({"CLIENT": "process", "TESTING": True})[0].client == "thread"
+
+
+@pytest.mark.parametrize("debug", [True, False])
+def test_engines_start_by_themselves_while_developing(debug: bool) -> None:
+    """ENGINE_AUTOSTART left open, or None, is DEBUG; given, it is what it says."""
+    assert read(ECHO, base_dir=BASE, debug=debug)[0].engine_autostart is debug
+    for given, meant in {None: debug, True: True, False: False}.items():
+        assert read({**ECHO, "ENGINE_AUTOSTART": given}, base_dir=BASE, debug=debug)[0].engine_autostart is meant
+
+
+def test_the_state_folder_tells_two_sites_apart(tmp_path: Path) -> None:
+    """STATE_DIR, else `state` beside manage.py; without either an engine process has no place."""
+    own = read({**ECHO, "CLIENT": "process", "STATE_DIR": tmp_path}, base_dir=BASE)[0]
+    usual = read({**ECHO, "CLIENT": "process"}, base_dir=BASE)[0]
+    assert usual.state_dir == str(BASE / "state")
+    assert own.engine_spec("echo").state_dir == str(tmp_path)
+    assert own.engine_spec("echo").site != usual.engine_spec("echo").site
+    assert [one.kind for one in read({**ECHO, "CLIENT": "process"})[1]] == ["missing"]
+
+
+def test_an_engine_is_told_all_that_concerns_it() -> None:
+    """The model, its engine's shape with its own on top, whether it starts by itself."""
+    raw = {
+        "MODELS": {"a": {"PATH": "echo"}, "b": {"PATH": "echo", "ENGINE": {"MAX_NUM_SEQS": 2}}},
+        "ECHO_STEP_SECONDS": 0.5,
+    }
+    settings = read(raw, base_dir=BASE, debug=True)[0]
+    spec = settings.engine_spec("b")
+    assert (spec.model.alias, spec.engine.max_num_seqs, spec.echo_step_seconds, spec.autostart) == ("b", 2, 0.5, True)
 
 
 def test_settings_are_read_again_when_a_test_changes_them() -> None:

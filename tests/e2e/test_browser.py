@@ -192,7 +192,7 @@ def test_turns_build_on_each_other_until_a_new_chat(watched: Watched) -> None:
 
 
 def test_a_question_typed_while_the_model_loads_is_sent_when_it_is_ready(watched: Watched) -> None:
-    """The bar shows stage and fraction; nothing is posted before."""
+    """The bar shows stage, fraction, bytes and seconds; nothing is posted before."""
     page = watched.page
     watched.expect_complaint("503")
     model = {
@@ -200,14 +200,16 @@ def test_a_question_typed_while_the_model_loads_is_sent_when_it_is_ready(watched
         "state": "loading",
         "stage": "weights",
         "fraction": 0.42,
-        "elapsed_seconds": 3,
+        "loaded_bytes": 227_000_000,
+        "total_bytes": 540_000_000,
+        "elapsed_seconds": 3.4,
         "message": "",
     }
     body = json.dumps({"ready": False, "models": [model]})
     page.route("**/readyz", lambda route: route.fulfill(status=503, body=body, content_type="application/json"))
     bodies = post_bodies(page)
     page.reload()
-    expect(page.get_by_text("The model is loading · weights 42 %")).to_be_visible()
+    expect(page.get_by_text("The model is loading · weights 42 % · 227 of 540 MB · 3 s")).to_be_visible()
     assert page.get_by_role("progressbar").get_attribute("value") == "0.42"
     ask(page, "Are you there?")
     expect(page.locator(".ss-typing")).to_be_visible()
@@ -217,6 +219,27 @@ def test_a_question_typed_while_the_model_loads_is_sent_when_it_is_ready(watched
     assert len(bodies) == 1
     expect(page.get_by_role("progressbar")).to_be_hidden()
     page.keyboard.press("Escape")
+
+
+@pytest.mark.parametrize(
+    ("state", "words"),
+    [
+        ("failed", "The model cannot answer. The engine ended 5 times."),
+        ("paused", "The model is paused. Answers go on when it is resumed."),
+        ("draining", "The model is about to be restarted. New answers wait until it is back."),
+    ],
+)
+def test_a_model_that_is_not_coming_soon_is_told_in_words(watched: Watched, state: str, words: str) -> None:
+    """No progress is shown where there is none."""
+    page = watched.page
+    watched.expect_complaint("503")
+    body = json.dumps(
+        {"ready": False, "models": [{"alias": "echo", "state": state, "message": "The engine ended 5 times."}]}
+    )
+    page.route("**/readyz", lambda route: route.fulfill(status=503, body=body, content_type="application/json"))
+    page.reload()
+    expect(page.get_by_text(words, exact=True)).to_be_visible()
+    expect(page.get_by_role("progressbar")).to_be_hidden()
 
 
 @pytest.mark.parametrize(("status_code", "code"), [(503, "overloaded"), (429, "quota_exceeded")])
@@ -236,7 +259,7 @@ def test_a_refusal_counts_down_and_is_sent_again(watched: Watched, status_code: 
 def test_a_failed_answer_keeps_its_text_and_can_be_asked_again(watched: Watched) -> None:
     """An `error` event ends the answer in words for people; "Try again" sends the same question."""
     page = watched.page
-    failure = ("error", {"code": "engine_failed", "message": "internals", "retryable": True})
+    failure = ("error", {"code": "engine_died", "message": "internals", "retryable": True})
     page.route("**/streams", lambda route: route.fulfill(**fake_answer("Half an answer", ending=failure)), times=1)
     ask(page, "Why?")
     expect(notice(page)).to_contain_text("The model has stopped working.")
@@ -403,6 +426,38 @@ def test_the_live_page_shows_a_running_stream_and_stops_it(browser: Browser, sit
         state = visitor.page.request.get(f"{site}/streams/{stream_id}").json()
         assert state["finish_reason"] == "cancelled"
         expect(row).to_have_count(0, timeout=ANSWER_MS)
+
+
+def test_a_model_is_paused_and_resumed_from_the_live_page(browser: Browser, site: str) -> None:
+    """Its readers see why their answers stand still, and then the rest, without a gap; a new page says so too."""
+    with watching(browser, site) as staff, watching(browser, site) as visitor:
+        open_live_page(staff)
+        card = staff.page.locator(".ss-card")
+        page = visitor.page
+        visitor.expect_complaint("503")  # of the page's question whether the model is ready
+        page.goto(site)
+        ask(page, "Something long")
+        wait_for_text(page, 60)
+        card.get_by_role("button", name="Pause").click()
+        expect(page.locator(".ss-typing")).to_contain_text("Answers are paused for a while.")
+        expect(card).to_contain_text("paused")
+        newcomer = page.context.new_page()
+        newcomer.goto(f"{site}/?new")
+        expect(newcomer.get_by_text("The model is paused.")).to_be_visible()
+        newcomer.close()
+        card.get_by_role("button", name="Resume").click()
+        wait_for_status(page, "Answer complete")
+        expect(page.locator(".ss-typing")).to_be_hidden()
+        expect(card.get_by_role("button", name="Pause")).to_be_visible()
+        (turn,) = stored_turns(page)
+        assert turn["text"] == log_text(server_log(page, turn["streamId"]))
+
+
+def test_the_live_page_fits_a_phone(browser: Browser, site: str) -> None:
+    """Its table scrolls inside itself."""
+    with watching(browser, site, viewport={"width": 390, "height": 700}) as staff:
+        open_live_page(staff)
+        assert staff.page.evaluate("document.documentElement.scrollWidth") <= 390
 
 
 def test_the_live_page_comes_back_after_a_lost_connection(browser: Browser, site: str) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.servers import daphne
+from tests.servers import daphne, wait_until_ready
 
 ROOT = Path(__file__).resolve().parents[2]
 README_MODEL = "Qwen/Qwen3-0.6B"
@@ -62,8 +62,10 @@ def test_readme_lines_make_a_site_that_streams(site: Path) -> None:
     assert "torch" not in run(python, "-m", "pip", "list", cwd=site)
     key = run(python, "manage.py", "streamserve_key", "create", "--name", "test", cwd=site).split()[-1]
     with daphne("mysite.asgi:application", cwd=site, python=python) as server:
+        wait_until_ready(server.url)
         headers = {"Authorization": f"Bearer {key}"}
         body = {"prompt": "hello", "max_tokens": 8}
         answer = httpx.post(f"{server.url}/streams", json=body, headers=headers, timeout=60)
+    run(python, "manage.py", "streamserve_engine", "--stop", cwd=site)
     assert answer.status_code == 200, answer.text
     assert answer.text.count("event: done") == 1

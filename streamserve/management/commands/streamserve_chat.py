@@ -1,4 +1,4 @@
-"""`manage.py streamserve_chat`: talk to a model from the terminal: loaded here, or over HTTP with --url and --key.
+"""`manage.py streamserve_chat`: talk to a model from the terminal, by the site's engine, or over HTTP (--url, --key).
 
 Streams; Ctrl-C stops the answer, a second one leaves. With --prompt it answers once, for scripts.
 """
@@ -14,7 +14,9 @@ from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError
 
+from streamserve.clients.base import ModelDescription
 from streamserve.conf import get_settings
+from streamserve.progress import LoadingBar
 from streamserve.protocol.errors import StreamserveError
 from streamserve.terminal import Chat, LocalChat, RemoteChat
 
@@ -30,7 +32,7 @@ class Command(BaseCommand):
         parser.add_argument("--system", help="a system message to begin with")
         parser.add_argument("--max-tokens", type=int, help="at most so many tokens an answer")
         parser.add_argument("--temperature", type=float, help="0 is greedy")
-        parser.add_argument("--url", help="a running site (http://127.0.0.1:8000); without it the model loads here")
+        parser.add_argument("--url", help="a running site (http://127.0.0.1:8000); without it the engine is asked")
         parser.add_argument("--key", help="API key for --url; default: the variable STREAMSERVE_KEY")
 
     def handle(self, *args: Any, **options: Any) -> None:
@@ -43,7 +45,7 @@ class Command(BaseCommand):
     def _talk(self, runner: asyncio.Runner, chat: Chat, prompt: str | None) -> None:
         """Ask and answer in turns. `runner.run` makes Ctrl-C cancel the answer; at the prompt it ends the talk."""
         try:
-            runner.run(chat.open(self._show_progress))
+            runner.run(self._open(chat))
             if prompt is not None:
                 runner.run(self._answer(chat, prompt))
                 return
@@ -90,11 +92,14 @@ class Command(BaseCommand):
                 self.stdout.flush()
         self.stdout.write("")
 
-    def _show_progress(self, fraction: float, stage: str) -> None:
-        """Draw a bar on a terminal, and nothing elsewhere."""
-        if not sys.stderr.isatty():
-            return
-        done = int(30 * fraction)
-        end = "\n" if fraction >= 1 else ""
-        sys.stderr.write(f"\r  {stage:<12} [{'█' * done}{'·' * (30 - done)}] {fraction:4.0%}{end}")
-        sys.stderr.flush()
+    async def _open(self, chat: Chat) -> None:
+        """Wait for the model, with a bar on a terminal, and nothing elsewhere."""
+        bar = LoadingBar(sys.stderr)
+        try:
+            await chat.open(bar.show if sys.stderr.isatty() else _say_nothing)
+        finally:
+            bar.close()
+
+
+def _say_nothing(model: ModelDescription) -> None:
+    return None

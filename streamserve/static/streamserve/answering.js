@@ -6,6 +6,7 @@
 import { AnswerStream, RequestFailed, Sleep, seqOf } from "./stream.js";
 
 const MAX_SENDS = 8;
+const NOT_THERE = ["engine_loading", "engine_paused", "engine_draining", "engine_died"]; // the page says so by itself
 const SAVE_SECONDS = 0.4;
 const HIDDEN_PAINT_SECONDS = 0.5; // animation frames stop in a hidden tab
 const DEAR_PAINT_MS = 8; // a paint that takes this much of a frame makes the next one wait four times as long
@@ -78,10 +79,11 @@ export class Answering {
 
   /** Refused for now, and nothing was created: count down, then send again. */
   async waitTurn(error) {
-    if (error.code === "engine_loading") this.chat.readiness.doubt();
+    const isThere = !NOT_THERE.includes(error.code);
+    if (!isThere) this.chat.readiness.doubt();
     const why = error.status === 429 ? "You have reached the limit of answers at a time." : "The model is busy.";
     for (let left = error.retryAfterSeconds ?? 2; left > 0 && !this.isStopped; left -= 1) {
-      if (error.code !== "engine_loading") this.view.say(`${why} Trying again in ${left} s`);
+      if (isThere) this.view.say(`${why} Trying again in ${left} s`);
       await this.sleep.wait(1);
     }
   }
@@ -102,12 +104,21 @@ export class Answering {
     else if (type === "error") this.fail(new RequestFailed(data.message, { code: data.code }));
     else if (type === "token" && (data.choice ?? 0) === 0) this.grow(this.turn.text + data.text, seq);
     else if (type === "snapshot") this.grow(data.text, data.seq ?? seq);
-    else if (type === "status") this.view.say(progressText(data));
+    else if (type === "status") this.status(data);
     if (id !== "" && this.isLive) this.turn.lastId = id;
     this.saveSoon();
   }
 
+  /** "waiting" holds the answer up in its middle, until "resumed". */
+  status(data) {
+    const why = data.status === "waiting" ? data.message || "Waiting for the model" : "";
+    if (why === "" && !this.view.isHeldUp) return this.view.say(progressText(data));
+    this.view.holdUp(why);
+    this.chat.announce(why || "Generating");
+  }
+
   grow(text, seq) {
+    if (this.view.isHeldUp) this.view.holdUp(""); // a replay may have dropped the event that said so
     this.turn.text = text;
     this.marks.push({ seq, chars: text.length });
     this.paintSoon();
@@ -208,7 +219,7 @@ export class Answering {
 
 function canSendAgain(error) {
   if (!(error instanceof RequestFailed)) return false;
-  return error.status === 429 || (error.status === 503 && error.code !== "engine_failed");
+  return error.status === 429 || error.status === 503;
 }
 
 function progressText({ status, step, of, message }) {
@@ -241,7 +252,7 @@ function describe(error, turn) {
     stream_expired: "The rest of this answer is no longer kept.",
     stream_finished: "The rest of this answer is no longer kept.",
     stream_not_found: turn.text ? "The rest of this answer is no longer kept." : "This answer is no longer kept.",
-    engine_failed: "The model has stopped working. The site's owner can see why in the log.",
+    engine_died: "The model has stopped working. The site's owner can see why in the log.",
     timeout: "The answer took too long and was ended.",
   };
   if (error instanceof RequestFailed) return { code: error.code, message: byCode[error.code] ?? error.message };

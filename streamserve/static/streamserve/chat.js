@@ -2,10 +2,12 @@
 
 import { Answering } from "./answering.js";
 import { Conversation, newTurn } from "./conversation.js";
+import { loadingWords } from "./loading.js";
 import { Readiness } from "./readiness.js";
 import { TurnView } from "./turn_view.js";
 
 const NEAR_BOTTOM_PX = 64;
+const NO_BAR = ["failed", "paused", "draining"]; // states that no progress leads out of
 const LOST_BANNER_SECONDS = 0.8; // a reconnect that succeeds at once is not worth a banner
 
 class Chat {
@@ -176,16 +178,13 @@ class Chat {
     this.root.classList.toggle("is-empty", isEmpty);
   }
 
-  showLoading({ isReady, state, stage, fraction, message }) {
+  showLoading({ isReady, ...model }) {
+    const { state, fraction } = model;
     this.parts.loading.hidden = isReady;
-    const percent = fraction === null ? "" : ` ${Math.floor(fraction * 100)} %`;
-    this.parts["loading-words"].textContent =
-      state === "failed"
-        ? `The model could not be loaded. ${message}`
-        : `The model is loading${stage ? ` · ${stage.replaceAll("_", " ")}` : ""}${percent}`;
+    this.parts["loading-words"].textContent = loadingWords(model);
     this.parts.loading.classList.toggle("is-error", state === "failed");
     const bar = this.parts["loading-bar"];
-    bar.hidden = state === "failed";
+    bar.hidden = NO_BAR.includes(state);
     if (fraction === null) bar.removeAttribute("value");
     else bar.value = fraction;
   }

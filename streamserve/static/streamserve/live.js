@@ -1,12 +1,29 @@
-// The admin's live page: models and streams as the server sees them, once a second, with a stop button each.
+// The admin's live page: models and streams as the server sees them, once a second, with a button for what can be done.
 // Rows and cards are kept and updated in place, so that a button stays under the pointer.
 
+import { loadingFigures } from "./loading.js";
 import { readEvents } from "./sse.js";
 import { Backoff, Sleep, Watchdog } from "./stream.js";
 
 const SILENCE_SECONDS = 20; // the server speaks every second
 const SPARK_POINTS = 60; // a minute
 const SPARK_SIZE = { width: 240, height: 48 };
+const COUNTS = ["Running", "Waiting", "Queue", "Parked", "Parks", "Prefix hits"];
+const COUNT_HINTS = {
+  Queue: "Seconds of computing ahead of who comes now",
+  Parked: "Streams that wait for their reader and hold no memory here",
+  Parks: "How often the engine has let go of an answer: its reader was behind, or others waited",
+};
+// What an operator may do in which state: [label, action].
+const PAUSE = ["Pause", "pause"];
+const RESUME = ["Resume", "resume"];
+const DRAIN = ["Drain", "drain"];
+const CONTROLS = { ready: [PAUSE, DRAIN], paused: [RESUME, DRAIN], draining: [RESUME] };
+const CONTROL_HINTS = {
+  pause: "Park every answer and take nothing new, until resumed",
+  resume: "Go on",
+  drain: "Take nothing new, and let the answers that run come to their end",
+};
 
 function element(name, attributes = {}, ...children) {
   const node = document.createElement(name);
@@ -48,35 +65,61 @@ class Keyed {
 }
 
 class ModelCard {
-  constructor({ alias }) {
+  constructor({ alias }, control) {
     this.state = element("span", { class: "ss-state" });
-    this.counts = Object.fromEntries(["Running", "Waiting", "Parked", "Prefix hits"].map((name) => [name, element("dd")]));
+    this.controls = new Controls(control === null ? null : (action) => control(alias, action));
+    this.progress = element("progress", { max: "1", "aria-label": `Loading ${alias}` });
+    this.words = element("p", { class: "ss-words" });
+    this.counts = Object.fromEntries(COUNTS.map((name) => [name, element("dd")]));
     this.speed = element("strong", {}, "0");
     this.spark = new Sparkline();
     this.used = svg("rect", { class: "ss-used", height: "1" });
     this.cached = svg("rect", { class: "ss-cached", height: "1" });
     this.bar = svg("svg", { class: "ss-bar", viewBox: "0 0 1 1", preserveAspectRatio: "none", role: "img" }, this.used, this.cached);
     this.key = element("p", { class: "ss-key" });
-    this.node = element(
-      "article",
-      { class: "ss-card" },
-      element("header", {}, element("h2", {}, alias), this.state),
-      element("dl", { class: "ss-counts" }, ...Object.entries(this.counts).map(([name, dd]) => element("div", {}, element("dt", {}, name), dd))),
+    this.figures = element(
+      "div",
+      {},
+      element("dl", { class: "ss-counts" }, ...Object.entries(this.counts).map(([name, dd]) => counted(name, dd))),
       element("div", { class: "ss-speed" }, element("p", {}, this.speed, "tokens/s"), this.spark.node),
       this.bar,
       this.key,
+    );
+    this.node = element(
+      "article",
+      { class: "ss-card" },
+      element("header", {}, element("h2", {}, alias), this.state, this.controls.node),
+      this.controls.problem,
+      this.words,
+      this.progress,
+      this.figures,
     );
   }
 
   update(model) {
     showState(this.state, model.state);
+    this.controls.update(model.state);
+    this.showLoading(model);
     this.counts.Running.textContent = count(model.running);
     this.counts.Waiting.textContent = count(model.waiting);
+    this.counts.Queue.textContent = `${rate(model.queue_seconds)} s`;
     this.counts.Parked.textContent = count(model.parked);
+    this.counts.Parks.textContent = count(model.parks);
     this.counts["Prefix hits"].textContent = model.prefix_hit_rate == null ? "–" : `${Math.round(100 * model.prefix_hit_rate)} %`;
     this.speed.textContent = rate(model.tokens_per_second);
     this.spark.push(model.tokens_per_second ?? 0);
     this.showBlocks(model);
+  }
+
+  showLoading({ state, stage, fraction, message, loaded_bytes: loadedBytes, total_bytes: totalBytes, elapsed_seconds: elapsedSeconds }) {
+    const isLoading = state === "loading";
+    const figures = isLoading ? loadingFigures({ stage, fraction, loadedBytes, totalBytes, elapsedSeconds }) : "";
+    const words = [figures, message].filter(Boolean).join(" · ");
+    if (this.words.textContent !== words) this.words.textContent = words;
+    this.words.hidden = words === "";
+    this.progress.hidden = !isLoading;
+    this.progress.value = fraction ?? 0;
+    this.figures.hidden = isLoading || state === "idle" || state === "failed";
   }
 
   showBlocks({ blocks_used: used, blocks_cached: cached, blocks_free: free, blocks_total: total }) {
@@ -90,6 +133,41 @@ class ModelCard {
     this.bar.setAttribute("aria-label", `KV blocks: ${used} used, ${cached} cached, ${free} free of ${total}`);
     const label = (kind, number) => element("span", { class: `ss-${kind}` }, `${count(number)} ${kind}`);
     this.key.replaceChildren(label("used", used), label("cached", cached), label("free", free), `of ${count(total)} KV blocks`);
+  }
+}
+
+function counted(name, dd) {
+  const title = COUNT_HINTS[name];
+  return element("div", title ? { title } : {}, element("dt", {}, name), dd);
+}
+
+/** The buttons of a model; `control(action)` is null for who may only look. */
+class Controls {
+  constructor(control) {
+    this.control = control;
+    this.state = null;
+    this.node = element("span", { class: "ss-controls" });
+    this.problem = element("p", { class: "ss-words is-problem", role: "alert", hidden: "" });
+  }
+
+  update(state) {
+    if (this.control === null || state === this.state) return;
+    this.state = state;
+    const buttons = (CONTROLS[state] ?? []).map(([label, action]) => {
+      const button = element("button", { type: "button", title: CONTROL_HINTS[action] }, label);
+      button.addEventListener("click", () => void this.send(action));
+      return button;
+    });
+    this.node.replaceChildren(...buttons);
+  }
+
+  /** The next figures bring the new state, and with it the buttons that fit. */
+  async send(action) {
+    const buttons = [...this.node.children];
+    for (const button of buttons) button.disabled = true;
+    this.problem.textContent = await this.control(action);
+    this.problem.hidden = this.problem.textContent === "";
+    for (const button of buttons) button.disabled = false;
   }
 }
 
@@ -126,16 +204,16 @@ class StreamRow {
     this.button.hidden = stop === null;
     this.button.addEventListener("click", () => void this.stop(() => stop(id)));
     this.state = element("span", { class: "ss-state" });
-    this.cells = Object.fromEntries(["owner", "model", "age", "tokens", "speed", "ttft", "transport"].map((name) => [name, element("td")]));
-    for (const name of ["age", "tokens", "speed", "ttft"]) this.cells[name].className = "ss-number";
+    this.cells = Object.fromEntries(["owner", "model", "age", "tokens", "lead", "speed", "ttft", "transport"].map((name) => [name, element("td")]));
+    for (const name of ["age", "tokens", "lead", "speed", "ttft"]) this.cells[name].className = "ss-number";
     this.cells.owner.className = "ss-owner";
-    const { owner, model, age, tokens, speed, ttft, transport } = this.cells;
+    const { owner, model, age, tokens, lead, speed, ttft, transport } = this.cells;
     this.node = element(
       "tr",
       { "data-stream-id": id },
       element("td", {}, this.state),
       element("td", { title: id }, element("code", {}, id.slice(0, 8))),
-      owner, model, age, tokens, speed, ttft, transport,
+      owner, model, age, tokens, lead, speed, ttft, transport,
       element("td", { class: "ss-act" }, this.button),
     );
   }
@@ -149,12 +227,13 @@ class StreamRow {
   }
 
   update(stream) {
-    showState(this.state, stream.state);
+    showState(this.state, stream.state, stream.park_reason);
     this.cells.owner.textContent = stream.owner || "–";
     this.cells.owner.title = stream.owner || "";
     this.cells.model.textContent = stream.model;
     this.cells.age.textContent = age(stream.age_seconds);
     this.cells.tokens.textContent = count(stream.tokens);
+    this.cells.lead.textContent = count(stream.lead);
     this.cells.speed.textContent = rate(stream.tokens_per_second);
     this.cells.ttft.textContent = stream.ttft == null ? "–" : `${Math.round(1000 * stream.ttft)} ms`;
     this.cells.transport.textContent = stream.transport || "–";
@@ -168,7 +247,8 @@ class LivePage {
     this.link = part("link");
     this.none = part("none");
     this.table = part("table");
-    this.cards = new Keyed(part("cards"), (model) => new ModelCard(model));
+    const control = root.dataset.controlUrl ? (alias, action) => this.control(alias, action) : null;
+    this.cards = new Keyed(part("cards"), (model) => new ModelCard(model, control));
     const stop = root.dataset.stopUrl ? (id) => this.stop(id) : null; // not everyone who may look may stop
     this.rows = new Keyed(part("rows"), (stream) => new StreamRow(stream, stop));
     this.backoff = new Backoff({ first: 1, most: 10 });
@@ -234,21 +314,34 @@ class LivePage {
   }
 
   async stop(id) {
+    return (await this.post(this.root.dataset.stopUrl.replace("STREAM_ID", id))) === "";
+  }
+
+  control(alias, action) {
+    const url = this.root.dataset.controlUrl;
+    return this.post(url.replace("ACTION", action).replace("MODEL", encodeURIComponent(alias)));
+  }
+
+  /** Return "" when it is done, else why it is not. */
+  async post(url) {
     try {
-      const response = await fetch(this.root.dataset.stopUrl.replace("STREAM_ID", id), {
+      const response = await fetch(url, {
         method: "POST",
         headers: { "X-CSRFToken": this.root.querySelector("input[name=csrfmiddlewaretoken]").value },
       });
-      return response.ok;
+      if (response.ok) return "";
+      const body = await response.json().catch(() => ({}));
+      return body.error?.message ?? "The server refused.";
     } catch {
-      return false;
+      return "The server could not be reached.";
     }
   }
 }
 
-function showState(node, state) {
-  if (node.textContent === state) return;
-  node.textContent = state;
+function showState(node, state, reason) {
+  const text = reason ? `${state}: ${reason}` : state;
+  if (node.textContent === text) return;
+  node.textContent = text;
   node.className = `ss-state is-${String(state).replace(/[^a-z]/g, "")}`;
 }
 

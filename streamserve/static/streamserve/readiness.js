@@ -5,7 +5,7 @@ import { Backoff, Sleep } from "./stream.js";
 const POLL_SECONDS = 0.7;
 
 export class Readiness {
-  /** `onChange({isReady, state, stage, fraction, message})` after every answer; `model()` names the one asked about. */
+  /** `onChange({isReady, state, message, stage, fraction, …})` after every answer; `model()` is the one asked about. */
   constructor({ readyUrl, model, onChange }) {
     this.readyUrl = readyUrl;
     this.model = model;
@@ -63,6 +63,9 @@ export class Readiness {
       stage: mine.stage ?? "",
       fraction: typeof mine.fraction === "number" ? Math.min(1, Math.max(0, mine.fraction)) : null,
       message: mine.message ?? "",
+      loadedBytes: mine.loaded_bytes ?? 0,
+      totalBytes: mine.total_bytes ?? 0,
+      elapsedSeconds: mine.elapsed_seconds ?? 0,
     });
   }
 }

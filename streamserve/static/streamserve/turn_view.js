@@ -9,6 +9,7 @@ export class TurnView {
     this.node = template.content.firstElementChild.cloneNode(true);
     this.parts = Object.fromEntries([...this.node.querySelectorAll("[data-ss]")].map((part) => [part.dataset.ss, part]));
     this.answer = new AnswerView(this.parts.body);
+    this.isHeldUp = false;
     this.parts.question.textContent = turn.question;
     this.parts.retry.addEventListener("click", () => on.again(turn));
     this.parts.again.addEventListener("click", () => on.again(turn));
@@ -24,7 +25,13 @@ export class TurnView {
   /** The text so far, on an animation frame. */
   paint() {
     this.answer.update(this.turn.text, this.isLive);
-    this.parts.typing.hidden = !this.isLive || this.turn.text.trim() !== "";
+    this.showTyping();
+  }
+
+  /** Dots until there is text, and below the text while the answer waits for its model. */
+  showTyping() {
+    this.parts.typing.hidden = !this.isLive || (this.turn.text.trim() !== "" && !this.isHeldUp);
+    this.node.classList.toggle("is-held-up", this.isHeldUp);
   }
 
   /** A word beside the typing dots: the queue, the countdown. */
@@ -32,12 +39,19 @@ export class TurnView {
     this.parts.progress.textContent = text;
   }
 
+  /** The model has gone in the middle, and this says why; "" when it is back. */
+  holdUp(why) {
+    this.isHeldUp = why !== "";
+    this.say(why);
+    this.showTyping();
+  }
+
   /** The state around the text. */
   show() {
     const { turn, parts } = this;
     parts.answer.setAttribute("aria-busy", String(this.isLive));
     this.node.classList.toggle("is-live", this.isLive);
-    parts.typing.hidden = !this.isLive || turn.text.trim() !== "";
+    this.showTyping();
     const notice = noticeOf(turn);
     parts.notice.hidden = notice === "" || this.isLive;
     parts.notice.classList.toggle("is-error", turn.state === "failed");

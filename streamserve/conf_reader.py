@@ -1,0 +1,123 @@
+"""`Reader`: dicts with upper-case keys into frozen dataclasses, collecting every problem on the way.
+
+Pure; knows no key of ours: conf.py does. A wrong value is reported and its default used, so that one `check` shows all.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import types
+import typing
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Problem:
+    """Something wrong in the settings. `kind` is "key", "value" or "missing"; checks.py turns it into an id."""
+
+    kind: str
+    message: str
+    hint: str
+
+
+class Reader:
+    """One reading; `problems` is what it found wrong."""
+
+    def __init__(self) -> None:
+        self.problems: list[Problem] = []
+
+    def dataclass(
+        self,
+        cls: type[T],
+        raw: object,
+        where: str,
+        *,
+        fixed: Mapping[str, Any] = {},
+        defaults: Mapping[str, Any] = {},
+    ) -> T:
+        """Build `cls` from `raw` on top of `defaults`. `fixed` are fields that are no keys: nobody may give them."""
+        given = self.mapping(raw, where)
+        fields = {name.upper(): name for name in field_names(cls) if name not in fixed}
+        hints = typing.get_type_hints(cls)
+        self.refuse_unknown(given, fields, where)
+        accepted = dict(fixed)
+        for key, value in {**defaults, **given}.items():
+            name = fields.get(key)
+            if name is not None and self.fits(value, hints[name], f'{where}["{key}"]', report=key in given):
+                accepted[name] = float(value) if hints[name] is float else value
+        return cls(**accepted)
+
+    def fits(self, value: object, annotation: Any, where: str, *, report: bool = True) -> bool:
+        """Tell whether `value` is of the annotated type and not negative."""
+        allowed = _allowed_types(annotation)
+        right_type = isinstance(value, allowed) and (not isinstance(value, bool) or bool in allowed)
+        negative = isinstance(value, int | float) and value < 0
+        if right_type and not negative:
+            return True
+        if report:
+            names = " or ".join("None" if kind is types.NoneType else kind.__name__ for kind in allowed)
+            self.wrong(f"STREAMSERVE {where} is {value!r}.", f"It takes {names}, not negative.")
+        return False
+
+    def boolean(self, given: Mapping[str, Any], key: str) -> bool:
+        """Return what `key` says; False when it is not there."""
+        value = given.get(key, False)
+        if not isinstance(value, bool):
+            self.wrong(f'STREAMSERVE["{key}"] is {value!r}.', "It takes True or False.")
+        return value is True
+
+    def seconds(self, given: Mapping[str, Any], key: str) -> float:
+        """Return what `key` says; 0 when it is not there."""
+        value = given.get(key, 0.0)
+        return float(value) if self.fits(value, float, f'["{key}"]') else 0.0
+
+    def one_of(self, value: object, choices: tuple[str, ...], where: str) -> None:
+        """Report a value that is no choice."""
+        if value not in choices:
+            self.wrong(f"STREAMSERVE {where} is {value!r}.", f"It takes one of {', '.join(choices)}.")
+
+    def mapping(self, raw: object, where: str) -> Mapping[str, Any]:
+        """Return `raw`, or {} and a problem."""
+        if isinstance(raw, Mapping):
+            return raw
+        self.wrong(f"{where} is {type(raw).__name__}.", "It takes a dict.")
+        return {}
+
+    def refuse_unknown(self, given: Mapping[str, Any], known: Iterable[str], where: str) -> None:
+        """Report the keys that mean nothing, each with the one that was probably meant."""
+        names = list(known)
+        for key in given:
+            if key not in names:
+                hint = nearest(str(key), names) or f"Known keys: {', '.join(names)}."
+                self.problem("key", f"{where} has the unknown key {key!r}.", hint)
+
+    def wrong(self, message: str, hint: str) -> None:
+        """Report a wrong value."""
+        self.problem("value", message, hint)
+
+    def problem(self, kind: str, message: str, hint: str) -> None:
+        """Report a problem."""
+        self.problems.append(Problem(kind=kind, message=message, hint=hint))
+
+
+def field_names(cls: Any) -> list[str]:
+    """Return the names of a dataclass's fields."""
+    return [field.name for field in dataclasses.fields(cls)]
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """Return "Did you mean ...?", or "" when nothing is like it."""
+    names = list(known)
+    close = difflib.get_close_matches(name.upper(), names, n=1, cutoff=0.5)
+    close = close or difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    return f"Did you mean {close[0]!r}?" if close else ""
+
+
+def _allowed_types(annotation: Any) -> tuple[type, ...]:
+    members = typing.get_args(annotation) if isinstance(annotation, types.UnionType) else (annotation,)
+    return (*members, int) if float in members else tuple(members)

@@ -1,0 +1,178 @@
+"""`manage.py streamserve_engine [ALIAS]`: run the engine of a model in the foreground, for systemd and containers.
+
+With --status, --pause, --resume, --drain or --stop it speaks to the one that runs, whoever started it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import logging
+import os
+import select
+import sys
+from argparse import ArgumentParser
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from django.core.management.base import BaseCommand, CommandError
+
+from streamserve.clients import host
+from streamserve.clients.base import EngineStats, ModelDescription
+from streamserve.clients.place import PlaceError, is_claimed, place_of, prepare_folder
+from streamserve.clients.process import ProcessClient
+from streamserve.clients.spec import EngineSpec
+from streamserve.conf import get_settings
+from streamserve.progress import LoadingBar, progress_line
+from streamserve.protocol.errors import StreamserveError
+
+_ACTIONS = {
+    "status": "say what it does; ends with 1 while it is not ready",
+    "pause": "park every answer and take nothing new; readers see that they wait",
+    "resume": "take back --pause or --drain",
+    "drain": "take nothing new, and let what runs come to its end",
+    "stop": "drain, then end the process",
+}
+_ANSWER_SECONDS = 15.0
+_POLL_SECONDS = 0.1
+
+
+class Command(BaseCommand):
+    """Runs one engine, or asks it something."""
+
+    help = "Run the engine process of a model, or control the one that runs."
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        parser.add_argument("alias", nargs="?", help="a model of MODELS; needed where there are several")
+        group = parser.add_mutually_exclusive_group()
+        for name, text in _ACTIONS.items():
+            group.add_argument(f"--{name}", dest="action", action="store_const", const=name, help=text)
+
+    def handle(self, *args: Any, alias: str | None, action: str | None, **options: Any) -> None:
+        spec = _spec(alias)
+        try:
+            prepare_folder(place_of(spec))
+            if action is None:
+                sys.exit(self._run(spec))
+            if not is_claimed(place_of(spec)):
+                raise CommandError(f"No engine runs for the model {spec.model.alias!r}.")
+            answer = asyncio.run(_ask(spec, action))
+        except PlaceError as error:
+            raise CommandError(str(error)) from None
+        except TimeoutError:
+            raise CommandError(f"The engine of {spec.model.alias!r} does not answer in time.") from None
+        except StreamserveError as error:
+            raise CommandError(error.message) from None
+        self._show(action, answer)
+
+    def _run(self, spec: EngineSpec) -> int:
+        """Be the engine, until SIGTERM or Ctrl-C; returns the exit status."""
+        if is_claimed(place_of(spec)):
+            self.stderr.write(f"An engine runs for the model {spec.model.alias!r} already; see --status.")
+            return 0
+        _log_to_stderr()
+        bar = LoadingBar(sys.stderr)
+        try:
+            return host.run(spec, partial(_show_loading, bar))
+        finally:
+            bar.close()
+
+    def _show(self, action: str, answer: _Answer) -> None:
+        if action == "stop":
+            self.stdout.write(f"{answer.model.alias}: process {answer.pid} has ended")
+            return
+        self.stdout.write(_status_line(answer))
+        if action == "status" and answer.model.state != "ready":
+            sys.exit(1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Answer:
+    """What the engine says of itself."""
+
+    pid: int
+    model: ModelDescription
+    stats: EngineStats
+
+
+def _spec(alias: str | None) -> EngineSpec:
+    """Return what the engine is told. Started by hand, it ends when it is told to, not when it is idle."""
+    settings = get_settings()
+    if settings.client != "process":
+        raise CommandError(f'CLIENT is "{settings.client}": engines run inside the web process.')
+    known = ", ".join(settings.models)
+    if alias is None and len(settings.models) > 1:
+        raise CommandError(f"Which one? MODELS has: {known}.")
+    alias = alias or settings.default_model
+    if alias not in settings.models:
+        raise CommandError(f"There is no model {alias!r}. MODELS has: {known}.")
+    return dataclasses.replace(settings.engine_spec(alias), autostart=False)
+
+
+async def _ask(spec: EngineSpec, action: str) -> _Answer:
+    """Have the running engine do `action`; return how it is then. Raises TimeoutError."""
+    client = ProcessClient.visiting(spec)
+    client.start()
+    try:
+        async with asyncio.timeout(_ANSWER_SECONDS):
+            pid = await _reached(client)
+        if action == "stop":
+            await _stop(client, pid, spec)
+        elif action != "status":
+            async with asyncio.timeout(_ANSWER_SECONDS):
+                await client.control(action)
+        return _Answer(pid=pid, model=client.describe(), stats=client.stats())
+    finally:
+        await client.aclose()
+
+
+async def _reached(client: ProcessClient) -> int:
+    """Wait until the engine has said how it is; return its process id."""
+    while client.engine_pid is None:  # noqa: ASYNC110  (it has no event)
+        await asyncio.sleep(_POLL_SECONDS)
+    return client.engine_pid
+
+
+async def _stop(client: ProcessClient, pid: int, spec: EngineSpec) -> None:
+    """Stop the engine and wait for the end of its process, whoever's child it is. Raises TimeoutError."""
+    process = os.pidfd_open(pid) if hasattr(os, "pidfd_open") else None
+    try:
+        async with asyncio.timeout(spec.drain_seconds + _ANSWER_SECONDS):
+            await client.control("stop")
+            # Neither another process's lock nor its end has an event on this loop.
+            while is_claimed(place_of(spec)) or (process is not None and not _has_ended(process)):  # noqa: ASYNC110
+                await asyncio.sleep(_POLL_SECONDS)
+    finally:
+        if process is not None:
+            os.close(process)
+
+
+def _has_ended(process: int) -> bool:
+    """Tell whether the process of a pidfd has ended, reaped or not."""
+    return bool(select.select([process], [], [], 0)[0])
+
+
+def _show_loading(bar: LoadingBar, model: ModelDescription) -> None:
+    """Show loading, and its end; the host tells us several times a second for ever."""
+    if not bar.is_closed:
+        bar.show(model)
+    if model.state not in ("idle", "loading"):
+        bar.close()
+
+
+def _status_line(answer: _Answer) -> str:
+    model, stats = answer.model, answer.stats
+    if model.state == "loading":
+        return progress_line(model, has_bar=False)
+    parts = [f"{stats.running} running", f"{stats.waiting} waiting", f"{stats.tokens_per_second:.1f} tokens/s"]
+    parts.append(f"{stats.blocks_used} of {stats.blocks_total} KV blocks used")
+    said = f" ({model.message})" if model.message else ""
+    return f"{model.alias}: {model.state}{said}, process {answer.pid}; {', '.join(parts)}"
+
+
+def _log_to_stderr() -> None:
+    """Show what the engine says, unless the site has set up logging of its own."""
+    logger = logging.getLogger("streamserve")
+    if not logger.hasHandlers():
+        logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")

@@ -1,0 +1,23 @@
+// How a model that cannot answer now is spoken of, on the chat page and the live page. Pure: values in, words out.
+
+/** "weights 42 % · 227 of 540 MB · 3 s": as much of it as is known. */
+export function loadingFigures({ stage, fraction, loadedBytes, totalBytes, elapsedSeconds }) {
+  const percent = fraction == null ? "" : `${Math.floor(fraction * 100)} %`;
+  const parts = [`${(stage ?? "").replaceAll("_", " ")} ${percent}`.trim()];
+  if (totalBytes > 0) parts.push(megabytes(loadedBytes, totalBytes));
+  if (elapsedSeconds >= 1) parts.push(`${Math.floor(elapsedSeconds)} s`);
+  return parts.filter(Boolean).join(" · ");
+}
+
+/** What the chat page says above the conversation. */
+export function loadingWords({ state, message, ...figures }) {
+  if (state === "failed") return `The model cannot answer. ${message}`.trim();
+  if (state === "paused") return "The model is paused. Answers go on when it is resumed.";
+  if (state === "draining") return "The model is about to be restarted. New answers wait until it is back.";
+  return ["The model is loading", loadingFigures(figures), message].filter(Boolean).join(" · ");
+}
+
+function megabytes(loaded, total) {
+  const inMegabytes = (bytes) => Math.round(bytes / 1e6).toLocaleString("en");
+  return loaded < total ? `${inMegabytes(loaded)} of ${inMegabytes(total)} MB` : `${inMegabytes(total)} MB`;
+}

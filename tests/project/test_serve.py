@@ -1,0 +1,69 @@
+"""`make run`: what it prints, what it serves, what it leaves behind, and that its refusals are sentences."""
+
+from __future__ import annotations
+
+import signal
+import socket
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.demo_site import free_port, manage, processes_of, serve
+
+
+def test_the_demo_starts_serves_and_ends(tmp_path: Path) -> None:
+    """It prints where it is, takes the key of one's own, serves page and static files, and ends by SIGINT with 0.
+
+    Of all that was started for it only the engine is left, which it says, and how to end it.
+    """
+    key, port = "my-demo-key-0123456789", free_port()
+    demo = serve(tmp_path, PORT=port, STREAMSERVE_DEMO_KEY=key)
+    assert processes_of(tmp_path) == {demo.pid}
+    assert demo.stdout is not None
+    said = ""
+    try:
+        for line in demo.stdout:
+            said += line
+            if "Ctrl-C" in line:
+                break
+        url = f"http://127.0.0.1:{port}"
+        with httpx.Client(base_url=url, trust_env=False, timeout=20) as client:
+            ask = {"prompt": "hi", "max_tokens": 5, "format": "tokens"}
+            answer = client.post("/streams", json=ask, headers={"Authorization": f"Bearer {key}"})
+            assert "[DONE]" in answer.text
+            page = client.get("/")
+            assert page.status_code == 200
+            assert "script-src 'self'" in page.headers["content-security-policy"]
+            assert client.get("/static/streamserve/chat.js").status_code == 200
+    finally:
+        demo.send_signal(signal.SIGINT)
+        rest, errors = demo.communicate(timeout=30)
+    assert demo.returncode == 0, errors
+    for words in (url, "user demo", key, "curl -N", "ends by itself"):
+        assert words in said + rest
+    with httpx.Client(trust_env=False) as client, pytest.raises(httpx.ConnectError):
+        client.get(url)
+    [engine] = processes_of(tmp_path)
+    stopped = manage(tmp_path, "streamserve_engine", "--stop")
+    assert f"process {engine} has ended" in stopped.stdout
+    assert processes_of(tmp_path) == set()
+
+
+def test_the_demo_refuses_in_sentences(tmp_path: Path) -> None:
+    """Port taken, a key too short, a port that is none, no model at that path: exit 1 and the way out."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        cases = [
+            ({"PORT": str(taken.getsockname()[1])}, "make run PORT="),
+            ({"PORT": free_port(), "KEY": "short"}, "16 to 128"),
+            ({"PORT": "many"}, "1 to 65535"),
+            ({"PORT": free_port(), "MODEL": "/no/such/folder"}, "make run MODEL="),
+        ]
+        started = [(serve(tmp_path, **variables), words) for variables, words in cases]
+        for demo, words in started:
+            _said, errors = demo.communicate(timeout=60)
+            assert demo.returncode == 1
+            assert words in errors
+            assert "Traceback" not in errors
