@@ -16,7 +16,7 @@ export STREAMSERVE_DTYPE := $(DTYPE)
 endif
 PORT ?= 8000
 
-.PHONY: help run test lint clean
+.PHONY: help run test lint soak mutants clean
 
 help: ## Show this list
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 16
@@ -37,6 +37,14 @@ lint: ## Run ruff and mypy
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy streamserve
+
+soak: ## Run the long versions of the proofs (about an hour); docs/reliability.md says what they showed
+	@$(PYTHON) project/install.py --venv $(VENV) -r requirements.txt -r tests/requirements.txt
+	STREAMSERVE_SOAK=1 SIM_SEEDS=400 $(BIN)/python -m pytest tests/proofs tests/sim -s
+
+mutants: ## Plant faults in a copy of the engine, one by one, and see whether the simulation finds them
+	@$(PYTHON) project/install.py --venv $(VENV) -r requirements.txt -r tests/requirements.txt
+	$(BIN)/python -m tests.sim.mutants
 
 clean: ## Remove the virtual environment, caches and the demo site's state
 	rm -rf $(VENV) .cache .mypy_cache .pytest_cache .ruff_cache .hypothesis state
