@@ -88,6 +88,7 @@ class InFlight:
         """Start a step. After `StepOutOfMemory` it is as if this had not been called."""
         plan = StepPlan(step_id=self.num_launched, chunks=chunks)
         self.num_launched += 1
+        at = self._clock()  # a runner without a device of its own computes in `launch`
         with self._guarding(plan):
             if self._on_plan is not None:
                 self._on_plan(plan)
@@ -95,7 +96,7 @@ class InFlight:
         parts = tuple(Part(sequence := sequences[c.seq_id], c, sequence.num_preemptions) for c in chunks)
         for part in parts:
             part.sequence.launch(len(part.chunk.token_ids), is_sampled=part.chunk.sample is not None)
-        self._steps.append(Launched(plan, parts, handle, self._clock()))
+        self._steps.append(Launched(plan, parts, handle, at))
 
     def pop(self) -> Launched:
         """Take out the oldest step; `collect` it next."""

@@ -248,3 +248,28 @@ def test_penalties_send_the_tokens_along() -> None:
     specs = [chunk.sample for plan in drive.plans for chunk in plan.chunks]
     counts = [(len(spec.prompt_token_ids), len(spec.output_token_ids)) for spec in specs if spec]
     assert counts == [(0, 0), (0, 0), (3, 0), (3, 1)]
+
+
+def test_step_time_is_that_of_the_whole_step() -> None:
+    """A CPU computes in `launch`, a GPU until `collect`: the step-time model learns the same of both."""
+
+    class Slow(WrappedRunner):
+        launch_seconds = collect_seconds = 0.0
+
+        def launch(self, plan: StepPlan) -> object:
+            drive.clock.advance(self.launch_seconds)
+            return super().launch(plan)
+
+        def collect(self, handle: object) -> StepResult:
+            drive.clock.advance(self.collect_seconds)
+            return super().collect(handle)
+
+    predicted = []
+    for where in ("launch_seconds", "collect_seconds"):
+        runner = Slow(EchoRunner(num_blocks=65, block_size=4))
+        setattr(runner, where, 1.0)
+        drive = Drive(runner=runner, max_num_batched_tokens=8)
+        drive.run(request(1, range(60), sampling=sampling(max_tokens=40)))
+        predicted.append(drive.core.scheduler.step_time.predict(drive.plans[-1]))
+    assert predicted[0] == predicted[1]
+    assert predicted[0]
