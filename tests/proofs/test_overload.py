@@ -1,0 +1,192 @@
+"""Ten times more requests than the engine can answer: each ends with an answer or an honest refusal, and none is lost.
+
+The real client on its thread. Load is counted in steps, not in seconds: each step brings ten times as many requests as
+a step at capacity answered, however fast the machine is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import random
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from math import ceil
+from pathlib import Path
+from time import monotonic, sleep
+
+from streamserve.clients.thread import ThreadClient
+from streamserve.engine.config import EngineConfig, LatencyClass
+from streamserve.engine.echo import EchoRunner
+from streamserve.protocol.errors import Refused
+from streamserve.protocol.events import Done, Error, Event
+from streamserve.protocol.requests import GenerateRequest, SamplingParams
+from tests.clients.drive import load_of, ready
+from tests.proofs.scale import IS_SOAK, scaled
+
+TIMES = 10
+SECONDS = 60 if IS_SOAK else 3
+STEP_SECONDS = 0.002
+NUM_SEATS = 8
+NUM_BLOCKS = 36
+# Memory for fewer answers than there are seats, at their longest: some are preempted. Of those who wait, some wait
+# longer than their class allows, and others are refused because too many wait.
+CONFIG = EngineConfig(
+    block_size=16,
+    max_num_seqs=NUM_SEATS,
+    max_waiting=128,
+    classes={"chat": LatencyClass(ttft_seconds=0.5), "completion": LatencyClass(ttft_seconds=0.1)},
+)
+MOST_GROWTH_BYTES = 32 << 20
+
+
+@dataclass
+class Tally:
+    """How requests ended."""
+
+    ends: Counter[str] = field(default_factory=Counter)
+    num_asked: int = 0
+    num_tokens: int = 0
+    longest_retry_after: int = 0
+
+    async def follow(self, client: ThreadClient, request: GenerateRequest) -> None:
+        """Ask, read to the end, and count what that was."""
+        self.num_asked += 1
+        try:
+            self._count([event async for event in await client.generate(request)])
+        except Refused as refused:
+            self._count_refusal(refused)
+
+    def _count_refusal(self, refused: Refused) -> None:
+        assert refused.http_status in (429, 503)
+        assert 1 <= refused.retry_after <= 120
+        self.ends[f"{refused.http_status} {refused.code}"] += 1
+        self.longest_retry_after = max(self.longest_retry_after, refused.retry_after)
+
+    def _count(self, events: list[Event]) -> None:
+        match events[-1]:
+            case Done(usage=usage):
+                self.ends["answers"] += 1
+                self.num_tokens += usage.completion_tokens
+            case Error(code="queue_timeout", retryable=True):
+                assert len(events) == 1, "it had begun"
+                self.ends["queue_timeout"] += 1
+            case other:
+                raise AssertionError(f"it ended with {other}")
+
+
+def endless_requests() -> Iterator[GenerateRequest]:
+    """Prompts of 20 to 60 tokens for 8 to 40; half of them begin alike."""
+    rng = random.Random(5)
+    while True:
+        prompt = tuple(rng.randrange(128) for _ in range(rng.randint(20, 60)))
+        how = SamplingParams(temperature=1.0, seed=rng.randrange(2**40), max_tokens=rng.randint(8, 40), ignore_eos=True)
+        yield GenerateRequest(model="proof", prompt_token_ids=prompt, sampling=how, latency_class="chat")
+        prompt = tuple(range(16)) + prompt[16:]
+        yield GenerateRequest(model="proof", prompt_token_ids=prompt, sampling=how, latency_class="completion")
+
+
+class Load:
+    """Brings `per_step` requests with every step, in tasks of its group, whatever becomes of them."""
+
+    def __init__(self) -> None:
+        self.loop = asyncio.get_running_loop()
+        self.requests = endless_requests()
+        self.tally = Tally()
+        self.per_step = 0.0
+        self.tasks: asyncio.TaskGroup | None = None
+        self.client: ThreadClient | None = None
+        self._due = 0.0
+
+    def on_plan(self, _: object) -> None:
+        """A step begins. On the engine thread."""
+        self.loop.call_soon_threadsafe(self._bring_due)
+
+    def _bring_due(self) -> None:
+        self._due += self.per_step
+        num_requests = int(self._due)
+        self._due -= num_requests
+        self.bring(num_requests)
+
+    def bring(self, num_requests: int) -> None:
+        """So many ask now."""
+        for _ in range(num_requests):
+            assert self.client is not None
+            assert self.tasks is not None
+            self.tasks.create_task(self.tally.follow(self.client, next(self.requests)))
+
+
+@asynccontextmanager
+async def serving() -> AsyncIterator[tuple[ThreadClient, Load]]:
+    """An engine whose steps take two milliseconds and more, and a load that has not begun."""
+    load = Load()
+    runner = EchoRunner(num_blocks=NUM_BLOCKS, block_size=16, pause=partial(sleep, STEP_SECONDS))
+    load.client = client = ThreadClient("proof", load_of(runner), CONFIG, on_plan=load.on_plan)
+    try:
+        yield await ready(client), load
+    finally:
+        await client.aclose()
+
+
+async def saturate(client: ThreadClient, load: Load, num_requests: int) -> Tally:
+    """As many at a time as fill every seat, and one more each that waits for it."""
+    tally = Tally()
+
+    async def keep_asking() -> None:
+        while tally.num_asked < num_requests:
+            await tally.follow(client, next(load.requests))
+
+    await asyncio.gather(*(keep_asking() for _ in range(2 * NUM_SEATS)))
+    return tally
+
+
+def resident_bytes() -> int:
+    gc.collect()
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+async def overload(load: Load, per_step: float) -> int:
+    """Bring requests for `SECONDS`, and wait for all to end; return by how many bytes memory grew after a third."""
+    async with asyncio.TaskGroup() as load.tasks:
+        load.per_step = per_step
+        load.bring(1)
+        await asyncio.sleep(SECONDS / 3)  # this is how long it lasts; nothing is waited for
+        before = resident_bytes()
+        await asyncio.sleep(SECONDS * 2 / 3)
+        growth = resident_bytes() - before
+        load.per_step = 0.0
+    return growth
+
+
+async def test_overload() -> None:
+    """Each ends truthfully; memory stays flat; a step gives nine tenths of what it gives at capacity, or more.
+
+    A Retry-After is truthful if it is at most a few times what answering all who wait takes at capacity.
+    """
+    async with serving() as (client, load):
+        began_at = monotonic()
+        at_capacity = await saturate(client, load, scaled(3_000))
+        queue_seconds = CONFIG.max_waiting * (monotonic() - began_at) / at_capacity.ends["answers"]
+        num_steps = client.stats().steps
+        best = at_capacity.num_tokens / num_steps
+        growth = await overload(load, TIMES * at_capacity.ends["answers"] / num_steps)
+        stats = client.stats()
+    tally, num_steps = load.tally, stats.steps - num_steps
+    goodput = tally.num_tokens / num_steps
+    print(
+        f"\noverload, {TIMES}x for {SECONDS} s: {tally.num_asked:,} requests in {num_steps:,} steps ended as"
+        f" {', '.join(f'{count:,} {end}' for end, count in sorted(tally.ends.items()))};"
+        f" Retry-After up to {tally.longest_retry_after} s where {queue_seconds:.1f} s are true;"
+        f" goodput {goodput:.2f} tokens a step, {best:.2f} at capacity;"
+        f" {stats.preemptions:,} preemptions; memory grew by {growth / 2**20:.1f} MiB"
+    )
+    assert sum(tally.ends.values()) == tally.num_asked
+    assert tally.ends["answers"] < tally.num_asked * 2 / TIMES, "that was no overload"
+    assert tally.longest_retry_after <= 4 * ceil(queue_seconds)
+    assert growth < MOST_GROWTH_BYTES
+    assert goodput >= 0.9 * best
+    assert (stats.running, stats.waiting, stats.blocks_used) == (0, 0, 0)
