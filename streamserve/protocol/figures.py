@@ -65,8 +65,10 @@ FIGURES: Mapping[str, Figure] = {
         _figure("generation_tokens", "counter", "tokens", "Tokens generated."),
         _figure("tokens_per_second", "gauge", "tokens/s", "Tokens generated a second, of late."),
         _figure("num_preemptions", "counter", "sequences", "Sequences preempted for want of blocks."),
-        _figure("num_parks", "counter", "sequences", "Sequences parked by the engine: reader behind, or others waiting."),
-        _figure("num_tokens_waiting", "gauge", "tokens", "Tokens that waiting requests still have to have computed."),
+        _figure(
+            "num_parks", "counter", "sequences", "Sequences parked by the engine: reader behind, or others waiting."
+        ),
+        _figure("num_tokens_waiting", "gauge", "tokens", "Tokens still to be computed for waiting requests."),
         _figure("queue_seconds", "gauge", "seconds", "How long computing those takes, by the fitted step time."),
         _figure("step_token_budget", "gauge", "tokens", "Tokens a step may compute; halved by out-of-memory."),
         _figure("num_out_of_memory", "counter", "steps", "Steps that ran out of memory and were run again in halves."),

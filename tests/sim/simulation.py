@@ -1,260 +1,329 @@
-"""`Simulation`: a core, what was asked of it, what it may do, and the laws that hold after every step."""
+"""`Simulation`: a core, what was asked of it, what may happen to it, and readers who read at their own pace.
+
+Plays the part of the streams above the core: a sequence that parks is asked for again by the rules of `Park`. What must
+hold is in laws.py; `step` sees that it does. Time is a fake clock, in powers of two so that sums are exact.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from functools import cache
+from collections import Counter, deque
+from collections.abc import Callable
+from dataclasses import replace
 
-from streamserve.engine.config import EngineConfig
-from streamserve.engine.core import EngineCore, SequenceUpdate
-from streamserve.engine.echo import EchoRunner
+from streamserve.engine.core import EngineCore
+from streamserve.engine.integrity import IntegrityError
 from streamserve.engine.plan import StepPlan
-from streamserve.engine.scheduler import order_key
-from streamserve.engine.sequence import Sequence, SequenceRequest, State
+from streamserve.engine.sequence import Park, Sequence, SequenceRequest
+from streamserve.engine.updates import SequenceUpdate
 from streamserve.protocol.requests import SamplingParams
-from tests.engine.drive import alone
-from tests.fakes import FakeClock, FaultyRunner
+from tests.fakes import FakeClock
+from tests.sim.asked import CLASSES, Asked, Shape
+from tests.sim.laws import Laws
+from tests.sim.model import EOS, STEP_SECONDS, TOKEN_SECONDS, SimRunner, reference
 
-BLOCK_SIZE = 4
-NUM_BLOCKS = 25
-BUDGET = 16
-MAX_NUM_SEQS = 4
 # More than enough for everything that was asked for, one token at a time, with preemptions.
-MAX_STEPS_TO_END = 3_000
-# Prompts that share beginnings, so that the cache is busy.
-STEMS = (
-    tuple(range(40)),
-    (*range(8), *range(60, 90)),
-    (*range(4), *range(90, 94), *range(8, 40)),  # equal blocks after different ones
-    (200, 201),
-)
+MAX_STEPS_TO_END = 4_000
 
-
-@cache
-def reference(prompt: tuple[int, ...], sampling: SamplingParams) -> tuple[int, ...]:
-    """The tokens of a sequence that is alone in the world."""
-    one = SequenceRequest(seq_id=1, prompt_token_ids=prompt, sampling=sampling)
-    return tuple(alone(one, num_blocks=200, check_integrity=False))
-
-
-@dataclass
-class Asked:
-    """One answer as its reader sees it; parking and resuming change `seq_id` only."""
-
-    request: SequenceRequest
-    shown: list[int] = field(default_factory=list)
-    is_over: bool = False
-    seq_id: int = 0
-    num_admissions: int = 0
+# An end that was told so many steps before a crash may have been lost with it.
+STEPS_TO_COMMIT = 10
 
 
 class Simulation:
     """Everything happens through its methods; `step` checks."""
 
-    def __init__(self) -> None:
-        echo = EchoRunner(num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE)
+    def __init__(self, shape: Shape | None = None) -> None:
+        self.shape = shape or Shape()
         self.clock = FakeClock()
-        self.plans: list[StepPlan] = []
         self.asked: list[Asked] = []
-        self.by_seq_id: dict[int, Asked] = {}
-        self.to_fail: set[int] = set()
-        self.to_preempt: set[int] = set()
+        self.tenants: dict[int, str] = {}
+        self.num_steps = 0
+        self.plans: list[StepPlan] = []
+        self.parks: Counter[str] = Counter()
+        self.errors: Counter[str] = Counter()
         self._next_id = 1
-        config = EngineConfig(
-            max_num_seqs=MAX_NUM_SEQS, max_num_batched_tokens=BUDGET, prefill_chunk=6, check_integrity=True
-        )
-        self.core = EngineCore(
-            FaultyRunner(echo, lambda step, seq_id: seq_id in self.to_fail),
-            config,
-            self.clock,
-            on_plan=self._check_plan,
-            on_forget=echo.poison,
-        )
+        self._ended: deque[tuple[int, Asked]] = deque(maxlen=8)
+        self._start_engine()
+
+    def _start_engine(self) -> None:
+        """A new engine, which knows nothing; what is counted is counted from here."""
+        shape = self.shape
+        self.by_seq_id: dict[int, Asked] = {}
+        self.is_paused = self.was_paused = self.has_changed_meanwhile = self.has_jumped = False
+        self.num_failures = self.num_out_of_memory = self.num_quarantines = self.num_unknown = self.num_late = 0
+        self.deferred: list[Callable[[], None]] = []
+        self._is_dying = self._is_suspect = False
+        self._tokens_at_quarantine = -1
+        self._to_fail: set[int] = set()
+        self._to_preempt: set[int] = set()
+        self._room: list[int] = []
+        self.runner = SimRunner(num_blocks=shape.num_blocks, block_size=shape.block_size, can_overlap=shape.overlap)
+        self.runner.is_faulty = self._to_fail.__contains__
+        self.runner.has_room = self._has_room
+        self.runner.meanwhile = self._meanwhile
+        self.laws = Laws(self)
+        on_plan, on_forget = self.laws.check_plan, self.runner.poison
+        self.core = EngineCore(self.runner, shape.config(), self.clock, on_plan, on_forget=on_forget)
         self.core.scheduler.forced_preempt = self._forced
+
+    # What clients do.
 
     def ask(
         self,
-        stem: int,
-        length: int,
-        max_tokens: int,
+        prompt: tuple[int, ...],
+        sampling: SamplingParams,
         *,
         tenant: str = "a",
         num_public: int = 0,
-        is_greedy: bool = True,
-        seed: int = 0,
         latency_class: str = "chat",
         timeout: float | None = None,
-    ) -> None:
-        """A new request."""
-        sampling = SamplingParams(temperature=0.0 if is_greedy else 1.0, seed=seed, max_tokens=max_tokens)
+        reads: float | None = None,
+    ) -> Asked:
+        """A new request; `reads` tokens a step by somebody the engine is to know of."""
         request = SequenceRequest(
             seq_id=0,
-            prompt_token_ids=STEMS[stem][:length],
+            prompt_token_ids=prompt,
             sampling=sampling,
             salt=tenant,
             tenant=tenant,
             num_public_tokens=num_public,
+            eos_token_ids=frozenset({EOS}),
             arrived_at=self.clock(),
             deadline=None if timeout is None else self.clock() + timeout,
             latency_class=latency_class,
         )
-        asked = Asked(request)
+        answer, reason = reference(prompt, sampling, request.eos_token_ids, self.shape.max_model_len)
+        asked = Asked(request, answer, reason, None if reads is None else 0.0, reads or 0.0)
         self.asked.append(asked)
         self._admit(asked)
+        return asked
 
     def open(self) -> list[Asked]:
-        """Those that are not over, in order of asking."""
-        return [asked for asked in self.asked if not asked.is_over]
+        """Those that the engine has, in order of asking."""
+        return [asked for asked in self.asked if asked.is_open]
 
     def abort(self, asked: Asked) -> None:
         """Its reader leaves for good."""
-        self.core.abort(asked.seq_id)
-        del self.by_seq_id[asked.seq_id]
+        self._forget(asked)
         asked.is_over = True
 
-    def park(self, asked: Asked) -> None:
-        """The engine forgets it, and gets it again with what was shown."""
-        self.core.abort(asked.seq_id)
-        del self.by_seq_id[asked.seq_id]
-        self._admit(asked)
+    def leave(self, asked: Asked, num_steps: int = 0) -> None:
+        """Its reader leaves and comes back: the stream parks it. With 0 steps it is asked for again at once."""
+        self._forget(asked)
+        asked.returns_at = self.num_steps + num_steps
 
     def stop(self, asked: Asked) -> None:
         """A stop string was found after half of what was shown."""
-        self.core.stop(asked.seq_id, len(asked.shown) // 2)
-        del asked.shown[len(asked.shown) // 2 :]
+        asked.stopped_at = len(asked.shown) // 2
+        self.num_late += self.was_paused
+        self.core.stop(asked.seq_id, asked.stopped_at)
+
+    def set_rate(self, asked: Asked, rate: float) -> None:
+        """Its reader reads faster or slower from now on."""
+        asked.rate = rate
+
+    def abort_unknown(self) -> None:
+        """An abort that comes too late."""
+        self.num_unknown += 1
+        self.core.abort(10**9)
+
+    # What operators, memory and the model do.
+
+    def pause(self) -> None:
+        """An operator pauses the engine."""
+        self.core.pause()
+        self.is_paused = self.was_paused = True
+
+    def resume(self) -> None:
+        """And lets it go on."""
+        self.core.resume()
+        self.is_paused = False
 
     def fail(self, asked: Asked) -> None:
         """Its next chunk will fail."""
-        self.to_fail.add(asked.seq_id)
+        self._to_fail.add(asked.seq_id)
 
     def preempt(self, asked: Asked) -> None:
-        """Memory is taken away from it before the next step."""
-        self.to_preempt.add(asked.seq_id)
+        """Its blocks are taken away before the next step."""
+        self._to_preempt.add(asked.seq_id)
+
+    def tighten(self, num_tokens: int, num_launches: int, *, is_late: bool) -> None:
+        """The next launches have memory for so many tokens only."""
+        self._room = [num_tokens] * num_launches
+        self.runner.is_late = is_late
+
+    def corrupt(self) -> None:
+        """The books of the pool are damaged: the next step notices."""
+        scheduler, schedule = self.core.scheduler, self.core.scheduler.schedule
+
+        def noticed(now: float) -> object:
+            scheduler.schedule = schedule  # type: ignore[method-assign]
+            self.num_quarantines += 1
+            self._is_suspect = self._tokens_at_quarantine == self.laws.answers.tokens
+            self._tokens_at_quarantine = self.laws.answers.tokens
+            self.num_failures += 1
+            raise IntegrityError("planted")
+
+        scheduler.schedule = noticed  # type: ignore[assignment,method-assign]
+
+    def crash(self) -> None:
+        """The engine is killed in its next step. The news of that step is lost, and so may be ends told just before."""
+        self._is_dying = True
+
+    def _replace_engine(self) -> None:
+        """Everybody who was answered is parked as lost, whoever had its last token but not its end too."""
+        for ended_at, asked in self._ended:
+            asked.is_over = ended_at < self.num_steps - STEPS_TO_COMMIT
+        self._ended.clear()
+        lost = self.open()
+        self._start_engine()
+        for asked in lost:
+            asked.park, asked.parked_at = Park(reason="lost"), self.clock()
+
+    def has_cause(self, asked: Asked, seq_id: int, error: str) -> bool:
+        """Whether an answer may end with this error now."""
+        laws, request = self.laws, asked.request
+        is_new, ran = laws.cached_tokens(seq_id) is None, {sequence.seq_id for sequence in laws.running}
+        waited, longest = laws.started_at - asked.admitted_at, CLASSES[request.latency_class].queue_seconds
+        return {
+            "numerical_error": seq_id in self._to_fail,
+            "timeout": request.deadline is not None and request.deadline <= laws.started_at,
+            "queue_timeout": is_new and not asked.shown and waited > longest,
+            "out_of_memory": self._was_too_large(seq_id),
+            "internal_error": self.num_quarantines > laws.num_quarantines and (self._is_suspect or seq_id in ran),
+        }.get(error, False)
+
+    def _was_too_large(self, seq_id: int) -> bool:
+        """Whether its chunk was the largest of a step that failed again: a half of one that failed before."""
+        failed = self.runner.failed[-4:]
+        largest = [max(plan.chunks, key=lambda chunk: len(chunk.token_ids)).seq_id for plan in failed[1:]]
+        return seq_id in largest and sum(seq_id == c.seq_id for plan in failed for c in plan.chunks) > 1
+
+    def defer(self, act: Callable[[Simulation, Asked], None], asked: Asked) -> None:
+        """Do it while the next step is under way, if the engine still has the answer then."""
+        self.deferred.append(lambda: act(self, asked) if asked.is_open else None)
+
+    def wait(self, seconds: float) -> None:
+        """Time passes, and nothing happens; in the midst of a step that seems to have taken as long."""
+        self.clock.advance(seconds)
+        self.has_jumped = self.has_jumped or bool(self.runner.launched)
+
+    # Time.
 
     def step(self) -> None:
         """One step, and the laws."""
-        self.clock.advance(0.01)
-        before = (len(self.plans), len(self.core._sequences), len(self.core._inbox))
-        could_decode = self._decoding()
-        oldest = self.core.scheduler.running[0] if self.core.scheduler.running else None
-        forced = set(self.to_preempt)
+        self.num_steps += 1
+        self.clock.advance(TOKEN_SECONDS)
+        self._read()
+        self._ask_again()
+        self.laws.before_step()
         updates = self.core.step()
+        if self._is_dying:
+            self._replace_engine()
+            return
         for update in updates:
-            self._take(update)
-        self._check_progress(before, updates)
-        self._check_decodes(before[0], could_decode, oldest, forced)
-        self._check_states()
+            self._take(self.laws.check_update(update), update)
+        self.laws.after_step()
+        self.was_paused, self.has_changed_meanwhile = self.is_paused, False
 
     def finish(self) -> None:
-        """Ask for nothing more: everything ends, and nothing is left."""
+        """Ask for nothing more, everybody reads: everything ends, and nothing is left."""
+        self._room, self.deferred, self._is_dying = [], [], False
+        if self.is_paused:
+            self.resume()
         for _ in range(MAX_STEPS_TO_END):
-            if not self.core.has_work:
+            if not self.core.has_work and all(asked.is_over for asked in self.asked):
                 break
+            self._hurry()
             self.step()
-        assert not self.core.has_work, "does not come to an end"
-        assert not self.open()
-        stats = self.core.stats()
-        assert (stats.running, stats.waiting, stats.blocks_used) == (0, 0, 0)
+        self.laws.check_end()
+
+    def _hurry(self) -> None:
+        for asked in self.asked:
+            if not asked.is_over:
+                asked.rate = max(asked.rate, 2.0)
+                if asked.returns_at is not None:
+                    asked.returns_at = min(asked.returns_at, self.num_steps)
+
+    def _read(self) -> None:
+        for asked in self.asked:
+            if asked.is_over or asked.received is None or not asked.rate:
+                continue
+            before = asked.reader_tokens
+            asked.received = min(float(len(asked.shown)), asked.received + asked.rate)
+            if asked.is_open and asked.reader_tokens != before:
+                self.core.reader_at(asked.seq_id, asked.reader_tokens)
+
+    def _ask_again(self) -> None:
+        for asked in self.asked:
+            if not asked.is_over and not asked.is_open and self._is_wanted(asked):
+                asked.park = asked.returns_at = None
+                self._admit(asked)
+
+    def _is_wanted(self, asked: Asked) -> bool:
+        """Whether a stream would ask for a parked answer now."""
+        if asked.returns_at is not None:
+            return asked.returns_at <= self.num_steps
+        park, unread = asked.park, len(asked.shown) - (asked.received or 0)
+        assert park is not None
+        if park.reason == "lead":
+            return unread <= park.resume_at_lead
+        if park.reason == "ahead":
+            return unread < 1 or self.clock() >= asked.parked_at + park.resume_seconds
+        return park.reason == "lost" or self.num_steps % 8 == 0
 
     def _admit(self, asked: Asked) -> None:
         asked.seq_id, self._next_id = self._next_id, self._next_id + 1
+        asked.admitted_at, asked.num_shown_before = self.clock(), len(asked.shown)
         self.by_seq_id[asked.seq_id] = asked
-        asked.num_admissions += 1
-        one = asked.request
-        self.core.add(
-            SequenceRequest(
-                seq_id=asked.seq_id,
-                prompt_token_ids=one.prompt_token_ids,
-                output_token_ids=tuple(asked.shown),
-                sampling=one.sampling,
-                salt=one.salt,
-                tenant=one.tenant,
-                num_public_tokens=one.num_public_tokens,
-                arrived_at=one.arrived_at,
-                deadline=one.deadline,
-                latency_class=one.latency_class,
-            )
+        self.tenants[asked.seq_id] = asked.request.tenant
+        one = replace(
+            asked.request,
+            seq_id=asked.seq_id,
+            output_token_ids=tuple(asked.shown),
+            reader_tokens=asked.reader_tokens,
+            first_token_at=asked.first_token_at,
         )
+        self.laws.note_admission(asked, one)
+        self.core.add(one)
+
+    def _forget(self, asked: Asked) -> None:
+        self.core.abort(asked.seq_id)
+        self.num_late += self.was_paused
+        del self.by_seq_id[asked.seq_id]
+
+    def _take(self, asked: Asked, update: SequenceUpdate) -> None:
+        asked.shown += update.token_ids
+        asked.first_token_at = update.first_token_at
+        if not update.is_last:
+            return
+        del self.by_seq_id[update.seq_id]
+        asked.park, asked.parked_at = update.park, self.clock()
+        asked.is_over = update.park is None or asked.stopped_at is not None
+        if update.finish_reason is not None and asked.stopped_at is None:
+            self._ended.append((self.num_steps, asked))
+        if update.park is not None:
+            self.parks[update.park.reason] += 1
+        if update.error is not None:
+            self.errors[update.error] += 1
 
     def _forced(self, running: tuple[Sequence, ...]) -> list[Sequence]:
-        victims = [sequence for sequence in running if sequence.seq_id in self.to_preempt]
-        self.to_preempt.clear()
+        victims = [sequence for sequence in running if sequence.seq_id in self._to_preempt]
+        self._to_preempt.clear()
+        self.laws.note_preempted(victims)
         return victims
 
-    def _take(self, update: SequenceUpdate) -> None:
-        asked = self.by_seq_id[update.seq_id]  # a KeyError here is an update after an abort
-        assert not asked.is_over, "an update after the last one"
-        if update.finish_reason != "stop":
-            asked.shown += update.token_ids
-        tokens = reference(asked.request.prompt_token_ids, asked.request.sampling)
-        assert tuple(asked.shown) == tokens[: len(asked.shown)], "other tokens than alone"
-        asked.is_over = update.is_last
-        if update.finish_reason == "length":
-            assert len(asked.shown) == len(tokens) == asked.request.sampling.max_tokens
-        if update.error == "numerical_error":
-            assert update.seq_id in self.to_fail
-        if update.error == "timeout":
-            assert asked.request.deadline is not None
-            assert asked.request.deadline <= self.clock()
+    def _has_room(self, num_tokens: int) -> bool:
+        room = self._room.pop() if self._room else num_tokens
+        self.num_failures += num_tokens > room
+        self.num_out_of_memory += num_tokens > room
+        return num_tokens <= room
 
-    def _check_plan(self, plan: StepPlan) -> None:
-        self.plans.append(plan)
-        assert 0 < plan.num_tokens <= BUDGET
-        assert len(plan.chunks) <= MAX_NUM_SEQS
-        assert len({chunk.seq_id for chunk in plan.chunks}) == len(plan.chunks)
-        for chunk in plan.chunks:
-            sequence = self.core._sequences[chunk.seq_id]
-            assert chunk.seq_id in self.by_seq_id, "an aborted sequence is planned"
-            assert chunk.start == sequence.num_computed_tokens
-            assert chunk.token_ids == tuple(sequence.token_ids[chunk.start : chunk.start + len(chunk.token_ids)])
-            assert len(chunk.block_table) * BLOCK_SIZE >= chunk.start + len(chunk.token_ids)
-            assert 0 not in chunk.block_table
-            self._check_hit(sequence, self.by_seq_id[chunk.seq_id])
-
-    def _check_hit(self, sequence: Sequence, asked: Asked) -> None:
-        """Cached tokens were computed before by the same tenant, or lie in blocks that are public in both requests."""
-        if sequence.num_preemptions == 0 and sequence.num_cached_tokens:
-            tokens = tuple(sequence.token_ids[: sequence.num_cached_tokens])
-            sources = [other for other in self.asked if other is not asked or other.num_admissions > 1]
-            assert any(_may_share(asked.request, tokens, other.request) for other in sources), "another tenant's block"
-
-    def _decoding(self) -> set[int]:
-        aborted = {item.seq_id for item in self.core._inbox if hasattr(item, "seq_id")}
-        return {s.seq_id for s in self.core.scheduler.running if s.num_uncomputed_tokens == 1} - aborted
-
-    def _check_progress(self, before: tuple[int, int, int], updates: tuple[SequenceUpdate, ...]) -> None:
-        num_plans, num_sequences, num_messages = before
-        if num_sequences and not num_messages:
-            assert len(self.plans) > num_plans or any(update.is_last for update in updates), "a step advanced nobody"
-
-    def _check_decodes(self, num_plans: int, could_decode: set[int], oldest: Sequence | None, forced: set[int]) -> None:
-        planned = {chunk.seq_id for plan in self.plans[num_plans:] for chunk in plan.chunks}
-        waiting = {sequence.seq_id for sequence in self.core.scheduler.waiting}
-        for seq_id in could_decode - planned - waiting:
-            assert seq_id not in self.core._sequences, "a decode was left out"
-        if oldest is not None and oldest.seq_id not in forced:
-            assert oldest.seq_id not in waiting, "the oldest was preempted"
-
-    def _check_states(self) -> None:
-        scheduler = self.core.scheduler
-        waiting, running = ({s.seq_id for s in group} for group in (scheduler.waiting, scheduler.running))
-        assert not waiting & running
-        assert waiting | running == set(self.core._sequences)
-        assert waiting | running == {asked.seq_id for asked in self.open()}
-        assert all(sequence.state is State.RUNNING for sequence in scheduler.running)
-        assert all(sequence.state is State.WAITING for sequence in scheduler.waiting)
-        for group in (scheduler.waiting, scheduler.running):
-            assert group == sorted(group, key=order_key)
-        now = self.clock()
-        for sequence in self.core._sequences.values():
-            assert sequence.request.deadline is None or sequence.request.deadline > now, "late and still there"
-
-
-def _may_share(request: SequenceRequest, tokens: tuple[int, ...], other: SequenceRequest) -> bool:
-    """Whether `other` can have computed blocks with these first tokens that `request` may find."""
-    answer = reference(other.prompt_token_ids, other.sampling)
-    if (*other.prompt_token_ids, *answer)[: len(tokens)] != tokens:
-        return False
-    num_public, other_public = (one.num_public_tokens // BLOCK_SIZE * BLOCK_SIZE for one in (request, other))
-    is_public = len(tokens) <= min(num_public, other_public)
-    return is_public or (request.salt == other.salt and num_public == other_public)
+    def _meanwhile(self) -> None:
+        """While a step is under way: time passes, and clients go on."""
+        self.clock.advance(STEP_SECONDS + TOKEN_SECONDS * self.runner.launched[0].num_tokens)
+        deferred, self.deferred = self.deferred, []
+        self.has_changed_meanwhile = bool(deferred)
+        for act in deferred:
+            self.num_late += 1
+            act()
+        self.laws.debts.after_collect(self.runner.launched[0])

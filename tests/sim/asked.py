@@ -1,0 +1,96 @@
+"""`Shape`, what an engine is like in one run, and `Asked`, one answer as its readers see it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from streamserve.engine.config import EngineConfig, LatencyClass
+from streamserve.engine.sequence import Park, SequenceRequest
+from tests.sim.model import EOS
+
+# Prompts that share beginnings, so that the cache is busy; EOS in a prompt means nothing.
+STEMS = (
+    tuple(range(40, 80)),
+    (*range(40, 48), *range(80, 110)),
+    (*range(40, 44), *range(90, 94), *range(48, 70), EOS),  # equal blocks after different ones
+    (EOS, 2),
+)
+CLASSES = {
+    "chat": LatencyClass(ttft_seconds=0.5, pace=32.0, max_queue_seconds=0.375),
+    "batch": LatencyClass(ttft_seconds=2.0, pace=16.0),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """What an engine is like in one run."""
+
+    num_blocks: int = 25
+    block_size: int = 4
+    budget: int = 16
+    max_num_seqs: int = 4
+    prefill_chunk: int = 6
+    itl_target_seconds: float = 20 / 1024
+    prefix_caching: bool = True
+    overlap: bool = False
+    max_model_len: int = 96
+    lead_tokens: int = 12
+    min_ahead_seconds: float = 0.25
+    max_debt_seconds: float = 1.0
+
+    def config(self) -> EngineConfig:
+        """Return it as the engine's own configuration."""
+        return EngineConfig(
+            max_num_seqs=self.max_num_seqs,
+            max_num_batched_tokens=self.budget,
+            prefill_chunk=self.prefill_chunk,
+            itl_target_seconds=self.itl_target_seconds,
+            prefix_caching=self.prefix_caching,
+            overlap=self.overlap,
+            max_model_len=self.max_model_len,
+            lead_tokens=self.lead_tokens,
+            min_ahead_seconds=self.min_ahead_seconds,
+            max_debt_seconds=self.max_debt_seconds,
+            classes=CLASSES,
+        )
+
+
+@dataclass(eq=False)
+class Asked:
+    """One answer as its readers see it; parking and asking again change `seq_id` only.
+
+    `received`: what its reader has read; None: nobody's reading is waited for. `rate`: tokens a step. `park`: what the
+    engine said when it parked; `returns_at`: the step when a reader who left comes back. `stopped_at`: where a stop
+    string was found.
+    """
+
+    request: SequenceRequest
+    answer: tuple[int, ...]
+    reason: str
+    received: float | None = None
+    rate: float = 1.0
+    shown: list[int] = field(default_factory=list)
+    seq_id: int = 0
+    is_over: bool = False
+    park: Park | None = None
+    parked_at: float = 0.0
+    admitted_at: float = 0.0
+    num_shown_before: int = 0
+    returns_at: int | None = None
+    first_token_at: float | None = None
+    stopped_at: int | None = None
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the engine has it now."""
+        return not self.is_over and self.park is None and self.returns_at is None
+
+    @property
+    def tokens(self) -> tuple[int, ...]:
+        """Prompt and the whole right answer."""
+        return self.request.prompt_token_ids + self.answer
+
+    @property
+    def reader_tokens(self) -> int | None:
+        """What the engine is told of the reader."""
+        return None if self.received is None else int(self.received)

@@ -1,0 +1,131 @@
+"""`Books`: an independent account of the blocks. Who holds one, what its name means, what is written in it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from streamserve.engine.plan import Chunk
+from tests.sim.model import entries
+
+if TYPE_CHECKING:
+    from streamserve.engine.block_pool import BlockPool
+    from tests.sim.asked import Asked
+    from tests.sim.simulation import Simulation
+
+# What a block stands for: all tokens up to its end, and the salt with the block it enters at, if it has come by then.
+Meaning = tuple[tuple[int, ...], tuple[str, int] | None]
+
+
+def meaning(asked: Asked, index: int, size: int) -> Meaning:
+    """Return what block `index` of an answer stands for. The salt enters with the first block not wholly public."""
+    request, end = asked.request, (index + 1) * size
+    is_public = end <= request.num_public_tokens or not request.salt
+    return asked.tokens[:end], None if is_public else (request.salt, request.num_public_tokens // size)
+
+
+class Books:
+    """Keeps, over a whole run, which name means what, and who wrote each block last."""
+
+    def __init__(self, sim: Simulation) -> None:
+        self.sim = sim
+        self._size = sim.shape.block_size
+        self._names: dict[bytes, Meaning] = {}
+        self._named: dict[Meaning, bytes] = {}
+        self._writer: dict[int, tuple[Asked, int, int]] = {}
+        self._forget_all()
+
+    def _forget_all(self) -> None:
+        self._seen: list[bytes | None] = [None] * self.sim.shape.num_blocks
+        self._means: dict[int, Meaning] = {}
+
+    def check_writes(self, asked: Asked, chunk: Chunk) -> None:
+        """Whoever writes a block holds it alone, and nobody has been promised what was in it."""
+        blocks, size = self.sim.core.pool._blocks, self._size
+        assert 0 not in chunk.block_table, "2: the null block in a table"
+        for index in range(chunk.start // size, len(chunk.block_table)):
+            block = blocks[chunk.block_table[index]]
+            assert block.ref_count == 1, f"3: writes block {block.block_id} of {block.ref_count} holders"
+            assert block.block_hash is None, f"3: writes block {block.block_id}, which has a name"
+            self._writer[block.block_id] = (asked, index, asked.seq_id)
+
+    def check_hit(self, asked: Asked, chunk: Chunk) -> None:
+        """Cached blocks hold what the sequence would have written, and its tenant (or everybody) may know of it."""
+        assert chunk.start % self._size == 0, "17: half a block from the cache"
+        for index in range(chunk.start // self._size):
+            found = self._means.get(chunk.block_table[index])
+            assert found == meaning(asked, index, self._size), "17: another's block from the cache"
+
+    def check(self, failed: list[Asked]) -> None:
+        """Go through all blocks after a step; `failed` may not be found again."""
+        pool = self.sim.core.pool
+        if self._is_new(pool):
+            self._forget_all()
+        self._check_blocks(pool)
+        self._check_names(pool)
+        self._check_tables(pool)
+        for asked in failed:
+            self._check_forgotten(pool, asked)
+
+    def _is_new(self, pool: BlockPool) -> bool:
+        is_new = pool is not getattr(self, "_pool", pool)
+        self._pool = pool
+        return is_new
+
+    def _check_blocks(self, pool: BlockPool) -> None:
+        held = [0] * len(pool._blocks)
+        for sequence in self.sim.core._sequences.values():
+            for block_id in sequence.block_table:
+                held[block_id] += 1
+        counts = [block.ref_count for block in pool._blocks]
+        assert counts == held, f"1: reference counts {counts}, table entries {held}"
+        free = [block.block_id for block in pool._free]
+        assert sorted(free) == [b for b, num in enumerate(held) if b and not num], "2: free and held are not all blocks"
+        stats, num_named = pool.stats(), len([b for b in free if pool._blocks[b].block_hash is not None])
+        books = (len(held) - 1, len(held) - 1 - len(free), num_named, len(free) - num_named)
+        told = (stats.total, stats.used, stats.cached, stats.free)
+        assert told == books, f"2: blocks are {books}, stats say {told}"
+        assert pool.num_free == len(free), f"2: {len(free)} blocks are free, not {pool.num_free}"
+
+    def _check_names(self, pool: BlockPool) -> None:
+        names = [block.block_hash for block in pool._blocks]
+        assert len(names) - names.count(None) == len(pool._by_hash), "4: a name without a block, or a block without"
+        if names == self._seen:
+            return
+        for block_id, (name, seen) in enumerate(zip(names, self._seen, strict=True)):
+            if name is not None:
+                assert pool._by_hash.get(name) is pool._blocks[block_id], "4: a name that leads elsewhere"
+            if name != seen:
+                self._means.pop(block_id, None)
+                if name is not None:
+                    self._check_new_name(block_id, name)
+        self._seen = names
+
+    def _check_new_name(self, block_id: int, name: bytes) -> None:
+        """The block was written by a step that succeeded, to its end, with what the name says."""
+        asked, index, _ = self._writer[block_id]
+        means = meaning(asked, index, self._size)
+        self._means[block_id] = means
+        assert self._names.setdefault(name, means) == means, "4: one name for two meanings"
+        assert self._named.setdefault(means, name) == name, "4: two names for one meaning"
+        assert self.sim.runner.block(block_id) == entries(means[0])[-self._size :], "5: named before it was written"
+
+    def _check_tables(self, pool: BlockPool) -> None:
+        size = self._size
+        for sequence in self.sim.core._sequences.values():
+            computed, table = sequence.num_computed_tokens, sequence.block_table
+            assert computed <= sequence.num_tokens, "6: more tokens computed than known"
+            # One block may be there for the next token, and with a step in flight for the one after.
+            most = -(-(sequence.num_tokens + 2) // size)
+            assert -(-computed // size) <= len(table) <= most, f"6: {len(table)} blocks for {computed} tokens"
+            for block_id in table[computed // size :]:
+                block = pool._blocks[block_id]
+                assert (block.ref_count, block.block_hash) == (1, None), "3: a block still to be written is shared"
+
+    def _check_forgotten(self, pool: BlockPool, asked: Asked) -> None:
+        """What failed, or came after a stop, has no name, unless another wrote the same, or it did before a park."""
+        kept = 0 if asked.stopped_at is None else len(asked.request.prompt_token_ids) + asked.stopped_at
+        for index in range(kept // self._size, len(asked.tokens) // self._size):
+            means = meaning(asked, index, self._size)
+            block = pool._by_hash.get(self._named.get(means, b""))
+            if block is not None:
+                assert self._writer[block.block_id][2] != asked.seq_id, "18: blocks of a failed or stopped sequence"

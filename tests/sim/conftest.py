@@ -1,0 +1,61 @@
+"""Counts the steps that were checked, says how many, and sees that a whole run checks enough of them."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.sim.simulation import Simulation
+
+MIN_STEPS = 300_000
+
+
+class StepCount:
+    """Steps of all simulations of this run, by test file."""
+
+    def __init__(self) -> None:
+        self.by_file: dict[str, int] = {}
+
+    def add(self, file: str, sim: Simulation) -> None:
+        """Count a simulation that is over."""
+        self.by_file[file] = self.by_file.get(file, 0) + sim.num_steps
+
+
+_COUNT = pytest.StashKey[StepCount]()
+
+
+@pytest.fixture(scope="session")
+def step_count(request: pytest.FixtureRequest) -> Iterator[StepCount]:
+    """The count of this session; every test of the simulation adds to it."""
+    count = request.config.stash[_COUNT] = StepCount()
+    yield count
+    total = sum(count.by_file.values())
+    if _is_whole(request.session.items) and not request.session.testsfailed:
+        assert total >= MIN_STEPS, f"{total:,} steps checked, fewer than {MIN_STEPS:,}"
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """Say how many steps were checked."""
+    count = config.stash.get(_COUNT, None)
+    if count is not None:
+        parts = ", ".join(f"{file} {num:,}" for file, num in sorted(count.by_file.items()))
+        terminalreporter.write_line(f"simulation: {sum(count.by_file.values()):,} steps checked ({parts})")
+
+
+@pytest.fixture(scope="package", autouse=True)
+def silence() -> Iterator[None]:
+    """Faults are what these runs are made of: writing each one down would take longer than the runs."""
+    before = logging.root.manager.disable
+    logging.disable()
+    yield
+    logging.disable(before)
+
+
+def _is_whole(items: list[pytest.Item]) -> bool:
+    """Whether all files and seeds were asked for, and not a selection."""
+    names = {item.path.name for item in items if item.path.parent.name == "sim"}
+    num_shards = sum(item.name.startswith("test_random_runs[") for item in items)
+    return num_shards > 1 and names >= {path.name for path in Path(__file__).parent.glob("test_*.py")}

@@ -1,0 +1,60 @@
+"""`Flights`: what the simulation knows of launched, uncollected steps, and what is left to plan beside them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from streamserve.engine.plan import Chunk, StepPlan
+from streamserve.engine.sequence import Sequence
+
+if TYPE_CHECKING:
+    from tests.sim.simulation import Simulation
+
+
+class Flights:
+    """A chunk in flight is void once its sequence has been preempted: it starts afresh in other blocks."""
+
+    def __init__(self, sim: Simulation) -> None:
+        self.sim = sim
+        self._launched_at: dict[tuple[int, int], int] = {}
+
+    def note(self, plan: StepPlan) -> None:
+        """A plan is launched."""
+        for chunk in plan.chunks:
+            self._launched_at[plan.step_id, chunk.seq_id] = self.sim.core._sequences[chunk.seq_id].num_preemptions
+
+    def is_void(self, plan: StepPlan, seq_id: int) -> bool:
+        """Whether what this plan computes for a sequence is of no use any more."""
+        sequence = self.sim.core._sequences.get(seq_id)
+        return sequence is None or self._launched_at.get((plan.step_id, seq_id)) != sequence.num_preemptions
+
+    def chunk_of(self, sequence: Sequence) -> Chunk | None:
+        """Return the sequence's chunk in an uncollected step."""
+        for plan in self.sim.runner.launched:
+            if self._launched_at.get((plan.step_id, sequence.seq_id)) == sequence.num_preemptions:
+                return next(chunk for chunk in plan.chunks if chunk.seq_id == sequence.seq_id)
+        return None
+
+    def num_unplanned(self, sequence: Sequence) -> int:
+        """Return how many tokens, the pending one included, are in no step yet; 1: it decodes."""
+        chunk = self.chunk_of(sequence)
+        if chunk is None:
+            return sequence.num_tokens - sequence.num_computed_tokens
+        is_pending = chunk.sample is not None
+        return sequence.num_tokens + is_pending - sequence.num_computed_tokens - len(chunk.token_ids)
+
+    def wants_block(self, sequence: Sequence) -> bool:
+        """Whether it decodes, and its next token needs a block that it has not."""
+        num_left, size = self.num_unplanned(sequence), self.sim.shape.block_size
+        landed = sequence.num_tokens - num_left + (self.chunk_of(sequence) is not None)
+        return num_left == 1 and landed + 1 > len(sequence.block_table) * size
+
+    def waits_for_token(self, sequence: Sequence) -> bool:
+        """Whether its next chunk needs the pending token on the CPU, or may not come at all."""
+        sampling, num_output = sequence.request.sampling, sequence.num_output_tokens
+        return self.sim.laws.was_flying and (
+            sampling.repetition_penalty != 1.0
+            or num_output < sampling.min_tokens + 1
+            or num_output + 1 >= sequence.max_tokens
+            or sequence.num_tokens + 1 >= self.sim.shape.max_model_len
+        )

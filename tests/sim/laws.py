@@ -1,0 +1,310 @@
+"""`Laws`: what holds before, in and after every step of a simulation. The numbers in messages are those of README.md.
+
+Looks into the core's books, and keeps its own beside them: what each block was written with, what each name means, what
+is in flight. Sees the core as it is between two steps, and when a plan was made and is about to run (`check_plan`).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from streamserve.engine.plan import PENDING, Chunk, StepPlan
+from streamserve.engine.sequence import Sequence, SequenceRequest, State
+from streamserve.engine.updates import SequenceUpdate
+from tests.sim.answers import AnswerLaws
+from tests.sim.books import Books
+from tests.sim.debts import Debts
+from tests.sim.flights import Flights
+from tests.sim.readers import ReaderLaws
+
+if TYPE_CHECKING:
+    from tests.sim.asked import Asked
+    from tests.sim.simulation import Simulation
+
+
+class Laws:
+    """Everything that is checked; each method one moment."""
+
+    def __init__(self, sim: Simulation) -> None:
+        self.sim = sim
+        self.books = Books(sim)
+        self.readers = ReaderLaws(sim)
+        self.debts = Debts(sim)
+        self.answers = AnswerLaws(sim)
+        self.flights = Flights(sim)
+        self.plans: list[StepPlan] = []
+        self.prompt_tokens = 0
+        self.least_prompt_tokens = 0
+        self.hits = 0
+        self._preempted: set[int] = set()
+        self._started: set[tuple[int, int]] = set()
+        self._cached: dict[int, int] = {}
+        self._order: dict[int, tuple[float, int]] = {}
+        self._forced: set[int] = set()
+        self.known_at: dict[int, float] = {}
+
+    @property
+    def is_calm(self) -> bool:
+        """Whether nothing failed in this step so far: a plan that is tried again in halves keeps other rules."""
+        return self.sim.num_failures == self.num_failures
+
+    def cached_tokens(self, seq_id: int) -> int | None:
+        """Return how many tokens a sequence found in the cache; None: it was in no step yet."""
+        return self._cached.get(seq_id)
+
+    def stayed(self) -> list[Sequence]:
+        """Those that ran when the step began, and still do, in the same blocks."""
+        return [s for s, before in self._ran if s.state is State.RUNNING and s.num_preemptions == before]
+
+    def decodes(self) -> list[Sequence]:
+        """Those of them that could decode."""
+        return [sequence for sequence in self.stayed() if sequence.seq_id in self._could_decode]
+
+    # Told by the simulation.
+
+    def note_admission(self, asked: Asked, one: SequenceRequest) -> None:
+        """The core is asked (again)."""
+        self.prompt_tokens += len(one.prompt_token_ids)
+        self.readers.note_admission(asked)
+
+    def note_preempted(self, victims: list[Sequence]) -> None:
+        """These were preempted because the simulation wanted it."""
+        self.has_preempted = bool(victims)
+        self._forced |= {sequence.seq_id for sequence in victims}
+
+    # Moments.
+
+    def before_step(self) -> None:
+        """Remember how things stand."""
+        sim, scheduler = self.sim, self.sim.core.scheduler
+        self.started_at = sim.clock()
+        self.debts.before_step()
+        self.num_plans = len(self.plans)
+        self.had_messages = bool(sim.core._inbox)
+        self.running = list(scheduler.running)
+        self.waiting = list(scheduler.waiting)
+        self.was_flying = bool(sim.runner.launched)
+        self.parts: list[StepPlan] = []
+        self.first_step_id = sim.runner.launched[0].step_id if self.was_flying else sim.core.stats().steps
+        self.was_paused = sim.is_paused
+        self.num_failures = sim.num_failures
+        self.num_quarantines = sim.num_quarantines
+        self.num_free = sim.core.pool.num_free
+        self.has_preempted = False
+        self.answers.before_step()
+        self._forced.clear()
+        for seq_id in sim.by_seq_id:
+            self.known_at.setdefault(seq_id, self.started_at)
+        self.num_wanted = sum(self.flights.wants_block(s) for s in self.running)
+        self._ran = [(s, s.num_preemptions) for s in self.running]
+        self._could_decode = {s.seq_id for s in self.running if self.flights.num_unplanned(s) == 1}
+
+    def check_plan(self, plan: StepPlan) -> None:
+        """The core is about to launch this."""
+        sim = self.sim
+        # A step that ran out of memory is tried again in parts, when nothing is under way any more.
+        is_part = not sim.runner.launched if self.was_flying else len(self.plans) > self.num_plans
+        self.plans.append(plan)
+        sim.plans.append(plan)
+        self.parts += [plan] * is_part
+        assert not self.was_paused, "24: a step of a paused engine"
+        assert 0 < plan.num_tokens <= sim.shape.budget, f"9: {plan.num_tokens} tokens in a step"
+        assert len(plan.chunks) <= sim.shape.max_num_seqs, f"9: {len(plan.chunks)} sequences in a step"
+        assert len({chunk.seq_id for chunk in plan.chunks}) == len(plan.chunks), "9: a sequence twice in a step"
+        if not is_part:
+            self._check_order()
+            self._check_preempted()
+            assert plan.num_tokens <= sim.core.scheduler.token_budget, "26: more than the lowered budget"
+            self.readers.check_prefill(plan, self.decodes())
+            self.readers.check_waiting(plan)
+            self._check_prefills(plan)
+        for chunk in plan.chunks:
+            self._check_chunk(chunk)
+        self.flights.note(plan)
+
+    def check_update(self, update: SequenceUpdate) -> Asked:
+        """The core says this. Returns whose news it is."""
+        asked = self.answers.check(update)
+        self.readers.check_update(asked, update)
+        if update.is_last and update.token_ids and update.seq_id not in self._preempted:
+            self.least_prompt_tokens += len(asked.request.prompt_token_ids)
+        return asked
+
+    def after_step(self) -> None:
+        """Everything else."""
+        assert self.sim.core.has_work or not self.sim.runner.launched, "28: an uncollected step is no work"
+        self.books.check(self.answers.failed)
+        self._check_states()
+        self._check_quarantine()
+        self._check_out_of_memory()
+        self._check_progress()
+        self._check_decodes()
+        self._check_times()
+        self.readers.after_step()
+
+    def check_end(self) -> None:
+        """Nothing was asked for any more."""
+        sim, stats = self.sim, self.sim.core.stats()
+        assert not sim.core.has_work, "32: does not come to an end"
+        assert all(asked.is_over for asked in sim.asked), "32: an answer without an end"
+        assert (stats.running, stats.waiting, stats.blocks_used) == (0, 0, 0), "7: something is left"
+        assert not sim.runner.launched, "28: a step was never collected"
+        assert stats.steps == len(self.plans), f"30: {stats.steps} steps, not {len(self.plans)}"
+        assert (stats.out_of_memory > 0) == (sim.num_out_of_memory > 0), "30: steps out of memory"
+        for counted, seen in (
+            (stats.generation_tokens, self.answers.tokens),
+            (stats.parks, self.readers.parks.total()),
+        ):
+            # News of whoever leaves during a step is counted, and not told any more.
+            assert seen <= counted <= seen + 2 * sim.num_late, f"30: {counted} counted, {seen} seen"
+        assert self.least_prompt_tokens <= stats.prompt_tokens <= self.prompt_tokens, "30: prompt tokens"
+        assert sim.num_unknown <= stats.unknown_ids <= sim.num_unknown + sim.num_late, "30: unknown ids"
+        assert stats.prefix_hits == self.hits, f"30: {stats.prefix_hits} tokens hit, not {self.hits}"
+
+    # Plans.
+
+    def _check_chunk(self, chunk: Chunk) -> None:
+        sim = self.sim
+        asked, sequence = sim.by_seq_id.get(chunk.seq_id), sim.core._sequences.get(chunk.seq_id)
+        assert asked is not None, "15: a plan with a sequence that was aborted or is over"
+        assert sequence is not None, "15: a plan with a sequence that nobody knows"
+        known, size = (*asked.request.prompt_token_ids, *asked.shown), sim.shape.block_size
+        start, end = chunk.start, chunk.start + len(chunk.token_ids)
+        flying = self.flights.chunk_of(sequence)
+        landed = sequence.num_computed_tokens + (len(flying.token_ids) if flying else 0)
+        assert start == landed < end, f"9: a chunk from {start} to {end}, where {landed} are computed"
+        if chunk.token_ids == (PENDING,):
+            is_pending = flying is not None and flying.sample is not None
+            assert (is_pending, start) == (True, len(known)), "28: nothing is pending"
+        else:
+            assert chunk.token_ids == known[start:end], "13: a plan with other tokens than were shown"
+        is_wanted = end >= len(known) and asked.request.sampling.max_tokens != 0
+        assert (chunk.sample is not None) == is_wanted, "9: samples too early, or not at all"
+        assert len(chunk.block_table) == -(-end // size), f"6: {len(chunk.block_table)} blocks for {end} tokens"
+        assert list(chunk.block_table) == sequence.block_table[: len(chunk.block_table)], "6: another table"
+        self.books.check_writes(asked, chunk)
+        self._check_start(asked, sequence, chunk)
+
+    def _check_start(self, asked: Asked, sequence: Sequence, chunk: Chunk) -> None:
+        """What a sequence finds in the cache is what it would have written itself, and it may find it."""
+        key = (sequence.seq_id, sequence.num_preemptions)
+        if key in self._started or self.flights.chunk_of(sequence) is not None:
+            return
+        self._started.add(key)
+        self.books.check_hit(asked, chunk)
+        if sequence.seq_id not in self._cached:
+            self._cached[sequence.seq_id] = chunk.start
+            if sequence.num_preemptions == 0:
+                self.hits += chunk.start
+
+    def _check_order(self) -> None:
+        """Strictly in order: who is admitted goes before all who wait, and not much before those who came earlier."""
+        scheduler = self.sim.core.scheduler
+        before = {sequence.seq_id for sequence in self.running} - self._forced
+        admitted = [s for s in scheduler.running if s.seq_id not in before]
+        if not admitted or not scheduler.waiting:
+            return
+        last = max(admitted, key=lambda s: s.order_key)
+        for sequence in scheduler.waiting:
+            assert last.order_key < sequence.order_key, f"11: {last.seq_id} goes before {sequence.seq_id}"
+            slack = self._ttft(sequence) + 2 * self.sim.shape.max_debt_seconds
+            is_fair = last.request.arrived_at <= sequence.request.arrived_at + slack
+            assert is_fair, f"11: {sequence.seq_id} waits for one who came {slack} s later"
+
+    def _ttft(self, sequence: Sequence) -> float:
+        classes = self.sim.core._config.classes
+        smallest = min(one.ttft_seconds for one in classes.values())
+        return classes[sequence.request.latency_class].ttft_seconds - smallest
+
+    def _check_preempted(self) -> None:
+        """Only for want of blocks, and the last in order first."""
+        scheduler = self.sim.core.scheduler
+        waiting = {s.seq_id for s in scheduler.waiting}
+        victims = [s for s in self.running if s.seq_id in waiting - self._forced]
+        self._preempted |= self._forced | {s.seq_id for s in victims}
+        self.has_preempted = self.has_preempted or bool(victims)
+        if not victims or self._forced:
+            return
+        kept = scheduler.running
+        for victim in victims:
+            assert all(s.order_key < victim.order_key for s in kept), f"12: {victim.seq_id} is not the last"
+        assert self.num_wanted > self.num_free, "12: preempted with blocks to spare"
+        before = {s.seq_id for s in self.running}
+        assert all(s.seq_id in before for s in kept), "12: somebody is admitted, and somebody preempted"
+
+    # After a step.
+
+    def _check_states(self) -> None:
+        core = self.sim.core
+        waiting, running = core.scheduler.waiting, core.scheduler.running
+        ids = [s.seq_id for s in (*waiting, *running)]
+        assert len(set(ids)) == len(ids) == len(core._sequences), "8: in two queues, or in none"
+        assert set(ids) == core._sequences.keys() == self.sim.by_seq_id.keys(), "8: other sequences than are open"
+        assert all(s.state is State.RUNNING for s in running), "8: runs and does not"
+        for sequence in waiting:
+            assert sequence.state is State.WAITING, "8: waits and does not"
+            assert (sequence.block_table, sequence.num_computed_tokens) == ([], 0), "7: waits and holds blocks"
+        for group in (waiting, running):
+            keys = [s.order_key for s in group]
+            assert keys == sorted(keys), "8: out of order"
+            for sequence in group:
+                if sequence.seq_id not in self._order:
+                    self._order[sequence.seq_id] = sequence.order_key
+                    self.debts.check(sequence)
+                assert self._order[sequence.seq_id] == sequence.order_key, "25: another place in the queue"
+
+    def _check_progress(self) -> None:
+        is_idle = not self.running and not self.waiting
+        if is_idle or self.had_messages or self.was_flying or self.was_paused or not self.is_calm:
+            return
+        has_ended = any(s.state is State.FINISHED for s in (*self.running, *self.waiting))
+        assert len(self.plans) > self.num_plans or has_ended, "10: a step advanced nobody"
+
+    def _check_decodes(self) -> None:
+        if self.was_paused or not self.is_calm:
+            return
+        plans = self.plans[self.num_plans :]
+        planned = {chunk.seq_id for plan in plans for chunk in plan.chunks}
+        for sequence in self.decodes():
+            if sequence.seq_id not in planned:
+                assert self.flights.waits_for_token(sequence), f"10: {sequence.seq_id} could decode and was left out"
+
+    def _check_prefills(self, plan: StepPlan) -> None:
+        """If anybody has more than a token to compute, somebody's prompt is gone on with, as long as budget is left."""
+        longest = max((self.flights.num_unplanned(s) for s in self.sim.core.scheduler.running), default=0)
+        is_spent = plan.num_tokens >= self.sim.core.scheduler.token_budget
+        has_prefill = len(plan.chunks) > len(self.decodes()) or any(len(chunk.token_ids) > 1 for chunk in plan.chunks)
+        assert longest < 2 or is_spent or has_prefill, "10: prefill stands still"
+
+    def _check_quarantine(self) -> None:
+        """It is there when the books are damaged, and never else; who held blocks is gone, and who waited waits on."""
+        sim = self.sim
+        assert sim.core.stats().quarantines == sim.num_quarantines, "27: a quarantine without a cause"
+        if sim.num_quarantines > self.num_quarantines:
+            assert not any(s.seq_id in sim.core._sequences for s in self.running), "27: held blocks, and goes on"
+
+    def _check_out_of_memory(self) -> None:
+        """A step that failed is tried again in parts of half its size, all of it, and the next ones are smaller."""
+        sim, shape, parts = self.sim, self.sim.shape, {plan.step_id for plan in self.parts}
+        recent = [plan for plan in sim.runner.failed[-8:] if plan.step_id >= self.first_step_id]
+        failed = [plan for plan in recent if plan.step_id not in parts]
+        if not failed or failed[0] in sim.runner.launched:
+            return
+        least = max(shape.max_num_seqs, shape.block_size, failed[0].num_tokens // 2)
+        assert sim.core.stats().token_budget <= least, "26: steps stay as large"
+        if not parts or sim.num_quarantines > self.num_quarantines or sim.was_paused:
+            return
+        assert all(plan.num_tokens <= -(-failed[0].num_tokens // 2) for plan in self.parts), "26: tried whole again"
+        tried: Counter[int] = Counter()
+        for chunk in (chunk for plan in self.parts for chunk in plan.chunks):
+            tried[chunk.seq_id] += len(chunk.token_ids)
+        for chunk in failed[0].chunks:
+            is_void = len(recent) > len(failed) or self.flights.is_void(failed[0], chunk.seq_id)
+            assert is_void or tried[chunk.seq_id] == len(chunk.token_ids), f"26: {chunk.seq_id} is not tried again"
+
+    def _check_times(self) -> None:
+        for sequence in self.sim.core._sequences.values():
+            request = sequence.request
+            if request.deadline is not None:
+                assert request.deadline > self.started_at, "19: late, and still there"

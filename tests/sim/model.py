@@ -1,0 +1,188 @@
+"""The model of the simulation: cheap, exact, and with one right answer for every request.
+
+`SimRunner` keeps a "KV cache" of one number a token, which depends on all tokens before it; a new token is a checksum
+of all these numbers, read back through the block table, and of how it is to be sampled. A wrong block, slot, position,
+seed or lost token changes the answer. `Reference` is the same model without an engine: a loop over one request. (The
+echo runner does the same with prettier text, at five times the cost.)
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable
+from functools import cache
+from zlib import crc32
+
+from streamserve.engine.plan import (
+    PENDING,
+    Chunk,
+    RawLogprobs,
+    Sampled,
+    SampleSpec,
+    StepOutOfMemory,
+    StepPlan,
+    StepResult,
+)
+from streamserve.protocol.requests import SamplingParams
+
+VOCAB_SIZE = 128
+EOS = 1
+# What a step of the fake device takes.
+STEP_SECONDS = 8 / 1024
+TOKEN_SECONDS = 1 / 1024
+# What memory that nobody has written reads as.
+POISON = -1
+_MIX = 6364136223846793005
+_MASK = 2**63 - 1
+
+
+def entry(before: int, position: int, token_id: int) -> int:
+    """Return what a token's place in the cache holds: a function of the token and of all before it."""
+    return (before * _MIX + (position << 20 | token_id)) & _MASK
+
+
+def entries(token_ids: tuple[int, ...]) -> array[int]:
+    """Return what the cache must hold for these tokens."""
+    out, before = array("q"), 0
+    for position, token_id in enumerate(token_ids):
+        before = entry(before, position, token_id)
+        out.append(before)
+    return out
+
+
+def draw(state: int, spec: SampleSpec) -> int:
+    """Choose a token. Whatever the spec says has a part in it, so that nothing of it can be lost."""
+    if spec.temperature:
+        state = crc32(b"%d %d" % (spec.seed, spec.position), state)
+    if spec.repetition_penalty != 1.0:
+        state = crc32(array("q", (*spec.prompt_token_ids, POISON, *spec.output_token_ids)).tobytes(), state)
+    token_id = state % VOCAB_SIZE
+    while token_id in spec.banned_token_ids:
+        token_id = (token_id + 1) % VOCAB_SIZE
+    return token_id
+
+
+class SimRunner:
+    """Implements `Runner`, works in `launch`, and hands out in `collect`, as a device with one queue does.
+
+    `is_faulty(seq_id)`: this chunk's numbers are not finite. `has_room(num_tokens)`: False runs the step out of memory,
+    late (in collect) if `is_late`, always with its slots spoilt. `meanwhile()` is called while a step is under way.
+    `is_void`: a step failed late, and what was launched on top of it is worth nothing.
+    """
+
+    vocab_size = VOCAB_SIZE
+
+    def __init__(self, *, num_blocks: int, block_size: int, can_overlap: bool = False) -> None:
+        self.num_blocks = num_blocks
+        self.block_size = block_size
+        self.can_overlap = can_overlap
+        self.slots = array("q", [POISON]) * (num_blocks * block_size)
+        self.is_faulty: Callable[[int], bool] = lambda seq_id: False
+        self.has_room: Callable[[int], bool] = lambda num_tokens: True
+        self.is_late = False
+        self.meanwhile: Callable[[], None] = lambda: None
+        self.is_void = False
+        self.launched: list[StepPlan] = []
+        self.failed: list[StepPlan] = []
+        self._last: dict[int, int] = {}
+
+    def launch(self, plan: StepPlan) -> tuple[StepPlan, StepResult | None]:
+        """Compute the step at once."""
+        self.is_void = self.is_void and bool(self.launched)
+        assert len(self.launched) < (2 if self.can_overlap else 1), "launched before the step before was collected"
+        if not self.has_room(plan.num_tokens):
+            self._spoil(plan)
+            self.failed.append(plan)
+            if not self.is_late:
+                raise StepOutOfMemory
+            self.launched.append(plan)
+            return plan, None
+        sampled = [one for chunk in plan.chunks if (one := self._run(chunk)) is not None]
+        self._last = {one.seq_id: one.token_id for one in sampled if one.token_id is not None}
+        self.launched.append(plan)
+        return plan, StepResult(step_id=plan.step_id, sampled=tuple(sampled))
+
+    def collect(self, handle: object) -> StepResult:
+        """Return what the step gave, in the order of launching."""
+        assert isinstance(handle, tuple)
+        plan, result = handle
+        self.meanwhile()
+        assert self.launched.pop(0) is plan, "collected out of order, or twice"
+        if result is None:
+            self.is_void = True
+            raise StepOutOfMemory
+        return result
+
+    def close(self) -> None:
+        """Nothing to free."""
+
+    def poison(self, block_id: int) -> None:
+        """Overwrite a block that nobody has any use for (the core's `on_forget`)."""
+        start = block_id * self.block_size
+        self.slots[start : start + self.block_size] = array("q", [POISON]) * self.block_size
+
+    def block(self, block_id: int) -> array[int]:
+        """Return what a block holds."""
+        return self.slots[block_id * self.block_size : (block_id + 1) * self.block_size]
+
+    def _run(self, chunk: Chunk) -> Sampled | None:
+        is_pending = chunk.token_ids == (PENDING,)
+        token_ids = (self._last.get(chunk.seq_id, POISON),) if is_pending else chunk.token_ids
+        if POISON in token_ids or self.is_faulty(chunk.seq_id):
+            self._write(chunk, None)
+            return Sampled(seq_id=chunk.seq_id, token_id=None, error="numerical_error")
+        self._write(chunk, token_ids)
+        if chunk.sample is None:
+            return None
+        token_id = draw(crc32(self._read(chunk)), chunk.sample)
+        logprobs = None if chunk.sample.logprobs is None else RawLogprobs(chosen=-float(token_id))
+        return Sampled(seq_id=chunk.seq_id, token_id=token_id, logprobs=logprobs)
+
+    def _write(self, chunk: Chunk, token_ids: tuple[int, ...] | None) -> None:
+        before = self.slots[self._slot(chunk, chunk.start - 1)] if chunk.start else 0
+        for position in range(chunk.start, chunk.start + len(chunk.token_ids)):
+            before = POISON if token_ids is None else entry(before, position, token_ids[position - chunk.start])
+            self.slots[self._slot(chunk, position)] = before
+
+    def _read(self, chunk: Chunk) -> bytes:
+        size, num_tokens, parts = self.block_size, chunk.start + len(chunk.token_ids), []
+        for index, block_id in enumerate(chunk.block_table):
+            parts.append(self.slots[block_id * size : block_id * size + min(size, num_tokens - index * size)])
+        return b"".join(parts)
+
+    def _slot(self, chunk: Chunk, position: int) -> int:
+        return chunk.block_table[position // self.block_size] * self.block_size + position % self.block_size
+
+    def _spoil(self, plan: StepPlan) -> None:
+        for chunk in plan.chunks:
+            self._write(chunk, None)
+
+
+@cache
+def reference(
+    prompt: tuple[int, ...], sampling: SamplingParams, eos: frozenset[int], max_model_len: int
+) -> tuple[tuple[int, ...], str]:
+    """Return all tokens of an answer, and why it ends: the same model, one request, no engine."""
+    assert sampling.max_tokens is not None
+    assert sampling.seed is not None
+    stops = frozenset(sampling.stop_token_ids) | (frozenset() if sampling.ignore_eos else eos)
+    num_tokens, cache = len(prompt), entries(prompt)
+    last, state, out = cache[-1], crc32(cache.tobytes()), []
+    while len(out) < sampling.max_tokens and num_tokens < max_model_len:
+        spec = SampleSpec(
+            position=num_tokens,
+            seed=sampling.seed,
+            temperature=sampling.temperature,
+            repetition_penalty=sampling.repetition_penalty,
+            prompt_token_ids=prompt,
+            output_token_ids=out,
+            banned_token_ids=tuple(stops) if len(out) < sampling.min_tokens else (),
+        )
+        token_id = draw(state, spec)
+        out.append(token_id)
+        if token_id in stops:
+            return tuple(out), "stop"
+        last = entry(last, num_tokens, token_id)
+        state = crc32(array("q", (last,)).tobytes(), state)
+        num_tokens += 1
+    return tuple(out), "length"

@@ -1,0 +1,68 @@
+"""Faults of two steps under way: launched before the one before it is collected."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from tests.sim.planted import Mutant
+
+_core = partial(Mutant, file="core.py")
+_in_flight = partial(Mutant, file="in_flight.py")
+_ledger = partial(Mutant, file="ledger.py")
+
+MUTANTS = (
+    _core(
+        name="three steps under way",
+        law=28,
+        old="self._most_in_flight = 1 if _overlaps(config, runner) else 0",
+        new="self._most_in_flight = 2 if _overlaps(config, runner) else 0",
+    ),
+    _core(
+        name="two steps under way, unasked",
+        law=28,
+        old="self._most_in_flight = 1 if _overlaps(config, runner) else 0",
+        new="self._most_in_flight = 1",
+    ),
+    _core(
+        name="the last step is never collected",
+        law=32,
+        old="            if not has_launched or len(self._in_flight) > self._most_in_flight:",
+        new="            if len(self._in_flight) > self._most_in_flight:",
+    ),
+    _core(
+        name="an uncollected step is no work",
+        law=28,
+        old="return bool(self._inbox or self._sequences or self._in_flight)",
+        new="return bool(self._inbox or self._sequences)",
+    ),
+    _in_flight(
+        name="the newest step is collected first",
+        law=28,
+        old="        return self._steps.popleft()\n",
+        new="        return self._steps.pop()\n",
+    ),
+    _in_flight(
+        name="a late result of one that was preempted counts",
+        law=28,
+        old="return self.sequence.state is State.RUNNING and self.sequence.num_preemptions == self.num_preemptions",
+        new="return self.sequence.state is State.RUNNING",
+    ),
+    _ledger(
+        name="the extra token after a stop is told",
+        law=15,
+        old="            if part.is_current and self.sequences.get(part.chunk.seq_id) is part.sequence:",
+        new="            if True:",
+    ),
+    _in_flight(
+        name="a launched chunk is not in flight",
+        law=28,
+        old="            part.sequence.launch(len(part.chunk.token_ids), is_sampled=part.chunk.sample is not None)\n",
+        new="            pass\n",
+    ),
+    _in_flight(
+        name="every launched chunk gives a token",
+        law=28,
+        old="is_sampled=part.chunk.sample is not None)",
+        new="is_sampled=True)",
+    ),
+)

@@ -1,0 +1,144 @@
+"""Faults of parking: for a lead, for somebody who waits, for a pause."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from tests.sim.planted import Mutant
+
+_scheduler = partial(Mutant, file="scheduler.py")
+_ledger = partial(Mutant, file="ledger.py")
+
+MUTANTS = (
+    _ledger(
+        name="no lead is too long",
+        law=22,
+        old="        if reader is None or sequence.num_output_tokens - reader < self._lead_tokens:",
+        new="        if True:",
+    ),
+    _ledger(
+        name="a lead is one token too long",
+        law=22,
+        old="sequence.num_output_tokens - reader < self._lead_tokens:",
+        new="sequence.num_output_tokens - reader <= self._lead_tokens:",
+    ),
+    _ledger(
+        name="parked for a lead that is none",
+        law=22,
+        old="sequence.num_output_tokens - reader < self._lead_tokens:",
+        new="sequence.num_output_tokens < self._lead_tokens:",
+    ),
+    _ledger(
+        name="who is not waited for parks",
+        law=22,
+        old="        if reader is None or sequence.num_output_tokens - reader < self._lead_tokens:",
+        new="        if sequence.num_output_tokens - (reader or 0) < self._lead_tokens:",
+    ),
+    _ledger(
+        name="a reader never moves",
+        law=22,
+        old="            sequence.reader_tokens = num_tokens\n",
+        new="            pass\n",
+    ),
+    _ledger(
+        name="a park comes with the end",
+        law=15,
+        old="park = self._lead_park(sequence) if token_ids and reason is None else None",
+        new="park = self._lead_park(sequence) if token_ids else None",
+    ),
+    _ledger(
+        name="a parked sequence goes on",
+        law=15,
+        old="        if update.is_last:\n            self._take_out(sequence)",
+        new="        if update.is_last and park is None:\n            self._take_out(sequence)",
+    ),
+    _ledger(
+        name="lost token on park",
+        law=22,
+        old="self.tell(sequence, now, token_ids=token_ids, logprobs=logprobs, finish_reason=reason, park=park)",
+        new="self.tell(sequence, now, token_ids=() if park else token_ids, finish_reason=reason, park=park)",
+    ),
+    _ledger(
+        name="asked again too late",
+        law=22,
+        old='Park(reason="lead", resume_at_lead=self._lead_tokens // 2)',
+        new='Park(reason="lead", resume_at_lead=0)',
+    ),
+    _ledger(
+        name="parks are not counted",
+        law=30,
+        old="        self.num_parks += park is not None\n",
+        new="",
+    ),
+    _scheduler(
+        name="parked where nobody is ahead enough",
+        law=23,
+        old="spare = [pair for pair in ahead if pair[1] >= self._config.min_ahead_seconds]",
+        new="spare = [pair for pair in ahead if pair[1] >= 0]",
+    ),
+    _scheduler(
+        name="the one least ahead parks",
+        law=23,
+        old="return max(spare, key=itemgetter(1))[0]",
+        new="return min(spare, key=itemgetter(1))[0]",
+    ),
+    _scheduler(
+        name="nobody parks for those who wait",
+        law=23,
+        old="        if not spare:\n            return None",
+        new="        return None",
+    ),
+    _scheduler(
+        name="a park for others ends too late",
+        law=23,
+        old='Park(reason="ahead", resume_seconds=seconds / 2)',
+        new='Park(reason="ahead", resume_seconds=seconds)',
+    ),
+    _scheduler(
+        name="a parked sequence's chunk is planned all the same",
+        law=15,
+        old="        budget.take_back(sequence)\n",
+        new="",
+    ),
+    _scheduler(
+        name="a parked sequence keeps its blocks",
+        law=7,
+        old="        budget.take_back(sequence)\n        self.finish(sequence)\n",
+        new=(
+            "        budget.take_back(sequence)\n"
+            "        self.running.remove(sequence)\n"
+            "        sequence.transition(State.FINISHED)\n"
+        ),
+    ),
+    _ledger(
+        name="a pause parks nobody",
+        law=24,
+        old=(
+            "        for sequence in list(self.sequences.values()):\n            self.tell(sequence, now, park=_PAUSED)"
+        ),
+        new="        pass",
+    ),
+    _ledger(
+        name="a paused engine takes new sequences",
+        law=24,
+        old="        elif self.is_paused:\n",
+        new="        elif False:\n",
+    ),
+    _ledger(
+        name="a pause is for ever",
+        law=32,
+        old="        self.is_paused = False\n\n    def end_late",
+        new="        self.is_paused = True\n\n    def end_late",
+    ),
+    _ledger(
+        name="a pause is an end",
+        law=24,
+        old=(
+            "        for sequence in list(self.sequences.values()):\n            self.tell(sequence, now, park=_PAUSED)"
+        ),
+        new=(
+            "        for sequence in list(self.sequences.values()):\n"
+            '            self.tell(sequence, now, finish_reason="stop")'
+        ),
+    ),
+)

@@ -1,0 +1,133 @@
+"""Faults of what follows faults: too little memory, and books that do not add up."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from tests.sim.planted import Mutant
+
+_core = partial(Mutant, file="core.py")
+_halves = partial(Mutant, file="halves.py")
+_in_flight = partial(Mutant, file="in_flight.py")
+_ledger = partial(Mutant, file="ledger.py")
+_scheduler = partial(Mutant, file="scheduler.py")
+
+MUTANTS = (
+    _core(
+        name="memory runs out: the second half is forgotten",
+        law=26,
+        old="        for half in halves(chunks, self.pool.block_size):",
+        new="        for half in halves(chunks, self.pool.block_size)[:1]:",
+    ),
+    _core(
+        name="memory runs out: it is tried whole again",
+        law=26,
+        old="        for half in halves(chunks, self.pool.block_size):",
+        new="        for half in (chunks,):",
+    ),
+    _core(
+        name="memory runs out: the smallest fails",
+        law=26,
+        old="largest = max(chunks, key=",
+        new="largest = min(reversed(chunks), key=",
+    ),
+    _core(
+        name="memory runs out: the step counts all the same",
+        law=26,
+        old="            self._note_out_of_memory(step.plan.chunks)\n            self._run_halves(step.plan.chunks)\n",
+        new=(
+            "            self._note_out_of_memory(step.plan.chunks)\n"
+            "            for part in step.parts:\n"
+            "                if part.is_current:\n"
+            "                    part.sequence.num_computed_tokens += len(part.chunk.token_ids)\n"
+        ),
+    ),
+    _core(
+        name="memory runs out: the step launched on top of it counts",
+        law=26,
+        old="            self._in_flight.discard_all()  # they were launched on top of what is not there\n",
+        new="",
+    ),
+    _core(
+        name="memory runs out: steps stay as large",
+        law=26,
+        old="        self.scheduler.lower_budget(num_tokens)\n",
+        new="",
+    ),
+    _core(
+        name="memory runs out: it is not counted",
+        law=30,
+        old="        self._num_out_of_memory += 1\n",
+        new="",
+    ),
+    _core(
+        name="memory runs out: the first half's failure ends all",
+        law=26,
+        old='            self._ledger.fail(self._sequences[largest.seq_id], "out_of_memory", self._clock())',
+        new=(
+            "            for one in chunks:\n"
+            "                if one.seq_id in self._sequences:\n"
+            '                    self._ledger.fail(self._sequences[one.seq_id], "out_of_memory", self._clock())'
+        ),
+    ),
+    _in_flight(
+        name="memory runs out: chunks stay in flight",
+        law=26,
+        old="            part.sequence.take_back(len(part.chunk.token_ids))\n",
+        new="            pass\n",
+    ),
+    _halves(
+        name="the first part of a cut chunk samples",
+        law=9,
+        old="    head = replace(chunk, token_ids=chunk.token_ids[:num_tokens], block_table=table, sample=None)",
+        new="    head = replace(chunk, token_ids=chunk.token_ids[:num_tokens], block_table=table)",
+    ),
+    _halves(
+        name="the second part of a cut chunk starts anew",
+        law=9,
+        old="    return [head], [replace(chunk, start=middle, token_ids=chunk.token_ids[num_tokens:])]",
+        new="    return [head], [replace(chunk, token_ids=chunk.token_ids[num_tokens:])]",
+    ),
+    _halves(
+        name="halves of one who is gone are run",
+        law=15,
+        old="        sequence is not None\n        and sequence.num_launched_tokens == chunk.start",
+        new="        sequence is None or sequence.num_launched_tokens == chunk.start",
+    ),
+    _core(
+        name="a mistake in the books kills the engine",
+        law=27,
+        old="        except Exception:\n            self._quarantine()",
+        new="        except ZeroDivisionError:\n            self._quarantine()",
+    ),
+    _core(
+        name="a quarantine is not counted",
+        law=27,
+        old="        self._num_quarantines += 1\n",
+        new="",
+    ),
+    _ledger(
+        name="a quarantine goes on with the old pool",
+        law=27,
+        old="        self.pool = self.pool.renewed()\n",
+        new="",
+    ),
+    _ledger(
+        name="a quarantine forgets those who held blocks",
+        law=27,
+        old='        for sequence in lost:\n            self.tell(sequence, now, error="internal_error")',
+        new="        for sequence in lost:\n            del self.sequences[sequence.seq_id]",
+    ),
+    _ledger(
+        name="a quarantine ends those who wait",
+        law=27,
+        old="        if self.is_suspect:\n            lost = ",
+        new="        if True:\n            lost = ",
+    ),
+    _scheduler(
+        name="a quarantine leaves those who run",
+        law=27,
+        old="            if sequence.state is State.WAITING and not sequence.block_table:",
+        new="            if sequence.state is State.WAITING or len(sequence.block_table) < 3:",
+    ),
+)

@@ -1,0 +1,264 @@
+"""Faults of the scheduler: order, room, what a step may compute, whose debt it is."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from tests.sim.planted import Mutant
+
+_scheduler = partial(Mutant, file="scheduler.py")
+_budget = partial(Mutant, file="budget.py")
+_fairness = partial(Mutant, file="fairness.py")
+
+MUTANTS = (
+    _scheduler(
+        name="the last in the queue goes first",
+        law=11,
+        old="            sequence = self.waiting[0]\n            if not self._start(sequence):",
+        new="            sequence = self.waiting[-1]\n            if not self._start(sequence):",
+    ),
+    _scheduler(
+        name="starvation: who does not fit is passed by",
+        law=11,
+        old="                if victim is None:\n                    return",
+        new=(
+            "                if victim is None:\n                    if not any(map(self._start, self.waiting[1:])):\n"
+            "                        return\n                    continue"
+        ),
+    ),
+    _scheduler(
+        name="who arrives last goes first",
+        law=11,
+        old="sequence.order_key = request.arrived_at + ",
+        new="sequence.order_key = -request.arrived_at + ",
+    ),
+    _scheduler(
+        name="the queue is in the order of coming back",
+        law=25,
+        old="sequence.order_key = request.arrived_at + ",
+        new="sequence.order_key = now + ",
+    ),
+    _scheduler(
+        name="preempted sequences go to the end of the queue",
+        law=8,
+        old="        insort(self.waiting, sequence, key=order_key)\n",
+        new="        self.waiting.append(sequence)\n",
+    ),
+    _scheduler(
+        name="the running are out of order",
+        law=8,
+        old="        insort(self.running, sequence, key=order_key)\n",
+        new="        self.running.append(sequence)\n",
+    ),
+    _scheduler(
+        name="the oldest is preempted",
+        law=12,
+        old="            victim = self.running[-1]\n            if victim is self.running[0]:",
+        new="            victim = self.running[0]\n            if victim is self.running[-1]:",
+    ),
+    _scheduler(
+        name="somebody is preempted before memory is out",
+        law=12,
+        old="        while self._pool.num_free == 0:",
+        new="        while self._pool.num_free <= 2 and len(self.running) > 1:",
+    ),
+    _scheduler(
+        name="a preempted sequence keeps its blocks",
+        law=7,
+        old="        sequence.release(self._pool)\n        sequence.num_preemptions += 1",
+        new="        sequence.num_preemptions += 1",
+    ),
+    _scheduler(
+        name="a preempted sequence is lost",
+        law=8,
+        old="        sequence.num_preemptions += 1\n        self._enqueue(sequence)",
+        new="        sequence.num_preemptions += 1",
+    ),
+    _scheduler(
+        name="a preempted sequence is not told from before",
+        law=28,
+        old="        sequence.num_preemptions += 1\n        self._enqueue(sequence)",
+        new="        self._enqueue(sequence)",
+    ),
+    _scheduler(
+        name="a finished sequence keeps its blocks",
+        law=7,
+        old="        sequence.transition(State.FINISHED)\n        sequence.release(self._pool)",
+        new="        sequence.transition(State.FINISHED)",
+    ),
+    _scheduler(
+        name="one too many in the batch",
+        law=9,
+        old="        if len(self.running) == self._config.max_num_seqs:",
+        new="        if len(self.running) > self._config.max_num_seqs:",
+    ),
+    _scheduler(
+        name="more blocks are needed than are free",
+        law=16,
+        old="        return needed + self._num_reserved(sequence, beside) <= num_free",
+        new="        return needed <= num_free + 1",
+    ),
+    _scheduler(
+        name="cached blocks that nobody holds are thought to be there",
+        law=16,
+        old="num_held = sum(block.ref_count > 0 for block in prefix)",
+        new="num_held = len(prefix)",
+    ),
+    _scheduler(
+        name="a lone request waits for its reserve",
+        law=10,
+        old="        if not beside:\n            return 0\n        growth = sum(",
+        new="        growth = 99 + sum(",
+    ),
+    _scheduler(
+        name="admission goes on after a preemption",
+        law=11,
+        old="parked = () if budget.has_preempted else tuple(self._admit(budget, now))",
+        new="parked = tuple(self._admit(budget, now))",
+    ),
+    _scheduler(
+        name="a decode gets no block",
+        law=6,
+        old="        sequence.block_table += self._pool.allocate(1)\n",
+        new="",
+    ),
+    _scheduler(
+        name="a decode gets a block with every token",
+        law=6,
+        old=(
+            "        if self._pool.num_blocks_for(sequence.num_launched_tokens + 1) <= len(sequence.block_table):\n"
+            "            return True\n"
+        ),
+        new="",
+    ),
+    _scheduler(
+        name="prefill first: decodes get what is left",
+        law=10,
+        old="        self._schedule_decodes(budget)\n        self._schedule_prefills(budget)\n",
+        new=(
+            "        self._schedule_prefills(budget)\n"
+            "        if budget.num_tokens > 4:\n"
+            "            self._schedule_decodes(budget)\n"
+        ),
+    ),
+    _scheduler(
+        name="the order of chunks depends on addresses in memory",
+        law=31,
+        old="        for sequence in [one for one in self.running if one.num_unplanned_tokens == 1]:",
+        new="        for sequence in sorted((one for one in self.running if one.num_unplanned_tokens == 1), key=id):",
+    ),
+    _scheduler(
+        name="chunked prompts are not gone on with",
+        law=10,
+        old="        self._schedule_prefills(budget)\n",
+        new="",
+    ),
+    _scheduler(
+        name="nobody is in the queue too long",
+        law=20,
+        old="return [one for one in self.waiting if one.expires_at < now and one.scheduled_at is None]",
+        new="return []",
+    ),
+    _scheduler(
+        name="the queue time ends half way",
+        law=20,
+        old="sequence.expires_at = now + self._class(sequence).queue_seconds",
+        new="sequence.expires_at = now + self._class(sequence).queue_seconds / 2",
+    ),
+    _scheduler(
+        name="who was shown something is turned away",
+        law=20,
+        old="        if not sequence.num_output_tokens:\n            sequence.expires_at",
+        new="        if True:\n            sequence.expires_at",
+    ),
+    _scheduler(
+        name="who was scheduled is turned away",
+        law=20,
+        old="if one.expires_at < now and one.scheduled_at is None]",
+        new="if one.expires_at < now]",
+    ),
+    _scheduler(
+        name="the first scheduling is told again and again",
+        law=21,
+        old="            if sequence.scheduled_at is None:\n                sequence.scheduled_at = now\n",
+        new="            if True:\n                sequence.scheduled_at = now\n",
+    ),
+    _budget(
+        name="a step's budget is not spent",
+        law=9,
+        old="        self.num_tokens -= sign * num_tokens\n",
+        new="        self.num_tokens -= sign\n",
+    ),
+    _budget(
+        name="prefill beside decodes takes what it wants",
+        law=29,
+        old="        if not self.has_decodes:\n            return self.num_tokens",
+        new="        return self.num_tokens",
+    ),
+    _budget(
+        name="nobody's prefill gets a token beside decodes",
+        law=10,
+        old="        return min(self.num_tokens, max(least, within))",
+        new="        return 0",
+    ),
+    _budget(
+        name="every chunk samples",
+        law=9,
+        old="sample=sequence.sample_spec() if num_tokens == sequence.num_unplanned_tokens else None,",
+        new="sample=sequence.sample_spec(),",
+    ),
+    _budget(
+        name="a chunk's table is one block short",
+        law=6,
+        old="block_table=tuple(sequence.block_table[: -(-end // block_size)]),",
+        new="block_table=tuple(sequence.block_table[: end // block_size]),",
+    ),
+    _budget(
+        name="a chunk starts where nothing is in flight",
+        law=28,
+        old="    start = sequence.num_launched_tokens\n    end = start",
+        new="    start = sequence.num_computed_tokens\n    end = start",
+    ),
+    _fairness(
+        name="a lone tenant has debts",
+        law=25,
+        old="excess = self._tokens[tenant] - self._total / num_tenants",
+        new="excess = self._tokens[tenant]",
+    ),
+    _fairness(
+        name="a light tenant has a heavy one's debts",
+        law=25,
+        old="excess = self._tokens[tenant] - self._total / num_tenants",
+        new="excess = self._total / num_tenants - self._tokens[tenant]",
+    ),
+    _fairness(
+        name="nobody has debts",
+        law=25,
+        old="return excess / tokens_per_second",
+        new="return 0.0",
+    ),
+    _fairness(
+        name="a newcomer stands behind a flood",
+        law=25,
+        old="num_tenants = len(self._tokens) + (tenant not in self._tokens)",
+        new="num_tenants = len(self._tokens)",
+    ),
+    _fairness(
+        name="what is not for a tenant is charged to it",
+        law=25,
+        old="        self._tokens[tenant] += num_tokens\n        self._total",
+        new='        self._tokens["a"] += num_tokens\n        self._total',
+    ),
+    _fairness(
+        name="debts are for ever",
+        law=25,
+        old="while self._slices and self._slices[0][0] < first:",
+        new="while self._slices and self._slices[0][0] < first - 1000:",
+    ),
+    _scheduler(
+        name="debts have no bound",
+        law=25,
+        old="debt = max(-most, min(self._debt.seconds(request.tenant, now), most))",
+        new="debt = max(-most, self._debt.seconds(request.tenant, now))",
+    ),
+)

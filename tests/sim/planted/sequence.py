@@ -1,0 +1,165 @@
+"""Faults of a sequence: its tokens, where they stand, how the next is chosen."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from tests.sim.planted import Mutant
+
+_sequence = partial(Mutant, file="sequence.py")
+
+MUTANTS = (
+    _sequence(
+        name="what was shown is lost on a park",
+        law=13,
+        old="self.token_ids = [*self.request.prompt_token_ids, *self.request.output_token_ids]",
+        new="self.token_ids = [*self.request.prompt_token_ids, *self.request.output_token_ids[:-1]]",
+    ),
+    _sequence(
+        name="a new sequence takes its reader for new",
+        law=22,
+        old="        self.reader_tokens = self.request.reader_tokens\n",
+        new="        self.reader_tokens = None if self.request.reader_tokens is None else 0\n",
+    ),
+    _sequence(
+        name="the first token's time is lost on a park",
+        law=21,
+        old="        self.first_token_at = self.request.first_token_at\n",
+        new="",
+    ),
+    _sequence(
+        name="a sequence keeps its table when it gives its blocks back",
+        law=7,
+        old="blocks, self.block_table = self.block_table, []",
+        new="blocks, self.block_table = self.block_table, list(self.block_table)",
+    ),
+    _sequence(
+        name="a preempted sequence counts as computed",
+        law=7,
+        old=(
+            "        self.num_computed_tokens = self.num_in_flight = 0\n"
+            "        self.is_pending = False\n"
+            "        return blocks"
+        ),
+        new="        self.num_in_flight = 0\n        self.is_pending = False\n        return blocks",
+    ),
+    _sequence(
+        name="a preempted sequence stays in flight",
+        law=28,
+        old=(
+            "        self.num_computed_tokens = self.num_in_flight = 0\n"
+            "        self.is_pending = False\n"
+            "        return blocks"
+        ),
+        new="        self.num_computed_tokens = 0\n        return blocks",
+    ),
+    _sequence(
+        name="one token more than asked for",
+        law=14,
+        old="if self.num_output_tokens >= self.max_tokens or self.num_tokens >= max_model_len:",
+        new="if self.num_output_tokens > self.max_tokens or self.num_tokens >= max_model_len:",
+    ),
+    _sequence(
+        name="longer than the model",
+        law=14,
+        old="if self.num_output_tokens >= self.max_tokens or self.num_tokens >= max_model_len:",
+        new="if self.num_output_tokens >= self.max_tokens:",
+    ),
+    _sequence(
+        name="a stop token of the prompt ends the answer",
+        law=14,
+        old="self.num_output_tokens > self.request.sampling.min_tokens and",
+        new="self.num_output_tokens >= self.request.sampling.min_tokens and",
+    ),
+    _sequence(
+        name="eos ends nothing",
+        law=14,
+        old="            else self.request.eos_token_ids.union(sampling.stop_token_ids)",
+        new="            else sampling.stop_token_ids",
+    ),
+    _sequence(
+        name="min_tokens bans one time too few",
+        law=13,
+        old="if self.num_output_tokens + self.is_pending >= self.request.sampling.min_tokens:",
+        new="if self.num_output_tokens + self.is_pending + 1 >= self.request.sampling.min_tokens:",
+    ),
+    _sequence(
+        name="the pending token is not counted for min_tokens",
+        law=28,
+        old="if self.num_output_tokens + self.is_pending >= self.request.sampling.min_tokens:",
+        new="if self.num_output_tokens >= self.request.sampling.min_tokens:",
+    ),
+    _sequence(
+        name="the draw forgets the pending token's position",
+        law=28,
+        old="position=self.num_tokens + self.is_pending,",
+        new="position=self.num_tokens,",
+    ),
+    _sequence(
+        name="the draw is made at the output's position",
+        law=13,
+        old="position=self.num_tokens + self.is_pending,",
+        new="position=self.num_output_tokens,",
+    ),
+    _sequence(
+        name="penalties forget what was shown",
+        law=13,
+        old="return prompt, tuple(self.token_ids[len(prompt) :])",
+        new="return prompt, tuple(self.token_ids[len(prompt) + len(self.request.output_token_ids) :])",
+    ),
+    _sequence(
+        name="penalties do not wait for the pending token",
+        law=28,
+        old="        return is_last or self.num_tokens + 1 >= (max_model_len or sys.maxsize) or self._has_penalties()",
+        new="        return is_last or self.num_tokens + 1 >= (max_model_len or sys.maxsize)",
+    ),
+    _sequence(
+        name="nothing waits for the pending token",
+        law=28,
+        old="        if not self.is_pending:\n            return False",
+        new="        return False",
+    ),
+    _sequence(
+        name="everything waits for the pending token",
+        law=10,
+        old="        is_last = self.num_output_tokens + 1 >= self.max_tokens\n",
+        new="        is_last = True\n",
+    ),
+    _sequence(
+        name="landing does not end what is in flight",
+        law=28,
+        old="        self.num_in_flight -= num_tokens\n        self.num_computed_tokens += num_tokens",
+        new="        self.num_computed_tokens += num_tokens",
+    ),
+    _sequence(
+        name="a landed token stays pending",
+        law=28,
+        old="        self.is_pending = self.is_pending and self.num_in_flight > 0\n",
+        new="",
+    ),
+    _sequence(
+        name="ahead of the reader's pace means ahead of the reader",
+        law=23,
+        old="min(self.reader_tokens, pace * (now - self.first_token_at))",
+        new="self.reader_tokens",
+    ),
+    _sequence(
+        name="a parked sequence goes round in circles",
+        law=23,
+        old="if self.reader_tokens is None or self.first_token_at is None or has_said_nothing:",
+        new="if self.reader_tokens is None or self.first_token_at is None:",
+    ),
+    _sequence(
+        name="one that nobody reads may be parked",
+        law=23,
+        old=(
+            "if self.reader_tokens is None or self.first_token_at is None or has_said_nothing:\n            return None"
+        ),
+        new=(
+            "if self.first_token_at is None or has_said_nothing:\n"
+            "            return None\n"
+            "        if self.reader_tokens is None:\n"
+            "            return self.num_output_tokens / pace"
+        ),
+    ),
+)

@@ -1,0 +1,117 @@
+"""`ReaderLaws`: what holds between the engine and those who read and wait. Parks, pauses, queue times."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from streamserve.engine.plan import StepPlan
+from streamserve.engine.sequence import Sequence
+from streamserve.engine.updates import SequenceUpdate
+from tests.sim.model import STEP_SECONDS, TOKEN_SECONDS
+
+if TYPE_CHECKING:
+    from tests.sim.asked import Asked
+    from tests.sim.simulation import Simulation
+
+
+class ReaderLaws:
+    """What concerns readers and those who wait; counts parks of each kind."""
+
+    def __init__(self, sim: Simulation) -> None:
+        self.sim = sim
+        self.parks: Counter[str] = Counter()
+        self._unread: dict[int, int] = {}
+
+    def note_admission(self, asked: Asked) -> None:
+        """It may already be far ahead, after a pause."""
+        if asked.received is not None:
+            self._unread[asked.seq_id] = len(asked.shown) - int(asked.received)
+
+    def _ahead_seconds(self, asked: Asked) -> float | None:
+        """Return how far an answer was ahead of its reader's pace when the step began; None: it may not be parked."""
+        if asked.received is None or asked.first_token_at is None or len(asked.shown) == asked.num_shown_before:
+            return None
+        pace = self.sim.core._config.classes[asked.request.latency_class].pace
+        read = min(int(asked.received), pace * (self.sim.laws.started_at - asked.first_token_at))
+        return (len(asked.shown) - read) / pace
+
+    def check_prefill(self, plan: StepPlan, decodes: list[Sequence]) -> None:
+        """Prefill beside decodes: a block at least, and no more than the time between two tokens allows."""
+        if not decodes or not self.sim.laws.is_calm or self.sim.has_jumped:
+            return
+        planned = {chunk.seq_id: len(chunk.token_ids) for chunk in plan.chunks}
+        num_prefill = sum(planned.values()) - sum(planned.get(s.seq_id, 0) for s in decodes)
+        shape = self.sim.shape
+        by_time = round((shape.itl_target_seconds - STEP_SECONDS) / TOKEN_SECONDS) - (plan.num_tokens - num_prefill)
+        most = max(by_time, shape.prefill_chunk, shape.block_size)
+        assert num_prefill <= most, f"29: {num_prefill} tokens of prefill beside decodes"
+
+    def check_waiting(self, plan: StepPlan) -> None:
+        """Nobody waits for room that one far ahead of its reader could give: reckoned so that it surely would fit."""
+        scheduler, pool, shape = self.sim.core.scheduler, self.sim.core.pool, self.sim.shape
+        decodes = len(self.sim.laws.decodes())
+        if not scheduler.waiting or len(plan.chunks) != plan.num_tokens or plan.num_tokens > decodes:
+            return
+        if plan.num_tokens + shape.block_size > scheduler.token_budget or self.sim.laws.has_preempted:
+            return
+        ahead = [s for s in scheduler.running if self._may_park(s)]
+        others = [s for s in scheduler.running if s not in ahead]
+        own = sum(pool._blocks[block_id].ref_count == 1 for s in ahead for block_id in s.block_table)
+        head = scheduler.waiting[0]
+        growth = sum(-(-(s.num_tokens + s.num_remaining_tokens) // shape.block_size) for s in (*others, head))
+        fits = -(-head.num_tokens // shape.block_size) + growth <= pool.num_free + own
+        assert not ahead or not fits, f"23: {head.seq_id} waits, and {ahead[0].seq_id} does not park"
+
+    def _may_park(self, sequence: Sequence) -> bool:
+        asked = self.sim.by_seq_id.get(sequence.seq_id)
+        ahead = None if asked is None else self._ahead_seconds(asked)
+        return ahead is not None and ahead >= self.sim.shape.min_ahead_seconds
+
+    def check_update(self, asked: Asked, update: SequenceUpdate) -> None:
+        """A park has its reason, and nobody gets further ahead than the lead."""
+        lead = self.sim.shape.lead_tokens
+        unread = len(asked.shown) + len(update.token_ids) - int(asked.received or 0)
+        if asked.received is not None and update.token_ids:
+            most = max(lead, self._unread[update.seq_id] + 1)
+            assert unread <= most, f"22: {unread} tokens unread"
+            has_stopped = update.is_last or unread < lead
+            assert has_stopped, f"22: {unread} tokens unread, and it goes on"
+        if update.park is None:
+            return
+        self.parks[update.park.reason] += 1
+        if update.park.reason == "lead":
+            assert asked.received is not None, "22: parked for a reader that there is not"
+            assert unread >= lead, f"22: parked with {unread} unread"
+            assert update.park.resume_at_lead == lead // 2, "22: another time to ask again"
+        elif update.park.reason == "ahead":
+            self._check_ahead(update)
+        else:
+            why = (update.park.reason, self.sim.was_paused)
+            assert why == ("paused", True), f"24: parked because {why[0]}"
+
+    def _check_ahead(self, update: SequenceUpdate) -> None:
+        """It was the furthest ahead, by enough, and somebody waits or got its place."""
+        assert update.park is not None
+        by_seq_id = self.sim.by_seq_id
+        ahead = self._ahead_seconds(by_seq_id[update.seq_id])
+        assert ahead is not None, "23: parked, and nobody reads it"
+        assert ahead >= self.sim.shape.min_ahead_seconds, f"23: parked only {ahead} s ahead"
+        staying = [by_seq_id[s.seq_id] for s in self.sim.laws.stayed()]
+        assert all(ahead >= (self._ahead_seconds(one) or 0.0) for one in staying), "23: another was further ahead"
+        assert update.park.resume_seconds == ahead / 2, "23: another time to ask again"
+        before = {s.seq_id for s in self.sim.laws.running}
+        came = [s for s in self.sim.core.scheduler.running if s.seq_id not in before]
+        assert came or self.sim.core.scheduler.waiting or self.sim.laws.answers.has_ended, "23: parked for nobody"
+
+    def after_step(self) -> None:
+        """Who waits does not wait for ever, or is told."""
+        sim = self.sim
+        if sim.is_paused and not sim.has_changed_meanwhile:
+            assert not sim.core._sequences, "24: a paused engine holds sequences"
+        classes, started_at = sim.core._config.classes, sim.laws.started_at
+        for sequence in sim.core.scheduler.waiting:
+            request = sequence.request
+            if sequence.scheduled_at is None and not request.output_token_ids and sim.laws.is_calm:
+                waited = started_at - sim.laws.known_at.get(sequence.seq_id, started_at)
+                assert waited <= classes[request.latency_class].queue_seconds, "20: in the queue too long"

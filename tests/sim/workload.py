@@ -1,0 +1,126 @@
+"""What happens in a random run: a shape of engine, a mix of events, and then one event after another.
+
+Each seed has its own mix: some runs are all parks, and others have none (swarm testing, Groce et al. 2012).
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from streamserve.protocol.requests import SamplingParams
+from tests.sim.asked import STEMS, Asked, Shape
+from tests.sim.simulation import Simulation
+
+Act = Callable[[random.Random, Simulation, Asked], None]
+
+
+def choose_shape(rng: random.Random) -> Shape:
+    """Return an engine: small enough that everything runs short in it."""
+    block_size = rng.choice([2, 4, 4, 8])
+    max_num_seqs = rng.choice([2, 4, 4, 6])
+    return Shape(
+        num_blocks=rng.choice([26, 30, 44, 80]) * 4 // block_size,
+        block_size=block_size,
+        budget=rng.choice([max_num_seqs, 16, 16, 32]),
+        max_num_seqs=max_num_seqs,
+        prefill_chunk=rng.choice([1, 6, 16]),
+        prefix_caching=rng.random() < 0.85,
+        overlap=rng.random() < 0.5,
+        max_model_len=rng.choice([96, 96, 48]),
+        lead_tokens=rng.choice([4, 12, 1000]),
+        min_ahead_seconds=rng.choice([0.1, 0.25, 100.0]),
+        max_debt_seconds=rng.choice([0.0, 1.0, 1.0]),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Mix:
+    """How often what happens, in one run."""
+
+    asks: float
+    acts: float
+    meanwhile: float
+    readers: float
+    tenants: str
+    kinds: tuple[str, ...]
+
+
+def choose_mix(rng: random.Random) -> Mix:
+    """Return one: some kinds of events happen often, and others never."""
+    kinds = rng.sample(sorted(ACTS), k=rng.randint(2, len(ACTS)))
+    return Mix(
+        asks=rng.choice([0.05, 0.12, 0.2]),
+        acts=rng.choice([0.05, 0.15, 0.3]),
+        meanwhile=rng.choice([0.0, 0.5]),
+        readers=rng.choice([0.0, 0.5, 1.0]),
+        tenants=rng.choice(["a", "ab", "aaaab", "abcd"]),
+        kinds=tuple(kinds),
+    )
+
+
+def ask(rng: random.Random, sim: Simulation, mix: Mix) -> None:
+    """Somebody asks for something."""
+    prompt = rng.choice(STEMS)
+    prompt = prompt[: rng.randint(1, len(prompt))]
+    sampling = SamplingParams(
+        temperature=rng.choice([0.0, 1.0]),
+        seed=rng.randrange(3),
+        max_tokens=rng.randint(0, 40),
+        min_tokens=rng.choice([0, 0, 20]),
+        repetition_penalty=rng.choice([1.0, 1.0, 1.5]),
+        stop_token_ids=rng.choice([(), (3, 4, 5)]),
+        ignore_eos=rng.random() < 0.5,
+        logprobs=rng.choice([None, None, 0]),
+    )
+    sim.ask(
+        prompt,
+        sampling,
+        tenant=rng.choice(mix.tenants),
+        num_public=rng.choice([0, 0, 8, 9]),
+        latency_class=rng.choice(["chat", "chat", "batch"]),
+        timeout=rng.choice([None] * 9 + [20 * 8 / 1024]),
+        reads=rng.choice([0.0, 0.2, 1.0, 3.0]) if rng.random() < mix.readers else None,
+    )
+
+
+def _tighten(rng: random.Random, sim: Simulation, asked: Asked) -> None:
+    sim.tighten(rng.choice([0, 1, 4, 8]), rng.choice([1, 2, 3, 6]), is_late=rng.random() < 0.5)
+
+
+def _pause(rng: random.Random, sim: Simulation, asked: Asked) -> None:
+    (sim.resume if sim.is_paused else sim.pause)()
+
+
+ACTS: dict[str, Act] = {
+    "abort": lambda rng, sim, asked: sim.abort(asked),
+    "leave": lambda rng, sim, asked: sim.leave(asked, rng.choice([0, 0, 3, 30])),
+    "stop": lambda rng, sim, asked: sim.stop(asked),
+    "fail": lambda rng, sim, asked: sim.fail(asked),
+    "preempt": lambda rng, sim, asked: sim.preempt(asked),
+    "read": lambda rng, sim, asked: sim.set_rate(asked, rng.choice([0.0, 0.2, 3.0])),
+    "unknown": lambda rng, sim, asked: sim.abort_unknown(),
+    "tighten": _tighten,
+    "pause": _pause,
+    "crash": lambda rng, sim, asked: sim.crash(),
+    "corrupt": lambda rng, sim, asked: sim.corrupt(),
+    "wait": lambda rng, sim, asked: sim.wait(rng.choice([0.125, 2.0, 6.0])),
+}
+# Too often, and nothing else happens any more.
+RARE = {"corrupt": 0.1, "crash": 0.2, "pause": 0.3, "wait": 0.3}
+
+
+def happen(rng: random.Random, sim: Simulation, mix: Mix) -> None:
+    """Let something happen, or nothing, now or while the next step is under way."""
+    if rng.random() < mix.asks:
+        ask(rng, sim, mix)
+    if rng.random() >= mix.acts or not sim.open():
+        return
+    kind, asked = rng.choice(mix.kinds), rng.choice(sim.open())
+    if rng.random() >= RARE.get(kind, 1.0):
+        return
+    if rng.random() < mix.meanwhile:
+        sim.defer(lambda sim, asked: ACTS[kind](rng, sim, asked), asked)
+    else:
+        ACTS[kind](rng, sim, asked)
