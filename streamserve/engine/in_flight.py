@@ -16,7 +16,7 @@ from streamserve.engine.integrity import IntegrityError
 from streamserve.engine.plan import Chunk, Runner, StepOutOfMemory, StepPlan, StepResult
 from streamserve.engine.sequence import Sequence, State
 
-# Until step times are known: compiling kernels and touching memory for the first time takes long.
+# Until anything is known of step times: compiling kernels and touching memory for the first time takes long.
 FIRST_STEPS_SECONDS = 120.0
 # A step is hung when it takes this many times what the step-time model says (and longer than `step_seconds`).
 HUNG_FACTOR = 8
@@ -80,6 +80,7 @@ class InFlight:
         self._on_step = on_step
         self._steps: deque[Launched] = deque()
         self._collected_at = clock()
+        self._most_seconds_per_token: float | None = None
 
     def __len__(self) -> int:
         return len(self._steps)
@@ -115,7 +116,9 @@ class InFlight:
             raise
         started_at = max(step.at, self._collected_at)
         self._collected_at = self._clock()
-        return result, self._collected_at - started_at
+        seconds = self._collected_at - started_at
+        self._most_seconds_per_token = max(self._most_seconds_per_token or 0.0, seconds / step.plan.num_tokens)
+        return result, seconds
 
     def discard_all(self) -> None:
         """Wait for every step there is, and go on as if none had been launched."""
@@ -143,8 +146,14 @@ class InFlight:
             raise RunnerFailed(error) from error
 
     def _allowed_seconds(self, plan: StepPlan) -> float:
+        """Say when a step counts as hung: by the step-time model; until there is one, by the dearest token so far."""
         predicted = self._predict(plan)
-        return FIRST_STEPS_SECONDS if predicted is None else max(self._step_seconds, HUNG_FACTOR * predicted)
+        if predicted is not None:
+            return max(self._step_seconds, HUNG_FACTOR * predicted)
+        if self._most_seconds_per_token is None:
+            return FIRST_STEPS_SECONDS
+        guess = HUNG_FACTOR * self._most_seconds_per_token * plan.num_tokens
+        return min(FIRST_STEPS_SECONDS, max(self._step_seconds, guess))
 
 
 def _take_back(step: Launched) -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from streamserve.engine.echo import EchoRunner
 from streamserve.engine.in_flight import FIRST_STEPS_SECONDS
-from streamserve.engine.plan import StepResult
+from streamserve.engine.plan import StepPlan, StepResult
 from tests.engine.desk import teach
 from tests.engine.drive import Drive, request, sampling
 from tests.fakes import DyingRunner, SmallRunner, WrappedRunner
@@ -34,6 +34,22 @@ def test_watchdog_is_told_by_the_step_time_model() -> None:
     allowed = [seconds for seconds in heard if seconds is not None]
     assert allowed[0] == pytest.approx(8 * (0.01 + 200 * 0.01), rel=0.1)
     assert allowed[-1] == 0.5
+
+
+def test_watchdog_goes_by_the_dearest_token_until_there_is_a_model() -> None:
+    """Decoding teaches no step-time model; a hang is still noticed long before two minutes are over."""
+
+    class Slow(WrappedRunner):
+        def launch(self, plan: StepPlan) -> object:
+            drive.clock.advance(0.25)
+            return super().launch(plan)
+
+    heard: list[float | None] = []
+    drive = Drive(runner=Slow(EchoRunner()), on_step=heard.append, step_seconds=0.5)
+    drive.run(request(1, range(4), sampling=sampling(max_tokens=3)))
+    allowed = [seconds for seconds in heard if seconds is not None]
+    assert allowed[0] == FIRST_STEPS_SECONDS
+    assert allowed[-1] == pytest.approx(8 * 0.25)
 
 
 def test_runner_exception_ends_the_engine() -> None:
