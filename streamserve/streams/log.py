@@ -1,17 +1,33 @@
-"""`EventLog`: where a stream's events are kept, and the in-memory one. Readers see only committed events.
+"""`EventLog`: where a stream's events are kept, and the one in memory. Readers see only committed events.
 
-asyncio. Knows nothing of engines, readers or wires.
+Three of them: `FileLog` (file_log.py; all processes of a machine), `RedisLog` (redis_log.py; several machines) and
+`MemoryLog` (one process). One test suite holds them to the same laws. asyncio; knows nothing of engines, readers or
+wires.
+
+    StreamserveError
+    └── Refused
+        └── LogUnavailable 503     the log cannot be reached, read or written now
+            └── LogFull 507        its disk or memory is full
+    Exception
+    ├── Fenced                     a later producer has claimed the stream
+    └── Ended                      the stream has its terminal event
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import secrets
 import string
-from collections.abc import Sequence
-from typing import Protocol
+import time
+from collections.abc import Callable, Sequence
+from typing import Generic, Protocol, TypeVar
 
-from streamserve.protocol.events import Event, LoggedEvent
+from streamserve.protocol.errors import Refused
+from streamserve.protocol.events import Event, LoggedEvent, is_terminal
+
+W = TypeVar("W")
+R = TypeVar("R")
 
 _LOG_ID_ALPHABET = string.ascii_lowercase + string.digits
 
@@ -20,31 +36,162 @@ class Fenced(Exception):
     """Another producer has claimed the stream; this one must end."""
 
 
+class Ended(Exception):
+    """The log has its terminal event, and nothing may follow one."""
+
+
+class LogUnavailable(Refused):
+    """The log cannot be reached, read or written now.
+
+    What was being appended is in the log or is not, whole; the next `append` or `last_seq` says which.
+    """
+
+    code = "log_down"
+
+
+class LogFull(LogUnavailable):
+    """The log's disk or memory is full. It takes events again once there is room."""
+
+    http_status = 507
+    code = "log_full"
+
+
+class LogLost(LogUnavailable):
+    """The log no longer has what it had acknowledged: Redis was restarted without persistence, or evicted it."""
+
+    code = "log_lost"
+
+
 def new_log_id() -> str:
     """Return a random 12-character name, unique over all streams (62 bits)."""
     return "".join(secrets.choice(_LOG_ID_ALPHABET) for _ in range(12))
 
 
 class EventLog(Protocol):
-    """An append-only list of events for each stream, numbered densely from 1."""
+    """An append-only list of events for each stream, numbered densely from 1; at most one terminal event, the last.
+
+    Every call may raise `LogUnavailable`.
+    """
 
     async def append(self, log_id: str, fence: int, events: Sequence[Event]) -> int:
-        """Commit `events` and return the last seq. Raises `Fenced` when a later fence has written."""
+        """Commit `events`, all or none, and return the log's last seq.
+
+        Raises `Fenced` when a later fence has written, `Ended` after a terminal event. The first events make the log.
+        No events are a claim: from then on earlier fences are `Fenced`, and what is returned is where their writing
+        ended, a terminal event included; KeyError when there is no such log.
+
+        Cancelled before its commit began, nothing is written. Cancelled during it, `CancelledError` comes after the
+        commit: then only `last_seq` knows.
+        """
 
     async def read(self, log_id: str, after: int, limit: int = 512) -> list[LoggedEvent]:
-        """Return up to `limit` committed events with seq > `after`. Raises KeyError for an unknown log."""
+        """Return up to `limit` committed events with seq > `after`. Raises KeyError for an unknown log.
+
+        Fewer than `limit` may come although there are more; none come only if there were none.
+        """
+
+    async def last_seq(self, log_id: str) -> int:
+        """Return how many events are committed. Raises KeyError for an unknown log."""
 
     async def wait(self, log_id: str, after: int) -> None:
         """Return when there may be an event with seq > `after`, or the log was sealed or dropped.
 
-        A hint: it may return early; read again. A log that other processes write returns after 100 ms at worst.
+        A hint: it may return early; read again. What other processes append is noticed within 100 ms.
         """
 
     async def seal(self, log_id: str) -> None:
-        """Say that nothing will follow, and wake who waits; the log may compact."""
+        """Say that this process appends no more, and wake who waits here."""
 
     async def drop(self, log_id: str) -> None:
         """Forget the log. A later `read` raises KeyError."""
+
+    async def purge(self, before: float) -> int:
+        """Drop every log that nothing was appended to since `before` (as `time.time()`, to the minute); count them."""
+
+    async def aclose(self) -> None:
+        """Commit what was appended, let go of files, sockets and threads, and wake who waits. Nothing may follow."""
+
+
+class Waiters:
+    """Who of this process waits for which log. One event loop."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[str, dict[asyncio.Future[None], int]] = {}
+
+    async def wait(self, log_id: str, after: int) -> None:
+        """Return when the log is woken without a seq, or with one that is higher than `after`."""
+        future = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(log_id, {})[future] = after
+        try:
+            await future
+        finally:
+            self._forget(log_id, future)
+
+    def wake(self, log_id: str, last_seq: int | None = None) -> None:
+        """Wake who waits for an event up to `last_seq`; without one, all who wait for that log."""
+        for future, after in self._waiting.get(log_id, {}).items():
+            if not future.done() and (last_seq is None or last_seq > after):
+                future.set_result(None)
+
+    def wake_all(self) -> None:
+        """Wake everyone."""
+        for log_id in self.awaited():
+            self.wake(log_id)
+
+    def awaited(self) -> list[str]:
+        """Return the logs that somebody waits for."""
+        return list(self._waiting)
+
+    def __contains__(self, log_id: str) -> bool:
+        return log_id in self._waiting
+
+    def _forget(self, log_id: str, future: asyncio.Future[None]) -> None:
+        futures = self._waiting.get(log_id)
+        if futures is not None:
+            futures.pop(future, None)
+            if not futures:
+                del self._waiting[log_id]
+
+
+class Commit(Generic[W, R]):
+    """Something a durable log is to do in its next transaction, and the task that waits for it. One event loop.
+
+    `note` is told the result before the task is. The log calls `settle` once, in bounded time, unless it is withdrawn.
+    """
+
+    def __init__(self, write: W, note: Callable[[R], None]) -> None:
+        self.write = write
+        self.loop = asyncio.get_running_loop()
+        self._note = note
+        self._result: list[R | Exception] = []  # holds one once there is one
+        self._news = self.loop.create_future()
+
+    def settle(self, result: R | Exception) -> None:
+        """Tell the result, or what is to be raised."""
+        if not isinstance(result, Exception):
+            self._note(result)
+        self._result.append(result)
+        if not self._news.done():
+            self._news.set_result(None)
+
+    async def settled(self, withdraw: Callable[[], bool]) -> R:
+        """Wait for the result, cancelled or not, as `EventLog.append` promises. `withdraw` tells whether it could."""
+        try:
+            await self._news
+        except asyncio.CancelledError:
+            if not withdraw():
+                await self._outlast()
+            raise
+        (result,) = self._result
+        if isinstance(result, Exception):
+            raise result
+        return result
+
+    async def _outlast(self) -> None:
+        while not self._result:
+            self._news = self.loop.create_future()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._news
 
 
 class MemoryLog:
@@ -53,36 +200,46 @@ class MemoryLog:
     def __init__(self) -> None:
         self._events: dict[str, list[LoggedEvent]] = {}
         self._fences: dict[str, int] = {}
-        self._news: dict[str, asyncio.Event] = {}
+        self._touched_at: dict[str, float] = {}
+        self._waiters = Waiters()
 
     async def append(self, log_id: str, fence: int, events: Sequence[Event]) -> int:
+        if not events and log_id not in self._events:
+            raise KeyError(log_id)
         if fence < self._fences.get(log_id, 0):
             raise Fenced(log_id)
-        self._fences[log_id] = fence
         kept = self._events.setdefault(log_id, [])
+        if events and kept and is_terminal(kept[-1].event):
+            raise Ended(log_id)
+        self._fences[log_id], self._touched_at[log_id] = fence, time.time()
         for event in events:
             kept.append(LoggedEvent(seq=len(kept) + 1, event=event))
-        self._wake(log_id)
+        self._waiters.wake(log_id, len(kept))
         return len(kept)
 
     async def read(self, log_id: str, after: int, limit: int = 512) -> list[LoggedEvent]:
         return self._events[log_id][after : after + limit]
 
+    async def last_seq(self, log_id: str) -> int:
+        return len(self._events[log_id])
+
     async def wait(self, log_id: str, after: int) -> None:
-        if len(self._events.get(log_id, ())) > after or log_id not in self._events:
-            return
-        await self._news.setdefault(log_id, asyncio.Event()).wait()
+        if log_id in self._events and len(self._events[log_id]) <= after:
+            await self._waiters.wait(log_id, after)
 
     async def seal(self, log_id: str) -> None:
-        self._wake(log_id)
+        self._waiters.wake(log_id)
 
     async def drop(self, log_id: str) -> None:
-        for store in (self._events, self._fences):
+        for store in (self._events, self._fences, self._touched_at):
             store.pop(log_id, None)
-        self._wake(log_id)
+        self._waiters.wake(log_id)
 
-    def _wake(self, log_id: str) -> None:
-        """Wake every reader that waits now; each re-reads by seq, so a lost or early wake-up does no harm."""
-        news = self._news.pop(log_id, None)
-        if news is not None:
-            news.set()
+    async def purge(self, before: float) -> int:
+        old = [log_id for log_id, touched_at in self._touched_at.items() if touched_at < before]
+        for log_id in old:
+            await self.drop(log_id)
+        return len(old)
+
+    async def aclose(self) -> None:
+        self._waiters.wake_all()

@@ -1,0 +1,139 @@
+"""How long an event waits until its log has it: commit latency of each log, side by side in turns.
+
+    python -m benchmarks.logs [--streams 1 50 200] [--steps 40] [--rounds 5] [--folder <on the disk to be measured>]
+
+As an engine does it: every 50 ms a step gives each stream one token, and all streams append at once. The latency is
+from the step to each acknowledgement; CPU is this process's, per append (Redis and the disk have theirs elsewhere). The
+ratio is to FileLog's median with as many streams. Redis is started here, if redis-server is installed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import shutil
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from statistics import median, quantiles
+
+from benchmarks.machine import describe_machine, parser, progress
+from streamserve.protocol.events import Token
+from streamserve.streams.file_log import FileLog
+from streamserve.streams.log import EventLog, MemoryLog, new_log_id
+from streamserve.streams.redis_log import RedisLog
+
+_STEP_SECONDS = 0.05
+_BASE = "FileLog"
+_NUM_WARM_UP = 3
+
+# What one round measured: seconds of each append, and CPU seconds of all.
+Round = tuple[list[float], float]
+
+
+async def measure(log: EventLog, num_streams: int, num_steps: int) -> Round:
+    """Append one token to each stream, `num_steps` times."""
+    log_ids = [new_log_id() for _ in range(num_streams)]
+    await _steps(log, log_ids, _NUM_WARM_UP)
+    began = time.process_time()
+    seconds = await _steps(log, log_ids, num_steps)
+    return seconds, time.process_time() - began
+
+
+async def _steps(log: EventLog, log_ids: list[str], num_steps: int) -> list[float]:
+    seconds: list[float] = []
+    for number in range(num_steps):
+        token = Token(text=f" word{number}", token_ids=(number,))
+        began = time.perf_counter()
+
+        async def append(log_id: str, token: Token = token, began: float = began) -> None:
+            await log.append(log_id, 1, [token])
+            seconds.append(time.perf_counter() - began)
+
+        await asyncio.gather(*map(append, log_ids))
+        await asyncio.sleep(max(0.0, began + _STEP_SECONDS - time.perf_counter()))
+    return seconds
+
+
+async def run(make: Callable[[], EventLog], num_streams: int, num_steps: int) -> Round:
+    """Measure a log that is made for it, and leave nothing in it."""
+    log = make()
+    try:
+        result = await measure(log, num_streams, num_steps)
+        await log.purge(time.time() + 3600)
+        return result
+    finally:
+        await log.aclose()
+
+
+def report(rounds: dict[str, list[Round]], num_streams: int) -> None:
+    """Print a line a log."""
+    base = _median_of(rounds[_BASE])
+    for name, results in rounds.items():
+        seconds = [one for round_seconds, _ in results for one in round_seconds]
+        cpu = sum(cpu for _, cpu in results) / len(seconds)
+        middle, late = _median_of(results), quantiles(seconds, n=100)[98]
+        print(
+            f"{num_streams:4} streams  {name:24} median {middle * 1e3:7.2f} ms  p99 {late * 1e3:7.2f} ms"
+            f"  CPU {cpu * 1e6:5.0f} us an append  x{middle / base:.2f}"
+        )
+
+
+def _median_of(results: list[Round]) -> float:
+    return median(median(seconds) for seconds, _ in results)
+
+
+@contextlib.contextmanager
+def redis_at(folder: Path, fsync: str) -> Iterator[str | None]:
+    """Start a Redis with an append-only file, and return its URL; None where it is not installed."""
+    path = shutil.which("redis-server")
+    if path is None:
+        yield None
+        return
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port = listener.getsockname()[1]
+    folder.mkdir()
+    options = {"port": port, "bind": "127.0.0.1", "dir": folder, "save": "", "appendonly": "yes", "appendfsync": fsync}
+    words = [str(word) for name, value in options.items() for word in (f"--{name}", value)]
+    process = subprocess.Popen([path, *words], stdout=subprocess.DEVNULL)
+    try:
+        yield f"redis://127.0.0.1:{port}/0"
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def main() -> None:
+    """Measure and print."""
+    arguments = parser(__doc__)
+    arguments.add_argument("--streams", type=int, nargs="+", default=[1, 50, 200])
+    arguments.add_argument("--steps", type=int, default=40)
+    arguments.add_argument("--rounds", type=int, default=5)
+    arguments.add_argument("--folder", type=Path)
+    chosen = arguments.parse_args()
+    print(describe_machine())
+    with tempfile.TemporaryDirectory(dir=chosen.folder) as name, contextlib.ExitStack() as stack:
+        folder = Path(name)
+        logs: dict[str, Callable[[], EventLog]] = {
+            "MemoryLog": MemoryLog,
+            _BASE: lambda: FileLog(folder / "streams.db"),
+            "FileLog, full sync": lambda: FileLog(folder / "synced.db", is_full_sync=True),
+        }
+        for fsync in ("everysec", "always"):
+            if (url := stack.enter_context(redis_at(folder / fsync, fsync))) is not None:
+                logs[f"RedisLog, {fsync}"] = lambda url=url: RedisLog(url)  # type: ignore[misc]
+        for num_streams in chosen.streams:
+            rounds: dict[str, list[Round]] = {kind: [] for kind in logs}
+            for number in range(chosen.rounds):
+                progress(f"{num_streams} streams, round {number + 1} of {chosen.rounds}")
+                for kind, make in logs.items():
+                    rounds[kind].append(asyncio.run(run(make, num_streams, chosen.steps)))
+            report(rounds, num_streams)
+
+
+if __name__ == "__main__":
+    main()

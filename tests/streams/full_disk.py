@@ -1,0 +1,51 @@
+"""Fill the file system of a folder, append until the log says so, make room, append again. For test_file_log.py."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import sqlite3
+import sys
+from pathlib import Path
+
+from streamserve.streams.file_log import FileLog
+from streamserve.streams.log import LogFull
+from tests.streams.fakes import tok
+from tests.streams.logs import everything, numbered
+
+
+async def main(folder: Path) -> None:
+    path = folder / "streams.db"
+    log = FileLog(path)
+    word = tok("word " * 20)
+    assert await log.append("a", 1, [word]) == 1
+    ballast = folder / "ballast"
+    _fill(ballast)
+    num_events, num_refused = 1, 0
+    while num_refused < 20:
+        try:
+            num_events = await log.append("a", 1, [word])
+        except LogFull:
+            num_refused += 1
+    assert await everything(log, "a") == numbered([word] * num_events)
+    print("full, ", end="")
+    os.unlink(ballast)
+    assert await log.append("a", 1, [word] * 5) == num_events + 5
+    assert await everything(FileLog(path), "a") == numbered([word] * (num_events + 5))
+    print("recovered, ", end="")
+    await log.aclose()
+    db = sqlite3.connect(path)
+    assert db.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+    db.close()
+    print("sound")
+
+
+def _fill(ballast: Path) -> None:
+    with contextlib.suppress(OSError), ballast.open("wb", buffering=0) as file:
+        while file.write(bytes(1024)):
+            pass
+
+
+if __name__ == "__main__":
+    asyncio.run(main(Path(sys.argv[1])))
