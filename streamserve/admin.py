@@ -146,7 +146,7 @@ class LiveAdmin(ReadOnlyAdmin):
             return HttpResponseNotAllowed(["POST"])
         if not await self._may(request, "streamserve.stop_stream"):
             return JsonResponse({"error": {"code": "forbidden"}}, status=403)
-        stream = get_streams().find(stream_id)
+        stream = await get_streams().reach(stream_id)
         if stream is None:
             return JsonResponse({"error": {"code": "stream_not_found"}}, status=404)
         await stream.stop(None)

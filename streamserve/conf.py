@@ -29,6 +29,7 @@ ECHO_PATH = "echo"
 DTYPES = ("auto", "float32", "bfloat16")
 DEVICES = ("auto", "cpu", "cuda")
 CLIENTS = ("process", "thread")  # the first is the default
+LOGS = ("file", "memory")  # the same
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +47,7 @@ class Settings:
     models: Mapping[str, ModelSettings] = field(default_factory=dict)
     default_model: str = ""
     client: str = CLIENTS[0]
+    log: str = LOGS[0]
     engine_autostart: bool = False
     state_dir: str = ""
     engine: EngineConfig = field(default_factory=EngineConfig)
@@ -118,7 +120,8 @@ class _Reader(Reader):
         given = self.mapping(raw, "STREAMSERVE")
         self.refuse_unknown(given, [name.upper() for name in field_names(Settings)], "STREAMSERVE")
         testing = self.boolean(given, "TESTING")
-        client = self._client(given, testing=testing)
+        client = self._one_of(given, "CLIENT", CLIENTS, in_tests="thread", testing=testing)
+        log = self._one_of(given, "LOG", LOGS, in_tests="memory", testing=testing)
         classes = self._classes(given.get("CLASSES", {}))
         engine, shared = self._engine(given.get("ENGINE", {}), "ENGINE", classes)
         models = self._models(given.get("MODELS", {}), classes, shared, testing=testing)
@@ -126,8 +129,9 @@ class _Reader(Reader):
             models=models,
             default_model=self._default_model(given.get("DEFAULT_MODEL"), models),
             client=client,
+            log=log,
             engine_autostart=self._autostart(given),
-            state_dir=self._state_dir(given.get("STATE_DIR"), is_needed=client == "process"),
+            state_dir=self._state_dir(given.get("STATE_DIR"), is_needed=client == "process" or log == "file"),
             engine=engine,
             classes=classes,
             limits=self.dataclass(Limits, given.get("LIMITS", {}), "LIMITS"),
@@ -205,11 +209,13 @@ class _Reader(Reader):
             return first
         return raw
 
-    def _client(self, given: Mapping[str, Any], *, testing: bool) -> str:
-        """TESTING serves in this process, whatever is given: nothing outlives a test."""
-        client = given.get("CLIENT", CLIENTS[0])
-        self.one_of(client, CLIENTS, '["CLIENT"]')
-        return "thread" if testing else str(client)
+    def _one_of(
+        self, given: Mapping[str, Any], key: str, choices: tuple[str, ...], *, in_tests: str, testing: bool
+    ) -> str:
+        """TESTING serves in this process and from its memory, whatever is given: nothing outlives a test."""
+        value = given.get(key, choices[0])
+        self.one_of(value, choices, f'["{key}"]')
+        return in_tests if testing else str(value)
 
     def _autostart(self, given: Mapping[str, Any]) -> bool:
         return self._debug if given.get("ENGINE_AUTOSTART") is None else self.boolean(given, "ENGINE_AUTOSTART")
@@ -224,7 +230,7 @@ class _Reader(Reader):
             self.wrong(f'STREAMSERVE["STATE_DIR"] is {raw!r}.', "It takes the path of a folder.")
         elif is_needed:
             hint = 'Give STREAMSERVE["STATE_DIR"], or define BASE_DIR as startproject does.'
-            self.problem("missing", "Nothing says where the engine's output is to be written.", hint)
+            self.problem("missing", "Nothing says where streams and the engine's output are to be written.", hint)
         return ""
 
 

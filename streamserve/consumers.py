@@ -138,7 +138,7 @@ class StreamConsumer(AsyncConsumer):  # type: ignore[misc]  # channels ships no 
         """Return the stream, None if its events are gone. Raises NotFound unless it is the caller's."""
         if not await StreamRow.objects.for_principal(self._principal).filter(pk=stream_id).aexists():
             raise NotFound("There is no stream of that id.", code="stream_not_found")
-        return get_streams().find(stream_id)
+        return await get_streams().reach(stream_id)
 
     def _relay(self, stream: Stream, after: int) -> None:
         """Show `stream` from `after` on; a relay of the same stream that runs already is replaced."""

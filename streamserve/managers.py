@@ -10,7 +10,7 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from django.db import models
-from django.db.models import Q
+from django.db.models import F, Q
 from django.utils import timezone
 
 from streamserve.keys import digest_of, is_well_formed, new_key, prefix_of
@@ -68,7 +68,25 @@ class StreamQuerySet(models.QuerySet["Stream"]):
         """Return what `principal` may see: its tenant's streams."""
         return self.filter(tenant=principal.tenant)
 
+    def unfinished(self) -> StreamQuerySet:
+        """Return the streams that somebody must go on with or end, without what was asked."""
+        return self.filter(state="running").defer("request", "text")
+
+    def finished_before(self, when: datetime) -> StreamQuerySet:
+        """Return the streams that ended before `when`."""
+        return self.filter(state="finished", finished_at__lt=when)
+
+    def claim(self, stream_id: str, seen_fence: int, worker_id: str) -> int:
+        """Make `worker_id` the producer, with the next fence; 0 if another was quicker, or it is finished."""
+        seen = self.filter(pk=stream_id, state="running", fence=seen_fence)
+        return seen.update(fence=F("fence") + 1, producer=worker_id, released_at=None)
+
+    def release(self, stream_id: str, fence: int, worker_id: str) -> int:
+        """Note that `worker_id` produces the stream no more; 0 if it does not with that fence."""
+        held = self.filter(pk=stream_id, state="running", fence=fence, producer=worker_id)
+        return held.update(producer="", released_at=timezone.now())
+
     def finish(self, stream_id: str, **figures: Any) -> int:
         """Write the terminal state once: a row that is finished stays as it is. The request is forgotten here."""
         running = self.filter(pk=stream_id, state="running")
-        return running.update(state="finished", request=None, finished_at=timezone.now(), **figures)
+        return running.update(state="finished", request=None, producer="", finished_at=timezone.now(), **figures)

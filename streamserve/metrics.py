@@ -56,7 +56,7 @@ def _engine_figures(stats: EngineStats) -> dict[str, float]:
 
 
 def _stream_samples(clients: Mapping[str, EngineClient], streams: Iterable[Stream]) -> Iterator[Sample]:
-    states = Counter((stream.model, stream.state) for stream in streams)
+    states = Counter((stream.model, stream.state) for stream in streams if stream.is_live)
     for alias in clients:
         labels = {"model_name": alias}
         parked = states[alias, "parked"]
@@ -66,7 +66,7 @@ def _stream_samples(clients: Mapping[str, EngineClient], streams: Iterable[Strea
 
 def live_figures(clients: Mapping[str, EngineClient], streams: Streams) -> dict[str, Any]:
     """Return what the live page shows, as one JSON value."""
-    live = [stream for stream in streams.all() if stream.state != "finished"]
+    live = [stream for stream in streams.all() if stream.is_live]
     return {
         "models": [_model_figures(alias, client, live) for alias, client in clients.items()],
         "streams": [_stream_figures(stream) for stream in live],

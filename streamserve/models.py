@@ -72,6 +72,7 @@ class Stream(models.Model):
     """One answer being made, or made. `id` is what the API calls the stream id: 128 random bits in hex."""
 
     STATES = (("running", _("running")), ("finished", _("finished")))
+    ON_DISCONNECT = (("park", _("park")), ("abort", _("abort")), ("finish", _("finish")))
 
     id = models.CharField(primary_key=True, max_length=32, editable=False)
     log_id = models.CharField(max_length=12, unique=True, editable=False)
@@ -86,6 +87,16 @@ class Stream(models.Model):
     completion_tokens = models.PositiveIntegerField(_("completion tokens"), default=0, editable=False)
     ttft_seconds = models.FloatField(_("TTFT (s)"), null=True, editable=False)
     last_seq = models.PositiveIntegerField(default=0, editable=False)
+    on_disconnect = models.CharField(
+        _("on disconnect"), max_length=10, choices=ON_DISCONNECT, default="park", editable=False
+    )
+    fence = models.PositiveIntegerField(default=1, editable=False, help_text=_("Grows with each claim."))
+    producer = models.CharField(
+        _("producer"), max_length=32, blank=True, editable=False, help_text=_("The worker that writes its log.")
+    )
+    released_at = models.DateTimeField(
+        null=True, editable=False, help_text=_("Since when no worker does: its reader's time to come back.")
+    )
     request = models.JSONField(null=True, editable=False, help_text=_("What was asked; forgotten at the end."))
     text = models.TextField(blank=True, editable=False, help_text=_("The answer, only if STORE is on."))
     created_at = models.DateTimeField(_("created"), default=timezone.now, editable=False)
@@ -97,7 +108,10 @@ class Stream(models.Model):
         verbose_name = _("stream")
         verbose_name_plural = _("streams")
         ordering = ("-created_at",)
-        indexes = (models.Index(fields=["tenant", "-created_at"], name="streamserve_tenant_created"),)
+        indexes = (
+            models.Index(fields=["tenant", "-created_at"], name="streamserve_tenant_created"),
+            models.Index(fields=["producer"], condition=models.Q(state="running"), name="streamserve_unfinished"),
+        )
         default_permissions = ("view",)
         permissions = (("stop_stream", _("Can stop anybody's stream")),)
 

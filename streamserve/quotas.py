@@ -55,7 +55,7 @@ class StreamQuota:
     async def _has_room(self, counts: Callable[[str], bool], limit: int) -> bool:
         """Tell whether one more fits among the owners that count, after ending parked streams if that helps."""
         while True:
-            live = [stream for stream in self._streams.all() if stream.state != "finished" and counts(stream.owner)]
+            live = [stream for stream in self._streams.all() if stream.is_live and counts(stream.owner)]
             starting = sum(number for owner, number in self._starting.items() if counts(owner))
             if len(live) + starting < limit:
                 return True

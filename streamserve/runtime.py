@@ -10,10 +10,12 @@ import asyncio
 import dataclasses
 from collections.abc import Awaitable, Mapping
 from contextvars import Context
+from pathlib import Path
 from typing import Any
 
 from streamserve import usage
 from streamserve.auth import Principal, salt_of
+from streamserve.claims import RowClaims
 from streamserve.clients.base import EngineClient
 from streamserve.clients.factory import make_client
 from streamserve.clients.process import ProcessClient
@@ -23,9 +25,13 @@ from streamserve.protocol.requests import GenerateRequest
 from streamserve.quotas import StreamQuota
 from streamserve.rights import RightsWatch
 from streamserve.streams.directory import Streams
-from streamserve.streams.log import MemoryLog
+from streamserve.streams.file_log import FileLog
+from streamserve.streams.log import EventLog, MemoryLog
 from streamserve.streams.stream import Stream
+from streamserve.streams.workers import Workers
+from streamserve.sweep import Sweep
 
+LOG_FILE, WORKERS_FOLDER = "streams.sqlite3", "workers"  # in STATE_DIR
 ACTIONS = ("pause", "resume", "drain")
 
 
@@ -37,17 +43,31 @@ def client_for(settings: Settings, alias: str) -> EngineClient:
     return make_client(entry.model, entry.engine, step_delay_seconds=settings.echo_step_seconds)
 
 
+def log_for(settings: Settings) -> EventLog:
+    """Return a new log of streams' events, as LOG says."""
+    if settings.log == "memory":
+        return MemoryLog()
+    return FileLog(Path(settings.state_dir) / LOG_FILE)
+
+
 class Runtime:
     """What serves, on one event loop."""
 
     def __init__(self, settings: Settings, loop: asyncio.AbstractEventLoop) -> None:
         self.settings = settings
         self.loop = loop
-        self.log = MemoryLog()
+        self.log = log_for(settings)
+        # Streams in this process's memory are nobody else's: there is nothing to claim.
+        is_shared = settings.log != "memory"
+        self.workers = Workers(Path(settings.state_dir) / WORKERS_FOLDER) if is_shared else None
+        claims = None if self.workers is None else RowClaims(self.workers)
         self.clients: dict[str, EngineClient] = {alias: client_for(settings, alias) for alias in settings.models}
-        self.streams = Streams(self.clients, self.log, settings.streams, on_finished=self._finished)
+        self.streams = Streams(self.clients, self.log, settings.streams, on_finished=self._finished, claims=claims)
         self.quota = StreamQuota(settings.limits, self.streams)
         self.rights = RightsWatch(self.streams)
+        self.sweep = None if self.workers is None else Sweep(self.streams, self.workers)
+        if self.sweep is not None:
+            self.sweep.start()
 
     async def control_engine(self, alias: str, action: str) -> str:
         """Pause, resume or drain the engine of a model, for everybody; return the state it is in then."""
@@ -75,7 +95,8 @@ class Runtime:
     async def _record_start(self, stream: Stream) -> None:
         """Write the row before the client learns the id. Without a row there is no owner: the stream is ended."""
         try:
-            await _outside_request(usage.record_start(stream))
+            worker_id = "" if self.workers is None else self.workers.own_id
+            await _outside_request(usage.record_start(stream, worker_id))
         except BaseException:
             await stream.stop(None)
             raise
@@ -88,9 +109,14 @@ class Runtime:
     async def aclose(self) -> None:
         """End every stream and engine. For tests, and for servers that say when they stop."""
         await self.rights.aclose()
+        if self.sweep is not None:
+            await self.sweep.aclose()
         await self.streams.aclose()
         for client in self.clients.values():
             await client.aclose()
+        await self.log.aclose()
+        if self.workers is not None:
+            self.workers.close()
 
 
 async def _outside_request(work: Awaitable[Any]) -> Any:

@@ -19,14 +19,17 @@ from streamserve.streams.stream import Stream
 log = structlog.get_logger("streamserve")
 
 
-async def record_start(stream: Stream) -> None:
-    """Insert the row of a stream that has just been accepted."""
+async def record_start(stream: Stream, worker_id: str) -> None:
+    """Insert the row of a stream that has just been accepted, and is produced by this process."""
     row = StreamRow(
         id=stream.id,
         log_id=stream.log_id,
         owner=stream.owner,
         tenant=stream.tenant,
         model=stream.model,
+        on_disconnect=stream.on_disconnect,
+        fence=stream.claim.fence,
+        producer=worker_id,
         request=plain(dataclasses.asdict(stream.request)),
     )
     await database_sync_to_async(row.save)(force_insert=True)

@@ -68,7 +68,9 @@ async def _start(request: HttpRequest, principal: Principal, asked: NativeReques
 @route(_GET)
 async def stream_state(request: HttpRequest, principal: Principal, stream_id: str) -> HttpResponseBase:
     """GET /streams/{id}: what the stream is and how far it has come."""
-    return json_response(_state_json(await _row(principal, stream_id), get_streams().find(stream_id)))
+    await _row(principal, stream_id)
+    stream = await get_streams().reach(stream_id)
+    return json_response(_state_json(await _row(principal, stream_id), stream))
 
 
 @route(_GET)
@@ -76,7 +78,7 @@ async def stream_events(request: HttpRequest, principal: Principal, stream_id: s
     """GET /streams/{id}/events: replay what the reader has not seen, and follow."""
     await _row(principal, stream_id)
     query = query_of(request)
-    stream = get_streams().find(stream_id)
+    stream = await get_streams().reach(stream_id)
     if stream is None:
         return _gone(request)
     event_id = request.headers.get("Last-Event-ID")
@@ -89,7 +91,7 @@ async def stop_stream(request: HttpRequest, principal: Principal, stream_id: str
     """POST /streams/{id}/stop {seen_seq}: end the answer where its reader has read to. Doing it twice is no mistake."""
     seen_seq = read(read_json(request, optional=True), STOP_FIELDS).get("seen_seq")
     await _row(principal, stream_id)
-    stream = get_streams().find(stream_id)
+    stream = await get_streams().reach(stream_id)
     if stream is not None:
         await stream.stop(seen_seq)
     return json_response(_state_json(await _row(principal, stream_id), stream))
@@ -105,8 +107,11 @@ async def _row(principal: Principal, stream_id: str) -> StreamRow:
 
 async def _resume_by_event_id(request: HttpRequest, principal: Principal, event_id: str) -> HttpResponseBase:
     parsed = parse_event_id(event_id)
-    stream = get_streams().find_log(parsed[0]) if parsed else None
-    if parsed is None or stream is None or stream.tenant != principal.tenant:
+    if parsed is None:
+        return _gone(request)
+    row = await StreamRow.objects.for_principal(principal).filter(log_id=parsed[0]).afirst()
+    stream = None if row is None else await get_streams().reach(row.pk)
+    if stream is None:
         return _gone(request)
     return _resume(request, stream, parsed[1], query_of(request))
 

@@ -1,14 +1,16 @@
 """What is asked for, as frozen values: `SamplingParams`, `Message`, `GenerateRequest`.
 
-Dialects make these from bodies, after checking every field once; everything below trusts them.
-Pure: no I/O, no clock.
+Dialects make these from bodies, after checking every field once; everything below trusts them. `decode_request` reads
+one back from where it was kept. Pure: no I/O, no clock.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
+
+import msgspec
 
 LATENCY_CLASSES = ("chat", "completion", "document", "batch")
 # What a model's generation config may decide where the caller does not.
@@ -79,3 +81,15 @@ class GenerateRequest:
     output_token_ids: tuple[tuple[int, ...], ...] = ()
     first_token_at: float | None = None
     reader_tokens: tuple[int, ...] | None = None
+
+
+def decode_request(value: object) -> GenerateRequest:
+    """Return the request that `dataclasses.asdict` and JSON have made `value` of.
+
+    Raises ValueError for anything else: a missing or wrong field, or one that this release does not know.
+    """
+    names = {one.name for one in fields(GenerateRequest)}
+    unknown = set(value) - names if isinstance(value, Mapping) else set()
+    if unknown:
+        raise ValueError(f"a request with {', '.join(sorted(map(str, unknown)))}, which is not known here")
+    return msgspec.convert(value, GenerateRequest)  # its ValidationError is a ValueError

@@ -1,7 +1,8 @@
 """`Streams`: every stream of this process: started here, found here, forgotten here.
 
-Owns one task per stream, which runs the stream to its end, reports it, keeps it for replay and drops it. Lives on one
-event loop; knows no wire, no users beyond the `owner` and `tenant` strings it is given, and no framework.
+Owns one task per stream, which runs the stream to its end, reports it, keeps it for replay and drops it. With `claims`,
+the log and the streams in it are shared with other processes: what is not here is looked for there (`reach`). Lives on
+one event loop; knows no wire, no users beyond the `owner` and `tenant` strings it is given, and no framework.
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ from dataclasses import replace
 from streamserve.clients.base import EngineClient
 from streamserve.protocol.errors import EngineUnavailable, NotFound
 from streamserve.protocol.requests import GenerateRequest
+from streamserve.streams.claim import Claim, Claims
 from streamserve.streams.log import EventLog
+from streamserve.streams.recall import recall
 from streamserve.streams.settings import StreamSettings
 from streamserve.streams.stream import Stream
 
@@ -41,11 +44,13 @@ class Streams:
         settings: StreamSettings | None = None,
         *,
         on_finished: OnFinished | None = None,
+        claims: Claims | None = None,
     ) -> None:
         self.clients = clients
         self.log = log
         self.settings = settings or StreamSettings()
         self._on_finished = on_finished
+        self._claims = claims
         self._streams: dict[str, Stream] = {}
         self._by_log: dict[str, Stream] = {}
         self._starting: Counter[str] = Counter()
@@ -78,8 +83,27 @@ class Streams:
         return stream
 
     def find(self, stream_id: str) -> Stream | None:
-        """Return the stream of that id, running or kept."""
+        """Return the stream of that id, running or kept in this process."""
         return self._streams.get(stream_id)
+
+    async def reach(self, stream_id: str) -> Stream | None:
+        """Return the stream of that id, whichever process it belongs to, with all that is committed counted.
+
+        None if there is no such stream or its events are no longer kept. Who comes to read must attach soon. Raises
+        LogUnavailable.
+        """
+        stream = self._streams.get(stream_id)
+        if self._claims is None:
+            return stream
+        if self._is_closing:
+            raise EngineUnavailable("The server is shutting down.")
+        if stream is None or stream.has_left:
+            return await self._recall(stream_id, self._claims)
+        try:
+            await stream.catch_up()
+        except KeyError:
+            return None
+        return stream
 
     def find_log(self, log_id: str) -> Stream | None:
         """Return the stream whose events carry that log id."""
@@ -94,9 +118,9 @@ class Streams:
         return list(self._streams.values())
 
     def num_live(self, owner: str | None = None) -> int:
-        """Count unfinished streams, and those being started: check it right before `start` and it cannot race."""
+        """Count this process's unfinished streams, and those being started: right before `start` it cannot race."""
         starting = self._starting.total() if owner is None else self._starting[owner]
-        return starting + sum(stream.state != "finished" for stream in self.all() if owner in (None, stream.owner))
+        return starting + sum(stream.is_live for stream in self.all() if owner in (None, stream.owner))
 
     async def aclose(self) -> None:
         """End every live stream with a retryable `error`; returns when that is committed and no task is left."""
@@ -123,12 +147,31 @@ class Streams:
             if self._is_closing:
                 raise EngineUnavailable("The server is shutting down.")
             stream = Stream(
-                client, self.log, self.settings, request, generation, owner=owner, on_disconnect=on_disconnect
+                client,
+                self.log,
+                self.settings,
+                request,
+                generation,
+                owner=owner,
+                on_disconnect=on_disconnect,
+                claim=Claim(self._claims, request.stream_id),
             )
             await stream.open()
         except BaseException:
             generation.cancel()
             raise
+        return stream
+
+    async def _recall(self, stream_id: str, claims: Claims) -> Stream | None:
+        record = await claims.find(stream_id)
+        if record is None:
+            return None
+        stream = await recall(record, claims, self.clients.get(record.model), self.log, self.settings)
+        quicker = self._streams.get(stream_id)
+        if quicker is not None and not quicker.has_left:
+            return quicker
+        if stream is not None:
+            self._add(stream)
         return stream
 
     def _add(self, stream: Stream) -> None:
@@ -142,8 +185,9 @@ class Streams:
         """The life of one stream. When the server stops, logs are left to the readers who still read them."""
         try:
             await stream.run()
-            await self._report(stream)
-            if not self._is_closing:
+            if stream.claim.is_held:  # else that is for whoever wrote its end
+                await self._report(stream)
+            if not self._is_closing and not stream.has_left:
                 await self._keep(stream)
             if not self._is_closing:
                 await self._drop(stream)
@@ -179,7 +223,10 @@ class Streams:
                 self._kept.pop(oldest).set()
 
     async def _drop(self, stream: Stream) -> None:
-        del self._streams[stream.id], self._by_log[stream.log_id]
+        if self._streams.get(stream.id) is stream:
+            del self._streams[stream.id], self._by_log[stream.log_id]
+        if self._claims is not None:
+            return  # others may read the log; it is purged when it is old
         for name in (stream.id, stream.log_id):
             self._expired[name] = None
         while len(self._expired) > 2 * self.settings.max_expired:

@@ -11,6 +11,9 @@ for. Lives on the event loop; knows no wire, no dialect and no framework.
        │                                                                                  │
        ├── the last owner's reader left ──► parked ── resume window over, stop, timeout, ─┘
        └── the engine parked it ──────────────┘       engine refuses for good or dies of it
+
+Where several processes share a log, only the one that holds the stream's `Claim` does any of this; the others follow
+the log for the readers they have, and one of them goes on when it is let go of, or its process dies (claim.py).
 """
 
 from __future__ import annotations
@@ -22,13 +25,14 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 
-from streamserve.clients.base import EngineClient, Generation
+from streamserve.clients.base import Accepted, EngineClient, Generation
 from streamserve.engine.sequence import Park
 from streamserve.protocol.errors import Refused, StreamserveError
-from streamserve.protocol.events import Done, Error, Event, Meta, Status, Usage
+from streamserve.protocol.events import Done, Error, Event, Meta, Status, Usage, is_terminal
 from streamserve.protocol.requests import GenerateRequest
+from streamserve.streams.claim import Claim, Standing
 from streamserve.streams.lead import Lead
-from streamserve.streams.log import EventLog, Fenced, new_log_id
+from streamserve.streams.log import Ended, EventLog, Fenced, LogUnavailable, new_log_id
 from streamserve.streams.parking import MESSAGES, NO_READER, Parking
 from streamserve.streams.readers import Reader, Readers
 from streamserve.streams.settings import StreamSettings
@@ -42,7 +46,13 @@ logger = logging.getLogger("streamserve.streams")
 
 ON_DISCONNECT = ("park", "abort", "finish")
 
-_FENCE = 1
+# How often readers' events of another process are counted here, and whether that process lives is looked at.
+_FOLLOW_SECONDS = 0.5
+# Without a database or a log to ask: how long until it is asked again.
+_RETRY_SECONDS = 2.0
+# A stream of another process is forgotten here when nobody has read it for so long.
+_IDLE_SECONDS = 5.0
+_NOT_ACCEPTED = Accepted(num_prompt_tokens=0, max_tokens=0, seed=0)  # of a stream from elsewhere; its meta says more
 _ABANDONED = Done(finish_reason="abandoned")
 _INTERNAL = Error(code="internal_error", message="The server failed while answering. It has been logged.")
 _HOPELESS = Error(code="engine_died", message="The engine failed repeatedly on this answer. Try again.", retryable=True)
@@ -51,7 +61,7 @@ _TIMEOUT = Error(code="timeout", message="The answer was not finished within tim
 
 
 class Stream:
-    """One generation as readers see it. Made by `Streams.start` only, with the generation already accepted."""
+    """One answer as readers see it. Made by `Streams`, with a generation that is accepted, or by `recall` without."""
 
     def __init__(
         self,
@@ -59,27 +69,35 @@ class Stream:
         log: EventLog,
         settings: StreamSettings,
         request: GenerateRequest,
-        generation: Generation,
+        generation: Generation | None,
         *,
         owner: str,
         on_disconnect: str = "park",
+        claim: Claim | None = None,
+        log_id: str = "",
+        created: int | None = None,
     ) -> None:
         self.id = request.stream_id
-        self.log_id = new_log_id()
+        self.log_id = log_id or new_log_id()
         self.owner, self.tenant, self.model = owner, request.tenant, request.model
-        self.created = int(time.time())
+        self.created = int(time.time()) if created is None else created
         self.on_disconnect = on_disconnect
-        self.request = _fix(request, generation)
+        self.request = request if generation is None else _fix(request, generation)
         self.readers = Readers()
-        self.tally = Tally(generation.accepted, request.n, request.arrived_at or time.monotonic())
+        accepted = _NOT_ACCEPTED if generation is None else generation.accepted
+        self.tally = Tally(accepted, request.n, request.arrived_at or time.monotonic())
         self.lead = Lead(self.tally, self.readers, is_bounded=on_disconnect != "finish", told=request.reader_tokens)
         self.parking = Parking()
-        self.last_seq = 0
+        self.claim = claim or Claim(None, self.id)
+        self.last_seq = 0  # committed and counted here: while another process writes, the log may be ahead
         self.terminal: Done | Error | None = None
         self.ended = asyncio.Event()  # set once nothing more will be appended
         self.ended_at: float | None = None
         self._client, self._log, self._settings = client, log, settings
-        self._generation: Generation | None = generation
+        self._generation = generation
+        self._has_left = False
+        self._is_committing_end = False  # readers may have read the end, and left, before we hear of it
+        self._idle_at = time.monotonic() + _IDLE_SECONDS
         self._ending: Done | Error | None = None
         self._news = asyncio.Event()
         self._timers = Timers()
@@ -91,7 +109,17 @@ class Stream:
         """One of running, parked (also while it waits to be admitted again), finished."""
         if self.terminal is not None or self.ended.is_set():
             return "finished"
-        return "parked" if self._generation is None else "running"
+        return "parked" if self._generation is None and not self.claim.is_elsewhere else "running"
+
+    @property
+    def is_live(self) -> bool:
+        """Whether it is unfinished, and this process answers for it."""
+        return self.state != "finished" and not self.claim.is_elsewhere
+
+    @property
+    def has_left(self) -> bool:
+        """Whether it is over here, and not for others: readers come back and are served by whoever holds it then."""
+        return self._has_left and self.terminal is None
 
     @property
     def usage(self) -> Usage:
@@ -106,13 +134,33 @@ class Stream:
 
     async def stop(self, seen_seq: int | None = None) -> None:
         """End the stream as its user asks; returns once that is committed. After the end nothing happens."""
-        kept_seq = None if seen_seq is None else max(0, min(seen_seq, self.last_seq))
-        self._end_with(Done(finish_reason="cancelled", kept_seq=kept_seq))
+        self._end_with(Done(finish_reason="cancelled", kept_seq=None if seen_seq is None else max(0, seen_seq)))
         await self.ended.wait()
 
+    def abandon(self) -> None:
+        """End the stream that nobody came back to, unless somebody has."""
+        if not self._is_wanted:
+            self._end_with(_ABANDONED)
+
     def shut_down(self) -> None:
-        """End the stream because the server stops."""
-        self._end_with(_STOPPING)
+        """End the stream because the server stops; one that others can go on with is only let go of."""
+        if self.claim.is_shared and self._ending is None and not (self.claim.is_held and self.on_disconnect == "abort"):
+            self._has_left = True
+            self._cancel()
+            self._news.set()
+        else:
+            self._end_with(_STOPPING)
+
+    async def catch_up(self) -> None:
+        """Count what other processes have committed. Raises KeyError when the log is gone."""
+        self._idle_at = time.monotonic() + _IDLE_SECONDS
+        while not self.claim.is_held and self.terminal is None:
+            page = await self._log.read(self.log_id, self.last_seq)
+            if not page or self.claim.is_held:
+                return
+            for logged in page:
+                if logged.seq > self.last_seq:  # others who catch up here may have been quicker
+                    self._note(logged.event, logged.seq, is_ours=False)
 
     def attach(self, reader: Reader) -> None:
         """Count `reader` in. An owner's reader has a parked stream continued."""
@@ -140,7 +188,7 @@ class Stream:
 
     def release(self) -> None:
         """Do what `on_disconnect` says, unless an owner's reader is attached. Also for one that was promised only."""
-        if self._is_wanted or self._is_ending:
+        if self._is_wanted or self._is_ending or not self.claim.is_held:
             return
         if self.on_disconnect == "abort":
             self._end_with(_ABANDONED)
@@ -153,6 +201,9 @@ class Stream:
         """Commit `meta`, the first event, and begin to wait for a reader. `run` must follow."""
         await self._append([_meta(self)])
         self._timers.arm("first_reader", self._settings.first_reader_seconds, self.release)
+        self._arm_timeout()
+
+    def _arm_timeout(self) -> None:
         if self.request.timeout_seconds is not None:
             left = self.tally.pace.started_at + self.request.timeout_seconds - time.monotonic()
             self._timers.arm("timeout", left, lambda: self._end_with(_TIMEOUT))
@@ -173,16 +224,68 @@ class Stream:
             await self._close()
 
     async def _pump(self) -> None:
-        """Move events from the engine to the log, across parks, until a terminal event is committed."""
-        while self.terminal is None:
-            if self._ending is not None:
-                await self._append([self._ending])
-            elif self._generation is not None:
-                await self._relay(self._generation)
-            elif (seconds := self._seconds_left()) == 0:
-                await self._readmit()
-            else:
-                await self._change(seconds)
+        """Bring the stream on, whoever writes it, until its terminal event is committed or it is let go of."""
+        while self.terminal is None and not self._has_left:
+            try:
+                await (self._produce() if self.claim.is_held else self._follow())
+            except (Fenced, Ended, LogUnavailable) as reason:
+                if not self.claim.lose():
+                    raise
+                self._cancel()
+                self._timers.disarm_all()
+                if isinstance(reason, LogUnavailable):  # what was being committed is in the log or not: claim it anew
+                    await self._change(_RETRY_SECONDS)
+
+    async def _produce(self) -> None:
+        """Take the next step from the engine to the log, across parks."""
+        if self._ending is not None:
+            await self._append([self._ending])
+        elif self._generation is not None:
+            await self._relay(self._generation)
+        elif (seconds := self._seconds_left()) == 0:
+            await self._readmit()
+        elif self._is_wanted or not self.claim.is_shared:
+            await self._change(seconds)
+        else:
+            await self.claim.release()
+            if self.claim.is_held:
+                await self._change(_RETRY_SECONDS)
+
+    async def _follow(self) -> None:
+        """Stand beside a log that others write, or nobody does, and go on with it once that is our part."""
+        try:
+            if self.readers.num_attached:
+                await self.catch_up()
+            standing = await self._ask_for_it() if self._ending is not None or self._is_wanted else Standing.THEIRS
+            if standing is Standing.FREE:
+                await self._go_on()
+            elif standing is Standing.OVER:
+                await self.catch_up()
+                self._has_left = True
+            elif standing is Standing.THEIRS and self._is_forgotten:
+                self._has_left = True
+            elif self.terminal is None:
+                await self._change(self._seconds_beside())
+        except KeyError:  # the log is gone
+            self._has_left = True
+
+    async def _ask_for_it(self) -> Standing:
+        """Claim the stream: for a reader; to stop it, from whoever writes it; to end it otherwise, only as the last."""
+        is_stop = isinstance(self._ending, Done) and self._ending.finish_reason == "cancelled"
+        standing = await self.claim.take(by_force=is_stop, only_as_last=self._ending is not None and not is_stop)
+        if standing is Standing.THEIRS and not is_stop:
+            self._ending = None
+        return standing
+
+    async def _go_on(self) -> None:
+        """Have the log refuse who wrote before, read what they wrote, and be the producer."""
+        last_seq = await self._log.append(self.log_id, self.claim.fence, [])
+        while self.last_seq < last_seq:
+            await self.catch_up()
+        self.claim.is_held = True
+        self._arm_timeout()
+        if self.parking.park is None:
+            self.parking.begin(NO_READER, self.tally.num_tokens, time.monotonic())
 
     async def _relay(self, generation: Generation) -> None:
         """Commit what `generation` yields until it is over: by itself, parked by the engine, or cancelled by us.
@@ -251,17 +354,26 @@ class Stream:
         """Commit `events` up to the first terminal one; what is not committed does not count."""
         batch = [self._settled(event) for event in self.tally.fresh(events)]
         if batch:
-            self.last_seq = await self._log.append(self.log_id, _FENCE, batch)
-        for seq, event in enumerate(batch, self.last_seq - len(batch) + 1):
-            self.tally.note(event, seq)
-            if isinstance(event, Done | Error):
-                self.terminal = event
+            self._is_committing_end = is_terminal(batch[-1])
+            try:
+                last_seq = await self._log.append(self.log_id, self.claim.fence, batch)
+            finally:
+                self._is_committing_end = False
+            for seq, event in enumerate(batch, last_seq - len(batch) + 1):
+                self._note(event, seq)
+
+    def _note(self, event: Event, seq: int, *, is_ours: bool = True) -> None:
+        self.tally.note(event, seq, is_ours=is_ours)
+        self.last_seq = seq
+        if isinstance(event, Done | Error):
+            self.terminal = event
+            self._news.set()
 
     async def _fail(self, error: Error) -> None:
         """Commit `error` if the stream has no end yet. A log that cannot take even that leaves it without one."""
         self._cancel()
         try:
-            if self.terminal is None:
+            if self.terminal is None and self.claim.is_held:
                 await self._append([error])
         except Exception:
             logger.exception("stream %s: its log does not take the terminal event", self.id)
@@ -270,6 +382,9 @@ class Stream:
         """Let go of engine and timers, and wake the readers who wait."""
         self._cancel()
         self._timers.disarm_all()
+        if self.terminal is None:
+            self._has_left = self.claim.is_shared
+            await self.claim.release()
         self.ended_at = time.monotonic()
         self.ended.set()
         try:
@@ -289,7 +404,8 @@ class Stream:
         if not isinstance(event, Done):
             return event
         if event is self._ending:
-            return self.tally.with_figures(event)
+            kept_seq = None if event.kept_seq is None else min(event.kept_seq, self.last_seq)
+            return self.tally.with_figures(replace(event, kept_seq=kept_seq))
         return self.tally.over_all_runs(event) if self.parking.num_parks else event
 
     # Decisions, synchronous
@@ -300,7 +416,20 @@ class Stream:
 
     @property
     def _is_ending(self) -> bool:
-        return self._ending is not None or self.state == "finished"
+        return self._ending is not None or self._is_committing_end or self.state == "finished"
+
+    @property
+    def _is_forgotten(self) -> bool:
+        """Whether nothing here needs to know more of it."""
+        return self._seconds_beside() == 0 and not self.readers.num_attached
+
+    def _seconds_beside(self) -> float | None:
+        """How long until a log that others write is looked at again. None: until somebody comes."""
+        if self.readers.num_attached:
+            return _FOLLOW_SECONDS
+        if "resume_window" in self._timers or self._ending is not None:
+            return None if self._ending is None else _RETRY_SECONDS
+        return max(0.0, self._idle_at - time.monotonic())
 
     def _seconds_left(self) -> float | None:
         """How long until the engine is asked to go on: 0 is now, None is until somebody comes or has read more."""

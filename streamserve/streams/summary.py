@@ -58,6 +58,7 @@ class Pace:
         self.first_at: float | None = None
         self.last_at: float | None = None
         self._gaps = array("f")
+        self._knows_first = self._knows_all = True
 
     def note(self, now: float) -> None:
         """Count one token event of now."""
@@ -67,10 +68,18 @@ class Pace:
             self._gaps.append(now - self.last_at)
         self.last_at = now
 
+    def skip(self, now: float) -> None:
+        """Take note of a token event that came some time before now."""
+        if self.first_at is None:
+            self.first_at = now  # a reader cannot have had more time to read
+            self._knows_first = False
+        self.last_at = now
+        self._knows_all = False
+
     @property
     def ttft(self) -> float | None:
-        """Seconds from arrival to the first output token."""
-        return None if self.first_at is None else self.first_at - self.started_at
+        """Seconds from arrival to the first output token, unless another process had it."""
+        return None if self.first_at is None or not self._knows_first else self.first_at - self.started_at
 
     def itl(self, share: float) -> float | None:
         """Return the gap that `share` of all gaps do not exceed."""
@@ -83,7 +92,7 @@ class Pace:
 
     def tokens_per_second(self, num_tokens: int) -> float:
         """Return the mean rate after the first token."""
-        if self.first_at is None or self.last_at is None or self.last_at <= self.first_at:
+        if self.first_at is None or self.last_at is None or self.last_at <= self.first_at or not self._knows_all:
             return 0.0
         return (num_tokens - 1) / (self.last_at - self.first_at)
 

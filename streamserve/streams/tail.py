@@ -94,7 +94,7 @@ class Tail:
             self._end()
 
     def _end(self) -> None:
-        if self._stream.terminal is None:
+        if self._stream.terminal is None and not self._stream.has_left:
             raise BrokenStream(self._stream.id)
         self.is_over = True
 

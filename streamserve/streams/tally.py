@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from streamserve.clients.base import Accepted
-from streamserve.protocol.events import ChoiceDone, Done, Event, Token, Usage, is_terminal
+from streamserve.protocol.events import ChoiceDone, Done, Event, Meta, Token, Usage, is_terminal
 from streamserve.streams.summary import Pace
 
 
@@ -54,14 +54,24 @@ class Tally:
             if is_terminal(event):
                 return
 
-    def note(self, event: Event, seq: int) -> None:
-        """Count a committed event."""
+    def note(self, event: Event, seq: int, *, is_ours: bool = True) -> None:
+        """Count a committed event. One that is not ours was read from the log: when it came is not known."""
         if isinstance(event, Token):
-            self._choices[event.choice].note(event.token_ids, seq)
+            self._choice(event.choice).note(event.token_ids, seq)
             self.num_tokens += len(event.token_ids)
-            self.pace.note(time.monotonic())
+            (self.pace.note if is_ours else self.pace.skip)(time.monotonic())
         elif isinstance(event, ChoiceDone):
-            self._choices[event.choice].is_finished = True
+            self._choice(event.choice).is_finished = True
+        elif isinstance(event, Meta):
+            self._num_prompt_tokens = event.prompt_tokens
+        if not is_ours and self.num_tokens:
+            self._num_cached_tokens = self._num_cached_tokens or 0  # what is cached from now on may be our own work
+
+    def _choice(self, index: int) -> _ChoiceTally:
+        """Return a choice's tally. How many there are is not known of a finished stream that is read from its log."""
+        while len(self._choices) <= index:
+            self._choices.append(_ChoiceTally())
+        return self._choices[index]
 
     def note_cached(self, num_tokens: int) -> None:
         """Take what the engine found cached. The run that gave the first token counts: later ones find our own work."""

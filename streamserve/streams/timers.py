@@ -32,6 +32,9 @@ class Timers:
             if handle is not None:
                 handle.cancel()
 
+    def __contains__(self, name: str) -> bool:
+        return name in self._handles
+
     def disarm_all(self) -> None:
         """Forget every timer."""
         self.disarm(*list(self._handles))

@@ -1,0 +1,70 @@
+"""`manage.py streamserve_purge`: drop the event logs of streams that ended longer ago than RETENTION_SECONDS.
+
+Web processes do the same every few minutes; this is for sites that are stopped, and to see what there is. Rows stay:
+they say what happened, and hold no event.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from datetime import UTC, datetime
+from typing import Any
+
+from django.core.management.base import BaseCommand, CommandError, CommandParser
+
+from streamserve.conf import get_settings
+from streamserve.models import Stream
+from streamserve.runtime import log_for
+from streamserve.streams.log import EventLog, LogUnavailable
+from streamserve.sweep import purge_before
+
+
+class Command(BaseCommand):
+    """Purge."""
+
+    help = "Drop the event logs of streams that ended longer ago than RETENTION_SECONDS."
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        parser.add_argument("--dry-run", action="store_true", help="say what would be dropped, and drop nothing")
+
+    def handle(self, *args: Any, dry_run: bool, **options: Any) -> None:
+        settings = get_settings()
+        if settings.log == "memory":
+            raise CommandError('Logs are in the memory of web processes (LOG is "memory"): they go by themselves.')
+        before = purge_before(settings.streams, time.time())
+        until = datetime.fromtimestamp(before, UTC)
+        try:
+            if dry_run:
+                rows = Stream.objects.finished_before(until).values_list("log_id", flat=True)
+                num = asyncio.run(_count(list(rows)))
+                self.stdout.write(f"{num} logs of streams that ended before {until:%Y-%m-%d %H:%M} UTC would go.")
+            else:
+                num = asyncio.run(_purge(before))
+                self.stdout.write(f"{num} logs that were last written before {until:%Y-%m-%d %H:%M} UTC are gone.")
+        except LogUnavailable as error:
+            raise CommandError(error.message) from error
+
+
+async def _purge(before: float) -> int:
+    log = log_for(get_settings())
+    try:
+        return await log.purge(before)
+    finally:
+        await log.aclose()
+
+
+async def _count(log_ids: list[str]) -> int:
+    log = log_for(get_settings())
+    try:
+        return sum([await _exists(log, log_id) for log_id in log_ids])
+    finally:
+        await log.aclose()
+
+
+async def _exists(log: EventLog, log_id: str) -> bool:
+    try:
+        await log.last_seq(log_id)
+    except KeyError:
+        return False
+    return True
