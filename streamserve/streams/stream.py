@@ -19,7 +19,6 @@ the log for the readers they have, and one of them goes on when it is let go of,
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import time
 from collections.abc import Sequence
@@ -30,15 +29,15 @@ from streamserve.engine.sequence import Park
 from streamserve.protocol.errors import Refused, StreamserveError
 from streamserve.protocol.events import Done, Error, Event, Meta, Status, Usage, is_terminal
 from streamserve.protocol.requests import GenerateRequest
-from streamserve.streams.claim import Claim, Standing
+from streamserve.streams.claim import Claim
+from streamserve.streams.followed import RETRY_SECONDS, FollowedStream
 from streamserve.streams.lead import Lead
 from streamserve.streams.log import Ended, EventLog, Fenced, LogUnavailable, new_log_id
 from streamserve.streams.parking import MESSAGES, NO_READER, Parking
-from streamserve.streams.readers import Reader, Readers
+from streamserve.streams.readers import Reader
 from streamserve.streams.settings import StreamSettings
 from streamserve.streams.summary import StreamSummary, summarize
 from streamserve.streams.tally import Tally
-from streamserve.streams.timers import Timers
 
 __all__ = ["ON_DISCONNECT", "Reader", "Stream", "StreamSettings", "StreamSummary"]
 
@@ -46,12 +45,6 @@ logger = logging.getLogger("streamserve.streams")
 
 ON_DISCONNECT = ("park", "abort", "finish")
 
-# How often readers' events of another process are counted here, and whether that process lives is looked at.
-_FOLLOW_SECONDS = 0.5
-# Without a database or a log to ask: how long until it is asked again.
-_RETRY_SECONDS = 2.0
-# A stream of another process is forgotten here when nobody has read it for so long.
-_IDLE_SECONDS = 5.0
 _NOT_ACCEPTED = Accepted(num_prompt_tokens=0, max_tokens=0, seed=0)  # of a stream from elsewhere; its meta says more
 _ABANDONED = Done(finish_reason="abandoned")
 _INTERNAL = Error(code="internal_error", message="The server failed while answering. It has been logged.")
@@ -60,7 +53,7 @@ _STOPPING = Error(code="engine_unavailable", message="The server is shutting dow
 _TIMEOUT = Error(code="timeout", message="The answer was not finished within timeout_seconds.")
 
 
-class Stream:
+class Stream(FollowedStream):
     """One answer as readers see it. Made by `Streams`, with a generation that is accepted, or by `recall` without."""
 
     def __init__(
@@ -77,30 +70,21 @@ class Stream:
         log_id: str = "",
         created: int | None = None,
     ) -> None:
+        accepted = _NOT_ACCEPTED if generation is None else generation.accepted
+        tally = Tally(accepted, request.n, request.arrived_at or time.monotonic())
+        claim = claim or Claim(None, request.stream_id)
+        super().__init__(log, log_id or new_log_id(), tally, claim, on_disconnect)
         self.id = request.stream_id
-        self.log_id = log_id or new_log_id()
         self.owner, self.tenant, self.model = owner, request.tenant, request.model
         self.created = int(time.time()) if created is None else created
-        self.on_disconnect = on_disconnect
         self.request = request if generation is None else _fix(request, generation)
-        self.readers = Readers()
-        accepted = _NOT_ACCEPTED if generation is None else generation.accepted
-        self.tally = Tally(accepted, request.n, request.arrived_at or time.monotonic())
-        self.lead = Lead(self.tally, self.readers, is_bounded=on_disconnect != "finish", told=request.reader_tokens)
+        self.lead = Lead(tally, self.readers, is_bounded=on_disconnect != "finish", told=request.reader_tokens)
         self.parking = Parking()
-        self.claim = claim or Claim(None, self.id)
-        self.last_seq = 0  # committed and counted here: while another process writes, the log may be ahead
-        self.terminal: Done | Error | None = None
         self.ended = asyncio.Event()  # set once nothing more will be appended
         self.ended_at: float | None = None
-        self._client, self._log, self._settings = client, log, settings
+        self._client, self._settings = client, settings
         self._generation = generation
-        self._has_left = False
         self._is_committing_end = False  # readers may have read the end, and left, before we hear of it
-        self._idle_at = time.monotonic() + _IDLE_SECONDS
-        self._ending: Done | Error | None = None
-        self._news = asyncio.Event()
-        self._timers = Timers()
 
     # What others see
 
@@ -115,11 +99,6 @@ class Stream:
     def is_live(self) -> bool:
         """Whether it is unfinished, and this process answers for it."""
         return self.state != "finished" and not self.claim.is_elsewhere
-
-    @property
-    def has_left(self) -> bool:
-        """Whether it is over here, and not for others: readers come back and are served by whoever holds it then."""
-        return self._has_left and self.terminal is None
 
     @property
     def usage(self) -> Usage:
@@ -150,17 +129,6 @@ class Stream:
             self._news.set()
         else:
             self._end_with(_STOPPING)
-
-    async def catch_up(self) -> None:
-        """Count what other processes have committed. Raises KeyError when the log is gone."""
-        self._idle_at = time.monotonic() + _IDLE_SECONDS
-        while not self.claim.is_held and self.terminal is None:
-            page = await self._log.read(self.log_id, self.last_seq)
-            if not page or self.claim.is_held:
-                return
-            for logged in page:
-                if logged.seq > self.last_seq:  # others who catch up here may have been quicker
-                    self._note(logged.event, logged.seq, is_ours=False)
 
     def attach(self, reader: Reader) -> None:
         """Count `reader` in. An owner's reader has a parked stream continued."""
@@ -234,7 +202,7 @@ class Stream:
                 self._cancel()
                 self._timers.disarm_all()
                 if isinstance(reason, LogUnavailable):  # what was being committed is in the log or not: claim it anew
-                    await self._change(_RETRY_SECONDS)
+                    await self._change(RETRY_SECONDS)
 
     async def _produce(self) -> None:
         """Take the next step from the engine to the log, across parks."""
@@ -249,40 +217,9 @@ class Stream:
         else:
             await self.claim.release()
             if self.claim.is_held:
-                await self._change(_RETRY_SECONDS)
+                await self._change(RETRY_SECONDS)
 
-    async def _follow(self) -> None:
-        """Stand beside a log that others write, or nobody does, and go on with it once that is our part."""
-        try:
-            if self.readers.num_attached:
-                await self.catch_up()
-            standing = await self._ask_for_it() if self._ending is not None or self._is_wanted else Standing.THEIRS
-            if standing is Standing.FREE:
-                await self._go_on()
-            elif standing is Standing.OVER:
-                await self.catch_up()
-                self._has_left = True
-            elif standing is Standing.THEIRS and self._is_forgotten:
-                self._has_left = True
-            elif self.terminal is None:
-                await self._change(self._seconds_beside())
-        except KeyError:  # the log is gone
-            self._has_left = True
-
-    async def _ask_for_it(self) -> Standing:
-        """Claim the stream: for a reader; to stop it, from whoever writes it; to end it otherwise, only as the last."""
-        is_stop = isinstance(self._ending, Done) and self._ending.finish_reason == "cancelled"
-        standing = await self.claim.take(by_force=is_stop, only_as_last=self._ending is not None and not is_stop)
-        if standing is Standing.THEIRS and not is_stop:
-            self._ending = None
-        return standing
-
-    async def _go_on(self) -> None:
-        """Have the log refuse who wrote before, read what they wrote, and be the producer."""
-        last_seq = await self._log.append(self.log_id, self.claim.fence, [])
-        while self.last_seq < last_seq:
-            await self.catch_up()
-        self.claim.is_held = True
+    def _take_over(self) -> None:
         self._arm_timeout()
         if self.parking.park is None:
             self.parking.begin(NO_READER, self.tally.num_tokens, time.monotonic())
@@ -362,13 +299,6 @@ class Stream:
             for seq, event in enumerate(batch, last_seq - len(batch) + 1):
                 self._note(event, seq)
 
-    def _note(self, event: Event, seq: int, *, is_ours: bool = True) -> None:
-        self.tally.note(event, seq, is_ours=is_ours)
-        self.last_seq = seq
-        if isinstance(event, Done | Error):
-            self.terminal = event
-            self._news.set()
-
     async def _fail(self, error: Error) -> None:
         """Commit `error` if the stream has no end yet. A log that cannot take even that leaves it without one."""
         self._cancel()
@@ -392,13 +322,6 @@ class Stream:
         except Exception:
             logger.exception("stream %s: its log cannot be sealed", self.id)
 
-    async def _change(self, seconds: float | None = None) -> None:
-        """Wait until somebody came, left or wants the end; at most `seconds`."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                await self._news.wait()
-        self._news.clear()
-
     def _settled(self, event: Event) -> Event:
         """Return `event` as it is to be kept: a `done` speaks for all runs, or for one that was cut short."""
         if not isinstance(event, Done):
@@ -411,25 +334,8 @@ class Stream:
     # Decisions, synchronous
 
     @property
-    def _is_wanted(self) -> bool:
-        return self.readers.num_holding > 0 or self.on_disconnect == "finish"
-
-    @property
     def _is_ending(self) -> bool:
         return self._ending is not None or self._is_committing_end or self.state == "finished"
-
-    @property
-    def _is_forgotten(self) -> bool:
-        """Whether nothing here needs to know more of it."""
-        return self._seconds_beside() == 0 and not self.readers.num_attached
-
-    def _seconds_beside(self) -> float | None:
-        """How long until a log that others write is looked at again. None: until somebody comes."""
-        if self.readers.num_attached:
-            return _FOLLOW_SECONDS
-        if "resume_window" in self._timers or self._ending is not None:
-            return None if self._ending is None else _RETRY_SECONDS
-        return max(0.0, self._idle_at - time.monotonic())
 
     def _seconds_left(self) -> float | None:
         """How long until the engine is asked to go on: 0 is now, None is until somebody comes or has read more."""

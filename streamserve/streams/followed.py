@@ -1,0 +1,128 @@
+"""`FollowedStream`: the half of a `Stream` that needs no engine: what its log tells, and the wait beside it.
+
+While another process of the site writes the log, this one follows it for the readers it has here, and claims the
+stream when it is let go of, when that process dies, or to stop it. Lives on the event loop, in the stream's one task
+(`Stream.run`); only `catch_up` is for others too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+
+from streamserve.protocol.events import Done, Error, Event
+from streamserve.streams.claim import Claim, Standing
+from streamserve.streams.log import EventLog
+from streamserve.streams.readers import Readers
+from streamserve.streams.tally import Tally
+from streamserve.streams.timers import Timers
+
+# How often the events of a stream that others write are counted here, and whether they still do is looked at.
+_FOLLOW_SECONDS = 0.5
+# Nobody has read it here for so long: forgotten.
+_IDLE_SECONDS = 5.0
+# Without a database or a log to ask: how long until it is asked again.
+RETRY_SECONDS = 2.0
+
+
+class FollowedStream:
+    """See above. `Stream` adds what makes a stream."""
+
+    def __init__(self, log: EventLog, log_id: str, tally: Tally, claim: Claim, on_disconnect: str) -> None:
+        self.log_id, self.tally, self.claim, self.on_disconnect = log_id, tally, claim, on_disconnect
+        self.readers = Readers()
+        self.last_seq = 0  # committed and counted here: while another process writes, the log may be ahead
+        self.terminal: Done | Error | None = None
+        self._log = log
+        self._ending: Done | Error | None = None
+        self._has_left = False
+        self._idle_at = time.monotonic() + _IDLE_SECONDS
+        self._news = asyncio.Event()
+        self._timers = Timers()
+
+    @property
+    def has_left(self) -> bool:
+        """Whether it is over here, and not for others: readers come back and are served by whoever holds it then."""
+        return self._has_left and self.terminal is None
+
+    async def catch_up(self) -> None:
+        """Count what other processes have committed. Raises KeyError when the log is gone."""
+        self._idle_at = time.monotonic() + _IDLE_SECONDS
+        while not self.claim.is_held and self.terminal is None:
+            page = await self._log.read(self.log_id, self.last_seq)
+            if not page or self.claim.is_held:
+                return
+            for logged in page:
+                if logged.seq > self.last_seq:  # others who catch up here may have been quicker
+                    self._note(logged.event, logged.seq, is_ours=False)
+
+    async def _follow(self) -> None:
+        """Stand beside a log that others write, or nobody does, and go on with it once that is our part."""
+        try:
+            if self.readers.num_attached:
+                await self.catch_up()
+            standing = await self._ask_for_it() if self._ending is not None or self._is_wanted else Standing.THEIRS
+            if standing is Standing.FREE:
+                await self._go_on()
+            elif standing is Standing.OVER:
+                await self.catch_up()
+                self._has_left = True
+            elif standing is Standing.THEIRS and self._is_forgotten:
+                self._has_left = True
+            elif standing is Standing.UNKNOWN:
+                await self._change(RETRY_SECONDS)
+            elif self.terminal is None:
+                await self._change(self._seconds_beside())
+        except KeyError:  # the log is gone
+            self._has_left = True
+
+    async def _ask_for_it(self) -> Standing:
+        """Claim the stream: for a reader; to stop it, from whoever writes it; to end it otherwise, only as the last."""
+        is_stop = isinstance(self._ending, Done) and self._ending.finish_reason == "cancelled"
+        standing = await self.claim.take(by_force=is_stop, only_as_last=self._ending is not None and not is_stop)
+        if standing is Standing.THEIRS and not is_stop:
+            self._ending = None
+        return standing
+
+    async def _go_on(self) -> None:
+        """Have the log refuse who wrote before, read what they wrote, and be the producer."""
+        last_seq = await self._log.append(self.log_id, self.claim.fence, [])
+        while self.last_seq < last_seq:
+            await self.catch_up()
+        self.claim.is_held = True
+        self._take_over()
+
+    def _take_over(self) -> None:
+        """Begin to be the producer."""
+
+    def _note(self, event: Event, seq: int, *, is_ours: bool = True) -> None:
+        self.tally.note(event, seq, is_ours=is_ours)
+        self.last_seq = seq
+        if isinstance(event, Done | Error):
+            self.terminal = event
+            self._news.set()
+
+    async def _change(self, seconds: float | None = None) -> None:
+        """Wait until somebody came, left or wants the end; at most `seconds`."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._news.wait()
+        self._news.clear()
+
+    @property
+    def _is_wanted(self) -> bool:
+        return self.readers.num_holding > 0 or self.on_disconnect == "finish"
+
+    @property
+    def _is_forgotten(self) -> bool:
+        """Whether nothing here needs to know more of it."""
+        return self._seconds_beside() == 0 and not self.readers.num_attached
+
+    def _seconds_beside(self) -> float | None:
+        """How long until a log that others write is looked at again. None: until somebody comes."""
+        if self.readers.num_attached:
+            return _FOLLOW_SECONDS
+        if "resume_window" in self._timers or self._ending is not None:
+            return None if self._ending is None else RETRY_SECONDS
+        return max(0.0, self._idle_at - time.monotonic())

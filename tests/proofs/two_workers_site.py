@@ -1,0 +1,13 @@
+"""Settings: the demo site with an echo engine that takes its time, for two web processes on one state folder."""
+
+from __future__ import annotations
+
+from project.settings import *  # noqa: F403
+from project.settings import STREAMSERVE as DEMO
+
+STREAMSERVE = {
+    **DEMO,
+    "ECHO_STEP_SECONDS": 0.01,
+    "LIMITS": {"MAX_STREAMS_PER_PRINCIPAL": 100},
+    "STREAMS": {"RESUME_WINDOW_SECONDS": 20},
+}
