@@ -68,9 +68,8 @@ async def _start(request: HttpRequest, principal: Principal, asked: NativeReques
 @route(_GET)
 async def stream_state(request: HttpRequest, principal: Principal, stream_id: str) -> HttpResponseBase:
     """GET /streams/{id}: what the stream is and how far it has come."""
-    await _row(principal, stream_id)
-    stream = await get_streams().reach(stream_id)
-    return json_response(_state_json(await _row(principal, stream_id), stream))
+    row = await _row(principal, stream_id)
+    return json_response(_state_json(row, await get_streams().reach(stream_id)))
 
 
 @route(_GET)
