@@ -12,7 +12,7 @@ from django.conf import settings
 from django.core.checks import CheckMessage, Error, Warning, register
 from django.utils.module_loading import import_string
 
-from streamserve.conf import ECHO_PATH, Settings, get_problems, get_settings
+from streamserve.conf import ECHO_PATH, LOG_SCHEMES, Settings, get_problems, get_settings
 from streamserve.engine.config import EngineConfig
 
 _ENGINE_PACKAGES = ("torch", "transformers", "tokenizers", "safetensors")
@@ -26,7 +26,7 @@ def check_settings(app_configs: Any, **kwargs: Any) -> list[CheckMessage]:
     if problems:
         return [Error(one.message, hint=one.hint, id=_PROBLEM_IDS[one.kind]) for one in problems]
     conf = get_settings()
-    return [*_check_models(conf), *_check_memory(conf), *_check_anonymous(conf)]
+    return [*_check_models(conf), *_check_memory(conf), *_check_log(conf), *_check_anonymous(conf)]
 
 
 @register()
@@ -83,6 +83,16 @@ def _check_memory(conf: Settings) -> Iterator[CheckMessage]:
 
 def _has_no_bound(engine: EngineConfig) -> bool:
     return engine.memory_share is None and engine.kv_cache_bytes is None and engine.num_blocks is None
+
+
+def _check_log(conf: Settings) -> Iterator[CheckMessage]:
+    """E008: the package that a log in Redis needs is absent."""
+    if conf.log.startswith(LOG_SCHEMES) and find_spec("redis") is None:
+        yield Error(
+            'STREAMSERVE["LOG"] is a Redis, and the package redis is not installed.',
+            hint='pip install redis, or set "LOG": "file".',
+            id="streamserve.E008",
+        )
 
 
 def is_folder_like(path: str) -> bool:

@@ -29,7 +29,8 @@ ECHO_PATH = "echo"
 DTYPES = ("auto", "float32", "bfloat16")
 DEVICES = ("auto", "cpu", "cuda")
 CLIENTS = ("process", "thread")  # the first is the default
-LOGS = ("file", "memory")  # the same
+LOGS = ("file", "memory")  # the same; or the address of a Redis:
+LOG_SCHEMES = ("redis://", "rediss://", "unix://")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,7 +122,7 @@ class _Reader(Reader):
         self.refuse_unknown(given, [name.upper() for name in field_names(Settings)], "STREAMSERVE")
         testing = self.boolean(given, "TESTING")
         client = self._one_of(given, "CLIENT", CLIENTS, in_tests="thread", testing=testing)
-        log = self._one_of(given, "LOG", LOGS, in_tests="memory", testing=testing)
+        log = self._log(given, testing=testing)
         classes = self._classes(given.get("CLASSES", {}))
         engine, shared = self._engine(given.get("ENGINE", {}), "ENGINE", classes)
         models = self._models(given.get("MODELS", {}), classes, shared, testing=testing)
@@ -131,7 +132,7 @@ class _Reader(Reader):
             client=client,
             log=log,
             engine_autostart=self._autostart(given),
-            state_dir=self._state_dir(given.get("STATE_DIR"), is_needed=client == "process" or log == "file"),
+            state_dir=self._state_dir(given.get("STATE_DIR"), is_needed=client == "process" or log != "memory"),
             engine=engine,
             classes=classes,
             limits=self.dataclass(Limits, given.get("LIMITS", {}), "LIMITS"),
@@ -216,6 +217,12 @@ class _Reader(Reader):
         value = given.get(key, choices[0])
         self.one_of(value, choices, f'["{key}"]')
         return in_tests if testing else str(value)
+
+    def _log(self, given: Mapping[str, Any], *, testing: bool) -> str:
+        log = given.get("LOG")
+        if not testing and isinstance(log, str) and log.startswith(LOG_SCHEMES):
+            return log
+        return self._one_of(given, "LOG", LOGS, in_tests="memory", testing=testing)
 
     def _autostart(self, given: Mapping[str, Any]) -> bool:
         return self._debug if given.get("ENGINE_AUTOSTART") is None else self.boolean(given, "ENGINE_AUTOSTART")

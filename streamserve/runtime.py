@@ -19,7 +19,7 @@ from streamserve.claims import RowClaims
 from streamserve.clients.base import EngineClient
 from streamserve.clients.factory import make_client
 from streamserve.clients.process import ProcessClient
-from streamserve.conf import Settings, get_settings
+from streamserve.conf import LOG_SCHEMES, Settings, get_settings
 from streamserve.protocol.errors import NotFound
 from streamserve.protocol.requests import GenerateRequest
 from streamserve.quotas import StreamQuota
@@ -47,6 +47,11 @@ def log_for(settings: Settings) -> EventLog:
     """Return a new log of streams' events, as LOG says."""
     if settings.log == "memory":
         return MemoryLog()
+    if settings.log.startswith(LOG_SCHEMES):
+        from streamserve.streams.redis_log import RedisLog  # needs the package redis
+
+        longest = max(settings.streams.retention_seconds, settings.streams.resume_window_seconds)
+        return RedisLog(settings.log, retention_seconds=2 * longest)
     return FileLog(Path(settings.state_dir) / LOG_FILE)
 
 

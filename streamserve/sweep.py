@@ -66,7 +66,11 @@ class Sweep:
     async def round(self) -> None:
         """Look once."""
         for row in await database_sync_to_async(lambda: list(StreamRow.objects.unfinished()))():
-            await self._see_to(row)
+            try:
+                await self._see_to(row)
+            except Exception:
+                # One log that cannot be read must not keep the others waiting.
+                log.exception("stream_sweep_failed", stream_id=row.pk)
         await asyncio.to_thread(self._workers.tidy)
         if time.monotonic() >= self._purge_at:
             self._purge_at = time.monotonic() + PURGE_EVERY_SECONDS

@@ -104,3 +104,10 @@ def test_persistent_connections_are_found(monkeypatch: pytest.MonkeyPatch) -> No
     """W006: under ASGI they are kept by threads that never come back."""
     monkeypatch.setitem(settings.DATABASES["default"], "CONN_MAX_AGE", 600)
     assert {one.id for one in checks.check_databases(None)} == {"streamserve.W006"}
+
+
+def test_a_redis_log_needs_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Said by `manage.py check`, not by the first request."""
+    monkeypatch.setattr(checks, "find_spec", lambda name: None)
+    with override_settings(STREAMSERVE={"MODELS": {"echo": {"PATH": "echo"}}, "LOG": "redis://127.0.0.1"}):
+        assert ids() == {"streamserve.E008"}

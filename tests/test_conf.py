@@ -163,3 +163,22 @@ def test_settings_are_read_again_when_a_test_changes_them() -> None:
     with override_settings(STREAMSERVE={"ANONYMUS": True}), pytest.raises(ImproperlyConfigured, match="ANONYMOUS"):
         get_settings()
     assert get_settings().anonymous is False
+
+
+@pytest.mark.parametrize(
+    ("given", "log"),
+    [({}, "file"), ({"LOG": "memory"}, "memory"), ({"LOG": "redis://127.0.0.1:6379/0"}, "redis://127.0.0.1:6379/0")],
+)
+def test_where_events_are_kept(given: Any, log: str) -> None:
+    """In a file that all processes share, unless somebody says otherwise; in tests in memory, whatever is said."""
+    settings, found = read({**ECHO, **given}, base_dir=BASE)
+    assert (settings.log, found) == (log, ())
+    assert read({**ECHO, **given, "TESTING": True})[0].log == "memory"
+
+
+def test_a_log_needs_a_known_kind_and_a_folder() -> None:
+    """A file log lies in STATE_DIR; one in memory, with the engine in the process, lies nowhere."""
+    assert [kind for kind, *_ in problems({**ECHO, "LOG": "postgres://x"})] == ["value"]
+    inside = {**ECHO, "CLIENT": "thread"}
+    assert [one.kind for one in read(inside)[1]] == ["missing"]
+    assert read({**inside, "LOG": "memory"})[1] == ()

@@ -32,7 +32,7 @@ from streamserve.protocol.requests import GenerateRequest
 from streamserve.streams.claim import Claim
 from streamserve.streams.followed import RETRY_SECONDS, FollowedStream
 from streamserve.streams.lead import Lead
-from streamserve.streams.log import Ended, EventLog, Fenced, LogUnavailable, new_log_id
+from streamserve.streams.log import Ended, EventLog, Fenced, LogLost, LogUnavailable, new_log_id
 from streamserve.streams.parking import MESSAGES, NO_READER, Parking
 from streamserve.streams.readers import Reader
 from streamserve.streams.settings import StreamSettings
@@ -196,6 +196,8 @@ class Stream(FollowedStream):
         while self.terminal is None and not self._has_left:
             try:
                 await (self._produce() if self.claim.is_held else self._follow())
+            except LogLost:
+                raise
             except (Fenced, Ended, LogUnavailable) as reason:
                 if not self.claim.lose():
                     raise
