@@ -80,10 +80,10 @@ class Claim:
     def __init__(
         self, claims: Claims | None, stream_id: str, *, fence: int = 1, is_held: bool = True, producer: str = ""
     ) -> None:
-        self.fence = fence  # the one we wrote with, or shall; before `take`, the one in the row when it was read
+        self.fence = fence  # the one we write with, or the last one seen in the row
         self.is_held = is_held
         self._claims, self._stream_id = claims, stream_id
-        self._producer = producer
+        self._producer: str | None = producer  # who wrote with `fence`, "" once nobody does; None: not known
         self._looked_at = -_LOOK_SECONDS
 
     @property
@@ -126,23 +126,31 @@ class Claim:
     def lose(self) -> bool:
         """Note that another has claimed it; return whether it can be followed."""
         self.is_held = not self.is_shared
+        self._producer = None
         self._looked_at = -_LOOK_SECONDS
         return self.is_shared
 
     async def _take(self, claims: Claims, by_force: bool, only_as_last: bool) -> Standing:
+        if self._producer is not None and not self._is_theirs(claims) and await self._claim(claims):
+            return Standing.FREE  # what was known of it was true still
         record = await claims.find(self._stream_id)
         if record is None or record.is_finished:
             return Standing.OVER
-        self._producer, self._looked_at = record.producer, time.monotonic()
-        if self._is_theirs(claims) and not by_force:
+        is_last = record.fence == self.fence
+        self.fence, self._producer, self._looked_at = record.fence, record.producer, time.monotonic()
+        if (self._is_theirs(claims) and not by_force) or (only_as_last and not is_last):
             return Standing.THEIRS
-        if only_as_last and record.fence != self.fence:
-            return Standing.THEIRS
-        if not await claims.claim(self._stream_id, record.fence):
-            self._looked_at = -_LOOK_SECONDS
-            return Standing.THEIRS
-        self.fence, self._producer = record.fence + 1, claims.worker_id
-        return Standing.FREE
+        if await self._claim(claims):
+            return Standing.FREE
+        self._looked_at = -_LOOK_SECONDS
+        return Standing.THEIRS
+
+    async def _claim(self, claims: Claims) -> bool:
+        """Be the producer, if nobody has been since `fence`."""
+        if not await claims.claim(self._stream_id, self.fence):
+            return False
+        self.fence, self._producer = self.fence + 1, claims.worker_id
+        return True
 
     def _is_theirs(self, claims: Claims) -> bool:
-        return self._producer not in ("", claims.worker_id) and claims.is_alive(self._producer)
+        return self._producer not in (None, "", claims.worker_id) and claims.is_alive(str(self._producer))
