@@ -95,6 +95,7 @@ STREAMSERVE = {
     "MODELS": _models(),
     "STATE_DIR": STATE_DIR,
     "ANONYMOUS": True,
+    "FLOW": {"DRAIN_SECONDS": 2},  # Ctrl-C shall not take long here
 }
 
 LOGGING = {

@@ -19,3 +19,14 @@ class StreamserveConfig(AppConfig):
         # else runs, for cores: beside other work the demo model loaded in 21 to 38 s instead of 3 (docs/log.md).
         os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
         from streamserve import checks  # noqa: F401  (importing registers the checks)
+
+        _install_flow_server()
+
+
+def _install_flow_server() -> None:
+    """Have the `daphne` command and `runserver` serve with back-pressure, unless the site opts out."""
+    from streamserve.asgi.flow_server import install
+    from streamserve.conf import get_problems, get_settings
+
+    if not get_problems() and get_settings().flow_server:
+        install(get_settings().flow)

@@ -32,7 +32,7 @@ def check_settings(app_configs: Any, **kwargs: Any) -> list[CheckMessage]:
 @register()
 def check_site(app_configs: Any, **kwargs: Any) -> list[CheckMessage]:
     """What the site around us must have for streaming to work."""
-    return [*_check_asgi(), *_check_daphne(), *_check_middleware()]
+    return [*_check_asgi(), *_check_daphne(), *_check_flow_server(), *_check_middleware()]
 
 
 @register()
@@ -132,6 +132,22 @@ def _check_asgi() -> Iterator[CheckMessage]:
             hint="application = streamserve.routing.wrap(get_asgi_application())",
             id="streamserve.W001",
         )
+
+
+def _check_flow_server() -> Iterator[CheckMessage]:
+    """W008: daphne would serve as it is, and holds no sender back."""
+    from streamserve.asgi.flow_server import missing, serves_stock
+
+    if not serves_stock():
+        return
+    lacks = missing()
+    yield Warning(
+        "Stock daphne would serve: a reader who does not read costs memory without bound.",
+        hint=f"This daphne lacks {', '.join(lacks)}. Install daphne 4.2."
+        if lacks
+        else 'Take "FLOW_SERVER": False out of STREAMSERVE, or serve with uvicorn.',
+        id="streamserve.W008",
+    )
 
 
 def _check_daphne() -> Iterator[CheckMessage]:

@@ -19,6 +19,7 @@ from django.conf import settings as django_settings
 from django.core.exceptions import ImproperlyConfigured
 from django.core.signals import setting_changed
 
+from streamserve.asgi.flow_options import FlowOptions
 from streamserve.clients.spec import EngineSpec
 from streamserve.conf_reader import Problem, Reader, field_names, nearest
 from streamserve.engine.config import CLASSES, EngineConfig, LatencyClass, ModelConfig
@@ -59,6 +60,8 @@ class Settings:
     store: bool = False
     testing: bool = False
     echo_step_seconds: float = 0.0
+    flow_server: bool = True
+    flow: FlowOptions = field(default_factory=FlowOptions)
 
     def engine_spec(self, alias: str) -> EngineSpec:
         """Return all that a model's engine process is told. Its state folder is what tells two sites apart."""
@@ -141,6 +144,8 @@ class _Reader(Reader):
             store=self.boolean(given, "STORE"),
             testing=testing,
             echo_step_seconds=self.seconds(given, "ECHO_STEP_SECONDS"),
+            flow_server=self.boolean({"FLOW_SERVER": True, **given}, "FLOW_SERVER"),
+            flow=self._flow(given, testing=testing),
         )
 
     def _models(
@@ -223,6 +228,15 @@ class _Reader(Reader):
         if not testing and isinstance(log, str) and log.startswith(LOG_SCHEMES):
             return log
         return self._one_of(given, "LOG", LOGS, in_tests="memory", testing=testing)
+
+    def _flow(self, given: Mapping[str, Any], *, testing: bool) -> FlowOptions:
+        """Return what a connection may take of the server. Tests wait for no answer when a server ends."""
+        defaults = {"DRAIN_SECONDS": 0.0} if testing else {}
+        try:
+            return self.dataclass(FlowOptions, given.get("FLOW", {}), "FLOW", defaults=defaults)
+        except ValueError as error:
+            self.wrong(f'STREAMSERVE["FLOW"]: {error}.', "See docs/settings.md.")
+            return FlowOptions()
 
     def _autostart(self, given: Mapping[str, Any]) -> bool:
         return self._debug if given.get("ENGINE_AUTOSTART") is None else self.boolean(given, "ENGINE_AUTOSTART")

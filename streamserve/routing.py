@@ -21,11 +21,13 @@ def wrap(django_application: Any) -> Any:
     from channels.routing import ProtocolTypeRouter, URLRouter
 
     from streamserve.asgi.middleware import StreamMiddleware
-    from streamserve.runtime import reset
+    from streamserve.runtime import reset, shut_down_streams
 
     websocket = AuthMiddlewareStack(URLRouter(_websocket_urlpatterns()))
     middleware = StreamMiddleware(ProtocolTypeRouter({"http": django_application, "websocket": websocket}))
     middleware.on_shutdown(reset)
+    middleware.on_farewell(shut_down_streams)
+    middleware.serve_while_draining("/livez", "/readyz", "/metrics")
     return middleware
 
 

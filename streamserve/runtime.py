@@ -162,6 +162,12 @@ def start_loading() -> None:
         client.start()
 
 
+def shut_down_streams() -> None:
+    """End what streams here: what the log keeps goes on at another worker. For servers that go down; on the loop."""
+    if _runtime is not None:
+        _runtime.streams.shut_down()
+
+
 async def reset() -> None:
     """Close what there is and forget it; the next use reads the settings again. For tests."""
     global _runtime

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from streamserve import checks
+from streamserve.asgi.flow_options import FlowOptions
 from streamserve.conf import Settings
 from streamserve.engine.config import EngineConfig, LatencyClass, ModelConfig
 from streamserve.protocol.limits import Limits
@@ -18,7 +19,9 @@ from streamserve.streams.settings import StreamSettings
 DOCS = Path(__file__).resolve().parent.parent / "docs" / "settings.md"
 
 
-@pytest.mark.parametrize("cls", [Settings, EngineConfig, LatencyClass, ModelConfig, Limits, StreamSettings])
+@pytest.mark.parametrize(
+    "cls", [Settings, EngineConfig, FlowOptions, LatencyClass, ModelConfig, Limits, StreamSettings]
+)
 def test_every_key_is_documented(cls: Any) -> None:
     """A new field needs its line."""
     text = DOCS.read_text()

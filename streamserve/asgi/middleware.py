@@ -10,7 +10,10 @@ Plain ASGI 3; knows no framework and no dialect. Wrap it around everything: `Str
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from streamserve.asgi.exchange import Exchange
+from streamserve.asgi.flow_drain import Drain
 from streamserve.asgi.lifespan import Callback, Lifespan
 from streamserve.asgi.types import App, Receive, Scope, Send
 
@@ -21,6 +24,16 @@ class StreamMiddleware:
     def __init__(self, app: App) -> None:
         self._app = app
         self._on_shutdown: list[Callback] = []
+        self._on_farewell: list[Callable[[], None]] = []
+        self._paths_while_draining: frozenset[str] = frozenset()
+
+    def on_farewell(self, callback: Callable[[], None]) -> None:
+        """Call `callback` when FlowServer goes down and the time of those in flight is up: end your streams."""
+        self._on_farewell.append(callback)
+
+    def serve_while_draining(self, *paths: str) -> None:
+        """Name the paths that are answered while FlowServer drains; any other new request gets a 503."""
+        self._paths_while_draining |= set(paths)
 
     def on_shutdown(self, callback: Callback) -> None:
         """Have `callback` awaited when a server that speaks lifespan stops; the same callback counts once."""
@@ -28,6 +41,9 @@ class StreamMiddleware:
             self._on_shutdown.append(callback)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        drain = scope.get("extensions", {}).get("streamserve.flow", {}).get("drain")
+        if drain is not None:
+            self._hang_in(drain)
         if scope["type"] == "lifespan":
             await Lifespan(receive, send, self._on_shutdown).serve(self._app, scope)
             return
@@ -36,3 +52,9 @@ class StreamMiddleware:
             await Exchange(scope, receive, send).serve(self._app)
         else:
             await self._app(scope, receive, send)
+
+    def _hang_in(self, drain: Drain) -> None:
+        """Hear from the server when it goes down. The same hooks count once."""
+        drain.serves = self._paths_while_draining.__contains__
+        for callback in self._on_farewell:
+            drain.on_farewell(callback)

@@ -122,11 +122,15 @@ class Streams:
         starting = self._starting.total() if owner is None else self._starting[owner]
         return starting + sum(stream.is_live for stream in self.all() if owner in (None, stream.owner))
 
-    async def aclose(self) -> None:
-        """End every live stream with a retryable `error`; returns when that is committed and no task is left."""
+    def shut_down(self) -> None:
+        """Take no new stream, and end those that are here; on a shared log another worker can go on with them."""
         self._is_closing = True
         for stream in self.all():
             stream.shut_down()
+
+    async def aclose(self) -> None:
+        """End every live stream with a retryable `error`; returns when that is committed and no task is left."""
+        self.shut_down()
         for drop in self._kept.values():
             drop.set()
         if self._tasks:
