@@ -41,10 +41,7 @@ _APPEND = """
 local fence, by, n, known = tonumber(ARGV[1]), ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4])
 local head = redis.call('HMGET', KEYS[1], 'fence', 'last', 'ended', 'by', 'n')
 local last, num = tonumber(head[2] or 0), #ARGV - 8
-if head[4] == by and n <= tonumber(head[5]) then
-    if n == tonumber(head[5]) then return last end
-    return -5
-end
+if head[4] == by and n <= tonumber(head[5]) then return last end
 if last < known or (last > 0 and redis.call('EXISTS', KEYS[2]) == 0) then return -4 end
 if num == 0 and not head[1] then return -3 end
 if fence < tonumber(head[1] or 0) then return -1 end
@@ -203,7 +200,6 @@ def _checked(last_seq: int, log_id: str) -> int:
         -2: Ended(log_id),
         -3: KeyError(log_id),
         -4: LogLost(_LOST),
-        -5: LogUnavailable(DOWN),
     }[last_seq]
 
 

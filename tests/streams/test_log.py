@@ -160,6 +160,19 @@ async def test_what_others_write_is_noticed_by_all_who_wait(make_log: MakeLog) -
         assert {type(one) for one in await asyncio.gather(*waiting, return_exceptions=True)} <= {KeyError}
 
 
+async def test_who_comes_after_the_news_is_not_kept_waiting(make_log: MakeLog) -> None:
+    """What another process appended before `wait` counts, also when it was noticed, for others, before that."""
+    ours, theirs, quiet_id, log_id = make_log(), make_log(), new_log_id(), new_log_id()
+    await theirs.append(quiet_id, 1, [tok("x")])
+    await _still(ours.wait(quiet_id, 1))
+    others = asyncio.create_task(_read_to(ours, quiet_id, 2))
+    await theirs.append(log_id, 1, [tok("x"), tok("y")])
+    await asyncio.sleep(0.3)
+    async with asyncio.timeout(_DEADLINE_SECONDS):
+        await ours.wait(log_id, 1)
+    others.cancel()
+
+
 async def test_what_is_gone_raises_and_is_not_waited_for(make_log: MakeLog) -> None:
     """A dropped log is unknown everywhere, and nobody waits for it for ever."""
     log, log_id = make_log(), new_log_id()
