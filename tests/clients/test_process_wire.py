@@ -104,9 +104,9 @@ async def test_an_id_cannot_be_used_twice_at_once(shared_engine: EngineSpec) -> 
         await connection.lost()
 
 
-async def test_positions_for_fewer_choices_than_there_are_end_the_connection(shared_engine: EngineSpec) -> None:
+async def test_positions_for_fewer_choices_than_there_are_end_the_connection(slow_engine: EngineSpec) -> None:
     """A worker that is so wrong is not listened to any longer."""
-    async with dialled(shared_engine) as connection:
+    async with dialled(slow_engine) as connection:
         connection.send(messages.encode(Open(1, ask(max_tokens=400, n=2))))
         assert isinstance(await welcomed(connection), messages.Opened)
         connection.send(messages.encode(ReaderAt(1, ())))

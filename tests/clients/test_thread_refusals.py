@@ -116,8 +116,10 @@ async def test_queue_is_bounded() -> None:
 async def test_the_time_of_the_queue_is_bounded() -> None:
     """Once the engine knows how long prompts take, more than the bound of them is refused, and those in are served."""
     config = replace(CONFIG, max_num_seqs=1, max_queued_prefill_seconds=1e-9, classes=PATIENT)
-    async with serving(config=config) as client:
+    runner = GatedRunner(echo_runner())
+    async with serving(runner, config) as client:
         accepted = [await client.generate(ask("x" * number, max_tokens=100)) for number in range(1, 21)]
+        runner.open()
         await until(lambda: client.stats().queued_seconds > 0)
         with pytest.raises(Overloaded, match="s to compute") as caught:
             await client.generate(ask())
