@@ -111,3 +111,12 @@ def test_a_redis_log_needs_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checks, "find_spec", lambda name: None)
     with override_settings(STREAMSERVE={"MODELS": {"echo": {"PATH": "echo"}}, "LOG": "redis://127.0.0.1"}):
         assert ids() == {"streamserve.E008"}
+
+
+def test_a_site_that_would_serve_by_stock_daphne_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """W008: whoever turns FlowServer off, or has a daphne that it does not fit, learns what that costs."""
+    import daphne.server
+    from daphne.cli import CommandLineInterface
+
+    monkeypatch.setattr(CommandLineInterface, "server_class", daphne.server.Server)
+    assert ids() == {"streamserve.W008"}
