@@ -227,10 +227,12 @@ class _News:
         self._begin("listening", self._listen_always)
 
     async def aclose(self) -> None:
-        """End the connection."""
-        for task in self._tasks.values():
-            task.cancel()
-        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+        """End the connection. Asks more than once: a library in between may swallow a cancellation."""
+        open_tasks = set(self._tasks.values())
+        while open_tasks:
+            for task in open_tasks:
+                task.cancel()
+            _, open_tasks = await asyncio.wait(open_tasks, timeout=_RECONNECT_SECONDS)
 
     def _begin(self, name: str, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
         if name not in self._tasks or self._tasks[name].done():
