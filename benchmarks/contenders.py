@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import random
+import statistics
 import time
 from typing import Any, Protocol
 
@@ -104,11 +105,46 @@ class Ours:
             self.core.step()
         return clock() - started_at
 
-    def _add(self, prompt: list[int], max_tokens: int) -> None:
+    def park(self, prompt_len: int, answer_len: int) -> tuple[float, float, float, int]:
+        """Drop an answer and go on with it, cached and not: seconds of a plain step and to both next tokens; cached."""
+        prompt = make_prompt(prompt_len, self.seq_id + 4_000_000)
+        self._add(prompt, 4 * answer_len)
+        token_ids, gaps = [self._next_token()[0]], []
+        while len(token_ids) < answer_len:
+            started_at = clock()
+            token_ids.append(self._next_token()[0])
+            gaps.append(clock() - started_at)
+        self.core.abort(self.seq_id)
+        warm, num_cached = self._resume(prompt, token_ids, "")
+        cold, none_cached = self._resume(prompt, token_ids, f"salt {self.seq_id}")
+        assert num_cached > 0 == none_cached
+        return statistics.median(gaps), warm, cold, num_cached
+
+    def _resume(self, prompt: list[int], token_ids: list[int], salt: str) -> tuple[float, int]:
+        started_at = clock()
+        self._add(prompt, 4 * len(token_ids), output_token_ids=tuple(token_ids), salt=salt)
+        _, num_cached = self._next_token()
+        seconds = clock() - started_at
+        self.core.abort(self.seq_id)
+        return seconds, num_cached
+
+    def _next_token(self) -> tuple[int, int]:
+        """Step until the only sequence has said one thing more; return it, and what was cached of its prompt."""
+        while True:
+            for update in self.core.step():
+                if update.token_ids:
+                    return update.token_ids[0], update.num_cached_tokens
+
+    def _add(self, prompt: list[int], max_tokens: int, **fields: Any) -> None:
         self.seq_id += 1
         sampling = SamplingParams(temperature=0.8, top_p=0.95, seed=self.seq_id, max_tokens=max_tokens, ignore_eos=True)
         request = SequenceRequest(
-            seq_id=self.seq_id, prompt_token_ids=tuple(prompt), sampling=sampling, arrived_at=time.monotonic()
+            seq_id=self.seq_id,
+            prompt_token_ids=tuple(prompt),
+            sampling=sampling,
+            arrived_at=time.monotonic(),
+            latency_class="batch",  # it may wait for its turn longer than a chat: nothing is turned away here
+            **fields,
         )
         self.core.add(request)
 

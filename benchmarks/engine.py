@@ -22,6 +22,7 @@ import torch
 import transformers
 
 from benchmarks.contenders import GREEDY, SAMPLED, Contender, ContinuousBatching, Generate, Ours, choose_clock
+from benchmarks.machine import processor
 
 DTYPES = {"bf16": "bfloat16", "fp32": "float32"}
 SMOLLM2_135M = {
@@ -78,16 +79,10 @@ def parse_options() -> argparse.Namespace:
 
 def print_machine(options: argparse.Namespace) -> None:
     """Say where and with what the figures were made."""
-    print(f"{_processor()}, {torch.get_num_threads()} threads, python {platform.python_version()}, ", end="")
+    print(f"{processor()}, {torch.get_num_threads()} threads, python {platform.python_version()}, ", end="")
     print(f"torch {torch.__version__}, transformers {transformers.__version__}")
     print(f"prompt {options.prompt_len} + {options.steps} new tokens, medians of {options.rounds} rounds, ms", end="")
     print(" of CPU time" if options.cpu_time else "")
-
-
-def _processor() -> str:
-    lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
-    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor()
 
 
 def build_model(folder: Path, dtype: str, shape: dict[str, Any] = SMOLLM2_135M) -> None:

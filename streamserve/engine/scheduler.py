@@ -218,8 +218,11 @@ class Scheduler:
     def _furthest_ahead(self, waiting: Sequence, now: float) -> Sequence | None:
         """Return whose reader has most to read, if that is enough; None if not even all such together make room.
 
-        They may share blocks, so in the end one may have parked in vain.
+        They may share blocks, so in the end one may have parked in vain. Only for somebody whose reader has nothing
+        yet: an answer that comes back from a park waits for a place, or they would all take turns and compute twice.
         """
+        if waiting.num_output_tokens:
+            return None
         ahead = [(one, self._ahead_seconds(one, now)) for one in self.running]
         spare = [pair for pair in ahead if pair[1] >= self._config.min_ahead_seconds]
         if not spare:

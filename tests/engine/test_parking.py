@@ -163,7 +163,7 @@ def test_parking_in_turns_ends(seed: int) -> None:
         for due in [one for one in back if one[0] <= desk.now]:
             back.remove(due)
             resume(desk, due[1])
-    assert num_parks > 5
+    assert num_parks > 0
     assert all(desk.sequences[seq_id].num_output_tokens <= 400 for seq_id in desk.sequences)
     assert sum(one.num_output_tokens == 400 for one in desk.sequences.values()) == 5
 
@@ -182,3 +182,14 @@ def resume(desk: Desk, parked: Sequence) -> None:
             arrived_at=old.arrived_at,
         )
     )
+
+
+def test_nobody_parks_for_an_answer_that_comes_back() -> None:
+    """Else those who read would take turns for a place, and have everything computed twice."""
+    desk = running(reading(1, said=100))
+    desk.add(reading(2, said=1, arrived_at=desk.now - 9))
+    desk.step()
+    assert desk.parked() == []
+    desk.add(request(9, arrived_at=desk.now - 20))
+    desk.step()
+    assert desk.parked() == [1]

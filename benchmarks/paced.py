@@ -1,0 +1,138 @@
+"""`benchmarks.qoe --real`: the demo model behind `Streams`, and readers who take their time, on the real clock.
+
+A reader asks, and pulls the next tokens when it has read those it has; with "received" it pulls whatever comes. What it
+pulls late it could not have read earlier, so the same `Reading` judges it. Everything is in one process.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import time
+from dataclasses import replace
+from statistics import fmean
+from typing import Any
+
+from benchmarks.clients import LONG_TEXT, MODELS, Contender
+from benchmarks.machine import progress
+from benchmarks.readers import Reading, Visit, draw_visits, score
+from streamserve.clients.factory import make_client
+from streamserve.engine.config import EngineConfig
+from streamserve.protocol.errors import Refused
+from streamserve.protocol.events import Done, Error, Token
+from streamserve.protocol.requests import GenerateRequest, Message, SamplingParams
+from streamserve.streams.directory import Streams
+from streamserve.streams.log import MemoryLog
+from streamserve.streams.readers import Reader
+from streamserve.streams.tail import Tail
+
+ALIAS = "helpdesk"
+CONTENDERS = ("ours", "ours, received", "fcfs")
+TOKENS_OF_TEXT = 26  # LONG_TEXT's, about
+GIVE_UP_SECONDS = 240.0
+
+
+async def run_real(contenders: dict[str, tuple[EngineConfig, str]], options: argparse.Namespace) -> None:
+    """Print a table like that of the simulation."""
+    from benchmarks.qoe import print_head, print_line
+
+    capacity = await measure_capacity(contenders["fcfs, endless"][0], options.seconds / 3)
+    title = f"the demo model through Streams, {contenders['ours'][0].max_num_seqs} seats"
+    print(f"\n{title}; 1x is {capacity:.2f} requests/s for {options.seconds:g} s; {options.rounds} rounds in turns")
+    print_head()
+    seen: dict[str, list[Any]] = {name: [] for name in CONTENDERS}
+    for number in range(options.rounds):
+        visits = draw_visits(number + 1, capacity * options.real, options.seconds)
+        for name in CONTENDERS:
+            progress(f"real, round {number + 1} of {options.rounds}, {name}: {len(visits)} requests")
+            config, acks = contenders[name]
+            readings, num_parks, num_computed = await run(config, visits, acks)
+            seen[name].append(score(readings, num_parks, num_computed))
+    for name, scores in seen.items():
+        print_line(f"{options.real:g}x {name}", scores)
+
+
+async def measure_capacity(config: EngineConfig, seconds: float) -> float:
+    """Return how many answers' worth of tokens come in a second when all seats are taken and nobody is waited for."""
+    progress("measuring what the demo model can do")
+    visits = draw_visits(99, 200 / seconds, seconds)
+    client = await _open(config)
+    busy = asyncio.Semaphore(2 * config.max_num_seqs)
+
+    async def answer(visit: Visit) -> None:
+        async with busy:
+            async for _ in await client.generate(_request(visit)):
+                pass
+
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(answer(visit)) for visit in visits]
+        await asyncio.sleep(seconds / 2)  # the seats fill
+        num_before, at = client.stats().generation_tokens, time.monotonic()
+        await asyncio.sleep(seconds / 2)
+        num_tokens, seconds = client.stats().generation_tokens - num_before, time.monotonic() - at
+        for task in tasks:
+            task.cancel()
+    await client.aclose()
+    return num_tokens / seconds / fmean(visit.answer_len for visit in visits)
+
+
+async def run(config: EngineConfig, visits: list[Visit], acks: str) -> tuple[list[Reading], int, int]:
+    """Let every reader come at its time; return what they got, the parks, and the tokens the engine was given."""
+    client = await _open(config)
+    streams = Streams({ALIAS: client}, MemoryLog())
+    started_at = time.monotonic() + 0.5
+    try:
+        async with asyncio.timeout(GIVE_UP_SECONDS):
+            visitors = (_visit(streams, visit, started_at, paced=acks == "read") for visit in visits)
+            readings = await asyncio.gather(*visitors)
+        stats = client.stats()
+    finally:
+        await streams.aclose()
+        await client.aclose()
+    return readings, stats.parks, stats.prompt_tokens - stats.prefix_hits + stats.generation_tokens
+
+
+async def _open(config: EngineConfig) -> Any:
+    client = make_client(MODELS[ALIAS], config)
+    await Contender("thread", client).open()
+    return client
+
+
+async def _visit(streams: Streams, visit: Visit, started_at: float, *, paced: bool) -> Reading:
+    """Ask at the visit's time and read to the end; times are from `started_at` on."""
+    reading = Reading(visit)
+    await asyncio.sleep(started_at + visit.arrives_at - time.monotonic())
+    try:
+        stream = await streams.start(_request(visit), owner=visit.tenant, tenant=visit.tenant)
+    except Refused:
+        return reading
+    tail = Tail(streams, stream, 0, Reader())
+    tail.begin()
+    try:
+        while not tail.is_over:
+            for logged in await tail.next():
+                _note(reading, logged.event, time.monotonic() - started_at)
+            if paced and reading.read_at:
+                await asyncio.sleep(started_at + reading.read_at[-1] - time.monotonic())
+    finally:
+        tail.close()
+    return reading
+
+
+def _note(reading: Reading, event: object, now: float) -> None:
+    if isinstance(event, Token):
+        reading.take(now, len(event.token_ids))
+    elif isinstance(event, Done | Error):
+        reading.is_whole = isinstance(event, Done)
+
+
+def _request(visit: Visit) -> GenerateRequest:
+    text = LONG_TEXT * max(1, visit.prompt_len // TOKENS_OF_TEXT)
+    sampling = SamplingParams(temperature=0.8, max_tokens=visit.answer_len, seed=visit.number, ignore_eos=True)
+    request = GenerateRequest(
+        model=ALIAS,
+        messages=(Message(role="user", content=f"{visit.number}: {text}"),),
+        sampling=sampling,
+        latency_class=visit.latency_class,
+    )
+    return replace(request, tenant=visit.tenant)
