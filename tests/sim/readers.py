@@ -51,7 +51,9 @@ class ReaderLaws:
         """Nobody waits for room that one far ahead of its reader could give: reckoned so that it surely would fit."""
         scheduler, pool, shape = self.sim.core.scheduler, self.sim.core.pool, self.sim.shape
         decodes = len(self.sim.laws.decodes())
-        if not scheduler.waiting or len(plan.chunks) != plan.num_tokens or plan.num_tokens > decodes:
+        if not scheduler.waiting or scheduler.waiting[0].num_output_tokens:  # nobody parks for one who has something
+            return
+        if len(plan.chunks) != plan.num_tokens or plan.num_tokens > decodes:
             return
         if plan.num_tokens + shape.block_size > scheduler.token_budget or self.sim.laws.has_preempted:
             return
@@ -103,6 +105,8 @@ class ReaderLaws:
         before = {s.seq_id for s in self.sim.laws.running}
         came = [s for s in self.sim.core.scheduler.running if s.seq_id not in before]
         assert came or self.sim.core.scheduler.waiting or self.sim.laws.answers.has_ended, "23: parked for nobody"
+        new = [s for s in (*came, *self.sim.core.scheduler.waiting) if s.num_output_tokens <= 1]
+        assert new or self.sim.laws.answers.has_ended, "23: parked for those who have something"
 
     def after_step(self) -> None:
         """Who waits does not wait for ever, or is told."""

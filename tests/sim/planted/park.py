@@ -89,6 +89,12 @@ MUTANTS = (
         new="        return None",
     ),
     _scheduler(
+        name="parked for an answer that comes back",
+        law=23,
+        old="        if waiting.num_output_tokens:\n            return None\n",
+        new="",
+    ),
+    _scheduler(
         name="a park for others ends too late",
         law=23,
         old='Park(reason="ahead", resume_seconds=seconds / 2)',
