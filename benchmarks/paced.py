@@ -89,7 +89,7 @@ async def run(config: EngineConfig, visits: list[Visit], acks: str) -> tuple[lis
     finally:
         await streams.aclose()
         await client.aclose()
-    return readings, stats.parks, stats.prompt_tokens - stats.prefix_hits + stats.generation_tokens
+    return readings, stats.parks, stats.prefix_queries - stats.prefix_hits + stats.generation_tokens
 
 
 async def _open(config: EngineConfig) -> Any:
