@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import re
 from pathlib import Path
 
 import pytest
@@ -40,7 +41,7 @@ async def test_a_step_that_never_ends_is_ended_and_readers_go_on(folder: Path, h
             calm = await asyncio.gather(*map(readers.read, STEADY, requests))
             await readers.streams.aclose()
     output = place_of(spec).log.read_text()
-    assert "Timeout (0:00:01)!" in output
+    assert re.search(r"Timeout \(0:0\d:\d\d", output), "one second, or eight times what a step took on a busy machine"
     assert "in never_end" in output
     assert [one.answer for one in seen] == [one.answer for one in calm]
     assert all(one.statuses == ["waiting", "resumed"] for one in seen)
