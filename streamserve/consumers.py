@@ -30,7 +30,7 @@ from streamserve.protocol.json_body import decode_json
 from streamserve.rights import owners_without_rights
 from streamserve.routes import CHAT_CALLERS, Access, check_access
 from streamserve.runtime import get_runtime, get_streams
-from streamserve.streams.delivery import follow
+from streamserve.streams.follow import follow
 from streamserve.streams.stream import Stream
 
 log = structlog.get_logger("streamserve")

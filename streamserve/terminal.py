@@ -26,8 +26,8 @@ from streamserve.progress import description_of
 from streamserve.protocol.errors import EngineUnavailable, StreamserveError, error_for
 from streamserve.protocol.events import Error, Token
 from streamserve.runtime import client_for
-from streamserve.streams.delivery import follow
 from streamserve.streams.directory import Streams
+from streamserve.streams.follow import follow
 from streamserve.streams.log import MemoryLog
 from streamserve.streams.stream import Stream
 

@@ -14,7 +14,8 @@ from streamserve.protocol.errors import NotFound
 from streamserve.responses import close_connections, stream_response
 from streamserve.routes import ANYONE, CHAT_CALLERS, Access, json_response, read_json, route
 from streamserve.runtime import get_clients, get_runtime
-from streamserve.streams.delivery import Delivery, collect
+from streamserve.streams.delivery import Delivery
+from streamserve.streams.follow import collect
 from streamserve.streams.stream import Stream
 
 

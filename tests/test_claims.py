@@ -17,7 +17,7 @@ from streamserve.clients.thread import ThreadClient
 from streamserve.models import Stream as StreamRow
 from streamserve.protocol.events import Done, Status
 from streamserve.protocol.requests import GenerateRequest, Message, SamplingParams, decode_request
-from streamserve.streams.delivery import collect, follow
+from streamserve.streams.follow import collect, follow
 from streamserve.streams.settings import StreamSettings
 from streamserve.streams.stream import Stream
 from streamserve.usage import plain

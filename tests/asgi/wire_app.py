@@ -20,8 +20,9 @@ from streamserve.asgi.types import Receive, Scope, Send
 from streamserve.clients.factory import echo_client
 from streamserve.dialects.native import NativeEncoder, websocket_message
 from streamserve.engine.config import EngineConfig
-from streamserve.streams.delivery import Delivery, Follow, follow
+from streamserve.streams.delivery import Delivery
 from streamserve.streams.directory import Streams
+from streamserve.streams.follow import Follow, follow
 from streamserve.streams.log import MemoryLog
 from streamserve.streams.settings import StreamSettings
 from streamserve.streams.stream import Stream

@@ -10,8 +10,9 @@ from typing import Any
 
 from streamserve.dialects.native import NativeEncoder
 from streamserve.protocol.events import Token
-from streamserve.streams.delivery import Delivery, follow
+from streamserve.streams.delivery import Delivery
 from streamserve.streams.directory import Streams
+from streamserve.streams.follow import follow
 from streamserve.streams.stream import Stream
 from tests.dialects.sse_reader import read_events
 from tests.proofs.pairs import Answer, Said

@@ -13,8 +13,8 @@ from streamserve.clients.thread import ThreadClient
 from streamserve.engine.sequence import Park
 from streamserve.protocol.errors import Overloaded
 from streamserve.protocol.events import Done, Meta, Token, is_terminal
-from streamserve.streams.delivery import follow
 from streamserve.streams.directory import Streams
+from streamserve.streams.follow import follow
 from streamserve.streams.log import MemoryLog
 from streamserve.streams.settings import StreamSettings
 from streamserve.streams.stream import Reader, Stream

@@ -11,8 +11,9 @@ from streamserve.dialects.native import NativeEncoder
 from streamserve.dialects.text import TextEncoder
 from streamserve.protocol.errors import BadRequest, Gone, QuotaExceeded
 from streamserve.protocol.events import Done, Meta, Status, Token
-from streamserve.streams.delivery import Delivery, collect, follow
+from streamserve.streams.delivery import Delivery
 from streamserve.streams.directory import Streams
+from streamserve.streams.follow import collect, follow
 from streamserve.streams.log import MemoryLog
 from streamserve.streams.settings import StreamSettings
 from streamserve.streams.stream import Stream

@@ -9,8 +9,8 @@ import pytest
 from streamserve.engine.sequence import Park
 from streamserve.protocol.errors import EngineUnavailable
 from streamserve.protocol.events import Done, Error, Event, Meta, Status, Usage
-from streamserve.streams.delivery import collect
 from streamserve.streams.directory import Streams
+from streamserve.streams.follow import collect
 from streamserve.streams.log import MemoryLog
 from streamserve.streams.settings import StreamSettings
 from streamserve.streams.stream import Reader, Stream

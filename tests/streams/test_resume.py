@@ -11,8 +11,9 @@ from streamserve.clients.thread import ThreadClient
 from streamserve.dialects.native import NativeEncoder
 from streamserve.protocol.events import Done, Status, Token
 from streamserve.protocol.requests import GenerateRequest
-from streamserve.streams.delivery import Delivery, collect, follow
+from streamserve.streams.delivery import Delivery
 from streamserve.streams.directory import Streams
+from streamserve.streams.follow import collect, follow
 from streamserve.streams.log import MemoryLog
 from streamserve.streams.settings import StreamSettings
 from streamserve.streams.stream import Stream

@@ -13,8 +13,8 @@ from streamserve.clients.thread import ThreadClient
 from streamserve.engine.sequence import Park
 from streamserve.protocol.events import Done, LoggedEvent, Status, Token
 from streamserve.protocol.requests import GenerateRequest
-from streamserve.streams.delivery import Follow, collect, follow
 from streamserve.streams.directory import Streams
+from streamserve.streams.follow import Follow, collect, follow
 from streamserve.streams.log import MemoryLog
 from streamserve.streams.stream import Stream
 from tests.streams.fakes import Gate, ParkingClient, ask, started_echo, until

@@ -9,8 +9,8 @@ import pytest
 
 from streamserve.protocol.errors import BadRequest, Overloaded
 from streamserve.protocol.events import ChoiceDone, Done, Error, Event, Meta, Status, Usage, is_terminal
-from streamserve.streams.delivery import collect
 from streamserve.streams.directory import Streams
+from streamserve.streams.follow import collect
 from streamserve.streams.settings import StreamSettings
 from streamserve.streams.stream import Reader, Stream
 from tests.streams.fakes import ScriptedClient, StallingLog, ask, tok, until
