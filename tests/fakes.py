@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Callable, Iterable
 
 from streamserve.engine.plan import Runner, Sampled, StepOutOfMemory, StepPlan, StepResult
@@ -46,6 +47,38 @@ class WrappedRunner:
     def close(self) -> None:
         self.is_closed = True
         self.inner.close()
+
+
+class PacedRunner(WrappedRunner):
+    """Takes so long for each token, at least: time per token is there to be measured, however quick the machine."""
+
+    def __init__(self, runner: Runner, *, seconds_per_token: float) -> None:
+        super().__init__(runner)
+        self._seconds_per_token = seconds_per_token
+
+    def launch(self, plan: StepPlan) -> object:
+        return sum(len(chunk.token_ids) for chunk in plan.chunks), self.inner.launch(plan)
+
+    def collect(self, handle: object) -> StepResult:
+        assert isinstance(handle, tuple)
+        num_tokens, inner = handle
+        time.sleep(num_tokens * self._seconds_per_token)
+        return self.inner.collect(inner)
+
+
+class TurnByTurnRunner(WrappedRunner):
+    """Ends a step only after a turn of the event loop: the engine's thread is never ahead of those who read."""
+
+    def __init__(self, runner: Runner, loop: asyncio.AbstractEventLoop) -> None:
+        super().__init__(runner)
+        self._loop = loop
+
+    def collect(self, handle: object) -> StepResult:
+        turn = threading.Event()
+        self._loop.call_soon_threadsafe(turn.set)
+        if not turn.wait(DEADLINE_SECONDS):
+            raise TimeoutError("the event loop does not turn")
+        return self.inner.collect(handle)
 
 
 class GatedRunner(WrappedRunner):

@@ -9,6 +9,7 @@ import sys
 import threading
 from collections.abc import AsyncIterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,7 +22,7 @@ from streamserve.clients.thread import ThreadClient
 from streamserve.protocol.errors import BadRequest, EngineUnavailable, PromptTooLong
 from streamserve.protocol.events import Done, Error, Event, Token, Usage
 from streamserve.protocol.requests import GenerateRequest, Message
-from tests.clients.engine_processes import ENGINE, ask, connected, is_alive, pid_of, until
+from tests.clients.engine_processes import ENGINE, ask, connected, is_alive, pid_of, spec_in, until
 
 
 @pytest.fixture
@@ -167,12 +168,14 @@ async def test_a_reader_who_stands_still_is_parked_for(client: ProcessClient) ->
     assert ids + token_ids(rest) == token_ids(whole)
 
 
-async def test_a_reader_who_keeps_up_is_not_parked_for(client: ProcessClient) -> None:
-    """`reader_at` reaches the engine."""
-    generation = await client.generate(ask(max_tokens=400, reader_tokens=(0,)))
-    generation.reader_at((400,))
-    generation.reader_at(None)
-    events = await collect(generation)
+async def test_a_reader_who_keeps_up_is_not_parked_for(folder: Path) -> None:
+    """`reader_at` reaches the engine, in well over a second that 64 steps take."""
+    spec = spec_in(folder, engine=replace(ENGINE, lead_tokens=64), echo_step_seconds=0.02)
+    async with connected(spec) as client:
+        generation = await client.generate(ask(max_tokens=80, reader_tokens=(0,)))
+        generation.reader_at((80,))
+        generation.reader_at(None)
+        events = await collect(generation)
     assert generation.parked is None
     assert isinstance(events[-1], Done)
 

@@ -16,7 +16,7 @@ from streamserve.protocol.errors import BadRequest, Overloaded, PromptTooLong
 from streamserve.protocol.events import Done
 from streamserve.protocol.requests import GenerateRequest
 from tests.clients.drive import CONFIG, ask, collect, echo_runner, serving, until
-from tests.fakes import DEADLINE_SECONDS, GatedRunner
+from tests.fakes import DEADLINE_SECONDS, GatedRunner, PacedRunner
 
 # Whoever waits, waits as long as the machine takes.
 PATIENT = {"chat": LatencyClass(ttft_seconds=0.5, max_queue_seconds=3600.0)}
@@ -116,7 +116,7 @@ async def test_queue_is_bounded() -> None:
 async def test_the_time_of_the_queue_is_bounded() -> None:
     """Once the engine knows how long prompts take, more than the bound of them is refused, and those in are served."""
     config = replace(CONFIG, max_num_seqs=1, max_queued_prefill_seconds=1e-9, classes=PATIENT)
-    runner = GatedRunner(echo_runner())
+    runner = GatedRunner(PacedRunner(echo_runner(), seconds_per_token=0.0005))
     async with serving(runner, config) as client:
         accepted = [await client.generate(ask("x" * number, max_tokens=100)) for number in range(1, 21)]
         runner.open()

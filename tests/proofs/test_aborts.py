@@ -20,7 +20,7 @@ from streamserve.engine.config import EngineConfig
 from streamserve.protocol.events import Event, Token
 from streamserve.protocol.requests import GenerateRequest, SamplingParams
 from tests.clients.engine_processes import connected, end_engine, is_alive, spec_in, until
-from tests.fakes import DEADLINE_SECONDS
+from tests.fakes import DEADLINE_SECONDS, TurnByTurnRunner
 from tests.proofs.engines import ECHO, serving
 from tests.proofs.pairs import MODEL_LEN, Answer, config_of, whole_answer
 from tests.proofs.scale import IS_SOAK, scaled
@@ -109,8 +109,14 @@ COMPANIONS = [
 
 @asynccontextmanager
 async def thread_bench(config: EngineConfig) -> AsyncIterator[Bench]:
-    """The thread client."""
-    async with serving(ECHO, config) as client:
+    """The thread client. Its engine has no device to wait for: it is held to the pace of those who abort."""
+    loop = asyncio.get_running_loop()
+    echo = replace(
+        ECHO,
+        make_runner=lambda config: TurnByTurnRunner(ECHO.make_runner(config), loop),
+        poison=lambda runner, block_id: ECHO.poison(runner.inner, block_id),  # type: ignore[attr-defined]
+    )
+    async with serving(echo, config) as client:
         sequences = client._sequences
 
         async def stats() -> EngineStats:
