@@ -13,18 +13,20 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeVar
 
 from django.conf import settings as django_settings
 from django.core.exceptions import ImproperlyConfigured
 from django.core.signals import setting_changed
 
 from streamserve.asgi.flow_options import FlowOptions
-from streamserve.clients.spec import EngineSpec
+from streamserve.clients.spec import EngineSpec, ProcessOptions
 from streamserve.conf_reader import Problem, Reader, field_names, nearest
 from streamserve.engine.config import CLASSES, EngineConfig, LatencyClass, ModelConfig
 from streamserve.protocol.limits import Limits
 from streamserve.streams.settings import StreamSettings
+
+T = TypeVar("T")
 
 ECHO_PATH = "echo"
 DTYPES = ("auto", "float32", "bfloat16")
@@ -51,6 +53,7 @@ class Settings:
     client: str = CLIENTS[0]
     log: str = LOGS[0]
     engine_autostart: bool = False
+    engine_process: ProcessOptions = field(default_factory=ProcessOptions)
     state_dir: str = ""
     engine: EngineConfig = field(default_factory=EngineConfig)
     classes: Mapping[str, LatencyClass] = field(default_factory=lambda: CLASSES)
@@ -72,6 +75,7 @@ class Settings:
             state_dir=self.state_dir,
             autostart=self.engine_autostart,
             echo_step_seconds=self.echo_step_seconds,
+            **dataclasses.asdict(self.engine_process),
         )
 
 
@@ -135,6 +139,7 @@ class _Reader(Reader):
             client=client,
             log=log,
             engine_autostart=self._autostart(given),
+            engine_process=self._options(ProcessOptions, given, "ENGINE_PROCESS"),
             state_dir=self._state_dir(given.get("STATE_DIR"), is_needed=client == "process" or log != "memory"),
             engine=engine,
             classes=classes,
@@ -145,7 +150,8 @@ class _Reader(Reader):
             testing=testing,
             echo_step_seconds=self.seconds(given, "ECHO_STEP_SECONDS"),
             flow_server=self.boolean({"FLOW_SERVER": True, **given}, "FLOW_SERVER"),
-            flow=self._flow(given, testing=testing),
+            # Tests wait for no answer when a server ends.
+            flow=self._options(FlowOptions, given, "FLOW", {"DRAIN_SECONDS": 0.0} if testing else {}),
         )
 
     def _models(
@@ -229,14 +235,13 @@ class _Reader(Reader):
             return log
         return self._one_of(given, "LOG", LOGS, in_tests="memory", testing=testing)
 
-    def _flow(self, given: Mapping[str, Any], *, testing: bool) -> FlowOptions:
-        """Return what a connection may take of the server. Tests wait for no answer when a server ends."""
-        defaults = {"DRAIN_SECONDS": 0.0} if testing else {}
+    def _options(self, cls: type[T], given: Mapping[str, Any], key: str, defaults: Mapping[str, Any] = {}) -> T:
+        """Return a value that checks its own numbers."""
         try:
-            return self.dataclass(FlowOptions, given.get("FLOW", {}), "FLOW", defaults=defaults)
+            return self.dataclass(cls, given.get(key, {}), key, defaults=defaults)
         except ValueError as error:
-            self.wrong(f'STREAMSERVE["FLOW"]: {error}.', "See docs/settings.md.")
-            return FlowOptions()
+            self.wrong(f'STREAMSERVE["{key}"]: {error}.', "See docs/settings.md.")
+            return cls()
 
     def _autostart(self, given: Mapping[str, Any]) -> bool:
         return self._debug if given.get("ENGINE_AUTOSTART") is None else self.boolean(given, "ENGINE_AUTOSTART")

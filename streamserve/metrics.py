@@ -52,6 +52,7 @@ def _engine_figures(stats: EngineStats) -> dict[str, float]:
         "num_quarantines": stats.quarantines,
         "num_unknown_ids": stats.unknown_ids,
         "engine_steps": stats.steps,
+        "lost_engines": stats.lost_engines,
     }
 
 

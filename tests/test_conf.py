@@ -74,6 +74,9 @@ def test_an_unknown_key_names_the_nearest(raw: Any, nearest: str) -> None:
         {**ECHO, "FLOW_SERVER": "yes"},
         {**ECHO, "FLOW": {"CONNECTION_BYTES": 10}},
         {**ECHO, "FLOW": {"DRAIN_SECONDS": -1}},
+        {**ECHO, "ENGINE_PROCESS": {"HANG_SECONDS": 0}},
+        {**ECHO, "ENGINE_PROCESS": {"MAX_FAILURES": 0}},
+        {**ECHO, "ENGINE_PROCESS": {"IDLE_SECONDS": -1}},
         {"MODELS": ["echo"]},
         ["echo"],
     ],
@@ -152,10 +155,12 @@ def test_an_engine_is_told_all_that_concerns_it() -> None:
     raw = {
         "MODELS": {"a": {"PATH": "echo"}, "b": {"PATH": "echo", "ENGINE": {"MAX_NUM_SEQS": 2}}},
         "ECHO_STEP_SECONDS": 0.5,
+        "ENGINE_PROCESS": {"RUNTIME_DIR": "/run/ours", "MAX_FAILURES": 2},
     }
     settings = read(raw, base_dir=BASE, debug=True)[0]
     spec = settings.engine_spec("b")
     assert (spec.model.alias, spec.engine.max_num_seqs, spec.echo_step_seconds, spec.autostart) == ("b", 2, 0.5, True)
+    assert (spec.runtime_dir, spec.max_failures) == ("/run/ours", 2)
 
 
 def test_settings_are_read_again_when_a_test_changes_them() -> None:

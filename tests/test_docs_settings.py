@@ -11,6 +11,7 @@ import pytest
 
 from streamserve import checks
 from streamserve.asgi.flow_options import FlowOptions
+from streamserve.clients.spec import ProcessOptions
 from streamserve.conf import Settings
 from streamserve.engine.config import EngineConfig, LatencyClass, ModelConfig
 from streamserve.protocol.limits import Limits
@@ -20,7 +21,7 @@ DOCS = Path(__file__).resolve().parent.parent / "docs" / "settings.md"
 
 
 @pytest.mark.parametrize(
-    "cls", [Settings, EngineConfig, FlowOptions, LatencyClass, ModelConfig, Limits, StreamSettings]
+    "cls", [Settings, EngineConfig, FlowOptions, LatencyClass, ModelConfig, ProcessOptions, Limits, StreamSettings]
 )
 def test_every_key_is_documented(cls: Any) -> None:
     """A new field needs its line."""

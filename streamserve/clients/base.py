@@ -52,10 +52,14 @@ class ModelDescription:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineStats(CoreStats):
-    """Live figures of one engine: the core's counts, and what its client has measured lately."""
+    """Live figures of one engine: the core's counts, and what its client has measured lately.
+
+    `lost_engines`: how many died, hung or did not start since this worker began.
+    """
 
     tokens_per_second: float = 0.0
     latency: dict[str, float] = field(default_factory=dict)
+    lost_engines: int = 0
 
 
 class Generation(Protocol):

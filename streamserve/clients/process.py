@@ -75,6 +75,7 @@ class ProcessClient:
         self._failures = Failures(spec.max_failures, spec.failure_seconds)
         self._description = ModelDescription(alias=self.alias, state="idle", created=int(time.time()))
         self._stats = EngineStats()
+        self._num_lost = 0
         self._link: Link | None = None
         self._is_told = self._was_ready = False  # the engine of this connection: has said how it is; was ready once
         self._alone_since: float | None = None
@@ -234,6 +235,7 @@ class ProcessClient:
     def _fail(self, error: Exception) -> float:
         """An engine has failed. One that could not load will not do so a moment later."""
         now, said = time.monotonic(), self._description
+        self._num_lost += 1
         has_said_why = self._is_told and said.state == "failed"
         reason = said.message if has_said_why else str(error)
         logger.error("model %s: %s", self.alias, reason, exc_info=None if isinstance(error, _EXPECTED) else error)
@@ -247,12 +249,13 @@ class ProcessClient:
 
     def _take_state(self, state: State, pid: int) -> None:
         self.engine_pid = pid
-        self._description, self._stats, self._is_told = state.description, state.stats, True
+        self._description, self._is_told = state.description, True
+        self._stats = replace(state.stats, lost_engines=self._num_lost)
         self._was_ready = self._was_ready or state.description.state not in ("loading", "failed")
 
     def _describe(self, state: str, stage: str = "", message: str = "") -> None:
         """Say what we know ourselves; once connected, the engine says the rest."""
-        self._stats = EngineStats()
+        self._stats = EngineStats(lost_engines=self._num_lost)
         self._description = replace(
             self._description, state=state, stage=stage, message=message, fraction=0.0, loaded_bytes=0, total_bytes=0
         )

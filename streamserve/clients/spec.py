@@ -18,29 +18,47 @@ from streamserve.engine.config import EngineConfig, ModelConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EngineSpec:
-    """One engine process: which model, whose, where its socket, lock and output lie.
+class ProcessOptions:
+    """What holds for every engine process of a site.
+
+    `runtime_dir` holds sockets and locks ("": a folder of ours among the temporary files). An engine that a worker has
+    started ends `idle_seconds` after its last client. One that is to end finishes its answers for `drain_seconds`.
+    `hang_seconds` without a sign of life: it is killed and replaced. After `max_failures` ends within `failure_seconds`
+    the model counts as failed, and is tried again after as long.
+    """
+
+    runtime_dir: str = ""
+    idle_seconds: float = 60.0
+    drain_seconds: float = 20.0
+    hang_seconds: float = 10.0
+    max_failures: int = 5
+    failure_seconds: float = 60.0
+
+    def __post_init__(self) -> None:
+        for name in ("idle_seconds", "drain_seconds", "failure_seconds"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} is {getattr(self, name)}; it takes 0 or more")
+        if self.hang_seconds <= 0:
+            raise ValueError(f"hang_seconds is {self.hang_seconds}; it takes more than 0")
+        if self.max_failures < 1:
+            raise ValueError(f"max_failures is {self.max_failures}; it takes 1 or more")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineSpec(ProcessOptions):
+    """One engine process: which model, whose, where its output lies.
 
     `site` names the site (its BASE_DIR), so that two sites of one user keep apart. `state_dir` holds the engine's
-    output file, `runtime_dir` its socket and lock ("": a folder of ours among the temporary files). `autostart`: the
-    first worker that needs the engine starts it, and it ends `idle_seconds` after its last client; otherwise somebody
-    runs `manage.py streamserve_engine`. `hang_seconds` without a sign of life: it is killed and replaced. After
-    `max_failures` ends within `failure_seconds` the model counts as failed, and is tried again after as long. `made_at`
-    is `time.monotonic()` when the settings were read (None: when the spec is first used): where two specs differ, the
-    younger one's engine replaces the other's.
+    output file. `autostart`: the first worker that needs the engine starts it; otherwise somebody runs
+    `manage.py streamserve_engine`. `made_at` is `time.monotonic()` when the settings were read (None: when the spec is
+    first used): where two specs differ, the younger one's engine replaces the other's.
     """
 
     model: ModelConfig
     engine: EngineConfig = field(default_factory=EngineConfig)
     site: str = ""
     state_dir: str = ""
-    runtime_dir: str = ""
     autostart: bool = True
-    idle_seconds: float = 60.0
-    drain_seconds: float = 20.0
-    hang_seconds: float = 10.0
-    max_failures: int = 5
-    failure_seconds: float = 60.0
     echo_step_seconds: float = 0.0
     made_at: float | None = None
 

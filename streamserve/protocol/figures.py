@@ -75,6 +75,7 @@ FIGURES: Mapping[str, Figure] = {
         _figure("num_quarantines", "counter", "pools", "Block pools given up because their books did not add up."),
         _figure("num_unknown_ids", "counter", "messages", "Messages to sequences that the engine does not have."),
         _figure("engine_steps", "counter", "steps", "Forward passes of the engine."),
+        _figure("lost_engines", "counter", "engines", "Engines that died, hung or did not start, seen from here."),
         _figure("engine_ready", "gauge", "bool", "1 when the model is loaded and serves."),
         _figure("engine_paused", "gauge", "bool", "1 while an operator has paused the model."),
         _figure("streams_active", "gauge", "streams", "Streams that have not ended."),

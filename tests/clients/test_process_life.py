@@ -75,6 +75,7 @@ async def test_a_killed_engine_is_replaced_and_answers_go_on(folder: Path) -> No
         assert await finish(client, shown, 60) == whole
         await ready(client)
         assert engine_of(spec) != old
+        await until(lambda: client.stats().lost_engines == 1)
 
 
 async def test_open_answers_and_questions_end_as_lost(folder: Path) -> None:

@@ -253,7 +253,7 @@ def test_a_link_that_names_another_host_shows_where_it_goes(lab: Watched) -> Non
     "unit", ["*a ", "**a ", "_*", "*_~~**", "[", "![a](", "`a``", "> ", "1. a\n\n", "    - x\n", "|a|\n|-|\n"]
 )
 def test_no_text_takes_long_to_render(lab: Watched, unit: str) -> None:
-    """50 kB of the worst of each kind stays far below what a reader would notice as a hang."""
+    """50 kB of the worst of each kind takes a fifth of a second, not the square of its length (minutes)."""
     milliseconds = lab.page.evaluate(
         """async (unit) => {
           const { AnswerView } = await import('/static/streamserve/render.js');
@@ -264,7 +264,7 @@ def test_no_text_takes_long_to_render(lab: Watched, unit: str) -> None:
         }""",
         unit,
     )
-    assert milliseconds < 3000
+    assert milliseconds < 20_000, "the square of the length, or worse"
 
 
 # --- markdown --------------------------------------------------------------------------------------------------------

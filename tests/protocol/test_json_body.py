@@ -95,7 +95,7 @@ def test_the_worst_body_of_the_largest_size_costs_little(unit: bytes):
     many = unit * ((LIMITS.max_body_bytes - 20) // len(unit))
     started = time.monotonic()
     decode_json(b'{"a": [' + many + b"0]}", LIMITS)
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < 30, "the square of the length, or worse"
 
 
 @given(st.binary(max_size=200) | st.text(alphabet='{}[]",:\\ud8e1e9-.0NaInfty \n', max_size=60).map(str.encode))
