@@ -17,7 +17,7 @@ from streamserve.keys import digest_of, is_well_formed, new_key, prefix_of
 
 if TYPE_CHECKING:
     from streamserve.auth import Principal
-    from streamserve.models import ApiKey, Stream  # noqa: F401  (a base class names it in quotes)
+    from streamserve.models import ApiKey, Stream
 
 LAST_USED_EVERY = timedelta(minutes=1)  # one write a minute a key, not one a request
 _NO_DIGEST = "0" * 64
@@ -71,6 +71,11 @@ class StreamQuerySet(models.QuerySet["Stream"]):
     def unfinished(self) -> StreamQuerySet:
         """Return the streams that somebody must go on with or end, without what was asked."""
         return self.filter(state="running").defer("request", "text")
+
+    def running_of(self, owner: str, is_prefix: bool) -> models.QuerySet[Stream, tuple[str, str]]:
+        """Return (id, producer) of the unfinished streams of `owner`, or of all that begin like it; oldest first."""
+        whose = Q(owner__startswith=owner) if is_prefix else Q(owner=owner)
+        return self.filter(whose, state="running").order_by("created_at").values_list("pk", "producer")
 
     def finished_before(self, when: datetime) -> StreamQuerySet:
         """Return the streams that ended before `when`."""

@@ -1,29 +1,52 @@
-"""How many streams a caller may have at once. Counts what runs and what is about to: no gap between check and start."""
+"""How many streams a caller may have at once, in all processes of the site.
+
+Counts what runs here and what is about to: no gap between check and start. What other processes run is counted by
+their rows: two that start at the same moment may let one too many in.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+from channels.db import database_sync_to_async
 
 from streamserve.auth import Principal
+from streamserve.models import Stream as StreamRow
 from streamserve.protocol.errors import Overloaded, QuotaExceeded
 from streamserve.protocol.limits import Limits
 from streamserve.streams.directory import Streams
 
 RETRY_AFTER = 5  # seconds: about one short answer
-ANONYMOUS = "anon:"
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Who shares a limit: one owner, or all whose names begin like that."""
+
+    name: str
+    is_prefix: bool = False
+
+    def __contains__(self, owner: str) -> bool:
+        return owner.startswith(self.name) if self.is_prefix else owner == self.name
+
+
+ANONYMOUS = Group("anon:", is_prefix=True)
 
 
 class StreamQuota:
     """Concurrent streams per principal, and of all anonymous callers together. Lives on one event loop.
 
-    A parked stream takes a place too, but gives way: the oldest one ends when somebody needs its place.
+    A parked stream takes a place too, but gives way: the oldest one ends when somebody needs its place. `is_shared`:
+    other processes may run streams too.
     """
 
-    def __init__(self, limits: Limits, streams: Streams) -> None:
+    def __init__(self, limits: Limits, streams: Streams, *, is_shared: bool = False) -> None:
         self._limits = limits
         self._streams = streams
+        self._is_shared = is_shared
         self._starting: Counter[str] = Counter()  # owners of streams being started
 
     @asynccontextmanager
@@ -38,32 +61,49 @@ class StreamQuota:
 
     async def _make_room(self, principal: Principal) -> None:
         own = self._limits.max_streams_per_principal
-        if not await self._has_room(lambda owner: owner == principal.owner, own):
+        if not await self._has_room(Group(principal.owner), own):
             raise QuotaExceeded(
                 f"You have {own} answers running, which is the limit. Stop one, or wait until one ends.",
                 code="too_many_streams",
                 retry_after=RETRY_AFTER,
             )
         anonymous = self._limits.max_streams_anonymous
-        if principal.kind == "anonymous" and not await self._has_room(_is_anonymous, anonymous):
+        if principal.kind == "anonymous" and not await self._has_room(ANONYMOUS, anonymous):
             raise Overloaded(
                 "All places for visitors without a login are taken. Sign in, or try again shortly.",
                 code="anonymous_places_taken",
                 retry_after=RETRY_AFTER,
             )
 
-    async def _has_room(self, counts: Callable[[str], bool], limit: int) -> bool:
-        """Tell whether one more fits among the owners that count, after ending parked streams if that helps."""
+    async def _has_room(self, group: Group, limit: int) -> bool:
+        """Tell whether one more fits into the group, after ending parked streams if that helps."""
+        elsewhere = await self._elsewhere(group)
         while True:
-            live = [stream for stream in self._streams.all() if stream.is_live and counts(stream.owner)]
-            starting = sum(number for owner, number in self._starting.items() if counts(owner))
-            if len(live) + starting < limit:
+            live = [stream for stream in self._streams.all() if stream.is_live and stream.owner in group]
+            starting = sum(number for owner, number in self._starting.items() if owner in group)
+            if len(live) + starting + len(elsewhere) < limit:
                 return True
             parked = next((stream for stream in live if stream.state == "parked"), None)
-            if parked is None:
+            if parked is not None:
+                await parked.stop(None)
+            elif not await self._end_released(elsewhere):
                 return False
-            await parked.stop(None)
 
+    async def _elsewhere(self, group: Group) -> dict[str, str]:
+        """Return the group's streams that this process does not run: their producers by id, oldest first."""
+        if not self._is_shared:
+            return {}
+        rows = await database_sync_to_async(lambda: list(StreamRow.objects.running_of(group.name, group.is_prefix)))()
+        ours = {stream.id for stream in self._streams.all() if not stream.claim.is_elsewhere}
+        return {stream_id: producer for stream_id, producer in rows if stream_id not in ours}
 
-def _is_anonymous(owner: str) -> bool:
-    return owner.startswith(ANONYMOUS)
+    async def _end_released(self, elsewhere: dict[str, str]) -> bool:
+        """End the oldest stream that no process runs, and take it out; False if there is none."""
+        stream_id = next((stream_id for stream_id, producer in elsewhere.items() if not producer), None)
+        if stream_id is None:
+            return False
+        del elsewhere[stream_id]
+        stream = await self._streams.reach(stream_id)
+        if stream is not None:
+            await stream.stop(None)
+        return True

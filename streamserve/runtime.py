@@ -68,7 +68,7 @@ class Runtime:
         claims = None if self.workers is None else RowClaims(self.workers)
         self.clients: dict[str, EngineClient] = {alias: client_for(settings, alias) for alias in settings.models}
         self.streams = Streams(self.clients, self.log, settings.streams, on_finished=self._finished, claims=claims)
-        self.quota = StreamQuota(settings.limits, self.streams)
+        self.quota = StreamQuota(settings.limits, self.streams, is_shared=is_shared)
         self.rights = RightsWatch(self.streams)
         self.sweep = None if self.workers is None else Sweep(self.streams, self.workers)
         if self.sweep is not None:
