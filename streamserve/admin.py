@@ -19,8 +19,7 @@ from django.template.response import TemplateResponse
 from django.urls import URLPattern, path, reverse
 from django.utils.translation import gettext_lazy as _
 
-from streamserve.live import LiveDelivery
-from streamserve.metrics import live_figures
+from streamserve.live import LiveDelivery, site_figures
 from streamserve.models import ApiKey, Live, Stream
 from streamserve.protocol.errors import StreamserveError
 from streamserve.responses import stream_response
@@ -137,7 +136,7 @@ class LiveAdmin(ReadOnlyAdmin):
         if not await self._may(request, "streamserve.view_live"):
             return JsonResponse({"error": {"code": "forbidden"}}, status=403)
         runtime = get_runtime()
-        delivery = LiveDelivery(lambda: live_figures(runtime.clients, runtime.streams))
+        delivery = LiveDelivery(lambda: site_figures(runtime))
         return stream_response(request, cast(Delivery, delivery))
 
     async def stop(self, request: HttpRequest, stream_id: str) -> HttpResponseBase:

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 from django.contrib.auth.models import Permission
 from django.test import AsyncClient, Client
 from django.test.utils import override_settings
+from django.utils import timezone
 from structlog.testing import capture_logs
 
 from streamserve import runtime
+from streamserve.live import site_figures
 from streamserve.metrics import live_figures
 from streamserve.models import ApiKey
 from streamserve.models import Stream as StreamRow
+from streamserve.streams.workers import Workers
 from tests.conftest import Caller, until_ready
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -141,6 +145,23 @@ async def test_the_live_page_says_how_loading_comes_on(engine: None, root: Any) 
     [model] = live_figures(runtime.get_clients(), runtime.get_streams())["models"]
     loading = {"state", "stage", "fraction", "loaded_bytes", "total_bytes", "elapsed_seconds", "message"}
     assert loading | {"parks", "queue_seconds", "out_of_memory", "quarantines"} <= set(model)
+
+
+async def test_streams_of_other_processes_are_seen(root: Any, tmp_path: Path) -> None:
+    """Who runs one, and which wait for anybody; what is finished is not shown."""
+    log = {"LOG": "file", "STATE_DIR": str(tmp_path), "MODELS": {"echo": {"PATH": "echo"}}, "CLIENT": "thread"}
+    other = Workers(tmp_path / "workers")
+    kinds = {"a": {"producer": other.own_id}, "b": {"released_at": timezone.now()}, "c": {"state": "finished"}}
+    for name, fields in kinds.items():
+        row = {"id": name * 32, "log_id": name * 12, "model": "echo", "owner": "user:9", "tenant": "user:9"}
+        await StreamRow.objects.acreate(**row, **fields)
+    with override_settings(STREAMSERVE=log):
+        try:
+            shown = (await site_figures(runtime.get_runtime()))["streams"]
+        finally:
+            await runtime.reset()
+            other.close()
+    assert [(one["id"][0], one["state"]) for one in shown] == [("a", "running"), ("b", "parked")]
 
 
 async def test_a_running_stream_is_seen_and_stopped(root: Any, alice_key: str) -> None:

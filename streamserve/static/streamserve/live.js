@@ -232,8 +232,8 @@ class StreamRow {
     this.cells.owner.title = stream.owner || "";
     this.cells.model.textContent = stream.model;
     this.cells.age.textContent = age(stream.age_seconds);
-    this.cells.tokens.textContent = count(stream.tokens);
-    this.cells.lead.textContent = count(stream.lead);
+    this.cells.tokens.textContent = known(stream.tokens);
+    this.cells.lead.textContent = known(stream.lead);
     this.cells.speed.textContent = rate(stream.tokens_per_second);
     this.cells.ttft.textContent = stream.ttft == null ? "–" : `${Math.round(1000 * stream.ttft)} ms`;
     this.cells.transport.textContent = stream.transport || "–";
@@ -347,6 +347,11 @@ function showState(node, state, reason) {
 
 function count(number) {
   return (number ?? 0).toLocaleString("en");
+}
+
+/** Of another process's stream less is known. */
+function known(number) {
+  return number == null ? "–" : count(number);
 }
 
 function rate(perSecond) {
