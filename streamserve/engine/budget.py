@@ -56,6 +56,7 @@ class StepBudget:
         self._num_spent = 0
         self._num_pairs = 0
         self._num_prefill = 0
+        self._prefills: dict[int, int] = {}  # the same by sequence
 
     def decode(self, sequence: Sequence) -> None:
         """Plan the one token of a decoding sequence."""
@@ -66,6 +67,7 @@ class StepBudget:
         most = min(sequence.num_unplanned_tokens, self.num_tokens)
         num_tokens = min(most, max(1, self.num_prefill_tokens(sequence.num_launched_tokens)))
         self._num_prefill += num_tokens
+        self._prefills[sequence.seq_id] = num_tokens
         self._spend(sequence, num_tokens)
 
     def num_prefill_tokens(self, start: int) -> int:
@@ -85,11 +87,11 @@ class StepBudget:
         return min(self.num_tokens, max(least, within))
 
     def take_back(self, sequence: Sequence) -> None:
-        """Undo a decode: its sequence leaves."""
-        kept = [chunk for chunk in self.chunks if chunk.seq_id != sequence.seq_id]
-        if len(kept) < len(self.chunks):
-            self.chunks = kept
-            self._count(sequence.num_launched_tokens, 1, sign=-1)
+        """Undo what is planned of a sequence, a decode or a part of a prompt: it leaves."""
+        for chunk in [one for one in self.chunks if one.seq_id == sequence.seq_id]:
+            self.chunks.remove(chunk)
+            self._count(chunk.start, len(chunk.token_ids), sign=-1)
+        self._num_prefill -= self._prefills.pop(sequence.seq_id, 0)
 
     def _spend(self, sequence: Sequence, num_tokens: int) -> None:
         self.chunks.append(_make_chunk(sequence, num_tokens, self._block_size))

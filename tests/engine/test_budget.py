@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from streamserve.engine.budget import TokenBudget
+from streamserve.engine.budget import StepBudget, TokenBudget
 from streamserve.engine.config import EngineConfig
 from streamserve.engine.sequence import State
 from tests.engine.desk import Desk, teach
@@ -116,3 +116,19 @@ def test_every_step_with_a_prompt_advances_it() -> None:
     while desk.sequences[1].state is State.RUNNING:
         desk.step()
         assert desk.planned()[2] == 4
+
+
+def test_who_parks_gives_back_all_that_was_planned() -> None:
+    """A decode or a part of a prompt: the next one in the same step finds the budget as if it had never been there."""
+    desk = busy()
+    config = EngineConfig(max_num_batched_tokens=64)
+    budget = StepBudget(64, config, 4, desk.scheduler.step_time)
+    decoding, prompt = desk.sequences[1], desk.sequences[2]
+    before = (budget.num_tokens, budget.num_prefill_tokens(0))
+    budget.decode(decoding)
+    budget.prefill(prompt)
+    assert budget.num_tokens == 0
+    budget.take_back(prompt)
+    assert (budget.num_tokens, [chunk.seq_id for chunk in budget.chunks]) == (63, [1])
+    budget.take_back(decoding)
+    assert ((budget.num_tokens, budget.num_prefill_tokens(0)), budget.chunks) == (before, [])

@@ -274,7 +274,8 @@ class Laws:
         """If anybody has more than a token to compute, somebody's prompt is gone on with, as long as budget is left."""
         longest = max((self.flights.num_unplanned(s) for s in self.sim.core.scheduler.running), default=0)
         is_spent = plan.num_tokens >= self.sim.core.scheduler.token_budget
-        has_prefill = len(plan.chunks) > len(self.decodes()) or any(len(chunk.token_ids) > 1 for chunk in plan.chunks)
+        decodes = {sequence.seq_id for sequence in self.decodes()}
+        has_prefill = any(chunk.seq_id not in decodes for chunk in plan.chunks)
         assert longest < 2 or is_spent or has_prefill, "10: prefill stands still"
 
     def _check_quarantine(self) -> None:
