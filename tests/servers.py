@@ -85,10 +85,10 @@ def _serve(command: list[str], port: int, cwd: Path, env: Mapping[str, str] | No
         process = subprocess.Popen(command, cwd=cwd, env=_environ(cwd, env), stdout=_raw(log), stderr=subprocess.STDOUT)
         server = Server(port, process, Path(log.name))
         try:
-            _wait_until_ready(server)
+            wait_until_listening(server)
             yield server
         finally:
-            _stop(process)
+            stop(process)
 
 
 def _raw(log: IO[bytes]) -> int:
@@ -103,7 +103,8 @@ def _environ(cwd: Path, env: Mapping[str, str] | None) -> dict[str, str]:
     return {**environ, "PYTHONPATH": str(cwd), "PYTHONUNBUFFERED": "1", **(env or {})}
 
 
-def _wait_until_ready(server: Server) -> None:
+def wait_until_listening(server: Server) -> None:
+    """Wait until the server takes connections. Raises RuntimeError, with its output, if it does not."""
     deadline = time.monotonic() + _READY_SECONDS
     while time.monotonic() < deadline:
         if server.process.poll() is not None:
@@ -124,7 +125,8 @@ def wait_until_ready(url: str, seconds: float = 120.0) -> None:
             time.sleep(0.05)
 
 
-def _stop(process: subprocess.Popen[bytes]) -> None:
+def stop(process: subprocess.Popen[bytes]) -> None:
+    """End a process, politely first."""
     if process.poll() is None:
         process.send_signal(signal.SIGTERM)
     try:

@@ -31,6 +31,11 @@ from streamserve.asgi.types import Message
 # A response of this kind may end early without a lie: its events say what is whole, and its readers come back.
 _ENDS_ANYWHERE = b"text/event-stream"
 
+_RESTARTING = "The server is restarting. Try again."
+# The location of docs/deploy/nginx.conf that asks another worker. No other may be named: who forges the header gets no
+# further than that.
+_ANOTHER_WORKER = b"@another_worker"
+
 
 class FlowChannel(HTTPChannel):  # type: ignore[misc]  # Twisted is not type-checked here
     """One HTTP/1.1 connection."""
@@ -129,9 +134,14 @@ class FlowRequest(WebRequest):  # type: ignore[misc]  # daphne ships no types
             return None
         drain = self.server.drain
         if drain.is_draining and not drain.serves(self.path.decode("latin-1")):
-            self.answer(503, "The server is restarting. Try again.", (b"retry-after", drain.retry_after))
+            self.answer(503, _RESTARTING, (b"retry-after", drain.retry_after), *self._elsewhere())
             return None
         return super().process()
+
+    def _elsewhere(self) -> list[tuple[bytes, bytes]]:
+        """Have the nginx in front ask another worker, if it says that it can: nothing was begun here."""
+        asked = self.requestHeaders.getRawHeaders(b"streamserve-if-draining", [])
+        return [(b"x-accel-redirect", _ANOTHER_WORKER)] if asked == [_ANOTHER_WORKER] else []
 
     ### What goes out
 
@@ -208,7 +218,7 @@ class FlowRequest(WebRequest):  # type: ignore[misc]  # daphne ships no types
         if self.finished or self.channel is None:
             return
         if self._take_back():
-            self.answer(503, "The server is restarting. Try again.", (b"retry-after", retry_after))
+            self.answer(503, _RESTARTING, (b"retry-after", retry_after))
         elif self.responseHeaders.getRawHeaders(b"content-type", [b""])[0].startswith(_ENDS_ANYWHERE):
             self.channel.persistent = 0
             self.finish()

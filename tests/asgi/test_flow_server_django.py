@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.asgi.flow_driver import HELLO, daphne, exit_code, get, read_all, read_until, said, state, terminate, until
-from tests.servers import ROOT, Server, _wait_until_ready, free_port
+from tests.servers import ROOT, Server, wait_until_listening, free_port
 
 _SETTINGS = """
 DEBUG = True
@@ -69,7 +69,7 @@ def runserver(site: Path, *options: str) -> Iterator[Server]:
         )
         try:
             server = Server(port, process, log)
-            _wait_until_ready(server)
+            wait_until_listening(server)
             yield server
         finally:
             with contextlib.suppress(ProcessLookupError):
@@ -118,5 +118,5 @@ def test_a_reload_ends_at_once(site: Path) -> None:
             "finally event-stream disconnect",
             "shutdown",
         ]
-        _wait_until_ready(server)
+        wait_until_listening(server)
         assert is_flow_server(server)
