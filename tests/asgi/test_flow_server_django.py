@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.asgi.flow_driver import HELLO, daphne, exit_code, get, read_all, read_until, said, state, terminate, until
-from tests.servers import ROOT, Server, wait_until_listening, free_port
+from tests.servers import ROOT, Server, free_port, wait_until_listening
 
 _SETTINGS = """
 DEBUG = True
