@@ -1,0 +1,258 @@
+"""docs/deploy/nginx.conf in a real nginx: what is made passes at once, who leaves is missed, nothing is held."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+import struct
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+from websockets.sync.client import connect
+
+from streamserve.models import ApiKey
+from streamserve.testing import DaphneServer
+from tests.asgi.flow_driver import HELLO, flow
+from tests.demo_site import manage
+from tests.nginx_server import nginx
+from tests.servers import Server, free_port
+from tests.stream_checks import check_native, check_native_part, text_of
+
+_SECONDS = 60.0
+WIRE_APP = "tests.asgi.wire_app:app"
+
+
+@pytest.fixture(scope="module")
+def worker() -> Iterator[Server]:
+    """A worker whose engine takes a step when it is told to."""
+    with flow(app=WIRE_APP) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def front(worker: Server) -> Iterator[str]:
+    """The nginx before it."""
+    with nginx([worker.port]) as url:
+        yield url
+
+
+@pytest.fixture(autouse=True)
+def _open_gate(request: pytest.FixtureRequest) -> Iterator[None]:
+    yield
+    if "worker" in request.fixturenames:
+        get(request.getfixturevalue("worker").url, "/control?open=1")
+
+
+def get(url: str, path: str) -> dict[str, Any]:
+    """Return the JSON answer of a control route."""
+    value = httpx.get(url + path, timeout=_SECONDS, trust_env=False).raise_for_status().json()
+    assert isinstance(value, dict)
+    return value
+
+
+def wait_for(worker: Server, claim: Callable[[dict[str, Any]], bool], what: str) -> dict[str, Any]:
+    """Ask the worker itself for its state until `claim` holds for it."""
+    deadline = time.monotonic() + _SECONDS
+    while time.monotonic() < deadline:
+        state = get(worker.url, "/state")
+        if claim(state):
+            return state
+        time.sleep(0.005)
+    raise AssertionError(f"not within {_SECONDS:.0f} s: {what}\n{state}\n{worker.output()}")
+
+
+def ask(url: str, path: str, *headers: str) -> socket.socket:
+    """Ask nginx for a page on a raw connection."""
+    host, port = url.removeprefix("http://").split(":")
+    client = socket.create_connection((host, int(port)), timeout=_SECONDS)
+    client.sendall("\r\n".join([f"GET {path} HTTP/1.1", f"Host: {host}:{port}", *headers, "", ""]).encode())
+    return client
+
+
+def ask_websocket(url: str, path: str) -> socket.socket:
+    key = "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ=="
+    return ask(url, path, "Upgrade: websocket", "Connection: Upgrade", key, "Sec-WebSocket-Version: 13")
+
+
+def read_until(client: socket.socket, claim: Callable[[bytes], bool]) -> bytes:
+    """Read until what has come satisfies `claim`. What is held back lets the connection time out."""
+    data = b""
+    while not claim(data):
+        more = client.recv(65536)
+        assert more, f"the connection ended: {data!r}"
+        data += more
+    return data
+
+
+def test_each_event_passes_before_the_next_is_made(worker: Server, front: str) -> None:
+    """The engine takes its next step only when the reader, behind nginx, has what the last one made."""
+    get(worker.url, "/control?allow=0")
+    with httpx.stream("GET", f"{front}/streams?max_tokens=12", timeout=_SECONDS, trust_env=False) as response:
+        assert response.headers["content-type"] == "text/event-stream; charset=utf-8"
+        got, pieces = b"", response.iter_raw()
+        while b"event: meta" not in got:
+            got += next(pieces)
+        for num_tokens in range(1, 13):
+            get(worker.url, "/control?allow=1")
+            while got.count(b"event: token") < num_tokens:
+                got += next(pieces)
+        got += b"".join(pieces)
+    frames = check_native(got)
+    assert [frame.event for frame in frames if frame.event != "status"] == ["meta", *["token"] * 12, "done"]
+
+
+def test_what_lacks_our_header_is_not_held_either() -> None:
+    """A plain app's few bytes, with no X-Accel-Buffering, come while it waits."""
+    with flow() as server, nginx([server.port]) as url, ask(url, "/wait") as client:
+        data = read_until(client, lambda data: HELLO in data)
+        assert b"x-accel-buffering" not in data.lower()
+
+
+def test_keepalives_pass(worker: Server, front: str) -> None:
+    """Silence of the engine is told to the reader, again and again."""
+    get(worker.url, "/control?allow=0")
+    with ask(front, "/streams") as client:
+        read_until(client, lambda data: data.count(b": keepalive") >= 3)
+
+
+def test_each_message_of_a_websocket_passes_before_the_next_is_made(worker: Server, front: str) -> None:
+    """The same over a WebSocket, by the public `websockets` client."""
+    get(worker.url, "/control?allow=0")
+    with connect(f"{front.replace('http', 'ws', 1)}/streams", proxy=None) as client:
+
+        def next_token() -> int:
+            while (message := json.loads(client.recv(timeout=_SECONDS)))["event"] != "token":
+                pass
+            return int(message["seq"])
+
+        seqs = []
+        for _ in range(6):
+            get(worker.url, "/control?allow=1")
+            seqs.append(next_token())
+        assert seqs == sorted(set(seqs))
+
+
+def fin(connection: socket.socket) -> None:
+    connection.close()
+
+
+def rst(connection: socket.socket) -> None:
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    connection.close()
+
+
+@pytest.mark.parametrize("leave", [fin, rst])
+@pytest.mark.parametrize("connect", [ask, ask_websocket], ids=["http", "websocket"])
+def test_who_leaves_is_absent_from_the_next_step(
+    worker: Server, front: str, connect: Callable[[str, str], socket.socket], leave: Callable[[socket.socket], None]
+) -> None:
+    """A step is held while the reader leaves nginx; its sequence is in no later step, and no block is held."""
+    get(worker.url, "/control?allow=3")
+    client = connect(front, "/streams")
+    read_until(client, lambda data: b"token" in data)
+    held = wait_for(worker, lambda state: state["is_holding"], "a step is held")
+    (seq_id,) = held["plans"][-1]
+    leave(client)
+    wait_for(worker, lambda state: state["streams"][-1]["state"] == "parked", "the disconnect is seen")
+    get(worker.url, "/control?open=1")
+    wait_for(worker, lambda state: state["stats"]["blocks_used"] == 0, "its blocks are free")
+    other = httpx.get(f"{front}/streams?prompt=other&max_tokens=4", timeout=_SECONDS, trust_env=False)
+    check_native(other.content)
+    later = get(worker.url, "/state")["plans"][len(held["plans"]) :]
+    assert later
+    assert all(seq_id not in plan for plan in later)
+
+
+# The site itself
+
+
+@pytest.fixture
+def key(transactional_db: Any) -> str:
+    return ApiKey.objects.make(name="nginx")[1]
+
+
+@pytest.fixture
+def site(hard_server: DaphneServer, key: str) -> Iterator[httpx.Client]:
+    """The hard site of tests/site behind nginx."""
+    headers = {"Authorization": f"Bearer {key}"}
+    with (
+        nginx([int(hard_server.url.rpartition(":")[2])]) as url,
+        httpx.Client(base_url=url, headers=headers, timeout=_SECONDS, trust_env=False) as client,
+    ):
+        deadline = time.monotonic() + _SECONDS
+        while client.get("/readyz").status_code != 200:
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        yield client
+
+
+def test_the_openai_client_streams_through_nginx(site: httpx.Client, key: str) -> None:
+    """Streamed and whole are the same text; an error is the client's own exception."""
+    question: Any = {"model": "echo", "messages": [{"role": "user", "content": "tell me"}], "max_tokens": 60, "seed": 7}
+    http = openai.DefaultHttpxClient(trust_env=False)
+    with openai.OpenAI(base_url=f"{site.base_url}/v1", api_key=key, http_client=http, max_retries=0) as client:
+        whole = client.chat.completions.create(**question).choices[0].message.content
+        chunks = list(client.chat.completions.create(**question, stream=True))
+        assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == whole
+        assert chunks[-1].choices[0].finish_reason == "length"
+        with pytest.raises(openai.NotFoundError):
+            client.chat.completions.create(**{**question, "model": "nope"})
+
+
+def test_a_reader_resumes_through_nginx(site: httpx.Client) -> None:
+    """It leaves in the middle, sends Last-Event-ID, and has the text of one who never left."""
+    question = {"prompt": "tell me", "max_tokens": 300, "ignore_eos": True, "seed": 7}
+    whole = text_of(check_native(site.post("/streams", json=question).content))
+    got = b""
+    with site.stream("POST", "/streams", json=question) as response:
+        stream_id = response.headers["x-stream-id"]
+        for piece in response.iter_raw():
+            got += piece
+            if got.count(b"event: token") >= 3:
+                break
+    seen = check_native_part(got)
+    rest = site.get(f"/streams/{stream_id}/events", headers={"Last-Event-ID": seen[-1].id})
+    assert rest.headers["streamserve-from"] == str(seen[-1].seq + 1)
+    assert text_of(seen) + text_of(check_native(rest.content, after=seen[-1].seq)) == whole
+
+
+def test_a_body_over_the_limit_gets_413_in_our_words(site: httpx.Client) -> None:
+    """One byte more than LIMITS allows: nginx refuses it, as JSON; at the limit the site reads it."""
+    limit = 1024 * 1024
+    refused = site.post("/streams", content=b" " * (limit + 1), headers={"Content-Type": "application/json"})
+    assert (refused.status_code, refused.json()["error"]["code"]) == (413, "body_too_large")
+    read = site.post("/streams", content=b" " * limit, headers={"Content-Type": "application/json"})
+    assert (read.status_code, read.json()["error"]["code"]) == (400, "invalid_json")
+
+
+def test_the_websocket_of_the_site(site: httpx.Client, key: str) -> None:
+    """Start to done; the Origin of the page is nginx's address, which the site must know for its own."""
+    url, headers = str(site.base_url), {"Authorization": f"Bearer {key}"}
+    with connect(
+        f"{url.replace('http', 'ws', 1)}/ws/streams", additional_headers=headers, origin=url, proxy=None
+    ) as client:
+        client.send(json.dumps({"type": "start", "request": {"prompt": "tell me", "max_tokens": 20}}))
+        events = []
+        while "done" not in events:
+            events.append(json.loads(client.recv(timeout=_SECONDS)).get("event"))
+        assert events.count("token") >= 2
+
+
+def test_nginx_serves_the_static_files(tmp_path: Path) -> None:
+    """What `collectstatic` has gathered, with no worker there; a page then is a 502."""
+    done = manage(tmp_path, "collectstatic", "--noinput", "--verbosity=0")
+    assert done.returncode == 0, done.stderr
+    with contextlib.ExitStack() as stack:
+        url = stack.enter_context(nginx([free_port()], static_root=tmp_path / "static"))
+        client = stack.enter_context(httpx.Client(base_url=url, trust_env=False))
+        script = client.get("/static/streamserve/chat.js")
+        assert (script.status_code, script.headers["content-encoding"]) == (200, "gzip")
+        assert script.text == (tmp_path / "static" / "streamserve" / "chat.js").read_text()
+        assert client.get("/static/streamserve/chat.css").headers["content-type"] == "text/css"
+        assert client.get("/").status_code == 502
