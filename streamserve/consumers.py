@@ -199,8 +199,17 @@ def _check_handshake(scope: Mapping[str, Any], headers: Mapping[str, str]) -> No
         return
     if "cookie" in headers and "origin" not in headers:
         raise Forbidden("A handshake with cookies needs an Origin.", code="cross_origin")
-    scheme = {"ws": "http", "wss": "https"}.get(scope.get("scheme", "ws"), "http")
-    check_same_origin(headers, scheme=scheme, host=host)
+    check_same_origin(headers, scheme=_page_scheme(scope, headers), host=host)
+
+
+def _page_scheme(scope: Mapping[str, Any], headers: Mapping[str, str]) -> str:
+    """Return the scheme of the pages that this socket belongs to; behind a proxy with TLS, as Django is told of it."""
+    if django_settings.SECURE_PROXY_SSL_HEADER:
+        name, secure = django_settings.SECURE_PROXY_SSL_HEADER
+        told = headers.get(name.removeprefix("HTTP_").replace("_", "-").lower())
+        if told is not None:
+            return "https" if told.partition(",")[0].strip() == secure else "http"
+    return {"ws": "http", "wss": "https"}.get(scope.get("scheme", "ws"), "http")
 
 
 def _is_short_text(value: object) -> bool:

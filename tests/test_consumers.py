@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from asgiref.sync import sync_to_async
 from channels.testing import WebsocketCommunicator
+from django.test import AsyncClient
 from django.test.utils import override_settings
 
 from streamserve import routing, runtime
@@ -176,3 +177,29 @@ async def test_a_socket_outlives_its_rights_by_no_message(alice_key: str) -> Non
     assert (await receive(socket))["error"]["code"] == "rights_lost"
     closed = await socket.receive_output(timeout=5)
     assert (closed["type"], closed["code"]) == ("websocket.close", 4401)
+
+
+@pytest.mark.parametrize(
+    ("proto", "origin", "is_let_in"),
+    [
+        ("https", "https://testserver", True),
+        ("https", "http://testserver", False),
+        ("http", "https://testserver", False),
+        (None, "http://testserver", True),
+    ],
+)
+async def test_behind_a_proxy_with_tls_the_page_is_https(
+    alice: Any, proto: str | None, origin: str, is_let_in: bool
+) -> None:
+    """The server sees plain HTTP; SECURE_PROXY_SSL_HEADER says what the browser saw, as it does for Django."""
+    client = AsyncClient()
+    await sync_to_async(client.force_login)(alice)
+    cookie = f"sessionid={client.cookies['sessionid'].value}"
+    headers = [(b"host", b"testserver"), (b"cookie", cookie.encode()), (b"origin", origin.encode())]
+    if proto is not None:
+        headers.append((b"x-forwarded-proto", proto.encode()))
+    with override_settings(SECURE_PROXY_SSL_HEADER=("HTTP_X_FORWARDED_PROTO", "https")):
+        communicator = WebsocketCommunicator(routing.application, "/ws/streams", headers=headers)
+        connected, _ = await communicator.connect()
+        await communicator.disconnect()
+    assert connected == is_let_in
