@@ -70,8 +70,8 @@ def uvicorn(
 ) -> Iterator[Server]:
     """Serve `app` with uvicorn, the same way."""
     port = free_port()
-    command = [str(python), "-m", "uvicorn", "--host", "127.0.0.1", "--port", str(port), *options, app]
-    command += ["--timeout-graceful-shutdown", "2"]
+    command = [str(python), "-m", "uvicorn", "--host", "127.0.0.1", "--port", str(port)]
+    command += ["--timeout-graceful-shutdown", "2", *options, app]
     with _serve(command, port, cwd, env) as server:
         yield server
 

@@ -12,7 +12,6 @@ import contextlib
 import itertools
 import signal
 import subprocess
-import sys
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
@@ -23,6 +22,7 @@ import openai
 import pytest
 
 from tests.demo_site import ROOT, environment, manage, processes_of
+from tests.deploy_units import ENGINE, WEB, command_of
 from tests.nginx_server import nginx
 from tests.proofs.scale import scaled
 from tests.servers import Server, free_port, wait_until_listening, wait_until_ready
@@ -42,15 +42,15 @@ ENGINE_AWAY = {"engine_loading", "engine_draining", "engine_unavailable"}
 
 
 class Program:
-    """A process of the site on a port of its own: as a systemd unit, it comes back where it was."""
+    """A process of the site by the command of its systemd unit; it comes back where it was."""
 
-    def __init__(self, folder: Path, log: Path, *arguments: str, port: int = 0) -> None:
-        self._command, self._log, self.port = [sys.executable, *arguments], log, port
+    def __init__(self, folder: Path, log: Path, command: list[str], port: int = 0) -> None:
+        self._command, self.log, self.port = command, log, port
         self._env = environment(folder, **SETTINGS)
         self.process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        with self._log.open("ab") as log:
+        with self.log.open("ab") as log:
             self.process = subprocess.Popen(
                 self._command, cwd=ROOT, env=self._env, stdout=log, stderr=subprocess.STDOUT
             )
@@ -63,7 +63,7 @@ class Program:
             if num_signals > 1:
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     self.process.wait(1)
-        assert self.process.wait(SECONDS) == 0, self._log.read_text()[-3000:]
+        assert self.process.wait(SECONDS) == 0, self.log.read_text()[-3000:]
 
     def kill(self) -> None:
         if self.process is not None and self.process.poll() is None:
@@ -75,16 +75,15 @@ class Site:
     """nginx, two workers, one engine."""
 
     def __init__(self, folder: Path) -> None:
-        daphne = ("-m", "daphne", "-b", "127.0.0.1", "project.asgi:application", "-p")
         ports = [free_port(), free_port()]
-        self.workers = [Program(folder, folder / f"web-{port}.txt", *daphne, str(port), port=port) for port in ports]
-        self.engine = Program(folder, folder / "engine.txt", "manage.py", "streamserve_engine")
+        self.workers = [Program(folder, folder / f"web-{port}.txt", command_of(WEB, str(port)), port) for port in ports]
+        self.engine = Program(folder, folder / "engine.txt", command_of(ENGINE, "echo"))
         self.url = ""
 
     def start_worker(self, worker: Program) -> None:
         worker.start()
         assert worker.process is not None
-        wait_until_listening(Server(worker.port, worker.process, worker._log))
+        wait_until_listening(Server(worker.port, worker.process, worker.log))
         wait_until_ready(f"http://127.0.0.1:{worker.port}")
 
     def restart(self, round_: int) -> None:
