@@ -181,7 +181,8 @@ def _state_json(row: StreamRow, stream: Stream | None) -> dict[str, Any]:
 @non_atomic
 async def chat_page(request: HttpRequest, template_name: str = "streamserve/chat_page.html") -> HttpResponse:
     """The page. Put it behind a login, or not, as any view; the streams it starts check for themselves."""
-    start_loading()
+    if hasattr(request, "scope"):  # under WSGI, beside an ASGI server that streams, nothing is to be loaded
+        start_loading()
     context = await chat_context(request)
     response = await sync_to_async(render)(request, template_name, context)
     response["Content-Security-Policy"] = CONTENT_SECURITY_POLICY

@@ -7,7 +7,9 @@ from typing import Any
 import pytest
 from django.contrib.auth.models import AnonymousUser
 from django.template import Context, Template
-from django.test import RequestFactory
+from django.test import Client, RequestFactory
+
+from streamserve import runtime
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -23,3 +25,10 @@ def test_the_tag_renders_the_chat(alice: Any, signed_in: bool) -> None:
     assert "csrfmiddlewaretoken" in html
     assert ("alice" in html) is signed_in
     assert "<script>" not in html
+
+
+def test_under_wsgi_the_page_makes_no_runtime() -> None:
+    """A site may serve its pages by gunicorn: a worker's lock and clients for each page would pile up there."""
+    before = runtime._runtime
+    assert Client().get("/").status_code == 200
+    assert runtime._runtime is before
