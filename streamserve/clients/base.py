@@ -31,7 +31,7 @@ class ModelDescription:
 
     `state`: "idle" (not asked for yet), "loading", "ready", "paused" and "draining" (by an operator: it takes nothing
     new), "failed". `stage`, `fraction` (0 to 1), bytes and `elapsed_seconds` describe loading; `message` names the
-    failure and the way out.
+    failure and the way out. `was_ready`: there was an engine before, so that another may be expected.
     """
 
     alias: str
@@ -48,6 +48,7 @@ class ModelDescription:
     device: str = ""
     num_parameters: int = 0
     created: int = 0
+    was_ready: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

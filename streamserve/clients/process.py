@@ -249,9 +249,11 @@ class ProcessClient:
 
     def _take_state(self, state: State, pid: int) -> None:
         self.engine_pid = pid
-        self._description, self._is_told = state.description, True
-        self._stats = replace(state.stats, lost_engines=self._num_lost)
         self._was_ready = self._was_ready or state.description.state not in ("loading", "failed")
+        was_ready = self._was_ready or self._description.was_ready
+        self._description = replace(state.description, was_ready=was_ready)
+        self._stats = replace(state.stats, lost_engines=self._num_lost)
+        self._is_told = True
 
     def _describe(self, state: str, stage: str = "", message: str = "") -> None:
         """Say what we know ourselves; once connected, the engine says the rest."""

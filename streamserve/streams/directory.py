@@ -17,7 +17,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from contextvars import Context
 from dataclasses import replace
 
-from streamserve.clients.base import EngineClient
+from streamserve.clients.base import EngineClient, Generation, ModelDescription
 from streamserve.protocol.errors import EngineUnavailable, NotFound
 from streamserve.protocol.requests import GenerateRequest
 from streamserve.streams.claim import Claim, Claims
@@ -30,6 +30,7 @@ logger = logging.getLogger("streamserve.streams")
 
 # `aclose` waits this long for terminal events to be committed and reported, then cancels.
 _CLOSE_SECONDS = 5.0
+_ENGINE_POLL_SECONDS = 0.05
 
 OnFinished = Callable[[Stream], Awaitable[None]]
 
@@ -146,7 +147,7 @@ class Streams:
         return client
 
     async def _open(self, client: EngineClient, request: GenerateRequest, owner: str, on_disconnect: str) -> Stream:
-        generation = await client.generate(request)
+        generation, request = await self._accept(client, request)
         try:
             if self._is_closing:
                 raise EngineUnavailable("The server is shutting down.")
@@ -165,6 +166,18 @@ class Streams:
             generation.cancel()
             raise
         return stream
+
+    async def _accept(self, client: EngineClient, request: GenerateRequest) -> tuple[Generation, GenerateRequest]:
+        """Have the engine accept `request`; the wait for one that is being replaced is no queue time."""
+        wait_until = time.monotonic() + self.settings.engine_wait_seconds
+        while True:
+            try:
+                return await client.generate(request), request
+            except EngineUnavailable:
+                if self._is_closing or not _is_coming(client.describe()) or time.monotonic() >= wait_until:
+                    raise
+            await asyncio.sleep(_ENGINE_POLL_SECONDS)
+            request = replace(request, arrived_at=time.monotonic())
 
     async def _recall(self, stream_id: str, claims: Claims) -> Stream | None:
         record = await claims.find(stream_id)
@@ -236,3 +249,11 @@ class Streams:
         while len(self._expired) > 2 * self.settings.max_expired:
             self._expired.popitem(last=False)
         await self.log.drop(stream.log_id)
+
+
+def _is_coming(model: ModelDescription) -> bool:
+    """Tell whether an engine may be expected in a moment: there was one, or this process has not looked yet.
+
+    One that drains may make way for another; that it is "ready" may be old news.
+    """
+    return (model.was_ready and model.state in ("ready", "draining", "loading")) or model.stage == "connecting"

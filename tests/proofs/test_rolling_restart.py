@@ -2,7 +2,7 @@
 
 Workers and nginx: no request may fail, none is asked twice, and no stream ends early. A stream that outlasts the drain
 is ended between two events, and its reader resumes, as every reader of ours does. Engine: while there is none, what is
-new hears 503 and Retry-After, which the official client follows by itself; what has begun goes on at the next one.
+new waits for the next one, and what has begun goes on there.
 """
 
 from __future__ import annotations
@@ -38,7 +38,6 @@ LONG_EVERY = 4
 SECONDS = 120.0
 NUM_QUESTIONS = 5
 SHORT, MIDDLE, LONG = 15, 60, 600  # tokens: 0.3 s, 1.2 s, 12 s; a drain is 6 s
-ENGINE_AWAY = {"engine_loading", "engine_draining", "engine_unavailable"}
 
 
 class Program:
@@ -128,31 +127,16 @@ class Load:
         headers = {"Authorization": f"Bearer {KEY}"}
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
         self._http = httpx.AsyncClient(base_url=url, headers=headers, timeout=SECONDS, limits=limits, trust_env=False)
-        # The official client asks again by itself, up to so many times, on 503 and the like.
         self._openai = openai.AsyncOpenAI(
             base_url=f"{url}/v1",
             api_key=KEY,
-            max_retries=10,
-            http_client=openai.DefaultAsyncHttpxClient(trust_env=False, event_hooks={"response": [self._see]}),
+            max_retries=0,
+            http_client=openai.DefaultAsyncHttpxClient(trust_env=False, limits=limits),
         )
 
     async def aclose(self) -> None:
         await self._http.aclose()
         await self._openai.close()
-
-    async def _see(self, response: httpx.Response) -> None:
-        """Look at each response that the official client gets, also at those that it does not tell of."""
-        if response.status_code != 200:
-            await response.aread()
-            self._note_refusal(response)
-
-    def _note_refusal(self, response: httpx.Response) -> None:
-        """The engine's absence is told, with when to come again; anything else is a failure."""
-        with contextlib.suppress(ValueError, KeyError, TypeError):
-            if response.json()["error"]["code"] in ENGINE_AWAY and int(response.headers["retry-after"]) >= 1:
-                self.counts["refused while there was no engine"] += 1
-                return
-        self.failures.append(f"{response.request.method} {response.url.path}: {response.status_code} {response.text}")
 
     async def learn(self) -> None:
         """Ask every question once while nothing happens."""
@@ -191,7 +175,7 @@ class Load:
                 return
             try:
                 await work(number % NUM_QUESTIONS)
-            except (httpx.TransportError, openai.OpenAIError, AssertionError) as error:
+            except (httpx.HTTPError, openai.OpenAIError, AssertionError) as error:
                 self.failures.append(f"{work.__name__}: {type(error).__name__}: {error}"[:2000])
 
     def _check(self, name: str, number: int, text: str) -> None:
@@ -215,9 +199,7 @@ class Load:
         """Not streamed, and a small question between."""
         answer = await self._openai.chat.completions.create(**_question(number))
         self._check("openai", number, str(answer.choices[0].message.content))
-        models = await self._http.get("/v1/models")
-        if models.status_code != 200:
-            self._note_refusal(models)
+        (await self._http.get("/v1/models")).raise_for_status()
         self.counts["small questions"] += 1
 
     async def _chat(self, number: int) -> str:
@@ -233,30 +215,21 @@ class Load:
         stream_id, frames = await self._begin(question)
         while frames[-1].event not in {"done", "error"}:
             self.counts["resumed"] += 1
-            more = await self._go_on(stream_id, frames[-1])
-            frames += more
+            frames += await self._go_on(stream_id, frames[-1])
         assert frames[-1].event == "done", frames[-1]
         assert sum(frame.event in {"done", "error"} for frame in frames) == 1
         return text_of(frames)
 
     async def _begin(self, question: dict[str, Any]) -> tuple[str, list[Frame]]:
-        while True:
-            async with self._http.stream("POST", "/streams", json=question) as response:
-                data = await response.aread()
-                if response.status_code == 200:
-                    frames = check_native_part(data)
-                    assert frames, "an end before the first event"
-                    return response.headers["x-stream-id"], frames
-                self._note_refusal(response)
-                assert response.headers.get("retry-after"), response.text
-            await asyncio.sleep(float(response.headers["retry-after"]))
+        response = await self._http.post("/streams", json=question)
+        response.raise_for_status()
+        frames = check_native_part(response.content)
+        assert frames, "an end before the first event"
+        return response.headers["x-stream-id"], frames
 
     async def _go_on(self, stream_id: str, last: Frame) -> list[Frame]:
         response = await self._http.get(f"/streams/{stream_id}/events", headers={"Last-Event-ID": last.id})
-        if response.status_code != 200:
-            self._note_refusal(response)
-            await asyncio.sleep(float(response.headers.get("retry-after", "1")))
-            return []
+        response.raise_for_status()
         assert response.headers["streamserve-from"] == str(last.seq + 1)
         return check_native_part(response.content, after=last.seq)
 

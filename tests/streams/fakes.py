@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from itertools import cycle
 
-from streamserve.clients.base import Accepted, EngineClient, Generation
+from streamserve.clients.base import Accepted, EngineClient, Generation, ModelDescription
 from streamserve.clients.factory import echo_client
 from streamserve.clients.thread import ThreadClient
 from streamserve.engine.config import EngineConfig
@@ -106,6 +106,10 @@ class ScriptedClient:
         self.generations: list[ScriptedGeneration] = []
         self.refusals: deque[Exception] = deque()
         self.hold: asyncio.Event | None = None
+        self.description = ModelDescription(alias=self.alias, state="ready")
+
+    def describe(self) -> ModelDescription:
+        return self.description
 
     async def generate(self, request: GenerateRequest) -> ScriptedGeneration:
         self.requests.append(request)

@@ -10,6 +10,7 @@ from dataclasses import replace
 
 import pytest
 
+from streamserve.clients.base import ModelDescription
 from streamserve.protocol.errors import EngineUnavailable, NotFound, Overloaded
 from streamserve.protocol.events import Done, Error
 from streamserve.streams.directory import Streams
@@ -42,6 +43,36 @@ async def test_a_refusal_creates_nothing(streams: Streams, scripted: ScriptedCli
     with pytest.raises(Overloaded):
         await start(streams)
     assert (streams.all(), streams.num_live(), streams.num_live("u1")) == ([], 0, 0)
+
+
+@pytest.mark.parametrize(("stage", "was_ready"), [("waiting", True), ("connecting", False)])
+async def test_an_engine_that_is_coming_is_waited_for(scripted: ScriptedClient, stage: str, was_ready: bool) -> None:
+    """A new request is asked again until the engine takes it; the time until then is none in the queue."""
+    streams = keeping(scripted, engine_wait_seconds=60)
+    scripted.description = ModelDescription(alias="scripted", state="loading", stage=stage, was_ready=was_ready)
+    scripted.refusals.extend(EngineUnavailable("being replaced") for _ in range(3))
+    await start(streams)
+    arrivals = [request.arrived_at for request in scripted.requests]
+    assert len(arrivals) == len(set(arrivals)) == 4
+    assert len({request.stream_id for request in scripted.requests}) == 1
+    await streams.aclose()
+
+
+@pytest.mark.parametrize(
+    ("state", "was_ready", "seconds"),
+    [("loading", False, 60), ("failed", True, 60), ("paused", True, 60), ("draining", True, 0)],
+    ids=["was never there", "has failed", "is paused", "time is up"],
+)
+async def test_no_other_engine_is_waited_for(
+    scripted: ScriptedClient, state: str, was_ready: bool, seconds: float
+) -> None:
+    """The refusal is told at once, and nothing was created."""
+    streams = keeping(scripted, engine_wait_seconds=seconds)
+    scripted.description = ModelDescription(alias="scripted", state=state, was_ready=was_ready)
+    scripted.refusals.append(EngineUnavailable("not now"))
+    with pytest.raises(EngineUnavailable):
+        await start(streams)
+    assert (len(scripted.requests), streams.all(), streams.num_live()) == (1, [], 0)
 
 
 async def test_the_request_is_completed_for_the_engine(streams: Streams, scripted: ScriptedClient) -> None:
