@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -47,6 +48,31 @@ def check_databases(app_configs: Any, **kwargs: Any) -> list[CheckMessage]:
         for alias, options in settings.DATABASES.items()
         if options.get("CONN_MAX_AGE", 0) != 0
     ]
+
+
+@register(deploy=True)
+def check_redis(app_configs: Any, **kwargs: Any) -> list[CheckMessage]:
+    """W009: the Redis of the log loses answers when it is restarted or full, or cannot be reached."""
+    if get_problems() or not get_settings().log.startswith(LOG_SCHEMES) or find_spec("redis") is None:
+        return []
+    return [
+        Warning(
+            complaint,
+            hint="In redis.conf: appendonly yes, appendfsync always, maxmemory-policy noeviction.",
+            id="streamserve.W009",
+        )
+        for complaint in asyncio.run(_complaints(get_settings()))
+    ]
+
+
+async def _complaints(conf: Settings) -> list[str]:
+    from streamserve.runtime import check_log, log_for  # needs the models, which are not loaded yet up there
+
+    event_log = log_for(conf)
+    try:
+        return await check_log(event_log)
+    finally:
+        await event_log.aclose()
 
 
 def _check_models(conf: Settings) -> Iterator[CheckMessage]:

@@ -11,7 +11,9 @@ import dataclasses
 from collections.abc import Awaitable, Mapping
 from contextvars import Context
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
+
+import structlog
 
 from streamserve import usage
 from streamserve.auth import Principal, salt_of
@@ -26,10 +28,15 @@ from streamserve.quotas import StreamQuota
 from streamserve.rights import RightsWatch
 from streamserve.streams.directory import Streams
 from streamserve.streams.file_log import FileLog
-from streamserve.streams.log import EventLog, MemoryLog
+from streamserve.streams.log import EventLog, LogUnavailable, MemoryLog
 from streamserve.streams.stream import Stream
 from streamserve.streams.workers import Workers
 from streamserve.sweep import Sweep
+
+if TYPE_CHECKING:
+    from streamserve.streams.redis_log import RedisLog
+
+log = structlog.get_logger("streamserve")
 
 LOG_FILE, WORKERS_FOLDER = "streams.sqlite3", "workers"  # in STATE_DIR
 ACTIONS = ("pause", "resume", "drain")
@@ -55,6 +62,33 @@ def log_for(settings: Settings) -> EventLog:
     return FileLog(Path(settings.state_dir) / LOG_FILE)
 
 
+def workers_for(settings: Settings) -> Workers | None:
+    """Return this process as a worker, under a new id. None where streams are in its memory: nobody shares them."""
+    if settings.log == "memory":
+        return None
+    folder = Path(settings.state_dir) / WORKERS_FOLDER
+    if settings.log.startswith(LOG_SCHEMES):
+        from streamserve.streams.redis_workers import RedisWorkers  # needs the package redis
+
+        return RedisWorkers(folder, settings.log)
+    return Workers(folder)
+
+
+async def check_log(event_log: EventLog) -> list[str]:
+    """Return, and log, what would lose answers that the log in Redis has acknowledged, a sentence each.
+
+    Answers are served all the same, if Redis can be reached.
+    """
+    complaints: list[str] = []
+    try:
+        complaints += await cast("RedisLog", event_log).check()
+    except LogUnavailable as error:
+        complaints.append(f"{error.message} No answer can begin until it is back.")
+    for complaint in complaints:
+        log.warning("stream_log_unsafe", complaint=complaint)
+    return complaints
+
+
 class Runtime:
     """What serves, on one event loop."""
 
@@ -62,9 +96,10 @@ class Runtime:
         self.settings = settings
         self.loop = loop
         self.log = log_for(settings)
-        # Streams in this process's memory are nobody else's: there is nothing to claim.
-        is_shared = settings.log != "memory"
-        self.workers = Workers(Path(settings.state_dir) / WORKERS_FOLDER) if is_shared else None
+        self.checking: asyncio.Task[list[str]] | None = None
+        if settings.log.startswith(LOG_SCHEMES):
+            self.checking = loop.create_task(check_log(self.log), name="check of the log", context=Context())
+        self.workers = workers_for(settings)
         claims = None if self.workers is None else RowClaims(self.workers)
         self.clients: dict[str, EngineClient] = {alias: client_for(settings, alias) for alias in settings.models}
         self.streams = Streams(self.clients, self.log, settings.streams, on_finished=self._finished, claims=claims)
@@ -113,6 +148,9 @@ class Runtime:
 
     async def aclose(self) -> None:
         """End every stream and engine. For tests, and for servers that say when they stop."""
+        if self.checking is not None:
+            self.checking.cancel()
+            await asyncio.gather(self.checking, return_exceptions=True)
         await self.rights.aclose()
         if self.sweep is not None:
             await self.sweep.aclose()
@@ -121,7 +159,7 @@ class Runtime:
             await client.aclose()
         await self.log.aclose()
         if self.workers is not None:
-            self.workers.close()
+            await asyncio.to_thread(self.workers.close)
 
 
 async def _outside_request(work: Awaitable[Any]) -> Any:

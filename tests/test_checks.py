@@ -9,8 +9,10 @@ import pytest
 from django.conf import settings
 from django.core.checks import run_checks
 from django.test.utils import modify_settings, override_settings
+from structlog.testing import capture_logs
 
-from streamserve import checks
+from streamserve import checks, runtime
+from tests.streams.redis_server import RedisServer
 
 APPS = settings.INSTALLED_APPS
 
@@ -120,3 +122,36 @@ def test_a_site_that_would_serve_by_stock_daphne_is_told(monkeypatch: pytest.Mon
 
     monkeypatch.setattr(CommandLineInterface, "server_class", daphne.server.Server)
     assert ids() == {"streamserve.W008"}
+
+
+def redis_complaints(url: str) -> list[str]:
+    models = {"MODELS": {"m": {"PATH": "echo"}}, "LOG": url}
+    with override_settings(STREAMSERVE=models):
+        assert not any(one.id == "streamserve.W009" for one in run_checks())
+        found = run_checks(include_deployment_checks=True)
+    return [one.msg for one in found if one.id == "streamserve.W009"]
+
+
+def test_a_redis_that_loses_answers_is_found(tmp_path: Path) -> None:
+    """W009: at `check --deploy` only, as it asks the Redis; one that keeps them is right, one that is away is named."""
+    with RedisServer(tmp_path) as redis:
+        assert redis_complaints(redis.url) == []
+        redis.say("CONFIG SET appendonly no")
+        redis.say("CONFIG SET maxmemory-policy allkeys-lru")
+        complaints = redis_complaints(redis.url)
+        assert [word in text for word, text in zip(("appendonly no", "allkeys-lru"), complaints, strict=True)]
+    [complaint] = redis_complaints(redis.url)
+    assert "cannot be reached" in complaint
+
+
+async def test_a_process_says_so_when_it_begins(tmp_path: Path) -> None:
+    """One line of the log for each complaint; it serves all the same."""
+    with RedisServer(tmp_path, appendonly="no") as redis:
+        conf = {"MODELS": {"m": {"PATH": "echo"}}, "CLIENT": "thread", "LOG": redis.url, "STATE_DIR": str(tmp_path)}
+        with override_settings(STREAMSERVE=conf), capture_logs() as lines:
+            checking = runtime.get_runtime().checking
+            assert checking is not None
+            assert len(await checking) == 1
+            await runtime.reset()
+    [line] = [line for line in lines if line["event"] == "stream_log_unsafe"]
+    assert "appendonly no" in line["complaint"]

@@ -35,14 +35,25 @@ def connect(url: str, seconds: float) -> Any:
         from redis.backoff import NoBackoff
     except ImportError as error:
         raise ImportError('RedisLog needs redis-py: pip install "streamserve[redis]"') from error
-    return Redis.from_url(
-        url,
-        socket_timeout=seconds,
-        socket_connect_timeout=seconds,
-        socket_keepalive=True,
-        retry=Retry(NoBackoff(), 0),
-        protocol=2,
-    )
+    return Redis.from_url(url, retry=Retry(NoBackoff(), 0), **_options(seconds))
+
+
+def connect_blocking(url: str, seconds: float) -> Any:
+    """Return the same for a thread of its own."""
+    from redis import Redis
+    from redis.backoff import NoBackoff
+    from redis.retry import Retry
+
+    return Redis.from_url(url, retry=Retry(NoBackoff(), 0), **_options(seconds))
+
+
+def _options(seconds: float) -> dict[str, Any]:
+    return {
+        "socket_timeout": seconds,
+        "socket_connect_timeout": seconds,
+        "socket_keepalive": True,
+        "protocol": 2,
+    }
 
 
 class Calls:

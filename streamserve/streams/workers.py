@@ -1,4 +1,4 @@
-"""`Workers`: who of this machine's processes is alive, by a locked file for each.
+"""`Workers`: who of this machine's processes is alive, by a locked file for each. For several: redis_workers.py.
 
     <folder>/<worker id>.lock     held (flock) for as long as the worker lives; the kernel frees it when it dies
 
@@ -27,24 +27,12 @@ class Workers:
 
     def is_alive(self, worker_id: str) -> bool:
         """Tell whether that worker runs."""
-        if worker_id == self.own_id:
-            return True
-        try:
-            fd = os.open(self._path(worker_id), os.O_RDONLY | os.O_CLOEXEC)
-        except FileNotFoundError:
-            return False
-        try:
-            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)  # shared: two that ask at once both hear the truth
-        except BlockingIOError:
-            return True
-        finally:
-            os.close(fd)
-        return False
+        return worker_id == self.own_id or bool(self._is_locked(worker_id))
 
     def tidy(self) -> None:
         """Remove the files of the dead: who has none is dead too."""
         for path in self._folder.glob("*.lock"):
-            if not self.is_alive(path.stem):
+            if not self._is_locked(path.stem):
                 path.unlink(missing_ok=True)
 
     def close(self) -> None:
@@ -52,6 +40,20 @@ class Workers:
         self._path(self.own_id).unlink(missing_ok=True)
         with contextlib.suppress(OSError):
             os.close(self._fd)
+
+    def _is_locked(self, worker_id: str) -> bool | None:
+        """Tell whether that worker holds its file; None if it has none here."""
+        try:
+            fd = os.open(self._path(worker_id), os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return None
+        try:
+            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)  # shared: two that ask at once both hear the truth
+        except BlockingIOError:
+            return True
+        finally:
+            os.close(fd)
+        return False
 
     def _lock_own(self) -> int:
         """Make our file; it gets its name only once it is locked, so that nobody takes us for dead."""
