@@ -17,18 +17,22 @@ from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse, HttpResponseBase, HttpResponseNotAllowed, JsonResponse
 from django.template.response import TemplateResponse
 from django.urls import URLPattern, path, reverse
+from django.utils.html import format_html
 from django.utils.translation import gettext_lazy as _
 
 from streamserve.live import LiveDelivery, site_figures
-from streamserve.models import ApiKey, Live, Stream
+from streamserve.models import ApiKey, Live, Stream, Watch
 from streamserve.protocol.errors import StreamserveError
 from streamserve.responses import stream_response
+from streamserve.rights import WATCH_PERMISSION
 from streamserve.routes import non_atomic
 from streamserve.runtime import get_runtime, get_streams
 from streamserve.streams.delivery import Delivery
 from streamserve.views import CONTENT_SECURITY_POLICY
 
 log = structlog.get_logger("streamserve")
+
+_WATCH_PAGE = "streamserve_stream_watch"
 
 
 if TYPE_CHECKING:
@@ -72,7 +76,7 @@ class ApiKeyAdmin(ReadOnlyAdmin):
 
 @admin.register(Stream)
 class StreamAdmin(ReadOnlyAdmin):
-    """Every answer, newest first. What was asked and answered is not shown."""
+    """Every answer, newest first. What was asked and answered is not shown; who may watch has a link."""
 
     list_display = (
         "id",
@@ -91,6 +95,56 @@ class StreamAdmin(ReadOnlyAdmin):
     search_fields = ("id", "owner", "tenant")
     exclude = ("request", "text")
     date_hierarchy = "created_at"
+
+    def get_urls(self) -> list[URLPattern]:
+        """Return the model's own pages, and the one that watches."""
+        watch = path("<str:stream_id>/watch/", self.admin_site.admin_view(self.show_watch), name=_WATCH_PAGE)
+        return [watch, *super().get_urls()]
+
+    def get_readonly_fields(self, request: HttpRequest, obj: Any = None) -> tuple[str, ...]:
+        """Return the link as well, for who may follow it."""
+        return ("watch",) if request.user.has_perm(WATCH_PERMISSION) else ()
+
+    @admin.display(description=_("answer"))
+    def watch(self, stream: Stream) -> str:
+        """A link to the page that shows it as it comes."""
+        address = reverse(f"admin:{_WATCH_PAGE}", args=[stream.pk], current_app=self.admin_site.name)
+        return format_html('<a href="{}">{}</a>', address, _("Watch"))
+
+    def show_watch(self, request: HttpRequest, stream_id: str) -> HttpResponse:
+        """The page; its script asks for the events, which are refused, or written down, there."""
+        if not request.user.has_perm(WATCH_PERMISSION):
+            raise PermissionDenied
+        context = {
+            **self.admin_site.each_context(request),
+            "title": _("Watch"),
+            "opts": self.opts,
+            "stream_id": stream_id,
+            "events_url": reverse("streamserve:watch_stream", args=[stream_id]),
+        }
+        response = TemplateResponse(request, "streamserve/admin/watch.html", context)
+        response["Content-Security-Policy"] = CONTENT_SECURITY_POLICY
+        return response
+
+
+@admin.register(Watch)
+class WatchAdmin(ReadOnlyAdmin):
+    """Who has read whose stream, newest first."""
+
+    list_display = (
+        "username",
+        "watcher",
+        "stream_id",
+        "stream_owner",
+        "address",
+        "after_seq",
+        "last_seq",
+        "began_at",
+        "ended_at",
+    )
+    list_filter = ("began_at",)
+    search_fields = ("username", "watcher", "stream_id", "stream_owner", "address")
+    date_hierarchy = "began_at"
 
 
 @admin.register(Live)

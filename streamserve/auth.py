@@ -102,7 +102,7 @@ def _session_principal(user: Any) -> Principal:
         owner=tenant,
         user_id=user.pk,
         is_staff=bool(user.is_staff),
-        scopes=frozenset({"chat", "ops"} if user.is_staff else {"chat"}),
+        scopes=frozenset({"chat", "watch", "ops"} if user.is_staff else {"chat", "watch"}),
     )
 
 

@@ -17,7 +17,7 @@ from streamserve.keys import digest_of, is_well_formed, new_key, prefix_of
 
 if TYPE_CHECKING:
     from streamserve.auth import Principal
-    from streamserve.models import ApiKey, Stream
+    from streamserve.models import ApiKey, Stream, Watch
 
 LAST_USED_EVERY = timedelta(minutes=1)  # one write a minute a key, not one a request
 _NO_DIGEST = "0" * 64
@@ -95,3 +95,15 @@ class StreamQuerySet(models.QuerySet["Stream"]):
         """Write the terminal state once: a row that is finished stays as it is. The request is forgotten here."""
         running = self.filter(pk=stream_id, state="running")
         return running.update(state="finished", request=None, producer="", finished_at=timezone.now(), **figures)
+
+
+class WatchQuerySet(models.QuerySet["Watch"]):
+    """Who has read another's stream."""
+
+    def note(self, pk: int, last_seq: int) -> int:
+        """Note how far a watch that lasts has come."""
+        return self.filter(pk=pk, ended_at__isnull=True).update(last_seq=last_seq)
+
+    def end(self, pk: int, last_seq: int) -> int:
+        """Write the end, once."""
+        return self.filter(pk=pk, ended_at__isnull=True).update(last_seq=last_seq, ended_at=timezone.now())

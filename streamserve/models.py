@@ -1,4 +1,4 @@
-"""Rows in the site's database: `ApiKey` and `Stream`. Events are not here: they are in the event log."""
+"""Rows in the site's database: `ApiKey`, `Stream` and `Watch`. Events are not here: they are in the event log."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from django.db import models
 from django.utils import timezone
 from django.utils.translation import gettext_lazy as _
 
-from streamserve.managers import ApiKeyQuerySet, StreamQuerySet
+from streamserve.managers import ApiKeyQuerySet, StreamQuerySet, WatchQuerySet
 
-SCOPES = ("chat", "ops")
+SCOPES = ("chat", "ops", "watch")
 
 
 def default_scopes() -> list[str]:
@@ -113,7 +113,10 @@ class Stream(models.Model):
             models.Index(fields=["producer"], condition=models.Q(state="running"), name="streamserve_unfinished"),
         )
         default_permissions = ("view",)
-        permissions = (("stop_stream", _("Can stop anybody's stream")),)
+        permissions = (
+            ("stop_stream", _("Can stop anybody's stream")),
+            ("watch_stream", _("Can watch anybody's stream")),
+        )
 
     def __str__(self) -> str:
         return self.id
@@ -128,3 +131,39 @@ class Live(Stream):
         verbose_name_plural = _("live page")
         default_permissions = ("view",)
         permissions = (("control_engine", _("Can pause, resume and drain a model's engine")),)
+
+
+class Watch(models.Model):
+    """That somebody has read another's stream. Written before the first byte is sent; kept when the stream's row goes.
+
+    Users, keys and streams are named, not referred to: they may be deleted, this stays.
+    """
+
+    stream_id = models.CharField(_("stream"), max_length=32, db_index=True, editable=False)
+    stream_owner = models.CharField(_("stream's owner"), max_length=64, editable=False)
+    watcher = models.CharField(
+        _("watcher"), max_length=64, db_index=True, editable=False, help_text=_("The user, or the key.")
+    )
+    username = models.CharField(_("user name"), max_length=254, editable=False)
+    address = models.CharField(
+        _("address"), max_length=45, blank=True, editable=False, help_text=_("Of the client, as the server knows it.")
+    )
+    after_seq = models.PositiveIntegerField(_("after"), default=0, editable=False)
+    last_seq = models.PositiveIntegerField(
+        _("up to"), default=0, editable=False, help_text=_("The last event that was sent, noted every 30 s.")
+    )
+    began_at = models.DateTimeField(_("began"), default=timezone.now, editable=False)
+    ended_at = models.DateTimeField(
+        _("ended"), null=True, editable=False, help_text=_("Empty while it lasts, or if the web process was killed.")
+    )
+
+    objects = WatchQuerySet.as_manager()
+
+    class Meta:
+        verbose_name = _("watch")
+        verbose_name_plural = _("watches")
+        ordering = ("-began_at",)
+        default_permissions = ("view",)
+
+    def __str__(self) -> str:
+        return f"{self.username}: {self.stream_id}"

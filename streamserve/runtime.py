@@ -32,6 +32,7 @@ from streamserve.streams.log import EventLog, LogUnavailable, MemoryLog
 from streamserve.streams.stream import Stream
 from streamserve.streams.workers import Workers
 from streamserve.sweep import Sweep
+from streamserve.watches import Watches
 
 if TYPE_CHECKING:
     from streamserve.streams.redis_log import RedisLog
@@ -103,8 +104,9 @@ class Runtime:
         claims = None if self.workers is None else RowClaims(self.workers)
         self.clients: dict[str, EngineClient] = {alias: client_for(settings, alias) for alias in settings.models}
         self.streams = Streams(self.clients, self.log, settings.streams, on_finished=self._finished, claims=claims)
-        self.quota = StreamQuota(settings.limits, self.streams, is_shared=is_shared)
-        self.rights = RightsWatch(self.streams)
+        self.quota = StreamQuota(settings.limits, self.streams, is_shared=self.workers is not None)
+        self.watches = Watches(self.streams)
+        self.rights = RightsWatch(self.streams, self.watches)
         self.sweep = None if self.workers is None else Sweep(self.streams, self.workers)
         if self.sweep is not None:
             self.sweep.start()
@@ -152,6 +154,7 @@ class Runtime:
             self.checking.cancel()
             await asyncio.gather(self.checking, return_exceptions=True)
         await self.rights.aclose()
+        await self.watches.aclose()
         if self.sweep is not None:
             await self.sweep.aclose()
         await self.streams.aclose()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from django.urls import path, register_converter
 
-from streamserve import views, views_openai, views_ops
+from streamserve import views, views_openai, views_ops, views_watch
 from streamserve.routes import declared
 
 app_name = "streamserve"
@@ -30,6 +30,7 @@ urlpatterns = [
     path("streams/<stream_id:stream_id>", declared(views.stream_state), name="stream"),
     path("streams/<stream_id:stream_id>/events", declared(views.stream_events), name="stream_events"),
     path("streams/<stream_id:stream_id>/stop", declared(views.stop_stream), name="stop_stream"),
+    path("streams/<stream_id:stream_id>/watch", declared(views_watch.watch_stream), name="watch_stream"),
     path("streams/<path:path>", declared(views_ops.unknown)),
     path("v1/chat/completions", declared(views_openai.chat_completions), name="chat_completions"),
     path("v1/models", declared(views_openai.models), name="models"),

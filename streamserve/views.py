@@ -79,10 +79,8 @@ async def stream_events(request: HttpRequest, principal: Principal, stream_id: s
     query = query_of(request)
     stream = await get_streams().reach(stream_id)
     if stream is None:
-        return _gone(request)
-    event_id = request.headers.get("Last-Event-ID")
-    after = _seq_in(event_id, stream.log_id) if event_id else _after(query.get("after", "0"))
-    return _resume(request, stream, after, query)
+        return gone(request)
+    return _resume(request, stream, asked_after(request, stream), query)
 
 
 @route(_POST)
@@ -107,11 +105,11 @@ async def _row(principal: Principal, stream_id: str) -> StreamRow:
 async def _resume_by_event_id(request: HttpRequest, principal: Principal, event_id: str) -> HttpResponseBase:
     parsed = parse_event_id(event_id)
     if parsed is None:
-        return _gone(request)
+        return gone(request)
     row = await StreamRow.objects.for_principal(principal).filter(log_id=parsed[0]).afirst()
     stream = None if row is None else await get_streams().reach(row.pk)
     if stream is None:
-        return _gone(request)
+        return gone(request)
     return _resume(request, stream, parsed[1], query_of(request))
 
 
@@ -120,22 +118,26 @@ def _resume(request: HttpRequest, stream: Stream, after: int | None, query: Mapp
     if format_ not in FORMATS:
         raise BadRequest(f"'format' is one of {', '.join(FORMATS)}.", param="format")
     if after is None or not 0 <= after <= stream.last_seq:
-        return _gone(request)
+        return gone(request)
     if stream.terminal is not None and after >= stream.last_seq:
         return HttpResponse(status=204)  # all has been seen: an EventSource stops at 204
     return stream_response(request, Delivery(get_streams(), stream, _encoder(format_, stream.log_id), after=after))
 
 
-def _gone(request: HttpRequest) -> HttpResponse:
+def gone(request: HttpRequest) -> HttpResponse:
     """Say that those events are not kept. An EventSource reconnects for ever unless told 204."""
     if "text/event-stream" in request.headers.get("Accept", ""):
         return HttpResponse(status=204)
     raise Gone("These events are no longer kept. Ask the question again.")
 
 
-def _seq_in(event_id: str, log_id: str) -> int | None:
+def asked_after(request: HttpRequest, stream: Stream) -> int | None:
+    """Return the last event that the reader has, by `Last-Event-ID` or `after`; None if it is of another log."""
+    event_id = request.headers.get("Last-Event-ID")
+    if not event_id:
+        return _after(query_of(request).get("after", "0"))
     parsed = parse_event_id(event_id)
-    return parsed[1] if parsed is not None and parsed[0] == log_id else None
+    return parsed[1] if parsed is not None and parsed[0] == stream.log_id else None
 
 
 def _after(text: str) -> int:

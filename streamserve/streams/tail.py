@@ -42,8 +42,10 @@ class Tail:
         if not 0 <= after <= stream.last_seq:
             message = f"The stream has {stream.last_seq} events so far; it cannot be read after event {after}."
             raise BadRequest(message, code="unknown_event_id", param="after")
-        if stream.readers.num_attached >= streams.settings.max_readers:
-            message = f"The stream is being read {stream.readers.num_attached} times. Close one of its readers."
+        # Watchers are counted apart: they keep no owner out.
+        num_readers = stream.readers.num_watchers if reader.is_watcher else stream.readers.num_holding
+        if num_readers >= streams.settings.max_readers:
+            message = f"The stream is being read {num_readers} times. Close one of its readers."
             raise QuotaExceeded(message, code="too_many_readers", retry_after=5)
         self._read_seq = self._given_seq = after
         self.is_over = False
