@@ -68,6 +68,10 @@ class StreamQuerySet(models.QuerySet["Stream"]):
         """Return what `principal` may see: its tenant's streams."""
         return self.filter(tenant=principal.tenant)
 
+    def for_watcher(self, user: Any) -> StreamQuerySet:
+        """Return what `user`, who may watch (see rights.watching_user), reaches: everybody's streams; None: nothing."""
+        return self.none() if user is None else self.all()
+
     def unfinished(self) -> StreamQuerySet:
         """Return the streams that somebody must go on with or end, without what was asked."""
         return self.filter(state="running").defer("request", "text")

@@ -22,7 +22,7 @@ from streamserve.views import asked_after, gone
 async def watch_stream(request: HttpRequest, principal: Principal, stream_id: str) -> HttpResponseBase:
     """Replay what the watcher has not seen, and follow. Without the permission no id is known here, nor one's own."""
     user = await database_sync_to_async(watching_user)(principal.owner)
-    if user is None or not await StreamRow.objects.filter(pk=stream_id).aexists():
+    if user is None or not await StreamRow.objects.for_watcher(user).filter(pk=stream_id).aexists():
         raise NotFound("There is no stream of that id.", code="stream_not_found")
     runtime = get_runtime()
     stream = await runtime.streams.reach(stream_id)

@@ -428,6 +428,25 @@ def test_the_live_page_shows_a_running_stream_and_stops_it(browser: Browser, sit
         expect(row).to_have_count(0, timeout=ANSWER_MS)
 
 
+def test_an_answer_is_watched_from_the_admin(browser: Browser, site: str) -> None:
+    """By the link on the stream's page, to its end: it shows what the log holds, and is written down."""
+    with watching(browser, site) as staff, watching(browser, site) as visitor:
+        admin = staff.page
+        open_live_page(staff)
+        visitor.page.goto(site)
+        ask(visitor.page, "Something long")
+        wait_for_text(visitor.page, 20)
+        stream_id = stored_turns(visitor.page)[0]["streamId"]
+        admin.goto(f"{site}/admin/streamserve/stream/{stream_id}/change/")
+        admin.get_by_role("link", name="Watch", exact=True).click()
+        expect(admin.locator("[data-ss=state]")).to_contain_text("Ended:", timeout=ANSWER_MS)
+        wait_for_status(visitor.page, "Answer complete")
+        assert admin.locator("[data-ss=text]").text_content() == log_text(server_log(visitor.page, stream_id))
+        admin.goto(f"{site}/admin/streamserve/watch/?q={stream_id}")
+        expect(admin.locator("#result_list tbody tr")).to_have_count(1)
+        expect(admin.locator(".field-username")).to_have_text(ADMIN_NAME)
+
+
 def test_a_model_is_paused_and_resumed_from_the_live_page(browser: Browser, site: str) -> None:
     """Its readers see why their answers stand still, and then the rest, without a gap; a new page says so too."""
     with watching(browser, site) as staff, watching(browser, site) as visitor:
