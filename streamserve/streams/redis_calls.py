@@ -107,6 +107,7 @@ class Calls:
     async def _answer(self, batch: list[_Call]) -> None:
         """Settle every call of the batch."""
         give_up_at = time.monotonic() + (_RETRY_SECONDS if self._is_down else self._patience_seconds)
+        has_tried = self._is_down
         while batch:
             again: list[_Call] = []
             for call, result in zip(batch, await self._send(batch), strict=True):
@@ -115,12 +116,13 @@ class Calls:
                     call.settle(result)
                 elif not is_passing(result):
                     call.settle(_named(result))
-                elif time.monotonic() < give_up_at and not self._is_closed:
+                elif (not has_tried or time.monotonic() < give_up_at) and not self._is_closed:
                     again.append(call)
                 else:
                     self._say(result)
                     call.settle(_named(result))
             batch = again
+            has_tried = True  # at least twice: a process that stood still finds its time over and the answer there
             if batch:
                 await asyncio.sleep(_RETRY_SECONDS)
 

@@ -147,6 +147,14 @@ async def check(site: Site, readers: list[Reader]) -> None:
         assert text_of(reader.frames) == logged == site.texts[reader.number]
 
 
+async def come_back(machine: Machine, readers: list[Reader]) -> None:
+    """Have those whose connection was cut read the rest there."""
+    async with asyncio.timeout(SECONDS):
+        for reader in readers:
+            while not reader.is_over:
+                await reader.go_on(machine.server)
+
+
 async def fence_of(site: Site, reader: Reader) -> int:
     """Return how often the stream has been claimed, the start included."""
     log_id = reader.frames[0].log_id
@@ -172,7 +180,7 @@ async def test_a_stream_of_one_machine_is_read_at_the_other(site: Site) -> None:
 
 
 async def test_a_machine_that_stands_still_is_fenced(site: Site) -> None:
-    """It comes back with a reader of its own, whose text is the same; what it makes is refused, and nothing doubled."""
+    """It comes back to readers of its own, whose text is the same; what it makes is refused, and nothing is doubled."""
     readers, reading = await begun(site.one)
     site.one.signal(signal.SIGSTOP)
     try:
@@ -182,6 +190,7 @@ async def test_a_machine_that_stands_still_is_fenced(site: Site) -> None:
     finally:
         site.one.signal(signal.SIGCONT)
     await reading
+    await come_back(site.one, readers)
     await check(site, readers)
     await check(site, others)
     fences = {await fence_of(site, reader) for reader in readers}
@@ -195,9 +204,7 @@ async def test_redis_restarted_under_streams(site: Site) -> None:
     site.redis.kill()
     await asyncio.to_thread(site.redis.start)
     await reading
-    for reader in readers:
-        if not reader.is_over:
-            await reader.go_on(site.one.server)
+    await come_back(site.one, readers)
     await check(site, readers)
 
 

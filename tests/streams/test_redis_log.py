@@ -7,6 +7,7 @@ import contextlib
 import itertools
 import random
 import sys
+import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
@@ -195,6 +196,21 @@ async def test_one_connection_listens_for_all(make_server: MakeServer) -> None:
         await asyncio.gather(*[log.append(log_id, 1, [tok("x")]) for log_id in log_ids])
         await asyncio.gather(*[log.wait(log_id, 1) for log_id in log_ids])
         assert _num_listeners(server) == 1
+
+
+async def test_a_process_that_stood_still_asks_again(make_server: MakeServer) -> None:
+    """Its patience is over when it wakes, and Redis was there all the time: the append is made, once."""
+    server = make_server()
+    log_id = new_log_id()
+    async with log_at(server, patience_seconds=1) as log:
+        await log.append(log_id, 1, [tok("a")])
+        server.pause()
+        appending = asyncio.create_task(log.append(log_id, 1, [tok("b")]))
+        await asyncio.sleep(0.05)
+        server.go_on()
+        time.sleep(1.2)  # noqa: ASYNC251 - the loop is what must stand still
+        assert await appending == 2
+        assert await everything(log, log_id) == numbered([tok("a"), tok("b")])
 
 
 async def test_missing_persistence_is_named(make_server: MakeServer, redis_server: RedisServer) -> None:
