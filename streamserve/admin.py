@@ -14,7 +14,7 @@ from asgiref.sync import sync_to_async
 from django.contrib import admin
 from django.core.exceptions import PermissionDenied
 from django.db.models import QuerySet
-from django.http import HttpRequest, HttpResponse, HttpResponseBase, HttpResponseNotAllowed, JsonResponse
+from django.http import Http404, HttpRequest, HttpResponse, HttpResponseBase, HttpResponseNotAllowed, JsonResponse
 from django.template.response import TemplateResponse
 from django.urls import URLPattern, path, reverse
 from django.utils.html import format_html
@@ -115,6 +115,8 @@ class StreamAdmin(ReadOnlyAdmin):
         """The page; its script asks for the events, which are refused, or written down, there."""
         if not request.user.has_perm(WATCH_PERMISSION):
             raise PermissionDenied
+        if self.get_object(request, stream_id) is None:
+            raise Http404
         context = {
             **self.admin_site.each_context(request),
             "title": _("Watch"),

@@ -430,6 +430,7 @@ def test_the_admin_links_to_the_watch_page(looker: Client, staff: Any, may_watch
     opened = looker.get(watch)
     assert f'data-events-url="/streams/{row.pk}/watch"' in opened.content.decode()
     assert "script-src 'self'" in opened["Content-Security-Policy"]
+    assert looker.get("/admin/streamserve/stream/nonsense/watch/").status_code == 404
 
 
 def test_watches_are_read_only_and_outlive_their_stream(looker: Client, root: Any, row: StreamRow) -> None:
