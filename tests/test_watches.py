@@ -23,10 +23,10 @@ from streamserve.models import Stream as StreamRow
 from streamserve.protocol.events import Done
 from streamserve.streams.delivery import Delivery
 from streamserve.streams.settings import StreamSettings
-from tests.conftest import Caller, body_of, until, until_ready
+from tests.conftest import Caller, body_of, until_ready
+from tests.fakes import DEADLINE_SECONDS
 from tests.stream_checks import check_native, check_native_part, text_of
-from tests.streams.fakes import Gate, ask, started_echo
-from tests.streams.fakes import until as until_so
+from tests.streams.fakes import Gate, ask, started_echo, until
 from tests.two_workers import Worker
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -78,7 +78,7 @@ async def asked(caller: Caller, body: dict[str, Any]) -> tuple[str, AsyncIterato
 
 async def until_ended() -> Watch:
     """Return the one watch, which has ended."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(DEADLINE_SECONDS):
         while not await Watch.objects.filter(ended_at__isnull=False).aexists():  # noqa: ASYNC110
             await asyncio.sleep(0.01)
     return await Watch.objects.aget()
@@ -242,7 +242,7 @@ async def test_a_cut_connection_ends_the_watch(slow: None, alice: Any, bob: Any)
     api_key = await sync_to_async(key)(user=bob, scopes=["watch"])
     browser = Browser(f"/streams/{stream_id}/watch", api_key)
     running = asyncio.create_task(browser.run())
-    await until(lambda: browser.body.count(b"\nid: ") >= 3)
+    await until(lambda: browser.body.count(b"\nid: ") >= 3, "it is shown")
     readers = runtime.get_streams().find(stream_id).readers
     assert (readers.num_watchers, readers.num_holding) == (1, 1)
     browser.leave()
@@ -263,7 +263,7 @@ async def test_who_may_watch_no_more_is_cut_off(
     api_key = await sync_to_async(key)(user=bob, scopes=["watch"])
     browser = Browser(f"/streams/{stream_id}/watch", api_key)
     running = asyncio.create_task(browser.run())
-    await until(lambda: browser.body.count(b"\nid: ") >= 3)
+    await until(lambda: browser.body.count(b"\nid: ") >= 3, "it is shown")
     rights = runtime.get_runtime().rights
     await rights.check()
     row = await Watch.objects.aget()
@@ -283,7 +283,7 @@ async def test_who_may_watch_no_more_is_cut_off(
 
     await sync_to_async(lose)()
     await rights.check()
-    await asyncio.wait_for(running, 20)
+    await asyncio.wait_for(running, DEADLINE_SECONDS)
     row = await until_ended()
     assert row.last_seq == check_native_part(browser.body)[-1].seq
     assert browser.sent[-1] == {"type": "http.response.body", "body": b"", "more_body": False}
@@ -332,7 +332,7 @@ async def make_worker(echo: ThreadClient, tmp_path: Path) -> AsyncIterator[Calla
     made: list[Worker] = []
 
     def make(**settings: Any) -> Worker:
-        made.append(Worker(tmp_path, echo, StreamSettings(coalesce_tokens=0, **settings)))
+        made.append(Worker(tmp_path, echo, StreamSettings(coalesce_tokens=0, first_reader_seconds=60, **settings)))
         return made[-1]
 
     yield make
@@ -358,8 +358,8 @@ async def test_a_stream_with_watchers_alone_is_abandoned(
     stream = await one.start(ask(max_tokens=500, ignore_eos=True), on_disconnect=on_disconnect)
     reading = asyncio.create_task(one.read(stream.id))
     watching = [asyncio.create_task(watched(worker, stream.id)) for worker in (one, two)]
-    await until_so(lambda: gate.is_holding and stream.readers.num_attached == 2 and stream.last_seq > 4, "it is held")
-    await until_so(lambda: two.streams.find(stream.id) is not None, "it is followed")
+    await until(lambda: gate.is_holding and stream.readers.num_attached == 2 and stream.last_seq > 4, "it is held")
+    await until(lambda: two.streams.find(stream.id) is not None, "it is followed")
     reading.cancel()
     await asyncio.gather(reading, return_exceptions=True)
     num_plans = len(gate.plans)
@@ -369,7 +369,7 @@ async def test_a_stream_with_watchers_alone_is_abandoned(
     assert here == there == later
     assert here[-1].json["finish_reason"] == "abandoned"
     assert len(gate.plans) == num_plans  # the step that was held, and none after it
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(DEADLINE_SECONDS):
         while not await StreamRow.objects.filter(pk=stream.id, finish_reason="abandoned").aexists():  # noqa: ASYNC110
             await asyncio.sleep(0.01)
     assert not two.streams.find(stream.id).claim.is_held
@@ -384,9 +384,9 @@ async def test_a_watcher_does_not_move_the_lead(make_worker: Callable[..., Worke
     pieces = aiter(owner)
     await anext(pieces)  # `: ok`; it takes nothing further
     watching = asyncio.create_task(watched(worker, stream.id))
-    await until_so(lambda: stream.readers.num_watchers == 1 and stream.last_seq > 6, "the watcher is there")
+    await until(lambda: stream.readers.num_watchers == 1 and stream.last_seq > 6, "the watcher is there")
     [watcher] = [one for one in stream.readers._attached if one.is_watcher]
-    await until_so(lambda: watcher.seq == stream.last_seq and gate.is_holding, "it has all there is")
+    await until(lambda: watcher.seq == stream.last_seq and gate.is_holding, "it has all there is")
     assert stream.lead.reader_tokens == (0,)
     assert stream.lead.num_unread == stream.tally.num_tokens
     idle = Delivery(worker.streams, stream, NativeEncoder(stream.log_id), watcher=True)
