@@ -29,6 +29,7 @@ from streamserve.rights import RightsWatch
 from streamserve.streams.directory import Streams
 from streamserve.streams.file_log import FileLog
 from streamserve.streams.log import EventLog, LogUnavailable, MemoryLog
+from streamserve.streams.spare_log import SpareLog
 from streamserve.streams.stream import Stream
 from streamserve.streams.workers import Workers
 from streamserve.sweep import Sweep
@@ -59,8 +60,8 @@ def log_for(settings: Settings) -> EventLog:
         from streamserve.streams.redis_log import RedisLog  # needs the package redis
 
         longest = max(settings.streams.retention_seconds, settings.streams.resume_window_seconds)
-        return RedisLog(settings.log, retention_seconds=2 * longest)
-    return FileLog(Path(settings.state_dir) / LOG_FILE)
+        return SpareLog(RedisLog(settings.log, retention_seconds=2 * longest))
+    return SpareLog(FileLog(Path(settings.state_dir) / LOG_FILE))
 
 
 def workers_for(settings: Settings) -> Workers | None:

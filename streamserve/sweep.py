@@ -104,6 +104,7 @@ class Sweep:
             if stream.terminal is not None and stream.readers.num_attached:
                 try:
                     await self._streams.log.append(stream.log_id, stream.claim.fence, [])
+                    await self._streams.log.seal(stream.log_id)
                 except (Fenced, KeyError):
                     log.info("stream_log_not_kept", stream_id=stream.id)
         num_dropped = await self._streams.log.purge(purge_before(self._streams.settings, time.time()))

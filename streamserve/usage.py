@@ -13,7 +13,7 @@ from channels.db import database_sync_to_async
 
 from streamserve.models import Stream as StreamRow
 from streamserve.protocol.events import Done, Token
-from streamserve.streams.log import EventLog
+from streamserve.streams.log import EventLog, LogUnavailable
 from streamserve.streams.stream import Stream
 
 log = structlog.get_logger("streamserve")
@@ -38,10 +38,19 @@ async def record_start(stream: Stream, worker_id: str) -> None:
 async def record_finish(stream: Stream, events: EventLog | None) -> None:
     """Write the end of `stream`, once: whoever finds the row running writes the row and the log line."""
     figures = figures_of(stream)
-    text = "" if events is None else await answer_text(events, stream.log_id)
+    text = "" if events is None else await _text_to_store(stream, events)
     finish = database_sync_to_async(StreamRow.objects.finish)
     if await finish(stream.id, **figures, text=text):
         log.info("stream_finished", **line_of(stream))
+
+
+async def _text_to_store(stream: Stream, events: EventLog) -> str:
+    """Return the answer; nothing of one that ends while the log cannot be read."""
+    try:
+        return await answer_text(events, stream.log_id)
+    except LogUnavailable:
+        log.exception("stream_text_not_stored", stream_id=stream.id)
+        return ""
 
 
 def figures_of(stream: Stream) -> dict[str, Any]:

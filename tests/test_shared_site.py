@@ -168,7 +168,8 @@ async def test_purge_of_logs_in_memory(transactional_db: Any) -> None:
 async def test_a_process_leaves_no_lock(shared: Path) -> None:
     """While it runs it has one; and the log is the file that docs/settings.md names."""
     assert len(list((shared / "workers").iterdir())) == 1
-    assert isinstance(runtime.get_runtime().log, FileLog)
+    assert isinstance(runtime.get_runtime().log, SpareLog)
+    assert (shared / "streams.sqlite3").exists() is False  # it is made when first used
     assert get_settings().log == "file"
     await runtime.reset()
     assert list((shared / "workers").iterdir()) == []

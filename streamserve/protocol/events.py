@@ -53,18 +53,22 @@ class Usage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Status:
-    """Where a request stands before and between tokens: loading, queued, prefill, resumed."""
+    """Where a request stands before and between tokens: loading, queued, prefill, resumed.
+
+    `resumable` is said when that changes: False while the stream is in one process only, because its log is away.
+    """
 
     type: ClassVar[str] = "status"
     status: str
     step: int | None = None
     of: int | None = None
     message: str | None = None
+    resumable: bool | None = None
 
     def payload(self) -> dict[str, Any]:
         """Return the JSON object of the native event."""
         out: dict[str, Any] = {"status": self.status}
-        for name in ("step", "of", "message"):
+        for name in ("step", "of", "resumable", "message"):
             if getattr(self, name) is not None:
                 out[name] = getattr(self, name)
         return out

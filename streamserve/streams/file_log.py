@@ -56,7 +56,7 @@ class FileLog:
         self._local = threading.local()  # each reader thread's store
         self._reading: list[FileStore] = []  # all of those
         self._recent = RecentEvents()
-        self._waiters = Waiters()
+        self.waiters = Waiters()
         self._unseen: set[str] = set()  # waited for since the poller last looked
         self._poller: asyncio.Task[None] | None = None
         self._syncer: asyncio.Task[None] | None = None
@@ -71,7 +71,7 @@ class FileLog:
         def note(last_seq: int) -> None:
             if events:
                 self._recent.add(log_id, last_seq, events, [len(one) for one in frames])
-            self._waiters.wake(log_id, last_seq)
+            self.waiters.wake(log_id, last_seq)
             self._sync_soon()
 
         write = Append(log_id=log_id, fence=fence, body=body, num_events=len(frames), is_end=is_end)
@@ -90,14 +90,14 @@ class FileLog:
         self._unseen.add(log_id)
         if self._poller is None or self._poller.done():
             self._poller = asyncio.create_task(self._poll(), name="log poller", context=Context())
-        await self._waiters.wait(log_id, after)
+        await self.waiters.wait(log_id, after)
 
     async def seal(self, log_id: str) -> None:
-        self._waiters.wake(log_id)
+        self.waiters.wake(log_id)
 
     async def drop(self, log_id: str) -> None:
         await self._commit(Drop(log_id=log_id), lambda _: self._recent.drop(log_id))
-        self._waiters.wake(log_id)
+        self.waiters.wake(log_id)
 
     async def purge(self, before: float) -> int:
         num_purged = 0
@@ -115,7 +115,7 @@ class FileLog:
                 await asyncio.wait([task])
         self._writer.hand_over()
         await asyncio.to_thread(self._close)
-        self._waiters.wake_all()
+        self.waiters.wake_all()
 
     async def _commit(self, write: Write, note: Callable[[int], None]) -> int:
         commit: _Commit = Commit(write, note)
@@ -136,17 +136,17 @@ class FileLog:
 
     async def _poll(self) -> None:
         """Notice what other processes have committed, for all who wait; ends when nobody does."""
-        while awaited := self._waiters.awaited():
+        while awaited := self.waiters.awaited():
             await asyncio.sleep(_POLL_SECONDS)
-            awaited, is_new, self._unseen = self._waiters.awaited(), bool(self._unseen), set()
+            awaited, is_new, self._unseen = self.waiters.awaited(), bool(self._unseen), set()
             try:
                 last_seqs = await self._ask(functools.partial(_find_news, awaited, is_new))
             except LogUnavailable:
-                self._waiters.wake_all()  # they read, and so find out
+                self.waiters.wake_all()  # they read, and so find out
                 continue
             if last_seqs is not None:
                 for log_id in awaited:
-                    self._waiters.wake(log_id, last_seqs.get(log_id))
+                    self.waiters.wake(log_id, last_seqs.get(log_id))
 
     def _sync_soon(self) -> None:
         self._is_dirty = self._must_sync

@@ -11,10 +11,11 @@ import asyncio
 import contextlib
 import time
 
-from streamserve.protocol.events import Done, Error, Event
+from streamserve.protocol.events import Done, Error, Event, Status
 from streamserve.streams.claim import Claim, Standing
-from streamserve.streams.log import EventLog
+from streamserve.streams.log import EventLog, LogUnavailable
 from streamserve.streams.readers import Readers
+from streamserve.streams.spare_log import outage_of
 from streamserve.streams.tally import Tally
 from streamserve.streams.timers import Timers
 
@@ -24,6 +25,8 @@ _FOLLOW_SECONDS = 0.5
 _IDLE_SECONDS = 5.0
 # Without a database or a log to ask: how long until it is asked again.
 RETRY_SECONDS = 2.0
+
+_LOG_AWAY = "The answer goes on. While the server cannot save it, it cannot be resumed elsewhere."
 
 
 class FollowedStream:
@@ -35,8 +38,10 @@ class FollowedStream:
         self.last_seq = 0  # committed and counted here: while another process writes, the log may be ahead
         self.terminal: Done | Error | None = None
         self._log = log
+        self.is_forked = False  # what readers here have seen is not what the log says: nobody may read on
         self._ending: Done | Error | None = None
         self._has_left = False
+        self._says_resumable = True  # as the last `status` of the log had it
         self._idle_at = time.monotonic() + _IDLE_SECONDS
         self._news = asyncio.Event()
         self._timers = Timers()
@@ -45,6 +50,11 @@ class FollowedStream:
     def has_left(self) -> bool:
         """Whether it is over here, and not for others: readers come back and are served by whoever holds it then."""
         return self._has_left and self.terminal is None
+
+    @property
+    def is_resumable(self) -> bool:
+        """Whether any process can go on with it: all that readers here have seen is in a log that others see."""
+        return outage_of(self._log, self.log_id) is None
 
     async def catch_up(self) -> None:
         """Count what other processes have committed. Raises KeyError when the log is gone."""
@@ -102,6 +112,18 @@ class FollowedStream:
         if isinstance(event, Done | Error):
             self.terminal = event
             self._news.set()
+        elif isinstance(event, Status) and event.resumable is not None:
+            self._says_resumable = event.resumable
+
+    def _log_news(self) -> list[Event]:
+        """Return what readers are to be told of the log: that it is away, that it is back; nothing twice."""
+        outage = outage_of(self._log, self.log_id)
+        if self.terminal is not None or (outage is None) == self._says_resumable:
+            return []
+        if outage is None:
+            return [Status(status="log_back", resumable=True)]
+        code = outage.code if isinstance(outage, LogUnavailable) else LogUnavailable.code
+        return [Status(status=code, resumable=False, message=_LOG_AWAY)]
 
     async def _change(self, seconds: float | None = None) -> None:
         """Wait until somebody came, left or wants the end; at most `seconds`."""

@@ -1,15 +1,17 @@
 """`EventLog`: where a stream's events are kept, and the one in memory. Readers see only committed events.
 
 Three of them: `FileLog` (file_log.py; all processes of a machine), `RedisLog` (redis_log.py; several machines) and
-`MemoryLog` (one process). One test suite holds them to the same laws. asyncio; knows nothing of engines, readers or
-wires.
+`MemoryLog` (one process); `SpareLog` (spare_log.py) stands in for one of the first two while that is full or away. One
+test suite holds them to the same laws. asyncio; knows nothing of engines, readers or wires.
 
     StreamserveError
     └── Refused
         └── LogUnavailable 503     the log cannot be reached, read or written now
-            └── LogFull 507        its disk or memory is full
+            ├── LogFull 507        its disk or memory is full
+            └── LogLost 503        it no longer has what it had acknowledged
     Exception
     ├── Fenced                     a later producer has claimed the stream
+    │   └── Forked                 and what this process has shown since is not in the log
     └── Ended                      the stream has its terminal event
 """
 
@@ -34,6 +36,10 @@ _LOG_ID_ALPHABET = string.ascii_lowercase + string.digits
 
 class Fenced(Exception):
     """Another producer has claimed the stream; this one must end."""
+
+
+class Forked(Fenced):
+    """Another producer has claimed the stream, and what was shown here while the log was away will never be in it."""
 
 
 class Ended(Exception):
@@ -110,6 +116,12 @@ class EventLog(Protocol):
 
     async def aclose(self) -> None:
         """Commit what was appended, let go of files, sockets and threads, and wake who waits. Nothing may follow."""
+
+
+class DurableLog(EventLog, Protocol):
+    """One that keeps events outside this process, and lets others wake who waits for them here."""
+
+    waiters: Waiters
 
 
 class Waiters:

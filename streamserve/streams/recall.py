@@ -41,7 +41,8 @@ async def recall(
         await stream.catch_up()
     except KeyError:
         return None
-    return stream if stream.last_seq else None
+    # Finished, and without an end in the log: that was shown elsewhere while the log was away, and is not there (yet).
+    return stream if stream.last_seq and (stream.terminal is not None or not record.is_finished) else None
 
 
 def _request_of(record: Record) -> GenerateRequest:

@@ -102,8 +102,8 @@ class RedisLog:
         self._prefix = prefix
         self._client = connect(url, patience_seconds)
         self._calls = Calls(self._client, patience_seconds, _SCRIPTS)
-        self._waiters = Waiters()
-        self._news = _News(self._client, self._key, self._waiters)
+        self.waiters = Waiters()
+        self._news = _News(self._client, self._key, self.waiters)
         self._recent = RecentEvents()
         self._known: dict[str, int] = {}  # last seq of the logs that this process appends to
         self._retention_ms = int(retention_seconds * 1000)
@@ -117,7 +117,7 @@ class RedisLog:
             if events and last_seq > 0:
                 self._known[log_id] = last_seq
                 self._recent.add(log_id, last_seq, events, [len(body) for body in bodies])
-            self._waiters.wake(log_id, last_seq)
+            self.waiters.wake(log_id, last_seq)
 
         known, now = self._known.get(log_id, 0), int(time.time())
         head = (
@@ -150,17 +150,17 @@ class RedisLog:
     async def wait(self, log_id: str, after: int) -> None:
         if self._recent.last_seq(log_id) <= after:
             self._news.follow(log_id)
-            await self._waiters.wait(log_id, after)
+            await self.waiters.wait(log_id, after)
 
     async def seal(self, log_id: str) -> None:
         self._known.pop(log_id, None)
-        self._waiters.wake(log_id)
+        self.waiters.wake(log_id)
 
     async def drop(self, log_id: str) -> None:
         await self._script(_DROP, log_id, self._key(log_id, "news"))
         self._known.pop(log_id, None)
         self._recent.drop(log_id)
-        self._waiters.wake(log_id)
+        self.waiters.wake(log_id)
 
     async def purge(self, before: float) -> int:
         """Redis forgets by itself; this is for what must go sooner."""
@@ -181,7 +181,7 @@ class RedisLog:
         await self._calls.aclose()
         await self._news.aclose()
         await self._client.aclose()
-        self._waiters.wake_all()
+        self.waiters.wake_all()
 
     async def _script(self, text: str, log_id: str, *args: object, note: Callable[[Any], None] | None = None) -> Any:
         keys = self._key(log_id, "head"), self._key(log_id, "events")

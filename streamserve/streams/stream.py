@@ -32,7 +32,7 @@ from streamserve.protocol.requests import GenerateRequest
 from streamserve.streams.claim import Claim
 from streamserve.streams.followed import RETRY_SECONDS, FollowedStream
 from streamserve.streams.lead import Lead
-from streamserve.streams.log import Ended, EventLog, Fenced, LogLost, LogUnavailable, new_log_id
+from streamserve.streams.log import Ended, EventLog, Fenced, Forked, LogLost, LogUnavailable, new_log_id
 from streamserve.streams.parking import MESSAGES, NO_READER, Parking
 from streamserve.streams.readers import Reader
 from streamserve.streams.settings import StreamSettings
@@ -123,7 +123,8 @@ class Stream(FollowedStream):
 
     def shut_down(self) -> None:
         """End the stream because the server stops; one that others can go on with is only let go of."""
-        if self.claim.is_shared and self._ending is None and not (self.claim.is_held and self.on_disconnect == "abort"):
+        can_go_on = self.claim.is_shared and self.is_resumable
+        if can_go_on and self._ending is None and not (self.claim.is_held and self.on_disconnect == "abort"):
             self._has_left = True
             self._cancel()
             self._news.set()
@@ -196,7 +197,8 @@ class Stream(FollowedStream):
         while self.terminal is None and not self._has_left:
             try:
                 await (self._produce() if self.claim.is_held else self._follow())
-            except LogLost:
+            except (Forked, LogLost) as loss:
+                self.is_forked = isinstance(loss, Forked)
                 raise
             except (Fenced, Ended, LogUnavailable) as reason:
                 if not self.claim.lose():
@@ -214,12 +216,20 @@ class Stream(FollowedStream):
             await self._relay(self._generation)
         elif (seconds := self._seconds_left()) == 0:
             await self._readmit()
+        elif not (self.is_resumable and self._says_resumable):
+            await self._outlast(seconds)
         elif self._is_wanted or not self.claim.is_shared:
             await self._change(seconds)
         else:
             await self.claim.release()
             if self.claim.is_held:
                 await self._change(RETRY_SECONDS)
+
+    async def _outlast(self, seconds: float | None) -> None:
+        """Hold the stream while its log is away, for nobody else can go on with it; hear when that is over."""
+        await self._change(min(RETRY_SECONDS, seconds or RETRY_SECONDS))
+        await self._log.append(self.log_id, self.claim.fence, [])  # raises what has become of it
+        await self._append(self._log_news())
 
     def _take_over(self) -> None:
         self._arm_timeout()
@@ -300,6 +310,7 @@ class Stream(FollowedStream):
                 self._is_committing_end = False
             for seq, event in enumerate(batch, last_seq - len(batch) + 1):
                 self._note(event, seq)
+            await self._append(self._log_news())
 
     async def _fail(self, error: Error) -> None:
         """Commit `error` if the stream has no end yet. A log that cannot take even that leaves it without one."""

@@ -16,7 +16,7 @@ from streamserve.dialects.base import coalesce
 from streamserve.protocol.errors import BadRequest, Gone, QuotaExceeded
 from streamserve.protocol.events import LoggedEvent, Token, is_terminal
 from streamserve.streams.directory import Streams
-from streamserve.streams.log import EventLog
+from streamserve.streams.log import EventLog, Forked
 from streamserve.streams.stream import Reader, Stream
 
 # Events read at once; also how many a replay may go through before other tasks get their turn.
@@ -25,10 +25,14 @@ _PAGE = 64
 
 async def read_page(log: EventLog, stream: Stream, after: int, limit: int = _PAGE) -> list[LoggedEvent]:
     """Return the committed events that follow `after`, one page at most. Raises Gone for a stream that was dropped."""
+    if stream.is_forked:
+        raise BrokenStream(stream.id)
     try:
         return await log.read(stream.log_id, after, min(limit, _PAGE))
     except KeyError:
         raise Gone("The stream's events are no longer kept.") from None
+    except Forked:
+        raise BrokenStream(stream.id) from None
 
 
 class BrokenStream(Exception):

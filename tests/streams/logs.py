@@ -14,6 +14,7 @@ from streamserve.protocol.events import Event, LoggedEvent
 from streamserve.streams.file_log import FileLog
 from streamserve.streams.log import EventLog, MemoryLog
 from streamserve.streams.redis_log import RedisLog
+from streamserve.streams.spare_log import SpareLog
 from tests.streams.redis_server import RedisServer
 
 MakeLog = Callable[[], EventLog]
@@ -26,7 +27,7 @@ def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServ
         yield server
 
 
-@pytest.fixture(params=["memory", "file", "file, full sync", "redis"])
+@pytest.fixture(params=["memory", "file", "file, full sync", "redis", "spare"])
 async def make_log(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[MakeLog]:
     """Each kind in turn. In memory there is one per process, hence one per test."""
     made: list[EventLog] = []
@@ -37,7 +38,8 @@ async def make_log(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncItera
         if kind == "memory":
             made[:] = made or [MemoryLog()]
             return made[0]
-        log = FileLog(path, is_full_sync=kind != "file") if server is None else RedisLog(server.url)
+        log = FileLog(path, is_full_sync="sync" in kind) if server is None else RedisLog(server.url)
+        log = SpareLog(log) if kind == "spare" else log
         made.append(log)
         return log
 
