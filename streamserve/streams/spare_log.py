@@ -15,10 +15,12 @@ from __future__ import annotations
 import asyncio
 import copy
 import logging
+import math
 import time
 from collections.abc import Sequence
 from contextvars import Context
 from dataclasses import dataclass, field
+from typing import TypeGuard
 
 from streamserve.protocol.events import Event, LoggedEvent, is_terminal
 from streamserve.protocol.frames import decode_event, encode_event
@@ -101,21 +103,27 @@ class SpareLog:
     async def append(self, log_id: str, fence: int, events: Sequence[Event]) -> int:
         if (spare := self._spares.get(log_id)) is not None:
             return self._append_to(spare, fence, events)
-        written = self._written.pop(log_id, None)  # after anything but success it is not known
+        fence_before, last_seq = self._written.get(log_id, (None, 0))
         try:
             last_seq = await self._log.append(log_id, fence, events)
-        except LogUnavailable as reason:
-            if isinstance(reason, LogLost) or not events or written is None or written[0] != fence or self._is_closed:
+        except BaseException as reason:
+            self._written.pop(log_id, None)  # what is in the log is not known any more
+            if not events or fence_before != fence or self._is_closed or not _is_outage(reason):
                 raise
-            return self._begin(_Spare(log_id=log_id, fence=fence, base_seq=written[1], reason=reason), events)
-        if not events or not is_terminal(events[-1]):
-            self._written[log_id] = fence, last_seq
+            return self._begin(_Spare(log_id=log_id, fence=fence, base_seq=last_seq, reason=reason), events)
+        self._written[log_id] = fence, last_seq
         return last_seq
 
     async def read(self, log_id: str, after: int, limit: int = 512) -> list[LoggedEvent]:
+        if log_id not in self._spares:
+            try:
+                return await self._log.read(log_id, after, limit)
+            except LogUnavailable as reason:
+                if not _is_outage(reason) or after < self._last_seq_known(log_id):
+                    raise
         spare = self._spares.get(log_id)
         if spare is None:
-            return await self._log.read(log_id, after, limit)
+            return []
         if after < spare.base_seq:
             page = await self._log.read(log_id, after, limit)
             return [logged for logged in page if logged.seq <= spare.base_seq]  # later ones may be another producer's
@@ -171,6 +179,11 @@ class SpareLog:
         await self._log.aclose()
 
     # Spares
+
+    def _last_seq_known(self, log_id: str) -> float:
+        """How far a log is that this process writes: who has read to there needs no other. Infinite if it does not."""
+        spare = self._spares.get(log_id)
+        return spare.base_seq if spare is not None else self._written.get(log_id, (0, math.inf))[1]
 
     def _append_to(self, spare: _Spare, fence: int, events: Sequence[Event]) -> int:
         if fence < spare.fence:
@@ -260,7 +273,7 @@ class SpareLog:
         self._forget(spare)
         if spare.is_sealed:
             await self._log.seal(spare.log_id)
-        elif not spare.has_end:
+        else:
             self._written[spare.log_id] = spare.fence, spare.base_seq
 
     def _lose(self, spare: _Spare, loss: Exception) -> None:
@@ -282,6 +295,10 @@ class SpareLog:
 def outage_of(log: EventLog, log_id: str) -> Exception | None:
     """Return why `log` does not have that log durably; None if it does, or never has any."""
     return log.outage(log_id) if isinstance(log, SpareLog) else None
+
+
+def _is_outage(error: BaseException) -> TypeGuard[LogUnavailable]:
+    return isinstance(error, LogUnavailable) and not isinstance(error, LogLost)
 
 
 def _size(bodies: Sequence[bytes]) -> int:

@@ -229,7 +229,7 @@ class Stream(FollowedStream):
         """Hold the stream while its log is away, for nobody else can go on with it; hear when that is over."""
         await self._change(min(RETRY_SECONDS, seconds or RETRY_SECONDS))
         await self._log.append(self.log_id, self.claim.fence, [])  # raises what has become of it
-        await self._append(self._log_news())
+        await self._append([])
 
     def _take_over(self) -> None:
         self._arm_timeout()
@@ -300,8 +300,8 @@ class Stream(FollowedStream):
             await self._append([Status(status="waiting", message=message)])
 
     async def _append(self, events: Sequence[Event]) -> None:
-        """Commit `events` up to the first terminal one; what is not committed does not count."""
-        batch = [self._settled(event) for event in self.tally.fresh(events)]
+        """Commit `events` up to the first terminal one, and news of the log; what is not committed does not count."""
+        batch = self._log_news() + [self._settled(event) for event in self.tally.fresh(events)]
         if batch:
             self._is_committing_end = is_terminal(batch[-1])
             try:
@@ -310,7 +310,7 @@ class Stream(FollowedStream):
                 self._is_committing_end = False
             for seq, event in enumerate(batch, last_seq - len(batch) + 1):
                 self._note(event, seq)
-            await self._append(self._log_news())
+            await self._append([])  # the log may be away since
 
     async def _fail(self, error: Error) -> None:
         """Commit `error` if the stream has no end yet. A log that cannot take even that leaves it without one."""
