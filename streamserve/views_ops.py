@@ -13,6 +13,7 @@ from streamserve.metrics import CONTENT_TYPE, render_metrics
 from streamserve.protocol.errors import NotFound
 from streamserve.routes import ANYONE, OPS_CALLERS, Access, json_response, route
 from streamserve.runtime import get_clients, get_runtime, start_loading
+from streamserve.streams.spare_log import trouble_of
 
 _READ = ("GET", "HEAD")
 # What a state means to whoever asks, where the engine itself says nothing.
@@ -35,7 +36,12 @@ async def readyz(request: HttpRequest, principal: None) -> HttpResponseBase:
     start_loading()
     models = [client.describe() for client in get_clients().values()]
     reasons = [f"{model.alias} is {model.state}" for model in models if model.state != "ready"]
-    body = {"ready": not reasons, "reason": ", ".join(reasons), "models": [_progress(model) for model in models]}
+    body = {
+        "ready": not reasons,
+        "reason": ", ".join(reasons),
+        "log": trouble_of(get_runtime().log),
+        "models": [_progress(model) for model in models],
+    }
     return json_response(body, status=503 if reasons else 200)
 
 

@@ -14,6 +14,7 @@ from streamserve.streams.delivery import Delivery
 from streamserve.streams.directory import Streams
 from streamserve.streams.file_log import FileLog
 from streamserve.streams.settings import StreamSettings
+from streamserve.streams.spare_log import SpareLog
 from streamserve.streams.stream import Stream
 from streamserve.streams.workers import Workers
 from streamserve.sweep import Sweep
@@ -24,7 +25,7 @@ class Worker:
     """What runtime.py makes of these parts, with the engine of the test."""
 
     def __init__(self, folder: Path, client: EngineClient, settings: StreamSettings) -> None:
-        self.log = FileLog(folder / "streams.sqlite3")
+        self.log = SpareLog(FileLog(folder / "streams.sqlite3"))
         self.workers = Workers(folder / "workers")
         self.streams = Streams(
             {"echo": client}, self.log, settings, on_finished=self._finished, claims=RowClaims(self.workers)

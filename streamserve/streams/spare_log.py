@@ -297,6 +297,12 @@ def outage_of(log: EventLog, log_id: str) -> Exception | None:
     return log.outage(log_id) if isinstance(log, SpareLog) else None
 
 
+def trouble_of(log: EventLog) -> str:
+    """Return for operators why running streams go on in memory: a code of the log's errors; "ok" while none does."""
+    trouble = log.trouble if isinstance(log, SpareLog) else None
+    return "ok" if trouble is None else trouble.code
+
+
 def _is_outage(error: BaseException) -> TypeGuard[LogUnavailable]:
     return isinstance(error, LogUnavailable) and not isinstance(error, LogLost)
 

@@ -114,19 +114,21 @@ async def test_what_ends_meanwhile_is_written_back(outage: Outage, streams: Stre
     assert await everything(outage.other(), stream.log_id) == await read(streams, stream) == seen
 
 
-async def test_a_parked_stream_tells_too(outage: Outage, streams: Streams, scripted: ScriptedClient) -> None:
+async def test_a_parked_stream_tells_too(full: FullFile, scripted: ScriptedClient) -> None:
     """That the log is back is told although the engine has nothing to say."""
+    streams = Streams({"scripted": scripted}, full.log, StreamSettings(coalesce_tokens=0))
     stream = await streams.start(ask("scripted"), owner="o", tenant="t")
     stream_reader = asyncio.create_task(read(streams, stream))
     await until(lambda: stream.readers.num_holding == 1, "it is read")
-    await outage.begin()
+    await full.begin()
     scripted.last.push(*words(0, 2))
     await until(lambda: stream.last_seq == 4, "it is told that the log is away")
     stream_reader.cancel()
     await until(lambda: stream.state == "parked", "it is parked")
-    await outage.end()
+    await full.end()
     await until(lambda: stream.last_seq == 5, "it is told that the log is back")
-    assert (await outage.log.read(stream.log_id, 4))[0].event == Status(status="log_back", resumable=True)
+    assert (await full.log.read(stream.log_id, 4))[0].event == Status(status="log_back", resumable=True)
+    await streams.aclose()
 
 
 async def test_another_producer_meanwhile(full: FullFile, scripted: ScriptedClient) -> None:
@@ -231,10 +233,10 @@ async def test_a_write_back_nobody_was_told_of_is_in_once(full: FullFile) -> Non
     log, log_id = full.log, new_log_id()
     await log.append(log_id, 1, words(0, 1))
     full.store.is_full = True
-    await log.append(log_id, 1, words(1, 600))
+    await log.append(log_id, 1, words(1, 400))
     full.store.is_full, full.store.is_mute = False, True
     await back(log, log_id)
-    assert await everything(full.other(), log_id) == numbered(words(0, 600))
+    assert await everything(full.other(), log_id) == numbered(words(0, 400))
 
 
 async def test_a_stalled_redis_that_has_it_in_its_socket(tmp_path: Path) -> None:
