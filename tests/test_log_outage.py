@@ -19,6 +19,7 @@ from streamserve.streams.follow import follow
 from streamserve.streams.settings import StreamSettings
 from streamserve.streams.spare_log import SPARE_BYTES
 from streamserve.streams.stream import Stream
+from streamserve.streams.tail import BrokenStream
 from tests.conftest import Caller, body_of, until_ready
 from tests.stream_checks import check_native, check_native_part, text_of
 from tests.streams.fakes import Gate, ask, started_echo, until
@@ -210,7 +211,7 @@ async def test_another_worker_ends_it_meanwhile(
     assert there is not None
     await there.stop()
     await full.end()
-    with pytest.raises(Exception, match=stream.id):
+    with pytest.raises(BrokenStream):
         await reading
     gate.open()
     await stream.ended.wait()

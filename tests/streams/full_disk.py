@@ -1,4 +1,7 @@
-"""Fill the file system of a folder, append until the log says so, make room, append again. For test_file_log.py."""
+"""Fill the file system of a folder, append until the log says so, make room, append again. For test_file_log.py.
+
+Then the same with memory to spare: appends go on while there is no room, and are all there when there is.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,8 @@ from pathlib import Path
 
 from streamserve.streams.file_log import FileLog
 from streamserve.streams.log import LogFull
-from tests.streams.fakes import tok
+from streamserve.streams.spare_log import SpareLog
+from tests.streams.fakes import tok, until
 from tests.streams.logs import everything, numbered
 
 
@@ -35,10 +39,29 @@ async def main(folder: Path) -> None:
     assert await everything(FileLog(path), "a") == numbered([word] * (num_events + 5))
     print("recovered, ", end="")
     await log.aclose()
+    await _go_on(folder)
+    print("went on, ", end="")
     db = sqlite3.connect(path)
     assert db.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
     db.close()
     print("sound")
+
+
+async def _go_on(folder: Path) -> None:
+    path, ballast, word = folder / "streams.db", folder / "ballast", tok("word " * 20)
+    log = SpareLog(FileLog(path))
+    num_events = await log.append("b", 1, [word])
+    _fill(ballast)
+    while log.is_durable("b"):
+        num_events = await log.append("b", 1, [word])
+    for _ in range(500):
+        num_events = await log.append("b", 1, [word] * 3)
+    assert not log.is_durable("b")
+    assert await everything(log, "b") == numbered([word] * num_events)
+    os.unlink(ballast)
+    await until(lambda: log.is_durable("b"), "it is written back")
+    assert await everything(FileLog(path), "b") == numbered([word] * num_events)
+    await log.aclose()
 
 
 def _fill(ballast: Path) -> None:
