@@ -171,6 +171,31 @@ async def test_without_room_in_memory_it_stands_still(
     assert check_native(await two.read(stream.id)) == frames
 
 
+async def test_a_server_that_stops_while_it_stands_still(
+    one: Worker, two: Worker, gated: tuple[ThreadClient, Gate], full: FullFile
+) -> None:
+    """It is let go of at once, and the next process goes on when the log is back."""
+    gate = gated[1]
+    await one.log.aclose()
+    use(one, full, max_bytes=1000)
+    gate.allow(4)
+    stream = await one.start(ask(max_tokens=NUM_TOKENS, ignore_eos=True))
+    reading = asyncio.create_task(one.read(stream.id))
+    await until(lambda: stream.last_seq >= 3, "it runs")
+    await away(one, gate, stream, full)
+    gate.open()
+    await until(lambda: stream.claim.fence > 1, "it stands still, and asks for the log")
+    one.streams.shut_down()
+    seen = check_native_part(await reading)
+    assert stream.has_left
+    assert seen[-1].event != "done"
+    await full.end()
+    await one.aclose()
+    whole = check_native(await two.read(stream.id))
+    assert whole[: len(seen)] == seen
+    assert whole[-1].json["usage"]["completion_tokens"] == NUM_TOKENS
+
+
 @pytest.mark.parametrize("is_back", [True, False])
 async def test_a_server_that_stops_meanwhile(
     one: Worker, two: Worker, gated: tuple[ThreadClient, Gate], full: FullFile, is_back: bool

@@ -123,8 +123,8 @@ class Stream(FollowedStream):
 
     def shut_down(self) -> None:
         """End the stream because the server stops; one that others can go on with is only let go of."""
-        can_go_on = self.claim.is_shared and self.is_resumable
-        if can_go_on and self._ending is None and not (self.claim.is_held and self.on_disconnect == "abort"):
+        is_ours_alone = self.claim.is_held and (self.on_disconnect == "abort" or not self.is_resumable)
+        if self.claim.is_shared and self._ending is None and not is_ours_alone:
             self._has_left = True
             self._cancel()
             self._news.set()

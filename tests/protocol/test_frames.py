@@ -126,6 +126,17 @@ def test_deep_nesting_is_an_error() -> None:
         decode_event(b"\x92\xa5token" + b"\x91" * 100_000)
 
 
+def test_a_field_of_this_version_is_absent_in_older_logs() -> None:
+    """Then it has its default, and is not told to anybody; what is told stays as it is."""
+    data = msgspec.msgpack.encode(("status", {"status": "loading", "step": None, "of": None, "message": None}))
+    event = decode_event(data)
+    assert isinstance(event, Status)
+    assert (event.resumable, event.payload()) == (None, {"status": "loading"})
+    told = Status(status="log_full", resumable=False)
+    assert decode_event(encode_event(told)) == told
+    assert told.payload() == {"status": "log_full", "resumable": False}
+
+
 def test_a_field_of_a_later_version_is_skipped() -> None:
     """A log that a newer version wrote can be read."""
     data = msgspec.msgpack.encode(("status", {"status": "loading", "mood": "good"}))
