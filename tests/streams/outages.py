@@ -21,14 +21,26 @@ from tests.streams.fakes import tok
 from tests.streams.redis_server import RedisServer
 
 
+_PATIENCE_SECONDS = 20.0
+
+
 class FussyStore(FileStore):
     """Its file may not grow while `is_full`, and SQLite says so. `mute` commits, and then fails to say that."""
 
     is_full = is_mute = False
 
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self.refused_alone: set[str] = set()  # logs that found no room in a transaction of their own
+
     def transact(self, writes: Sequence[Write]) -> list[int | Refusal]:
         self._db().execute(f"PRAGMA max_page_count = {1 if self.is_full else 2**30}")
-        results = super().transact(writes)
+        try:
+            results = super().transact(writes)
+        except LogFull:
+            if len(writes) == 1:
+                self.refused_alone.add(getattr(writes[0], "log_id", ""))
+            raise
         if self.is_mute and any(getattr(write, "num_events", 0) for write in writes):
             raise LogUnavailable("Committed, but nobody was told.")
         return results
@@ -82,8 +94,8 @@ class FullFile(Outage):
         log_id, log = new_log_id(), self.filler
         await log.append(log_id, 1, [tok("x")])
         self.store.is_full = True
-        with contextlib.suppress(LogFull):
-            while True:
+        while log_id not in self.store.refused_alone:
+            with contextlib.suppress(LogFull):
                 await log.append(log_id, 1, [tok("x")])
 
     async def end(self) -> None:
@@ -96,26 +108,35 @@ class FullFile(Outage):
 
 
 class RedisAway(Outage):
-    """Killed, and started again."""
+    """Killed, and started again. Only then are calls given up soon: a slow Redis is none that is away."""
 
     refusal = ("log_down", 503)
 
-    def __init__(self, server: RedisServer) -> None:
+    def __init__(self, server: RedisServer, patience_seconds: float = _PATIENCE_SECONDS) -> None:
         self.server = server
+        self._patience_seconds = patience_seconds
+        self._inners: list[RedisLog] = []
         super().__init__()
 
     def other(self) -> RedisLog:
-        self._made.append(log := RedisLog(self.server.url, patience_seconds=20))
+        self._made.append(log := RedisLog(self.server.url, patience_seconds=_PATIENCE_SECONDS))
         return log
 
     async def begin(self) -> None:
         self.server.kill()
+        self._set_patience(0.0)
 
     async def end(self) -> None:
         await asyncio.to_thread(self.server.start)
+        self._set_patience(self._patience_seconds)
 
     def _inner(self) -> RedisLog:
-        return RedisLog(self.server.url, patience_seconds=0.2)
+        self._inners.append(RedisLog(self.server.url, patience_seconds=self._patience_seconds))
+        return self._inners[-1]
+
+    def _set_patience(self, seconds: float) -> None:
+        for log in self._inners:
+            log._calls._patience_seconds = seconds
 
 
 class FullRedis(RedisAway):

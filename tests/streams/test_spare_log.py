@@ -242,7 +242,7 @@ async def test_a_write_back_nobody_was_told_of_is_in_once(full: FullFile) -> Non
 async def test_a_stalled_redis_that_has_it_in_its_socket(tmp_path: Path) -> None:
     """Whether it finds what we gave up, or not: all is there once."""
     with RedisServer(tmp_path) as server:
-        place = RedisAway(server)
+        place = RedisAway(server, patience_seconds=1.0)
         for number in range(scaled(60, least=3)):
             log_id = f"log{number}"
             assert await place.log.append(log_id, 1, words(0, 1)) == 1
@@ -298,6 +298,25 @@ async def test_a_redis_that_forgot(tmp_path: Path) -> None:
         await place.aclose()
 
 
+@pytest.mark.parametrize("is_new", [False, True])
+async def test_a_log_that_is_gone(full: FullFile, is_new: bool) -> None:
+    """Dropped by another process, also if something of its name is there again: nothing is written back."""
+    log, log_id, other = full.log, new_log_id(), full.other()
+    await log.append(log_id, 1, words(0, 3))
+    await full.begin()
+    assert await log.append(log_id, 1, words(3, 4)) == 4
+    await other.drop(log_id)
+    if is_new:
+        await other.append(log_id, 1, words(7, 8))
+    await full.end()
+    await until(lambda: isinstance(log.outage(log_id), LogLost), "the loss is noticed")
+    with pytest.raises(LogLost):
+        await log.append(log_id, 1, words(4, 5))
+    await log.seal(log_id)
+    if is_new:
+        assert await everything(other, log_id) == numbered(words(7, 8))
+
+
 async def test_a_fence_found_at_the_write_back(full: FullFile) -> None:
     """Who wrote here hears of it with its next append, until it seals the log; readers keep to what was shown."""
     log, log_id = full.log, new_log_id()
@@ -310,6 +329,7 @@ async def test_a_fence_found_at_the_write_back(full: FullFile) -> None:
     for _ in range(2):
         with pytest.raises(Forked):
             await log.append(log_id, 1, words(3, 4))
+    assert await log.read(log_id, 0) == numbered(words(0, 1))  # what follows in the file is another's
     assert await log.read(log_id, 1) == numbered(words(1, 3), 2)
     with pytest.raises(Forked):
         await log.read(log_id, 3)
