@@ -20,7 +20,6 @@ from streamserve.streams.spare_log import SPARE_BYTES, SpareLog
 from tests.streams.fakes import tok
 from tests.streams.redis_server import RedisServer
 
-
 _PATIENCE_SECONDS = 20.0
 
 
