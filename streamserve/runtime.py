@@ -11,7 +11,7 @@ import dataclasses
 from collections.abc import Awaitable, Mapping
 from contextvars import Context
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import structlog
 
@@ -34,9 +34,6 @@ from streamserve.streams.stream import Stream
 from streamserve.streams.workers import Workers
 from streamserve.sweep import Sweep
 from streamserve.watches import Watches
-
-if TYPE_CHECKING:
-    from streamserve.streams.redis_log import RedisLog
 
 log = structlog.get_logger("streamserve")
 
@@ -83,7 +80,7 @@ async def check_log(event_log: EventLog) -> list[str]:
     """
     complaints: list[str] = []
     try:
-        complaints += await cast("RedisLog", event_log).check()
+        complaints += await cast(SpareLog, event_log).check()
     except LogUnavailable as error:
         complaints.append(f"{error.message} No answer can begin until it is back.")
     for complaint in complaints:

@@ -123,6 +123,9 @@ class DurableLog(EventLog, Protocol):
 
     waiters: Waiters
 
+    async def check(self) -> list[str]:
+        """Return what is wrong with how its place keeps things, a sentence each. Raises LogUnavailable."""
+
 
 class Waiters:
     """Who of this process waits for which log. One event loop."""

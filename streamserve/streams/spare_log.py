@@ -163,6 +163,10 @@ class SpareLog:
                 self._forget(spare)
         return 0 if self._waiting() else await self._log.purge(before)
 
+    async def check(self) -> list[str]:
+        """See `DurableLog`."""
+        return await self._log.check()
+
     async def aclose(self) -> None:
         """Try once more to write the spares back, and say what is lost."""
         self._is_closed = True
