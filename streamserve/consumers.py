@@ -1,15 +1,17 @@
-"""One Channels consumer for `/ws/streams`: it reads, relays and stops. Generation never runs inside `receive`.
+"""One Channels consumer for `/ws/streams`: it reads what a client asks, and does it. Generation never runs inside
+`receive`.
 
-Each stream it shows is relayed by a task of its own, so "stop" and a disconnect are seen at once. Tokens come from the
-log, never over the channel layer (which drops silently past 100 messages). One instance a socket, on the event loop.
+Messages are handled one after the other, in order; the streams they ask for are sent by tasks of their own (relays.py),
+so "stop" and a disconnect are seen at once. One instance a socket, on the event loop.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Mapping
-from contextlib import aclosing
+import time
+from collections.abc import Callable, Coroutine, Mapping
+from contextlib import suppress
 from contextvars import Context
 from typing import Any
 
@@ -17,46 +19,73 @@ import structlog
 from channels.consumer import AsyncConsumer
 from channels.db import database_sync_to_async
 from channels.exceptions import StopConsumer
-from django.conf import settings as django_settings
-from django.http.request import split_domain_port, validate_host
 
-from streamserve.auth import Principal, authenticate, check_same_origin
+from streamserve import usage
+from streamserve.auth import Principal, authenticate
 from streamserve.conf import get_settings
 from streamserve.dialects import native
-from streamserve.dialects.fields import Table, any_object, integer, read, required, text
+from streamserve.dialects.fields import read, required
+from streamserve.dialects.next_turn import NextTurn
+from streamserve.handshake import check_handshake, headers_of
 from streamserve.models import Stream as StreamRow
-from streamserve.protocol.errors import BadRequest, Forbidden, Gone, NotFound, StreamserveError, Unauthorized, to_body
+from streamserve.protocol.errors import (
+    BadRequest,
+    EngineUnavailable,
+    Gone,
+    NotFound,
+    StreamserveError,
+    Unauthorized,
+)
 from streamserve.protocol.json_body import decode_json
+from streamserve.relays import Relays, SocketGone
 from streamserve.rights import owners_without_rights
 from streamserve.routes import CHAT_CALLERS, Access, check_access
-from streamserve.runtime import get_runtime, get_streams
-from streamserve.streams.follow import follow
+from streamserve.runtime import begin_to_drain, get_runtime, get_streams
+from streamserve.socket_messages import (
+    CLOSES,
+    FIELDS,
+    GOING_DOWN,
+    NOT_TEXT,
+    TOO_BIG,
+    about,
+    failure,
+    internal_error,
+    started,
+)
 from streamserve.streams.stream import Stream
 
 log = structlog.get_logger("streamserve")
 
-TOO_BIG, NOT_TEXT = 1009, 1003
-CLOSE_CODES = {"rights_lost": 4401, "too_many_on_socket": 4429}  # errors that end the socket too
-MAX_SEQ = 2**53
-
-FIELDS: Mapping[str, Table] = {
-    "start": {"type": text(1, 16), "request": any_object, "ref": text(1, 64)},
-    "stop": {"type": text(1, 16), "id": text(32, 32), "seen_seq": integer(0, MAX_SEQ)},
-    "resume": {"type": text(1, 16), "id": text(32, 32), "after": integer(0, MAX_SEQ)},
-}
+_WITHOUT_RIGHTS = ("ack", "ping", "pong")  # they ask for nothing
 
 
 class StreamConsumer(AsyncConsumer):  # type: ignore[misc]  # channels ships no types
-    """start, stop, resume in; started, event, error out (docs/api.md)."""
+    """start, resume, ack, stop, input, ping in; started, event, error, farewell, pong out (docs/api.md)."""
 
     access = Access(callers=CHAT_CALLERS, methods=("WEBSOCKET",))
 
+    def __init__(self) -> None:
+        self._relays = Relays(self._send, self._leave)
+        self._tasks: list[asyncio.Task[None]] = []
+        self._on_drain: set[Callable[[], None]] = set()
+        self._has_closed = False
+        self._sent_at = time.monotonic()
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """Serve one socket. However it ends, its reader has left the streams then."""
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._on_drain.discard(self._begin_to_leave)
+            for task in self._tasks:
+                task.cancel()
+            await self._relays.aclose()
+
     async def websocket_connect(self, message: Mapping[str, Any]) -> None:
         """Accept a caller who may chat, from our own pages or from no page."""
-        self._relays: dict[str, asyncio.Task[None]] = {}
-        headers = _headers(self.scope)
+        headers = headers_of(self.scope)
         try:
-            _check_handshake(self.scope, headers)
+            check_handshake(self.scope, headers)
             principal = await authenticate(headers, self.scope.get("user"), self.scope.get("session"))
             check_access(self.access, principal)
         except StreamserveError:
@@ -64,104 +93,136 @@ class StreamConsumer(AsyncConsumer):  # type: ignore[misc]  # channels ships no 
             return
         assert principal is not None
         self._principal: Principal = principal
+        self._hear_of_drain()
         await self.send({"type": "websocket.accept"})
+        seconds = get_settings().streams.ping_seconds
+        if seconds:
+            self._spawn(self._ping(seconds))
 
     async def websocket_receive(self, message: Mapping[str, Any]) -> None:
         """Do what one message asks; what is wrong with it is answered, not punished."""
-        frame = message.get("text")
-        if frame is None:
-            await self._close(NOT_TEXT)
-            return
-        body = frame.encode("utf-8", "surrogatepass")
-        if len(body) > get_settings().limits.max_websocket_message_bytes:
-            await self._close(TOO_BIG)
-            return
-        about: dict[str, Any] = {}
-        try:
-            await self._handle(body, about)
-        except StreamserveError as error:
-            await self._send({"type": "error", **about, **native.error_json(to_body(error))})
-            if error.code in CLOSE_CODES:
-                await self._close(CLOSE_CODES[error.code])
-        except Exception:
-            # The edge of a socket: the cause is logged, the client learns that it was not its fault.
-            log.exception("websocket_message_failed", **about)
-            await self._send({"type": "error", **about, **native.error_json(to_body(_internal()))})
+        if self._has_closed:
+            return  # sent before the client knew
+        with suppress(SocketGone):
+            frame = message.get("text")
+            if frame is None:
+                await self._close(NOT_TEXT)
+                return
+            body = frame.encode("utf-8", "surrogatepass")
+            if len(body) > get_settings().limits.max_websocket_message_bytes:
+                await self._close(TOO_BIG)
+                return
+            await self._answer(body)
+
+    def _hear_of_drain(self) -> None:
+        """Be told when the server begins to go down, if it is one that says so (asgi/flow_drain.py)."""
+        drain = self.scope.get("extensions", {}).get("streamserve.flow", {}).get("drain")
+        if drain is not None:
+            drain.on_drain(begin_to_drain)
+            self._on_drain = get_runtime().on_drain
+            self._on_drain.add(self._begin_to_leave)
+
+    def _begin_to_leave(self) -> None:
+        """Take nothing new, and close once nothing is shown."""
+        self._relays.is_leaving = True
+        if not self._relays:
+            self._spawn(self._leave())
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run `work` beside the messages, in an empty context, until the socket ends."""
+        self._tasks.append(asyncio.get_running_loop().create_task(work, context=Context()))
 
     async def websocket_disconnect(self, message: Mapping[str, Any]) -> None:
-        """The reader has left: end the relays, which counts it out of its streams."""
-        relays = list(self._relays.values())
-        for relay in relays:
-            relay.cancel()
-        await asyncio.gather(*relays, return_exceptions=True)
+        """The client has left."""
         raise StopConsumer
 
-    async def _handle(self, body: bytes, about: dict[str, Any]) -> None:
-        """Read one message and act on it. `about` is filled with what an error answer should refer to."""
+    async def _answer(self, body: bytes) -> None:
+        subject: dict[str, Any] = {}
+        try:
+            await self._handle(body, subject)
+        except StreamserveError as error:
+            await self._send(failure(error, subject))
+            if error.code in CLOSES:
+                await self._close(CLOSES[error.code])
+        except SocketGone:
+            raise
+        except Exception:
+            # The edge of a socket: the cause is logged, the client learns that it was not its fault.
+            log.exception("websocket_message_failed", **subject)
+            await self._send(failure(internal_error(), subject))
+
+    async def _handle(self, body: bytes, subject: dict[str, Any]) -> None:
+        """Read one message and act on it. `subject` is filled with what an error answer should refer to."""
         values = decode_json(body, get_settings().limits)
         kind = values.get("type")
         if not isinstance(kind, str) or kind not in FIELDS:
             raise BadRequest(f"'type' is one of {', '.join(FIELDS)}.", code="unknown_type", param="type")
-        about |= {name: values[name] for name in ("ref", "id") if _is_short_text(values.get(name))}
-        checked = read(values, FIELDS[kind])
-        await self._check_rights()
-        if kind == "start":
-            await self._start(checked)
-        elif kind == "stop":
-            await self._stop(checked)
-        else:
-            await self._resume(checked)
+        subject |= about(values)
+        message = read(values, FIELDS[kind])
+        if kind not in _WITHOUT_RIGHTS:
+            await self._check_rights()
+        await getattr(self, f"_on_{kind}")(message)
 
-    async def _start(self, message: Mapping[str, Any]) -> None:
-        await self._check_room()
+    ### What a client sends
+
+    async def _on_start(self, message: Mapping[str, Any]) -> None:
+        self._check_room()
         settings = get_settings()
         body = required(message, "request")
-        asked = native.parse(body, settings.limits, default_model=settings.default_model)
-        stream = await get_runtime().start_stream(self._principal, asked.generate, on_disconnect=asked.on_disconnect)
-        await self._send({"type": "started", "id": stream.id, "log_id": stream.log_id, "ref": message.get("ref")})
-        self._relay(stream, 0)
+        await self._begin(native.parse(body, settings.limits, default_model=settings.default_model), message)
 
-    async def _resume(self, message: Mapping[str, Any]) -> None:
-        await self._check_room()
-        stream = await self._own_stream(required(message, "id"))
+    async def _on_resume(self, message: Mapping[str, Any]) -> None:
+        stream_id = required(message, "id")
+        self._check_room(beside=stream_id)
+        stream = await self._own_stream(stream_id)
         after = message.get("after", 0)
-        if stream is None or after > stream.last_seq:
-            raise Gone("These events are no longer kept. Ask the question again.")
-        self._relay(stream, after)
+        if after > stream.last_seq:
+            raise _gone()
+        self._relays.show(get_streams(), stream, after, message.get("credit"))
 
-    async def _stop(self, message: Mapping[str, Any]) -> None:
-        stream = await self._own_stream(required(message, "id"))
-        if stream is not None:
+    async def _on_ack(self, message: Mapping[str, Any]) -> None:
+        self._relays.ack(required(message, "id"), required(message, "seq"))
+
+    async def _on_stop(self, message: Mapping[str, Any]) -> None:
+        stream_id = required(message, "id")
+        with suppress(Gone):  # nothing is left to be stopped
+            stream = await self._own_stream(stream_id)
             await stream.stop(message.get("seen_seq"))
 
-    async def _own_stream(self, stream_id: str) -> Stream | None:
-        """Return the stream, None if its events are gone. Raises NotFound unless it is the caller's."""
+    async def _on_input(self, message: Mapping[str, Any]) -> None:
+        """Stop the answer, and go on with its conversation. Refused before anything is stopped, where it can be."""
+        stream_id = required(message, "id")
+        turn = NextTurn(message, get_settings().limits)
+        self._check_room(beside=stream_id)
+        stream = await self._own_stream(stream_id)
+        turn.after(stream.request, "", stream.on_disconnect)
+        await stream.stop(message.get("seen_seq"))
+        if stream.terminal is None:
+            raise EngineUnavailable("The server is shutting down.")
+        answer = await usage.answer_text(get_streams().log, stream.log_id)
+        await self._begin(turn.after(stream.request, answer, stream.on_disconnect), message)
+
+    async def _on_ping(self, message: Mapping[str, Any]) -> None:
+        await self._send({**message, "type": "pong"})
+
+    async def _on_pong(self, message: Mapping[str, Any]) -> None:
+        """The answer to a ping of ours; that it could be sent was enough."""
+
+    async def _begin(self, asked: native.NativeRequest, message: Mapping[str, Any]) -> None:
+        stream = await get_runtime().start_stream(self._principal, asked.generate, on_disconnect=asked.on_disconnect)
+        await self._send(started(stream, message))
+        self._relays.show(get_streams(), stream, 0, message.get("credit"))
+
+    ### What it takes
+
+    async def _own_stream(self, stream_id: str) -> Stream:
+        """Return the stream. Raises NotFound unless it is the caller's, Gone if its events are no longer kept."""
         if not await StreamRow.objects.for_principal(self._principal).filter(pk=stream_id).aexists():
             raise NotFound("There is no stream of that id.", code="stream_not_found")
-        return await get_streams().reach(stream_id)
-
-    def _relay(self, stream: Stream, after: int) -> None:
-        """Show `stream` from `after` on; a relay of the same stream that runs already is replaced."""
-        before = self._relays.pop(stream.id, None)
-        if before is not None:
-            before.cancel()
-        relay = asyncio.get_running_loop().create_task(self._forward(stream, after), context=Context())
-        self._relays[stream.id] = relay
-
-    async def _forward(self, stream: Stream, after: int) -> None:
-        """Send the events of one stream, as far as the socket takes them."""
-        try:
-            async with aclosing(follow(get_streams(), stream, after)) as events:
-                async for logged in events:
-                    await self._send(native.websocket_message(stream.id, stream.log_id, logged))
-        except StreamserveError as error:
-            await self._send({"type": "error", "id": stream.id, **native.error_json(to_body(error))})
-        except Exception:
-            log.exception("websocket_relay_failed", stream_id=stream.id)
-            await self._send({"type": "error", "id": stream.id, **native.error_json(to_body(_internal()))})
-        finally:
-            if self._relays.get(stream.id) is asyncio.current_task():
-                del self._relays[stream.id]
+        stream = await get_streams().reach(stream_id)
+        if stream is None:
+            raise _gone()
+        return stream
 
     async def _check_rights(self) -> None:
         """A socket may outlive a key or an account: look again before each thing it asks for."""
@@ -169,52 +230,49 @@ class StreamConsumer(AsyncConsumer):  # type: ignore[misc]  # channels ships no 
         if await database_sync_to_async(owners_without_rights)(owners):
             raise Unauthorized("Your key or account is no longer active.", code="rights_lost")
 
-    async def _check_room(self) -> None:
-        if len(self._relays) >= get_settings().limits.max_streams_per_principal:
+    def _check_room(self, beside: str = "") -> None:
+        """Refuse one stream too many, and any while the server goes down; `beside` is one that makes room for it."""
+        if self._relays.is_leaving:
+            raise EngineUnavailable("The server is restarting. Connect again.", retry_after=1)
+        num_shown = len(self._relays) - (beside in self._relays)
+        if num_shown >= get_settings().limits.max_streams_per_principal:
             raise BadRequest("This socket shows as many streams as it may. Open another.", code="too_many_on_socket")
 
+    ### What the client is sent
+
+    async def _ping(self, seconds: float) -> None:
+        """Send a ping after `seconds` in which nothing was sent, again and again."""
+        with suppress(SocketGone):
+            while True:
+                left = self._sent_at + seconds - time.monotonic()
+                if left > 0:
+                    await asyncio.sleep(left)
+                else:
+                    await self._send({"type": "ping"})
+
     async def _send(self, value: Mapping[str, Any]) -> None:
-        await self.send({"type": "websocket.send", "text": json.dumps(value, ensure_ascii=False)})
+        """Send a message once there is room for it. Raises SocketGone; the disconnect follows."""
+        if self._has_closed:
+            raise SocketGone
+        await self._send_raw({"type": "websocket.send", "text": json.dumps(value, ensure_ascii=False)})
+
+    async def _leave(self) -> None:
+        """Everything shown here has been told where it goes on."""
+        with suppress(SocketGone):
+            await self._close(GOING_DOWN)
 
     async def _close(self, code: int) -> None:
-        await self.send({"type": "websocket.close", "code": code})
+        if not self._has_closed:
+            self._has_closed = True
+            await self._send_raw({"type": "websocket.close", "code": code})
+
+    async def _send_raw(self, message: Mapping[str, Any]) -> None:
+        self._sent_at = time.monotonic()
+        try:
+            await self.send(message)
+        except OSError:  # what uvicorn raises (ASGI 3, "Disconnected client")
+            raise SocketGone from None
 
 
-def _headers(scope: Mapping[str, Any]) -> dict[str, str]:
-    """Return the handshake's headers by lower-case name. One sent twice is joined, and then matches nothing."""
-    out: dict[str, str] = {}
-    for raw_name, raw_value in scope["headers"]:
-        name, value = raw_name.decode("latin-1").lower(), raw_value.decode("latin-1")
-        out[name] = f"{out[name]},{value}" if name in out else value
-    return out
-
-
-def _check_handshake(scope: Mapping[str, Any], headers: Mapping[str, str]) -> None:
-    """Check Host as Django does for HTTP; with cookies, insist on an Origin of ours."""
-    host = headers.get("host", "")
-    allowed = django_settings.ALLOWED_HOSTS or ([".localhost", "127.0.0.1", "[::1]"] if django_settings.DEBUG else [])
-    if not validate_host(split_domain_port(host)[0], allowed):
-        raise Forbidden("This host is not in ALLOWED_HOSTS.")
-    if "authorization" in headers or "x-api-key" in headers:
-        return
-    if "cookie" in headers and "origin" not in headers:
-        raise Forbidden("A handshake with cookies needs an Origin.", code="cross_origin")
-    check_same_origin(headers, scheme=_page_scheme(scope, headers), host=host)
-
-
-def _page_scheme(scope: Mapping[str, Any], headers: Mapping[str, str]) -> str:
-    """Return the scheme of the pages that this socket belongs to; behind a proxy with TLS, as Django is told of it."""
-    if django_settings.SECURE_PROXY_SSL_HEADER:
-        name, secure = django_settings.SECURE_PROXY_SSL_HEADER
-        told = headers.get(name.removeprefix("HTTP_").replace("_", "-").lower())
-        if told is not None:
-            return "https" if told.partition(",")[0].strip() == secure else "http"
-    return {"ws": "http", "wss": "https"}.get(scope.get("scheme", "ws"), "http")
-
-
-def _is_short_text(value: object) -> bool:
-    return isinstance(value, str) and len(value) <= 64
-
-
-def _internal() -> StreamserveError:
-    return StreamserveError("The server failed on this message. Its log has the cause.")
+def _gone() -> Gone:
+    return Gone("These events are no longer kept. Ask the question again.")

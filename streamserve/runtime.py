@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextvars import Context
 from pathlib import Path
 from typing import Any, cast
@@ -94,6 +94,7 @@ class Runtime:
     def __init__(self, settings: Settings, loop: asyncio.AbstractEventLoop) -> None:
         self.settings = settings
         self.loop = loop
+        self.on_drain: set[Callable[[], None]] = set()  # open WebSockets
         self.log = log_for(settings)
         self.checking: asyncio.Task[list[str]] | None = None
         if settings.log.startswith(LOG_SCHEMES):
@@ -199,6 +200,13 @@ def start_loading() -> None:
     """Begin loading every model that has not begun; returns at once."""
     for client in get_clients().values():
         client.start()
+
+
+def begin_to_drain() -> None:
+    """Have WebSockets end once nothing is shown on them. For servers that begin to go down; on the loop."""
+    if _runtime is not None:
+        for begin_to_leave in list(_runtime.on_drain):
+            begin_to_leave()
 
 
 def shut_down_streams() -> None:

@@ -20,6 +20,7 @@ from streamserve.dialects.fields import (
     required,
     text,
     wrong_type,
+    wrong_value,
 )
 from streamserve.protocol.errors import BadRequest, PromptTooLong, StreamserveError
 from streamserve.protocol.json_body import decode_json
@@ -43,7 +44,7 @@ def messages(limits: Limits) -> Reader:
         turns: tuple[Message, ...] = list_of(
             lambda turn, where: _message(turn, where, table, limits), low=1, high=limits.max_messages
         )(value, param)
-        _refuse_too_long(turns, param, limits)
+        refuse_too_long(turns, param, limits)
         return turns
 
     return reader
@@ -152,7 +153,10 @@ def _unsupported(value: Any, param: str) -> Any:
     raise BadRequest(f"{param} is not supported.", code="unsupported_content", param=param)
 
 
-def _refuse_too_long(turns: Sequence[Message], param: str, limits: Limits) -> None:
+def refuse_too_long(turns: Sequence[Message], param: str, limits: Limits) -> None:
+    """Raise `BadRequest` for a conversation of too many turns, or of too many characters in all."""
+    if len(turns) > limits.max_messages:
+        wrong_value(param, f"has {len(turns):,} items; the limit is {limits.max_messages:,}")
     num_chars = sum(len(turn.content) + (len(str(turn.extra)) if turn.extra else 0) for turn in turns)
     if num_chars > limits.max_prompt_chars:
         raise PromptTooLong(

@@ -22,6 +22,8 @@ from streamserve.protocol.sse import CONTENT_TYPE, FIRST_BYTES, KEEPALIVE, frame
 FORMATS = ("native", "tokens", "text")
 ON_DISCONNECT = ("park", "abort")
 
+on_disconnect = one_of(*ON_DISCONNECT)
+
 _INTEGER = re.compile(r"-?[0-9]{1,20}")
 _DECIMAL = re.compile(r"-?[0-9]{1,20}\.[0-9]{1,20}")
 # Fields of a query that are text whatever they look like: `?prompt=42` asks "42".
@@ -39,7 +41,7 @@ class NativeRequest:
 
 def parse(body: Mapping[str, Any], limits: Limits, *, default_model: str) -> NativeRequest:
     """Check every field of a `POST /streams` body; raise `BadRequest` naming the first wrong one."""
-    own = {"format": one_of(*FORMATS), "on_disconnect": one_of(*ON_DISCONNECT)}
+    own = {"format": one_of(*FORMATS), "on_disconnect": on_disconnect}
     values = read(body, {**sampling_fields(limits), **request_fields(limits), **own})
     format = values.get("format", "native")
     if format != "native" and values.get("n", 1) > 1:

@@ -58,10 +58,10 @@ class GenerateRequest:
     `salt` keeps prefix-cache blocks apart between tenants ("" only where the server itself made the whole prompt).
     `output_token_ids[choice]` are tokens already shown to readers: an unparked or re-admitted stream sends them back,
     and generation continues after them. `unset` names the sampling fields that the caller left open: the model's
-    generation config fills those it has an opinion on. `arrived_at` is `time.monotonic()` of the first arrival (one
-    clock for all processes of a machine), `first_token_at` of the first token, when there was one.
-    `reader_tokens[choice]` says how many output tokens the furthest reader has received; None: nobody's reading is
-    waited for.
+    generation config fills those it has an opinion on, acceptance `seed` and `max_tokens`. `arrived_at` is
+    `time.monotonic()` of the first arrival (one clock for all processes of a machine), `first_token_at` of the first
+    token, when there was one. `reader_tokens[choice]` says how many output tokens the furthest reader has received;
+    None: nobody's reading is waited for.
     """
 
     model: str

@@ -7,13 +7,15 @@ from dataclasses import dataclass
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Reader:
-    """Someone attached to a stream. `seq` is the last event its transport has accepted.
+    """Someone attached to a stream. `seq` is the last event it has: that its transport accepted, or, of one that
+    `is_acking`, that it said it has.
 
     `is_paced`: the engine keeps to its pace. One that wants nothing before it can have all is not.
     """
 
     is_watcher: bool = False
     is_paced: bool = True
+    is_acking: bool = False
     transport: str = "sse"
     seq: int = 0
 

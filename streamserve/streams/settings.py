@@ -12,6 +12,7 @@ class StreamSettings:
     `coalesce_tokens` or `coalesce_seconds` 0 gives every token a frame of its own. `max_finished` bounds how many
     finished streams are kept for replay, oldest dropped first; `max_expired` how many dropped ids are remembered, so
     that they can be told (410) from ids that never were (404). `max_readers` bounds who may read one stream at a time.
+    `ping_seconds` of silence on a WebSocket are followed by a ping message; 0: never.
     """
 
     resume_window_seconds: float = 600.0
@@ -24,3 +25,4 @@ class StreamSettings:
     max_finished: int = 1000
     max_expired: int = 10_000
     max_readers: int = 64
+    ping_seconds: float = 0.0

@@ -386,8 +386,9 @@ class Stream(FollowedStream):
 def _fix(request: GenerateRequest, generation: Generation) -> GenerateRequest:
     """Return `request` with what acceptance has decided, so that asking again gives the same tokens."""
     accepted = generation.accepted
+    unset = tuple(name for name in ("seed", "max_tokens") if getattr(request.sampling, name) is None)
     sampling = replace(request.sampling, seed=accepted.seed, max_tokens=accepted.max_tokens)
-    return replace(request, sampling=sampling)
+    return replace(request, sampling=sampling, unset=request.unset + unset)
 
 
 def _meta(stream: Stream) -> Meta:

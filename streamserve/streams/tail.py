@@ -74,7 +74,8 @@ class Tail:
 
     async def next(self, silence_seconds: float | None = None) -> list[LoggedEvent]:
         """Return the next events, joined. [] after `silence_seconds` without any, or when none are to come."""
-        self._stream.moved(self._reader, self._given_seq)
+        if not self._reader.is_acking:
+            self._stream.moved(self._reader, self._given_seq)
         silent_at = None if silence_seconds is None else time.monotonic() + silence_seconds
         has_waited = False
         while not self.is_over:

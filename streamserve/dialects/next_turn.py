@@ -1,0 +1,76 @@
+"""The next turn of a conversation: the request before, what was answered, and what is said now → the next request.
+
+What the caller gave of the request before stands unless it is given anew; what it left open is open again. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from streamserve.dialects.fields import read
+from streamserve.dialects.generate import build, conflict, request_fields, sampling_fields
+from streamserve.dialects.messages import messages, refuse_too_long
+from streamserve.dialects.native import ON_DISCONNECT, NativeRequest, on_disconnect
+from streamserve.protocol.errors import BadRequest, Gone
+from streamserve.protocol.limits import Limits
+from streamserve.protocol.requests import GenerateRequest, Message
+
+CONVERSATION_ONLY = frozenset({"messages", "prompt", "n"})  # fields of a start that `request` cannot change
+
+
+class NextTurn:
+    """What is said now, checked. `text` or `messages` in `said`; in its `request`, fields that change."""
+
+    def __init__(self, said: Mapping[str, Any], limits: Limits) -> None:
+        if ("text" in said) == ("messages" in said):
+            code = "conflicting_fields" if "text" in said else "missing_field"
+            raise BadRequest("Send text or messages.", code=code, param="text")
+        self._turns = _user_turn(said["text"]) if "text" in said else messages(limits)(said["messages"], "messages")
+        self._limits = limits
+        table = {**sampling_fields(limits), **request_fields(limits), "on_disconnect": on_disconnect}
+        changeable = {name: reader for name, reader in table.items() if name not in CONVERSATION_ONLY}
+        self._changed = read(said.get("request", {}), changeable)
+
+    def after(self, before: GenerateRequest, answer: str, on_disconnect: str) -> NativeRequest:
+        """Return the request for `before`'s conversation, then `answer`, then what is said now.
+
+        Raises what `conversation` does, and BadRequest for one that is too long.
+        """
+        values = {"on_disconnect": on_disconnect, **_given(before, self._limits), **self._changed}
+        values["messages"] = (*conversation(before), Message(role="assistant", content=answer), *self._turns)
+        refuse_too_long(values["messages"], "messages", self._limits)
+        request = build(values, self._limits, default_model=before.model)
+        kept = values["on_disconnect"]
+        return NativeRequest(
+            generate=replace(request, latency_class=before.latency_class),
+            on_disconnect=kept if kept in ON_DISCONNECT else ON_DISCONNECT[0],
+        )
+
+
+def _user_turn(text: str) -> tuple[Message, ...]:
+    if not text:
+        raise BadRequest("text must not be empty.", code="empty_prompt", param="text")
+    return (Message(role="user", content=text),)
+
+
+def conversation(before: GenerateRequest) -> tuple[Message, ...]:
+    """Return the turns that can be gone on with. Raises BadRequest or Gone, and says what to do instead."""
+    if before.messages is None and before.prompt == "":  # a finished stream of another process (streams/recall.py)
+        message = "What was asked is no longer kept here. Send the whole conversation with start."
+        raise Gone(message, code="conversation_gone", param="id")
+    if before.messages is None:
+        message = "That stream continued a bare prompt, which has no turns. Send messages with start."
+        raise BadRequest(message, code="no_conversation", param="id")
+    if before.n > 1:
+        raise conflict("That stream has several answers. Choose one and send the conversation with start.", "id")
+    return before.messages
+
+
+def _given(before: GenerateRequest, limits: Limits) -> dict[str, Any]:
+    """Return the fields that the caller gave, as their readers have left them."""
+    names = set(sampling_fields(limits)) - set(before.unset)
+    sampling = {name: getattr(before.sampling, name) for name in names}
+    around = {"chat_template_kwargs": before.chat_template_kwargs, "timeout_seconds": before.timeout_seconds}
+    return {"model": before.model, **{name: value for name, value in (sampling | around).items() if value is not None}}
