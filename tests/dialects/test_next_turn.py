@@ -1,0 +1,128 @@
+"""Laws of the next turn: the conversation grows by the answer and what is said; what was given stands."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from streamserve.dialects import native
+from streamserve.dialects.next_turn import NextTurn
+from streamserve.protocol.errors import BadRequest, StreamserveError
+from streamserve.protocol.limits import Limits
+from streamserve.protocol.requests import GenerateRequest
+
+LIMITS = Limits()
+HELLO = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello", "name": "ann"}]
+GIVEN = {
+    "temperature": 0.5,
+    "top_k": 7,
+    "seed": 3,
+    "max_tokens": 20,
+    "stop": ["x"],
+    "logprobs": 2,
+    "ignore_eos": True,
+    "timeout_seconds": 9.0,
+    "chat_template_kwargs": {"thinking": True},
+}
+
+
+def asked(**fields: Any) -> GenerateRequest:
+    return native.parse({"messages": HELLO, **fields}, LIMITS, default_model="m").generate
+
+
+def accepted(request: GenerateRequest) -> GenerateRequest:
+    """Return it as a stream keeps it, with what acceptance has decided (streams/stream.py)."""
+    unset = tuple(name for name in ("seed", "max_tokens") if getattr(request.sampling, name) is None)
+    sampling = replace(request.sampling, seed=request.sampling.seed or 99, max_tokens=request.sampling.max_tokens or 99)
+    placed = replace(request, tenant="t", salt="s", stream_id="0" * 32, arrived_at=1.0, reader_tokens=(0,))
+    return replace(placed, sampling=sampling, unset=request.unset + unset)
+
+
+def next_turn(before: GenerateRequest, answer: str = "Hi.", on_disconnect: str = "park", **said: Any) -> Any:
+    return NextTurn({"text": "More.", **said} if "messages" not in said else said, LIMITS).after(
+        before, answer, on_disconnect
+    )
+
+
+@pytest.mark.parametrize("fields", [{}, GIVEN, {"temperature": 0.0}, {"model": "other"}])
+def test_the_next_turn_is_a_start_with_the_whole_conversation(fields: dict[str, Any]) -> None:
+    """The same value as the parsed body with every turn in it; what was left open is open again."""
+    turns = [*HELLO, {"role": "assistant", "content": "Hi."}, {"role": "user", "content": "More."}]
+    expected = native.parse({**fields, "messages": turns}, LIMITS, default_model="m")
+    assert next_turn(accepted(asked(**fields))) == expected
+
+
+def test_fields_given_anew_count() -> None:
+    """Each on its own; the others stand. A third turn builds on the second."""
+    changed = next_turn(accepted(asked(**GIVEN)), request={"temperature": 1.5, "max_tokens": 5, "top_p": 0.5})
+    turns = [*HELLO, {"role": "assistant", "content": "Hi."}, {"role": "user", "content": "More."}]
+    fields = {**GIVEN, "temperature": 1.5, "max_tokens": 5, "top_p": 0.5}
+    assert changed.generate == native.parse({**fields, "messages": turns}, LIMITS, default_model="m").generate
+    third = next_turn(accepted(changed.generate), "Ok.", messages=[{"role": "tool", "content": "4"}]).generate
+    assert [turn.content for turn in third.messages] == ["Be brief.", "Hello", "Hi.", "More.", "Ok.", "4"]
+    assert (third.sampling, third.n) == (changed.generate.sampling, 1)
+
+
+def test_an_answer_that_was_not_begun_is_an_empty_turn() -> None:
+    """Templates want user and assistant to take turns."""
+    turns = next_turn(asked(), "").generate.messages
+    assert [(turn.role, turn.content) for turn in turns[-2:]] == [("assistant", ""), ("user", "More.")]
+
+
+def test_what_a_readers_leaving_means() -> None:
+    """As before, or as given now; a stream that nobody may leave is followed by one that waits."""
+    assert next_turn(asked(), on_disconnect="abort").on_disconnect == "abort"
+    assert next_turn(asked(), on_disconnect="abort", request={"on_disconnect": "park"}).on_disconnect == "park"
+    assert next_turn(asked(), on_disconnect="finish").on_disconnect == "park"
+
+
+@pytest.mark.parametrize(
+    ("said", "code", "param"),
+    [
+        ({}, "missing_field", "text"),
+        ({"text": "a", "messages": HELLO}, "conflicting_fields", "text"),
+        ({"text": ""}, "empty_prompt", "text"),
+        ({"messages": []}, "invalid_value", "messages"),
+        ({"messages": [{"role": "user", "content": ""}]}, "empty_prompt", "messages[0].content"),
+        ({"text": "a", "request": {"messages": HELLO}}, "unknown_field", "messages"),
+        ({"text": "a", "request": {"prompt": "x"}}, "unknown_field", "prompt"),
+        ({"text": "a", "request": {"n": 2}}, "unknown_field", "n"),
+        ({"text": "a", "request": {"top_p": 7}}, "invalid_value", "top_p"),
+    ],
+)
+def test_what_is_said_is_checked_alone(said: dict[str, Any], code: str, param: str) -> None:
+    """Before anything is stopped."""
+    with pytest.raises(BadRequest) as caught:
+        NextTurn(said, LIMITS)
+    assert (caught.value.code, caught.value.param) == (code, param)
+
+
+@pytest.mark.parametrize(
+    ("before", "code"),
+    [
+        (GenerateRequest(model="m", prompt="once upon"), "no_conversation"),
+        (GenerateRequest(model="m", prompt_token_ids=(1, 2)), "no_conversation"),
+        (GenerateRequest(model="m", prompt=""), "conversation_gone"),
+        (asked(n=2), "conflicting_fields"),
+    ],
+)
+def test_what_has_no_conversation_is_refused(before: GenerateRequest, code: str) -> None:
+    """With the way out: start."""
+    with pytest.raises(StreamserveError) as caught:
+        next_turn(before)
+    assert caught.value.code == code
+    assert "with start" in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("limits", "code"),
+    [(Limits(max_messages=3), "invalid_value"), (Limits(max_prompt_chars=20), "context_length_exceeded")],
+)
+def test_the_whole_conversation_is_bounded(limits: Limits, code: str) -> None:
+    """Turn by turn it cannot grow past what one body may hold."""
+    turn = NextTurn({"text": "More."}, limits)
+    with pytest.raises(BadRequest) as caught:
+        turn.after(asked(), "Hi.", "park")
+    assert (caught.value.code, caught.value.param) == (code, "messages")
