@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import socket
 from collections.abc import Iterator
 from typing import Any
@@ -53,6 +54,13 @@ class Socket:
             self.receive()
         return mine
 
+    def events_acked(self, stream_id: str) -> list[dict[str, Any]]:
+        """Acknowledge every event until the terminal one has come; return what it was shown."""
+        while not _is_over(mine := self._events_of(stream_id), None):
+            self.send("ack", id=stream_id, seq=mine[-1]["seq"])
+            self.receive()
+        return mine
+
     def error_code(self) -> str:
         """Receive the next answer, which must be an error."""
         message = self.answer()
@@ -72,7 +80,7 @@ class Socket:
 
 
 def _is_over(events: list[dict[str, Any]], last: int | None) -> bool:
-    return bool(events) and (len(events) == last or events[-1]["event"] in ("done", "error"))
+    return bool(events) and (len(events) >= (last or math.inf) or events[-1]["event"] in ("done", "error"))
 
 
 @contextlib.contextmanager
