@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
 from typing import Any
@@ -203,3 +204,25 @@ async def test_behind_a_proxy_with_tls_the_page_is_https(
         connected, _ = await communicator.connect()
         await communicator.disconnect()
     assert connected == is_let_in
+
+
+@pytest.mark.parametrize("how", ["disconnect", "cancel"])
+async def test_however_a_socket_ends_its_reader_has_left(alice_key: str, how: str) -> None:
+    """Also one that waits for acks; what it read is parked, and nothing of it runs on."""
+    socket = connect(alice_key)
+    await socket.connect()
+    long = {**ASK, "max_tokens": 1000, "ignore_eos": True}
+    await socket.send_json_to({"type": "start", "request": long, "credit": 1})
+    started = await receive(socket)
+    assert (await receive(socket))["type"] == "event"
+    stream = runtime.get_streams().find(started["id"])
+    assert stream is not None
+    assert stream.readers.num_attached == 1
+    if how == "cancel":
+        socket.future.cancel()
+        await asyncio.wait([socket.future])
+    else:
+        await socket.disconnect()
+    assert stream.readers.num_attached == 0
+    assert stream.state == "parked"
+    assert not [task for task in asyncio.all_tasks() if task.get_name() == "relay"]

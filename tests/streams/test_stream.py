@@ -46,6 +46,15 @@ async def test_events_are_meta_then_the_engines_then_one_end(streams: Streams, s
     assert rest == [tok("a"), DONE]
 
 
+@pytest.mark.parametrize("given", [{}, {"seed": 5}, {"max_tokens": 9}, {"seed": 0, "max_tokens": 9}])
+async def test_what_acceptance_decided_is_told_from_what_was_given(streams: Streams, given: dict[str, int]) -> None:
+    """Asking again for the same answer repeats both; the next turn of the conversation only what the caller gave."""
+    stream = await start(streams, **{"seed": None, "max_tokens": None, **given}, unset=("top_k",))
+    assert stream.request.sampling.seed == 11, "the scripted engine draws that"
+    assert stream.request.sampling.max_tokens == given.get("max_tokens", 99)
+    assert set(stream.request.unset) == {"top_k", "seed", "max_tokens"} - set(given)
+
+
 @pytest.mark.parametrize("failure", [ValueError("secret"), None], ids=["raises", "ends without an end"])
 async def test_a_broken_generation_ends_in_internal_error(
     streams: Streams, scripted: ScriptedClient, caplog: pytest.LogCaptureFixture, failure: Exception | None
