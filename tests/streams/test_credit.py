@@ -15,6 +15,7 @@ from streamserve.streams.follow import Follow, collect, follow
 from streamserve.streams.log import MemoryLog
 from streamserve.streams.settings import StreamSettings
 from streamserve.streams.stream import Stream
+from tests.fakes import DEADLINE_SECONDS
 from tests.streams.fakes import Gate, ScriptedClient, ask, started_echo, tok, until
 
 DONE = Done(finish_reason="stop")
@@ -124,7 +125,8 @@ async def test_closing_ends_a_wait_for_credit(scripted: ScriptedClient) -> None:
     await asyncio.sleep(0)
     assert not waiting.done()
     events.close()
-    assert await waiting is None
+    async with asyncio.timeout(DEADLINE_SECONDS):
+        assert await waiting is None
     await streams.aclose()
 
 
@@ -156,7 +158,8 @@ async def test_the_engine_decodes_no_further_than_what_is_acknowledged(gate: Gat
             assert 0 < stream.lead.num_unread <= LEAD_TOKENS
             num_stops += 1
             events.ack(dice.randint(events.seq - 2, events.seq))
-    await reading
+    async with asyncio.timeout(DEADLINE_SECONDS):
+        await reading
     assert text_of(read) == reference
     assert num_stops >= 100 // LEAD_TOKENS - 1
     await streams.aclose()
