@@ -68,7 +68,7 @@ class StreamConsumer(AsyncConsumer):  # type: ignore[misc]  # channels ships no 
         self._relays = Relays(self._send, self._leave)
         self._tasks: list[asyncio.Task[None]] = []
         self._on_drain: set[Callable[[], None]] = set()
-        self._has_closed = False
+        self._is_busy = self._has_closed = False  # with a message; for good
         self._sent_at = time.monotonic()
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
@@ -93,8 +93,8 @@ class StreamConsumer(AsyncConsumer):  # type: ignore[misc]  # channels ships no 
             return
         assert principal is not None
         self._principal: Principal = principal
-        self._hear_of_drain()
         await self.send({"type": "websocket.accept"})
+        self._hear_of_drain()
         seconds = get_settings().streams.ping_seconds
         if seconds:
             self._spawn(self._ping(seconds))
@@ -103,16 +103,22 @@ class StreamConsumer(AsyncConsumer):  # type: ignore[misc]  # channels ships no 
         """Do what one message asks; what is wrong with it is answered, not punished."""
         if self._has_closed:
             return  # sent before the client knew
+        self._is_busy = True
         with suppress(SocketGone):
-            frame = message.get("text")
-            if frame is None:
-                await self._close(NOT_TEXT)
-                return
-            body = frame.encode("utf-8", "surrogatepass")
-            if len(body) > get_settings().limits.max_websocket_message_bytes:
-                await self._close(TOO_BIG)
-                return
-            await self._answer(body)
+            await self._receive(message.get("text"))
+        self._is_busy = False
+        if self._relays.is_leaving:
+            await self._leave()
+
+    async def _receive(self, frame: str | None) -> None:
+        if frame is None:
+            await self._close(NOT_TEXT)
+            return
+        body = frame.encode("utf-8", "surrogatepass")
+        if len(body) > get_settings().limits.max_websocket_message_bytes:
+            await self._close(TOO_BIG)
+            return
+        await self._answer(body)
 
     def _hear_of_drain(self) -> None:
         """Be told when the server begins to go down, if it is one that says so (asgi/flow_drain.py)."""
@@ -121,12 +127,13 @@ class StreamConsumer(AsyncConsumer):  # type: ignore[misc]  # channels ships no 
             drain.on_drain(begin_to_drain)
             self._on_drain = get_runtime().on_drain
             self._on_drain.add(self._begin_to_leave)
+            if drain.is_draining:
+                self._begin_to_leave()
 
     def _begin_to_leave(self) -> None:
         """Take nothing new, and close once nothing is shown."""
         self._relays.is_leaving = True
-        if not self._relays:
-            self._spawn(self._leave())
+        self._spawn(self._leave())
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         """Run `work` beside the messages, in an empty context, until the socket ends."""
@@ -257,9 +264,10 @@ class StreamConsumer(AsyncConsumer):  # type: ignore[misc]  # channels ships no 
         await self._send_raw({"type": "websocket.send", "text": json.dumps(value, ensure_ascii=False)})
 
     async def _leave(self) -> None:
-        """Everything shown here has been told where it goes on."""
-        with suppress(SocketGone):
-            await self._close(GOING_DOWN)
+        """Close, unless something is shown or asked for still: when that is over, this is called again."""
+        if not self._relays and not self._is_busy:
+            with suppress(SocketGone):
+                await self._close(GOING_DOWN)
 
     async def _close(self, code: int) -> None:
         if not self._has_closed:

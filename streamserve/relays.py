@@ -44,11 +44,11 @@ class _Relay:
 
 
 class Relays:
-    """See above. `on_left` is called when nothing is shown any more of a socket that is to be left."""
+    """See above. `is_leaving`: the socket is to be closed; then `on_end` is called after the end of each relay."""
 
-    def __init__(self, send: Send, on_left: Callable[[], Awaitable[None]]) -> None:
+    def __init__(self, send: Send, on_end: Callable[[], Awaitable[None]]) -> None:
         self.is_leaving = False
-        self._send, self._on_left = send, on_left
+        self._send, self._on_end = send, on_end
         self._shown: dict[str, _Relay] = {}
 
     def __len__(self) -> int:
@@ -91,8 +91,8 @@ class Relays:
             relay.events.close()
             if self._shown.get(relay.stream.id) is relay:
                 del self._shown[relay.stream.id]
-        if self.is_leaving and not self._shown:
-            await self._on_left()
+        if self.is_leaving:
+            await self._on_end()
 
     async def _send_all(self, relay: _Relay) -> None:
         """Send every event as far as the socket takes them, or say why not, or where to go on."""
