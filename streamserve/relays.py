@@ -62,7 +62,7 @@ class Relays:
 
         Raises BadRequest for an `after` past the last event, QuotaExceeded for one reader too many.
         """
-        before = self._shown.get(stream.id)
+        before = self._shown.pop(stream.id, None)
         if before is not None:
             before.end()
         relay = self._shown[stream.id] = _Relay(stream, follow(streams, stream, after, credit=credit))

@@ -14,6 +14,7 @@ from django.test import AsyncClient
 from django.test.utils import override_settings
 
 from streamserve import routing, runtime
+from streamserve.asgi.flow_drain import Drain
 from streamserve.models import ApiKey
 from tests.conftest import until_ready
 
@@ -37,7 +38,7 @@ async def socket(alice_key: str) -> AsyncIterator[WebsocketCommunicator]:
 
 
 async def receive(socket: WebsocketCommunicator) -> dict[str, Any]:
-    return json.loads(await socket.receive_from(timeout=10))  # type: ignore[no-any-return]
+    return json.loads(await socket.receive_from(timeout=30))  # type: ignore[no-any-return]
 
 
 async def until_end(socket: WebsocketCommunicator) -> list[dict[str, Any]]:
@@ -226,3 +227,52 @@ async def test_however_a_socket_ends_its_reader_has_left(alice_key: str, how: st
     assert stream.readers.num_attached == 0
     assert stream.state == "parked"
     assert not [task for task in asyncio.all_tasks() if task.get_name() == "relay"]
+
+
+async def test_what_is_in_hand_when_the_server_goes_down_is_answered(
+    alice_key: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A start that is being accepted comes to its end before its socket is closed; an idle socket is closed at once."""
+    drain, log = Drain(), runtime.get_runtime().log
+    is_in_hand, go_on, append = asyncio.Event(), asyncio.Event(), log.append
+
+    async def stall(*args: Any) -> int:
+        is_in_hand.set()
+        await go_on.wait()
+        return await append(*args)
+
+    busy, idle = connect(alice_key), connect(alice_key)
+    for socket in (busy, idle):
+        socket.scope["extensions"] = {"streamserve.flow": {"drain": drain}}
+        await socket.connect()
+    monkeypatch.setattr(log, "append", stall)
+    await busy.send_json_to({"type": "start", "request": ASK})
+    await is_in_hand.wait()
+    await drain.conduct(_House(), 0)
+    assert (await idle.receive_output(timeout=30))["code"] == 1012
+    await idle.send_json_to({"type": "ping"})
+    go_on.set()
+    assert (await receive(busy))["type"] == "started"
+    assert (await until_end(busy))[-1]["data"]["finish_reason"] == "length"
+    assert (await busy.receive_output(timeout=30))["code"] == 1012
+    late = connect(alice_key)
+    late.scope["extensions"] = {"streamserve.flow": {"drain": drain}}
+    await late.connect()
+    assert (await late.receive_output(timeout=30))["code"] == 1012
+    for socket in (busy, idle, late):
+        await socket.disconnect()
+    assert runtime.get_runtime().on_drain == set()
+
+
+class _House:
+    """A server that waits for nobody; it only says that it goes down."""
+
+    def is_busy(self) -> bool:
+        return False
+
+    is_running = has_unsent = is_busy
+
+    def stop_listening(self) -> None:
+        pass
+
+    end_all = cancel_all = stop_listening
