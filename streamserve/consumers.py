@@ -41,17 +41,7 @@ from streamserve.relays import Relays, SocketGone
 from streamserve.rights import owners_without_rights
 from streamserve.routes import CHAT_CALLERS, Access, check_access
 from streamserve.runtime import begin_to_drain, get_runtime, get_streams
-from streamserve.socket_messages import (
-    CLOSES,
-    FIELDS,
-    GOING_DOWN,
-    NOT_TEXT,
-    TOO_BIG,
-    about,
-    failure,
-    internal_error,
-    started,
-)
+from streamserve.socket_messages import CLOSES, FIELDS, CloseCode, about, failure, internal_error, started
 from streamserve.streams.stream import Stream
 
 log = structlog.get_logger("streamserve")
@@ -112,11 +102,11 @@ class StreamConsumer(AsyncConsumer):  # type: ignore[misc]  # channels ships no 
 
     async def _receive(self, frame: str | None) -> None:
         if frame is None:
-            await self._close(NOT_TEXT)
+            await self._close(CloseCode.NOT_TEXT)
             return
         body = frame.encode("utf-8", "surrogatepass")
         if len(body) > get_settings().limits.max_websocket_message_bytes:
-            await self._close(TOO_BIG)
+            await self._close(CloseCode.TOO_BIG)
             return
         await self._answer(body)
 
@@ -267,12 +257,12 @@ class StreamConsumer(AsyncConsumer):  # type: ignore[misc]  # channels ships no 
         """Close, unless something is shown or asked for still: when that is over, this is called again."""
         if not self._relays and not self._is_busy:
             with suppress(SocketGone):
-                await self._close(GOING_DOWN)
+                await self._close(CloseCode.GOING_DOWN)
 
-    async def _close(self, code: int) -> None:
+    async def _close(self, code: CloseCode) -> None:
         if not self._has_closed:
             self._has_closed = True
-            await self._send_raw({"type": "websocket.close", "code": code})
+            await self._send_raw({"type": "websocket.close", "code": int(code)})
 
     async def _send_raw(self, message: Mapping[str, Any]) -> None:
         self._sent_at = time.monotonic()

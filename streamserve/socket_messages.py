@@ -6,6 +6,7 @@ docs/api.md says the same in words; a test compares the two.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from enum import IntEnum
 from typing import Any
 
 from streamserve.dialects import native
@@ -14,10 +15,19 @@ from streamserve.protocol.errors import StreamserveError, to_body
 from streamserve.protocol.ids import event_id
 from streamserve.streams.stream import Stream
 
-# Close codes of ours (RFC 6455, 7.4, and its registry). Server and proxies have theirs: 1000, 1001, 1006, 1011.
-NOT_TEXT, TOO_BIG, GOING_DOWN = 1003, 1009, 1012
-RIGHTS_LOST, TOO_MANY = 4401, 4429
-CLOSES = {"rights_lost": RIGHTS_LOST, "too_many_on_socket": TOO_MANY}  # errors that end the socket too
+
+class CloseCode(IntEnum):
+    """Why we close (RFC 6455, 7.4, and its registry). Server and proxies have theirs: 1000, 1001, 1006, 1011."""
+
+    NOT_TEXT = 1003
+    TOO_BIG = 1009
+    GOING_DOWN = 1012
+    RIGHTS_LOST = 4401
+    TOO_MANY = 4429
+
+
+# Errors that end the socket too.
+CLOSES = {"rights_lost": CloseCode.RIGHTS_LOST, "too_many_on_socket": CloseCode.TOO_MANY}
 
 MAX_CREDIT = 1000
 _MAX_SEQ = 2**53

@@ -17,7 +17,7 @@ from streamserve.protocol.errors import BadRequest, Gone
 from streamserve.protocol.limits import Limits
 from streamserve.protocol.requests import GenerateRequest, Message
 
-CONVERSATION_ONLY = frozenset({"messages", "prompt", "n"})  # fields of a start that `request` cannot change
+_FIXED = frozenset({"messages", "prompt", "n"})  # fields of a start that `request` cannot change
 
 
 class NextTurn:
@@ -30,16 +30,16 @@ class NextTurn:
         self._turns = _user_turn(said["text"]) if "text" in said else messages(limits)(said["messages"], "messages")
         self._limits = limits
         table = {**sampling_fields(limits), **request_fields(limits), "on_disconnect": on_disconnect}
-        changeable = {name: reader for name, reader in table.items() if name not in CONVERSATION_ONLY}
+        changeable = {name: reader for name, reader in table.items() if name not in _FIXED}
         self._changed = read(said.get("request", {}), changeable)
 
     def after(self, before: GenerateRequest, answer: str, on_disconnect: str) -> NativeRequest:
         """Return the request for `before`'s conversation, then `answer`, then what is said now.
 
-        Raises what `conversation` does, and BadRequest for one that is too long.
+        Raises BadRequest or Gone for one that cannot be gone on with, BadRequest for one that is too long.
         """
         values = {"on_disconnect": on_disconnect, **_given(before, self._limits), **self._changed}
-        values["messages"] = (*conversation(before), Message(role="assistant", content=answer), *self._turns)
+        values["messages"] = (*_conversation(before), Message(role="assistant", content=answer), *self._turns)
         refuse_too_long(values["messages"], "messages", self._limits)
         request = build(values, self._limits, default_model=before.model)
         kept = values["on_disconnect"]
@@ -55,8 +55,8 @@ def _user_turn(text: str) -> tuple[Message, ...]:
     return (Message(role="user", content=text),)
 
 
-def conversation(before: GenerateRequest) -> tuple[Message, ...]:
-    """Return the turns that can be gone on with. Raises BadRequest or Gone, and says what to do instead."""
+def _conversation(before: GenerateRequest) -> tuple[Message, ...]:
+    """Return the turns so far, or raise what to do instead."""
     if before.messages is None and before.prompt == "":  # a finished stream of another process (streams/recall.py)
         message = "What was asked is no longer kept here. Send the whole conversation with start."
         raise Gone(message, code="conversation_gone", param="id")
