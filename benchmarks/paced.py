@@ -106,7 +106,8 @@ async def _visit(streams: Streams, visit: Visit, started_at: float, *, paced: bo
         stream = await streams.start(_request(visit), owner=visit.tenant, tenant=visit.tenant)
     except Refused:
         return reading
-    tail = Tail(streams, stream, 0, Reader())
+    reader = Reader()
+    tail = Tail(streams, stream, 0, reader)
     tail.begin()
     try:
         while not tail.is_over:
@@ -114,6 +115,7 @@ async def _visit(streams: Streams, visit: Visit, started_at: float, *, paced: bo
                 _note(reading, logged.event, time.monotonic() - started_at)
             if paced and reading.read_at:
                 await asyncio.sleep(started_at + reading.read_at[-1] - time.monotonic())
+            stream.moved(reader, tail.given_seq)
     finally:
         tail.close()
     return reading

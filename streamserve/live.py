@@ -55,7 +55,7 @@ class LiveDelivery:
             (b"content-encoding", b"identity"),
         ]
 
-    async def run(self, send: Callable[[bytes], Awaitable[None]]) -> None:
+    async def run(self, send: Callable[[bytes], Awaitable[None]], num_untaken: Callable[[], int] | None = None) -> None:
         """Send everything, waiting for `send` each time."""
         async for data in self:
             await send(data)

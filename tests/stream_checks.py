@@ -59,9 +59,15 @@ def parse_sse(data: bytes) -> list[Frame]:
 
 
 def text_of(frames: list[Frame], choice: int = 0) -> str:
-    """Return the text that native frames hold."""
-    payloads = [frame.json for frame in frames if frame.event == "token"]
-    return "".join(payload["text"] for payload in payloads if payload["choice"] == choice)
+    """Return the text that native frames hold: what a snapshot says stands for all before it."""
+    text = ""
+    for frame in frames:
+        if frame.event == "snapshot":
+            texts = [one["text"] for one in frame.json.get("choices", [frame.json])]
+            text = texts[choice] if choice < len(texts) else ""
+        elif frame.event == "token" and frame.json["choice"] == choice:
+            text += frame.json["text"]
+    return text
 
 
 def check_native(data: bytes, *, after: int = 0) -> list[Frame]:
@@ -76,7 +82,7 @@ def check_native_part(data: bytes, *, after: int = 0) -> list[Frame]:
     """Check a native stream that may have been cut off: whatever came must be in order and without a gap."""
     frames = parse_sse(data)
     _check_ids(frames, after)
-    assert not any(frame.event in {"done", "error"} for frame in frames[:-1]), "something follows a terminal event"
+    assert not any(frame.event in {"done", "error", "farewell"} for frame in frames[:-1]), "something follows the last"
     if after == 0 and frames:
         assert frames[0].event == "meta", f"the first event is {frames[0].event}"
     _check_code_points(text_of(frames))
@@ -84,13 +90,22 @@ def check_native_part(data: bytes, *, after: int = 0) -> list[Frame]:
 
 
 def _check_ids(frames: list[Frame], after: int) -> None:
-    """Ids are dense, but that a frame of joined tokens takes the id of the last one."""
-    assert len({frame.log_id for frame in frames}) <= 1, "ids of two logs in one stream"
+    """Ids are dense, but that joined tokens take the id of the last one, and a snapshot that of the last it stands for.
+
+    A farewell has none: it repeats the last one.
+    """
+    assert len({frame.log_id for frame in frames if frame.event != "farewell"}) <= 1, "ids of two logs in one stream"
     before = after
     for frame in frames:
-        most = max(1, len(frame.json["token_ids"])) if frame.event == "token" else 1
-        assert before < frame.seq <= before + most, f"seq {frame.seq} after {before}: {frame}"
-        before = frame.seq
+        if frame.event == "farewell":
+            assert (frame.id, frame.json["after"]) == ("", before), frame
+        elif frame.event == "snapshot":
+            assert before < frame.seq == frame.json["seq"], f"snapshot {frame.seq} after {before}"
+            before = frame.seq
+        else:
+            most = max(1, len(frame.json["token_ids"])) if frame.event == "token" else 1
+            assert before < frame.seq <= before + most, f"seq {frame.seq} after {before}: {frame}"
+            before = frame.seq
 
 
 def check_tokens(data: bytes) -> str:

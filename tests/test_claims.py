@@ -239,7 +239,7 @@ async def test_stop_from_the_other_worker(one: Worker, two: Worker, gate: Gate) 
 
 
 async def test_a_worker_that_stops_leaves_its_streams(one: Worker, two: Worker, gate: Gate) -> None:
-    """Readers' connections end without a terminal event, and the other worker goes on at once."""
+    """Readers are told where to go on and their connections end; the other worker goes on at once."""
     reference, _ = await quiet(one, asked(max_tokens=30))
     stream, reading = await held(one, gate, asked(max_tokens=30), 4)
     closing = asyncio.create_task(one.streams.aclose())
@@ -247,8 +247,9 @@ async def test_a_worker_that_stops_leaves_its_streams(one: Worker, two: Worker, 
     gate.open()
     await closing
     first = check_native_part(await reading)
-    assert first[-1].event == "token"
-    rest = check_native(await two.read(stream.id, first[-1].seq), after=first[-1].seq)
+    assert [frame.event for frame in first[-2:]] == ["token", "farewell"]
+    after = first[-1].json["after"]
+    rest = check_native(await two.read(stream.id, after), after=after)
     assert text_of(first + rest) == reference
 
 

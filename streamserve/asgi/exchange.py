@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 
 from streamserve.asgi import handover
 from streamserve.asgi.types import App, Message, Receive, Scope, Send
 from streamserve.streams.delivery import Delivery
+from streamserve.streams.position import nothing
 
 logger = logging.getLogger("streamserve.asgi")
 
@@ -80,7 +82,7 @@ class Exchange:
 
     async def _stream(self, delivery: Delivery) -> None:
         """Run the delivery and watch the client; whichever ends first ends the other."""
-        running = asyncio.create_task(delivery.run(self._send_frame), name="delivery")
+        running = asyncio.create_task(delivery.run(self._send_frame, self._num_untaken()), name="delivery")
         watching = asyncio.create_task(self._watch(delivery), name="delivery watch")
         try:
             await asyncio.wait({running, watching}, return_when=asyncio.FIRST_COMPLETED)
@@ -90,6 +92,11 @@ class Exchange:
             watching.cancel()
             results = await asyncio.gather(running, watching, return_exceptions=True)
         self._judge(delivery, results[0])
+
+    def _num_untaken(self) -> Callable[[], int]:
+        """Return the server's word on how many bytes the client's system has not taken, if it has one."""
+        extension = self._scope.get("extensions", {}).get("streamserve.flow", {})
+        return extension.get("num_untaken", nothing)  # type: ignore[no-any-return]
 
     async def _watch(self, delivery: Delivery) -> None:
         """Wait for the client to leave; the engine knows before anything else runs."""

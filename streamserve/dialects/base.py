@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from streamserve.protocol.events import LoggedEvent, Token
+from streamserve.protocol.events import Farewell, LoggedEvent, Token
 
 
 class Encoder(Protocol):
@@ -17,12 +17,17 @@ class Encoder(Protocol):
 
     `first_bytes` are sent at once, before any event; `keepalive` after silence, only between events; b"" means the
     dialect has none. `encode` returns the frames of one event, b"" for an event this dialect does not show; the SSE
-    `id:` line stands on the last frame of the event only.
+    `id:` line stands on the last frame of the event only. One that `takes_snapshots` can begin anywhere: it is given a
+    `Snapshot` for what a reader far behind lacks, and not fed what its reader has. `farewell` is the last word to a
+    reader when its stream is not over, and goes on elsewhere or nowhere; b"" where the missing end says enough.
     """
 
     content_type: str
     first_bytes: bytes
     keepalive: bytes
+    takes_snapshots: bool
+
+    def farewell(self, farewell: Farewell) -> bytes: ...
 
     def encode(self, logged: LoggedEvent) -> bytes: ...
 

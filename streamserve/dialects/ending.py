@@ -25,6 +25,10 @@ class Ending:
     retryable: bool = False
 
 
+# To readers whose dialect cannot say "come again": nothing but a whole answer ends without an error.
+LET_GO = Error(code="engine_unavailable", message="The server is shutting down.", retryable=True)
+
+
 def ending(event: Event) -> Ending | None:
     """Return what to say of a terminal event, None after success."""
     if isinstance(event, Error):

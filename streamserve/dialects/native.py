@@ -13,7 +13,7 @@ from typing import Any
 from streamserve.dialects.fields import one_of, read
 from streamserve.dialects.generate import build, conflict, request_fields, sampling_fields
 from streamserve.protocol.errors import BadRequest, ErrorBody
-from streamserve.protocol.events import LoggedEvent
+from streamserve.protocol.events import Farewell, LoggedEvent
 from streamserve.protocol.ids import event_id
 from streamserve.protocol.limits import Limits
 from streamserve.protocol.requests import GenerateRequest
@@ -81,6 +81,7 @@ class NativeEncoder:
     content_type = CONTENT_TYPE
     first_bytes = FIRST_BYTES
     keepalive = KEEPALIVE
+    takes_snapshots = True
 
     def __init__(self, log_id: str) -> None:
         self._log_id = log_id
@@ -89,6 +90,21 @@ class NativeEncoder:
         """Return the event's one frame."""
         event = logged.event
         return frame(one_line_json(event.payload()), event=event.type, id=event_id(self._log_id, logged.seq))
+
+    def farewell(self, farewell: Farewell) -> bytes:
+        """Return where to go on, and when. Without an `id:` line: an EventSource's last event stays the last one."""
+        data = farewell_json(self._log_id, farewell)
+        return frame(one_line_json(data), event="farewell", retry_ms=farewell.retry_ms)
+
+
+def farewell_json(log_id: str, farewell: Farewell) -> dict[str, Any]:
+    """Return what a reader is told who is let go."""
+    return {
+        "id": farewell.stream_id,
+        "after": farewell.seq,
+        "event_id": event_id(log_id, farewell.seq),
+        "retry": farewell.retry_ms,
+    }
 
 
 def websocket_message(stream_id: str, log_id: str, logged: LoggedEvent) -> dict[str, Any]:

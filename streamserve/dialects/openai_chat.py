@@ -11,10 +11,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from streamserve.dialects.ending import ending
+from streamserve.dialects.ending import LET_GO, ending
 from streamserve.dialects.openai_request import ChatRequest, parse
 from streamserve.protocol.errors import ErrorBody, error_for, to_body
-from streamserve.protocol.events import ChoiceDone, Done, Event, LoggedEvent, Token, Usage, is_terminal
+from streamserve.protocol.events import ChoiceDone, Done, Event, Farewell, LoggedEvent, Token, Usage, is_terminal
 from streamserve.protocol.ids import event_id
 from streamserve.protocol.sse import CONTENT_TYPE, FIRST_BYTES, KEEPALIVE, frame, one_line_json
 
@@ -40,6 +40,7 @@ class ChatEncoder:
     content_type = CONTENT_TYPE
     first_bytes = FIRST_BYTES
     keepalive = KEEPALIVE
+    takes_snapshots = False
 
     def __init__(
         self, log_id: str, *, completion_id: str, model: str, created: int, include_usage: bool = False, n: int = 1
@@ -58,6 +59,10 @@ class ChatEncoder:
             return b""
         frames = [frame(one) for one in data[:-1]]
         return b"".join([*frames, frame(data[-1], id=event_id(self._log_id, logged.seq))])
+
+    def farewell(self, farewell: Farewell) -> bytes:
+        """Return an error: its clients take a clean end for a whole answer, and cannot come again."""
+        return b"".join(map(frame, self._end(LET_GO)))
 
     def _data(self, event: Event) -> list[str]:
         if isinstance(event, Token):

@@ -6,8 +6,8 @@ succeed ends in a line of its own, `[error <code>: <message>]`. Who needs certai
 
 from __future__ import annotations
 
-from streamserve.dialects.ending import ending
-from streamserve.protocol.events import LoggedEvent, Token
+from streamserve.dialects.ending import LET_GO, ending
+from streamserve.protocol.events import Event, Farewell, LoggedEvent, Token
 
 
 class TextEncoder:
@@ -16,11 +16,19 @@ class TextEncoder:
     content_type = "text/plain; charset=utf-8"
     first_bytes = b""
     keepalive = b""
+    takes_snapshots = False
 
     def encode(self, logged: LoggedEvent) -> bytes:
         """Return the new text; a lone surrogate, which UTF-8 cannot carry, becomes a question mark."""
         event = logged.event
         if isinstance(event, Token):
             return event.text.encode("utf-8", "replace")
+        return self._end(event)
+
+    def farewell(self, farewell: Farewell) -> bytes:
+        """Say that this is not all: the text does not show it, and has no place to come back to."""
+        return self._end(LET_GO)
+
+    def _end(self, event: Event) -> bytes:
         end = ending(event)
         return b"" if end is None else f"\n[error {end.code}: {end.message}]\n".encode("utf-8", "replace")

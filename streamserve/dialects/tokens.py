@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from streamserve.dialects.ending import Ending, ending
-from streamserve.protocol.events import LoggedEvent, Token, is_terminal
+from streamserve.protocol.events import Farewell, LoggedEvent, Token, is_terminal
 from streamserve.protocol.ids import event_id
 from streamserve.protocol.sse import CONTENT_TYPE, FIRST_BYTES, KEEPALIVE, frame, one_line_json
 
@@ -19,6 +19,7 @@ class TokensEncoder:
     content_type = CONTENT_TYPE
     first_bytes = FIRST_BYTES
     keepalive = KEEPALIVE
+    takes_snapshots = False
 
     def __init__(self, log_id: str) -> None:
         self._log_id = log_id
@@ -31,6 +32,10 @@ class TokensEncoder:
         if is_terminal(event):
             end = ending(event)
             return self._frame("[DONE]" if end is None else one_line_json(_error_json(end)), logged)
+        return b""
+
+    def farewell(self, farewell: Farewell) -> bytes:
+        """Say nothing: without `[DONE]` it is not over, and an EventSource comes again by itself."""
         return b""
 
     def _frame(self, data: str, logged: LoggedEvent) -> bytes:

@@ -180,7 +180,43 @@ class Done:
         return out
 
 
-Event = Meta | Status | Token | ChoiceDone | Error | Done
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChoiceText:
+    """One choice as far as it has come. `finish_reason` of one of several that is whole."""
+
+    text: str
+    finish_reason: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Snapshot:
+    """The whole answer up to event `seq`, for a reader far behind, in place of the events it lacks. Never logged.
+
+    It says all that they said, but for tokens' ids and where one status gave way to the next. Choices from 0 on.
+    """
+
+    type: ClassVar[str] = "snapshot"
+    seq: int
+    choices: tuple[ChoiceText, ...]
+
+    def payload(self) -> dict[str, Any]:
+        """Return the JSON object of the native event: `text` is the first choice's; `choices` where there are more."""
+        out: dict[str, Any] = {"text": self.choices[0].text, "seq": self.seq}
+        if len(self.choices) > 1:
+            out["choices"] = [_choice_json(index, choice) for index, choice in enumerate(self.choices)]
+        return out
+
+
+Event = Meta | Status | Token | ChoiceDone | Snapshot | Error | Done
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Farewell:
+    """No event of the log: the server lets a reader go after event `seq`, who may come again in `retry_ms`."""
+
+    stream_id: str
+    seq: int
+    retry_ms: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -199,6 +235,13 @@ def is_terminal(event: Event) -> bool:
 def is_success(event: Event) -> bool:
     """Tell whether `event` is a terminal that `[DONE]` may follow."""
     return isinstance(event, Done) and event.finish_reason in SUCCESS_REASONS
+
+
+def _choice_json(index: int, choice: ChoiceText) -> dict[str, Any]:
+    out: dict[str, Any] = {"choice": index, "text": choice.text}
+    if choice.finish_reason is not None:
+        out["finish_reason"] = choice.finish_reason
+    return out
 
 
 def _position_json(position: PositionLogprobs) -> dict[str, Any]:

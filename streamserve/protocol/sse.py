@@ -28,11 +28,13 @@ def one_line_json(value: Any) -> str:
     return text if text.isascii() else text.translate(_EXOTIC_LINE_BREAKS)
 
 
-def frame(data: str, *, event: str | None = None, id: str | None = None) -> bytes:
+def frame(data: str, *, event: str | None = None, id: str | None = None, retry_ms: int | None = None) -> bytes:
     """Return one event. `data` is one line: `one_line_json`, or a word such as `[DONE]`."""
     if _LINE_BREAK.search(data):
         raise ValueError("SSE data must be one line")
     lines = [f"data: {data}\n\n"]
+    if retry_ms is not None:
+        lines.insert(0, f"retry: {retry_ms:d}\n")
     if id is not None:
         lines.insert(0, f"id: {_matched(_ID, id)}\n")
     if event is not None:

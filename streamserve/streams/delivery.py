@@ -1,5 +1,8 @@
 """`Delivery`: one reader of a stream over HTTP: log → coalesce → encoder → transport, at the transport's pace.
 
+The reader's position is what the transport has accepted less what the reader's system has not taken, where the server
+can tell that: a lower bound on how far behind the reader is, and blind behind a proxy that buffers.
+
 asyncio; framework-free. `run(send)` is for servers that take bytes, `async for` for frameworks that pull; events that
 are not bytes yet come from follow.py. Whoever makes one of these must run or `close` it: `close` is synchronous, and
 when it returns the engine knows that the reader has gone.
@@ -8,14 +11,21 @@ when it returns the engine knows that the reader has gone.
 from __future__ import annotations
 
 import asyncio
+import random
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 from streamserve.dialects.base import Encoder
+from streamserve.protocol.events import Farewell
 from streamserve.streams.directory import Streams
+from streamserve.streams.position import Position, nothing
 from streamserve.streams.stream import Reader, Stream
 from streamserve.streams.tail import Tail, read_page
 
+# While something is untaken: how often it is looked at, since nobody says when it is taken.
+_LOOK_SECONDS = 0.25
+# Who is let go comes again after that long, not all at once.
+_RETRY_MS = (500, 1500)
 _TRANSPORTS = {"text/event-stream": "sse", "text/plain": "text"}
 
 
@@ -35,12 +45,13 @@ class Delivery:
         self.stream = stream
         self._encoder = encoder
         self._after = after
-        self._tail = Tail(streams, stream, after, self.reader)
+        self._tail = Tail(streams, stream, after, self.reader, snapshots=encoder.takes_snapshots)
+        self._position = Position(after, nothing)
         self._log = streams.log
         self._keepalive_seconds = streams.settings.keepalive_seconds if encoder.keepalive else None
         self._sent_at = 0.0
-        self._rewound_to = 0
-        self._has_begun = False
+        self._rewound_to = after if encoder.takes_snapshots else 0
+        self._has_begun = self._has_taken_leave = False
 
     @property
     def is_over(self) -> bool:
@@ -59,8 +70,12 @@ class Delivery:
             (b"streamserve-from", str(self._after + 1).encode()),
         ]
 
-    async def run(self, send: Callable[[bytes], Awaitable[None]]) -> None:
-        """Send everything, waiting for `send` each time; returns after the terminal event. Cancel it to disconnect."""
+    async def run(self, send: Callable[[bytes], Awaitable[None]], num_untaken: Callable[[], int] = nothing) -> None:
+        """Send everything, waiting for `send` each time; returns after the terminal event. Cancel it to disconnect.
+
+        `num_untaken`: how many bytes of what was sent the reader's system has not taken yet.
+        """
+        self._position = Position(self._after, num_untaken)
         try:
             frame: bytes | None = self._begin()
             while frame is not None:
@@ -88,21 +103,22 @@ class Delivery:
             raise RuntimeError("a Delivery runs once")
         self._has_begun = True
         self._tail.begin()
-        self._sent_at = time.monotonic()
-        return self._encoder.first_bytes
+        return self._counted(self._encoder.first_bytes)
 
     async def _next(self) -> bytes | None:
         """Return the next whole frames, or a keepalive after silence; None when the terminal event has been sent."""
         await self._rewind()
         while not self._tail.is_over:
-            events = await self._tail.next(self._silence_left())
+            self.stream.moved(self.reader, self._position.advance())
+            events = await self._tail.next(self._patience())
             data = b"".join(map(self._encoder.encode, events))
-            if not events and not self._tail.is_over:
+            if not events and self._is_silent and not self._tail.is_over:
                 data = self._encoder.keepalive
+            if events or data:
+                self._counted(data)
             if data:
-                self._sent_at = time.monotonic()
                 return data
-        return None
+        return self._leave()
 
     async def _rewind(self) -> None:
         """Feed the encoder, once, what the reader already has; its output is dropped."""
@@ -112,6 +128,31 @@ class Delivery:
                 self._encoder.encode(logged)
             self._rewound_to = page[-1].seq
             await asyncio.sleep(0)
+
+    def _counted(self, data: bytes) -> bytes:
+        """Note what is sent now."""
+        self._position.send(len(data), self._tail.given_seq)
+        if data:
+            self._sent_at = time.monotonic()
+        return data
+
+    def _leave(self) -> bytes | None:
+        """Return the last word to a reader whose stream is not over, once."""
+        if not self._tail.is_let_go or self._has_taken_leave:
+            return None
+        self._has_taken_leave = True
+        farewell = Farewell(stream_id=self.stream.id, seq=self._tail.given_seq, retry_ms=random.randint(*_RETRY_MS))
+        return self._encoder.farewell(farewell) or None
+
+    def _patience(self) -> float | None:
+        """How long nothing but events is of interest."""
+        waits = [self._silence_left(), _LOOK_SECONDS if self._position.is_behind else None]
+        return min((seconds for seconds in waits if seconds is not None), default=None)
+
+    @property
+    def _is_silent(self) -> bool:
+        left = self._silence_left()
+        return left is not None and left <= 0
 
     def _silence_left(self) -> float | None:
         if self._keepalive_seconds is None:

@@ -25,7 +25,7 @@ class Follow:
     ) -> None:
         self.seq = after  # of the last event given
         self._stream, self._reader, self._credit = stream, reader, credit
-        self._tail = Tail(streams, stream, after, reader)
+        self._tail = Tail(streams, stream, after, reader, snapshots=reader.transport == "websocket")
         self._given: deque[LoggedEvent] = deque()
         self._unacked: deque[int] = deque()  # at most `credit`
         self._acked = asyncio.Event()
@@ -44,6 +44,8 @@ class Follow:
             elif self._given:
                 return self._note(self._given.popleft())
             else:
+                if not self._reader.is_acking:
+                    self._stream.moved(self._reader, self._tail.given_seq)
                 self._given.extend(await self._tail.next())
         self.close()
         raise StopAsyncIteration

@@ -13,6 +13,7 @@ class StreamSettings:
     finished streams are kept for replay, oldest dropped first; `max_expired` how many dropped ids are remembered, so
     that they can be told (410) from ids that never were (404). `max_readers` bounds who may read one stream at a time.
     `ping_seconds` of silence on a WebSocket are followed by a ping message; 0: never.
+    A native reader more than `snapshot_events` behind is sent one snapshot in their place; 0 is never.
     """
 
     resume_window_seconds: float = 600.0
@@ -26,3 +27,4 @@ class StreamSettings:
     max_expired: int = 10_000
     max_readers: int = 64
     ping_seconds: float = 0.0
+    snapshot_events: int = 512

@@ -3,6 +3,7 @@
 asyncio. Pulls pages from the log, so a slow reader costs one page of memory, not an answer. The rule of joining is
 Nagle's with a clock: a token that comes `coalesce_seconds` after the last frame, or is the first, leaves at once;
 others wait for company at most that long, or until `coalesce_tokens` are there. Everything but tokens leaves at once.
+Who takes snapshots is given one when it is more than `snapshot_events` behind, because it came late or reads slowly.
 """
 
 from __future__ import annotations
@@ -11,12 +12,14 @@ import asyncio
 import contextlib
 import math
 import time
+from functools import partial
 
 from streamserve.dialects.base import coalesce
 from streamserve.protocol.errors import BadRequest, Gone, QuotaExceeded
-from streamserve.protocol.events import LoggedEvent, Token, is_terminal
+from streamserve.protocol.events import Done, LoggedEvent, Token, is_terminal
 from streamserve.streams.directory import Streams
 from streamserve.streams.log import EventLog, Forked
+from streamserve.streams.snapshot import take_snapshot
 from streamserve.streams.stream import Reader, Stream
 
 # Events read at once; also how many a replay may go through before other tasks get their turn.
@@ -40,9 +43,11 @@ class BrokenStream(Exception):
 
 
 class Tail:
-    """One reader, used once: `begin`, `next` until `is_over`, `close`."""
+    """One reader, used once: `begin`, `next` until `is_over`, `close`. `given_seq` is the last event it was given."""
 
-    def __init__(self, streams: Streams, stream: Stream, after: int, reader: Reader) -> None:
+    def __init__(
+        self, streams: Streams, stream: Stream, after: int, reader: Reader, *, snapshots: bool = False
+    ) -> None:
         if not 0 <= after <= stream.last_seq:
             message = f"The stream has {stream.last_seq} events so far; it cannot be read after event {after}."
             raise BadRequest(message, code="unknown_event_id", param="after")
@@ -51,10 +56,12 @@ class Tail:
         if num_readers >= streams.settings.max_readers:
             message = f"The stream is being read {num_readers} times. Close one of its readers."
             raise QuotaExceeded(message, code="too_many_readers", retry_after=5)
-        self._read_seq = self._given_seq = after
+        self._read_seq = self.given_seq = after
         self.is_over = False
+        self.is_let_go = False  # it is over here, and goes on elsewhere
         self._log, self._settings = streams.log, streams.settings
         self._stream, self._reader = stream, reader
+        self._takes_snapshots = snapshots and self._settings.snapshot_events > 0
         self._held: list[LoggedEvent] = []
         self._token_at = -math.inf  # when the last token left: the first one never waits
         self._is_closed = False
@@ -74,10 +81,9 @@ class Tail:
 
     async def next(self, silence_seconds: float | None = None) -> list[LoggedEvent]:
         """Return the next events, joined. [] after `silence_seconds` without any, or when none are to come."""
-        if not self._reader.is_acking:
-            self._stream.moved(self._reader, self._given_seq)
         silent_at = None if silence_seconds is None else time.monotonic() + silence_seconds
         has_waited = False
+        await self._leap()
         while not self.is_over:
             await self._read()
             due_at = self._due_at() if self._held else silent_at
@@ -89,6 +95,24 @@ class Tail:
                 has_waited = True
                 await self._wait(due_at)
         return []
+
+    async def _leap(self) -> None:
+        """Hold a snapshot in place of all that the reader lacks, if that is too much."""
+        until = self._last_seq_to_show()
+        if not self._takes_snapshots or until - self.given_seq <= self._settings.snapshot_events:
+            return
+        read = partial(read_page, self._log, self._stream)
+        leap = await take_snapshot(read, self.given_seq, until)
+        if leap:
+            self._held, self._read_seq = leap, until
+        else:
+            self._takes_snapshots = False
+
+    def _last_seq_to_show(self) -> int:
+        """How far a snapshot may go: no client can cut one at the place where its user stopped reading."""
+        end = self._stream.terminal
+        kept_seq = end.kept_seq if isinstance(end, Done) else None
+        return self._stream.last_seq if kept_seq is None else kept_seq
 
     async def _read(self) -> None:
         """Hold one page more, or find out that there will be none."""
@@ -104,6 +128,7 @@ class Tail:
         if self._stream.terminal is None and not self._stream.has_left:
             raise BrokenStream(self._stream.id)
         self.is_over = True
+        self.is_let_go = self._stream.has_left
 
     def _due_at(self) -> float:
         """When the held events must leave."""
@@ -123,7 +148,7 @@ class Tail:
         held, self._held = self._held, []
         if not held:
             return []
-        self._given_seq = held[-1].seq
+        self.given_seq = held[-1].seq
         if any(isinstance(logged.event, Token) for logged in held):
             self._token_at = time.monotonic()
         self.is_over = is_terminal(held[-1].event)

@@ -2,6 +2,7 @@
 
 import re
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
@@ -23,7 +24,7 @@ SOURCES = {
     "message fields": _message_table(Limits()),
     "error codes": [*(cls.code for cls in CLASSES), *(bad.code for bad in bad_bodies())],
     "finish reasons": events.FINISH_REASONS,
-    "events": ["meta", "status", "token", "choice_done", "done", "error"],
+    "events": [*(event.type for event in get_args(events.Event)), "farewell"],
     "figures of done": BREAKDOWN,
 }
 

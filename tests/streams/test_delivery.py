@@ -199,7 +199,7 @@ async def test_plain_text_has_no_keepalive(scripted: ScriptedClient) -> None:
 async def test_a_slow_transport_bounds_what_is_read(scripted: ScriptedClient) -> None:
     """A reader that takes nothing costs one page, not the answer; afterwards it gets everything."""
     log = StallingLog()
-    streams = serving(scripted, log)
+    streams = serving(scripted, log, snapshot_events=0)
     stream = await written(streams, scripted, *(tok(str(number)) for number in range(5000)), DONE)
     wire = Wire()
     wire.go.clear()

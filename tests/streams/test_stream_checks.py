@@ -24,6 +24,10 @@ def token(text: str = "x", *ids: int) -> tuple[str, dict[str, object]]:
     return "token", {"text": text, "token_ids": ids or (1,), "choice": 0}
 
 
+def farewell(after: int) -> bytes:
+    return f"event: farewell\nretry: 9\ndata: {json.dumps({'after': after})}\n\n".encode()
+
+
 META = (1, "meta", {})
 GOOD = native(META, (2, *token("é")), (5, *token("b", 1, 2, 3)), (6, *END))
 
@@ -33,6 +37,9 @@ def test_a_good_stream_passes() -> None:
     assert text_of(check_native(b": ok\n\n" + GOOD)) == "éb"
     assert [frame.seq for frame in check_native(b": keepalive\n" + native((3, *token()), (4, *END)), after=2)] == [3, 4]
     assert check_native_part(GOOD[: GOOD.rindex(b"event")])[-1].seq == 5
+    leap = native((9, "snapshot", {"text": "abc", "seq": 9}), (10, *token("d")), (11, *END))
+    assert text_of(check_native(native(META, (2, *token())) + leap)) == "abcd"
+    assert check_native_part(native(META) + farewell(1))[-1].event == "farewell"
     assert [frame.data for frame in parse_sse(b"data: a\r\ndata: b\r\n\r\ndata: unfinished")] == ["a\nb"]
 
 
@@ -47,11 +54,17 @@ def test_a_good_stream_passes() -> None:
         native(META, (2, *token()), (2, *END)),
         native(META, (4, *token("ab", 1, 2)), (5, *END)),
         native(META) + native((2, *END), log_id="mnopqrstuvwx"),
+        native(META, (9, "snapshot", {"text": "a", "seq": 8}), (10, *END)),
+        native(META, (9, "snapshot", {"text": "a", "seq": 9}), (9, *token()), (10, *END)),
+        native(META) + farewell(1),
+        native(META) + farewell(1) + native((2, *END)),
+        native(META, (2, *END)) + farewell(1),
         native((1, *token()), (2, *END)),
         native(META, (2, *token("\ufffd")), (3, *END)),
         b'event: meta\ndata: {}\n\nevent: done\ndata: {}\n\n',
     ],
     ids=["nothing", "no end", "two ends", "after the end", "gap", "same seq", "gap in joined tokens", "two logs",
+         "another seq in a snapshot", "a token again", "no end but a farewell", "after a farewell", "after the end again",
          "no meta", "broken code point", "no ids"],
 )  # fmt: skip
 def test_a_bad_native_stream_fails(data: bytes) -> None:

@@ -1,0 +1,43 @@
+"""`Position`: which event a reader's own system has, told from how many bytes it has not taken yet. Pure."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+
+# So many ends of frames are remembered; beyond, every other one is forgotten.
+_MOST_ENDS = 1024
+
+
+def nothing() -> int:
+    """Stand for a transport that does not say what is untaken: what it accepted counts as taken."""
+    return 0
+
+
+class Position:
+    """Of one reader. `num_untaken` may count more than our frames (heads, chunk marks): never ahead of the truth."""
+
+    def __init__(self, seq: int, num_untaken: Callable[[], int]) -> None:
+        self._seq = seq
+        self._num_untaken = num_untaken
+        self._num_sent = 0
+        self._ends: deque[tuple[int, int]] = deque()  # (bytes sent up to the end of a frame, the last event in it)
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether something was untaken when `advance` last looked, or has been sent since."""
+        return bool(self._ends)
+
+    def send(self, num_bytes: int, seq: int) -> None:
+        """Note that so many bytes more are sent, after which the reader has event `seq`."""
+        self._num_sent += num_bytes
+        self._ends.append((self._num_sent, seq))
+        if len(self._ends) > _MOST_ENDS:
+            self._ends = deque(list(self._ends)[::2])  # of an odd number: the last one stays
+
+    def advance(self) -> int:
+        """Look what is taken by now, and return the last event that the reader's system has whole."""
+        num_taken = self._num_sent - self._num_untaken()
+        while self._ends and self._ends[0][0] <= num_taken:
+            self._seq = self._ends.popleft()[1]
+        return self._seq
