@@ -63,8 +63,8 @@ def test_a_good_stream_passes() -> None:
         native(META, (2, *token("\ufffd")), (3, *END)),
         b'event: meta\ndata: {}\n\nevent: done\ndata: {}\n\n',
     ],
-    ids=["nothing", "no end", "two ends", "after the end", "gap", "same seq", "gap in joined tokens", "two logs",
-         "another seq in a snapshot", "a token again", "no end but a farewell", "after a farewell", "after the end again",
+    ids=["nothing", "no end", "two ends", "after an end", "gap", "same seq", "gap in joined tokens", "two logs",
+         "another seq in a snapshot", "a token again", "a farewell is no end", "after a farewell", "after the end",
          "no meta", "broken code point", "no ids"],
 )  # fmt: skip
 def test_a_bad_native_stream_fails(data: bytes) -> None:
