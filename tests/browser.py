@@ -204,8 +204,12 @@ def _event(block: str) -> dict[str, Any]:
 
 
 def log_text(events: list[dict[str, Any]]) -> str:
-    """Return the text that the events hold."""
-    return "".join(event["data"]["text"] for event in events if event["type"] == "token")
+    """Return the text that the events hold, of which a snapshot has all there was before it."""
+    text = ""
+    for event in events:
+        if event["type"] in {"token", "snapshot"}:
+            text = event["data"]["text"] if event["type"] == "snapshot" else text + event["data"]["text"]
+    return text
 
 
 def origin_of(page: Page) -> str:

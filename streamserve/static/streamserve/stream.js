@@ -101,6 +101,7 @@ export class AnswerStream {
     this.seq = 0;
     this.isClosed = false;
     this.isFinished = false;
+    this.retrySeconds = null; // set by a farewell: the server let go, and said when to come again
     this.backoff = new Backoff();
     this.sleep = new Sleep();
     this.abort = new AbortController();
@@ -133,10 +134,16 @@ export class AnswerStream {
   }
 
   async follow() {
+    let seconds = null;
     while (!this.isFinished && !this.isClosed) {
-      const seconds = await this.attempt();
-      if (seconds === null) continue;
-      this.on.lost(seconds);
+      if (this.retrySeconds !== null) {
+        seconds = this.retrySeconds; // nothing is lost: nobody needs to know
+        this.retrySeconds = null;
+      } else {
+        seconds = await this.attempt();
+        if (this.retrySeconds !== null || seconds === null) continue;
+        this.on.lost(seconds);
+      }
       await this.sleep.wait(seconds);
     }
   }
@@ -196,6 +203,10 @@ export class AnswerStream {
   }
 
   take({ type, data, id }) {
+    if (type === "farewell") {
+      this.retrySeconds = JSON.parse(data).retry / 1000;
+      return; // no event of the log: it carries no id of its own
+    }
     const seq = seqOf(id);
     // Invariant: every event is taken once. One we already have (a replay over the cursor) adds nothing.
     if (seq !== 0 && seq <= this.seq) return;
