@@ -18,12 +18,10 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from streamserve.dialects.base import Encoder
 from streamserve.protocol.events import Farewell
 from streamserve.streams.directory import Streams
-from streamserve.streams.position import Position, nothing
+from streamserve.streams.position import Looks, Position, nothing
 from streamserve.streams.stream import Reader, Stream
 from streamserve.streams.tail import Tail, read_page
 
-# While something is untaken: how often it is looked at, since nobody says when it is taken.
-_LOOK_SECONDS = 0.25
 # Who is let go comes again after that long, not all at once.
 _RETRY_MS = (500, 1500)
 _TRANSPORTS = {"text/event-stream": "sse", "text/plain": "text"}
@@ -46,7 +44,7 @@ class Delivery:
         self._encoder = encoder
         self._after = after
         self._tail = Tail(streams, stream, after, self.reader, snapshots=encoder.takes_snapshots)
-        self._position = Position(after, nothing)
+        self._watch(nothing)
         self._log = streams.log
         self._keepalive_seconds = streams.settings.keepalive_seconds if encoder.keepalive else None
         self._sent_at = 0.0
@@ -75,11 +73,12 @@ class Delivery:
 
         `num_untaken`: how many bytes of what was sent the reader's system has not taken yet.
         """
-        self._position = Position(self._after, num_untaken)
+        self._watch(num_untaken)
         try:
             frame: bytes | None = self._begin()
             while frame is not None:
                 await send(frame)
+                self._has_sent(frame)
                 frame = await self._next()
         finally:
             self.close()
@@ -90,34 +89,40 @@ class Delivery:
             frame: bytes | None = self._begin()
             while frame is not None:
                 yield frame
+                self._has_sent(frame)
                 frame = await self._next()
         finally:
             self.close()
 
     def close(self) -> None:
         """Detach the reader, or give up one that never came. Idempotent and synchronous."""
+        self._looks.close()
         self._tail.close()
+
+    def _watch(self, num_untaken: Callable[[], int]) -> None:
+        self._position = Position(self._after, num_untaken)
+        self._looks = Looks(self._position, lambda seq: self.stream.moved(self.reader, seq))
 
     def _begin(self) -> bytes:
         if self._has_begun:
             raise RuntimeError("a Delivery runs once")
         self._has_begun = True
         self._tail.begin()
-        return self._counted(self._encoder.first_bytes)
+        self._sent_at = time.monotonic()
+        return self._encoder.first_bytes
 
     async def _next(self) -> bytes | None:
         """Return the next whole frames, or a keepalive after silence; None when the terminal event has been sent."""
         await self._rewind()
         while not self._tail.is_over:
-            self.stream.moved(self.reader, self._position.advance())
-            events = await self._tail.next(self._patience())
+            events = await self._tail.next(self._silence_left())
             data = b"".join(map(self._encoder.encode, events))
-            if not events and self._is_silent and not self._tail.is_over:
+            if not events and not self._tail.is_over:
                 data = self._encoder.keepalive
-            if events or data:
-                self._counted(data)
             if data:
+                self._sent_at = time.monotonic()
                 return data
+            self._has_sent(data)
         return self._leave()
 
     async def _rewind(self) -> None:
@@ -129,12 +134,10 @@ class Delivery:
             self._rewound_to = page[-1].seq
             await asyncio.sleep(0)
 
-    def _counted(self, data: bytes) -> bytes:
-        """Note what is sent now."""
+    def _has_sent(self, data: bytes) -> None:
+        """Note what the transport has accepted."""
         self._position.send(len(data), self._tail.given_seq)
-        if data:
-            self._sent_at = time.monotonic()
-        return data
+        self._looks.look()
 
     def _leave(self) -> bytes | None:
         """Return the last word to a reader whose stream is not over, once."""
@@ -143,16 +146,6 @@ class Delivery:
         self._has_taken_leave = True
         farewell = Farewell(stream_id=self.stream.id, seq=self._tail.given_seq, retry_ms=random.randint(*_RETRY_MS))
         return self._encoder.farewell(farewell) or None
-
-    def _patience(self) -> float | None:
-        """How long nothing but events is of interest."""
-        waits = [self._silence_left(), _LOOK_SECONDS if self._position.is_behind else None]
-        return min((seconds for seconds in waits if seconds is not None), default=None)
-
-    @property
-    def _is_silent(self) -> bool:
-        left = self._silence_left()
-        return left is not None and left <= 0
 
     def _silence_left(self) -> float | None:
         if self._keepalive_seconds is None:

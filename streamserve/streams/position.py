@@ -1,12 +1,19 @@
-"""`Position`: which event a reader's own system has, told from how many bytes it has not taken yet. Pure."""
+"""`Position`: which event a reader's own system has, told from how many bytes it has not taken; `Looks`: when to ask.
+
+`Position` is pure; `Looks` lives on the event loop.
+"""
 
 from __future__ import annotations
 
+import asyncio
 from collections import deque
 from collections.abc import Callable
 
 # So many ends of frames are remembered; beyond, every other one is forgotten.
 _MOST_ENDS = 1024
+# Nobody says when something is taken. At a quick reader we look soon after each send, at a stuck one less and less.
+_FIRST_LOOK_SECONDS = 0.005
+_LOOK_SECONDS = 0.25
 
 
 def nothing() -> int:
@@ -41,3 +48,25 @@ class Position:
         while self._ends and self._ends[0][0] <= num_taken:
             self._seq = self._ends.popleft()[1]
         return self._seq
+
+
+class Looks:
+    """Tells `moved` where the reader is: when asked to look, and from then on by itself while something is untaken."""
+
+    def __init__(self, position: Position, moved: Callable[[int], None]) -> None:
+        self._position, self._moved = position, moved
+        self._timer: asyncio.TimerHandle | None = None
+
+    def look(self, wait_seconds: float = _FIRST_LOOK_SECONDS) -> None:
+        """Look now; again after `wait_seconds`, twice that, and so on, while something is untaken."""
+        self.close()
+        self._moved(self._position.advance())
+        if self._position.is_behind:
+            longer = min(2 * wait_seconds, _LOOK_SECONDS)
+            self._timer = asyncio.get_running_loop().call_later(wait_seconds, self.look, longer)
+
+    def close(self) -> None:
+        """Look no more, until asked to."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None

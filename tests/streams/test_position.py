@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from streamserve.dialects.native import NativeEncoder
 from streamserve.streams.delivery import Delivery
 from streamserve.streams.directory import Streams
-from streamserve.streams.position import _MOST_ENDS, Position
+from streamserve.streams.position import _LOOK_SECONDS, _MOST_ENDS, Position
 from tests.streams.fakes import ScriptedClient, ask, tok, until
 from tests.streams.test_delivery import DONE, Wire
 
@@ -18,9 +18,10 @@ from tests.streams.test_delivery import DONE, Wire
 class Socket:
     """Holds so many bytes that its peer has not taken."""
 
-    num_untaken = 0
+    num_untaken = num_looks = 0
 
     def __call__(self) -> int:
+        self.num_looks += 1
         return self.num_untaken
 
 
@@ -86,3 +87,43 @@ async def test_a_delivery_tells_what_is_taken(streams: Streams, scripted: Script
     await until(lambda: delivery.reader.seq == 3, "the system has taken both")
     scripted.last.push(DONE)
     await running
+
+
+async def test_what_waits_in_send_is_not_taken(streams: Streams, scripted: ScriptedClient) -> None:
+    """A frame that the transport has not accepted yet is not counted against what its socket holds."""
+    wire, socket = Wire(), Socket()
+    stream = await streams.start(ask("scripted"), owner="u1", tenant="t1")
+    delivery = Delivery(streams, stream, NativeEncoder(stream.log_id))
+    running = asyncio.create_task(delivery.run(wire.send, socket))
+    await until(lambda: delivery.reader.seq == 1, "meta was taken")
+    socket.num_untaken = 10
+    scripted.last.push(tok("a"))
+    await until(lambda: b'"a"' in wire.data, "a token is sent")
+    wire.go.clear()
+    scripted.last.push(tok("b" * 1000))
+    await until(lambda: stream.last_seq == 3, "a long one waits in send")
+    num_looks = socket.num_looks
+    await until(lambda: socket.num_looks > num_looks + 2, "it was looked where the reader is")
+    assert delivery.reader.seq == 1
+    socket.num_untaken = 0
+    await until(lambda: delivery.reader.seq == 2, "the first is taken")
+    wire.go.set()
+    await until(lambda: delivery.reader.seq == 3, "and the other one")
+    scripted.last.push(DONE)
+    await running
+
+
+async def test_looks_end_with_the_reader(streams: Streams, scripted: ScriptedClient) -> None:
+    """Nobody asks a socket that is closed."""
+    wire, socket = Wire(), Socket()
+    stream = await streams.start(ask("scripted"), owner="u1", tenant="t1")
+    delivery = Delivery(streams, stream, NativeEncoder(stream.log_id))
+    running = asyncio.create_task(delivery.run(wire.send, socket))
+    socket.num_untaken = 10
+    await until(lambda: socket.num_looks > 3, "it is looked")
+    delivery.close()
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+    num_looks = socket.num_looks
+    await asyncio.sleep(2 * _LOOK_SECONDS)
+    assert socket.num_looks == num_looks
