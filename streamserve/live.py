@@ -67,6 +67,10 @@ class LiveDelivery:
             yield frame(one_line_json(await self._figures()), event="figures")
             await asyncio.sleep(self._every_seconds)
 
+    def cut_off(self) -> None:
+        """End; there is nothing to say."""
+        self.close()
+
     def close(self) -> None:
         """End after the next figures. Idempotent."""
         self._is_closed = True

@@ -124,3 +124,34 @@ async def test_what_nobody_can_go_on_with_ends_in_an_error(workers: tuple[Worker
     frames = check_native(data)
     assert (frames[-1].event, frames[-1].json["code"]) == ("error", "engine_unavailable")
     assert "farewell" not in {frame.event for frame in frames}
+
+
+async def test_who_is_cut_off_in_send_is_sent_back_far_enough(workers: tuple[Worker, Worker], gate: Gate) -> None:
+    """A server that cancels: a frame it had not accepted is not counted as read."""
+    one, two = workers
+    gate.allow(6)
+    stream = await one.start(ASKED)
+    sent: list[bytes] = []
+    is_held = asyncio.Event()
+
+    async def send(data: bytes) -> None:
+        if b"event: token" in b"".join(sent):
+            is_held.set()
+            await asyncio.Event().wait()
+        sent.append(data)
+
+    delivery = Delivery(one.streams, stream, native(stream))
+    reading = asyncio.create_task(delivery.run(send))
+    await until(lambda: b"event: token" in b"".join(sent), "some tokens are sent")
+    gate.allow(6)
+    await is_held.wait()
+    last_word = delivery.cut_off()
+    reading.cancel()
+    await asyncio.gather(reading, return_exceptions=True)
+    assert last_word is not None
+    frames = check_native_part(b"".join([*sent, last_word]))
+    gate.open()
+    await until(lambda: not stream.claim.is_held, "it is let go of")
+    after = frames[-1].json["after"]
+    rest = check_native(await two.read(stream.id, after), after=after)
+    assert text_of(frames + rest) == text_of(check_native(await two.read(stream.id)))

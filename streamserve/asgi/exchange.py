@@ -84,13 +84,20 @@ class Exchange:
         """Run the delivery and watch the client; whichever ends first ends the other."""
         running = asyncio.create_task(delivery.run(self._send_frame, self._num_untaken()), name="delivery")
         watching = asyncio.create_task(self._watch(delivery), name="delivery watch")
+        last_word: bytes | None = None
         try:
             await asyncio.wait({running, watching}, return_when=asyncio.FIRST_COMPLETED)
+        except asyncio.CancelledError:  # uvicorn and others, when they go down and have waited long enough
+            last_word = None if self._has_left else delivery.cut_off()
+            raise
         finally:
             delivery.close()
             running.cancel()
             watching.cancel()
             results = await asyncio.gather(running, watching, return_exceptions=True)
+            if last_word is not None:
+                await self._send_frame(last_word)
+                await self._send(_END)
         self._judge(delivery, results[0])
 
     def _num_untaken(self) -> Callable[[], int]:

@@ -47,7 +47,7 @@ class Delivery:
         self._watch(nothing)
         self._log = streams.log
         self._keepalive_seconds = streams.settings.keepalive_seconds if encoder.keepalive else None
-        self._sent_at = 0.0
+        self._sent_at, self._sent_seq = 0.0, after
         self._rewound_to = after if encoder.takes_snapshots else 0
         self._has_begun = self._has_taken_leave = False
 
@@ -94,6 +94,12 @@ class Delivery:
         finally:
             self.close()
 
+    def cut_off(self) -> bytes | None:
+        """Close, because the server waits no longer, and return the last word; None if nobody can go on with it."""
+        can_leave = self._has_begun and self.stream.can_leave
+        self.close()
+        return self._farewell() if can_leave else None
+
     def close(self) -> None:
         """Detach the reader, or give up one that never came. Idempotent and synchronous."""
         self._looks.close()
@@ -136,16 +142,20 @@ class Delivery:
 
     def _has_sent(self, data: bytes) -> None:
         """Note what the transport has accepted."""
-        self._position.send(len(data), self._tail.given_seq)
+        self._sent_seq = self._tail.given_seq
+        self._position.send(len(data), self._sent_seq)
         self._looks.look()
 
     def _leave(self) -> bytes | None:
-        """Return the last word to a reader whose stream is not over, once."""
+        """Return the last word to a reader whose stream was let go, once."""
         if not self._tail.is_let_go or self._has_taken_leave:
             return None
         self._has_taken_leave = True
-        farewell = Farewell(stream_id=self.stream.id, seq=self._tail.given_seq, retry_ms=random.randint(*_RETRY_MS))
-        return self._encoder.farewell(farewell) or None
+        return self._farewell() or None
+
+    def _farewell(self) -> bytes:
+        farewell = Farewell(stream_id=self.stream.id, seq=self._sent_seq, retry_ms=random.randint(*_RETRY_MS))
+        return self._encoder.farewell(farewell)
 
     def _silence_left(self) -> float | None:
         if self._keepalive_seconds is None:

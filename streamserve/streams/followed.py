@@ -56,6 +56,13 @@ class FollowedStream:
         """Whether any process can go on with it: all that readers here have seen is in a log that others see."""
         return outage_of(self._log, self.log_id) is None
 
+    @property
+    def can_leave(self) -> bool:
+        """Whether others can go on with it, when this process goes down."""
+        is_ours_alone = self.claim.is_held and (self.on_disconnect == "abort" or not self.is_resumable)
+        is_ours_to_end = self._ending is not None or is_ours_alone
+        return self.claim.is_shared and self.terminal is None and not is_ours_to_end
+
     async def catch_up(self) -> None:
         """Count what other processes have committed. Raises KeyError when the log is gone."""
         self._idle_at = time.monotonic() + _IDLE_SECONDS

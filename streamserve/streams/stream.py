@@ -123,8 +123,7 @@ class Stream(FollowedStream):
 
     def shut_down(self) -> None:
         """End the stream because the server stops; one that others can go on with is only let go of."""
-        is_ours_alone = self.claim.is_held and (self.on_disconnect == "abort" or not self.is_resumable)
-        if self.claim.is_shared and self._ending is None and not is_ours_alone:
+        if self.can_leave:
             self._has_left = True
             self._cancel()
             self._news.set()
