@@ -33,7 +33,8 @@ SLOW, LEAVING = {3, 12}, {6, 9}
 STEADY = frozenset(range(NUM_SEATS)) - SLOW - LEAVING
 STAND_STILL, LEAVE = 0.04, 0.03  # how likely, at each event
 # Every event has a number of its own: none of them is joined to another.
-SETTINGS = StreamSettings(coalesce_seconds=0.0, max_finished=4 * NUM_SEATS)
+# Every event by itself, so that transcripts can be checked event by event.
+SETTINGS = StreamSettings(coalesce_seconds=0.0, max_finished=4 * NUM_SEATS, snapshot_events=0)
 
 
 class Readers:
