@@ -79,33 +79,41 @@ def check_native(data: bytes, *, after: int = 0) -> list[Frame]:
 
 
 def check_native_part(data: bytes, *, after: int = 0) -> list[Frame]:
-    """Check a native stream that may have been cut off: whatever came must be in order and without a gap."""
-    frames = parse_sse(data)
+    """Check a native stream that may have been cut off, or let go: what came must be in order and without a gap.
+
+    A farewell is checked and left out: it is no event of the log. See `farewell_of`.
+    """
+    frames, farewell = parse_sse(data), farewell_of(data)
+    if farewell is not None:
+        del frames[-1]
+        assert frames[-1].event not in {"done", "error"}, "a farewell after the end"
+        assert (farewell.id, farewell.json["event_id"]) == ("", frames[-1].id), farewell
+        assert farewell.json["after"] == frames[-1].seq, farewell
     _check_ids(frames, after)
-    assert not any(frame.event in {"done", "error", "farewell"} for frame in frames[:-1]), "something follows the last"
+    assert not any(frame.event in {"done", "error"} for frame in frames[:-1]), "something follows a terminal event"
     if after == 0 and frames:
         assert frames[0].event == "meta", f"the first event is {frames[0].event}"
     _check_code_points(text_of(frames))
     return frames
 
 
-def _check_ids(frames: list[Frame], after: int) -> None:
-    """Ids are dense, but that joined tokens take the id of the last one, and a snapshot that of the last it stands for.
+def farewell_of(data: bytes) -> Frame | None:
+    """Return the farewell that a native stream ends with, if it does."""
+    frames = parse_sse(data)
+    return frames[-1] if frames and frames[-1].event == "farewell" else None
 
-    A farewell has none: it repeats the last one.
-    """
-    assert len({frame.log_id for frame in frames if frame.event != "farewell"}) <= 1, "ids of two logs in one stream"
+
+def _check_ids(frames: list[Frame], after: int) -> None:
+    """Ids are dense, but that joined tokens, or a snapshot, take the id of the last event that they stand for."""
+    assert len({frame.log_id for frame in frames}) <= 1, "ids of two logs in one stream"
     before = after
     for frame in frames:
-        if frame.event == "farewell":
-            assert (frame.id, frame.json["after"]) == ("", before), frame
-        elif frame.event == "snapshot":
+        if frame.event == "snapshot":
             assert before < frame.seq == frame.json["seq"], f"snapshot {frame.seq} after {before}"
-            before = frame.seq
         else:
             most = max(1, len(frame.json["token_ids"])) if frame.event == "token" else 1
             assert before < frame.seq <= before + most, f"seq {frame.seq} after {before}: {frame}"
-            before = frame.seq
+        before = frame.seq
 
 
 def check_tokens(data: bytes) -> str:

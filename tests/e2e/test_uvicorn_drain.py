@@ -19,7 +19,7 @@ from websockets.sync.client import connect
 from tests.asgi.flow_driver import get, read_all, read_until, said, until
 from tests.demo_site import environment, manage, processes_of
 from tests.servers import ROOT, Server, uvicorn, wait_until_ready
-from tests.stream_checks import check_native, check_native_part, text_of
+from tests.stream_checks import check_native, check_native_part, farewell_of, text_of
 
 KEY = "a-key-for-these-tests"
 HEADERS = {"Authorization": f"Bearer {KEY}"}
@@ -104,22 +104,25 @@ def test_what_ends_in_time_is_whole_and_nobody_new_comes_in(folder: Path) -> Non
         assert server.process.wait(_SECONDS) == BY_SIGTERM
 
 
-def test_what_does_not_end_in_time_is_cut_and_goes_on_elsewhere(folder: Path) -> None:
-    """No terminator, so its reader can tell; the engine has forgotten it; the next server gives the rest."""
+def test_what_does_not_end_in_time_is_let_go_and_goes_on_elsewhere(folder: Path) -> None:
+    """A farewell, or, where nobody can go on with it, no terminator: its reader can tell. The next gives the rest."""
     with site(folder, *AT_ONCE) as server:
         wait_until_ready(server.url)
-        cut = Reader(server, "/streams", question(400)).begun()
+        let_go = Reader(server, "/streams", question(400)).begun()
+        cut = Reader(server, "/streams", {**question(400), "on_disconnect": "abort"}).begun()
         server.process.send_signal(signal.SIGTERM)
-        cut.ended()
+        let_go.ended(), cut.ended()
         assert server.process.wait(_SECONDS) == BY_SIGTERM
-    assert cut.is_cut
-    frames = check_native_part(cut.data)
-    assert "done" not in {frame.event for frame in frames}
+    assert (let_go.is_cut, cut.is_cut) == (False, True)
+    assert farewell_of(let_go.data) is not None
+    assert farewell_of(cut.data) is None
+    frames = check_native_part(let_go.data)
+    assert not {"done", "error"} & {frame.event for frame in [*frames, *check_native_part(cut.data)]}
     status = manage(folder, "streamserve_engine", "--status", **SETTINGS).stdout
     assert "0 running, 0 waiting" in status
     with site(folder) as server:
         wait_until_ready(server.url)
-        url = f"{server.url}/streams/{cut.headers['x-stream-id']}/events"
+        url = f"{server.url}/streams/{let_go.headers['x-stream-id']}/events"
         last = {**HEADERS, "Last-Event-ID": frames[-1].id}
         rest = httpx.get(url, headers=last, timeout=_SECONDS, trust_env=False)
         whole = httpx.post(
