@@ -20,6 +20,7 @@ from streamserve.models import Watch
 from streamserve.protocol.events import LoggedEvent
 from streamserve.streams.delivery import Delivery
 from streamserve.streams.directory import Streams
+from streamserve.streams.position import nothing
 from streamserve.streams.stream import Stream
 
 log = structlog.get_logger("streamserve")
@@ -39,9 +40,9 @@ class WatchDelivery(Delivery):
         """The last event that the reader may have got."""
         return self._counting.last_seq
 
-    async def run(self, send: Callable[[bytes], Awaitable[None]]) -> None:
+    async def run(self, send: Callable[[bytes], Awaitable[None]], num_untaken: Callable[[], int] = nothing) -> None:
         self._task = asyncio.current_task()
-        await super().run(send)
+        await super().run(send, num_untaken)
 
     def close(self) -> None:
         super().close()
