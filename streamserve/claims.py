@@ -11,6 +11,7 @@ from channels.db import database_sync_to_async
 from streamserve.models import Stream as StreamRow
 from streamserve.protocol.requests import GenerateRequest, decode_request
 from streamserve.streams.claim import Record
+from streamserve.streams.quotas import Group
 from streamserve.streams.workers import Workers
 
 log = structlog.get_logger("streamserve")
@@ -33,6 +34,11 @@ class RowClaims:
 
     async def release(self, stream_id: str, fence: int) -> None:
         await database_sync_to_async(StreamRow.objects.release)(stream_id, fence, self.worker_id)
+
+
+async def running_of(group: Group) -> list[tuple[str, str]]:
+    """Return the group's unfinished streams: ids with their producers, oldest first."""
+    return await database_sync_to_async(lambda: list(StreamRow.objects.running_of(group.name, group.is_prefix)))()
 
 
 def record_of(row: StreamRow) -> Record:

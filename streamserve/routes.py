@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import functools
 import json
-import re
-import secrets
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any, Protocol, cast
@@ -33,12 +31,12 @@ from streamserve.protocol.errors import (
     MethodNotAllowed,
     Refused,
     StreamserveError,
-    TooLarge,
     Unauthorized,
-    UnsupportedMedia,
+    headers_of,
     to_body,
 )
-from streamserve.protocol.json_body import decode_json
+from streamserve.protocol.ids import request_id_of
+from streamserve.protocol.json_body import check_head, read_body
 
 log = structlog.get_logger("streamserve")
 
@@ -46,8 +44,6 @@ CHAT_CALLERS = ("session", "key", "anonymous")
 OPS_CALLERS = ("session", "key")
 ANYONE = ("anyone",)
 SAFE_METHODS = ("GET", "HEAD")
-
-_REQUEST_ID = re.compile(r"[\w.:-]{1,128}", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,7 +105,7 @@ def declared(view: Any) -> Any:
 async def _answer(
     access: Access, view: View, error_json: ErrorJson, request: HttpRequest, kwargs: dict[str, Any]
 ) -> HttpResponseBase:
-    request_id = _request_id(request)
+    request_id = request_id_of(request.headers.get("X-Request-Id", ""))
     response: HttpResponseBase
     try:
         _require_asgi(request)
@@ -138,10 +134,8 @@ async def _answer(
 def error_response(error: StreamserveError, error_json: ErrorJson = native.error_json) -> HttpResponse:
     """Return `error` as the endpoint's dialect shows it, with the headers its status calls for."""
     response = json_response(error_json(to_body(error)), status=error.http_status)
-    if isinstance(error, Refused):
-        response["Retry-After"] = str(error.retry_after)
-    if isinstance(error, Unauthorized):
-        response["WWW-Authenticate"] = "Bearer"
+    for name, value in headers_of(error).items():
+        response[name] = value
     return response
 
 
@@ -156,24 +150,9 @@ def json_response(body: Any, *, status: int = 200) -> HttpResponse:
 def read_json(request: HttpRequest, *, optional: bool = False) -> dict[str, Any]:
     """Return the JSON object in the body. Type, encoding and size are checked before a byte of it is read."""
     limits = get_settings().limits
-    declared_length = request.headers.get("Content-Length", "")
-    if declared_length.isascii() and declared_length.isdigit() and int(declared_length[:20]) > limits.max_body_bytes:
-        raise _too_large(limits.max_body_bytes)
-    encoding = request.headers.get("Content-Encoding", "identity")
-    if encoding.lower() != "identity":
-        raise UnsupportedMedia("Compressed bodies are not read. Send the JSON as it is.", param="Content-Encoding")
+    check_head(request.headers.get("Content-Length", ""), request.headers.get("Content-Encoding", ""), limits)
     body = request.read(limits.max_body_bytes + 1)
-    if len(body) > limits.max_body_bytes:
-        raise _too_large(limits.max_body_bytes)
-    if optional and not body:
-        return {}
-    if request.content_type != "application/json":
-        raise UnsupportedMedia("Send JSON, with 'Content-Type: application/json'.", param="Content-Type")
-    return decode_json(body, limits)
-
-
-def _too_large(max_bytes: int) -> TooLarge:
-    return TooLarge(f"The body is over the limit of {max_bytes:,} bytes. Send a shorter conversation.")
+    return read_body(body, request.content_type or "", limits, optional=optional)
 
 
 async def admit(access: Access, request: HttpRequest) -> Principal | None:
@@ -218,11 +197,6 @@ def _require_asgi(request: HttpRequest) -> None:
 def _require_method(access: Access, request: HttpRequest) -> None:
     if request.method not in access.methods:
         raise MethodNotAllowed(f"This address takes {' and '.join(access.methods)}, not {request.method}.")
-
-
-def _request_id(request: HttpRequest) -> str:
-    given = request.headers.get("X-Request-Id", "")
-    return given if _REQUEST_ID.fullmatch(given) else secrets.token_hex(16)
 
 
 def query_of(request: HttpRequest) -> dict[str, str]:

@@ -17,18 +17,18 @@ import structlog
 
 from streamserve import usage
 from streamserve.auth import Principal, salt_of
-from streamserve.claims import RowClaims
+from streamserve.claims import RowClaims, running_of
 from streamserve.clients.base import EngineClient
 from streamserve.clients.factory import make_client
 from streamserve.clients.process import ProcessClient
 from streamserve.conf import LOG_SCHEMES, Settings, get_settings
 from streamserve.protocol.errors import NotFound
 from streamserve.protocol.requests import GenerateRequest
-from streamserve.quotas import StreamQuota
 from streamserve.rights import RightsWatch
 from streamserve.streams.directory import Streams
 from streamserve.streams.file_log import FileLog
 from streamserve.streams.log import EventLog, LogUnavailable, MemoryLog
+from streamserve.streams.quotas import StreamQuota
 from streamserve.streams.spare_log import SpareLog
 from streamserve.streams.stream import Stream
 from streamserve.streams.workers import Workers
@@ -103,7 +103,7 @@ class Runtime:
         claims = None if self.workers is None else RowClaims(self.workers)
         self.clients: dict[str, EngineClient] = {alias: client_for(settings, alias) for alias in settings.models}
         self.streams = Streams(self.clients, self.log, settings.streams, on_finished=self._finished, claims=claims)
-        self.quota = StreamQuota(settings.limits, self.streams, is_shared=self.workers is not None)
+        self.quota = StreamQuota(settings.limits, self.streams, running=None if self.workers is None else running_of)
         self.watches = Watches(self.streams)
         self.rights = RightsWatch(self.streams, self.watches)
         self.sweep = None if self.workers is None else Sweep(self.streams, self.workers)
@@ -125,7 +125,7 @@ class Runtime:
         request = dataclasses.replace(request, tenant=principal.tenant, salt=salt_of(principal.tenant))
         if request.model in self.clients:
             self.clients[request.model].start()
-        async with self.quota.place_for(principal):
+        async with self.quota.place_for(principal.owner):
             stream = await self.streams.start(
                 request, owner=principal.owner, tenant=principal.tenant, on_disconnect=on_disconnect
             )

@@ -14,17 +14,14 @@ from django.urls import reverse
 from streamserve.auth import Principal
 from streamserve.conf import get_settings
 from streamserve.dialects import native
-from streamserve.dialects.base import Encoder
-from streamserve.dialects.fields import integer, read
-from streamserve.dialects.native import FORMATS, NativeEncoder, NativeRequest
-from streamserve.dialects.text import TextEncoder
-from streamserve.dialects.tokens import TokensEncoder
+from streamserve.dialects.native import NativeRequest
 from streamserve.models import Stream as StreamRow
-from streamserve.protocol.errors import BadRequest, Gone, NotFound
+from streamserve.protocol.errors import Gone, NotFound
 from streamserve.protocol.ids import parse_event_id
 from streamserve.responses import stream_response
 from streamserve.routes import CHAT_CALLERS, Access, json_response, non_atomic, query_of, read_json, route
 from streamserve.runtime import get_runtime, get_streams, start_loading
+from streamserve.streams import reading_on
 from streamserve.streams.delivery import Delivery
 from streamserve.streams.stream import Stream
 
@@ -32,8 +29,6 @@ CONTENT_SECURITY_POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
     "font-src 'self'; manifest-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
 )
-MAX_SEQ = 2**53  # what JavaScript counts exactly
-STOP_FIELDS = {"seen_seq": integer(0, MAX_SEQ)}
 _POST = Access(callers=CHAT_CALLERS, methods=("POST",))
 _GET = Access(callers=CHAT_CALLERS)
 
@@ -61,7 +56,7 @@ async def new_stream(request: HttpRequest, principal: Principal) -> HttpResponse
 async def _start(request: HttpRequest, principal: Principal, asked: NativeRequest) -> HttpResponseBase:
     runtime = get_runtime()
     stream = await runtime.start_stream(principal, asked.generate, on_disconnect=asked.on_disconnect)
-    encoder = _encoder(asked.format, stream.log_id)
+    encoder = reading_on.encoder_for(asked.format, stream.log_id)
     return stream_response(request, Delivery(runtime.streams, stream, encoder))
 
 
@@ -86,7 +81,7 @@ async def stream_events(request: HttpRequest, principal: Principal, stream_id: s
 @route(_POST)
 async def stop_stream(request: HttpRequest, principal: Principal, stream_id: str) -> HttpResponseBase:
     """POST /streams/{id}/stop {seen_seq}: end the answer where its reader has read to. Doing it twice is no mistake."""
-    seen_seq = read(read_json(request, optional=True), STOP_FIELDS).get("seen_seq")
+    seen_seq = native.parse_stop(read_json(request, optional=True))
     await _row(principal, stream_id)
     stream = await get_streams().reach(stream_id)
     if stream is not None:
@@ -114,42 +109,23 @@ async def _resume_by_event_id(request: HttpRequest, principal: Principal, event_
 
 
 def _resume(request: HttpRequest, stream: Stream, after: int | None, query: Mapping[str, str]) -> HttpResponseBase:
-    format_ = query.get("format", "native")
-    if format_ not in FORMATS:
-        raise BadRequest(f"'format' is one of {', '.join(FORMATS)}.", param="format")
-    if after is None or not 0 <= after <= stream.last_seq:
+    try:
+        delivery = reading_on.read_on(get_streams(), stream, after, query.get("format", "native"))
+    except Gone:
         return gone(request)
-    if stream.terminal is not None and after >= stream.last_seq:
-        return HttpResponse(status=204)  # all has been seen: an EventSource stops at 204
-    return stream_response(request, Delivery(get_streams(), stream, _encoder(format_, stream.log_id), after=after))
+    return HttpResponse(status=204) if delivery is None else stream_response(request, delivery)
 
 
 def gone(request: HttpRequest) -> HttpResponse:
     """Say that those events are not kept. An EventSource reconnects for ever unless told 204."""
-    if "text/event-stream" in request.headers.get("Accept", ""):
+    if reading_on.is_event_source(request.headers.get("Accept", "")):
         return HttpResponse(status=204)
-    raise Gone("These events are no longer kept. Ask the question again.")
+    raise reading_on.gone()
 
 
 def asked_after(request: HttpRequest, stream: Stream) -> int | None:
     """Return the last event that the reader has, by `Last-Event-ID` or `after`; None if it is of another log."""
-    event_id = request.headers.get("Last-Event-ID")
-    if not event_id:
-        return _after(query_of(request).get("after", "0"))
-    parsed = parse_event_id(event_id)
-    return parsed[1] if parsed is not None and parsed[0] == stream.log_id else None
-
-
-def _after(text: str) -> int:
-    if not (text.isascii() and text.isdigit() and len(text) <= 16):
-        raise BadRequest("'after' is the number of the last event you have, 0 for none.", param="after")
-    return int(text)
-
-
-def _encoder(format_: str, log_id: str) -> Encoder:
-    if format_ == "tokens":
-        return TokensEncoder(log_id)
-    return TextEncoder() if format_ == "text" else NativeEncoder(log_id)
+    return reading_on.place_in(stream, request.headers.get("Last-Event-ID"), query_of(request).get("after"))
 
 
 def _state_json(row: StreamRow, stream: Stream | None) -> dict[str, Any]:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from django.http import HttpRequest, HttpResponseBase
 
 from streamserve.auth import Principal
 from streamserve.conf import get_settings
 from streamserve.dialects import openai_chat
-from streamserve.dialects.openai_chat import ChatEncoder, ChatRequest
+from streamserve.dialects.openai_chat import ChatRequest
 from streamserve.protocol.errors import NotFound
 from streamserve.responses import close_connections, stream_response
 from streamserve.routes import ANYONE, CHAT_CALLERS, Access, json_response, read_json, route
@@ -26,7 +24,7 @@ async def chat_completions(request: HttpRequest, principal: Principal) -> HttpRe
     asked = openai_chat.parse(read_json(request), settings.limits, default_model=settings.default_model)
     stream = await runtime.start_stream(principal, asked.generate, on_disconnect="abort")
     if asked.stream:
-        return stream_response(request, Delivery(runtime.streams, stream, _encoder(stream, asked)))
+        return stream_response(request, Delivery(runtime.streams, stream, openai_chat.encoder_for(stream, asked)))
     return await _whole(stream, asked)
 
 
@@ -34,22 +32,9 @@ async def _whole(stream: Stream, asked: ChatRequest) -> HttpResponseBase:
     """Wait for the end. When the client leaves, Django cancels this, the reader is gone, and the engine aborts."""
     await close_connections()
     events = await collect(get_runtime().streams, stream)
-    response = json_response(openai_chat.collect(events, **_identity(stream, asked)))
+    response = json_response(openai_chat.collect(events, **openai_chat.identity(stream, asked)))
     response["X-Stream-Id"] = stream.id
     return response
-
-
-def _encoder(stream: Stream, asked: ChatRequest) -> ChatEncoder:
-    return ChatEncoder(stream.log_id, include_usage=asked.include_usage, **_identity(stream, asked))
-
-
-def _identity(stream: Stream, asked: ChatRequest) -> dict[str, Any]:
-    return {
-        "completion_id": f"chatcmpl-{stream.id}",
-        "model": stream.model,
-        "created": stream.created,
-        "n": asked.generate.n,
-    }
 
 
 @route(Access(callers=CHAT_CALLERS), error_json=openai_chat.error_json)

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from django.conf import settings as django_settings
 from django.http import HttpRequest, HttpResponse, HttpResponseBase
 
 from streamserve.auth import Principal
-from streamserve.clients.base import ModelDescription
+from streamserve.clients.readiness import readiness
 from streamserve.metrics import CONTENT_TYPE, render_metrics
 from streamserve.protocol.errors import NotFound
 from streamserve.routes import ANYONE, OPS_CALLERS, Access, json_response, route
@@ -16,12 +14,6 @@ from streamserve.runtime import get_clients, get_runtime, start_loading
 from streamserve.streams.spare_log import trouble_of
 
 _READ = ("GET", "HEAD")
-# What a state means to whoever asks, where the engine itself says nothing.
-_STATE_WORDS = {
-    "paused": "The model is paused by an operator, and goes on when it is resumed.",
-    "draining": "The model takes nothing new: it is to be stopped or replaced.",
-    "failed": "The model cannot be used. The server's log says why.",
-}
 
 
 @route(Access(callers=ANYONE, methods=_READ))
@@ -35,34 +27,8 @@ async def readyz(request: HttpRequest, principal: None) -> HttpResponseBase:
     """GET /readyz: 200 while every model is ready, else 503, why, and how far loading has come. It starts loading."""
     start_loading()
     models = [client.describe() for client in get_clients().values()]
-    reasons = [f"{model.alias} is {model.state}" for model in models if model.state != "ready"]
-    body = {
-        "ready": not reasons,
-        "reason": ", ".join(reasons),
-        "log": trouble_of(get_runtime().log),
-        "models": [_progress(model) for model in models],
-    }
-    return json_response(body, status=503 if reasons else 200)
-
-
-def _progress(model: ModelDescription) -> dict[str, Any]:
-    return {
-        "alias": model.alias,
-        "state": model.state,
-        "stage": model.stage,
-        "fraction": round(model.fraction, 3),
-        "loaded_bytes": model.loaded_bytes,
-        "total_bytes": model.total_bytes,
-        "elapsed_seconds": round(model.elapsed_seconds, 2),
-        "message": _shown(model),
-    }
-
-
-def _shown(model: ModelDescription) -> str:
-    """A failure names folders and libraries: for the site's developer, and the server's log."""
-    if django_settings.DEBUG and model.message:
-        return model.message
-    return _STATE_WORDS.get(model.state, "")
+    status, body = readiness(models, shows_messages=django_settings.DEBUG)
+    return json_response({**body, "log": trouble_of(get_runtime().log)}, status=status)
 
 
 @route(Access(callers=OPS_CALLERS, methods=_READ, scope="ops", open_in_debug=True))

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from django.utils import timezone
+from streamserve.quotas import StreamQuota
 
 from streamserve.auth import Principal
 from streamserve.clients.thread import ThreadClient
@@ -20,7 +21,6 @@ from streamserve.protocol.errors import QuotaExceeded
 from streamserve.protocol.events import Done, Status
 from streamserve.protocol.limits import Limits
 from streamserve.protocol.requests import GenerateRequest, Message, SamplingParams, decode_request
-from streamserve.quotas import StreamQuota
 from streamserve.streams.follow import collect, follow
 from streamserve.streams.readers import Reader
 from streamserve.streams.settings import StreamSettings

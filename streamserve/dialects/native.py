@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from streamserve.dialects.fields import one_of, read
+from streamserve.dialects.fields import integer, one_of, read
 from streamserve.dialects.generate import build, conflict, request_fields, sampling_fields
 from streamserve.protocol.errors import BadRequest, ErrorBody
 from streamserve.protocol.events import Farewell, LoggedEvent
@@ -21,6 +21,8 @@ from streamserve.protocol.sse import CONTENT_TYPE, FIRST_BYTES, KEEPALIVE, frame
 
 FORMATS = ("native", "tokens", "text")
 ON_DISCONNECT = ("park", "abort")
+MAX_SEQ = 2**53  # what JavaScript counts exactly
+_STOP_FIELDS = {"seen_seq": integer(0, MAX_SEQ)}
 
 on_disconnect = one_of(*ON_DISCONNECT)
 
@@ -58,6 +60,12 @@ def parse(body: Mapping[str, Any], limits: Limits, *, default_model: str) -> Nat
 def parse_query(query: Mapping[str, str], limits: Limits, *, default_model: str) -> NativeRequest:
     """Check the query of `GET /streams/new`: the fields of `parse` whose values are text, numbers or true and false."""
     return parse({name: _scalar(name, query[name]) for name in query}, limits, default_model=default_model)
+
+
+def parse_stop(body: Mapping[str, Any]) -> int | None:
+    """Check a stop's body; return its `seen_seq`, the last event that was seen."""
+    seen_seq: int | None = read(body, _STOP_FIELDS).get("seen_seq")
+    return seen_seq
 
 
 def _scalar(name: str, text: str) -> Any:

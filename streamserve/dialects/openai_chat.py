@@ -18,7 +18,7 @@ from streamserve.protocol.events import ChoiceDone, Done, Event, Farewell, Logge
 from streamserve.protocol.ids import event_id
 from streamserve.protocol.sse import CONTENT_TYPE, FIRST_BYTES, KEEPALIVE, frame, one_line_json
 
-__all__ = ["ChatEncoder", "ChatRequest", "collect", "error_json", "models_json", "parse"]
+__all__ = ["ChatEncoder", "ChatRequest", "collect", "encoder_for", "error_json", "identity", "models_json", "parse"]
 
 _ERROR_TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 
@@ -32,6 +32,15 @@ class DescribesModel(Protocol):
     def created(self) -> int: ...
     @property
     def max_model_len(self) -> int: ...
+
+
+class IsStream(Protocol):
+    """What a completion is named by, of a `Stream`, which lives in a layer above."""
+
+    id: str
+    log_id: str
+    model: str
+    created: int
 
 
 class ChatEncoder:
@@ -110,6 +119,17 @@ class ChatEncoder:
         if self._include_usage:
             chunk["usage"] = None if usage is None else usage.as_json()
         return one_line_json(chunk)
+
+
+def identity(stream: IsStream, asked: ChatRequest) -> dict[str, Any]:
+    """Return what names a completion, in each of its chunks and as a whole."""
+    completion_id = f"chatcmpl-{stream.id}"
+    return {"completion_id": completion_id, "model": stream.model, "created": stream.created, "n": asked.generate.n}
+
+
+def encoder_for(stream: IsStream, asked: ChatRequest) -> ChatEncoder:
+    """Return the encoder that answers `asked`."""
+    return ChatEncoder(stream.log_id, include_usage=asked.include_usage, **identity(stream, asked))
 
 
 @dataclass(slots=True)

@@ -172,6 +172,13 @@ def error_for(code: str, message: str, *, retryable: bool = False) -> Streamserv
     return known.get(code, EngineUnavailable if retryable else StreamserveError)(message, code=code)
 
 
+def headers_of(error: StreamserveError) -> dict[str, str]:
+    """Return the headers that a response of this error carries."""
+    if isinstance(error, Refused):
+        return {"Retry-After": str(error.retry_after)}
+    return {"WWW-Authenticate": "Bearer"} if isinstance(error, Unauthorized) else {}
+
+
 def to_body(error: StreamserveError) -> ErrorBody:
     """Return the fields to show for `error`."""
     return ErrorBody(code=error.code, message=error.message, param=error.param, http_status=error.http_status)

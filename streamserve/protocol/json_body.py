@@ -12,13 +12,37 @@ import math
 import re
 from typing import Any
 
-from streamserve.protocol.errors import BadRequest, TooLarge
+from streamserve.protocol.errors import BadRequest, TooLarge, UnsupportedMedia
 from streamserve.protocol.limits import Limits
 
 # 2**64 has 20 digits; no field takes more, and int() of a long text is quadratic.
 _MAX_INT_CHARS = 24
 _STRING = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
 _NOT_BRACKETS = re.compile(r"[^\[\]{}]+")
+
+
+def check_head(content_length: str, content_encoding: str, limits: Limits) -> None:
+    """Raise for what these headers ("" if absent) already say of a body: too long, or compressed. Reads nothing."""
+    if content_length.isascii() and content_length.isdigit() and int(content_length[:20]) > limits.max_body_bytes:
+        raise too_large(limits)
+    if content_encoding.lower() not in ("", "identity"):
+        raise UnsupportedMedia("Compressed bodies are not read. Send the JSON as it is.", param="Content-Encoding")
+
+
+def read_body(body: bytes, content_type: str, limits: Limits, *, optional: bool = False) -> dict[str, Any]:
+    """Return the object in a body of that type; {} for no body, where it is `optional`. Raises as `decode_json` too."""
+    if len(body) > limits.max_body_bytes:
+        raise too_large(limits)
+    if optional and not body:
+        return {}
+    if content_type.partition(";")[0].strip().lower() != "application/json":
+        raise UnsupportedMedia("Send JSON, with 'Content-Type: application/json'.", param="Content-Type")
+    return decode_json(body, limits)
+
+
+def too_large(limits: Limits) -> TooLarge:
+    """Return the error for a body over the limit."""
+    return TooLarge(f"The body is over the limit of {limits.max_body_bytes:,} bytes. Send a shorter conversation.")
 
 
 def decode_json(body: bytes, limits: Limits) -> dict[str, Any]:

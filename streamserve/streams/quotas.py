@@ -1,20 +1,17 @@
 """How many streams a caller may have at once, in all processes of the site.
 
-Counts what runs here and what is about to: no gap between check and start. What other processes run is counted by
-their rows: two that start at the same moment may let one too many in.
+Counts what runs here and what is about to: no gap between check and start. What other processes run is asked for: two
+that start at the same moment may let one too many in. asyncio. Callers are the `owner` strings of streams; those that
+begin with "anon:" are visitors without a login.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-from channels.db import database_sync_to_async
-
-from streamserve.auth import Principal
-from streamserve.models import Stream as StreamRow
 from streamserve.protocol.errors import Overloaded, QuotaExceeded
 from streamserve.protocol.limits import Limits
 from streamserve.streams.directory import Streams
@@ -35,40 +32,43 @@ class Group:
 
 ANONYMOUS = Group("anon:", is_prefix=True)
 
+# The group's unfinished streams in all processes, oldest first: (id, producer), "" where no process runs it.
+Running = Callable[[Group], Awaitable[Iterable[tuple[str, str]]]]
+
 
 class StreamQuota:
-    """Concurrent streams per principal, and of all anonymous callers together. Lives on one event loop.
+    """Concurrent streams per owner, and of all anonymous callers together. Lives on one event loop.
 
-    A parked stream takes a place too, but gives way: the oldest one ends when somebody needs its place. `is_shared`:
-    other processes may run streams too.
+    A parked stream takes a place too, but gives way: the oldest one ends when somebody needs its place. `running`:
+    asks for what other processes run too.
     """
 
-    def __init__(self, limits: Limits, streams: Streams, *, is_shared: bool = False) -> None:
+    def __init__(self, limits: Limits, streams: Streams, *, running: Running | None = None) -> None:
         self._limits = limits
         self._streams = streams
-        self._is_shared = is_shared
+        self._running = running
         self._starting: Counter[str] = Counter()  # owners of streams being started
 
     @asynccontextmanager
-    async def place_for(self, principal: Principal) -> AsyncIterator[None]:
+    async def place_for(self, owner: str) -> AsyncIterator[None]:
         """Hold a place while a stream is being started. Raises QuotaExceeded (429) or Overloaded (503)."""
-        await self._make_room(principal)
-        self._starting[principal.owner] += 1
+        await self._make_room(owner)
+        self._starting[owner] += 1
         try:
             yield
         finally:
-            self._starting -= Counter([principal.owner])  # zeros go too: callers who left take no memory
+            self._starting -= Counter([owner])  # zeros go too: callers who left take no memory
 
-    async def _make_room(self, principal: Principal) -> None:
+    async def _make_room(self, owner: str) -> None:
         own = self._limits.max_streams_per_principal
-        if not await self._has_room(Group(principal.owner), own):
+        if not await self._has_room(Group(owner), own):
             raise QuotaExceeded(
                 f"You have {own} answers running, which is the limit. Stop one, or wait until one ends.",
                 code="too_many_streams",
                 retry_after=RETRY_AFTER,
             )
         anonymous = self._limits.max_streams_anonymous
-        if principal.kind == "anonymous" and not await self._has_room(ANONYMOUS, anonymous):
+        if owner in ANONYMOUS and not await self._has_room(ANONYMOUS, anonymous):
             raise Overloaded(
                 "All places for visitors without a login are taken. Sign in, or try again shortly.",
                 code="anonymous_places_taken",
@@ -91,9 +91,9 @@ class StreamQuota:
 
     async def _elsewhere(self, group: Group) -> dict[str, str]:
         """Return the group's streams that this process does not run: their producers by id, oldest first."""
-        if not self._is_shared:
+        if self._running is None:
             return {}
-        rows = await database_sync_to_async(lambda: list(StreamRow.objects.running_of(group.name, group.is_prefix)))()
+        rows = await self._running(group)
         ours = {stream.id for stream in self._streams.all() if not stream.claim.is_elsewhere}
         return {stream_id: producer for stream_id, producer in rows if stream_id not in ours}
 

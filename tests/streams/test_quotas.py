@@ -6,10 +6,9 @@ from typing import Any
 
 import pytest
 
-from streamserve.auth import Principal
 from streamserve.protocol.errors import Overloaded, QuotaExceeded
 from streamserve.protocol.limits import Limits
-from streamserve.quotas import StreamQuota
+from streamserve.streams.quotas import StreamQuota
 
 
 class NoStreams:
@@ -19,10 +18,6 @@ class NoStreams:
         return []
 
 
-def principal(name: str, kind: str = "session") -> Principal:
-    return Principal(kind=kind, tenant=name, owner=name)
-
-
 def quota(**limits: int) -> StreamQuota:
     return StreamQuota(Limits(**limits), NoStreams())  # type: ignore[arg-type]
 
@@ -30,26 +25,26 @@ def quota(**limits: int) -> StreamQuota:
 async def test_a_place_is_held_while_a_stream_starts() -> None:
     """And given back, whatever happens."""
     places = quota(max_streams_per_principal=1)
-    async with places.place_for(principal("user:1")):
+    async with places.place_for("user:1"):
         with pytest.raises(QuotaExceeded) as caught:
-            async with places.place_for(principal("user:1")):
+            async with places.place_for("user:1"):
                 pass
         assert caught.value.http_status == 429
-        async with places.place_for(principal("user:2")):
+        async with places.place_for("user:2"):
             pass
     with pytest.raises(ZeroDivisionError):
-        async with places.place_for(principal("user:1")):
+        async with places.place_for("user:1"):
             raise ZeroDivisionError
-    async with places.place_for(principal("user:1")):
+    async with places.place_for("user:1"):
         pass
 
 
 async def test_visitors_together_have_a_limit() -> None:
     """503: it is not their own quota; users are not counted with them."""
     places = quota(max_streams_anonymous=1)
-    async with places.place_for(principal("user:1")), places.place_for(principal("anon:a", "anonymous")):
+    async with places.place_for("user:1"), places.place_for("anon:a"):
         with pytest.raises(Overloaded) as caught:
-            async with places.place_for(principal("anon:b", "anonymous")):
+            async with places.place_for("anon:b"):
                 pass
     assert caught.value.http_status == 503
     assert 1 <= caught.value.retry_after <= 120
