@@ -24,7 +24,7 @@ _END: Message = {"type": "http.response.body", "body": b"", "more_body": False}
 
 
 class Exchange:
-    """Give `receive` and `send` to the inner app; `serve` does all that in the right order."""
+    """`serve` gives `receive` and `send` to the inner app, and does all that in the right order."""
 
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self._scope, self._receive, self._send = scope, receive, send
@@ -41,6 +41,13 @@ class Exchange:
         finally:
             if self._delivery is not None:
                 self._delivery.close()
+
+    async def respond(self, start: Message, delivery: Delivery) -> None:
+        """Stream `delivery` for an app that has no StreamMiddleware outside."""
+        try:
+            await self._answer(start, delivery)
+        finally:
+            delivery.close()
 
     async def _ask(self, app: App) -> None:
         made: list[str] = []

@@ -29,7 +29,8 @@ class StreamMiddleware:
 
     def on_farewell(self, callback: Callable[[], None]) -> None:
         """Call `callback` when FlowServer goes down and the time of those in flight is up: end your streams."""
-        self._on_farewell.append(callback)
+        if callback not in self._on_farewell:
+            self._on_farewell.append(callback)
 
     def serve_while_draining(self, *paths: str) -> None:
         """Name the paths that are answered while FlowServer drains; any other new request gets a 503."""
