@@ -1,0 +1,400 @@
+"""Laws of the framework-free app: the Django side's routes and errors, for callers that the host names."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from streamserve.asgi import Caller, anyone, app
+from streamserve.asgi.app import StreamApp
+from streamserve.asgi.middleware import StreamMiddleware
+from streamserve.asgi.types import Message, Scope
+from streamserve.clients.thread import ThreadClient
+from streamserve.protocol.limits import Limits
+from tests.asgi.asgi_app import Client
+from tests.bad_bodies import NATIVE, OPENAI, bad_bodies
+from tests.servers import ROOT
+from tests.stream_checks import check_native, check_native_part, check_openai, check_tokens
+from tests.streams.fakes import Gate, until
+
+PATHS = {NATIVE: "/streams", OPENAI: "/v1/chat/completions"}
+GOOD = {"prompt": "still there?", "max_tokens": 8, "seed": 7}
+
+
+async def by_header(scope: Scope) -> Caller | None:
+    """Whom the header names; two of a team share a tenant."""
+    name = dict(scope["headers"]).get(b"x-user", b"").decode()
+    return Caller(name, tenant=name.partition("@")[2]) if name else None
+
+
+@pytest.fixture
+async def ai(echo: ThreadClient) -> AsyncIterator[StreamApp]:
+    """The app over the gated echo engine."""
+    async with app(models={"echo": echo}, authenticate=by_header) as serving:
+        yield serving
+
+
+def call(
+    ai: Any,
+    method: str,
+    path: str,
+    body: Any = None,
+    user: str = "ann",
+    scope: dict[str, Any] | None = None,
+    **headers: str,
+) -> Client:
+    """Begin a request. `body` is JSON or bytes; header names have _ for -."""
+    data = body if isinstance(body, bytes) else b"" if body is None else json.dumps(body).encode()
+    given = {"x-user": user, "content-type": "application/json", **headers}
+    raw = [(name.replace("_", "-").encode(), value.encode()) for name, value in given.items() if value]
+    path, _, query = path.partition("?")
+    more = {"path": path, "query_string": query.encode(), "headers": raw, **(scope or {})}
+    return Client(ai, method=method, body=data, **more)
+
+
+async def ask(ai: Any, method: str, path: str, body: Any = None, user: str = "ann", **rest: Any) -> Client:
+    """Make a request to its end."""
+    client = call(ai, method, path, body, user, **rest)
+    await client.task
+    return client
+
+
+def error_of(client: Client) -> tuple[int, str | None]:
+    return client.start["status"], json.loads(client.body)["error"]["code"]
+
+
+def header(client: Client, name: str) -> str | None:
+    return dict(client.headers).get(name.encode(), b"").decode() or None
+
+
+async def started(ai: StreamApp, gate: Gate, user: str = "ann", **body: Any) -> tuple[Client, str]:
+    """Begin an answer that stands still, after its first event; return its reader and id."""
+    gate.allow(0)
+    client = call(ai, "POST", "/streams", {**GOOD, **body}, user)
+    await until(lambda: b"event: meta" in client.body if client.messages else False, "the first event is there")
+    stream_id = header(client, "x-stream-id")
+    assert stream_id is not None
+    return client, stream_id
+
+
+async def test_an_answer_in_every_form(ai: StreamApp) -> None:
+    """Native, tokens, by query, OpenAI streamed and whole: the same text, each with the headers of a stream."""
+    native = await ask(ai, "POST", "/streams", GOOD)
+    text = "".join(frame.json["text"] for frame in check_native(native.body) if frame.event == "token")
+    assert (native.start["status"], header(native, "x-accel-buffering")) == (200, "no")
+    assert header(native, "content-type") == "text/event-stream; charset=utf-8"
+    assert text
+    assert check_tokens((await ask(ai, "POST", "/streams", {**GOOD, "format": "tokens"})).body) == text
+    plain = await ask(ai, "GET", "/streams/new?prompt=still%20there%3F&max_tokens=8&seed=7&format=text")
+    assert plain.body.decode() == text
+    chunks = check_openai((await ask(ai, "POST", PATHS[OPENAI], {**GOOD, "stream": True})).body)
+    assert "".join(chunk["choices"][0]["delta"].get("content") or "" for chunk in chunks) == text
+    whole = await ask(ai, "POST", PATHS[OPENAI], GOOD)
+    assert json.loads(whole.body)["choices"][0]["message"]["content"] == text
+    listed = json.loads((await ask(ai, "GET", "/v1/models")).body)
+    assert [model["id"] for model in listed["data"]] == ["echo"]
+
+
+async def test_resume_state_and_the_end(ai: StreamApp) -> None:
+    """Each event is there for who has read to it: by Last-Event-ID, by `after`, at /streams/new; then 204."""
+    whole = await ask(ai, "POST", "/streams", GOOD)
+    frames, stream_id = check_native(whole.body), header(whole, "x-stream-id")
+    path = f"/streams/{stream_id}/events"
+    for frame in frames[:-1]:
+        rest = await ask(ai, "GET", path, last_event_id=frame.id)
+        assert header(rest, "streamserve-from") == str(frame.seq + 1)
+        assert check_native(rest.body, after=frame.seq)[-1] == frames[-1]
+        assert (await ask(ai, "GET", f"{path}?after={frame.seq}")).body == rest.body
+        assert (await ask(ai, "GET", "/streams/new?prompt=other", last_event_id=frame.id)).body == rest.body
+    assert (await ask(ai, "GET", path, last_event_id=frames[-1].id)).start["status"] == 204
+    state = json.loads((await ask(ai, "GET", f"/streams/{stream_id}")).body)
+    assert (state["state"], state["finish_reason"], state["last_seq"]) == ("finished", "length", frames[-1].seq)
+    assert error_of(await ask(ai, "GET", f"{path}?after=99999")) == (410, "stream_expired")
+    assert error_of(await ask(ai, "GET", f"{path}?after=one")) == (400, "invalid_request")
+    assert (await ask(ai, "GET", f"{path}?after=99999", accept="text/event-stream")).start["status"] == 204
+
+
+async def test_a_stop_keeps_what_was_seen(ai: StreamApp, gate: Gate) -> None:
+    """And ends the reader's stream; doing it twice is no mistake."""
+    reader, stream_id = await started(ai, gate)
+    stopping = call(ai, "POST", f"/streams/{stream_id}/stop", {"seen_seq": 1})
+    await stopping.task
+    gate.open()
+    await reader.task
+    assert check_native(reader.body)[-1].json["finish_reason"] == "cancelled"
+    again = await ask(ai, "POST", f"/streams/{stream_id}/stop", b"")
+    assert json.loads(again.body) == json.loads(stopping.body)
+    assert json.loads(again.body)["finish_reason"] == "cancelled"
+
+
+async def test_nobody_is_served(ai: StreamApp) -> None:
+    """Without a caller 401, with a way out, on every route but the probes; nothing is read or started."""
+    stream_id = "0" * 32
+    for method, path in [
+        ("POST", "/streams"),
+        ("GET", "/streams/new?prompt=x"),
+        ("GET", f"/streams/{stream_id}"),
+        ("GET", f"/streams/{stream_id}/events"),
+        ("POST", f"/streams/{stream_id}/stop"),
+        ("POST", PATHS[OPENAI]),
+        ("GET", "/v1/models"),
+    ]:
+        refused = await ask(ai, method, path, GOOD, user="")
+        assert error_of(refused) == (401, "unauthorized")
+        assert header(refused, "www-authenticate") == "Bearer"
+    assert ai.streams.all() == []
+    assert json.loads((await ask(ai, "GET", "/livez", user="")).body) == {"live": True}
+    assert json.loads((await ask(ai, "GET", "/readyz", user="")).body)["ready"] is True
+
+
+async def test_another_owners_stream_is_unknown(ai: StreamApp) -> None:
+    """404 for who may not read it, as for an id that never was; a tenant shares."""
+    mine = await ask(ai, "POST", "/streams", GOOD, user="ann@team")
+    stream_id, last_id = header(mine, "x-stream-id"), check_native(mine.body)[0].id
+    for method, path in [("GET", ""), ("GET", "/events"), ("POST", "/stop")]:
+        for user, name in [("eve", stream_id), ("eve@other", stream_id), ("ann@team", "f" * 32)]:
+            client = await ask(ai, method, f"/streams/{name}{path}", user=user)
+            assert error_of(client) == (404, "stream_not_found")
+    client = await ask(ai, "GET", "/streams/new?prompt=x", user="eve", last_event_id=last_id)
+    assert error_of(client) == (410, "stream_expired")
+    assert (await ask(ai, "GET", f"/streams/{stream_id}", user="bob@team")).start["status"] == 200
+
+
+def test_nobody_opens_a_server_by_accident() -> None:
+    """`authenticate` must be given, and be something that can say no; everybody is `anyone`, by name."""
+    with pytest.raises(TypeError, match="authenticate"):
+        app(models={"echo": "echo"})  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match="anyone"):
+        app(models={"echo": "echo"}, authenticate=None)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="at least one"):
+        app(models={}, authenticate=anyone)
+    with pytest.raises(ValueError, match="None for nobody"):
+        Caller("")
+
+
+@pytest.mark.parametrize("dialect", PATHS)
+async def test_no_body_is_a_500(ai: StreamApp, dialect: str) -> None:
+    """Every wrong body there is: the same status, code and param as the Django side gives."""
+    corpus = [bad for bad in bad_bodies() if bad.is_for(dialect)]
+    assert len(corpus) >= 200
+    wrong = []
+    for bad in corpus:
+        client = await ask(ai, "POST", PATHS[dialect], bad.body, content_type=bad.content_type)
+        error = json.loads(client.body)["error"]
+        got = (client.start["status"], error["code"], bool(error["message"]))
+        if got != (bad.status, bad.code, True) or (bad.param is not None and error["param"] != bad.param):
+            wrong.append(f"{bad.name}: {got} {error}")
+    assert wrong == []
+    assert check_native((await ask(ai, "POST", "/streams", GOOD)).body)[-1].json["totalTokens"] == 8
+
+
+async def test_a_body_over_the_limit_is_not_read_to_its_end(echo: ThreadClient) -> None:
+    """Announced: nothing of it is read. Not announced: no more than the limit and one message."""
+    received: list[Message] = []
+    sent: list[Message] = []
+
+    async def receive() -> Message:
+        received.append({"type": "http.request", "body": b" " * 100, "more_body": True})
+        return received[-1]
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    async with app(models={"echo": echo}, authenticate=anyone, limits=Limits(max_body_bytes=1000)) as ai:
+        scope = {"type": "http", "method": "POST", "path": "/streams", "headers": [(b"content-length", b"1001")]}
+        await ai(scope, receive, send)
+        assert (sent[0]["status"], len(received)) == (413, 0)
+        await ai({**scope, "headers": []}, receive, send)
+        assert (sent[2]["status"], len(received)) == (413, 11)
+
+
+async def test_wrong_verbs_and_addresses(ai: StreamApp) -> None:
+    """405 says what is allowed, 404 is in the dialect of the address."""
+    wrong = await ask(ai, "GET", "/streams")
+    assert (error_of(wrong), header(wrong, "allow")) == ((405, "method_not_allowed"), "POST")
+    assert error_of(await ask(ai, "GET", "/elsewhere")) == (404, "unknown_url")
+    unknown = json.loads((await ask(ai, "POST", "/v1/embeddings", {})).body)
+    assert unknown["error"]["type"] == "invalid_request_error"
+    head = await ask(ai, "HEAD", "/livez")
+    assert (head.start["status"], header(head, "content-length"), head.body) == (200, "13", b"")
+    twice = await ask(ai, "GET", "/streams/new?prompt=a&prompt=b")
+    assert error_of(twice) == (400, "invalid_request")
+
+
+@pytest.mark.parametrize(
+    ("prefix", "scope"),
+    [
+        ("", {"path": "/ai/livez", "root_path": "/ai"}),
+        ("", {"path": "/livez", "root_path": "/ai"}),
+        ("/ai/", {"path": "/ai/livez", "root_path": ""}),
+        ("/ai", {"path": "/site/ai/livez", "root_path": "/site"}),
+    ],
+)
+async def test_it_knows_its_routes_wherever_it_is_mounted(
+    echo: ThreadClient, prefix: str, scope: dict[str, str]
+) -> None:
+    """Whether the server or mount leaves its part of the path in or takes it off."""
+    async with app(models={"echo": echo}, authenticate=anyone, prefix=prefix) as ai:
+        assert (await ask(ai, "GET", "/", scope=scope)).start["status"] == 200
+        assert (await ask(ai, "GET", "/", scope={**scope, "path": "/aix/livez"})).start["status"] == 404
+
+
+async def test_limits_are_counted_for_each_owner(echo: ThreadClient, gate: Gate) -> None:
+    """The second answer of one owner is a 429 that says when to come back; another owner has a place of its own."""
+    limits = Limits(max_streams_per_principal=1)
+    async with app(models={"echo": echo}, authenticate=by_header, limits=limits) as ai:
+        reader, _ = await started(ai, gate)
+        refused = await ask(ai, "POST", "/streams", GOOD)
+        assert (error_of(refused), header(refused, "retry-after")) == ((429, "too_many_streams"), "5")
+        other, _ = await started(ai, gate, user="bob")
+        gate.open()
+        await asyncio.gather(reader.task, other.task)
+        assert check_native((await ask(ai, "POST", "/streams", GOOD)).body)
+
+
+async def test_who_leaves_frees_the_engine(ai: StreamApp, echo: ThreadClient, gate: Gate) -> None:
+    """A native reader parks its answer and gets the rest when it is back; an OpenAI one ends it, streamed or whole."""
+    reader, stream_id = await started(ai, gate)
+    reader.leave()
+    await reader.task
+    parked = ai.streams.find(stream_id)
+    assert parked is not None
+    assert parked.state == "parked"
+    seen = check_native_part(reader.body)
+    for body in ({**GOOD, "stream": True}, GOOD):
+        gate.allow(0)
+        client = call(ai, "POST", PATHS[OPENAI], body)
+        await until(lambda: len(ai.streams.all()) > 1 and ai.streams.all()[-1].readers.num_attached == 1, "it is read")
+        stream = ai.streams.all()[-1]
+        client.leave()
+        await client.task
+        await until(lambda one=stream: one.terminal is not None, "the answer has ended")
+        assert stream.summary().finish_reason == "abandoned"
+    gate.open()
+    await until(lambda: echo.stats().blocks_used == 0, "the engine is free")
+    rest = await ask(ai, "GET", f"/streams/{stream_id}/events", last_event_id=seen[-1].id)
+    assert check_native(rest.body, after=seen[-1].seq)[-1].event == "done"
+
+
+async def test_a_failure_is_a_500_that_can_be_asked_about(echo: ThreadClient, caplog: pytest.LogCaptureFixture) -> None:
+    """The cause goes to the log, its id to the client."""
+
+    def broken(scope: Scope) -> Caller:
+        raise KeyError("secret of the site")
+
+    async with app(models={"echo": echo}, authenticate=broken) as ai:
+        failed = await ask(ai, "POST", "/streams", GOOD, x_request_id="ticket-7")
+    assert error_of(failed) == (500, "internal_error")
+    assert b"ticket-7" in failed.body
+    assert b"secret" not in failed.body
+    assert "secret of the site" in caplog.text
+    assert header(failed, "x-request-id") == "ticket-7"
+
+
+class Lifespan:
+    """A server's side of the lifespan conversation."""
+
+    def __init__(self, app: Any) -> None:
+        self.asked: asyncio.Queue[Message] = asyncio.Queue()
+        self.answers: asyncio.Queue[Message] = asyncio.Queue()
+        self.task = asyncio.create_task(app({"type": "lifespan"}, self.asked.get, self.answers.put))
+
+    async def say(self, what: str) -> None:
+        self.asked.put_nowait({"type": f"lifespan.{what}"})
+        async with asyncio.timeout(30):
+            assert await self.answers.get() == {"type": f"lifespan.{what}.complete"}
+
+
+@pytest.mark.parametrize("is_wrapped", [False, True])
+async def test_lifespan_ends_what_runs(echo: ThreadClient, gate: Gate, is_wrapped: bool) -> None:
+    """Shutdown, of the app's own lifespan or of a StreamMiddleware's outside: streams end, the engine is closed."""
+    ai = app(models={"echo": echo}, authenticate=by_header)
+    serving = StreamMiddleware(ai) if is_wrapped else ai
+    lifespan = Lifespan(serving)
+    await lifespan.say("startup")
+    gate.allow(0)
+    reader = call(serving, "POST", "/streams", GOOD)
+    await until(lambda: b"event: meta" in reader.body if reader.messages else False, "the first event is there")
+    stopping = asyncio.create_task(lifespan.say("shutdown"))
+    await reader.task
+    gate.open()
+    await stopping
+    await lifespan.task
+    assert check_native(reader.body)[-1].json["code"] == "engine_unavailable"
+    assert echo.describe().state == "failed"
+
+
+async def test_without_lifespan_it_works_and_can_be_closed_by_hand() -> None:
+    """Engines are made on first use; a shutdown, even twice, ends them; the next request makes them anew."""
+    ai = app(models={"echo": "echo"}, authenticate=anyone)
+    await ai.shutdown()
+    for _ in range(2):
+        assert check_native((await ask(ai, "POST", "/streams", GOOD)).body)[-1].event == "done"
+        await ai.shutdown()
+        await ai.shutdown()
+
+
+def test_it_serves_one_loop_at_a_time() -> None:
+    """A second loop is told what to do; after a shutdown it is served."""
+    ai = app(models={"echo": "echo"}, authenticate=anyone)
+
+    async def touch(*, closes: bool) -> int:
+        client = await ask(ai, "GET", "/v1/models")
+        if closes:
+            await ai.shutdown()
+        return int(client.start["status"])
+
+    async def leave_open() -> tuple[int, Any]:
+        return await touch(closes=False), ai._service
+
+    status, service = asyncio.run(leave_open())
+    assert status == 200
+    assert asyncio.run(touch(closes=False)) == 500
+    asyncio.run(service.aclose())
+    ai._service = None
+    assert asyncio.run(touch(closes=True)) == 200
+
+
+_PROGRAM = """
+import asyncio, sys
+
+class Absent:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in {"django", "channels", "daphne", "asgiref", "twisted", "torch", "starlette"}:
+            raise ModuleNotFoundError(name)
+
+sys.meta_path.insert(0, Absent())
+import streamserve.asgi.app
+from streamserve.asgi import anyone, app
+from streamserve.asgi.middleware import StreamMiddleware
+from streamserve.asgi.respond import hand_over, respond
+
+async def main():
+    sent = []
+    async def receive():
+        if sent:
+            await asyncio.Event().wait()
+        return {"type": "http.request", "body": b""}
+    async def send(message):
+        sent.append(message)
+    async with app(models={"echo": "echo"}, authenticate=anyone) as ai:
+        scope = {"type": "http", "method": "GET", "path": "/streams/new", "headers": []}
+        scope["query_string"] = b"prompt=hi&max_tokens=4"
+        await StreamMiddleware(ai)(scope, receive, send)
+    print(sent[0]["status"], b"".join(message["body"] for message in sent[1:]).count(b"event: done"))
+
+asyncio.run(main())
+print(sorted({name.split(".")[0] for name in sys.modules} & {"django", "channels", "daphne", "asgiref", "torch"}))
+"""
+
+
+def test_nothing_of_django_is_needed() -> None:
+    """Where Django, Channels, daphne and torch are not installed it is imported, and streams."""
+    done = subprocess.run([sys.executable, "-c", _PROGRAM], cwd=ROOT, text=True, capture_output=True, timeout=120)
+    assert (done.returncode, done.stdout) == (0, "200 1\n[]\n"), done.stderr
