@@ -63,6 +63,7 @@ class Settings:
     store: bool = False
     testing: bool = False
     echo_step_seconds: float = 0.0
+    harden_event_streams: bool = False
     flow_server: bool = True
     flow: FlowOptions = field(default_factory=FlowOptions)
 
@@ -149,6 +150,7 @@ class _Reader(Reader):
             store=self.boolean(given, "STORE"),
             testing=testing,
             echo_step_seconds=self.seconds(given, "ECHO_STEP_SECONDS"),
+            harden_event_streams=self.boolean(given, "HARDEN_EVENT_STREAMS"),
             flow_server=self.boolean({"FLOW_SERVER": True, **given}, "FLOW_SERVER"),
             # Tests wait for no answer when a server ends.
             flow=self._options(FlowOptions, given, "FLOW", {"DRAIN_SECONDS": 0.0} if testing else {}),

@@ -21,10 +21,13 @@ def wrap(django_application: Any) -> Any:
     from channels.routing import ProtocolTypeRouter, URLRouter
 
     from streamserve.asgi.middleware import StreamMiddleware
+    from streamserve.conf import get_problems, get_settings
     from streamserve.runtime import reset, shut_down_streams
 
     websocket = AuthMiddlewareStack(URLRouter(_websocket_urlpatterns()))
-    middleware = StreamMiddleware(ProtocolTypeRouter({"http": django_application, "websocket": websocket}))
+    hardens = not get_problems() and get_settings().harden_event_streams  # what is wrong, the system checks say
+    router = ProtocolTypeRouter({"http": django_application, "websocket": websocket})
+    middleware = StreamMiddleware(router, harden=hardens)
     middleware.on_shutdown(reset)
     middleware.on_farewell(shut_down_streams)
     middleware.serve_while_draining("/livez", "/readyz", "/metrics")

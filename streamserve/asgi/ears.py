@@ -15,7 +15,7 @@ _MAX_AHEAD = 16
 
 
 class Ears:
-    """One request's. `is_heard`: the app knows, or is about to be told, that the client has left."""
+    """One request's. `has_left`: the client; `is_heard`: the app is about to be told, or was."""
 
     def __init__(self, receive: Receive) -> None:
         self._receive = receive
@@ -24,6 +24,10 @@ class Ears:
         self._left = asyncio.Event()
         self._num_listening = 0
         self._is_told = False
+
+    @property
+    def has_left(self) -> bool:
+        return self._left.is_set()
 
     @property
     def is_heard(self) -> bool:
@@ -40,6 +44,10 @@ class Ears:
         self._is_told = message["type"] == "http.disconnect"
         return message
 
+    def leave(self) -> None:
+        """Be told, and tell the app, that the client has left, though it has not."""
+        self._left.set()
+
     async def until_left(self) -> None:
         """Return when the client has left, whoever hears of it."""
         while not self._left.is_set():
@@ -52,9 +60,20 @@ class Ears:
         await self._left.wait()
 
     async def _hear(self) -> Message:
-        if self._left.is_set():
-            return {"type": "http.disconnect"}
-        message = await self._receive()
-        if message["type"] == "http.disconnect":
+        """Return the server's next message; when `leave` is called meanwhile, that the client has left."""
+        if not self._left.is_set():
+            hearing, leaving = asyncio.create_task(_await(self._receive)), asyncio.create_task(self._left.wait())
+            try:
+                await asyncio.wait({hearing, leaving}, return_when=asyncio.FIRST_COMPLETED)
+                if hearing.done() and hearing.result()["type"] != "http.disconnect":
+                    return hearing.result()
+            finally:
+                hearing.cancel()
+                leaving.cancel()
+                await asyncio.gather(hearing, leaving, return_exceptions=True)
             self._left.set()
-        return message
+        return {"type": "http.disconnect"}
+
+
+async def _await(receive: Receive) -> Message:
+    return await receive()

@@ -21,7 +21,11 @@ from streamserve.protocol.sse import FIRST_BYTES, KEEPALIVE
 
 logger = logging.getLogger("streamserve.asgi")
 
-_ADDED = ((b"cache-control", b"no-cache, no-transform"), (b"x-accel-buffering", b"no"), (b"content-encoding", b"identity"))
+_ADDED = (
+    (b"cache-control", b"no-cache, no-transform"),
+    (b"x-accel-buffering", b"no"),
+    (b"content-encoding", b"identity"),
+)
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _DROPS_A_YIELD = 100
 
@@ -36,7 +40,7 @@ class Hardening:
 
 
 class EventTooLarge(RuntimeError):
-    """The app sent an event over the bound. Raised by its `send`; the response is cut off."""
+    """The app sent an event over the bound. Raised when the app has ended, so that the server cuts the response off."""
 
 
 class Hardened:
@@ -63,8 +67,9 @@ class _Guard:
         self._app_task = asyncio.current_task()
         self._num_cancels = 0 if self._app_task is None else self._app_task.cancelling()
         self._tasks: list[asyncio.Task[None]] = []
-        self._is_guarding = self._is_encoded = self._has_left = self._has_cancelled = False
-        self._num_sending = self._num_dropped = 0
+        self._is_guarding = self._is_encoded = self._has_sent = self._is_broken = False
+        self._has_cancelled = False
+        self._num_dropped = 0
         self._sent_at = 0.0
 
     async def serve(self, app: App) -> None:
@@ -76,8 +81,14 @@ class _Guard:
                 raise
         finally:
             self._stop_guarding()
-            await asyncio.gather(*self._tasks, return_exceptions=True)
-            self._take_back()
+            await self._take_back()
+            for result in await asyncio.gather(*self._tasks, return_exceptions=True):
+                if isinstance(result, Exception) and not isinstance(result, OSError):  # ASGI 2.4: the client has left
+                    logger.error("an event stream of %s was not kept alive", self._scope["path"], exc_info=result)
+
+        if self._is_broken:
+            limit = f"{self._options.event_bytes:,} bytes"
+            raise EventTooLarge(f"an event of {self._scope['path']} has more than {limit}")
 
     async def send(self, message: Message) -> None:
         """Send the app's message, guarded or not. Once the client has left it is dropped: the app is to end."""
@@ -85,8 +96,8 @@ class _Guard:
             await self._begin(message)
         elif not self._is_guarding or message["type"] != "http.response.body":
             await self._send(message)
-        elif self._has_left:
-            await self._drop()
+        elif self._ears.has_left:
+            await self._drop(message)
         else:
             await self._send_body(message)
 
@@ -113,25 +124,30 @@ class _Guard:
         self._tasks = [asyncio.create_task(one, name="event stream guard") for one in work]
 
     async def _send_body(self, message: Message) -> None:
-        self._num_sending += 1
         try:
             async with self._turn:
-                if not self._is_encoded:
-                    message = self._checked(message)
-                await self._send(message)
+                measured = message if self._is_encoded else self._measured(message)
+                if measured is not None:
+                    await self._send(measured)
                 self._sent_at = time.monotonic()
                 if not message.get("more_body", False):
                     self._stop_guarding()
-        finally:
-            self._num_sending -= 1
-            if self._has_left and self._is_guarding:  # not before: a generator is closed where it waits, not where it yields
-                asyncio.get_running_loop().call_soon(self._cancel)
+        except asyncio.CancelledError:
+            if not self._ears.has_left:
+                raise
+            _put_off()
 
-    def _checked(self, message: Message) -> Message:
+    def _measured(self, message: Message) -> Message | None:
+        """Return the message, or None if it makes an event larger than allowed: then the app is to end."""
         body = bytes(message.get("body", b""))
-        if not self._num_sent and body.startswith(_BYTE_ORDER_MARK):  # it stands at the very beginning, or it is text
+        if not self._has_sent and body.startswith(_BYTE_ORDER_MARK):  # ours were the first bytes
             body = body[len(_BYTE_ORDER_MARK) :]
-        return message
+        self._has_sent = self._has_sent or bool(body)
+        if self._bounds.feed(body) > self._options.event_bytes:
+            self._is_broken = True
+            self._ears.leave()
+            return None
+        return {**message, "body": body}
 
     async def _put(self, data: bytes) -> None:
         await self._send({"type": "http.response.body", "body": data, "more_body": True})
@@ -149,3 +165,52 @@ class _Guard:
                 self._sent_at = time.monotonic()
 
     # The client's leaving
+
+    async def _watch(self) -> None:
+        await self._ears.until_left()
+        if self._ears.is_heard:  # it knows, and may have reasons to take a moment
+            asyncio.get_running_loop().call_later(self._options.grace_seconds, self._cancel)
+        else:
+            self._cancel()
+
+    async def _drop(self, message: Message) -> None:
+        """Return without waiting, so that the app's end finds it where it waits and not here; but let others run."""
+        if not message.get("more_body", False):
+            self._stop_guarding()
+        self._num_dropped += 1
+        if self._num_dropped % _DROPS_A_YIELD == 0:
+            await asyncio.sleep(0)
+
+    def _cancel(self) -> None:
+        if self._is_guarding and not self._has_cancelled and self._app_task is not None:
+            self._has_cancelled = True
+            self._app_task.cancel()
+
+    def _stop_guarding(self) -> None:
+        self._is_guarding = False
+        for task in self._tasks:
+            task.cancel()
+
+    async def _take_back(self) -> None:
+        """Have our own cancellation end here; the server's goes on."""
+        if self._has_cancelled and self._app_task is not None:
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.sleep(0)
+            if self._app_task.uncancel() > self._num_cancels:
+                raise asyncio.CancelledError
+
+
+def _put_off() -> None:
+    """Cancel this task where it waits next: here a generator would be left at its `yield`, to the garbage collector."""
+    task = asyncio.current_task()
+    if task is not None:
+        task.uncancel()
+        asyncio.get_running_loop().call_soon(task.cancel)
+
+
+def _uncompressed(scope: Scope) -> Scope:
+    """Return the scope of a request for an event stream without what would have the app compress it."""
+    headers = [(name.lower(), value) for name, value in scope["headers"]]
+    if b"text/event-stream" not in dict(headers).get(b"accept", b""):
+        return scope
+    return {**scope, "headers": [(name, value) for name, value in headers if name != b"accept-encoding"]}

@@ -14,15 +14,20 @@ from collections.abc import Callable
 
 from streamserve.asgi.exchange import Exchange
 from streamserve.asgi.flow_drain import Drain
+from streamserve.asgi.harden import Hardened, Hardening
 from streamserve.asgi.lifespan import Callback, Lifespan
 from streamserve.asgi.types import App, Receive, Scope, Send
 
 
 class StreamMiddleware:
-    """Wraps an ASGI app. `scope["streamserve"]` is this object: there is one, and `on_shutdown` can be reached."""
+    """Wraps an ASGI app. `scope["streamserve"]` is this object: there is one, and `on_shutdown` can be reached.
 
-    def __init__(self, app: App) -> None:
-        self._app = app
+    `harden`: see to the app's own `text/event-stream` responses too (harden.py).
+    """
+
+    def __init__(self, app: App, *, harden: bool | Hardening = False) -> None:
+        options = harden if isinstance(harden, Hardening) else Hardening()
+        self._app = Hardened(app, options) if harden else app
         self._on_shutdown: list[Callback] = []
         self._on_farewell: list[Callable[[], None]] = []
         self._paths_while_draining: frozenset[str] = frozenset()

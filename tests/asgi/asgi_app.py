@@ -78,7 +78,7 @@ class Client:
 
     @property
     def body(self) -> bytes:
-        return b"".join(message["body"] for message in self.messages[1:])
+        return b"".join(message.get("body", b"") for message in self.messages[1:])
 
     @property
     def is_complete(self) -> bool:

@@ -54,7 +54,9 @@ def ai_tasks() -> list[str]:
 async def answer(prompt: str) -> Delivery:
     if not prompt:
         raise BadRequest("Ask something.", param="prompt")
-    asked = GenerateRequest(model="echo", prompt=prompt, sampling=SamplingParams(max_tokens=490, seed=1, ignore_eos=True))
+    asked = GenerateRequest(
+        model="echo", prompt=prompt, sampling=SamplingParams(max_tokens=490, seed=1, ignore_eos=True)
+    )
     stream = await ai.start_stream(Caller("anon:anyone"), asked)
     return Delivery(ai.streams, stream, NativeEncoder(stream.log_id))
 
@@ -105,7 +107,7 @@ starlette = Starlette(
     exception_handlers={StreamserveError: error_response},
     lifespan=lifespan,
 )
-starlette_wrapped = StreamMiddleware(starlette)
+starlette_wrapped = StreamMiddleware(starlette, harden=True)
 
 fastapi = FastAPI(lifespan=lifespan, exception_handlers={StreamserveError: error_response})
 fastapi.mount("/ai", ai)

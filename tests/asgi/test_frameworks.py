@@ -60,7 +60,8 @@ def until(server: Server, claim: Callable[[dict[str, Any]], Any], what: str) -> 
         if claim(state):
             return state
         time.sleep(0.01)
-    raise AssertionError(f"not within {_DEADLINE_SECONDS:.0f} s: {what}\n{state}\n{server.output()}")
+    shown = {**state, "plans": state["plans"][-9:]}
+    raise AssertionError(f"not within {_DEADLINE_SECONDS:.0f} s: {what}\n{shown}\n{server.output()}")
 
 
 def is_wrapped(server: Server) -> bool:
@@ -120,11 +121,9 @@ def test_who_leaves_is_absent_from_the_next_step(server: Server, path: str) -> N
     """Held in a step, the reader leaves; the server notices; no later plan holds its sequence; what is left resumes."""
     get(server, "/control?allow=3")
     with httpx.stream("GET", server.url + path, timeout=_DEADLINE_SECONDS) as answer:
-        stream_id, data = answer.headers["x-stream-id"], b""
-        for chunk in answer.iter_raw():
-            data += chunk
-            if b"event: token" in data:
-                break
+        stream_id, data, chunks = answer.headers["x-stream-id"], b"", answer.iter_raw()
+        while b"event: token" not in data:
+            data += next(chunks)
         held = until(server, lambda state: state["is_holding"], "a step is held")
         (seq_id,) = held["plans"][-1]
     until(server, lambda state: {"id": stream_id, "state": "parked"} in state["streams"], "its leaving is seen")
