@@ -38,7 +38,9 @@ class RowClaims:
 
 async def running_of(group: Group) -> list[tuple[str, str]]:
     """Return the group's unfinished streams: ids with their producers, oldest first."""
-    return await database_sync_to_async(lambda: list(StreamRow.objects.running_of(group.name, group.is_prefix)))()
+    query = StreamRow.objects.running_of(group.name, group.is_prefix)
+    rows: list[tuple[str, str]] = await database_sync_to_async(list)(query)
+    return rows
 
 
 def record_of(row: StreamRow) -> Record:

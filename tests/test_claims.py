@@ -14,7 +14,7 @@ import pytest
 from django.utils import timezone
 from streamserve.quotas import StreamQuota
 
-from streamserve.auth import Principal
+from streamserve.claims import running_of
 from streamserve.clients.thread import ThreadClient
 from streamserve.models import Stream as StreamRow
 from streamserve.protocol.errors import QuotaExceeded
@@ -22,6 +22,7 @@ from streamserve.protocol.events import Done, Status
 from streamserve.protocol.limits import Limits
 from streamserve.protocol.requests import GenerateRequest, Message, SamplingParams, decode_request
 from streamserve.streams.follow import collect, follow
+from streamserve.streams.quotas import StreamQuota
 from streamserve.streams.readers import Reader
 from streamserve.streams.settings import StreamSettings
 from streamserve.streams.stream import Stream
@@ -297,18 +298,17 @@ async def test_a_stream_without_its_log_is_over(one: Worker, two: Worker, gate: 
 async def test_a_quota_counts_what_other_workers_run(one: Worker, two: Worker, gate: Gate) -> None:
     """And those that nobody runs give way there too, the oldest first."""
     gate.allow(0)
-    user = Principal(kind="session", tenant="user:1", owner="user:1")
-    places = StreamQuota(Limits(max_streams_per_principal=2), two.streams, is_shared=True)
+    places = StreamQuota(Limits(max_streams_per_principal=2), two.streams, running=running_of)
     read, left = await one.start(asked()), await one.start(asked())
     reader = Reader()
     read.attach(reader)
     with pytest.raises(QuotaExceeded):
-        async with places.place_for(user):
+        async with places.place_for("user:1"):
             pass
     left.attach(other := Reader())
     left.detach(other)
     await until(lambda: not left.claim.is_held, "nobody runs it")
-    async with places.place_for(user):
+    async with places.place_for("user:1"):
         assert await StreamRow.objects.filter(state="running").acount() == 1
     ended = await StreamRow.objects.aget(pk=left.id)
     assert (ended.state, ended.finish_reason) == ("finished", "cancelled")

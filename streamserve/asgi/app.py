@@ -125,6 +125,11 @@ class StreamApp:
         """The streams, for a `Delivery` of the host's own."""
         return self._serving().streams
 
+    @property
+    def clients(self) -> Mapping[str, EngineClient]:
+        """The engines, by alias."""
+        return self._serving().clients
+
     async def start_stream(self, caller: Caller, request: GenerateRequest, *, on_disconnect: str = "park") -> Stream:
         """Start an answer within the caller's limits, for an endpoint of the host's own. Raises StreamserveError."""
         return await self._serving().start_stream(caller, request, on_disconnect)

@@ -55,7 +55,7 @@ async def answer(prompt: str) -> Delivery:
     if not prompt:
         raise BadRequest("Ask something.", param="prompt")
     asked = GenerateRequest(
-        model="echo", prompt=prompt, sampling=SamplingParams(max_tokens=490, seed=1, ignore_eos=True)
+        model="echo", prompt=prompt, sampling=SamplingParams(max_tokens=90, seed=1, ignore_eos=True)
     )
     stream = await ai.start_stream(Caller("anon:anyone"), asked)
     return Delivery(ai.streams, stream, NativeEncoder(stream.log_id))

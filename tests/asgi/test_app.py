@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import signal
 import subprocess
 import sys
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -398,3 +401,17 @@ def test_nothing_of_django_is_needed() -> None:
     """Where Django, Channels, daphne and torch are not installed it is imported, and streams."""
     done = subprocess.run([sys.executable, "-c", _PROGRAM], cwd=ROOT, text=True, capture_output=True, timeout=120)
     assert (done.returncode, done.stdout) == (0, "200 1\n[]\n"), done.stderr
+
+
+async def test_engines_of_their_own(tmp_path: Path) -> None:
+    """With `state_dir` the engine is a process that a second app finds; it outlives the first."""
+    pids = set()
+    for _ in range(2):
+        async with app(models={"echo": "echo"}, authenticate=anyone, state_dir=tmp_path) as ai:
+            while (ready := await ask(ai, "GET", "/readyz")).start["status"] != 200:
+                assert json.loads(ready.body)["models"][0]["state"] != "failed"
+                await asyncio.sleep(0.02)
+            assert check_native((await ask(ai, "POST", "/streams", GOOD)).body)[-1].event == "done"
+            pids.add(ai.clients["echo"].engine_pid)  # type: ignore[attr-defined]
+    (pid,) = pids
+    os.kill(pid, signal.SIGTERM)

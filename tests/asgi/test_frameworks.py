@@ -116,7 +116,7 @@ def test_a_body_that_is_too_large(server: Server) -> None:
     assert (answer.status_code, answer.json()["error"]["code"]) == (413, "body_too_large")
 
 
-@pytest.mark.parametrize("path", ["/ai/streams/new?prompt=a&max_tokens=490&seed=1", "/ask?prompt=b"])
+@pytest.mark.parametrize("path", ["/ai/streams/new?prompt=a&max_tokens=90&seed=1", "/ask?prompt=b"])
 def test_who_leaves_is_absent_from_the_next_step(server: Server, path: str) -> None:
     """Held in a step, the reader leaves; the server notices; no later plan holds its sequence; what is left resumes."""
     get(server, "/control?allow=3")
