@@ -85,7 +85,6 @@ class _Guard:
             for result in await asyncio.gather(*self._tasks, return_exceptions=True):
                 if isinstance(result, Exception) and not isinstance(result, OSError):  # ASGI 2.4: the client has left
                     logger.error("an event stream of %s was not kept alive", self._scope["path"], exc_info=result)
-
         if self._is_broken:
             limit = f"{self._options.event_bytes:,} bytes"
             raise EventTooLarge(f"an event of {self._scope['path']} has more than {limit}")
@@ -107,8 +106,8 @@ class _Guard:
         headers = {name.lower(): value for name, value in message.get("headers", ())}
         kind = headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
         is_ours = HEADER.encode() in headers
-        is_whole = message["status"] != 200 or self._scope["method"] == "HEAD"
-        return kind == b"text/event-stream" and not is_ours and not is_whole
+        is_stream = message["status"] == 200 and self._scope["method"] != "HEAD"
+        return kind == b"text/event-stream" and is_stream and not is_ours
 
     async def _begin(self, start: Message) -> None:
         given = [(name.lower(), value) for name, value in start["headers"] if name.lower() != b"content-length"]

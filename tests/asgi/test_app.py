@@ -86,6 +86,14 @@ async def started(ai: StreamApp, gate: Gate, user: str = "ann", **body: Any) -> 
     return client, stream_id
 
 
+async def until_ready(ai: StreamApp) -> None:
+    """Load the models, as a probe does."""
+    async with asyncio.timeout(60):
+        while (probe := await ask(ai, "GET", "/readyz")).start["status"] != 200:
+            assert json.loads(probe.body)["models"][0]["state"] != "failed"
+            await asyncio.sleep(0.01)
+
+
 async def test_an_answer_in_every_form(ai: StreamApp) -> None:
     """Native, tokens, by query, OpenAI streamed and whole: the same text, each with the headers of a stream."""
     native = await ask(ai, "POST", "/streams", GOOD)
@@ -338,6 +346,7 @@ async def test_without_lifespan_it_works_and_can_be_closed_by_hand() -> None:
     ai = app(models={"echo": "echo"}, authenticate=anyone)
     await ai.shutdown()
     for _ in range(2):
+        await until_ready(ai)
         assert check_native((await ask(ai, "POST", "/streams", GOOD)).body)[-1].event == "done"
         await ai.shutdown()
         await ai.shutdown()
@@ -389,6 +398,8 @@ async def main():
     async with app(models={"echo": "echo"}, authenticate=anyone) as ai:
         scope = {"type": "http", "method": "GET", "path": "/streams/new", "headers": []}
         scope["query_string"] = b"prompt=hi&max_tokens=4"
+        while ai.clients["echo"].describe().state != "ready":
+            await asyncio.sleep(0.01)
         await StreamMiddleware(ai)(scope, receive, send)
     print(sent[0]["status"], b"".join(message["body"] for message in sent[1:]).count(b"event: done"))
 
@@ -408,9 +419,7 @@ async def test_engines_of_their_own(tmp_path: Path) -> None:
     pids = set()
     for _ in range(2):
         async with app(models={"echo": "echo"}, authenticate=anyone, state_dir=tmp_path) as ai:
-            while (ready := await ask(ai, "GET", "/readyz")).start["status"] != 200:
-                assert json.loads(ready.body)["models"][0]["state"] != "failed"
-                await asyncio.sleep(0.02)
+            await until_ready(ai)
             assert check_native((await ask(ai, "POST", "/streams", GOOD)).body)[-1].event == "done"
             pids.add(ai.clients["echo"].engine_pid)  # type: ignore[attr-defined]
     (pid,) = pids

@@ -125,6 +125,9 @@ async def main():
         return {{"type": "http.request", "body": b""}}
     async def send(message):
         sent.append(message)
+    engine.start()
+    while engine.describe().state != "ready":
+        await asyncio.sleep(0.01)
     scope = {{"type": "http", "method": "GET", "path": "/ask", "query_string": b"q=hi", "headers": []}}
     await application(scope, receive, send)
     await streams.aclose()

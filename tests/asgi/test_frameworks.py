@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from tests.asgi.flow_driver import flow
-from tests.servers import Server, uvicorn
+from tests.servers import Server, uvicorn, wait_until_ready
 from tests.stream_checks import check_native, check_native_part, check_openai, text_of
 
 _DEADLINE_SECONDS = 60.0
@@ -33,6 +33,7 @@ def serve(host: str, server: str) -> AbstractContextManager[Server]:
 def server(request: pytest.FixtureRequest) -> Iterator[Server]:
     """One host on one server; ended by SIGTERM, its lifespan must have closed all."""
     with serve(*request.param) as server:
+        wait_until_ready(f"{server.url}/ai")
         yield server
         os.kill(server.process.pid, signal.SIGTERM)
         assert server.process.wait(_DEADLINE_SECONDS) in (0, -signal.SIGTERM)  # uvicorn sends it to itself again

@@ -21,7 +21,7 @@ from typing import Any
 import httpx
 
 from tests.asgi.flow_driver import flow
-from tests.servers import Server, uvicorn
+from tests.servers import Server, uvicorn, wait_until_ready
 from tests.stream_checks import check_native
 
 DEADLINE_SECONDS = 60.0
@@ -54,6 +54,7 @@ def main(kind: str) -> None:
 
 def vanish(server: Server, request: bytes, *, num_steps: int) -> dict[str, Any]:
     """Read an answer's beginning, vanish, let the engine run `num_steps` more, and say what the server makes of it."""
+    wait_until_ready(f"{server.url}/ai")
     get(server, "/control?allow=3")
     reader = server.connect()
     reader.sendall(request)
