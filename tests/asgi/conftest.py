@@ -1,5 +1,20 @@
-"""The stream fixtures, here too."""
+"""The stream fixtures, here too; and the framework-free app over the gated echo engine."""
 
+from collections.abc import AsyncIterator
+
+import pytest
+
+from streamserve.asgi import app
+from streamserve.asgi.app import StreamApp
+from streamserve.clients.thread import ThreadClient
+from tests.asgi.app_calls import by_header
 from tests.streams.conftest import echo, echo_streams, gate, scripted, streams
 
 __all__ = ["echo", "echo_streams", "gate", "scripted", "streams"]
+
+
+@pytest.fixture
+async def ai(echo: ThreadClient) -> AsyncIterator[StreamApp]:
+    """The app over the gated echo engine."""
+    async with app(models={"echo": echo}, authenticate=by_header) as serving:
+        yield serving

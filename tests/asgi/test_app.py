@@ -4,94 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
-import signal
-import subprocess
-import sys
-from collections.abc import AsyncIterator
-from pathlib import Path
-from typing import Any
 
 import pytest
 
 from streamserve.asgi import Caller, anyone, app
 from streamserve.asgi.app import StreamApp
-from streamserve.asgi.middleware import StreamMiddleware
 from streamserve.asgi.types import Message, Scope
 from streamserve.clients.thread import ThreadClient
 from streamserve.protocol.limits import Limits
-from tests.asgi.asgi_app import Client
+from tests.asgi.app_calls import GOOD, ask, by_header, call, error_of, header, started
 from tests.bad_bodies import NATIVE, OPENAI, bad_bodies
-from tests.servers import ROOT
 from tests.stream_checks import check_native, check_native_part, check_openai, check_tokens
 from tests.streams.fakes import Gate, until
 
 PATHS = {NATIVE: "/streams", OPENAI: "/v1/chat/completions"}
-GOOD = {"prompt": "still there?", "max_tokens": 8, "seed": 7}
-
-
-async def by_header(scope: Scope) -> Caller | None:
-    """Whom the header names; two of a team share a tenant."""
-    name = dict(scope["headers"]).get(b"x-user", b"").decode()
-    return Caller(name, tenant=name.partition("@")[2]) if name else None
-
-
-@pytest.fixture
-async def ai(echo: ThreadClient) -> AsyncIterator[StreamApp]:
-    """The app over the gated echo engine."""
-    async with app(models={"echo": echo}, authenticate=by_header) as serving:
-        yield serving
-
-
-def call(
-    ai: Any,
-    method: str,
-    path: str,
-    body: Any = None,
-    user: str = "ann",
-    scope: dict[str, Any] | None = None,
-    **headers: str,
-) -> Client:
-    """Begin a request. `body` is JSON or bytes; header names have _ for -."""
-    data = body if isinstance(body, bytes) else b"" if body is None else json.dumps(body).encode()
-    given = {"x-user": user, "content-type": "application/json", **headers}
-    raw = [(name.replace("_", "-").encode(), value.encode()) for name, value in given.items() if value]
-    path, _, query = path.partition("?")
-    more = {"path": path, "query_string": query.encode(), "headers": raw, **(scope or {})}
-    return Client(ai, method=method, body=data, **more)
-
-
-async def ask(ai: Any, method: str, path: str, body: Any = None, user: str = "ann", **rest: Any) -> Client:
-    """Make a request to its end."""
-    client = call(ai, method, path, body, user, **rest)
-    await client.task
-    return client
-
-
-def error_of(client: Client) -> tuple[int, str | None]:
-    return client.start["status"], json.loads(client.body)["error"]["code"]
-
-
-def header(client: Client, name: str) -> str | None:
-    return dict(client.headers).get(name.encode(), b"").decode() or None
-
-
-async def started(ai: StreamApp, gate: Gate, user: str = "ann", **body: Any) -> tuple[Client, str]:
-    """Begin an answer that stands still, after its first event; return its reader and id."""
-    gate.allow(0)
-    client = call(ai, "POST", "/streams", {**GOOD, **body}, user)
-    await until(lambda: b"event: meta" in client.body if client.messages else False, "the first event is there")
-    stream_id = header(client, "x-stream-id")
-    assert stream_id is not None
-    return client, stream_id
-
-
-async def until_ready(ai: StreamApp) -> None:
-    """Load the models, as a probe does."""
-    async with asyncio.timeout(60):
-        while (probe := await ask(ai, "GET", "/readyz")).start["status"] != 200:
-            assert json.loads(probe.body)["models"][0]["state"] != "failed"
-            await asyncio.sleep(0.01)
 
 
 async def test_an_answer_in_every_form(ai: StreamApp) -> None:
@@ -306,121 +232,3 @@ async def test_a_failure_is_a_500_that_can_be_asked_about(echo: ThreadClient, ca
     assert b"secret" not in failed.body
     assert "secret of the site" in caplog.text
     assert header(failed, "x-request-id") == "ticket-7"
-
-
-class Lifespan:
-    """A server's side of the lifespan conversation."""
-
-    def __init__(self, app: Any) -> None:
-        self.asked: asyncio.Queue[Message] = asyncio.Queue()
-        self.answers: asyncio.Queue[Message] = asyncio.Queue()
-        self.task = asyncio.create_task(app({"type": "lifespan"}, self.asked.get, self.answers.put))
-
-    async def say(self, what: str) -> None:
-        self.asked.put_nowait({"type": f"lifespan.{what}"})
-        async with asyncio.timeout(30):
-            assert await self.answers.get() == {"type": f"lifespan.{what}.complete"}
-
-
-@pytest.mark.parametrize("is_wrapped", [False, True])
-async def test_lifespan_ends_what_runs(echo: ThreadClient, gate: Gate, is_wrapped: bool) -> None:
-    """Shutdown, of the app's own lifespan or of a StreamMiddleware's outside: streams end, the engine is closed."""
-    ai = app(models={"echo": echo}, authenticate=by_header)
-    serving = StreamMiddleware(ai) if is_wrapped else ai
-    lifespan = Lifespan(serving)
-    await lifespan.say("startup")
-    gate.allow(0)
-    reader = call(serving, "POST", "/streams", GOOD)
-    await until(lambda: b"event: meta" in reader.body if reader.messages else False, "the first event is there")
-    stopping = asyncio.create_task(lifespan.say("shutdown"))
-    await reader.task
-    gate.open()
-    await stopping
-    await lifespan.task
-    assert check_native(reader.body)[-1].json["code"] == "engine_unavailable"
-    assert echo.describe().state == "failed"
-
-
-async def test_without_lifespan_it_works_and_can_be_closed_by_hand() -> None:
-    """Engines are made on first use; a shutdown, even twice, ends them; the next request makes them anew."""
-    ai = app(models={"echo": "echo"}, authenticate=anyone)
-    await ai.shutdown()
-    for _ in range(2):
-        await until_ready(ai)
-        assert check_native((await ask(ai, "POST", "/streams", GOOD)).body)[-1].event == "done"
-        await ai.shutdown()
-        await ai.shutdown()
-
-
-def test_it_serves_one_loop_at_a_time() -> None:
-    """A second loop is told what to do; after a shutdown it is served."""
-    ai = app(models={"echo": "echo"}, authenticate=anyone)
-
-    async def touch(*, closes: bool) -> int:
-        client = await ask(ai, "GET", "/v1/models")
-        if closes:
-            await ai.shutdown()
-        return int(client.start["status"])
-
-    async def leave_open() -> tuple[int, Any]:
-        return await touch(closes=False), ai._service
-
-    status, service = asyncio.run(leave_open())
-    assert status == 200
-    assert asyncio.run(touch(closes=False)) == 500
-    asyncio.run(service.aclose())
-    ai._service = None
-    assert asyncio.run(touch(closes=True)) == 200
-
-
-_PROGRAM = """
-import asyncio, sys
-
-class Absent:
-    def find_spec(self, name, path=None, target=None):
-        if name.split(".")[0] in {"django", "channels", "daphne", "asgiref", "twisted", "torch", "starlette"}:
-            raise ModuleNotFoundError(name)
-
-sys.meta_path.insert(0, Absent())
-import streamserve.asgi.app
-from streamserve.asgi import anyone, app
-from streamserve.asgi.middleware import StreamMiddleware
-from streamserve.asgi.respond import hand_over, respond
-
-async def main():
-    sent = []
-    async def receive():
-        if sent:
-            await asyncio.Event().wait()
-        return {"type": "http.request", "body": b""}
-    async def send(message):
-        sent.append(message)
-    async with app(models={"echo": "echo"}, authenticate=anyone) as ai:
-        scope = {"type": "http", "method": "GET", "path": "/streams/new", "headers": []}
-        scope["query_string"] = b"prompt=hi&max_tokens=4"
-        while ai.clients["echo"].describe().state != "ready":
-            await asyncio.sleep(0.01)
-        await StreamMiddleware(ai)(scope, receive, send)
-    print(sent[0]["status"], b"".join(message["body"] for message in sent[1:]).count(b"event: done"))
-
-asyncio.run(main())
-print(sorted({name.split(".")[0] for name in sys.modules} & {"django", "channels", "daphne", "asgiref", "torch"}))
-"""
-
-
-def test_nothing_of_django_is_needed() -> None:
-    """Where Django, Channels, daphne and torch are not installed it is imported, and streams."""
-    done = subprocess.run([sys.executable, "-c", _PROGRAM], cwd=ROOT, text=True, capture_output=True, timeout=120)
-    assert (done.returncode, done.stdout) == (0, "200 1\n[]\n"), done.stderr
-
-
-async def test_engines_of_their_own(tmp_path: Path) -> None:
-    """With `state_dir` the engine is a process that a second app finds; it outlives the first."""
-    pids = set()
-    for _ in range(2):
-        async with app(models={"echo": "echo"}, authenticate=anyone, state_dir=tmp_path) as ai:
-            await until_ready(ai)
-            assert check_native((await ask(ai, "POST", "/streams", GOOD)).body)[-1].event == "done"
-            pids.add(ai.clients["echo"].engine_pid)  # type: ignore[attr-defined]
-    (pid,) = pids
-    os.kill(pid, signal.SIGTERM)
