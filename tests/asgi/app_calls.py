@@ -7,7 +7,7 @@ import json
 from typing import Any
 
 from streamserve.asgi import Caller
-from streamserve.asgi.app import StreamApp
+from streamserve.asgi.stream_app import StreamApp
 from streamserve.asgi.types import Scope
 from tests.asgi.asgi_app import Client
 from tests.streams.fakes import Gate, until

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from streamserve.asgi import app
-from streamserve.asgi.app import StreamApp
+from streamserve.asgi.stream_app import StreamApp
 from streamserve.clients.thread import ThreadClient
 from tests.asgi.app_calls import by_header
 from tests.streams.conftest import echo, echo_streams, gate, scripted, streams

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from streamserve.asgi import anyone, app
-from streamserve.asgi.app import StreamApp
 from streamserve.asgi.flow_drain import Drain
 from streamserve.asgi.middleware import StreamMiddleware
+from streamserve.asgi.stream_app import StreamApp
 from streamserve.asgi.types import Message
 from streamserve.clients.thread import ThreadClient
 from tests.asgi.app_calls import GOOD, ask, by_header, call, error_of, until_ready
@@ -98,7 +98,7 @@ class Absent:
             raise ModuleNotFoundError(name)
 
 sys.meta_path.insert(0, Absent())
-import streamserve.asgi.app
+import streamserve.asgi.stream_app
 from streamserve.asgi import anyone, app
 from streamserve.asgi.flow_drain import Drain
 from streamserve.asgi.middleware import StreamMiddleware

@@ -1,4 +1,6 @@
-"""`app`: the routes of streamserve as one ASGI app, for any framework or none. No Django anywhere below.
+"""`StreamApp`: the routes of streamserve as one ASGI app, for any framework or none. No Django anywhere below.
+
+    from streamserve.asgi import app
 
     ai = app(models={"chat": "Qwen/Qwen3-0.6B"}, authenticate=who)
     uvicorn module:ai                                          alone: it answers lifespan itself
@@ -218,9 +220,6 @@ class StreamApp:
         if caller is None:
             raise Unauthorized("Nobody you are known as may call this. Send your credentials.")
         return caller
-
-
-app = StreamApp
 
 
 async def _send_error(request: Request, route: Route, error: StreamserveError) -> None:
