@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 from django.utils import timezone
-from streamserve.quotas import StreamQuota
 
 from streamserve.claims import running_of
 from streamserve.clients.thread import ThreadClient
