@@ -13,7 +13,7 @@ _PATIENT = {"MAX_QUEUE_SECONDS": 1e6}
 STREAMSERVE = {
     **DEMO,
     "ENGINE_AUTOSTART": False,  # the test starts it
-    "CLASSES": {name: _PATIENT for name in ("chat", "completion", "document", "batch")},
+    "CLASSES": dict.fromkeys(("chat", "completion", "document", "batch"), _PATIENT),
     "ENGINE": {
         "MAX_NUM_SEQS": int(os.environ.get("SEATS", NUM_SEATS)),
         "MAX_NUM_BATCHED_TOKENS": 8192,

@@ -7,7 +7,6 @@ import json
 from collections.abc import AsyncIterator, Awaitable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import httpx
