@@ -55,10 +55,15 @@ def free_port() -> int:
 
 @contextlib.contextmanager
 def daphne(
-    app: str, *options: str, cwd: Path = ROOT, python: Path | str = sys.executable, env: Mapping[str, str] | None = None
+    app: str,
+    *options: str,
+    port: int | None = None,
+    cwd: Path = ROOT,
+    python: Path | str = sys.executable,
+    env: Mapping[str, str] | None = None,
 ) -> Iterator[Server]:
     """Serve `app` ("module:name") with daphne while the block runs; `env` is added to ours."""
-    port = free_port()
+    port = free_port() if port is None else port
     command = [str(python), "-m", "daphne", "-b", "127.0.0.1", "-p", str(port), *options, app]
     with _serve(command, port, cwd, env) as server:
         yield server

@@ -1,264 +1,163 @@
-"""Two daphne processes, one engine process, one log: workers are killed with -9; no reader loses or doubles a word."""
+"""Two daphnes behind nginx, one engine process, one log, 20 readers: kill -9 of a worker, with events on the way.
+
+Readers know nginx only. Before each kill the dying worker's log stops (stalling_app.py), so that all its streams have
+events that the engine has made and nobody has: of half of them they are in the log, and their worker does not know it.
+"""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import os
 import random
-import signal
-import time
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-import httpx
 import pytest
 
-from streamserve.protocol.events import Done, Token
 from streamserve.streams.file_log import FileLog
-from tests.demo_site import environment, manage, processes_of
+from streamserve.streams.log import EventLog
+from streamserve.streams.redis_log import RedisLog
+from tests.nginx_server import nginx
 from tests.proofs.scale import scaled
-from tests.servers import Server, daphne, wait_until_ready
-from tests.stream_checks import Frame, check_native, check_native_part, text_of
+from tests.proofs.workers import SECONDS, Reader, Site, logged_text, quiet, two_workers
+from tests.stream_checks import text_of
+from tests.streams.redis_server import RedisServer
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(7200)]
 
-KEY, OTHER_KEY = "a-key-for-these-tests", "another-key-for-these"
-KEYS = (KEY, OTHER_KEY)
 NUM_STREAMS = 20
-NUM_KILLS = scaled(200)
-NUM_TOKENS = 200
-SETTINGS = {"DJANGO_SETTINGS_MODULE": "tests.proofs.two_workers_site"}
-# Beside others on two cores a worker needs a while; readers must not give up before the test's own limit.
-SECONDS = 60.0
+NUM_KILLS = scaled(100)  # on each of the two logs
+NUM_RESTARTS = scaled(40)
+NUM_TOKENS = 144  # none of the answers ends within a code point then
 
 
-class Site:
-    """Two workers; either can be killed and started again."""
+@dataclass(frozen=True)
+class Front:
+    """A site behind nginx. `redis` is None where the log is a file."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self._env = environment(folder, **SETTINGS)
-        self._stacks: list[contextlib.ExitStack] = [contextlib.ExitStack() for _ in range(2)]
-        self.servers: list[Server] = []
+    url: str
+    site: Site
+    redis: RedisServer | None
 
-    def start(self, index: int) -> Server:
-        server = self._stacks[index].enter_context(daphne("project.asgi:application", env=self._env))
-        wait_until_ready(server.url)
-        self.servers[index : index + 1] = [server]
-        return server
-
-    def kill(self, index: int) -> None:
-        os.kill(self.servers[index].process.pid, signal.SIGKILL)
-        self.servers[index].process.wait()
-        self._stacks[index].close()
-
-    def close(self) -> None:
-        for stack in self._stacks:
-            stack.close()
+    def new_log(self) -> EventLog:
+        """Return the site's log, for the test to read."""
+        return FileLog(self.site.folder / "streams.sqlite3") if self.redis is None else RedisLog(self.redis.url)
 
 
-@pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+@pytest.fixture(scope="module", params=["file", "redis"])
+def front(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Front]:
     folder = tmp_path_factory.mktemp("site")
-    for arguments in (["migrate", "--verbosity=0"], *(["streamserve_key", "create", "--key", key] for key in KEYS)):
-        done = manage(folder, *arguments)
-        assert done.returncode == 0, done.stderr
-    site = Site(folder)
-    try:
-        for index in range(2):
-            site.start(index)
-        yield site
-    finally:
-        site.close()
-        manage(folder, "streamserve_engine", "--stop", **SETTINGS)
-        assert processes_of(folder) == set()
+    with ExitStack() as stack:
+        redis = stack.enter_context(RedisServer(_made(folder / "redis"))) if request.param == "redis" else None
+        log = "file" if redis is None else redis.url
+        site = stack.enter_context(two_workers(folder, log=log, app="tests.proofs.stalling_app:application"))
+        yield Front(stack.enter_context(nginx(site.ports)), site, redis)
 
 
-def client(server: Server, key: str = KEY) -> httpx.AsyncClient:
-    headers = {"Authorization": f"Bearer {key}"}
-    return httpx.AsyncClient(base_url=server.url, headers=headers, trust_env=False, timeout=SECONDS)
+def _made(folder: Path) -> Path:
+    folder.mkdir()
+    return folder
 
 
-def question(number: int, **fields: Any) -> dict[str, Any]:
-    return {"prompt": f"question {number}", "max_tokens": NUM_TOKENS, "ignore_eos": True, "seed": number, **fields}
-
-
-class Reader:
-    """Reads one answer, from whichever worker, and never asks for what it has."""
-
-    def __init__(self, number: int) -> None:
-        self.number = number
-        self.id = ""
-        self.frames: list[Frame] = []  # as of the last connection's end
-        self.num_events = 0  # so far
-        self.waits: list[float] = []  # from asking again to the first event
-        self._asked_at = 0.0
-
-    @property
-    def last_seq(self) -> int:
-        return self.frames[-1].seq if self.frames else 0
-
-    @property
-    def is_over(self) -> bool:
-        return bool(self.frames) and self.frames[-1].event in {"done", "error"}
-
-    async def begin(self, server: Server) -> None:
-        """Ask the question and read until the end, or until the connection breaks."""
-        async with client(server) as http:
-            await self._take(http.stream("POST", "/streams", json=question(self.number)))
-
-    async def go_on(self, server: Server) -> None:
-        """Come back with the id of the last event."""
-        self._asked_at = time.monotonic()
-        headers = {"Last-Event-ID": self.frames[-1].id}
-        async with client(server) as http:
-            await self._take(http.stream("GET", f"/streams/{self.id}/events", headers=headers))
-
-    async def _take(self, answer: Any) -> None:
-        data, after = bytearray(), self.last_seq
-        with contextlib.suppress(httpx.TransportError):
-            async with answer as response:
-                assert response.status_code == 200, await response.aread()
-                self.id = response.headers["x-stream-id"]
-                assert response.headers["streamserve-from"] == str(after + 1)
-                async for piece in response.aiter_bytes():
-                    data += piece
-                    self.num_events += piece.count(b"\nid: ")
-                    if self._asked_at and b"\nid: " in piece:
-                        self.waits.append(time.monotonic() - self._asked_at)
-                        self._asked_at = 0.0
-        self.frames += check_native_part(bytes(data), after=after)
-
-
-async def quiet(server: Server, number: int) -> str:
-    """Return the text of an uninterrupted run."""
-    reader = Reader(number)
-    await reader.begin(server)
-    assert reader.is_over
-    return text_of(reader.frames)
-
-
-async def logged_text(log: FileLog, log_id: str) -> str:
-    """Return the text that the log holds, and see that it is dense and ends once."""
-    events = []
-    while page := await log.read(log_id, len(events)):
-        events += page
-    assert [one.seq for one in events] == list(range(1, len(events) + 1))
-    assert [isinstance(one.event, Done) for one in events].index(True) == len(events) - 1
-    return "".join(one.event.text for one in events if isinstance(one.event, Token))
-
-
-async def test_readers_of_killed_workers_lose_nothing(site: Site) -> None:
-    """Each time: 20 streams with readers, kill -9, back to the other worker: text = log = uninterrupted run."""
-    texts = await asyncio.gather(*(quiet(site.servers[1], number) for number in range(NUM_STREAMS)))
-    log = FileLog(site.folder / "streams.sqlite3")
-    chance = random.Random(1)
-    waits: list[float] = []
-    num_cut = 0
-    for kill in range(NUM_KILLS):
-        dying, living = kill % 2, 1 - kill % 2
-        readers = [Reader(number) for number in range(NUM_STREAMS)]
-        reading = asyncio.gather(*(reader.begin(site.servers[dying]) for reader in readers))
-        async with asyncio.timeout(SECONDS):
-            while min(reader.num_events for reader in readers) < 3:  # noqa: ASYNC110
-                await asyncio.sleep(0.01)
-        await asyncio.sleep(chance.uniform(0, 1))
-        site.kill(dying)
-        await reading
-        cut = [reader for reader in readers if not reader.is_over]
-        num_cut += len(cut)
-        await asyncio.gather(*(reader.go_on(site.servers[living]) for reader in cut))
-        for reader, text in zip(readers, texts, strict=True):
-            assert reader.is_over, f"kill {kill}, stream {reader.id}: no end"
-            assert text_of(reader.frames) == text == await logged_text(log, reader.frames[0].log_id)
-        waits += [wait for reader in cut for wait in reader.waits]
-        await asyncio.to_thread(site.start, dying)
+@pytest.fixture
+async def log(front: Front) -> AsyncIterator[EventLog]:
+    log = front.new_log()
+    yield log
     await log.aclose()
-    assert num_cut > NUM_KILLS * NUM_STREAMS / 2
+
+
+async def references(front: Front) -> list[str]:
+    """Return the texts of uninterrupted runs."""
+    return await asyncio.gather(*(quiet(front.url, number, NUM_TOKENS) for number in range(NUM_STREAMS)))
+
+
+async def all_the_same(readers: list[Reader], texts: list[str], log: EventLog) -> None:
+    """What each has read is what the log has, and what an uninterrupted run gives."""
+    for reader, text in zip(readers, texts, strict=True):
+        assert reader.is_over, f"stream {reader.id}: no end"
+        assert text_of(reader.frames) == text == await logged_text(log, reader.log_id)
+
+
+async def stalled(site: Site, index: int) -> Counter[str]:
+    """Stop that worker's log, and wait until all its streams hang on it; return how many events, and streams, do."""
+    pid = site.servers[index].process.pid
+    (site.folder / f"stall-{pid}").touch()
+    async with asyncio.timeout(SECONDS):
+        while not (counts := _all_stalled(site, site.folder / f"stalled-{pid}")):  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    return counts
+
+
+def _all_stalled(site: Site, told: Path) -> Counter[str]:
+    """Return the counts, once every unfinished stream of whoever writes that file is in it."""
+    lines = [line.split() for line in (told.read_text() if told.exists() else "").splitlines(keepends=True)]
+    producer_of = site.logs_of_unfinished()
+    in_it = {words[0] for words in lines if len(words) == 3}
+    producers = {producer_of.get(log_id) for log_id in in_it}
+    if not in_it or not all(log_id in in_it for log_id, producer in producer_of.items() if producer in producers):
+        return Counter()
+    counts: Counter[str] = Counter(streams=len(in_it))
+    for _, num_events, kind in lines:
+        counts[kind] += int(num_events)
+    return counts
+
+
+async def test_kills(front: Front, log: EventLog) -> None:
+    """Each time: 20 readers, a log that stops, kill -9, back to nginx: text = log = uninterrupted run."""
+    texts = await references(front)
+    chance, on_the_way, num_cut = random.Random(1), Counter[str](), 0
+    waits: list[float] = []
+    for kill in range(NUM_KILLS):
+        readers = [Reader(number, NUM_TOKENS) for number in range(NUM_STREAMS)]
+        reading = [asyncio.create_task(reader.begin(front.url)) for reader in readers]
+        await asyncio.gather(*(reader.seen(2) for reader in readers))
+        await readers[chance.randrange(NUM_STREAMS)].seen(chance.randrange(2, NUM_TOKENS // 10))
+        on_the_way += await stalled(front.site, kill % 2)
+        front.site.kill(kill % 2)
+        coming_back = asyncio.create_task(asyncio.to_thread(front.site.start, kill % 2))
+        await asyncio.gather(*reading)
+        cut = [reader for reader in readers if not reader.is_over]
+        assert cut, "nobody was cut off"
+        num_cut += len(cut)
+        await asyncio.gather(*(reader.to_the_end(front.url) for reader in cut))
+        await all_the_same(readers, texts, log)
+        waits += [wait for reader in cut for wait in reader.waits]
+        await coming_back
+    assert on_the_way["streams"] >= NUM_KILLS
+    assert on_the_way["unwritten"]
+    assert on_the_way["unheard"]
     waits.sort()
-    middle, late = waits[len(waits) // 2], waits[int(len(waits) * 0.99)]
-    print(f"\n{NUM_KILLS} kills, {num_cut} readers cut off; back to the first event:", end=" ")
-    print(f"median {middle:.3f} s, p99 {late:.3f} s, max {waits[-1]:.3f} s")
+    print(
+        f"\nkill -9 of a worker, {'file' if front.redis is None else 'Redis'}: {NUM_KILLS} behind nginx under"
+        f" {NUM_STREAMS} readers; {on_the_way['streams']:,} streams hung on their log with {on_the_way['unwritten']:,}"
+        f" events not written and {on_the_way['unheard']:,} written and not heard of; {num_cut:,} readers cut off; text"
+        f" = log = uninterrupted run for all {NUM_KILLS * NUM_STREAMS:,}; asked again to the first event: median"
+        f" {waits[len(waits) // 2]:.3f} s, p99 {waits[int(len(waits) * 0.99)]:.3f} s, most {waits[-1]:.3f} s"
+    )
 
 
-async def test_a_worker_that_comes_back_serves_its_own_readers(site: Site) -> None:
-    """Killed and started again, with nobody else: the same holds. The engine was not told anything."""
-    text = await quiet(site.servers[0], 7)
-    reader = Reader(7)
-    reading = asyncio.create_task(reader.begin(site.servers[0]))
-    async with asyncio.timeout(SECONDS):
-        while reader.num_events < 10:  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
-    site.kill(0)
-    await reading
-    assert not reader.is_over
-    await asyncio.to_thread(site.start, 0)
-    await reader.go_on(site.servers[0])
-    assert reader.is_over
-    assert text_of(reader.frames) == text
-
-
-async def begun(server: Server, number: int) -> tuple[Reader, asyncio.Task[None]]:
-    """Return the reader of a long answer that has begun."""
-    reader = Reader(number)
-    reading = asyncio.create_task(reader.begin(server))
-    async with asyncio.timeout(SECONDS):
-        while reader.num_events < 5:  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
-    return reader, reading
-
-
-async def test_a_second_tab_at_the_other_worker(site: Site) -> None:
-    """Follows live, and both have the same to the last byte of the text."""
-    reader, reading = await begun(site.servers[0], 3)
-    async with client(site.servers[1]) as http:
-        state = (await http.get(f"/streams/{reader.id}")).json()
-        assert (state["state"], state["resumable"]) == ("running", True)
-        other = check_native((await http.get(f"/streams/{reader.id}/events")).content)
-    await reading
-    assert text_of(other) == text_of(reader.frames)
-    assert not [frame for frame in other if frame.event == "status"]
-
-
-async def test_stop_at_the_other_worker(site: Site) -> None:
-    """Ends it for its reader at the first one, within a moment."""
-    reader, reading = await begun(site.servers[0], 4)
-    async with client(site.servers[1]) as http:
-        stopped = (await http.post(f"/streams/{reader.id}/stop", json={"seen_seq": 4})).json()
-        assert (stopped["state"], stopped["finish_reason"]) == ("finished", "cancelled")
-        await asyncio.wait_for(reading, 10)
-        assert reader.frames[-1].json["finish_reason"] == "cancelled"
-        assert reader.frames[-1].json["kept_seq"] == 4
-        again = (await http.post(f"/streams/{reader.id}/stop")).json()
-        assert again["last_seq"] == stopped["last_seq"] == reader.last_seq
-
-
-async def test_another_tenant_finds_nothing_at_either_worker(site: Site) -> None:
-    """Whatever it asks, and by whichever id."""
-    reader, reading = await begun(site.servers[0], 5)
-    async with client(site.servers[0]) as http:
-        log_id = (await http.get(f"/streams/{reader.id}")).json()["log_id"]
-    for server in site.servers:
-        async with client(server, OTHER_KEY) as http:
-            assert (await http.get(f"/streams/{reader.id}")).status_code == 404
-            assert (await http.get(f"/streams/{reader.id}/events")).status_code == 404
-            assert (await http.post(f"/streams/{reader.id}/stop")).status_code == 404
-            event_id = f"{log_id}-1"
-            by_event = await http.get("/streams/new?prompt=x", headers={"Last-Event-ID": event_id})
-            assert by_event.status_code == 410
-    await reading
-    assert reader.is_over
-
-
-async def test_what_nobody_comes_back_to_is_ended(site: Site) -> None:
-    """Its worker was killed: another ends it when the resume window is over."""
-    reader, reading = await begun(site.servers[0], 6)
-    site.kill(0)
-    await reading
-    async with asyncio.timeout(120), client(site.servers[1]) as http:
-        while (state := (await http.get(f"/streams/{reader.id}")).json())["state"] != "finished":  # noqa: ASYNC110
-            await asyncio.sleep(0.5)
-    assert state["finish_reason"] == "abandoned"
-    await asyncio.to_thread(site.start, 0)
+async def test_restarts_of_redis(front: Front, log: EventLog) -> None:
+    """Redis, which writes each append to its disk, is killed with -9 under 20 readers: nothing they saw is lost."""
+    if front.redis is None:
+        pytest.skip("the log is a file")
+    texts = await references(front)
+    chance, num_cut, num_refused = random.Random(2), 0, 0
+    for _ in range(NUM_RESTARTS):
+        readers = [Reader(number, NUM_TOKENS) for number in range(NUM_STREAMS)]
+        reading = [asyncio.create_task(reader.begin(front.url)) for reader in readers]
+        await asyncio.gather(*(reader.seen(2) for reader in readers))
+        await readers[chance.randrange(NUM_STREAMS)].seen(chance.randrange(2, NUM_TOKENS // 10))
+        assert not all(task.done() for task in reading)
+        front.redis.kill()
+        await asyncio.to_thread(front.redis.start)
+        await asyncio.gather(*reading)
+        cut = [reader for reader in readers if not reader.is_over]
+        await asyncio.gather(*(reader.to_the_end(front.url) for reader in cut))
+        await all_the_same(readers, texts, log)
+        num_cut, num_refused = num_cut + len(cut), num_refused + sum(reader.num_refused for reader in readers)
+    print(
+        f"\nkill -9 of Redis: {NUM_RESTARTS} under {NUM_STREAMS} readers, {num_cut} of whom were cut off and"
+        f" {num_refused} refused for a while; text = log = uninterrupted run for all {NUM_RESTARTS * NUM_STREAMS:,}"
+    )

@@ -1,6 +1,11 @@
-"""Settings: the demo site with an echo engine that takes its time, for two web processes on one state folder."""
+"""Settings: the demo site with an echo engine that takes its time, for two web processes on one state folder.
+
+The environment may name another log: LOG.
+"""
 
 from __future__ import annotations
+
+import os
 
 from project.settings import *  # noqa: F403
 from project.settings import STREAMSERVE as DEMO
@@ -10,4 +15,5 @@ STREAMSERVE = {
     "ECHO_STEP_SECONDS": 0.01,
     "LIMITS": {"MAX_STREAMS_PER_PRINCIPAL": 100},
     "STREAMS": {"RESUME_WINDOW_SECONDS": 20},
+    "LOG": os.environ.get("LOG", "file"),
 }
