@@ -21,7 +21,7 @@ from streamserve.streams.log import EventLog
 from streamserve.streams.redis_log import RedisLog
 from tests.nginx_server import nginx
 from tests.proofs.scale import scaled
-from tests.proofs.workers import SECONDS, Reader, Site, logged_text, quiet, two_workers
+from tests.proofs.workers import STALLING, Reader, Site, logged_text, quiet, two_workers
 from tests.stream_checks import text_of
 from tests.streams.redis_server import RedisServer
 
@@ -52,7 +52,7 @@ def front(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     with ExitStack() as stack:
         redis = stack.enter_context(RedisServer(_made(folder / "redis"))) if request.param == "redis" else None
         log = "file" if redis is None else redis.url
-        site = stack.enter_context(two_workers(folder, log=log, app="tests.proofs.stalling_app:application"))
+        site = stack.enter_context(two_workers(folder, log=log, app=STALLING))
         yield Front(stack.enter_context(nginx(site.ports)), site, redis)
 
 
@@ -80,30 +80,6 @@ async def all_the_same(readers: list[Reader], texts: list[str], log: EventLog) -
         assert text_of(reader.frames) == text == await logged_text(log, reader.log_id)
 
 
-async def stalled(site: Site, index: int) -> Counter[str]:
-    """Stop that worker's log, and wait until all its streams hang on it; return how many events, and streams, do."""
-    pid = site.servers[index].process.pid
-    (site.folder / f"stall-{pid}").touch()
-    async with asyncio.timeout(SECONDS):
-        while not (counts := _all_stalled(site, site.folder / f"stalled-{pid}")):  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
-    return counts
-
-
-def _all_stalled(site: Site, told: Path) -> Counter[str]:
-    """Return the counts, once every unfinished stream of whoever writes that file is in it."""
-    lines = [line.split() for line in (told.read_text() if told.exists() else "").splitlines(keepends=True)]
-    producer_of = site.logs_of_unfinished()
-    in_it = {words[0] for words in lines if len(words) == 3}
-    producers = {producer_of.get(log_id) for log_id in in_it}
-    if not in_it or not all(log_id in in_it for log_id, producer in producer_of.items() if producer in producers):
-        return Counter()
-    counts: Counter[str] = Counter(streams=len(in_it))
-    for _, num_events, kind in lines:
-        counts[kind] += int(num_events)
-    return counts
-
-
 async def test_kills(front: Front, log: EventLog) -> None:
     """Each time: 20 readers, a log that stops, kill -9, back to nginx: text = log = uninterrupted run."""
     texts = await references(front)
@@ -111,10 +87,10 @@ async def test_kills(front: Front, log: EventLog) -> None:
     waits: list[float] = []
     for kill in range(NUM_KILLS):
         readers = [Reader(number, NUM_TOKENS) for number in range(NUM_STREAMS)]
+        front.site.stall(kill % 2, chance.randrange(2, NUM_TOKENS))
         reading = [asyncio.create_task(reader.begin(front.url)) for reader in readers]
-        await asyncio.gather(*(reader.seen(2) for reader in readers))
-        await readers[chance.randrange(NUM_STREAMS)].seen(chance.randrange(2, NUM_TOKENS // 10))
-        on_the_way += await stalled(front.site, kill % 2)
+        await asyncio.gather(*(reader.seen(1) for reader in readers))
+        on_the_way += await front.site.stalled(kill % 2)
         front.site.kill(kill % 2)
         coming_back = asyncio.create_task(asyncio.to_thread(front.site.start, kill % 2))
         await asyncio.gather(*reading)

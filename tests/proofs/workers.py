@@ -8,6 +8,7 @@ import os
 import signal
 import sqlite3
 import time
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ KEY, OTHER_KEY = "a-key-for-these-tests", "another-key-for-these"
 KEYS = (KEY, OTHER_KEY)
 # Beside others on two cores a worker needs a while; readers must not give up before the test's own limit.
 SECONDS = 120.0
+STALLING = "tests.proofs.stalling_app:application"
 _SETTINGS = {"DJANGO_SETTINGS_MODULE": "tests.proofs.two_workers_site"}
 
 
@@ -54,7 +56,39 @@ class Site:
         for stack in self._stacks:
             stack.close()
 
-    def logs_of_unfinished(self) -> dict[str, str]:
+    def stall(self, index: int, num_events: int) -> None:
+        """Have the log of that worker, which is a STALLING one, stop behind so many events of each stream."""
+        self._note(index, "stalled").unlink(missing_ok=True)
+        self._note(index, "stall").write_text(str(num_events))
+
+    def go_on(self, index: int) -> None:
+        """Let what hangs there go on."""
+        self._note(index, "stall").unlink()
+
+    async def stalled(self, index: int) -> Counter[str]:
+        """Wait until all that worker's streams hang; return how many do, and how many events in which way."""
+        async with asyncio.timeout(SECONDS):
+            while not (counts := self._all_stalled(self._note(index, "stalled"))):  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        return counts
+
+    def _all_stalled(self, note: Path) -> Counter[str]:
+        """Return the counts, once every unfinished stream of whoever writes that file is in it."""
+        lines = [line.split() for line in (note.read_text() if note.exists() else "").splitlines(keepends=True)]
+        stalled = {words[0] for words in lines}
+        producer_of = self._producers()
+        producers = {producer_of.get(log_id) for log_id in stalled}
+        if not stalled or any(one in producers and log_id not in stalled for log_id, one in producer_of.items()):
+            return Counter()
+        counts = Counter(streams=len(stalled))
+        for _, num_events, kind in lines:
+            counts[kind] += int(num_events)
+        return counts
+
+    def _note(self, index: int, name: str) -> Path:
+        return self.folder / f"{name}-{self.servers[index].process.pid}"
+
+    def _producers(self) -> dict[str, str]:
         """Return who writes each unfinished stream, by its log's id."""
         with sqlite3.connect(self.folder / "site.sqlite3", timeout=SECONDS) as database:
             rows = database.execute("select log_id, producer from streamserve_stream where state = 'running'")
@@ -113,8 +147,13 @@ class Reader:
         async with client(url) as http:
             await self._take(http.stream("POST", "/streams", json={"prompt": f"question {self.number}", **fields}))
 
+    async def follow(self, url: str, stream_id: str) -> None:
+        """Read another reader's answer from its first event on."""
+        async with client(url) as http:
+            await self._take(http.stream("GET", f"/streams/{stream_id}/events"))
+
     async def go_on(self, url: str) -> None:
-        """Come back with the id of the last event, again and again until the end or a refusal."""
+        """Come back with the id of the last event, and read until the end, a cut or a refusal."""
         self._asked_at = time.monotonic()
         headers = {"Last-Event-ID": self.frames[-1].id}
         async with client(url) as http:
