@@ -14,7 +14,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,7 @@ class Gate:
     def __init__(self) -> None:
         self.plans: list[list[tuple[int, int, int]]] = []  # of each chunk: sequence, tokens, blocks
         self.is_holding = False
+        self.left: list[tuple[int, int]] = []  # of each cancelled sequence: how many plans there were by then
         self._num_allowed = float("inf")  # in all
         self._changed = threading.Condition()  # guards the three above
 
@@ -57,6 +58,18 @@ class Gate:
         with self._changed:
             self._num_allowed = len(self.plans) - self.is_holding + num_steps
             self._changed.notify_all()
+
+    def note_left(self, seq_ids: Iterable[int]) -> None:
+        """Note that the engine's process has been told to forget them."""
+        with self._changed:
+            self.left += [(seq_id, len(self.plans)) for seq_id in seq_ids]
+
+    def take_left(self) -> list[int]:
+        """Return of each sequence since the last call how many plans hold it that were made after it was cancelled."""
+        with self._changed:
+            left, self.left = self.left, []
+            plans = [{seq_id for seq_id, _, _ in plan} for plan in self.plans]
+        return [sum(seq_id in plan for plan in plans[num_plans:]) for seq_id, num_plans in left]
 
 
 def held_by(pid: int | str) -> dict[str, Any]:
@@ -84,9 +97,25 @@ async def serve(path: str) -> int:
         assert is_ours
         host, gate = Host(spec), Gate()
         host._client._thread._on_plan = gate
+        _note_cancels(gate)
         control = await asyncio.start_unix_server(_Control(host, gate).attend, path)
         async with control:
             return await host.serve(listener)
+
+
+def _note_cancels(gate: Gate) -> None:
+    """Have the gate hear of each message that cancels, before anything is done about it."""
+    from streamserve.clients.messages import Cancel
+    from streamserve.clients.session import Session
+
+    take = Session.take
+
+    def noted(self: Any, message: Any) -> None:
+        if isinstance(message, Cancel) and message.id in self._generations:
+            gate.note_left(self._generations[message.id]._open)
+        take(self, message)
+
+    Session.take = noted
 
 
 class _Control:
@@ -100,6 +129,8 @@ class _Control:
             words = line.decode().split()
             writer.write(json.dumps(self._do(*words)).encode() + b"\n")
             await writer.drain()
+        self._gate.allow(float("inf"))
+        self._host.stop("stopped")  # the test is over, however
 
     def _do(self, name: str, number: str = "0") -> Any:
         match name:
@@ -107,6 +138,8 @@ class _Control:
                 return self._gate.hold()
             case "allow":
                 return self._gate.allow(float(number))
+            case "left":
+                return self._gate.take_left()
             case "plans":
                 return self._gate.plans[int(number) :]
         return {
@@ -142,9 +175,18 @@ class GatedEngine:
 
     def step(self, num_steps: int = 1) -> list[int]:
         """Let so many steps run, the held one first; wait until the next is held, and return whom it holds."""
+        return self.held(self.run(num_steps))
+
+    def run(self, num_steps: int) -> int:
+        """Let so many steps run and do not wait; return how many plans there are when the next is held."""
         wanted = self.state()["num_plans"] + num_steps
         self._ask(f"allow {num_steps}")
-        return self.held(wanted)
+        return int(wanted)
+
+    def left(self) -> list[int]:
+        """Return of each sequence cancelled since the last call how many later plans hold it."""
+        counts: list[int] = self._ask("left")
+        return counts
 
     def held(self, num_plans: int = 0) -> list[int]:
         """Wait until a step is held, which is the `num_plans`th at least; return whose tokens it computes."""

@@ -2,7 +2,8 @@
 
 The engine, a process of its own, is held in a step while its readers leave. When the site has seen that, it is asked
 for one more answer: it tells the engine things in order, so that once that answer is accepted the engine knows who has
-left. Then the step may end, and the next plan must hold none of them.
+left. Then the step may end, and the next plan must hold none of them. Others leave while the engine runs: of each
+sequence the plans are counted that were made after the engine's process had been told, and hold it still.
 """
 
 from __future__ import annotations
@@ -28,15 +29,22 @@ from tests.stream_checks import check_native, text_of
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 
 NUM_ENDS = scaled(10_000)  # at both servers together
-STAGES = ("prefill", "first token", "middle", "queued", "last token")
-NUM_READERS = 50  # of a stage at a time
-NUM_ROUNDS = NUM_ENDS // (len(SERVERS) * len(STAGES) * NUM_READERS)
+STAGES = ("prefill", "first token", "middle", "queued", "last token", "running on")
+NUM_READERS = 42  # of a stage at a time: six in each way
+NUM_ROUNDS = round(NUM_ENDS / (len(SERVERS) * len(STAGES) * NUM_READERS))
 NUM_MIDDLE, NUM_TOKENS = 4, 7
-# More than it can need: a round takes at most 15 steps at four stages.
-COMPANION_TOKENS = 60 * (NUM_ROUNDS + 2)
+# That many steps the engine takes while readers leave it. It runs no further ahead of them than 256 tokens.
+NUM_FREE, MANY_TOKENS = 200, 400
+# More than it can need: a round takes at most 15 steps at each of four stages where the engine is held.
+COMPANION_TOKENS = (60 + NUM_FREE) * (NUM_ROUNDS + 2)
+# The plan that is being made while the engine's process is told.
+MOST_PLANS = 1
 DEADLINE_SECONDS = 300.0 if IS_SOAK else 60.0
-# The connection over which it is asked what it holds is not to be closed in between.
-OPTIONS = {"daphne": (), "uvicorn": ("--timeout-keep-alive", "3600")}
+# Nobody answers pings here, and the connection over which a server is asked what it holds is not to be closed.
+OPTIONS = {
+    "daphne": ("--ping-interval", "3600"),
+    "uvicorn": ("--timeout-keep-alive", "3600", "--ws-ping-interval", "3600"),
+}
 
 
 Leaver = tuple[Callable[[Any], None], Any]  # how it will leave, and its client
@@ -138,8 +146,9 @@ def test_abrupt_ends(site: Site, request: pytest.FixtureRequest) -> None:
     assert site.num_ends == NUM_ROUNDS * len(STAGES) * NUM_READERS
     print(
         f"\nabrupt ends, {request.node.callspec.id}: {site.num_ends:,} ({NUM_ROUNDS * NUM_READERS:,} each: "
-        f"{', '.join(STAGES)}; FIN, RST, half-close; WebSocket close, FIN, RST, half-close); later plans with one of"
-        f" them: {site.num_late}; left: 0 sequences, 0 blocks, 0 tasks, 0 descriptors, 0 threads in both processes"
+        f"{', '.join(STAGES)}; FIN, RST, half-close; WebSocket close, FIN, RST, half-close); plans made after the engine"
+        f" was told, which held one of them: {site.num_late}; left: 0 sequences, 0 blocks, 0 tasks, 0 descriptors, 0"
+        " threads in both processes"
     )
 
 
@@ -189,21 +198,22 @@ def one_round(site: Site, *, num_readers: int) -> None:
     """So many leave at each stage."""
     for stage, reach in REACHED.items():
         leave(site, stage, reach(site, num_readers))
+    leave_running(site, with_tokens(site, num_readers, 1, max_tokens=MANY_TOKENS))
 
 
-def come(site: Site, num_readers: int) -> list[Leaver]:
+def come(site: Site, num_readers: int, max_tokens: int = NUM_TOKENS) -> list[Leaver]:
     """So many ask at once, in turn in each way; half of their streams end at once when they leave, half are kept."""
     clients = []
     for number in range(num_readers):
         kind, leave_so = WAYS[number % len(WAYS)]
         on_disconnect = ("abort", "park")[number // len(WAYS) % 2]
-        clients.append((leave_so, site.ask(kind, max_tokens=NUM_TOKENS, on_disconnect=on_disconnect)))
+        clients.append((leave_so, site.ask(kind, max_tokens=max_tokens, on_disconnect=on_disconnect)))
     return clients
 
 
-def prefill(site: Site, num_readers: int) -> list[Leaver]:
+def prefill(site: Site, num_readers: int, max_tokens: int = NUM_TOKENS) -> list[Leaver]:
     """All their prompts are being computed."""
-    clients = come(site, num_readers)
+    clients = come(site, num_readers, max_tokens)
     held = site.step()
     assert len(held) == num_readers + 1
     *_, plan = site.engine.plans(-1)
@@ -211,9 +221,9 @@ def prefill(site: Site, num_readers: int) -> list[Leaver]:
     return clients
 
 
-def with_tokens(site: Site, num_readers: int, num_tokens: int) -> list[Leaver]:
+def with_tokens(site: Site, num_readers: int, num_tokens: int, max_tokens: int = NUM_TOKENS) -> list[Leaver]:
     """All have read so many tokens; the next one is being computed."""
-    clients = prefill(site, num_readers)
+    clients = prefill(site, num_readers, max_tokens)
     assert len(site.step(num_tokens)) == num_readers + 1
     for _, client in clients:
         client.read_until(client.token, num_tokens)
@@ -269,6 +279,30 @@ def leave(site: Site, stage: str, clients: list[Leaver]) -> None:
     assert stats["blocks_used"] <= num_blocks, f"{stage}: more than the companion's blocks are in use"
     for _, client in [*clients, (fin, witness)]:
         client.socket.close()
+    assert site.engine.left() == [0] * len(clients), f"{stage}: the engine was not told once of each"
+    over(site, clients)
+
+
+def leave_running(site: Site, clients: list[Leaver]) -> None:
+    """All leave while the engine takes its steps."""
+    wanted = site.engine.run(NUM_FREE)
+    for leave_so, client in clients:
+        leave_so(client)
+    until(lambda: site.held()["readers"] == 1, lambda: f"running on: not all are seen to leave: {site.held()}")
+    until(lambda: site.engine.state()["open"] == 1, lambda: f"running on: {site.engine.state()}")
+    for _, client in clients:
+        client.socket.close()
+    assert len(site.engine.held(wanted)) == 1
+    site.num_companion += NUM_FREE
+    counts = site.engine.left()
+    assert len(counts) == len(clients)
+    assert max(counts) <= MOST_PLANS, f"running on: later plans that hold those who had left: {counts}"
+    site.num_late += sum(counts)
+    over(site, clients)
+
+
+def over(site: Site, clients: list[Leaver]) -> None:
+    """The companion has had all its tokens meanwhile."""
     site.num_ends += len(clients)
     assert site.companion is not None
     site.companion.read_until(site.companion.token, site.num_companion)
