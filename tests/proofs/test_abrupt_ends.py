@@ -146,9 +146,9 @@ def test_abrupt_ends(site: Site, request: pytest.FixtureRequest) -> None:
     assert site.num_ends == NUM_ROUNDS * len(STAGES) * NUM_READERS
     print(
         f"\nabrupt ends, {request.node.callspec.id}: {site.num_ends:,} ({NUM_ROUNDS * NUM_READERS:,} each: "
-        f"{', '.join(STAGES)}; FIN, RST, half-close; WebSocket close, FIN, RST, half-close); plans made after the engine"
-        f" was told, which held one of them: {site.num_late}; left: 0 sequences, 0 blocks, 0 tasks, 0 descriptors, 0"
-        " threads in both processes"
+        f"{', '.join(STAGES)}; FIN, RST, half-close; WebSocket close, FIN, RST, half-close); plans made after the"
+        f" engine was told, which held one of them: {site.num_late}; left: 0 sequences, 0 blocks, 0 tasks, 0"
+        " descriptors, 0 threads in both processes"
     )
 
 
