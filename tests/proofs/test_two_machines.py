@@ -21,7 +21,7 @@ from streamserve.protocol.events import Done, Token
 from streamserve.streams.redis_log import RedisLog
 from tests.demo_site import environment, manage, processes_of
 from tests.proofs.scale import scaled
-from tests.proofs.test_worker_kills import KEY, Reader, client
+from tests.proofs.workers import KEY, Reader, client
 from tests.servers import Server, daphne, wait_until_ready
 from tests.stream_checks import check_native, text_of
 from tests.streams.redis_server import RedisServer
@@ -29,6 +29,7 @@ from tests.streams.redis_server import RedisServer
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 
 NUM_STREAMS = 5
+NUM_TOKENS = 200
 SECONDS = 60.0
 SETTINGS = "tests.proofs.two_machines_site"
 PREPARE = f"""
@@ -36,15 +37,6 @@ from django.core.management import call_command
 call_command("migrate", verbosity=0)
 call_command("streamserve_key", "create", "--key", "{KEY}")
 """
-
-
-class Joining(Reader):
-    """A second reader of an answer that another has begun."""
-
-    async def join(self, server: Server, stream_id: str) -> None:
-        """Read from the start to the end, or until the connection breaks."""
-        async with client(server) as http:
-            await self._take(http.stream("GET", f"/streams/{stream_id}/events"))
 
 
 class Machine:
@@ -102,8 +94,8 @@ class Site:
         asyncio.run(self._run_quietly())
 
     async def _run_quietly(self) -> None:
-        readers = [Reader(number) for number in range(NUM_STREAMS)]
-        await asyncio.gather(*(reader.begin(self.two.server) for reader in readers))
+        readers = [Reader(number, NUM_TOKENS) for number in range(NUM_STREAMS)]
+        await asyncio.gather(*(reader.begin(self.two.server.url) for reader in readers))
         assert all(reader.is_over for reader in readers)
         self.texts = {reader.number: text_of(reader.frames) for reader in readers}
 
@@ -135,8 +127,8 @@ async def logged_text(site: Site, log_id: str) -> str:
 
 async def begun(machine: Machine) -> tuple[list[Reader], asyncio.Future[list[None]]]:
     """Return readers of answers that have begun, and the task that reads."""
-    readers = [Reader(number) for number in range(NUM_STREAMS)]
-    reading = asyncio.gather(*(reader.begin(machine.server) for reader in readers))
+    readers = [Reader(number, NUM_TOKENS) for number in range(NUM_STREAMS)]
+    reading = asyncio.gather(*(reader.begin(machine.server.url) for reader in readers))
     async with asyncio.timeout(SECONDS):
         while min(reader.num_events for reader in readers) < 3:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
@@ -156,7 +148,7 @@ async def come_back(machine: Machine, readers: list[Reader]) -> None:
     async with asyncio.timeout(SECONDS):
         for reader in readers:
             while not reader.is_over:
-                await reader.go_on(machine.server)
+                await reader.go_on(machine.server.url)
 
 
 async def fence_of(site: Site, reader: Reader) -> int:
@@ -171,7 +163,7 @@ async def fence_of(site: Site, reader: Reader) -> int:
 async def test_a_stream_of_one_machine_is_read_at_the_other(site: Site) -> None:
     """While it runs; both have the same."""
     readers, reading = await begun(site.one)
-    async with client(site.two.server) as http:
+    async with client(site.two.server.url) as http:
         for reader in readers:
             state = (await http.get(f"/streams/{reader.id}")).json()
             assert state["resumable"] is True
@@ -187,9 +179,9 @@ async def test_a_machine_that_stands_still_is_fenced(site: Site) -> None:
     readers, reading = await begun(site.one)
     site.one.signal(signal.SIGSTOP)
     try:
-        others = [Joining(reader.number) for reader in readers]
+        others = [Reader(reader.number, NUM_TOKENS) for reader in readers]
         pairs = list(zip(others, readers, strict=True))
-        await asyncio.gather(*(other.join(site.two.server, reader.id) for other, reader in pairs))
+        await asyncio.gather(*(other.follow(site.two.server.url, reader.id) for other, reader in pairs))
     finally:
         site.one.signal(signal.SIGCONT)
     await reading
@@ -217,7 +209,7 @@ async def test_readers_of_a_killed_machine_go_on_at_the_other(site: Site, kill: 
     site.one.kill()
     await reading
     cut = [reader for reader in readers if not reader.is_over]
-    await asyncio.gather(*(reader.go_on(site.two.server) for reader in cut))
+    await asyncio.gather(*(reader.go_on(site.two.server.url) for reader in cut))
     await come_back(site.two, readers)
     await check(site, readers)
     assert cut
