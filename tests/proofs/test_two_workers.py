@@ -36,7 +36,7 @@ async def test_a_worker_that_comes_back_serves_its_own_readers(site: Site) -> No
     await reading
     assert not any(reader.is_over for reader in readers)
     await asyncio.to_thread(site.start, 0)
-    await asyncio.gather(*(reader.go_on(url) for reader in readers))
+    await asyncio.gather(*(reader.to_the_end(url) for reader in readers))
     assert [text_of(reader.frames) for reader in readers] == texts
     waits = sorted(reader.waits[0] for reader in readers)
     print(

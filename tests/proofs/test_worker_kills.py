@@ -115,25 +115,30 @@ async def test_kills(front: Front, log: EventLog) -> None:
 
 
 async def test_restarts_of_redis(front: Front, log: EventLog) -> None:
-    """Redis, which writes each append to its disk, is killed with -9 under 20 readers: nothing they saw is lost."""
+    """Redis, which writes each append to its disk, is killed with -9 under 20 readers: nothing that it took is lost.
+
+    One worker's streams hang: Redis has events that their worker has not heard of, and gets others when it is back.
+    """
     if front.redis is None:
         pytest.skip("the log is a file")
     texts = await references(front)
-    chance, num_cut, num_refused = random.Random(2), 0, 0
+    chance, on_the_way, num_cut, num_refused = random.Random(2), Counter[str](), 0, 0
     for _ in range(NUM_RESTARTS):
         readers = [Reader(number, NUM_TOKENS) for number in range(NUM_STREAMS)]
+        front.site.stall(0, chance.randrange(2, NUM_TOKENS))
         reading = [asyncio.create_task(reader.begin(front.url)) for reader in readers]
-        await asyncio.gather(*(reader.seen(2) for reader in readers))
-        await readers[chance.randrange(NUM_STREAMS)].seen(chance.randrange(2, NUM_TOKENS // 10))
-        assert not all(task.done() for task in reading)
+        await asyncio.gather(*(reader.seen(1) for reader in readers))
+        on_the_way += await front.site.stalled(0)
         front.redis.kill()
         await asyncio.to_thread(front.redis.start)
+        front.site.go_on(0)
         await asyncio.gather(*reading)
         cut = [reader for reader in readers if not reader.is_over]
         await asyncio.gather(*(reader.to_the_end(front.url) for reader in cut))
         await all_the_same(readers, texts, log)
         num_cut, num_refused = num_cut + len(cut), num_refused + sum(reader.num_refused for reader in readers)
     print(
-        f"\nkill -9 of Redis: {NUM_RESTARTS} under {NUM_STREAMS} readers, {num_cut} of whom were cut off and"
-        f" {num_refused} refused for a while; text = log = uninterrupted run for all {NUM_RESTARTS * NUM_STREAMS:,}"
+        f"\nkill -9 of Redis: {NUM_RESTARTS} under {NUM_STREAMS} readers; {on_the_way['unwritten']:,} events were on"
+        f" their way to it, and {on_the_way['unheard']:,} in it and not heard of; {num_cut} readers cut off,"
+        f" {num_refused} times refused for a while; text = log = uninterrupted run for all {NUM_RESTARTS * NUM_STREAMS:,}"
     )
