@@ -140,5 +140,6 @@ async def test_restarts_of_redis(front: Front, log: EventLog) -> None:
     print(
         f"\nkill -9 of Redis: {NUM_RESTARTS} under {NUM_STREAMS} readers; {on_the_way['unwritten']:,} events were on"
         f" their way to it, and {on_the_way['unheard']:,} in it and not heard of; {num_cut} readers cut off,"
-        f" {num_refused} times refused for a while; text = log = uninterrupted run for all {NUM_RESTARTS * NUM_STREAMS:,}"
+        f" {num_refused} times refused for a while; text = log = uninterrupted run for all"
+        f" {NUM_RESTARTS * NUM_STREAMS:,}"
     )
