@@ -17,8 +17,8 @@ from typing import Protocol
 
 logger = logging.getLogger("streamserve.asgi")
 
-# Readers that were told end within this; who does not listen is ended.
-_FAREWELL_SECONDS = 2.0
+# Readers that were told end within this, on a busy machine too; who does not listen is ended.
+_FAREWELL_SECONDS = 5.0
 # From "your client has left" until an app that does not listen is cancelled.
 _GRACE_SECONDS = 5.0
 # What was written goes out for so long; who takes nothing gets a cut connection.
