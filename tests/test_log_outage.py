@@ -84,6 +84,7 @@ async def test_callers_read_on_through_it(tmp_path: Path, alice_key: str, transa
     """No gap, two notes, 507 for new answers meanwhile; all of it is there for the next process."""
     caller = Caller(key=alice_key)
     site = {"MODELS": {"echo": {"PATH": "echo"}}, "CLIENT": "thread", "STATE_DIR": tmp_path}
+    site |= {"STREAMS": {"SNAPSHOT_EVENTS": 0}}
     with override_settings(STREAMSERVE={**site, "ECHO_STEP_SECONDS": 0.0005}):
         await until_ready()
         full = FullFile(tmp_path / LOG_FILE)
