@@ -5,6 +5,7 @@ from __future__ import annotations
 from django.conf import settings as django_settings
 from django.http import HttpRequest, HttpResponse, HttpResponseBase
 
+from streamserve.asgi.flow_drain import is_going_down
 from streamserve.auth import Principal
 from streamserve.clients.readiness import readiness
 from streamserve.metrics import CONTENT_TYPE, render_metrics
@@ -27,7 +28,11 @@ async def readyz(request: HttpRequest, principal: None) -> HttpResponseBase:
     """GET /readyz: 200 while every model is ready, else 503, why, and how far loading has come. It starts loading."""
     start_loading()
     models = [client.describe() for client in get_clients().values()]
-    status, body = readiness(models, shows_messages=django_settings.DEBUG)
+    status, body = readiness(
+        models,
+        shows_messages=django_settings.DEBUG,
+        is_going_down=is_going_down(getattr(request, "scope", {})),
+    )
     return json_response({**body, "log": trouble_of(get_runtime().log)}, status=status)
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from streamserve.asgi.callers import Caller
+from streamserve.asgi.flow_drain import is_going_down
 from streamserve.asgi.request import Request
 from streamserve.asgi.service import Service
 from streamserve.clients.readiness import readiness
@@ -168,7 +169,8 @@ async def livez(call: Call) -> None:
 async def readyz(call: Call) -> None:
     """GET /readyz: 200 while every model is ready, else 503, why, and how far loading has come. It starts loading."""
     call.service.start_loading()
-    status, body = readiness((one.describe() for one in call.service.clients.values()), shows_messages=False)
+    models = (one.describe() for one in call.service.clients.values())
+    status, body = readiness(models, shows_messages=False, is_going_down=is_going_down(call.request.scope))
     await call.request.send_json(body, status=status)
 
 

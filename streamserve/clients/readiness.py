@@ -15,13 +15,16 @@ _STATE_WORDS = {
 }
 
 
-def readiness(descriptions: Iterable[ModelDescription], *, shows_messages: bool) -> tuple[int, dict[str, Any]]:
+def readiness(
+    descriptions: Iterable[ModelDescription], *, shows_messages: bool, is_going_down: bool
+) -> tuple[int, dict[str, Any]]:
     """Return status (200 while every model is ready, else 503) and body of `/readyz`.
 
     `shows_messages`: engines' own words, which name folders and libraries: for the developer only.
     """
     models = list(descriptions)
-    reasons = [f"{model.alias} is {model.state}" for model in models if model.state != "ready"]
+    reasons = ["this process is going down"] if is_going_down else []
+    reasons += [f"{model.alias} is {model.state}" for model in models if model.state != "ready"]
     progress = [_progress(model, shows_messages) for model in models]
     return 503 if reasons else 200, {"ready": not reasons, "reason": ", ".join(reasons), "models": progress}
 

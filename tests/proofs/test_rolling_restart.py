@@ -54,15 +54,20 @@ class Program:
                 self._command, cwd=ROOT, env=self._env, stdout=log, stderr=subprocess.STDOUT
             )
 
-    def stop(self, *, num_signals: int = 1) -> None:
+    def stop(self) -> None:
         """Send SIGTERM, as systemd does, and see that it ends well."""
         assert self.process is not None
-        for _ in range(num_signals):
-            self.process.send_signal(signal.SIGTERM)
-            if num_signals > 1:
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    self.process.wait(1)
+        self.process.send_signal(signal.SIGTERM)
         assert self.process.wait(SECONDS) == 0, self.log.read_text()[-3000:]
+
+    def stop_now(self) -> None:
+        """Send a second SIGTERM after a second, which may also come when it has all but ended."""
+        assert self.process is not None
+        self.process.send_signal(signal.SIGTERM)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(1)
+        self.process.send_signal(signal.SIGTERM)
+        assert self.process.wait(SECONDS) in {0, -signal.SIGTERM}, self.log.read_text()[-3000:]
 
     def kill(self) -> None:
         if self.process is not None and self.process.poll() is None:
@@ -91,7 +96,7 @@ class Site:
             worker.stop()
             self.start_worker(worker)
         # One signal: what runs comes to its end first. Two: it ends now, and its answers go on at the next engine.
-        self.engine.stop(num_signals=1 + (round_ % 2 == 0))
+        (self.engine.stop_now if round_ % 2 == 0 else self.engine.stop)()
         self.engine.start()
         for worker in self.workers:
             wait_until_ready(f"http://127.0.0.1:{worker.port}")
