@@ -138,6 +138,30 @@ def test_each_message_of_a_websocket_passes_before_the_next_is_made(worker: Serv
         assert seqs == sorted(set(seqs))
 
 
+def test_what_a_worker_is_told() -> None:
+    """Who asks, by nginx's own knowledge; nothing that a caller claims of itself, and no upgrade but a WebSocket's."""
+    claims = ["X-Forwarded-For: 6.6.6.6", "X-Forwarded-Proto: https", "Streamserve-If-Draining: @x", "Upgrade: h2c"]
+    with contextlib.ExitStack() as stack:
+        listener = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+        listener.settimeout(_SECONDS)
+        url = stack.enter_context(nginx([listener.getsockname()[1]]))
+        stack.enter_context(ask(url, "/x?y=%20", *claims, "Connection: Upgrade"))
+        worker = stack.enter_context(listener.accept()[0])
+        worker.settimeout(_SECONDS)
+        head = read_until(worker, lambda data: b"\r\n\r\n" in data).decode()
+    line, *lines = head.strip().split("\r\n")
+    assert line == "GET /x?y=%20 HTTP/1.1"
+    host = url.removeprefix("http://")
+    assert dict(one.split(": ", 1) for one in lines) == {
+        "Host": host,
+        "X-Forwarded-For": "127.0.0.1",
+        "X-Forwarded-Proto": "http",
+        "X-Forwarded-Host": host,
+        "Connection": "close",
+        "Streamserve-If-Draining": "@another_worker",
+    }
+
+
 def fin(connection: socket.socket) -> None:
     connection.close()
 
