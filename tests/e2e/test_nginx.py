@@ -18,7 +18,7 @@ from websockets.sync.client import connect
 
 from streamserve.models import ApiKey
 from streamserve.testing import DaphneServer
-from tests.asgi.flow_driver import HELLO, flow
+from tests.asgi.flow_driver import flow
 from tests.demo_site import manage
 from tests.nginx_server import nginx
 from tests.servers import Server, free_port
@@ -108,10 +108,26 @@ def test_each_event_passes_before_the_next_is_made(worker: Server, front: str) -
 
 
 def test_what_lacks_our_header_is_not_held_either() -> None:
-    """A plain app's few bytes, with no X-Accel-Buffering, come while it waits."""
-    with flow() as server, nginx([server.port]) as url, ask(url, "/wait") as client:
-        data = read_until(client, lambda data: HELLO in data)
-        assert b"x-accel-buffering" not in data.lower()
+    """A worker sends small events with no X-Accel-Buffering, each only when the reader has the one before."""
+    with worker_of_ours("/events") as (worker, _, client):
+        worker.sendall(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n")
+        for number in range(6):
+            event = b"data: %d\n\n" % number
+            worker.sendall(b"%x\r\n%s\r\n" % (len(event), event))
+            read_until(client, lambda data, event=event: event in data)
+
+
+def test_a_reader_who_takes_nothing_holds_the_worker_back() -> None:
+    """nginx takes from the worker what sockets hold, and neither memory nor a file full: the worker can see the lag."""
+    piece, num_sent = b"10000\r\n" + b"x" * 65536 + b"\r\n", 0
+    with worker_of_ours("/") as (worker, _, _reader):
+        worker.sendall(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n")
+        worker.settimeout(1.0)
+        with contextlib.suppress(TimeoutError):
+            while num_sent < 1000:
+                worker.sendall(piece)
+                num_sent += 1
+    assert num_sent < 500, "of 64 KiB each"
 
 
 def test_keepalives_pass(worker: Server, front: str) -> None:
@@ -138,20 +154,26 @@ def test_each_message_of_a_websocket_passes_before_the_next_is_made(worker: Serv
         assert seqs == sorted(set(seqs))
 
 
-def test_what_a_worker_is_told() -> None:
-    """Who asks, by nginx's own knowledge; nothing that a caller claims of itself, and no upgrade but a WebSocket's."""
-    claims = ["X-Forwarded-For: 6.6.6.6", "X-Forwarded-Proto: https", "Streamserve-If-Draining: @x", "Upgrade: h2c"]
+@contextlib.contextmanager
+def worker_of_ours(path: str, *headers: str) -> Iterator[tuple[socket.socket, str, socket.socket]]:
+    """Ask nginx for a page; yield its connection to the worker, the head that came over it, and the asker's."""
     with contextlib.ExitStack() as stack:
         listener = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
         listener.settimeout(_SECONDS)
         url = stack.enter_context(nginx([listener.getsockname()[1]]))
-        stack.enter_context(ask(url, "/x?y=%20", *claims, "Connection: Upgrade"))
+        client = stack.enter_context(ask(url, path, *headers))
         worker = stack.enter_context(listener.accept()[0])
         worker.settimeout(_SECONDS)
-        head = read_until(worker, lambda data: b"\r\n\r\n" in data).decode()
-    line, *lines = head.strip().split("\r\n")
+        yield worker, read_until(worker, lambda data: b"\r\n\r\n" in data).decode(), client
+
+
+def test_what_a_worker_is_told() -> None:
+    """Who asks, by nginx's own knowledge; nothing that a caller claims of itself, and no upgrade but a WebSocket's."""
+    claims = ["X-Forwarded-For: 6.6.6.6", "X-Forwarded-Proto: https", "Streamserve-If-Draining: @x", "Upgrade: h2c"]
+    with worker_of_ours("/x?y=%20", *claims, "Connection: Upgrade") as (_, head, client):
+        line, *lines = head.strip().split("\r\n")
+        host = "{}:{}".format(*client.getpeername())
     assert line == "GET /x?y=%20 HTTP/1.1"
-    host = url.removeprefix("http://")
     assert dict(one.split(": ", 1) for one in lines) == {
         "Host": host,
         "X-Forwarded-For": "127.0.0.1",
