@@ -26,7 +26,7 @@ from twisted.internet import defer, reactor
 from streamserve.asgi.flow_apps import AppServer, guarded
 from streamserve.asgi.flow_drain import end_tasks
 from streamserve.asgi.flow_requests import FlowFactory, FlowRequest
-from streamserve.asgi.flow_transport import Wire
+from streamserve.asgi.flow_transport import Wire, accept_last
 
 logger = logging.getLogger("streamserve.asgi")
 
@@ -136,7 +136,11 @@ class FlowServer(AppServer):
 
     def stop_listening(self) -> None:
         for port in self._ports:
+            accept_last(port)
             port.stopListening()
+
+    def has_newcomers(self) -> bool:
+        return any(wire.is_open and not wire.channel.has_asked for wire in self.wires.values())
 
     def end_all(self) -> None:
         for protocol, details in list(self.connections.items()):

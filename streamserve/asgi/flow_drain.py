@@ -19,6 +19,8 @@ logger = logging.getLogger("streamserve.asgi")
 
 # Readers that were told end within this, on a busy machine too; who does not listen is ended.
 _FAREWELL_SECONDS = 5.0
+# Who was accepted last has so long to ask, and to be refused: a connection that is closed first may hold a request.
+_NEWCOMER_SECONDS = 1.0
 # From "your client has left" until an app that does not listen is cancelled.
 _GRACE_SECONDS = 5.0
 # What was written goes out for so long; who takes nothing gets a cut connection.
@@ -43,7 +45,10 @@ class House(Protocol):
         """Whether something written has not gone out."""
 
     def stop_listening(self) -> None:
-        """Accept no connection any more."""
+        """Accept who is there already, and no connection any more."""
+
+    def has_newcomers(self) -> bool:
+        """Whether a connection has not asked anything yet."""
 
     def end_all(self) -> None:
         """End every response and WebSocket, and tell its app that the client has left."""
@@ -87,6 +92,7 @@ class Drain:
             _call(self._on_farewell)
             await self._until_not(house.is_running, _FAREWELL_SECONDS)
         house.stop_listening()
+        await self._until_not(house.has_newcomers, _NEWCOMER_SECONDS)
         house.end_all()
         await self._until_not(house.is_running, _GRACE_SECONDS)
         house.cancel_all()

@@ -41,6 +41,7 @@ class FlowChannel(HTTPChannel):  # type: ignore[misc]  # Twisted is not type-che
     """One HTTP/1.1 connection."""
 
     wire: Wire
+    has_asked = False
     _is_answering = False
     _is_refusing = False
 
@@ -60,7 +61,7 @@ class FlowChannel(HTTPChannel):  # type: ignore[misc]  # Twisted is not type-che
         super().allHeadersReceived()
 
     def allContentReceived(self) -> None:
-        self._is_answering = True
+        self._is_answering = self.has_asked = True
         self.wire.head_since = self.wire.body_since = None
         super().allContentReceived()
 

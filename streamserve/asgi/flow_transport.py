@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
 import socket
 import struct
 import time
@@ -27,6 +28,10 @@ from streamserve.asgi.types import Message
 _KERNEL_UNSENT_BYTES = 16 * 1024
 # A refused client may send on for so long before it is cut off: else its reset overtakes our answer (RFC 9112, 9.6).
 LINGER_SECONDS = 2.0
+# linux: asm-generic/socket.h, and a program of classic BPF, "ret #0", as linux/filter.h lays it out.
+_SO_ATTACH_FILTER = 26
+_TAKE_NOTHING = struct.pack("HBBI", 0x06, 0, 0, 0)
+_ACCEPTS = 1000  # at once; Twisted notes how many there were
 # S29: a body slower than this is a slow-loris.
 _BODY_BYTES_PER_SECOND = 1024
 # More unread WebSocket messages, or bytes of them, than this stop the reading.
@@ -221,3 +226,19 @@ def _innermost(transport: Any) -> Any:
     while hasattr(transport, "wrappedProtocol"):
         transport = transport.transport
     return transport
+
+
+def accept_last(port: Any) -> None:
+    """Have a Twisted port accept whom the system has let in; who comes from now on waits until it is closed.
+
+    Closing it resets whoever is in its queue, with a request that it may have sent already: a proxy cannot tell whether
+    that was begun. On Linux the port is made deaf first; who finds it closed a second later was never connected.
+    """
+    with contextlib.suppress(OSError, AttributeError):
+        program = ctypes.create_string_buffer(_TAKE_NOTHING)
+        port.socket.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, struct.pack("HP", 1, ctypes.addressof(program)))
+    if hasattr(port, "numberAccepts"):
+        port.numberAccepts = _ACCEPTS
+        while port.numberAccepts >= _ACCEPTS:  # fewer, and the queue is empty
+            port.numberAccepts = _ACCEPTS
+            port.doRead()

@@ -162,6 +162,9 @@ async def test_a_hook_that_fails_does_not_hold_the_drain_up(caplog: pytest.LogCa
 
         is_running = has_unsent = is_busy
 
+        def has_newcomers(self) -> bool:
+            return False
+
         def stop_listening(self) -> None:
             calls.append("stop")
 

@@ -49,6 +49,9 @@ class _Empty:
     def has_unsent(self) -> bool:
         return False
 
+    def has_newcomers(self) -> bool:
+        return False
+
     def stop_listening(self) -> None:
         pass
 

@@ -5,14 +5,15 @@ from __future__ import annotations
 import signal
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
 
 import httpx
 import pytest
 
 from tests.asgi.flow_driver import HELLO, exit_code, flow, get, read_until, said, state, terminate, until, websocket
 from tests.nginx_server import nginx
-from tests.servers import Server
+from tests.servers import ROOT, Server
 
 FOR_LONG, AT_ONCE = "600", "0"
 
@@ -152,3 +153,41 @@ def test_what_a_drain_breaks_off_is_not_sent_again(method: str) -> None:
         assert (response.status_code, response.headers["retry-after"]) == (503, "2")
         assert exit_code(ending) == 0
         assert state(other)["called"] == before + 1, "that is this asking"
+
+
+_HELD_APP = """
+import os, time
+
+def hold():
+    print("SAID drain", flush=True)
+    while not os.path.exists(os.environ["GO"]):
+        time.sleep(0.01)
+
+async def app(scope, receive, send):
+    if scope["type"] == "lifespan":
+        scope["extensions"]["streamserve.flow"]["drain"].on_drain(hold)
+        await receive()
+        await send({"type": "lifespan.startup.complete"})
+        await receive()
+        await send({"type": "lifespan.shutdown.complete"})
+        return
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    await send({"type": "http.response.body", "body": b"ok"})
+"""
+
+
+def test_who_is_in_the_queue_when_a_worker_stops_listening_is_refused(tmp_path: Path) -> None:
+    """Its system has let them in, with what they sent: a reset would be a request lost, as nginx may not repeat it."""
+    (tmp_path / "held_app.py").write_text(_HELD_APP)
+    env = {"GO": str(tmp_path / "go"), "PYTHONPATH": f"{tmp_path}:{ROOT}"}
+    with flow("--drain-seconds", AT_ONCE, app="held_app:app", env=env) as worker, ExitStack() as stack:
+        assert httpx.get(worker.url, trust_env=False, timeout=60).text == "ok"
+        drain(worker)  # its loop stands still in the hook
+        clients = [stack.enter_context(worker.connect()) for _ in range(10)]
+        for client in clients:
+            client.settimeout(60)
+            client.sendall(b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 3\r\n\r\nabc")
+        (tmp_path / "go").touch()
+        for client in clients:
+            assert read_until(client, b"\r\n\r\n").startswith(b"HTTP/1.1 503 ")
+        assert exit_code(worker) == 0
