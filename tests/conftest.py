@@ -17,7 +17,7 @@ from streamserve import runtime
 from streamserve.models import ApiKey
 from streamserve.testing import DaphneServer
 
-pytest_plugins = ["streamserve.pytest_fixtures"]
+pytest_plugins = ["streamserve.pytest_fixtures", "tests.stream_watch"]
 
 # A test run started in the background of a script inherits an ignored SIGINT, and so would the commands under test.
 signal.signal(signal.SIGINT, signal.default_int_handler)

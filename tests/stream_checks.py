@@ -13,6 +13,9 @@ from typing import Any
 
 _ID = re.compile(r"([a-z0-9]{12})-([1-9][0-9]*)")
 _SUCCESS = {"stop", "length", "tool_calls", "content_filter"}
+_TERMINAL = {"done", "error"}
+# Not logged: this connection ends, the stream goes on elsewhere.
+_FAREWELL = "farewell"
 _LINE_END = re.compile(r"\r\n|\n|\r")
 
 
@@ -74,7 +77,7 @@ def check_native(data: bytes, *, after: int = 0) -> list[Frame]:
     """Check a whole native stream that was asked for after seq `after`."""
     frames = check_native_part(data, after=after)
     assert frames, "no events at all"
-    assert frames[-1].event in {"done", "error"}, f"no terminal event: the last is {frames[-1]}"
+    assert frames[-1].event in _TERMINAL, f"no terminal event: the last is {frames[-1]}"
     return frames
 
 
@@ -90,7 +93,7 @@ def check_native_part(data: bytes, *, after: int = 0) -> list[Frame]:
         assert (farewell.id, farewell.json["event_id"]) == ("", frames[-1].id), farewell
         assert farewell.json["after"] == frames[-1].seq, farewell
     _check_ids(frames, after)
-    assert not any(frame.event in {"done", "error"} for frame in frames[:-1]), "something follows a terminal event"
+    assert not any(frame.event in {*_TERMINAL, _FAREWELL} for frame in frames[:-1]), "something follows the end"
     if after == 0 and frames:
         assert frames[0].event == "meta", f"the first event is {frames[0].event}"
     _check_code_points(text_of(frames))
@@ -104,16 +107,34 @@ def farewell_of(data: bytes) -> Frame | None:
 
 
 def _check_ids(frames: list[Frame], after: int) -> None:
-    """Ids are dense, but that joined tokens, or a snapshot, take the id of the last event that they stand for."""
+    """Ids are dense, but that a frame of joined tokens takes the id of the last one, and a snapshot skips."""
     assert len({frame.log_id for frame in frames}) <= 1, "ids of two logs in one stream"
     before = after
     for frame in frames:
-        if frame.event == "snapshot":
-            assert before < frame.seq == frame.json["seq"], f"snapshot {frame.seq} after {before}"
-        else:
-            most = max(1, len(frame.json["token_ids"])) if frame.event == "token" else 1
-            assert before < frame.seq <= before + most, f"seq {frame.seq} after {before}: {frame}"
+        assert before < frame.seq <= before + _span(frame, before), f"seq {frame.seq} after {before}: {frame}"
         before = frame.seq
+
+
+def _span(frame: Frame, before: int) -> int:
+    """By how much its id may be ahead of the last one."""
+    if frame.event == "snapshot":
+        assert frame.seq == frame.json["seq"], frame
+        return frame.seq - before
+    return max(1, len(frame.json["token_ids"])) if frame.event == "token" else 1
+
+
+def check_stream(data: bytes, *, after: int, is_whole: bool) -> None:
+    """Check an event stream of any dialect; one that is not whole must be a beginning of a right one."""
+    head = data[: data.rfind(b"\n\n") + 2]
+    assert not is_whole or head == data, f"the last event is unfinished: {data[len(head) :]!r}"
+    frames = parse_sse(head)
+    if any(frame.event == "message" for frame in frames):
+        _check_messages(frames, after, is_whole)
+        return
+    check_native_part(head, after=after)
+    if is_whole:
+        assert frames, "no events at all"
+        assert frames[-1].event in {*_TERMINAL, _FAREWELL}, f"no terminal event: the last is {frames[-1]}"
 
 
 def check_tokens(data: bytes) -> str:
@@ -131,18 +152,67 @@ def check_openai(data: bytes) -> list[dict[str, Any]]:
     _check_end(frames)
     chunks = [frame.json for frame in frames if frame.data != "[DONE]"]
     for chunk in chunks:
-        for choice in chunk.get("choices", ()):
-            assert choice["finish_reason"] in _SUCCESS | {None}, choice
-            _check_code_points(choice["delta"].get("content") or "")
+        _check_message(chunk)
     return chunks
+
+
+def _check_messages(frames: list[Frame], after: int, is_whole: bool) -> None:
+    """Check a stream of a dialect without event names: `[DONE]` or an error is its end, ids rise."""
+    said = [frame for frame in frames if frame.event != _FAREWELL]
+    ids = [frame for frame in said if frame.id]
+    assert len({frame.log_id for frame in ids}) <= 1, "ids of two logs in one stream"
+    seqs = [after, *(frame.seq for frame in ids)]
+    assert seqs == sorted(set(seqs)), f"ids do not rise: {seqs}"
+    assert _FAREWELL not in [frame.event for frame in frames[:-1]], "something follows a farewell"
+    if is_whole and said == frames:
+        _check_end(frames)
+    assert not any(map(_is_end, frames[:-1])), "something follows the end"
+    for frame in said:
+        if not _is_end(frame):
+            _check_message(frame.json)
+
+
+def _check_message(message: dict[str, Any]) -> None:
+    _check_code_points(message.get("token", ""))
+    for choice in message.get("choices", ()):
+        assert choice["finish_reason"] in _SUCCESS | {None}, choice
+        _check_code_points(choice["delta"].get("content") or "")
+
+
+def _is_end(frame: Frame) -> bool:
+    return frame.data == "[DONE]" or (frame.event != _FAREWELL and "error" in frame.json)
 
 
 def _check_end(frames: list[Frame]) -> None:
     """Exactly one of `[DONE]` and an error, and it is the last."""
-    ends = [frame for frame in frames if frame.data == "[DONE]" or "error" in frame.json]
+    ends = [frame for frame in frames if _is_end(frame)]
     assert len(ends) == 1, f"{len(ends)} ends"
     assert frames[-1] is ends[0], "something follows the end"
 
 
 def _check_code_points(text: str) -> None:
     assert "\ufffd" not in text, f"a broken code point in {text!r}"
+
+
+def check_relay(messages: list[dict[str, Any]]) -> None:
+    """Check what went over one WebSocket, both ways: the events of each stream in order and without a gap.
+
+    Only a client's `resume` may begin anywhere or again, once; nothing else follows a terminal event.
+    """
+    before: dict[str, int | None] = {}  # None: after the terminal event
+    resumed: dict[str, list[int]] = {}
+    for message in messages:
+        own_id = message["id"]
+        if message["type"] == "resume":
+            resumed.setdefault(own_id, []).append(message.get("after", 0))
+            continue
+        frame = Frame(message["event"], json.dumps(message["data"]), message["event_id"])
+        assert frame.seq == message["seq"], message
+        starts = [*resumed.get(own_id, ()), before.get(own_id, 0)]
+        fits = [start for start in starts if start is not None and start < frame.seq <= start + _span(frame, start)]
+        assert fits, f"seq {frame.seq} of {own_id} after {starts}: {frame}"
+        if fits[0] in resumed.get(own_id, ()):
+            resumed[own_id].remove(fits[0])
+        before[own_id] = None if frame.event in _TERMINAL else frame.seq
+        if frame.event == "token":
+            _check_code_points(frame.json["text"])
