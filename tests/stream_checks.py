@@ -96,7 +96,8 @@ def check_native_part(data: bytes, *, after: int = 0) -> list[Frame]:
     assert not any(frame.event in {*_TERMINAL, _FAREWELL} for frame in frames[:-1]), "something follows the end"
     if after == 0 and frames:
         assert frames[0].event == "meta", f"the first event is {frames[0].event}"
-    _check_code_points(text_of(frames))
+    for choice in {frame.json["choice"] for frame in frames if frame.event == "token"}:
+        _check_code_points(text_of(frames, choice))
     return frames
 
 
@@ -151,8 +152,7 @@ def check_openai(data: bytes) -> list[dict[str, Any]]:
     frames = parse_sse(data)
     _check_end(frames)
     chunks = [frame.json for frame in frames if frame.data != "[DONE]"]
-    for chunk in chunks:
-        _check_message(chunk)
+    _check_texts(chunks)
     return chunks
 
 
@@ -167,16 +167,18 @@ def _check_messages(frames: list[Frame], after: int, is_whole: bool) -> None:
     if is_whole and said == frames:
         _check_end(frames)
     assert not any(map(_is_end, frames[:-1])), "something follows the end"
-    for frame in said:
-        if not _is_end(frame):
-            _check_message(frame.json)
+    _check_texts([frame.json for frame in said if not _is_end(frame)])
 
 
-def _check_message(message: dict[str, Any]) -> None:
-    _check_code_points(message.get("token", ""))
-    for choice in message.get("choices", ()):
-        assert choice["finish_reason"] in _SUCCESS | {None}, choice
-        _check_code_points(choice["delta"].get("content") or "")
+def _check_texts(messages: list[dict[str, Any]]) -> None:
+    texts: dict[int, str] = {0: "".join(message.get("token", "") for message in messages)}
+    for message in messages:
+        for choice in message.get("choices", ()):
+            assert choice["finish_reason"] in _SUCCESS | {None}, choice
+            said = choice["delta"].get("content") or ""
+            texts[choice["index"]] = texts.get(choice["index"], "") + said
+    for text in texts.values():
+        _check_code_points(text)
 
 
 def _is_end(frame: Frame) -> bool:
@@ -191,7 +193,8 @@ def _check_end(frames: list[Frame]) -> None:
 
 
 def _check_code_points(text: str) -> None:
-    assert "\ufffd" not in text, f"a broken code point in {text!r}"
+    """No half code point, but for the last one of an answer that `max_tokens` cut in two: the rest never came."""
+    assert "\ufffd" not in text.removesuffix("\ufffd"), f"a broken code point in {text!r}"
 
 
 def check_relay(messages: list[dict[str, Any]]) -> None:
@@ -201,6 +204,7 @@ def check_relay(messages: list[dict[str, Any]]) -> None:
     """
     before: dict[str, int | None] = {}  # None: after the terminal event
     resumed: dict[str, list[int]] = {}
+    texts: dict[tuple[str, int], str] = {}
     for message in messages:
         own_id = message["id"]
         if message["type"] == "resume":
@@ -215,4 +219,6 @@ def check_relay(messages: list[dict[str, Any]]) -> None:
             resumed[own_id].remove(fits[0])
         before[own_id] = None if frame.event in _TERMINAL else frame.seq
         if frame.event == "token":
-            _check_code_points(frame.json["text"])
+            texts[own_id, frame.json["choice"]] = texts.get((own_id, frame.json["choice"]), "") + frame.json["text"]
+    for text in texts.values():
+        _check_code_points(text)

@@ -238,6 +238,7 @@ async def test_stop_from_the_other_worker(one: Worker, two: Worker, gate: Gate) 
     assert found.terminal.kept_seq == 4
 
 
+@pytest.mark.cut_streams("the worker stops")
 async def test_a_worker_that_stops_leaves_its_streams(one: Worker, two: Worker, gate: Gate) -> None:
     """Readers are told where to go on and their connections end; the other worker goes on at once."""
     reference, _ = await quiet(one, asked(max_tokens=30))

@@ -25,7 +25,7 @@ from tests.proofs.workers import STALLING, Reader, Site, logged_text, quiet, two
 from tests.stream_checks import text_of
 from tests.streams.redis_server import RedisServer
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(7200)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(7200), pytest.mark.cut_streams("workers are killed with -9")]
 
 NUM_STREAMS = 20
 NUM_KILLS = scaled(100)  # on each of the two logs

@@ -61,7 +61,7 @@ def test_a_good_stream_passes() -> None:
         native(META) + farewell(1) + native((2, *END)),
         native(META, (2, *END)) + farewell(1),
         native((1, *token()), (2, *END)),
-        native(META, (2, *token("\ufffd")), (3, *END)),
+        native(META, (2, *token("\ufffdx")), (3, *END)),
         b'event: meta\ndata: {}\n\nevent: done\ndata: {}\n\n',
     ],
     ids=["nothing", "no end", "two ends", "after an end", "gap", "same seq", "gap in joined tokens", "two logs",

@@ -43,7 +43,7 @@ FAULTS = {
     "missing terminal": (OK + META, "no terminal event"),
     "half an event": (GOOD + b"event: tok", "unfinished"),
     "nothing": (OK, "no events"),
-    "broken code point": (OK + META + native(2, "token", TOKEN.replace('x"', '\ufffd"')) + DONE, "code point"),
+    "broken code point": (OK + META + native(2, "token", TOKEN.replace('x"', '\ufffdx"')) + DONE, "code point"),
     "no utf-8": (OK + META + native(2, "token", TOKEN).replace(b'"x', b'"\xf0\x9f') + DONE, "UnicodeDecodeError"),
     "done after cancelled": (OK + tokens(2, CANCELLED) + tokens(3, "[DONE]"), "2 ends"),
     "done after a cancelled chunk": (OK + tokens(2, CHUNK) + tokens(3, "[DONE]"), "cancelled"),
@@ -236,29 +236,29 @@ def test_a_test_with_a_wrong_stream_fails(tmp_path: Path) -> None:
     """The fixture is in force without being asked for; the marker excuses a cut, and nothing else."""
     (tmp_path / "test_it.py").write_text(
         "import httpx, pytest\n"
-        "from tests.streams.planted_streams import GOOD, META, OK, answering, by_httpx\n"
+        "from tests.streams.planted_streams import DONE, GOOD, META, OK, answering, by_httpx\n"
         "def read(body, **how):\n"
         "    with answering(body, **how) as port:\n"
         "        try: by_httpx(port)\n"
         "        except httpx.RemoteProtocolError: pass\n"
         "def test_good(): read(GOOD)\n"
-        "def test_gap(): read(OK + META + GOOD[-40:])\n"
+        "def test_gap(): read(OK + META + DONE)\n"
         "def test_cut(): read(OK + META, is_cut=True)\n"
         "@pytest.mark.cut_streams('on purpose')\n"
         "def test_excused(): read(OK + META, is_cut=True)\n"
         "@pytest.mark.cut_streams('on purpose')\n"
-        "def test_unfinished(): read(OK + META)\n"
+        "def test_gap_and_cut(): read(OK + META + DONE, is_cut=True)\n"
     )
     command = [sys.executable, "-m", "pytest", "-q", "-rA", "--strict-markers", "-p", "no:cacheprovider", "-p"]
     command += ["tests.stream_watch", "-c", os.devnull, f"--rootdir={tmp_path}", str(tmp_path)]
     environ = {**os.environ, "PYTHONPATH": str(ROOT)}
     said = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=120)
-    assert "no terminal event" in said.stdout
+    assert "the connection broke within a stream" in said.stdout
     ends = {line.split()[1].rpartition("::")[2]: line.split()[0] for line in said.stdout.splitlines() if "::" in line}
     assert ends == {
         "test_good": "PASSED",
         "test_gap": "ERROR",
         "test_cut": "ERROR",
         "test_excused": "PASSED",
-        "test_unfinished": "ERROR",
+        "test_gap_and_cut": "ERROR",
     }, said.stdout
