@@ -1,0 +1,9 @@
+"""Settings of tests/proofs/users_site.py: the demo site with its engine in the web process."""
+
+from __future__ import annotations
+
+from project.settings import *  # noqa: F403
+from project.settings import STREAMSERVE as DEMO
+
+ROOT_URLCONF = "tests.proofs.users_site"
+STREAMSERVE = {**DEMO, "CLIENT": "thread", "LIMITS": {"MAX_STREAMS_PER_PRINCIPAL": 100}}
