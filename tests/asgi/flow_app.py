@@ -35,7 +35,7 @@ def pattern(start: int, num: int) -> bytes:
 
 PIECES = [pattern(index * BLOCK, BLOCK) for index in range(16)]  # made once: the test is about copies
 
-_SERVERS = {"daphne.server", "streamserve.asgi.flow_daphne"}
+_SERVERS = {"daphne.server", "streamserve.asgi.flow_daphne", "uvicorn.server"}
 
 go = asyncio.Event()
 counts: dict[str, int] = {"sent": 0, "filled": 0, "called": 0, "bodies": 0}

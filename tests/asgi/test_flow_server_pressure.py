@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import ssl
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 
 import httpx
@@ -18,6 +20,7 @@ from cryptography.x509.oid import NameOID
 
 from tests.asgi.flow_app import BLOCK, pattern
 from tests.asgi.flow_driver import (
+    APP,
     chunks,
     close_code,
     flow,
@@ -33,7 +36,7 @@ from tests.asgi.flow_driver import (
     websocket,
 )
 from tests.proofs.scale import scaled
-from tests.servers import Server, free_port
+from tests.servers import Server, free_port, uvicorn
 
 NUM_READERS = 50
 ANSWER_BYTES = scaled(20 * 2**20 // BLOCK, least=2 * 2**20 // BLOCK) * BLOCK
@@ -41,6 +44,10 @@ NUM_PIECES = scaled(320)  # of an answer that is read late
 BYTES_A_READER = 256 * 1024
 
 Ask = Callable[[Server, str], socket.socket]
+SERVERS: dict[str, Callable[[], contextlib.AbstractContextManager[Server]]] = {
+    "FlowServer": flow,
+    "uvicorn": partial(uvicorn, APP),
+}
 ASKS = [pytest.param(get, id="http"), pytest.param(websocket, id="websocket")]
 
 
@@ -83,11 +90,12 @@ def growth(server: Server, ask: Ask) -> float:
 
 
 @pytest.mark.parametrize("ask", ASKS)
-def test_readers_who_never_read_cost_little(ask: Ask) -> None:
+@pytest.mark.parametrize("name", SERVERS)
+def test_readers_who_never_read_cost_little(name: str, ask: Ask) -> None:
     """50 readers, each of a large answer: at most 256 kB a reader."""
-    with flow() as server:
+    with SERVERS[name]() as server:
         grown = growth(server, ask)
-        print(f"\nFlowServer: {grown / 1024:.0f} kB a reader of {ANSWER_BYTES / 2**20:.0f} MB who never reads")
+        print(f"\n{name}: {grown / 1024:.0f} kB a reader of {ANSWER_BYTES / 2**20:.0f} MB who never reads")
         assert grown <= BYTES_A_READER, server.output()
 
 
