@@ -1,0 +1,316 @@
+"""The way from an event to a client, beside others' ways, in turns in one run: what a token costs the server.
+
+    python -m benchmarks.transport [--streams 1 50 200] [--rounds 5] [--quick]
+
+Every server says the same words from the same source (transport_apps.py); an event is one token. CPU is that of the
+server's process, all threads. "At a pace": a step every 50 ms gives each stream a token, as an engine does. "At once":
+as fast as the server can. Ratios are to Django's StreamingHttpResponse on the same server, round by round, and medians
+over the rounds. MemoryLog is the transport alone; FileLog commits every token to a file before it is shown. Needs
+tests/requirements.txt and benchmarks/requirements.txt. Commit latencies of the logs: `benchmarks.logs`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+
+from websockets.asyncio.client import connect
+
+from benchmarks.machine import describe_machine, parser, progress
+
+PACE_SECONDS = 0.05
+GOAL = 0.7
+NUM_IDLE = 200
+NUM_NEVER = 50
+ROOT = Path(__file__).resolve().parents[1]
+_APPS = "benchmarks.transport_apps"
+_COMMANDS = {
+    "daphne": ["daphne", "-b", "127.0.0.1", "-p", "{port}", "{app}"],
+    "FlowServer": ["streamserve.asgi.flow_server", "{app}", "--host", "127.0.0.1", "--port", "{port}"],
+    "uvicorn": ["uvicorn", "--host", "127.0.0.1", "--port", "{port}", "--log-level", "warning", "{app}"],
+}
+
+
+@dataclass
+class Contender:
+    """A server and how it is asked. `base`: the contender that it is compared with."""
+
+    name: str
+    kind: str
+    app: str
+    path: str = "/sse"
+    log: str = ""  # "file": FileLog
+    base: str = ""
+    port: int = 0
+    pid: int = 0
+    cpu: dict[tuple[int, float], list[float]] = field(default_factory=dict)  # by streams and pace: us an event
+    speed: dict[tuple[int, float], list[float]] = field(default_factory=dict)  # events a second
+
+    @property
+    def is_websocket(self) -> bool:
+        return self.path == "/ws"
+
+
+DJANGO = {kind: f"StreamingHttpResponse, {kind}" for kind in ("daphne", "uvicorn")}
+
+
+def contenders() -> list[Contender]:
+    """Return who takes part."""
+    return [
+        Contender(DJANGO["daphne"], "daphne", "django_app", "/plain"),
+        Contender(DJANGO["uvicorn"], "uvicorn", "django_app", "/plain"),
+        Contender("sse-starlette, uvicorn", "uvicorn", "starlette_app", base=DJANGO["uvicorn"]),
+        Contender("ours, daphne", "daphne", "ours_app", base=DJANGO["daphne"]),
+        Contender("ours, FlowServer", "FlowServer", "ours_app", base=DJANGO["daphne"]),
+        Contender("ours, uvicorn", "uvicorn", "ours_app", base=DJANGO["uvicorn"]),
+        Contender("ours, FlowServer, FileLog", "FlowServer", "ours_app", log="file", base=DJANGO["daphne"]),
+        Contender("ours, WebSocket, daphne", "daphne", "ours_app", "/ws"),
+        Contender("ours, WebSocket, FlowServer", "FlowServer", "ours_app", "/ws"),
+        Contender("ours, WebSocket, uvicorn", "uvicorn", "ours_app", "/ws"),
+    ]
+
+
+@contextlib.contextmanager
+def running(one: Contender, folder: str) -> Iterator[None]:
+    """Serve while the block runs."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        one.port = probe.getsockname()[1]
+    command = [part.format(port=one.port, app=f"{_APPS}:{one.app}") for part in _COMMANDS[one.kind]]
+    log = f"{folder}/{one.port}.sqlite3" if one.log else ""
+    with open(f"{folder}/{one.port}.txt", "wb") as said:
+        process = subprocess.Popen(
+            [sys.executable, "-m", *command],
+            cwd=ROOT,
+            env={**os.environ, "BENCHMARK_LOG": log},
+            stdout=said,
+            stderr=said,
+        )
+    one.pid = process.pid
+    try:
+        deadline = time.monotonic() + 60
+        while socket.socket().connect_ex(("127.0.0.1", one.port)):
+            if process.poll() is not None or time.monotonic() > deadline:
+                raise RuntimeError(f"{one.name} does not start:\n{Path(said.name).read_text()}")
+            time.sleep(0.1)
+        yield
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def cpu_of(pid: int) -> float:
+    """Return the CPU seconds of all threads of a process: the kernel's MAKE_PROCESS_CPUCLOCK(pid, CPUCLOCK_SCHED)."""
+    return time.clock_gettime((~pid << 3) | 2)
+
+
+async def read(one: Contender, query: str) -> None:
+    """Read one stream to its end."""
+    if one.is_websocket:
+        async with connect(f"ws://127.0.0.1:{one.port}/ws?{query}", compression=None, proxy=None, max_queue=None) as ws:
+            last = [message async for message in ws][-1]
+        assert '"done"' in last, last
+        return
+    reader, writer = await ask(one, f"{one.path}?{query}")
+    tail = b""
+    while data := await reader.read(65536):
+        tail = (tail + data)[-2000:]
+    writer.close()
+    assert b"event: done" in tail, tail
+
+
+async def ask(one: Contender, target: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """Ask for a page."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", one.port)
+    writer.write(f"GET {target} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode())
+    return reader, writer
+
+
+async def load(one: Contender, num_streams: int, num_events: int, pace: float) -> tuple[float, float]:
+    """Read as many streams at once; return CPU seconds of the server and wall seconds, each per event."""
+    await read(one, "n=5&pace=0")
+    cpu, began = cpu_of(one.pid), time.perf_counter()
+    await asyncio.gather(*(read(one, f"n={num_events}&pace={pace}") for _ in range(num_streams)))
+    total = num_streams * num_events
+    return (cpu_of(one.pid) - cpu) / total, (time.perf_counter() - began) / total
+
+
+def main() -> None:
+    """Measure and print."""
+    options = parser(__doc__)
+    options.add_argument("--streams", type=int, nargs="+", default=[1, 50, 200])
+    options.add_argument("--rounds", type=int, default=5)
+    options.add_argument("--steps", type=int, default=60, help="tokens of an answer at a pace")
+    options.add_argument("--tokens", type=int, default=20_000, help="in all, at once")
+    options.add_argument("--never-readers", action="store_true", help="others beside 50 who never read 20 MB; slow")
+    options.add_argument("--quick", action="store_true", help="one short round: whether it works")
+    chosen = options.parse_args()
+    if chosen.quick:
+        chosen.rounds, chosen.steps, chosen.tokens = 1, 10, 1000
+    print(describe_machine())
+    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
+        everybody = contenders()
+        for one in everybody:
+            stack.enter_context(running(one, folder))
+        for number in range(chosen.rounds):
+            for num_streams in chosen.streams:
+                progress(f"round {number + 1} of {chosen.rounds}, {num_streams} streams")
+                for pace in (PACE_SECONDS, 0.0):
+                    num_events = chosen.steps if pace else max(1, chosen.tokens // num_streams)
+                    for one in everybody:
+                        cpu, wall = asyncio.run(load(one, num_streams, num_events, pace))
+                        one.cpu.setdefault((num_streams, pace), []).append(cpu * 1e6)
+                        one.speed.setdefault((num_streams, pace), []).append(1 / wall)
+        for num_streams in chosen.streams:
+            report(everybody, num_streams)
+        report_others(everybody, chosen.rounds, chosen.never_readers)
+
+
+def report(everybody: list[Contender], num_streams: int) -> None:
+    """Print a line each."""
+    print(f"\n{num_streams} streams{'':21}  at a pace: CPU us    ratio   at once: CPU us    ratio   events/s")
+    by_name = {one.name: one for one in everybody}
+    for one in everybody:
+        columns = []
+        for pace in (PACE_SECONDS, 0.0):
+            base = by_name.get(one.base)
+            columns += [f"{median(one.cpu[num_streams, pace]):8.0f}", ratio(one, base, (num_streams, pace))]
+        speed = median(one.speed[num_streams, 0.0])
+        print(f"  {one.name:32}{columns[0]:>16}{columns[1]:>9}{columns[2]:>18}{columns[3]:>9}{speed:11.0f}", flush=True)
+
+
+def ratio(one: Contender, base: Contender | None, what: tuple[int, float]) -> str:
+    """Return CPU ÷ the base's, the median over the rounds."""
+    if base is None:
+        return "-"
+    return f"{median(ours / theirs for ours, theirs in zip(one.cpu[what], base.cpu[what], strict=True)):.2f}"
+
+
+def report_others(everybody: list[Contender], rounds: int, with_never_readers: bool) -> None:
+    """Print what an idle stream holds, and how soon a client's leaving is known, resuming answered."""
+    print(f"\n{'an idle stream':34}{'kB':>8}{'threads':>9}{'left ms':>10}{'resume ms':>11}{'beside never-readers':>22}")
+    for one in everybody:
+        progress(f"idle, left, resumed: {one.name}")
+        held = asyncio.run(idle(one))
+        left = median(asyncio.run(leave(one)) for _ in range(4 * rounds))
+        resumed = median(asyncio.run(resume(one)) for _ in range(4 * rounds)) if is_resumable(one) else None
+        # Stock daphne would take all of it into memory.
+        is_asked = with_never_readers and one.kind != "daphne" and not one.is_websocket
+        beside = median(asyncio.run(share(one)) for _ in range(rounds)) if is_asked else None
+        texts = ["-" if value is None else form(value) for value, form in ((resumed, _ms), (beside, "{:.2f}".format))]
+        print(f"  {one.name:32}{held[0]:8.1f}{held[1]:9.2f}{_ms(left):>10}{texts[0]:>11}{texts[1]:>22}", flush=True)
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1e3:.2f}"
+
+
+def is_resumable(one: Contender) -> bool:
+    """Only ours are."""
+    return one.app == "ours_app" and not one.is_websocket
+
+
+def memory_of(pid: int) -> int:
+    """Return resident bytes."""
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def threads_of(pid: int) -> int:
+    """Count threads."""
+    return len(os.listdir(f"/proc/{pid}/task"))
+
+
+@contextlib.asynccontextmanager
+async def _open(one: Contender, query: str) -> AsyncIterator[Callable[[], None]]:
+    """Open a stream and wait for its first token; yields how to leave it."""
+    if one.is_websocket:
+        async with connect(f"ws://127.0.0.1:{one.port}/ws?{query}", compression=None, proxy=None) as ws:
+            while '"token"' not in str(await ws.recv()):
+                pass
+            yield ws.transport.abort
+        return
+    reader, writer = await ask(one, f"{one.path}?{query}")
+    await reader.readuntil(b"event: token")
+    yield writer.close
+    writer.close()
+
+
+async def idle(one: Contender) -> tuple[float, float]:
+    """Return kB and threads that each of many idle streams holds."""
+    before = memory_of(one.pid), threads_of(one.pid)
+    async with contextlib.AsyncExitStack() as stack:
+        for _ in range(NUM_IDLE):
+            await stack.enter_async_context(_open(one, "n=2&pace=3600&abort=1"))
+        await asyncio.sleep(0.5)
+        after = memory_of(one.pid), threads_of(one.pid)
+    return (after[0] - before[0]) / NUM_IDLE / 1024, (after[1] - before[1]) / NUM_IDLE
+
+
+async def leave(one: Contender) -> float:
+    """Return how long after a client's leaving its source knows."""
+    async with _open(one, "n=2&pace=3600&abort=1") as go:
+        left_at = time.monotonic()
+        go()
+        async with asyncio.timeout(30):
+            while (gone_at := await _gone_at(one)) < left_at:  # noqa: ASYNC110
+                await asyncio.sleep(0.001)
+    return gone_at - left_at
+
+
+async def _gone_at(one: Contender) -> float:
+    reader, writer = await ask(one, "/gone")
+    data = await reader.read()
+    writer.close()
+    return float(next(line for line in reversed(data.split(b"\r\n")) if b"." in line))
+
+
+async def resume(one: Contender) -> float:
+    """Return the time from asking for the rest of an answer of 500 tokens, half read, to its next event."""
+    reader, writer = await ask(one, f"{one.path}?n=500&pace=0")
+    head = (await reader.read()).decode()
+    writer.close()
+    stream_id = next(line for line in head.splitlines() if line.lower().startswith("x-stream-id:")).split()[1]
+    began = time.perf_counter()
+    reader, writer = await ask(one, f"/events?id={stream_id}&after=250")
+    await reader.readuntil(b"event: token")
+    seconds = time.perf_counter() - began
+    writer.close()
+    return seconds
+
+
+async def share(one: Contender) -> float:
+    """Return others' tokens a second beside clients who never read 20 MB each, ÷ the same without them."""
+    _, without = await load(one, 20, 200, 0.0)
+    with contextlib.ExitStack() as stack:
+        for _ in range(NUM_NEVER):
+            client = stack.enter_context(socket.socket())
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            client.connect(("127.0.0.1", one.port))
+            client.sendall(f"GET {one.path}?n=200000&pace=0&abort=1 HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+        await _rest(one)
+        _, beside = await load(one, 20, 200, 0.0)
+    return without / beside
+
+
+async def _rest(one: Contender) -> None:
+    """Wait until the server computes next to nothing."""
+    for _ in range(120):
+        cpu = cpu_of(one.pid)
+        await asyncio.sleep(0.25)
+        if cpu_of(one.pid) - cpu < 0.01:
+            return
+    raise RuntimeError(f"{one.name} does not come to rest")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,245 @@
+"""What `benchmarks.transport` serves: the same events from the same source, by us, by Django itself, by sse-starlette.
+
+A source says a word at each step; a step comes every `pace` seconds for all streams at once, as an engine's does, or
+right away if `pace` is 0. The path is `/sse?n=…&pace=…`; ours has `/ws` and `/events?id=…&after=…` besides, and `/gone`
+tells when a client's leaving last reached a source. Nothing here computes anything but the transport.
+"""
+
+from __future__ import annotations
+
+# ruff: noqa: E402  (Django wants its settings before it is imported)
+import asyncio
+import json
+import os
+import time
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+from urllib.parse import parse_qsl
+
+from django.conf import settings
+
+settings.configure(ALLOWED_HOSTS=["*"], ROOT_URLCONF=__name__, SECRET_KEY="benchmark", LOGGING_CONFIG=None)
+
+import django
+
+django.setup()
+
+from django.core.asgi import get_asgi_application
+from django.http import HttpRequest, HttpResponseBase, StreamingHttpResponse
+from django.urls import path
+from sse_starlette import EventSourceResponse
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.routing import Route
+
+from streamserve.asgi.middleware import StreamMiddleware
+from streamserve.asgi.types import App, Receive, Scope, Send
+from streamserve.clients.base import Accepted
+from streamserve.dialects.native import NativeEncoder, websocket_message
+from streamserve.protocol.events import Done, Event, Token
+from streamserve.protocol.requests import GenerateRequest
+from streamserve.responses import stream_response
+from streamserve.streams.delivery import Delivery
+from streamserve.streams.directory import Streams
+from streamserve.streams.file_log import FileLog
+from streamserve.streams.follow import follow
+from streamserve.streams.log import MemoryLog
+from streamserve.streams.settings import StreamSettings
+from streamserve.streams.stream import Stream
+
+_gone: list[float] = [0.0]  # by the machine's monotonic clock
+
+
+LEAD_TOKENS = 256
+
+
+class Steps:
+    """Wakes everybody who waits, every `pace` seconds, while somebody does."""
+
+    def __init__(self, pace: float) -> None:
+        self._pace = pace
+        self._next: asyncio.Future[None] | None = None
+
+    def __call__(self) -> asyncio.Future[None]:
+        if self._next is None:
+            loop = asyncio.get_running_loop()
+            self._next = loop.create_future()
+            loop.call_at((loop.time() // self._pace + 1) * self._pace, self._step)
+        return self._next
+
+    def _step(self) -> None:
+        step, self._next = self._next, None
+        assert step is not None
+        step.set_result(None)
+
+
+_steps: dict[float, Steps] = {}
+
+
+async def step(pace: float) -> None:
+    """Wait for the next step."""
+    if pace:
+        await asyncio.shield(_steps.setdefault(pace, Steps(pace))())
+    else:
+        await asyncio.sleep(0)
+
+
+def word(index: int) -> str:
+    """Return what is said at a step."""
+    return f" word{index % 100}"
+
+
+class Source:
+    """A generation of n words. `prompt` of its request is "n pace"."""
+
+    parked = None
+    num_cached_tokens = 0
+
+    def __init__(self, request: GenerateRequest) -> None:
+        num, pace = (request.prompt or "").split()
+        self._num, self._pace, self._index = int(num), float(pace), 0
+        self._is_over = False
+        self._reader: int | None = 0
+        self._moved = asyncio.Event()
+        self.accepted = Accepted(num_prompt_tokens=1, max_tokens=self._num, seed=1)
+
+    def __aiter__(self) -> Source:
+        return self
+
+    async def __anext__(self) -> Event:
+        if self._is_over:
+            raise StopAsyncIteration
+        while self._reader is not None and self._index >= self._reader + LEAD_TOKENS:
+            self._moved.clear()
+            await self._moved.wait()
+        if self._index:
+            await step(self._pace)
+        self._index += 1
+        if self._index > self._num:
+            self._is_over = True
+            return Done(finish_reason="stop")
+        return Token(text=word(self._index), token_ids=(self._index,))
+
+    def ready(self) -> list[Event]:
+        """Nothing is there before its step."""
+        return []
+
+    def reader_at(self, num_tokens: Sequence[int] | None) -> None:
+        """Wait for who is too far behind, as the engine does by parking."""
+        self._reader = None if num_tokens is None else num_tokens[0]
+        self._moved.set()
+
+    def cancel(self) -> None:
+        """Note when."""
+        if not self._is_over:
+            self._is_over = True
+            _gone[0] = time.monotonic()
+
+
+class SourceClient:
+    """The engine."""
+
+    alias = "source"
+
+    async def generate(self, request: GenerateRequest) -> Source:
+        """Accept everything."""
+        return Source(request)
+
+
+LOG = FileLog(os.environ["BENCHMARK_LOG"]) if os.environ.get("BENCHMARK_LOG") else MemoryLog()
+STREAMS = Streams({"source": SourceClient()}, LOG, StreamSettings(retention_seconds=5.0))  # type: ignore[dict-item]
+
+
+async def _start(query: dict[str, str]) -> Stream:
+    request = GenerateRequest(model="source", prompt=f"{query['n']} {query['pace']}")
+    return await STREAMS.start(request, owner="u", tenant="t", on_disconnect="abort" if "abort" in query else "park")
+
+
+async def ours(request: HttpRequest) -> HttpResponseBase:
+    """A Django view that hands over."""
+    stream = await _start(request.GET.dict())
+    return stream_response(request, Delivery(STREAMS, stream, NativeEncoder(stream.log_id)))
+
+
+async def events(request: HttpRequest) -> HttpResponseBase:
+    """Resume."""
+    stream = STREAMS.find(request.GET["id"])
+    assert stream is not None
+    return stream_response(
+        request, Delivery(STREAMS, stream, NativeEncoder(stream.log_id), after=int(request.GET["after"]))
+    )
+
+
+async def plain(request: HttpRequest) -> HttpResponseBase:
+    """A Django view that streams itself."""
+    frames = (_frame(one) async for one in words(int(request.GET["n"]), float(request.GET["pace"])))
+    return StreamingHttpResponse(frames, content_type="text/event-stream")
+
+
+urlpatterns = [path("sse", ours), path("events", events), path("plain", plain)]
+
+
+async def words(num: int, pace: float) -> AsyncIterator[dict[str, Any]]:
+    """Yield what `Source` says, as our native events are."""
+    is_over = False
+    try:
+        for index in range(1, num + 1):
+            if index > 1:
+                await step(pace)
+            data = {"text": word(index), "token_ids": [index], "index": 0, "choice": 0}
+            yield {"event": "token", "id": f"abcdefghijkl-{index}", "data": json.dumps(data)}
+        is_over = True
+        yield {"event": "done", "id": f"abcdefghijkl-{num + 1}", "data": '{"finish_reason": "stop"}'}
+    finally:
+        if not is_over:
+            _gone[0] = time.monotonic()
+
+
+def _frame(one: dict[str, Any]) -> bytes:
+    return f"event: {one['event']}\nid: {one['id']}\ndata: {one['data']}\n\n".encode()
+
+
+async def _starlette(request: Request) -> EventSourceResponse:
+    return EventSourceResponse(words(int(request.query_params["n"]), float(request.query_params["pace"])))
+
+
+async def _websocket(scope: Scope, receive: Receive, send: Send) -> None:
+    """Relay, as our consumer does, and listen for the client's leaving meanwhile."""
+    await receive()
+    await send({"type": "websocket.accept"})
+    stream = await _start(dict(parse_qsl(scope["query_string"].decode())))
+    shown = follow(STREAMS, stream)
+    relaying = asyncio.create_task(_relay(stream, shown, send))
+    try:
+        while (await receive())["type"] != "websocket.disconnect":
+            pass
+    finally:
+        shown.close()
+        relaying.cancel()
+        await asyncio.gather(relaying, return_exceptions=True)
+
+
+async def _relay(stream: Stream, shown: Any, send: Send) -> None:
+    async for logged in shown:
+        text = json.dumps(websocket_message(stream.id, stream.log_id, logged), ensure_ascii=False)
+        await send({"type": "websocket.send", "text": text})
+    await send({"type": "websocket.close", "code": 1000})
+
+
+def _with_control(http: App) -> App:
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "websocket":
+            await _websocket(scope, receive, send)
+        elif scope["type"] == "http" and scope["path"] == "/gone":
+            await send({"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"text/plain")]})
+            await send({"type": "http.response.body", "body": str(_gone[0]).encode()})
+        else:
+            await http(scope, receive, send)
+
+    return app
+
+
+_django = get_asgi_application()
+django_app = _with_control(_django)
+ours_app = StreamMiddleware(_with_control(_django))
+starlette_app = _with_control(Starlette(routes=[Route("/sse", _starlette)]))
