@@ -104,6 +104,7 @@ def test_what_ends_in_time_is_whole_and_nobody_new_comes_in(folder: Path) -> Non
         assert server.process.wait(_SECONDS) == BY_SIGTERM
 
 
+@pytest.mark.cut_streams("uvicorn cuts what does not end in time")
 def test_what_does_not_end_in_time_is_let_go_and_goes_on_elsewhere(folder: Path) -> None:
     """A farewell, or, where nobody can go on with it, no terminator: its reader can tell. The next gives the rest."""
     with site(folder, *AT_ONCE) as server:

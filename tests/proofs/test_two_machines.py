@@ -201,6 +201,7 @@ async def test_redis_restarted_under_streams(site: Site) -> None:
     await check(site, readers)
 
 
+@pytest.mark.cut_streams("a machine is killed")
 @pytest.mark.parametrize("kill", range(scaled(10)))
 async def test_readers_of_a_killed_machine_go_on_at_the_other(site: Site, kill: int) -> None:
     """Once its keys are gone: the other asks its own engine, with the tokens that the log holds."""
