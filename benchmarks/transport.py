@@ -55,6 +55,7 @@ class Contender:
     pid: int = 0
     cpu: dict[tuple[int, float], list[float]] = field(default_factory=dict)  # by streams and pace: us an event
     speed: dict[tuple[int, float], list[float]] = field(default_factory=dict)  # events a second
+    idle: tuple[float, float] = (0.0, 0.0)  # kB and threads of an idle stream
 
     @property
     def is_websocket(self) -> bool:
@@ -162,6 +163,9 @@ def main() -> None:
         everybody = contenders()
         for one in everybody:
             stack.enter_context(running(one, folder))
+        for one in everybody:  # before anything else: what was freed later serves idle streams for nothing
+            progress(f"idle: {one.name}")
+            one.idle = asyncio.run(idle(one))
         for number in range(chosen.rounds):
             for num_streams in chosen.streams:
                 progress(f"round {number + 1} of {chosen.rounds}, {num_streams} streams")
@@ -200,15 +204,17 @@ def report_others(everybody: list[Contender], rounds: int, with_never_readers: b
     """Print what an idle stream holds, and how soon a client's leaving is known, resuming answered."""
     print(f"\n{'an idle stream':34}{'kB':>8}{'threads':>9}{'left ms':>10}{'resume ms':>11}{'beside never-readers':>22}")
     for one in everybody:
-        progress(f"idle, left, resumed: {one.name}")
-        held = asyncio.run(idle(one))
+        progress(f"left, resumed: {one.name}")
         left = median(asyncio.run(leave(one)) for _ in range(4 * rounds))
         resumed = median(asyncio.run(resume(one)) for _ in range(4 * rounds)) if is_resumable(one) else None
         # Stock daphne would take all of it into memory.
         is_asked = with_never_readers and one.kind != "daphne" and not one.is_websocket
         beside = median(asyncio.run(share(one)) for _ in range(rounds)) if is_asked else None
         texts = ["-" if value is None else form(value) for value, form in ((resumed, _ms), (beside, "{:.2f}".format))]
-        print(f"  {one.name:32}{held[0]:8.1f}{held[1]:9.2f}{_ms(left):>10}{texts[0]:>11}{texts[1]:>22}", flush=True)
+        print(
+            f"  {one.name:32}{one.idle[0]:8.1f}{one.idle[1]:9.2f}{_ms(left):>10}{texts[0]:>11}{texts[1]:>22}",
+            flush=True,
+        )
 
 
 def _ms(seconds: float) -> str:
@@ -247,6 +253,7 @@ async def _open(one: Contender, query: str) -> AsyncIterator[Callable[[], None]]
 
 async def idle(one: Contender) -> tuple[float, float]:
     """Return kB and threads that each of many idle streams holds."""
+    await asyncio.gather(*(read(one, "n=5&pace=0") for _ in range(20)))
     before = memory_of(one.pid), threads_of(one.pid)
     async with contextlib.AsyncExitStack() as stack:
         for _ in range(NUM_IDLE):
