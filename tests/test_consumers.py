@@ -270,7 +270,7 @@ class _House:
     def is_busy(self) -> bool:
         return False
 
-    is_running = has_unsent = is_busy
+    is_running = has_unsent = has_newcomers = is_busy
 
     def stop_listening(self) -> None:
         pass

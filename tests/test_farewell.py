@@ -93,6 +93,7 @@ async def test_a_native_reader_is_told_where_to_go_on(workers: tuple[Worker, Wor
     assert [frame.seq for frame in [*frames, *rest]] == [frame.seq for frame in again]
 
 
+@pytest.mark.cut_streams("this format has no farewell")
 async def test_tokens_end_without_a_word(workers: tuple[Worker, Worker], gate: Gate) -> None:
     """Neither `[DONE]` nor an error: it is not over, and an EventSource comes back by itself."""
     stream, data = await let_go(workers[0], gate, lambda stream: TokensEncoder(stream.log_id))

@@ -26,7 +26,7 @@ class Detokenizer(Protocol):
         """Return the text that is certain now."""
 
     def flush(self) -> str:
-        """Return what is left at the end, incomplete code points as U+FFFD."""
+        """Return what is left at the end. Half a code point is no text: it is dropped."""
 
 
 def make_detokenizer(tokenizer: Tokenizer, *, strip_leading_space: bool) -> Detokenizer:
@@ -54,8 +54,9 @@ class ByteDetokenizer:
         return self._decoder.decode(data)
 
     def flush(self) -> str:
-        """Return what is left at the end, incomplete code points as U+FFFD."""
-        return self._decoder.decode(b"", final=True)
+        """Drop what is left: the beginning of a code point at most."""
+        self._decoder.reset()
+        return ""
 
 
 class WindowDetokenizer:
@@ -84,9 +85,9 @@ class WindowDetokenizer:
         return text
 
     def flush(self) -> str:
-        """Return what is left at the end."""
+        """Return what is left at the end, up to what decodes to U+FFFD: that may be half a code point."""
         text, self._pending = self._new_text(), []
-        return text
+        return text.rstrip("\ufffd")
 
     def _new_text(self) -> str:
         shown = self._tokenizer.decode(self._context)

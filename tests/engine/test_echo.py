@@ -107,7 +107,7 @@ def test_answer_is_readable_and_endless() -> None:
     ids = alone(request(1, sampling=sampling(max_tokens=400)), num_blocks=200)
     text = EchoTokenizer().decode(ids[:-1])
     assert len(ids) == 400
-    assert "\ufffd" not in text.removesuffix("\ufffd")
+    assert "\ufffd" not in text
     assert any(ord(character) > 0xFFFF for character in text)
 
 

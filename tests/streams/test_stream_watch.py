@@ -53,7 +53,7 @@ FAULTS = {
 }
 RIGHT = {
     "success": GOOD,
-    "farewell": OK + META + b'event: farewell\ndata: {"after":1}\n\n',
+    "farewell": OK + META + b'event: farewell\ndata: {"after":1,"event_id":"%s-1"}\n\n' % LOG_ID.encode(),
     "snapshot": OK + META + native(900, "snapshot", '{"text":"x","seq":900}') + native(901, "done"),
     "tokens": OK + tokens(2, '{"token":"x"}') + tokens(5, "[DONE]"),
     "failed tokens": OK + tokens(2, '{"token":"x"}') + tokens(3, CANCELLED),
@@ -152,8 +152,9 @@ def test_a_resumed_stream_begins_where_its_header_says(stream_watch: Watch) -> N
 
 
 def test_a_stream_that_is_cut_off_is_a_fault(stream_watch: Watch) -> None:
-    """Unless the test says that it cuts; what came before must be right all the same."""
-    for body, may_be_cut, num_faults in ((GOOD, False, 1), (OK + META, True, 0), (OK + META + DONE, True, 1)):
+    """Unless the test says that it cuts, or all had come; what came before must be right all the same."""
+    cases = ((OK + META, False, 1), (GOOD, False, 0), (OK + META, True, 0), (OK + META + DONE, True, 1))
+    for body, may_be_cut, num_faults in cases:
         with answering(body, is_cut=True) as port, pytest.raises(httpx.RemoteProtocolError):
             by_httpx(port)
         assert len(stream_watch.faults(may_be_cut=may_be_cut)) == num_faults
