@@ -10,13 +10,14 @@ they need no end; what did come is checked all the same.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import socket
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 import h11
 import pytest
@@ -274,26 +275,36 @@ def _noting_resets(connection: Connection) -> Iterator[None]:
 
 
 def _listen_to_deliveries(patches: pytest.MonkeyPatch, watch: Watch) -> None:
-    run, pull = Delivery.run, Delivery.__aiter__
+    run, pull, close = Delivery.run, Delivery.__aiter__, Delivery.close
+    running: WeakKeyDictionary[Delivery, asyncio.Task[Any] | None] = WeakKeyDictionary()
+    left: WeakSet[Delivery] = WeakSet()
+
+    def watched_close(self: Delivery) -> None:
+        if running.get(self) is not asyncio.current_task():
+            left.add(self)  # its client, says another task
+        close(self)
 
     async def watched_run(self: Delivery, send: Callable[[bytes], Awaitable[None]], *untaken: Any) -> None:
         body = _body_of(watch, self)
+        running[self] = asyncio.current_task()
 
         async def taken(data: bytes) -> None:
             await send(data)
             body.feed(data)
 
         await run(self, taken, *untaken)
-        body.close(WHOLE)
+        body.close(LEFT if self in left else WHOLE)
 
     async def watched_pull(self: Delivery) -> AsyncIterator[bytes]:
         body = _body_of(watch, self)
+        running[self] = asyncio.current_task()
         async with contextlib.aclosing(pull(self)) as pieces:  # type: ignore[type-var]
             async for data in pieces:
                 body.feed(data)
                 yield data
-        body.close(WHOLE)
+        body.close(LEFT if self in left else WHOLE)
 
+    patches.setattr(Delivery, "close", watched_close)
     patches.setattr(Delivery, "run", watched_run)
     patches.setattr(Delivery, "__aiter__", watched_pull)
 

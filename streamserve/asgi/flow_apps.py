@@ -45,6 +45,8 @@ _CLOSE_CODES = {1000, 1001, 1002, 1003, 1007, 1008, 1009, 1010, 1011, 1012, 1013
 _CLOSE_SECONDS = 5.0
 # A send to nobody yields to the loop so often: an app that awaits nothing else would hold it for ever.
 _DROPS_A_YIELD = 100
+# So many messages that no reader was waited for, then others get their turn: a quick reader never makes an app wait.
+_QUICK_A_YIELD = 8
 _GONE = Gate(None)  # of a connection that is forgotten
 _GONE.let_go()
 
@@ -61,7 +63,7 @@ class AppServer(daphne.server.Server):  # type: ignore[misc]  # daphne ships no 
         self.wires: dict[Any, Wire] = {}  # by transport
         self.lifespan = LifespanTask(self.application, {EXTENSION: {"drain": self.drain}})
         self._piece_bytes = piece_bytes(self.options)
-        self._num_dropped = 0
+        self._num_dropped = self._num_quick = 0
 
     def protocol_connected(self, protocol: Any) -> None:
         """A request or a WebSocket begins: have Twisted tell its gate."""
@@ -129,6 +131,9 @@ class AppServer(daphne.server.Server):  # type: ignore[misc]  # daphne ships no 
         if kind == "http.response.body":
             if gate.is_open and not gate.turn.locked() and len(message.get("body", b"")) <= self._piece_bytes:
                 protocol.handle_reply(message)  # nearly always: not one wait
+                self._num_quick += 1
+                if self._num_quick % _QUICK_A_YIELD == 0:
+                    await asyncio.sleep(0)
             else:
                 await self._write_body(protocol, gate, message)
         elif kind == "websocket.close" and protocol.state == protocol.STATE_OPEN:

@@ -8,7 +8,8 @@ Imports neither Twisted nor daphne: their transports come in, and Twisted takes 
 (IPushProducer). Event loop only. Idea: asyncio's and uvicorn's flow control; daphne#170 for taking a WebSocket's
 transport over; Cloudflare's "HTTP/2 prioritization" for TCP_NOTSENT_LOWAT. Relies on, in Twisted 26.10:
 `internet/abstract.py` FileDescriptor (`bufferSize`, `writeSomeData`, `dataBuffer`, `offset`, `_tempDataLen`,
-`disconnecting`), and on TLS wrapping a transport as `.transport` of an object with `.wrappedProtocol`.
+`disconnecting`, `_writeDisconnecting`), and on TLS wrapping a transport as `.transport` of an object with
+`.wrappedProtocol`.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import ctypes
 import socket
 import struct
 import time
+from collections.abc import Iterable
 from typing import Any
 
 from streamserve.asgi.flow_options import FlowOptions
@@ -42,8 +44,8 @@ _INBOX_BYTES = 1024 * 1024
 class Wire:
     """One connection, from accept to close, whatever speaks over it. `channel` is the HTTP parser it began with."""
 
-    __slots__ = ("_closed", "_write", "body_since", "channel", "head_since", "linger_since", "moved_at", "num_body",
-                 "options", "tcp", "transport")  # fmt: skip
+    __slots__ = ("_buffer", "_closed", "_write", "body_since", "channel", "head_since", "linger_since", "moved_at",
+                 "num_body", "options", "tcp", "transport")  # fmt: skip
 
     def __init__(self, transport: Any, channel: Any, options: FlowOptions) -> None:
         self.transport, self.channel, self.options = transport, channel, options
@@ -54,8 +56,9 @@ class Wire:
         self.linger_since: float | None = None
         self.num_body = 0
         self._closed = False
-        self._write = self.tcp.writeSomeData
+        self._write, self._buffer = self.tcp.writeSomeData, self.tcp.write
         self.tcp.writeSomeData = self._write_some
+        self.tcp.write, self.tcp.writeSequence = self._write_now, self._write_sequence_now
         # Twisted holds what is written twice while it joins it: a quarter here is at most the whole in memory.
         self.tcp.bufferSize = piece_bytes(options)
         tune(self.tcp, options)
@@ -66,6 +69,23 @@ class Wire:
         if isinstance(taken, int) and taken > 0:
             self.moved_at = time.monotonic()
         return taken
+
+    def _write_now(self, data: bytes) -> None:
+        """Hand `data` to the kernel, if nothing waits before it; Twisted would first ask the system whether it may."""
+        tcp = self.tcp
+        if data and tcp.connected and not (self.num_unsent or tcp.disconnecting or tcp._writeDisconnecting):
+            try:
+                num = tcp.socket.send(data)
+            except OSError:  # full; or broken, which Twisted finds out and acts on
+                num = 0
+            if num:
+                self.moved_at = time.monotonic()
+                data = data[num:]
+        if data:
+            self._buffer(data)
+
+    def _write_sequence_now(self, pieces: Iterable[bytes]) -> None:
+        self._write_now(b"".join(pieces))
 
     @property
     def is_open(self) -> bool:
@@ -111,7 +131,8 @@ class Wire:
 
     def forget(self) -> None:
         """Untie the knot of the transport and us, so that no collector is needed."""
-        self.tcp.__dict__.pop("writeSomeData", None)
+        for name in ("write", "writeSequence", "writeSomeData"):
+            self.tcp.__dict__.pop(name, None)
 
 
 class Gate:

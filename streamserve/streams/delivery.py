@@ -144,7 +144,7 @@ class Delivery:
         """Note what the transport has accepted."""
         self._sent_seq = self._tail.given_seq
         self._position.send(len(data), self._sent_seq)
-        self._looks.look()
+        self._looks.has_sent()
 
     def _leave(self) -> bytes | None:
         """Return the last word to a reader whose stream was let go, once."""

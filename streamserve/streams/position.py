@@ -11,7 +11,9 @@ from collections.abc import Callable
 
 # So many ends of frames are remembered; beyond, every other one is forgotten.
 _MOST_ENDS = 1024
-# Nobody says when something is taken. At a quick reader we look soon after each send, at a stuck one less and less.
+# Nobody says when something is taken, and each look costs as much as a small event: a few frames wait for one look.
+# With many at once, of a quick engine, we look right away and soon again, at a stuck reader less and less.
+_MANY_FRAMES = 16
 _FIRST_LOOK_SECONDS = 0.005
 _LOOK_SECONDS = 0.25
 
@@ -35,6 +37,11 @@ class Position:
         """Whether something was untaken when `advance` last looked, or has been sent since."""
         return bool(self._ends)
 
+    @property
+    def wants_look(self) -> bool:
+        """Whether a look costs nothing, or is worth it by now."""
+        return self._num_untaken is nothing or len(self._ends) % _MANY_FRAMES == 0
+
     def send(self, num_bytes: int, seq: int) -> None:
         """Note that so many bytes more are sent, after which the reader has event `seq`."""
         self._num_sent += num_bytes
@@ -51,11 +58,18 @@ class Position:
 
 
 class Looks:
-    """Tells `moved` where the reader is: when asked to look, and from then on by itself while something is untaken."""
+    """Tells `moved` where the reader is: soon after each send, and from then on while something is untaken."""
 
     def __init__(self, position: Position, moved: Callable[[int], None]) -> None:
         self._position, self._moved = position, moved
         self._timer: asyncio.TimerHandle | None = None
+
+    def has_sent(self) -> None:
+        """Look at once or soon."""
+        if self._position.wants_look:
+            self.look()
+        elif self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(_LOOK_SECONDS, self.look)
 
     def look(self, wait_seconds: float = _FIRST_LOOK_SECONDS) -> None:
         """Look now; again after `wait_seconds`, twice that, and so on, while something is untaken."""

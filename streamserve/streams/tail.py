@@ -22,6 +22,8 @@ from streamserve.streams.log import EventLog, Forked
 from streamserve.streams.snapshot import take_snapshot
 from streamserve.streams.stream import Reader, Stream
 
+# What is due so soon is due: to be woken again costs more than it joins.
+_SOON_SECONDS = 0.01
 # Events read at once; also how many a replay may go through before other tasks get their turn.
 _PAGE = 64
 
@@ -86,7 +88,7 @@ class Tail:
         await self._leap()
         while not self.is_over:
             await self._read()
-            due_at = self._due_at() if self._held else silent_at
+            due_at = self._due_at() - _SOON_SECONDS if self._held else silent_at
             if due_at is not None and due_at <= time.monotonic():
                 if not has_waited:
                     await asyncio.sleep(0)
@@ -132,17 +134,22 @@ class Tail:
 
     def _due_at(self) -> float:
         """When the held events must leave."""
-        settings = self._settings
-        tokens = [logged.event for logged in self._held if isinstance(logged.event, Token)]
-        is_full = sum(len(token.token_ids) or 1 for token in tokens) >= settings.coalesce_tokens
-        if is_full or len(tokens) < len(self._held):
+        if self._num_tokens_wanted <= 0 or not all(isinstance(logged.event, Token) for logged in self._held):
             return 0.0
-        return self._token_at + settings.coalesce_seconds
+        return self._token_at + self._settings.coalesce_seconds
+
+    @property
+    def _num_tokens_wanted(self) -> int:
+        """How many tokens may join those that are held."""
+        tokens = (logged.event for logged in self._held if isinstance(logged.event, Token))
+        return self._settings.coalesce_tokens - sum(len(token.token_ids) or 1 for token in tokens)
 
     async def _wait(self, until: float | None) -> None:
+        """Wait for an event; while tokens are held, until others may fill the frame."""
+        num_more = self._num_tokens_wanted - 1 if self._held else 0
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(None if until is None else until - time.monotonic()):
-                await self._log.wait(self._stream.log_id, self._read_seq)
+                await self._log.wait(self._stream.log_id, self._read_seq + num_more)
 
     def _flush(self) -> list[LoggedEvent]:
         held, self._held = self._held, []
