@@ -74,7 +74,7 @@ class Relay:
         """Take a message of either side."""
         with contextlib.suppress(ValueError, RecursionError):  # not our messages
             message = json.loads(text)
-            if isinstance(message, dict) and ("event_id" in message or message.get("type") == "resume"):
+            if isinstance(message, dict) and message.get("type") in ("event", "resume"):
                 self._messages.append(message)
                 self._watch.note(self)
 

@@ -72,6 +72,7 @@ async def down(server: Server) -> int:
     return await asyncio.to_thread(server.process.wait, DEADLINE_SECONDS)
 
 
+@pytest.mark.cut_streams("tokens and text have no farewell")
 async def test_readers_of_a_worker_that_goes_down(folder: Path, staying: Server) -> None:
     """Each ends properly and truthfully in its dialect; native and tokens go on at the other worker without a gap."""
     with daphne("project.asgi:application", env=environment(folder, **SETTINGS)) as leaving:

@@ -21,6 +21,9 @@ source.addEventListener("token", (event) => {
   const token = JSON.parse(event.data);
   if (token.choice === 0) text.append(token.text);
 });
+source.addEventListener("snapshot", (event) => {
+  text.textContent = JSON.parse(event.data).text; // in place of all that came before it
+});
 source.addEventListener("done", (event) => end(`Ended: ${JSON.parse(event.data).finish_reason}.`));
 source.addEventListener("error", (event) => {
   if (event.data !== undefined) end(`Ended: ${JSON.parse(event.data).message}`);
