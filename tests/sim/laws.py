@@ -57,6 +57,11 @@ class Laws:
         """Those that ran when the step began, and still do, in the same blocks."""
         return [s for s, before in self._ran if s.state is State.RUNNING and s.num_preemptions == before]
 
+    @property
+    def budget_of_plan(self) -> int:
+        """Tokens that this step's plan could have: a lowered budget recovers after it, and falls before it."""
+        return min(self._budget_before, self.sim.core.scheduler.token_budget)
+
     def decodes(self) -> list[Sequence]:
         """Those of them that could decode."""
         return [sequence for sequence in self.stayed() if sequence.seq_id in self._could_decode]
@@ -79,6 +84,7 @@ class Laws:
         """Remember how things stand."""
         sim, scheduler = self.sim, self.sim.core.scheduler
         self.started_at = sim.clock()
+        self._budget_before = scheduler.token_budget
         self.debts.before_step()
         self.num_plans = len(self.plans)
         self.had_messages = bool(sim.core._inbox)
@@ -273,7 +279,7 @@ class Laws:
     def _check_prefills(self, plan: StepPlan) -> None:
         """If anybody has more than a token to compute, somebody's prompt is gone on with, as long as budget is left."""
         longest = max((self.flights.num_unplanned(s) for s in self.sim.core.scheduler.running), default=0)
-        is_spent = plan.num_tokens >= self.sim.core.scheduler.token_budget
+        is_spent = plan.num_tokens >= self.budget_of_plan
         decodes = {sequence.seq_id for sequence in self.decodes()}
         has_prefill = any(chunk.seq_id not in decodes for chunk in plan.chunks)
         assert longest < 2 or is_spent or has_prefill, "10: prefill stands still"

@@ -55,7 +55,7 @@ class ReaderLaws:
             return
         if len(plan.chunks) != plan.num_tokens or plan.num_tokens > decodes:
             return
-        if plan.num_tokens + shape.block_size > scheduler.token_budget or self.sim.laws.has_preempted:
+        if plan.num_tokens + shape.block_size > self.sim.laws.budget_of_plan or self.sim.laws.has_preempted:
             return
         ahead = [s for s in scheduler.running if self._may_park(s)]
         others = [s for s in scheduler.running if s not in ahead]
