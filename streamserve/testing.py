@@ -23,7 +23,7 @@ from typing import Any
 
 SETTINGS: Mapping[str, Any] = {"TESTING": True}
 
-START_SECONDS = 30.0
+START_SECONDS = 120.0
 END_SECONDS = 10.0
 _LISTENING = re.compile(r"Listening on TCP address 127\.0\.0\.1:(\d+)")
 

@@ -17,6 +17,7 @@ from streamserve.streams.directory import Streams
 from streamserve.streams.follow import Follow, collect, follow
 from streamserve.streams.log import MemoryLog
 from streamserve.streams.stream import Stream
+from tests.proofs.pairs import PATIENT
 from tests.streams.fakes import Gate, ParkingClient, ask, started_echo, until
 
 LEAD_TOKENS = 16
@@ -97,7 +98,8 @@ async def test_who_reads_is_not_kept_waiting_by_who_does_not() -> None:
     num_steps = {}
     for lead_tokens in (LEAD_TOKENS, 10**6):
         gate = Gate()
-        async with echo_with(gate, lead_tokens=lead_tokens, max_num_seqs=1, min_ahead_seconds=3600.0) as (_, streams):
+        config = {"max_num_seqs": 1, "min_ahead_seconds": 3600.0, "classes": PATIENT}
+        async with echo_with(gate, lead_tokens=lead_tokens, **config) as (_, streams):
             stream = await begin(streams, slow)
             async with aclosing(follow(streams, stream)) as reading:
                 await anext(reading)
