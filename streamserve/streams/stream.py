@@ -291,7 +291,7 @@ class Stream(FollowedStream):
         if refused.code == "engine_died" or seconds > self._settings.resume_window_seconds:
             self._end_with(Error(code=refused.code, message=refused.message, retryable=True))
         else:
-            await self._tell_waiting(refused.message)
+            await self._tell_waiting(MESSAGES["paused"] if refused.code == "engine_paused" else refused.message)
 
     async def _tell_waiting(self, message: str) -> None:
         if not self.parking.has_told:
