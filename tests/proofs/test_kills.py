@@ -25,7 +25,11 @@ from tests.clients.engine_processes import ready, spec_in, until
 from tests.proofs.killing import STEADY, Readers, kill_under_readers, signals_of
 from tests.proofs.scale import IS_SOAK, scaled
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600 if IS_SOAK else 400)]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(3600 if IS_SOAK else 400),
+    pytest.mark.sampled("the demo model at temperature 1, by a new seed each time"),
+]
 
 NUM_REQUESTS = 24 if IS_SOAK else 8
 # Tokens shown between two kills, at most.
