@@ -17,7 +17,6 @@ from channels.db import database_sync_to_async
 from streamserve.auth import Principal
 from streamserve.dialects.native import NativeEncoder
 from streamserve.models import Watch
-from streamserve.protocol.events import LoggedEvent
 from streamserve.streams.delivery import Delivery
 from streamserve.streams.directory import Streams
 from streamserve.streams.position import nothing
@@ -31,14 +30,13 @@ class WatchDelivery(Delivery):
 
     def __init__(self, streams: Streams, stream: Stream, after: int) -> None:
         self.closed = asyncio.Event()
-        self._counting = _CountingEncoder(stream.log_id, after)
         self._task: asyncio.Task[Any] | None = None
-        super().__init__(streams, stream, self._counting, after=after, watcher=True)
+        super().__init__(streams, stream, NativeEncoder(stream.log_id), after=after, watcher=True)
 
     @property
     def sent_seq(self) -> int:
         """The last event that the reader may have got."""
-        return self._counting.last_seq
+        return self._tail.given_seq
 
     async def run(self, send: Callable[[bytes], Awaitable[None]], num_untaken: Callable[[], int] = nothing) -> None:
         self._task = asyncio.current_task()
@@ -53,18 +51,6 @@ class WatchDelivery(Delivery):
         self.close()
         if self._task is not None:
             self._task.cancel()
-
-
-class _CountingEncoder(NativeEncoder):
-    """Knows how far it has come."""
-
-    def __init__(self, log_id: str, last_seq: int) -> None:
-        super().__init__(log_id)
-        self.last_seq = last_seq
-
-    def encode(self, logged: LoggedEvent) -> bytes:
-        self.last_seq = max(self.last_seq, logged.seq)
-        return super().encode(logged)
 
 
 class Watches:

@@ -14,8 +14,10 @@ from django.test import AsyncClient
 from django.test.utils import override_settings
 
 from streamserve import runtime
+from streamserve.clients.thread import ThreadClient
 from streamserve.models import ApiKey
 from streamserve.testing import DaphneServer
+from tests.streams.fakes import Gate, started_echo
 
 pytest_plugins = ["streamserve.pytest_fixtures", "tests.stream_watch"]
 
@@ -44,6 +46,21 @@ async def engine(transactional_db: Any) -> AsyncIterator[None]:
     await until_ready()
     yield
     await runtime.reset()
+
+
+@pytest.fixture
+def gate() -> Gate:
+    """Steps of the echo engine pass here."""
+    return Gate()
+
+
+@pytest.fixture
+async def echo(gate: Gate) -> AsyncIterator[ThreadClient]:
+    """The echo engine on a thread, ready, behind `gate`."""
+    client = await started_echo(gate)
+    yield client
+    gate.open()
+    await client.aclose()
 
 
 @pytest.fixture

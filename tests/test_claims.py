@@ -27,26 +27,13 @@ from streamserve.streams.settings import StreamSettings
 from streamserve.streams.stream import Stream
 from streamserve.usage import plain
 from tests.stream_checks import check_native, check_native_part, farewell_of, text_of
-from tests.streams.fakes import Gate, ask, started_echo, until
+from tests.streams.fakes import Gate, ask, until
 from tests.two_workers import Worker
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
 NUM_TOKENS = 12
 FINE = StreamSettings(coalesce_tokens=0)
-
-
-@pytest.fixture
-def gate() -> Gate:
-    return Gate()
-
-
-@pytest.fixture
-async def echo(gate: Gate) -> AsyncIterator[ThreadClient]:
-    client = await started_echo(gate)
-    yield client
-    gate.open()
-    await client.aclose()
 
 
 @pytest.fixture

@@ -18,25 +18,12 @@ from streamserve.streams.delivery import Delivery
 from streamserve.streams.settings import StreamSettings
 from streamserve.streams.stream import Stream
 from tests.stream_checks import check_native, check_native_part, check_openai, farewell_of, parse_sse, text_of
-from tests.streams.fakes import Gate, ask, started_echo, until
+from tests.streams.fakes import Gate, ask, until
 from tests.two_workers import Worker
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
 ASKED = ask(max_tokens=30, ignore_eos=True)
-
-
-@pytest.fixture
-def gate() -> Gate:
-    return Gate()
-
-
-@pytest.fixture
-async def echo(gate: Gate) -> AsyncIterator[ThreadClient]:
-    client = await started_echo(gate)
-    yield client
-    gate.open()
-    await client.aclose()
 
 
 @pytest.fixture

@@ -17,23 +17,10 @@ from streamserve.streams.delivery import Delivery
 from streamserve.streams.settings import StreamSettings
 from tests.fakes import DEADLINE_SECONDS
 from tests.stream_checks import check_native, text_of
-from tests.streams.fakes import Gate, ask, started_echo, until
+from tests.streams.fakes import Gate, ask, until
 from tests.two_workers import Worker
 
 pytestmark = pytest.mark.django_db(transaction=True)
-
-
-@pytest.fixture
-def gate() -> Gate:
-    return Gate()
-
-
-@pytest.fixture
-async def echo(gate: Gate) -> AsyncIterator[ThreadClient]:
-    client = await started_echo(gate)
-    yield client
-    gate.open()
-    await client.aclose()
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import pytest
 from streamserve.clients.thread import ThreadClient
 from streamserve.streams.directory import Streams
 from streamserve.streams.log import MemoryLog
-from tests.streams.fakes import Gate, ScriptedClient, started_echo
+from tests.streams.fakes import ScriptedClient
 
 
 @pytest.fixture
@@ -24,21 +24,6 @@ async def streams(scripted: ScriptedClient) -> AsyncIterator[Streams]:
     streams = Streams({"scripted": scripted}, MemoryLog())
     yield streams
     await streams.aclose()
-
-
-@pytest.fixture
-def gate() -> Gate:
-    """Steps of the echo engine pass here."""
-    return Gate()
-
-
-@pytest.fixture
-async def echo(gate: Gate) -> AsyncIterator[ThreadClient]:
-    """The echo engine, ready, behind `gate`."""
-    client = await started_echo(gate)
-    yield client
-    gate.open()
-    await client.aclose()
 
 
 @pytest.fixture
