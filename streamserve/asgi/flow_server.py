@@ -51,7 +51,12 @@ _NEEDED = (
         "allHeadersReceived allContentReceived requestDone registerProducer forceAbortClient persistent",
     ),
     ("twisted.web.http", "_GenericHTTPChannelProtocol", "dataReceived requestFactory factory"),
-    ("twisted.internet.abstract", "FileDescriptor", "writeSomeData bufferSize dataBuffer offset disconnecting"),
+    (
+        "twisted.internet.abstract",
+        "FileDescriptor",
+        "write writeSequence writeSomeData bufferSize dataBuffer offset disconnecting _writeDisconnecting",
+    ),
+    ("twisted.internet.tcp", "Port", "doRead"),
 )
 # What `Server.run` must mention: the factory that is replaced, and the hooks that it calls.
 _RUN_MENTIONS = {"http_factory", "HTTPFactory", "application_checker", "timeout_checker", "kill_all_applications"}

@@ -8,9 +8,9 @@ from streamserve.asgi import app
 from streamserve.asgi.stream_app import StreamApp
 from streamserve.clients.thread import ThreadClient
 from tests.asgi.app_calls import by_header
-from tests.streams.conftest import echo, echo_streams, gate, scripted, streams
+from tests.streams.conftest import echo_streams, scripted, streams
 
-__all__ = ["echo", "echo_streams", "gate", "scripted", "streams"]
+__all__ = ["echo_streams", "scripted", "streams"]
 
 
 @pytest.fixture
