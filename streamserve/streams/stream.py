@@ -101,6 +101,11 @@ class Stream(FollowedStream):
         return self.state != "finished" and not self.claim.is_elsewhere
 
     @property
+    def is_writing(self) -> bool:
+        """Whether the engine is at it for this process: then only a claim by force has others write the log."""
+        return self._generation is not None
+
+    @property
     def usage(self) -> Usage:
         """Token counts: the terminal event's, before that what the log holds."""
         return self.terminal.usage if isinstance(self.terminal, Done) else self.tally.usage

@@ -87,16 +87,22 @@ class Tail:
         has_waited = False
         await self._leap()
         while not self.is_over:
-            await self._read()
+            if has_waited or self._may_have_more:
+                await self._read()
             due_at = self._due_at() - _SOON_SECONDS if self._held else silent_at
             if due_at is not None and due_at <= time.monotonic():
                 if not has_waited:
                     await asyncio.sleep(0)
                 return [] if self._is_closed else self._flush()
-            if not self.is_over:
+            if not self.is_over and not self._stream.ended.is_set():  # its log was sealed while it was read, perhaps
                 has_waited = True
                 await self._wait(due_at)
         return []
+
+    @property
+    def _may_have_more(self) -> bool:
+        """Whether to read before waiting. What is written here is counted here: to ask its log for nothing is dear."""
+        return self._read_seq < self._stream.last_seq or not self._stream.is_writing
 
     async def _leap(self) -> None:
         """Hold a snapshot in place of all that the reader lacks, if that is too much."""
@@ -134,7 +140,9 @@ class Tail:
 
     def _due_at(self) -> float:
         """When the held events must leave."""
-        if self._num_tokens_wanted <= 0 or not all(isinstance(logged.event, Token) for logged in self._held):
+        if self._stream.ended.is_set() or self._num_tokens_wanted <= 0:
+            return 0.0
+        if not all(isinstance(logged.event, Token) for logged in self._held):
             return 0.0
         return self._token_at + self._settings.coalesce_seconds
 

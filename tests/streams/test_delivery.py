@@ -17,6 +17,7 @@ from streamserve.streams.follow import collect, follow
 from streamserve.streams.log import MemoryLog
 from streamserve.streams.settings import StreamSettings
 from streamserve.streams.stream import Stream
+from streamserve.streams.tail import BrokenStream
 from tests.stream_checks import check_native, check_native_part, parse_sse
 from tests.streams.fakes import ScriptedClient, StallingLog, ask, tok, until
 
@@ -193,6 +194,58 @@ async def test_plain_text_has_no_keepalive(scripted: ScriptedClient) -> None:
     await running
     assert wire.data == b"ab"
     assert stream.readers.last_transport == "text"
+    await streams.aclose()
+
+
+class SlowLog(StallingLog):
+    """A log whose reading takes as long as the test says, once it finds nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.num_in_vain = 0
+        self.may_say_nothing = asyncio.Event()
+        self.may_say_nothing.set()
+
+    async def read(self, log_id: str, after: int, limit: int = 512) -> list:
+        page = await super().read(log_id, after, limit)
+        if not page:
+            self.num_in_vain += 1
+            await self.may_say_nothing.wait()
+        return page
+
+
+async def test_a_stream_that_ends_while_its_log_is_read(scripted: ScriptedClient) -> None:
+    """Who is just being told that there is nothing yet is not woken by the end, and must not wait for it either."""
+    log = SlowLog()
+    streams = serving(scripted, log)
+    stream, wire = await start(streams), Wire()
+    running = asyncio.create_task(deliver(streams, stream).run(wire.send))
+    await until(lambda: len(wire.sent) == 2, "first bytes and meta are sent")
+    log.may_say_nothing.clear()
+    await log.seal(stream.log_id)  # wakes it too early, as a log may
+    await until(lambda: log.num_in_vain > 0, "it reads on")
+    log.is_broken = True
+    scripted.last.push(tok("a"))
+    await stream.ended.wait()
+    log.may_say_nothing.set()
+    with pytest.raises(BrokenStream):
+        await asyncio.wait_for(running, 10)
+    await streams.aclose()
+
+
+async def test_a_log_is_not_asked_for_nothing(scripted: ScriptedClient) -> None:
+    """Who has all that is committed here waits: to ask a file or Redis after every event would cost more than that."""
+    log = SlowLog()
+    streams = serving(scripted, log, coalesce_tokens=1)
+    stream, wire = await start(streams), Wire()
+    running = asyncio.create_task(deliver(streams, stream).run(wire.send))
+    for number in range(50):
+        scripted.last.push(tok(f" {number}"))
+        await until(lambda number=number: len(wire.sent) == 3 + number, "it is sent")
+    scripted.last.push(DONE)
+    await running
+    assert len(check_native(wire.data)) == 52
+    assert log.num_in_vain <= 2
     await streams.aclose()
 
 
