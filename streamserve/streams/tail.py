@@ -9,7 +9,6 @@ Who takes snapshots is given one when it is more than `snapshot_events` behind, 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import math
 import time
 from functools import partial
@@ -84,10 +83,10 @@ class Tail:
     async def next(self, silence_seconds: float | None = None) -> list[LoggedEvent]:
         """Return the next events, joined. [] after `silence_seconds` without any, or when none are to come."""
         silent_at = None if silence_seconds is None else time.monotonic() + silence_seconds
-        has_waited = False
+        has_waited = is_woken = False
         await self._leap()
         while not self.is_over:
-            if has_waited or self._may_have_more:
+            if is_woken or self._may_have_more:
                 await self._read()
             due_at = self._due_at() - _SOON_SECONDS if self._held else silent_at
             if due_at is not None and due_at <= time.monotonic():
@@ -95,13 +94,12 @@ class Tail:
                     await asyncio.sleep(0)
                 return [] if self._is_closed else self._flush()
             if not self.is_over and not self._stream.ended.is_set():  # its log was sealed while it was read, perhaps
-                has_waited = True
-                await self._wait(due_at)
+                is_woken, has_waited = await self._wait(due_at), True
         return []
 
     @property
     def _may_have_more(self) -> bool:
-        """Whether to read before waiting. What is written here is counted here: to ask its log for nothing is dear."""
+        """Whether to read unasked. What is written here is counted here: to ask its log for nothing is dear."""
         return self._read_seq < self._stream.last_seq or not self._stream.is_writing
 
     async def _leap(self) -> None:
@@ -152,12 +150,15 @@ class Tail:
         tokens = (logged.event for logged in self._held if isinstance(logged.event, Token))
         return self._settings.coalesce_tokens - sum(len(token.token_ids) or 1 for token in tokens)
 
-    async def _wait(self, until: float | None) -> None:
-        """Wait for an event; while tokens are held, until others may fill the frame."""
+    async def _wait(self, until: float | None) -> bool:
+        """Wait for an event, while tokens are held until others may fill the frame; return False if time is up."""
         num_more = self._num_tokens_wanted - 1 if self._held else 0
-        with contextlib.suppress(TimeoutError):
+        try:
             async with asyncio.timeout(None if until is None else until - time.monotonic()):
                 await self._log.wait(self._stream.log_id, self._read_seq + num_more)
+        except TimeoutError:
+            return False
+        return True
 
     def _flush(self) -> list[LoggedEvent]:
         held, self._held = self._held, []
