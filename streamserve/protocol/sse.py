@@ -12,7 +12,7 @@ from typing import Any
 
 _EVENT = re.compile(r"[a-z_]{1,32}")
 _ID = re.compile(r"[0-9A-Za-z:_-]{1,64}")
-_LINE_BREAK = re.compile(r"[\r\n]")
+_JSON = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))  # `dumps` makes one a call
 
 # Line ends for `str.splitlines` and for JavaScript before 2019, though not for SSE: sloppy readers split at them.
 _EXOTIC_LINE_BREAKS = str.maketrans({"\x85": "\\u0085", "\u2028": "\\u2028", "\u2029": "\\u2029"})
@@ -20,26 +20,24 @@ _EXOTIC_LINE_BREAKS = str.maketrans({"\x85": "\\u0085", "\u2028": "\\u2028", "\u
 
 def one_line_json(value: Any) -> str:
     """Return `value` as compact JSON without any kind of line break, always encodable as UTF-8."""
-    text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    text = _JSON.encode(value)
+    if text.isascii():
+        return text
     try:
         text.encode()
     except UnicodeEncodeError:  # a lone surrogate; ASCII JSON can carry it
         return json.dumps(value, allow_nan=False, separators=(",", ":"))
-    return text if text.isascii() else text.translate(_EXOTIC_LINE_BREAKS)
+    return text.translate(_EXOTIC_LINE_BREAKS)
 
 
 def frame(data: str, *, event: str | None = None, id: str | None = None, retry_ms: int | None = None) -> bytes:
     """Return one event. `data` is one line: `one_line_json`, or a word such as `[DONE]`."""
-    if _LINE_BREAK.search(data):
+    if "\n" in data or "\r" in data:
         raise ValueError("SSE data must be one line")
-    lines = [f"data: {data}\n\n"]
-    if retry_ms is not None:
-        lines.insert(0, f"retry: {retry_ms:d}\n")
-    if id is not None:
-        lines.insert(0, f"id: {_matched(_ID, id)}\n")
-    if event is not None:
-        lines.insert(0, f"event: {_matched(_EVENT, event)}\n")
-    return "".join(lines).encode()
+    event_line = "" if event is None else f"event: {_matched(_EVENT, event)}\n"
+    id_line = "" if id is None else f"id: {_matched(_ID, id)}\n"
+    retry_line = "" if retry_ms is None else f"retry: {retry_ms:d}\n"
+    return f"{event_line}{id_line}{retry_line}data: {data}\n\n".encode()
 
 
 def comment(text: str) -> bytes:
@@ -48,7 +46,7 @@ def comment(text: str) -> bytes:
     One line and no blank one after it: some decoders (openai 3.52, httpx-sse 0.4.3) dispatch at every blank line once
     they have seen an `id:`, and the openai client then fails to parse the data of an event that has none.
     """
-    if _LINE_BREAK.search(text):
+    if "\n" in text or "\r" in text:
         raise ValueError("an SSE comment must be one line")
     return f": {text}\n".encode()
 

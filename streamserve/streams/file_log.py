@@ -57,7 +57,8 @@ class FileLog:
         self._reading: list[FileStore] = []  # all of those
         self._recent = RecentEvents()
         self.waiters = Waiters()
-        self._unseen: set[str] = set()  # waited for since the poller last looked
+        self._unseen: set[str] = set()  # waited for, and not looked at by the poller yet
+        self._written: set[str] = set()  # here, since the poller last looked: it need not look at these now
         self._poller: asyncio.Task[None] | None = None
         self._syncer: asyncio.Task[None] | None = None
         self._is_dirty = False  # committed, and perhaps not on the disk yet
@@ -71,6 +72,8 @@ class FileLog:
         def note(last_seq: int) -> None:
             if events:
                 self._recent.add(log_id, last_seq, events, [len(one) for one in frames])
+            if log_id in self.waiters:
+                self._written.add(log_id)
             self.waiters.wake(log_id, last_seq)
             self._sync_soon()
 
@@ -139,9 +142,13 @@ class FileLog:
 
     async def _poll(self) -> None:
         """Notice what other processes have committed, for all who wait; ends when nobody does."""
-        while awaited := self.waiters.awaited():
+        while self.waiters.awaited():
             await asyncio.sleep(_POLL_SECONDS)
-            awaited, is_new, self._unseen = self.waiters.awaited(), bool(self._unseen), set()
+            waiting, written, self._written = set(self.waiters.awaited()), self._written, set()
+            awaited = list(waiting - written)
+            is_new, self._unseen = not self._unseen.isdisjoint(awaited), waiting & written
+            if not awaited:
+                continue
             try:
                 last_seqs = await self._ask(functools.partial(_find_news, awaited, is_new))
             except LogUnavailable:

@@ -306,7 +306,7 @@ class Stream(FollowedStream):
     async def _append(self, events: Sequence[Event]) -> None:
         """Commit `events` up to the first terminal one, and news of the log; what is not committed does not count."""
         batch = self._log_news() + [self._settled(event) for event in self.tally.fresh(events)]
-        if batch:
+        while batch:
             self._is_committing_end = is_terminal(batch[-1])
             try:
                 last_seq = await self._log.append(self.log_id, self.claim.fence, batch)
@@ -314,7 +314,7 @@ class Stream(FollowedStream):
                 self._is_committing_end = False
             for seq, event in enumerate(batch, last_seq - len(batch) + 1):
                 self._note(event, seq)
-            await self._append([])  # the log may be away since
+            batch = self._log_news()  # it may be away since
 
     async def _fail(self, error: Error) -> None:
         """Commit `error` if the stream has no end yet. A log that cannot take even that leaves it without one."""

@@ -20,6 +20,7 @@ from streamserve.streams.directory import Streams
 from streamserve.streams.log import EventLog, Forked
 from streamserve.streams.snapshot import take_snapshot
 from streamserve.streams.stream import Reader, Stream
+from streamserve.streams.timers import Patience
 
 # What is due so soon is due: to be woken again costs more than it joins.
 _SOON_SECONDS = 0.01
@@ -63,7 +64,10 @@ class Tail:
         self._log, self._settings = streams.log, streams.settings
         self._stream, self._reader = stream, reader
         self._takes_snapshots = snapshots and self._settings.snapshot_events > 0
+        self._patience = Patience()
         self._held: list[LoggedEvent] = []
+        self._num_tokens = 0  # of those that are held
+        self._holds_more = False  # than tokens
         self._token_at = -math.inf  # when the last token left: the first one never waits
         self._is_closed = False
 
@@ -76,20 +80,21 @@ class Tail:
         """Detach the reader, or say that it never came. Synchronous: the engine is told before this returns."""
         if not self._is_closed:
             self._is_closed = self.is_over = True
+            self._patience.close()
             self._stream.detach(self._reader)
             if not self._reader.is_watcher:
                 self._stream.release()
 
     async def next(self, silence_seconds: float | None = None) -> list[LoggedEvent]:
         """Return the next events, joined. [] after `silence_seconds` without any, or when none are to come."""
-        silent_at = None if silence_seconds is None else time.monotonic() + silence_seconds
+        silent_at = math.inf if silence_seconds is None else time.monotonic() + silence_seconds
         has_waited = is_woken = False
         await self._leap()
         while not self.is_over:
             if is_woken or self._may_have_more:
                 await self._read()
             due_at = self._due_at() - _SOON_SECONDS if self._held else silent_at
-            if due_at is not None and due_at <= time.monotonic():
+            if due_at <= time.monotonic():
                 if not has_waited:
                     await asyncio.sleep(0)
                 return [] if self._is_closed else self._flush()
@@ -110,7 +115,7 @@ class Tail:
         read = partial(read_page, self._log, self._stream)
         leap = await take_snapshot(read, self.given_seq, until)
         if leap:
-            self._held, self._read_seq = leap, until
+            self._hold(leap, until)
         else:
             self._takes_snapshots = False
 
@@ -125,8 +130,7 @@ class Tail:
         has_ended = self._stream.ended.is_set()  # asked before reading: what came in between is not missed
         page = await read_page(self._log, self._stream, self._read_seq)
         if page:
-            self._read_seq = page[-1].seq
-            self._held += page
+            self._hold(page, page[-1].seq)
         elif has_ended and not self._held:
             self._end()
 
@@ -136,37 +140,35 @@ class Tail:
         self.is_over = True
         self.is_let_go = self._stream.has_left
 
+    def _hold(self, events: list[LoggedEvent], until: int) -> None:
+        self._held += events
+        self._read_seq = until
+        for logged in events:
+            if isinstance(logged.event, Token):
+                self._num_tokens += len(logged.event.token_ids) or 1
+            else:
+                self._holds_more = True
+
     def _due_at(self) -> float:
         """When the held events must leave."""
-        if self._stream.ended.is_set() or self._num_tokens_wanted <= 0:
-            return 0.0
-        if not all(isinstance(logged.event, Token) for logged in self._held):
+        if self._holds_more or self._num_tokens >= self._settings.coalesce_tokens or self._stream.ended.is_set():
             return 0.0
         return self._token_at + self._settings.coalesce_seconds
 
-    @property
-    def _num_tokens_wanted(self) -> int:
-        """How many tokens may join those that are held."""
-        tokens = (logged.event for logged in self._held if isinstance(logged.event, Token))
-        return self._settings.coalesce_tokens - sum(len(token.token_ids) or 1 for token in tokens)
-
-    async def _wait(self, until: float | None) -> bool:
+    async def _wait(self, until: float) -> bool:
         """Wait for an event, while tokens are held until others may fill the frame; return False if time is up."""
-        num_more = self._num_tokens_wanted - 1 if self._held else 0
-        try:
-            async with asyncio.timeout(None if until is None else until - time.monotonic()):
-                await self._log.wait(self._stream.log_id, self._read_seq + num_more)
-        except TimeoutError:
-            return False
-        return True
+        num_more = self._settings.coalesce_tokens - self._num_tokens - 1 if self._held else 0
+        return await self._patience.wait(self._log.wait(self._stream.log_id, self._read_seq + num_more), until)
 
     def _flush(self) -> list[LoggedEvent]:
         held, self._held = self._held, []
         if not held:
             return []
-        self.given_seq = held[-1].seq
-        if any(isinstance(logged.event, Token) for logged in held):
+        if self._num_tokens:
             self._token_at = time.monotonic()
+        self._num_tokens, self._holds_more = 0, False
+        self.given_seq = held[-1].seq
         self.is_over = is_terminal(held[-1].event)
         most = self._settings.coalesce_tokens
-        return coalesce(held, max_tokens=most) if most > 1 and self._settings.coalesce_seconds > 0 else held
+        is_joined = len(held) > 1 and most > 1 and self._settings.coalesce_seconds > 0
+        return coalesce(held, max_tokens=most) if is_joined else held

@@ -1,9 +1,10 @@
-"""`Timers`: the few named times one stream waits for. Event loop only; actions are synchronous."""
+"""`Timers`: the few named times one stream waits for; `Patience`: a limit to each of many waits. Event loop only."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import math
+from collections.abc import Awaitable, Callable
 from contextvars import Context
 
 
@@ -38,3 +39,63 @@ class Timers:
     def disarm_all(self) -> None:
         """Forget every timer."""
         self.disarm(*list(self._handles))
+
+
+class Patience:
+    """`asyncio.timeout` for a task that waits again and again and is rarely out of time: one timer for many waits.
+
+    A timer that fires too early for the wait of now is set anew. Used by one task at a time. `close` ends the timer, or
+    has the wait of now be the last.
+    """
+
+    def __init__(self) -> None:
+        self._timer: asyncio.TimerHandle | None = None
+        self._until = math.inf  # of the wait of now
+        self._task: asyncio.Task[object] | None = None  # who waits
+        self._is_over = self._is_closed = False
+
+    async def wait(self, awaitable: Awaitable[None], until: float) -> bool:
+        """Await; return False if the time (as `loop.time()`, which is `time.monotonic()`) came first."""
+        task = asyncio.current_task()
+        assert task is not None
+        num_cancelled = task.cancelling()
+        self._task, self._until, self._is_over = task, until, False
+        if self._timer is None or self._timer.when() > until:
+            self._set()
+        try:
+            await awaitable
+        except asyncio.CancelledError:
+            if self._is_over and task.uncancel() <= num_cancelled:
+                return False
+            raise
+        finally:
+            self._task = None
+            if self._is_closed:
+                self._unset()
+        return True
+
+    def close(self) -> None:
+        """Keep no timer any longer."""
+        self._is_closed = True
+        if self._task is None:
+            self._unset()
+
+    def _unset(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _set(self) -> None:
+        self._unset()
+        if self._until < math.inf:
+            self._timer = asyncio.get_running_loop().call_at(self._until, self._ring, context=Context())
+
+    def _ring(self) -> None:
+        due_at, self._timer = self._until, None
+        if self._task is None:
+            return
+        if due_at <= asyncio.get_running_loop().time():
+            self._is_over = True
+            self._task.cancel()
+        else:
+            self._set()
