@@ -172,7 +172,8 @@ class Stream(FollowedStream):
 
     async def open(self) -> None:
         """Commit `meta`, the first event, and begin to wait for a reader. `run` must follow."""
-        await self._append([_meta(self)])
+        meta = Meta(model=self.model, stream_id=self.id, created=self.created, prompt_tokens=self.usage.prompt_tokens)
+        await self._append([meta])
         self._timers.arm("first_reader", self._settings.first_reader_seconds, self.release)
         self._arm_timeout()
 
@@ -393,9 +394,3 @@ def _fix(request: GenerateRequest, generation: Generation) -> GenerateRequest:
     unset = tuple(name for name in ("seed", "max_tokens") if getattr(request.sampling, name) is None)
     sampling = replace(request.sampling, seed=accepted.seed, max_tokens=accepted.max_tokens)
     return replace(request, sampling=sampling, unset=request.unset + unset)
-
-
-def _meta(stream: Stream) -> Meta:
-    return Meta(
-        model=stream.model, stream_id=stream.id, created=stream.created, prompt_tokens=stream.usage.prompt_tokens
-    )
