@@ -44,6 +44,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600 if IS_SOAK else 400)]
 # Forced preemption reaches into a core; in another process it takes too little memory.
 PREEMPTION = replace(LITTLE_MEMORY, name="preemption", has_bitten=lambda stats: stats.preemptions > 0)
 FEATURES = (PARK, PREEMPTION, CACHE, CHUNKS[1], CHOICES)
+# Whether little memory does something depends on which answers run together: on a busy machine, perhaps none.
+MOST_TRIES = 5
 # Greedy and seeded requests, and what is answered to them when nothing is done.
 Asked = tuple[list[GenerateRequest], list[Answer]]
 
@@ -151,5 +153,8 @@ async def test_pairs_on_the_demo_model(folder: Path) -> None:
         plain = await plain_answers(client.generate, requests)
     end_engine(spec_of())
     for feature in FEATURES:
-        await prove(spec_of(feature), feature, (requests, plain), rng, counts)
+        for _ in range(MOST_TRIES):
+            await prove(spec_of(feature), feature, (requests, plain), rng, counts)
+            if counts[feature.name]:
+                break
     say("fp32 demo model", 1, counts)
