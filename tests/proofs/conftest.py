@@ -25,4 +25,5 @@ def users(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
 def site(request: pytest.FixtureRequest, users: tuple[Path, list[str]]) -> Iterator[Site]:
     """tests/proofs/users_site.py under daphne with FlowServer, and under uvicorn."""
     with serving(request.param, *users) as site:
+        site.control()  # begins all threads
         yield site

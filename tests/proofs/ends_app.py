@@ -1,6 +1,6 @@
 """The demo site, and beside it GET /held: what this process holds: streams, readers, tasks, descriptors, threads.
 
-A thread pool that has not all its threads yet has them once that is asked, so that figures can be compared.
+Thread pools that have not all their threads yet have them once that is asked, so that figures can be compared.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from project.asgi import application
 from streamserve import runtime
 from streamserve.asgi.types import Receive, Scope, Send
 from tests.proofs.gated_engine import held_by
+from tests.proofs.log_threads import begun
 
 _POOL_THREADS = 64  # more than asyncio's own pool ever has
 
@@ -33,6 +34,7 @@ async def app(scope: Scope, receive: Receive, send: Send) -> None:
 async def _held() -> dict[str, Any]:
     if runtime._runtime is None:
         await asyncio.gather(*(asyncio.to_thread(time.sleep, 0.01) for _ in range(_POOL_THREADS)))
+    await begun()
     streams = runtime.get_streams().all()
     links = [client._link for client in runtime.get_clients().values() if getattr(client, "_link", None)]
     tasks = (task.get_name().split(" ")[0].rstrip("0123456789") for task in asyncio.all_tasks())

@@ -31,6 +31,7 @@ from streamserve.engine.echo import EchoTokenizer
 from streamserve.engine.plan import Sampled, StepPlan, StepResult
 from streamserve.engine.progress import Progress
 from tests.fakes import WrappedRunner
+from tests.proofs.log_threads import begun
 from tests.streams.fakes import Gate
 
 BAD_PROMPT = "FAIL"
@@ -110,6 +111,7 @@ async def application(scope: Scope, receive: Receive, send: Send) -> None:
     elif scope["query_string"] == b"hold=0":
         _GATE.open()
         _running.set()
+    await begun()
     body = json.dumps(_state()).encode()
     headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
     await send({"type": "http.response.start", "status": 200, "headers": headers})
