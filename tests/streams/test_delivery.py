@@ -239,6 +239,7 @@ async def test_a_log_is_not_asked_for_nothing(scripted: ScriptedClient) -> None:
     streams = serving(scripted, log, coalesce_tokens=1)
     stream, wire = await start(streams), Wire()
     running = asyncio.create_task(deliver(streams, stream).run(wire.send))
+    await until(lambda: len(wire.sent) == 2, "first bytes and meta are sent")
     for number in range(50):
         scripted.last.push(tok(f" {number}"))
         await until(lambda number=number: len(wire.sent) == 3 + number, "it is sent")
