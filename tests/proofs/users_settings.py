@@ -6,4 +6,5 @@ from project.settings import *  # noqa: F403
 from project.settings import STREAMSERVE as DEMO
 
 ROOT_URLCONF = "tests.proofs.users_site"
-STREAMSERVE = {**DEMO, "CLIENT": "thread", "LIMITS": {"MAX_STREAMS_PER_PRINCIPAL": 100}}
+FLOW = {**DEMO["FLOW"], "STALL_SECONDS": 600}  # nobody is cut off who reads nothing
+STREAMSERVE = {**DEMO, "CLIENT": "thread", "LIMITS": {"MAX_STREAMS_PER_PRINCIPAL": 100}, "FLOW": FLOW}

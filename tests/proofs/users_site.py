@@ -10,6 +10,7 @@ after three tokens, one whose bytes raise. Besides the site's own routes there a
 from __future__ import annotations
 
 import asyncio
+import functools
 import gc
 import json
 from collections.abc import AsyncIterator
@@ -36,7 +37,7 @@ from tests.streams.fakes import Gate
 
 BAD_PROMPT = "FAIL"
 _BAD_TOKEN = 0  # the echo engine never says it
-_GATE = Gate()
+_GATE = Gate(keeps_plans=False)
 _running = asyncio.Event()
 
 
@@ -102,6 +103,7 @@ urlpatterns = [path("plain", plain), path("", include("project.urls"))]
 
 async def application(scope: Scope, receive: Receive, send: Send) -> None:
     """The site, and /control beside it, which needs no thread of Django's."""
+    _server()
     if scope["type"] != "http" or scope["path"] != "/control":
         await site(scope, receive, send)
         return
@@ -123,14 +125,19 @@ def _state() -> dict[str, int]:
     stats = client.stats()
     return {
         "connections": len(_server().connections),
-        "deliveries": sum(task.get_name().startswith("delivery") for task in asyncio.all_tasks()),
+        "deliveries": sum(task.get_name() == "delivery" for task in asyncio.all_tasks()),
         "running": stats.running + stats.waiting,
         "blocks_used": stats.blocks_used,
     }
 
 
+@functools.cache
 def _server() -> Any:
-    """What knows the open connections: daphne's server, uvicorn's state."""
+    """What knows the open connections: daphne's server, uvicorn's state.
+
+    Looked for once, before the engine runs: a tuple that another thread is just making would be in two hands then, and
+    Python ends the making with a SystemError (python/cpython#59313).
+    """
     kinds = {("streamserve.asgi.flow_daphne", "FlowServer"), ("uvicorn.server", "ServerState")}
     for one in gc.get_objects():
         kind = type(one)

@@ -199,17 +199,19 @@ class StallingLog(MemoryLog):
 
 
 class Gate:
-    """Holds the engine before a step runs, on its own thread, and keeps the plans. Open until `close`d."""
+    """Holds the engine before a step runs, on its own thread, and keeps the plans, unless told not to. Open at first."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, keeps_plans: bool = True) -> None:
         self.plans: list[StepPlan] = []
+        self._keeps_plans = keeps_plans
         self._condition = threading.Condition()
         self._allowed: int | None = None
         self._is_holding = False
 
     def __call__(self, plan: StepPlan) -> None:
         with self._condition:
-            self.plans.append(plan)
+            if self._keeps_plans:
+                self.plans.append(plan)
             self._is_holding = True
             self._condition.wait_for(lambda: self._allowed is None or self._allowed > 0, timeout=_DEADLINE_SECONDS)
             self._is_holding = False
