@@ -1,6 +1,6 @@
 """The way from an event to a client, beside others' ways, in turns in one run: what a token costs the server.
 
-    python -m benchmarks.transport [--streams 1 50 200] [--rounds 5] [--quick]
+    python -m benchmarks.transport [--streams 1 50 200] [--rounds 5] [--quick] [--never-readers]
 
 Every server says the same words from the same source (transport_apps.py); an event is one token. CPU is that of the
 server's process, all threads. "At a pace": a step every 50 ms gives each stream a token, as an engine does. "At once":
@@ -32,6 +32,10 @@ PACE_SECONDS = 0.05
 GOAL = 0.7
 NUM_IDLE = 200
 NUM_NEVER = 50
+# 20 MB in few events: the kernel takes some megabytes of each answer first, which costs a server CPU by the event.
+_NEVER_QUERY = "n=20000&pace=0&size=1000&abort=1"
+_OTHERS = (20, 200)  # streams, events of each
+_REST = 0.01  # CPU seconds in half a second
 ROOT = Path(__file__).resolve().parents[1]
 _APPS = "benchmarks.transport_apps"
 _COMMANDS = {
@@ -153,7 +157,7 @@ def main() -> None:
     options.add_argument("--rounds", type=int, default=5)
     options.add_argument("--steps", type=int, default=60, help="tokens of an answer at a pace")
     options.add_argument("--tokens", type=int, default=20_000, help="in all, at once")
-    options.add_argument("--never-readers", action="store_true", help="others beside 50 who never read 20 MB; slow")
+    options.add_argument("--never-readers", action="store_true", help="only others beside 50 who never read 20 MB")
     options.add_argument("--quick", action="store_true", help="one short round: whether it works")
     chosen = options.parse_args()
     if chosen.quick:
@@ -163,6 +167,9 @@ def main() -> None:
         everybody = contenders()
         for one in everybody:
             stack.enter_context(running(one, folder))
+        if chosen.never_readers:
+            report_never(everybody, chosen.rounds)
+            return
         for one in everybody:  # before anything else: what was freed later serves idle streams for nothing
             progress(f"idle: {one.name}")
             one.idle = asyncio.run(idle(one))
@@ -177,7 +184,7 @@ def main() -> None:
                         one.speed.setdefault((num_streams, pace), []).append(1 / wall)
         for num_streams in chosen.streams:
             report(everybody, num_streams)
-        report_others(everybody, chosen.rounds, chosen.never_readers)
+        report_others(everybody, chosen.rounds)
 
 
 def report(everybody: list[Contender], num_streams: int) -> None:
@@ -200,21 +207,26 @@ def ratio(one: Contender, base: Contender | None, what: tuple[int, float]) -> st
     return f"{median(ours / theirs for ours, theirs in zip(one.cpu[what], base.cpu[what], strict=True)):.2f}"
 
 
-def report_others(everybody: list[Contender], rounds: int, with_never_readers: bool) -> None:
+def report_others(everybody: list[Contender], rounds: int) -> None:
     """Print what an idle stream holds, and how soon a client's leaving is known, resuming answered."""
-    print(f"\n{'an idle stream':34}{'kB':>8}{'threads':>9}{'left ms':>10}{'resume ms':>11}{'beside never-readers':>22}")
+    print(f"\n{'an idle stream':34}{'kB':>8}{'threads':>9}{'left ms':>10}{'resume ms':>11}")
     for one in everybody:
         progress(f"left, resumed: {one.name}")
         left = median(asyncio.run(leave(one)) for _ in range(4 * rounds))
         resumed = median(asyncio.run(resume(one)) for _ in range(4 * rounds)) if is_resumable(one) else None
-        # Stock daphne would take all of it into memory.
-        is_asked = with_never_readers and one.kind != "daphne" and not one.is_websocket
-        beside = median(asyncio.run(share(one)) for _ in range(rounds)) if is_asked else None
-        texts = ["-" if value is None else form(value) for value, form in ((resumed, _ms), (beside, "{:.2f}".format))]
-        print(
-            f"  {one.name:32}{one.idle[0]:8.1f}{one.idle[1]:9.2f}{_ms(left):>10}{texts[0]:>11}{texts[1]:>22}",
-            flush=True,
-        )
+        text = "-" if resumed is None else _ms(resumed)
+        print(f"  {one.name:32}{one.idle[0]:8.1f}{one.idle[1]:9.2f}{_ms(left):>10}{text:>11}", flush=True)
+
+
+def report_never(everybody: list[Contender], rounds: int) -> None:
+    """Print what a client who never reads costs, and what others get beside 50 of them."""
+    print(f"\n{f'{NUM_NEVER} who never read 20 MB':34}{'kB each':>9}{'at rest':>9}", end="")
+    print(f"{'others: tokens/s without, beside':>34}{'ratio':>7}")
+    for one in (one for one in everybody if not one.is_websocket):
+        progress(f"never read: {one.name}")
+        grown, rests, without, beside, ratio = share(one, rounds)
+        said = "yes" if rests else "no"
+        print(f"  {one.name:32}{grown:9.0f}{said:>9}{without:24.0f}{beside:10.0f}{ratio:7.2f}", flush=True)
 
 
 def _ms(seconds: float) -> str:
@@ -295,28 +307,38 @@ async def resume(one: Contender) -> float:
     return seconds
 
 
-async def share(one: Contender) -> float:
-    """Return others' tokens a second beside clients who never read 20 MB each, ÷ the same without them."""
-    _, without = await load(one, 20, 200, 0.0)
-    with contextlib.ExitStack() as stack:
-        for _ in range(NUM_NEVER):
-            client = stack.enter_context(socket.socket())
-            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-            client.connect(("127.0.0.1", one.port))
-            client.sendall(f"GET {one.path}?n=200000&pace=0&abort=1 HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
-        await _rest(one)
-        _, beside = await load(one, 20, 200, 0.0)
-    return without / beside
+def share(one: Contender, rounds: int) -> tuple[float, bool, float, float, float]:
+    """Measure others beside 50 who never read 20 MB, and without them, in turns.
+
+    Returns kB that each of those costs at first, whether the server came to rest, others' tokens a second without and
+    beside them (medians), and the median of the rounds' ratios.
+    """
+    grown, rests, without, beside = [], [], [], []
+    for _ in range(rounds):
+        without.append(1 / asyncio.run(load(one, *_OTHERS, 0.0))[1])
+        before = memory_of(one.pid)
+        with contextlib.ExitStack() as stack:
+            for _ in range(NUM_NEVER):
+                client = stack.enter_context(socket.socket())
+                client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+                client.connect(("127.0.0.1", one.port))
+                client.sendall(f"GET {one.path}?{_NEVER_QUERY} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+            rests.append(_rest(one))
+            grown.append((memory_of(one.pid) - before) / NUM_NEVER / 1024)
+            beside.append(1 / asyncio.run(load(one, *_OTHERS, 0.0))[1])
+        _rest(one)
+    ratios = [with_them / alone for with_them, alone in zip(beside, without, strict=True)]
+    return grown[0], all(rests), median(without), median(beside), median(ratios)
 
 
-async def _rest(one: Contender) -> None:
-    """Wait until the server computes next to nothing."""
+def _rest(one: Contender) -> bool:
+    """Wait until the server computes next to nothing, a minute at most; tell whether it does."""
     for _ in range(120):
         cpu = cpu_of(one.pid)
-        await asyncio.sleep(0.25)
-        if cpu_of(one.pid) - cpu < 0.01:
-            return
-    raise RuntimeError(f"{one.name} does not come to rest")
+        time.sleep(0.5)
+        if cpu_of(one.pid) - cpu < _REST:
+            return True
+    return False
 
 
 if __name__ == "__main__":

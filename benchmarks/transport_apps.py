@@ -1,8 +1,9 @@
 """What `benchmarks.transport` serves: the same events from the same source, by us, by Django itself, by sse-starlette.
 
 A source says a word at each step; a step comes every `pace` seconds for all streams at once, as an engine's does, or
-right away if `pace` is 0. The path is `/sse?n=…&pace=…`; ours has `/ws` and `/events?id=…&after=…` besides, and `/gone`
-tells when a client's leaving last reached a source. Nothing here computes anything but the transport.
+right away if `pace` is 0. The path is `/sse?n=…&pace=…&size=…` (`size`: the least characters of a word); ours has
+`/ws` and `/events?id=…&after=…` besides, and `/gone` tells when a client's leaving last reached a source. Nothing here
+computes anything but the transport.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import asyncio
 import json
 import os
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 from urllib.parse import parse_qsl
 
@@ -84,20 +85,20 @@ async def step(pace: float) -> None:
         await asyncio.sleep(0)
 
 
-def word(index: int) -> str:
-    """Return what is said at a step."""
-    return f" word{index % 100}"
+def word(index: int, size: int) -> str:
+    """Return what is said at a step, at least `size` characters."""
+    return f" word{index % 100}".ljust(size, ".")
 
 
 class Source:
-    """A generation of n words. `prompt` of its request is "n pace"."""
+    """A generation of n words. `prompt` of its request is "n pace size"."""
 
     parked = None
     num_cached_tokens = 0
 
     def __init__(self, request: GenerateRequest) -> None:
-        num, pace = (request.prompt or "").split()
-        self._num, self._pace, self._index = int(num), float(pace), 0
+        num, pace, size = (request.prompt or "").split()
+        self._num, self._pace, self._size, self._index = int(num), float(pace), int(size), 0
         self._is_over = False
         self._reader: int | None = 0
         self._moved = asyncio.Event()
@@ -118,7 +119,7 @@ class Source:
         if self._index > self._num:
             self._is_over = True
             return Done(finish_reason="stop")
-        return Token(text=word(self._index), token_ids=(self._index,))
+        return Token(text=word(self._index, self._size), token_ids=(self._index,))
 
     def ready(self) -> list[Event]:
         """Nothing is there before its step."""
@@ -151,7 +152,7 @@ STREAMS = Streams({"source": SourceClient()}, LOG, StreamSettings(retention_seco
 
 
 async def _start(query: dict[str, str]) -> Stream:
-    request = GenerateRequest(model="source", prompt=f"{query['n']} {query['pace']}")
+    request = GenerateRequest(model="source", prompt=f"{query['n']} {query['pace']} {query.get('size', 0)}")
     return await STREAMS.start(request, owner="u", tenant="t", on_disconnect="abort" if "abort" in query else "park")
 
 
@@ -172,21 +173,22 @@ async def events(request: HttpRequest) -> HttpResponseBase:
 
 async def plain(request: HttpRequest) -> HttpResponseBase:
     """A Django view that streams itself."""
-    frames = (_frame(one) async for one in words(int(request.GET["n"]), float(request.GET["pace"])))
+    frames = (_frame(one) async for one in words(request.GET.dict()))
     return StreamingHttpResponse(frames, content_type="text/event-stream")
 
 
 urlpatterns = [path("sse", ours), path("events", events), path("plain", plain)]
 
 
-async def words(num: int, pace: float) -> AsyncIterator[dict[str, Any]]:
+async def words(query: Mapping[str, str]) -> AsyncIterator[dict[str, Any]]:
     """Yield what `Source` says, as our native events are."""
+    num, pace, size = int(query["n"]), float(query["pace"]), int(query.get("size", 0))
     is_over = False
     try:
         for index in range(1, num + 1):
             if index > 1:
                 await step(pace)
-            data = {"text": word(index), "token_ids": [index], "index": 0, "choice": 0}
+            data = {"text": word(index, size), "token_ids": [index], "index": 0, "choice": 0}
             yield {"event": "token", "id": f"abcdefghijkl-{index}", "data": json.dumps(data)}
         is_over = True
         yield {"event": "done", "id": f"abcdefghijkl-{num + 1}", "data": '{"finish_reason": "stop"}'}
@@ -200,7 +202,7 @@ def _frame(one: dict[str, Any]) -> bytes:
 
 
 async def _starlette(request: Request) -> EventSourceResponse:
-    return EventSourceResponse(words(int(request.query_params["n"]), float(request.query_params["pace"])))
+    return EventSourceResponse(words(request.query_params))
 
 
 async def _websocket(scope: Scope, receive: Receive, send: Send) -> None:
