@@ -199,7 +199,7 @@ class StallingLog(MemoryLog):
 
 
 class Gate:
-    """Holds the engine before a step runs, on its own thread, and keeps the plans, unless told not to. Open at first."""
+    """Holds the engine before a step runs, on its own thread; keeps the plans, unless told not to. Open at first."""
 
     def __init__(self, *, keeps_plans: bool = True) -> None:
         self.plans: list[StepPlan] = []
