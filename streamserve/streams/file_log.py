@@ -66,18 +66,18 @@ class FileLog:
         self._is_closed = False
 
     async def append(self, log_id: str, fence: int, events: Sequence[Event]) -> int:
-        frames = [frame(encode_event(event)) for event in events]
-        body, is_end = b"".join(frames), bool(events) and is_terminal(events[-1])
+        bodies = [encode_event(event) for event in events]
+        body, is_end = b"".join(map(frame, bodies)), bool(events) and is_terminal(events[-1])
 
         def note(last_seq: int) -> None:
             if events:
-                self._recent.add(log_id, last_seq, events, [len(one) for one in frames])
+                self._recent.add(log_id, last_seq, bodies)
             if log_id in self.waiters:
                 self._written.add(log_id)
             self.waiters.wake(log_id, last_seq)
             self._sync_soon()
 
-        write = Append(log_id=log_id, fence=fence, body=body, num_events=len(frames), is_end=is_end)
+        write = Append(log_id=log_id, fence=fence, body=body, num_events=len(bodies), is_end=is_end)
         return await self._commit(write, note)
 
     async def read(self, log_id: str, after: int, limit: int = 512) -> list[LoggedEvent]:

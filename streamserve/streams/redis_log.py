@@ -116,7 +116,7 @@ class RedisLog:
         def note(last_seq: int) -> None:
             if events and last_seq > 0:
                 self._known[log_id] = last_seq
-                self._recent.add(log_id, last_seq, events, [len(body) for body in bodies])
+                self._recent.add(log_id, last_seq, bodies)
             self.waiters.wake(log_id, last_seq)
 
         known, now = self._known.get(log_id, 0), int(time.time())

@@ -24,7 +24,8 @@ from streamserve.streams.timers import Patience
 
 # What is due so soon is due: to be woken again costs more than it joins.
 _SOON_SECONDS = 0.01
-# Events read at once; also how many a replay may go through before other tasks get their turn.
+# Events read at once; also how many a replay may go through before other tasks get their turn. As many plain tokens, or
+# fewer events that name other candidates too: the page before says how large they are.
 _PAGE = 64
 
 
@@ -67,6 +68,7 @@ class Tail:
         self._patience = Patience()
         self._held: list[LoggedEvent] = []
         self._num_tokens = 0  # of those that are held
+        self._page = _PAGE
         self._holds_more = False  # than tokens
         self._token_at = -math.inf  # when the last token left: the first one never waits
         self._is_closed = False
@@ -128,8 +130,9 @@ class Tail:
     async def _read(self) -> None:
         """Hold one page more, or find out that there will be none."""
         has_ended = self._stream.ended.is_set()  # asked before reading: what came in between is not missed
-        page = await read_page(self._log, self._stream, self._read_seq)
+        page = await read_page(self._log, self._stream, self._read_seq, self._page)
         if page:
+            self._page = max(1, _PAGE * len(page) // sum(map(_weight, page)))
             self._hold(page, page[-1].seq)
         elif has_ended and not self._held:
             self._end()
@@ -172,3 +175,11 @@ class Tail:
         most = self._settings.coalesce_tokens
         is_joined = len(held) > 1 and most > 1 and self._settings.coalesce_seconds > 0
         return coalesce(held, max_tokens=most) if is_joined else held
+
+
+def _weight(logged: LoggedEvent) -> int:
+    """How many plain tokens an event is as large as."""
+    event = logged.event
+    if not isinstance(event, Token) or event.logprobs is None:
+        return 1
+    return 1 + sum(1 + len(position.top) for position in event.logprobs)

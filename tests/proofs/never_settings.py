@@ -3,4 +3,4 @@
 from project.settings import *  # noqa: F403
 from project.settings import STREAMSERVE as DEMO
 
-STREAMSERVE = {**DEMO, "FLOW": {**DEMO["FLOW"], "STALL_SECONDS": 600}}
+STREAMSERVE = {**DEMO, "FLOW": {**DEMO["FLOW"], "STALL_SECONDS": 600, "VANISH_SECONDS": 0}}
