@@ -11,8 +11,8 @@ class FlowOptions:
 
     connection_bytes: unsent bytes the server holds for one reader before the app's `send` waits.
     stall_seconds: a reader that takes nothing for so long, while there is something for it, is cut off.
-    vanish_seconds: a peer that answers no packet for so long is gone (Linux only, which cuts off who takes nothing for so
-        long as well); 0 leaves that to the system.
+    vanish_seconds: a peer that answers no packet for so long is gone (Linux only, which cuts off who takes
+        nothing for so long as well); 0 leaves that to the system.
     body_bytes: the largest request body; a larger one is answered 413 before it is stored.
     head_seconds: a request's head must be whole by then, and its body begun at 1 KiB/s; 0 waits for ever.
     drain_seconds: on SIGTERM, responses in flight may finish for so long.
