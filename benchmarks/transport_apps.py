@@ -121,7 +121,7 @@ class Source:
             return Done(finish_reason="stop")
         return Token(text=word(self._index, self._size), token_ids=(self._index,))
 
-    def ready(self) -> list[Event]:
+    def ready(self, most: int | None = None) -> list[Event]:
         """Nothing is there before its step."""
         return []
 

@@ -79,8 +79,8 @@ class Generation(Protocol):
 
     async def __anext__(self) -> Event: ...
 
-    def ready(self) -> list[Event]:
-        """Take the events that are there now, without waiting; [] says nothing of the end."""
+    def ready(self, most: int | None = None) -> list[Event]:
+        """Take the events that are there now, or the first `most`, without waiting; [] says nothing of the end."""
 
     def reader_at(self, num_tokens: Sequence[int] | None) -> None:
         """Say how many output tokens of each choice the furthest reader has received; None: do not wait for readers.

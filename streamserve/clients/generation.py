@@ -143,11 +143,11 @@ class LocalGeneration:
             await self._has_news.wait()
         return self._events.popleft()
 
-    def ready(self) -> list[Event]:
-        """Take the events that are there now, without waiting; [] says nothing of the end (`is_open` does)."""
-        events = list(self._events)
-        self._events.clear()
-        self._is_announced = False
+    def ready(self, most: int | None = None) -> list[Event]:
+        """Take the events that are there now, or the first `most`; [] says nothing of the end (`is_open` does)."""
+        num = len(self._events) if most is None else min(most, len(self._events))
+        events = [self._events.popleft() for _ in range(num)]
+        self._is_announced = bool(self._events)
         return events
 
     def reader_at(self, num_tokens: Sequence[int] | None) -> None:

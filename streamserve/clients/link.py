@@ -66,11 +66,10 @@ class ProcessGeneration:
             await self._has_news.wait()
         return self._events.popleft()
 
-    def ready(self) -> list[Event]:
-        """Take the events that are there now, without waiting; [] says nothing of the end."""
-        events = list(self._events)
-        self._events.clear()
-        return events
+    def ready(self, most: int | None = None) -> list[Event]:
+        """Take the events that are there now, or the first `most`, without waiting; [] says nothing of the end."""
+        num = len(self._events) if most is None else min(most, len(self._events))
+        return [self._events.popleft() for _ in range(num)]
 
     def reader_at(self, num_tokens: Sequence[int] | None) -> None:
         """Pass on how far the furthest reader is in each choice."""

@@ -76,6 +76,8 @@ _PAGE_BYTES = 1024
 _CHECKPOINT_APPENDS = 4000
 # A backstop for what killed processes left behind, in pages.
 _AUTO_CHECKPOINT_PAGES = 32_000
+# Of each connection; what was just written is read from `RecentEvents`. SQLite's own choice is 2 MiB.
+_CACHE_KIB = 512
 # `touched_at` is as fine as this: an append that only adds a page need not write a second one.
 _TOUCH_SECONDS = 60
 # Rows of the largest INSERT; smaller ones are powers of two, so that few statements are compiled.
@@ -336,6 +338,7 @@ class FileStore:
         yield "synchronous", "FULL" if self._is_full_sync else "NORMAL"
         yield "secure_delete", "ON"
         yield "wal_autocheckpoint", _AUTO_CHECKPOINT_PAGES
+        yield "cache_size", -_CACHE_KIB
 
     def _forget(self) -> None:
         self._heads.clear()

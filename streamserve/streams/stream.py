@@ -45,6 +45,9 @@ logger = logging.getLogger("streamserve.streams")
 
 ON_DISCONNECT = ("park", "abort", "finish")
 
+# Events of one commit: while one is written it is in memory several times over, with all its log-probabilities.
+_MOST_AT_ONCE = 16
+
 _NOT_ACCEPTED = Accepted(num_prompt_tokens=0, max_tokens=0, seed=0)  # of a stream from elsewhere; its meta says more
 _ABANDONED = Done(finish_reason="abandoned")
 _INTERNAL = Error(code="internal_error", message="The server failed while answering. It has been logged.")
@@ -247,7 +250,7 @@ class Stream(FollowedStream):
         Group commit without a timer: what came while the last batch was being committed is the next batch.
         """
         async for event in generation:
-            await self._append([event, *generation.ready()])
+            await self._append([event, *generation.ready(_MOST_AT_ONCE - 1)])
             self.tally.note_cached(generation.num_cached_tokens)
             if self.terminal is not None:
                 return

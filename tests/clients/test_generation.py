@@ -146,6 +146,22 @@ async def test_ready_takes_what_is_there() -> None:
     assert [type(event) for event in await collect(generation)] == [Token, Done]
 
 
+async def test_ready_takes_no_more_than_it_is_asked_for() -> None:
+    """The rest is there for the next time, by `ready` or the iterator, and is not announced again."""
+    generation = generation_of(Heard())
+    calls: list[bool] = []
+    generation.on_news = lambda: calls.append(generation.is_open)
+    for letter in "abcd":
+        generation.take(update(letter))
+    assert text(generation.ready(2)) == "ab"
+    assert text([await anext(generation)]) == "c"
+    generation.take(update("e"))
+    assert calls == [True]
+    assert text(generation.ready(9)) == "de"
+    generation.take(update("f"))
+    assert calls == [True, True]
+
+
 async def test_a_waiting_reader_goes_on_after_ready() -> None:
     """Who waits in `anext` is woken by the next event, also after others took some with `ready`."""
     generation = generation_of(Heard())

@@ -149,6 +149,7 @@ async def test_ready_takes_what_has_come(client: ProcessClient) -> None:
     expected = untimed(await collect(await client.generate(ask())))
     generation = await client.generate(ask())
     events = [await anext(generation)]
+    events += generation.ready(2)
     events += generation.ready()
     events += await collect(generation)
     assert untimed(events) == expected

@@ -84,8 +84,8 @@ def asked(site: Site, answer: dict[str, Any], number: int) -> socket.socket:
     ("name", "answer", "kilobytes"),
     [
         pytest.param("daphne", PLAIN, 256, id="daphne, plain"),
-        pytest.param("daphne", LARGE, 1024, id="daphne, 20 MB", marks=needs_soak),
-        pytest.param("uvicorn", LARGE, 1024, id="uvicorn, 20 MB", marks=needs_soak),
+        pytest.param("daphne", LARGE, 256, id="daphne, 20 MB", marks=needs_soak),
+        pytest.param("uvicorn", LARGE, 512, id="uvicorn, 20 MB", marks=needs_soak),
     ],
 )
 def test_readers_who_never_read(name: str, answer: dict[str, Any], kilobytes: int, site: Site) -> None:

@@ -67,9 +67,9 @@ class ScriptedGeneration:
         self.parked = park
         self.push(None)
 
-    def ready(self) -> list[Event]:
+    def ready(self, most: int | None = None) -> list[Event]:
         events: list[Event] = []
-        while self._script and not isinstance(self._script[0], BaseException | None):
+        while self._script and not isinstance(self._script[0], BaseException | None) and len(events) != most:
             events.append(self._script.popleft())
         return events
 
@@ -150,7 +150,7 @@ class ParkingGeneration:
         self._num_left -= isinstance(event, Token)
         return event
 
-    def ready(self) -> list[Event]:
+    def ready(self, most: int | None = None) -> list[Event]:
         return []
 
     def reader_at(self, num_tokens: Sequence[int] | None) -> None:

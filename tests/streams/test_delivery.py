@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import aclosing
+from dataclasses import replace
 
 import pytest
 
 from streamserve.dialects.native import NativeEncoder
 from streamserve.dialects.text import TextEncoder
 from streamserve.protocol.errors import BadRequest, Gone, QuotaExceeded
-from streamserve.protocol.events import Done, Meta, Status, Token
+from streamserve.protocol.events import Done, Meta, PositionLogprobs, Status, Token, TokenLogprob
 from streamserve.streams.delivery import Delivery
 from streamserve.streams.directory import Streams
 from streamserve.streams.follow import collect, follow
@@ -195,6 +196,33 @@ async def test_plain_text_has_no_keepalive(scripted: ScriptedClient) -> None:
     assert wire.data == b"ab"
     assert stream.readers.last_transport == "text"
     await streams.aclose()
+
+
+async def test_a_burst_is_committed_in_parts(scripted: ScriptedClient) -> None:
+    """What is written is in memory several times over: never more than a few events of one stream."""
+    log = StallingLog()
+    streams = serving(scripted, log)
+    stream = await written(streams, scripted, *(tok(str(number)) for number in range(100)), DONE)
+    sizes = [len(batch) for batch in log.batches]
+    assert sum(sizes) == stream.last_seq == 102
+    assert 1 < max(sizes) <= 16
+    await streams.aclose()
+
+
+async def test_pages_are_as_large_as_their_events(scripted: ScriptedClient) -> None:
+    """Events with many candidates come a few at a time; plain ones by the page."""
+    logprob = TokenLogprob(token_id=1, token="a", bytes_=b"a", logprob=-1.0)
+    large = replace(tok("a"), logprobs=(PositionLogprobs(chosen=logprob, top=(logprob,) * 20),))
+    counts = []
+    for token in (tok("a"), large):
+        streams = serving(scripted, coalesce_tokens=1, snapshot_events=0)
+        stream = await written(streams, scripted, *[token] * 200, DONE)
+        wire = Wire()
+        await deliver(streams, stream).run(wire.send)
+        counts.append([len(parse_sse(data)) for data in wire.sent[2:]])  # the first page finds out
+        await streams.aclose()
+    assert max(counts[0]) == 64
+    assert max(counts[1]) <= 4
 
 
 class SlowLog(StallingLog):
