@@ -50,6 +50,7 @@ class Site:
     def kill(self, index: int) -> None:
         os.kill(self.servers[index].process.pid, signal.SIGKILL)
         self.servers[index].process.wait()
+        self._note(index, "stall").unlink(missing_ok=True)  # another worker may get its pid
         self._stacks[index].close()
 
     def close(self) -> None:
