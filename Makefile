@@ -38,9 +38,9 @@ lint: ## Run ruff and mypy
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy streamserve
 
-soak: ## Run the long versions of the proofs (about an hour); docs/reliability.md says what they showed
+soak: ## Run the long versions of the proofs (about two hours); docs/reliability.md says what they showed
 	@$(PYTHON) project/install.py --venv $(VENV) -r requirements.txt -r tests/requirements.txt
-	STREAMSERVE_SOAK=1 SIM_STEPS=5_000_000 $(BIN)/python -m pytest tests/proofs tests/sim -s
+	STREAMSERVE_SOAK=1 SIM_STEPS=5_000_000 $(BIN)/python -m pytest tests/proofs tests/sim tests/asgi tests/streams -s
 
 mutants: ## Plant faults in a copy of the engine, one by one, and see whether the simulation finds them
 	@$(PYTHON) project/install.py --venv $(VENV) -r requirements.txt -r tests/requirements.txt
