@@ -282,6 +282,23 @@ async def test_a_stream_without_its_log_is_over(one: Worker, two: Worker, gate: 
     gate.open()
 
 
+@pytest.mark.parametrize("by", ["a reader", "the sweep"])
+async def test_a_worker_dies_between_the_end_and_its_row(one: Worker, two: Worker, by: str) -> None:
+    """The log has the end: whoever comes upon it writes the row, with the answer's own figures."""
+    one.streams._on_finished = None
+    stream = await one.start(asked())
+    full = check_native(await one.read(stream.id))
+    one.seem_dead()
+    if by == "a reader":
+        assert check_native(await two.read(stream.id)) == full
+    else:
+        await two.sweep.round()
+        await in_row(stream.id, state="running", producer="")
+        await StreamRow.objects.filter(pk=stream.id).aupdate(released_at=timezone.now() - timedelta(days=1))
+        await two.sweep.round()
+    await in_row(stream.id, state="finished", finish_reason="length", completion_tokens=NUM_TOKENS, error_code="")
+
+
 async def test_a_quota_counts_what_other_workers_run(one: Worker, two: Worker, gate: Gate) -> None:
     """And those that nobody runs give way there too, the oldest first."""
     gate.allow(0)

@@ -36,7 +36,10 @@ OnFinished = Callable[[Stream], Awaitable[None]]
 
 
 class Streams:
-    """The directory. `on_finished` is awaited once for each stream, after its terminal event is committed."""
+    """The directory. `on_finished` is awaited for each stream, after its terminal event is committed, at least once.
+
+    Again where a stream is recalled whose producer is gone: it may have died between the two.
+    """
 
     def __init__(
         self,
@@ -202,7 +205,8 @@ class Streams:
         """The life of one stream. When the server stops, logs are left to the readers who still read them."""
         try:
             await stream.run()
-            if stream.claim.is_held:  # else that is for whoever wrote its end
+            is_ended = stream.terminal is not None and not stream.claim.is_elsewhere
+            if stream.claim.is_held or is_ended:  # else that is for whoever wrote its end, who lives
                 await self._report(stream)
             if not self._is_closing and not stream.has_left:
                 await self._keep(stream)
