@@ -80,7 +80,7 @@ class Victim:
 
 
 async def prove(spec: EngineSpec, feature: Feature, asked: Asked, rng: random.Random, counts: Counter[str]) -> None:
-    """Ask twice: an engine that nothing happens to, and one that dies. Again, if the feature has never done anything."""
+    """Ask an engine that nothing happens to, and one that dies; again, if the feature has never done anything."""
     for _ in range(MOST_TRIES):
         await ask_twice(spec, feature, asked, rng, counts)
         if counts[feature.name]:
