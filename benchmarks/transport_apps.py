@@ -13,7 +13,8 @@ import asyncio
 import json
 import os
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 from urllib.parse import parse_qsl
 
@@ -55,34 +56,51 @@ LEAD_TOKENS = 256
 
 
 class Steps:
-    """Wakes everybody who waits, every `pace` seconds, while somebody does."""
+    """Calls everybody who waits, every `pace` seconds, while somebody does; at the loop's next turn if that is 0."""
 
     def __init__(self, pace: float) -> None:
         self._pace = pace
-        self._next: asyncio.Future[None] | None = None
+        self._waiting: list[Callable[[], None]] = []
 
-    def __call__(self) -> asyncio.Future[None]:
-        if self._next is None:
-            loop = asyncio.get_running_loop()
-            self._next = loop.create_future()
+    def call(self, waiter: Callable[[], None]) -> None:
+        """Call `waiter` at the next step."""
+        loop = asyncio.get_running_loop()
+        if not self._pace:
+            loop.call_soon(waiter)
+            return
+        if not self._waiting:
             loop.call_at((loop.time() // self._pace + 1) * self._pace, self._step)
-        return self._next
+        self._waiting.append(waiter)
 
     def _step(self) -> None:
-        step, self._next = self._next, None
-        assert step is not None
-        step.set_result(None)
+        waiting, self._waiting = self._waiting, []
+        for waiter in waiting:
+            waiter()
 
 
 _steps: dict[float, Steps] = {}
 
 
+def steps(pace: float) -> Steps:
+    """Return the steps of that pace."""
+    if pace not in _steps:
+        _steps[pace] = Steps(pace)
+    return _steps[pace]
+
+
 async def step(pace: float) -> None:
     """Wait for the next step."""
     if pace:
-        await asyncio.shield(_steps.setdefault(pace, Steps(pace))())
+        news = asyncio.get_running_loop().create_future()
+        steps(pace).call(partial(_wake, news))
+        await news
     else:
         await asyncio.sleep(0)
+
+
+def _wake(news: asyncio.Future[None]) -> None:
+    if not news.done():
+        news.set_result(None)
 
 
 def word(index: int, size: int) -> str:
@@ -99,42 +117,52 @@ class Source:
     def __init__(self, request: GenerateRequest) -> None:
         num, pace, size = (request.prompt or "").split()
         self._num, self._pace, self._size, self._index = int(num), float(pace), int(size), 0
-        self._is_over = False
         self._reader: int | None = 0
-        self._moved = asyncio.Event()
+        self._next: Event | None = self._say()
+        self._is_waiting = False
+        self.is_open = True
+        self.on_news: Callable[[], None] | None = None
         self.accepted = Accepted(num_prompt_tokens=1, max_tokens=self._num, seed=1)
 
-    def __aiter__(self) -> Source:
-        return self
-
-    async def __anext__(self) -> Event:
-        if self._is_over:
-            raise StopAsyncIteration
-        while self._reader is not None and self._index >= self._reader + LEAD_TOKENS:
-            self._moved.clear()
-            await self._moved.wait()
-        if self._index:
-            await step(self._pace)
-        self._index += 1
-        if self._index > self._num:
-            self._is_over = True
-            return Done(finish_reason="stop")
-        return Token(text=word(self._index, self._size), token_ids=(self._index,))
-
     def ready(self, most: int | None = None) -> list[Event]:
-        """Nothing is there before its step."""
-        return []
+        """Take the event that is there; the next comes a step later."""
+        if self._next is None:
+            return []
+        event, self._next = self._next, None
+        self.is_open = self.is_open and not isinstance(event, Done)
+        self._ask()
+        return [event]
 
     def reader_at(self, num_tokens: Sequence[int] | None) -> None:
         """Wait for who is too far behind, as the engine does by parking."""
         self._reader = None if num_tokens is None else num_tokens[0]
-        self._moved.set()
+        self._ask()
 
     def cancel(self) -> None:
         """Note when."""
-        if not self._is_over:
-            self._is_over = True
+        self._next = self.on_news = None
+        if self.is_open:
+            self.is_open = False
             _gone[0] = time.monotonic()
+
+    def _ask(self) -> None:
+        is_ahead = self._reader is not None and self._index >= self._reader + LEAD_TOKENS
+        if self.is_open and self._next is None and not self._is_waiting and not is_ahead:
+            self._is_waiting = True
+            steps(self._pace).call(self._step)
+
+    def _step(self) -> None:
+        self._is_waiting = False
+        if self.is_open:
+            self._next = self._say()
+        if self.on_news is not None:
+            self.on_news()
+
+    def _say(self) -> Event:
+        self._index += 1
+        if self._index > self._num:
+            return Done(finish_reason="stop")
+        return Token(text=word(self._index, self._size), token_ids=(self._index,))
 
 
 class SourceClient:

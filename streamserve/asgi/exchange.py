@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
 
 from streamserve.asgi import handover
 from streamserve.asgi.types import App, Message, Receive, Scope, Send
@@ -89,7 +88,7 @@ class Exchange:
 
     async def _stream(self, delivery: Delivery) -> None:
         """Run the delivery and watch the client; whichever ends first ends the other."""
-        running = asyncio.create_task(delivery.run(self._send_frame, self._num_untaken()), name="delivery")
+        running = asyncio.create_task(self._run(delivery), name="delivery")
         watching = asyncio.create_task(self._watch(delivery), name="delivery watch")
         last_word: bytes | None = None
         try:
@@ -107,10 +106,12 @@ class Exchange:
                 await self._send(_END)
         self._judge(delivery, results[0])
 
-    def _num_untaken(self) -> Callable[[], int]:
-        """Return the server's word on how many bytes the client's system has not taken, if it has one."""
-        extension = self._scope.get("extensions", {}).get("streamserve.flow", {})
-        return extension.get("num_untaken", nothing)  # type: ignore[no-any-return]
+    async def _run(self, delivery: Delivery) -> None:
+        """Run it, with what FlowServer offers: its pen only where no middleware stands between it and us."""
+        flow = self._scope.get("extensions", {}).get("streamserve.flow", {})
+        pen = flow.get("pen")
+        is_ours = pen is not None and pen.send is self._send
+        await delivery.run(self._send_frame, flow.get("num_untaken", nothing), pen if is_ours else None)
 
     async def _watch(self, delivery: Delivery) -> None:
         """Wait for the client to leave; the engine knows before anything else runs."""

@@ -29,13 +29,14 @@ from twisted.internet import reactor
 from streamserve.asgi.flow_drain import Drain
 from streamserve.asgi.flow_lifespan import LifespanTask
 from streamserve.asgi.flow_options import FlowOptions
-from streamserve.asgi.flow_requests import FlowRequest
+from streamserve.asgi.flow_requests import FlowRequest, Pen
 from streamserve.asgi.flow_transport import Gate, Inbox, Wire, piece_bytes
 from streamserve.asgi.types import Message, Scope
 
 logger = logging.getLogger("streamserve.asgi")
 
-# In a scope's "extensions": {"drain": Drain, "num_untaken": () -> bytes the reader's system has not taken yet}.
+# In a scope's "extensions": {"drain": Drain, "num_untaken": () -> bytes the reader's system has not taken yet, "pen": Pen
+# of a response over HTTP/1.1}.
 EXTENSION = "streamserve.flow"
 
 _INTERNAL_ERROR = 1011
@@ -99,9 +100,14 @@ class AppServer(daphne.server.Server):  # type: ignore[misc]  # daphne ships no 
         assert "application_instance" not in details
         inbox = Inbox(protocol.transport if scope["type"] == "websocket" else None)
         scope.setdefault("asgi", {"version": "3.0"})
-        scope["extensions"] = {EXTENSION: {"drain": self.drain, "num_untaken": partial(_num_untaken, details["wire"])}}
+        gate, wire = details["gate"], details["wire"]
+        send = partial(self._send, protocol, gate)
+        flow = {"drain": self.drain, "num_untaken": partial(_num_untaken, wire)}
+        if isinstance(protocol, FlowRequest) and wire is not None:
+            flow["pen"] = Pen(protocol, gate, send)
+        scope["extensions"] = {EXTENSION: flow}
         scope["state"] = self.lifespan.state.copy()
-        task = asyncio.ensure_future(self._run_app(scope, inbox, partial(self._send, protocol, details["gate"])))
+        task = asyncio.ensure_future(self._run_app(scope, inbox, send))
         details["application_instance"] = task
         task.add_done_callback(lambda _: guarded(self._settle, protocol))
         return inbox

@@ -25,8 +25,8 @@ from daphne.http_protocol import HTTPFactory, WebRequest
 from twisted.web.http import NO_BODY_CODES, HTTPChannel, Request, _GenericHTTPChannelProtocol
 from twisted.web.http_headers import Headers
 
-from streamserve.asgi.flow_transport import Wire
-from streamserve.asgi.types import Message
+from streamserve.asgi.flow_transport import Gate, Wire
+from streamserve.asgi.types import Message, Send
 
 # A response of this kind may end early without a lie: its events say what is whole, and its readers come back.
 _ENDS_ANYWHERE = b"text/event-stream"
@@ -240,6 +240,29 @@ class FlowRequest(WebRequest):  # type: ignore[misc]  # daphne ships no types
         if self.application_queue:
             self.send_disconnect()
         self.server.protocol_disconnected(self)
+
+
+class Pen:
+    """Writes to a response that has begun what `send` would, in the caller's turn; `send` is the app's own."""
+
+    __slots__ = ("_gate", "_request", "send")
+
+    def __init__(self, request: FlowRequest, gate: Gate, send: Send) -> None:
+        self._request, self._gate, self.send = request, gate, send
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether nothing waits before what is written now."""
+        gate, request = self._gate, self._request
+        if not gate.is_open or gate.is_gone or gate.turn.locked():
+            return False
+        return bool(request.chunked) and not request.finished and not request._disconnected
+
+    def write(self, data: bytes) -> None:
+        """Write a piece of a chunked body that is not the last."""
+        request = self._request
+        request.sentLength += len(data)
+        request.channel.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
 
 
 class FlowFactory(HTTPFactory):  # type: ignore[misc]  # daphne ships no types

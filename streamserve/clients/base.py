@@ -5,7 +5,7 @@ asyncio; every method is called on the event loop. Implementations: thread (this
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -69,11 +69,19 @@ class Generation(Protocol):
     It also ends, without either, after `cancel()`, and when the engine has parked the sequences: `parked` then says
     why, and when to ask again with the tokens so far. `num_cached_tokens`: found in the prefix cache, as far as known
     by now; after a resume shown output tokens may be among them.
+
+    Who sets `on_news` is called, on the loop, when there is something to take after `ready` or `__anext__` left nothing,
+    and at the end, but for `cancel`; what came before is there already.
     """
 
     accepted: Accepted
     parked: Park | None
     num_cached_tokens: int
+    on_news: Callable[[], None] | None
+
+    @property
+    def is_open(self) -> bool:
+        """Whether more may come, after what is there now."""
 
     def __aiter__(self) -> Generation: ...
 

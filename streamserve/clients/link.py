@@ -49,11 +49,17 @@ class ProcessGeneration:
         self.accepted = accepted
         self.parked: Park | None = None
         self.num_cached_tokens = 0
+        self.on_news: Callable[[], None] | None = None
         self._id = request_id
         self._link = link
         self._events: deque[Event] = deque()
         self._has_news = asyncio.Event()
         self._is_ended = False
+
+    @property
+    def is_open(self) -> bool:
+        """Whether more may come, after what is there now."""
+        return not self._is_ended
 
     def __aiter__(self) -> ProcessGeneration:
         return self
@@ -78,6 +84,7 @@ class ProcessGeneration:
 
     def cancel(self) -> None:
         """End. The engine plans no step with the sequences once it has read this: within a step."""
+        self.on_news = None
         self._events.clear()
         if not self._is_ended:
             self._link.cancel(self._id)
@@ -91,8 +98,8 @@ class ProcessGeneration:
         self.num_cached_tokens = news.num_cached_tokens
         if news.is_end:
             self.parked = news.park
-            self._end()
-        self._has_news.set()
+            self._is_ended = True
+        self._announce()
 
     def lose(self) -> None:
         """End as parked: the engine is gone."""
@@ -106,7 +113,12 @@ class ProcessGeneration:
 
     def _end(self) -> None:
         self._is_ended = True
+        self._announce()
+
+    def _announce(self) -> None:
         self._has_news.set()
+        if self.on_news is not None:
+            self.on_news()
 
 
 class Link:

@@ -11,12 +11,13 @@ when it returns the engine knows that the reader has gone.
 from __future__ import annotations
 
 import asyncio
+import math
 import random
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Protocol
 
 from streamserve.dialects.base import Encoder
-from streamserve.protocol.events import Farewell
+from streamserve.protocol.events import Farewell, LoggedEvent
 from streamserve.streams.directory import Streams
 from streamserve.streams.position import Looks, Position, nothing
 from streamserve.streams.stream import Reader, Stream
@@ -25,6 +26,15 @@ from streamserve.streams.tail import Tail, read_page
 # Who is let go comes again after that long, not all at once.
 _RETRY_MS = (500, 1500)
 _TRANSPORTS = {"text/event-stream": "sse", "text/plain": "text"}
+
+
+class Pen(Protocol):
+    """A transport that writes at once, while it is ready: what was written before is on its way, and none waits."""
+
+    @property
+    def is_ready(self) -> bool: ...
+
+    def write(self, data: bytes) -> None: ...
 
 
 class Delivery:
@@ -43,11 +53,14 @@ class Delivery:
         self.stream = stream
         self._encoder = encoder
         self._after = after
-        self._tail = Tail(streams, stream, after, self.reader, snapshots=encoder.takes_snapshots)
+        silence_seconds = streams.settings.keepalive_seconds if encoder.keepalive else math.inf
+        self._tail = Tail(
+            streams, stream, after, self.reader, snapshots=encoder.takes_snapshots, silence_seconds=silence_seconds
+        )
         self._watch(nothing)
         self._log = streams.log
-        self._keepalive_seconds = streams.settings.keepalive_seconds if encoder.keepalive else None
-        self._sent_at, self._sent_seq = 0.0, after
+        self._sent_seq = after
+        self._pen: Pen | None = None
         self._rewound_to = after if encoder.takes_snapshots else 0
         self._has_begun = self._has_taken_leave = False
 
@@ -68,12 +81,19 @@ class Delivery:
             (b"streamserve-from", str(self._after + 1).encode()),
         ]
 
-    async def run(self, send: Callable[[bytes], Awaitable[None]], num_untaken: Callable[[], int] = nothing) -> None:
+    async def run(
+        self,
+        send: Callable[[bytes], Awaitable[None]],
+        num_untaken: Callable[[], int] = nothing,
+        pen: Pen | None = None,
+    ) -> None:
         """Send everything, waiting for `send` each time; returns after the terminal event. Cancel it to disconnect.
 
-        `num_untaken`: how many bytes of what was sent the reader's system has not taken yet.
+        `num_untaken`: how many bytes of what was sent the reader's system has not taken yet. `pen`: writes what `send`
+        would, without being waited for, while it is ready.
         """
         self._watch(num_untaken)
+        self._pen = pen
         try:
             frame: bytes | None = self._begin()
             while frame is not None:
@@ -113,23 +133,34 @@ class Delivery:
         if self._has_begun:
             raise RuntimeError("a Delivery runs once")
         self._has_begun = True
-        self._tail.begin()
-        self._sent_at = time.monotonic()
+        self._tail.begin(None if self._pen is None else self)
         return self._encoder.first_bytes
 
     async def _next(self) -> bytes | None:
         """Return the next whole frames, or a keepalive after silence; None when the terminal event has been sent."""
         await self._rewind()
         while not self._tail.is_over:
-            events = await self._tail.next(self._silence_left())
+            events = await self._tail.next()
             data = b"".join(map(self._encoder.encode, events))
             if not events and not self._tail.is_over:
                 data = self._encoder.keepalive
             if data:
-                self._sent_at = time.monotonic()
                 return data
             self._has_sent(data)
         return self._leave()
+
+    @property
+    def is_open(self) -> bool:
+        """As an `Outlet` of its tail: whether what is committed now may be written at once."""
+        return self._pen is not None and self._pen.is_ready
+
+    def put(self, events: list[LoggedEvent]) -> None:
+        """As an `Outlet`: write them."""
+        assert self._pen is not None
+        data = b"".join(map(self._encoder.encode, events))
+        if data:
+            self._pen.write(data)
+        self._has_sent(data)
 
     async def _rewind(self) -> None:
         """Feed the encoder, once, what the reader already has; its output is dropped."""
@@ -157,7 +188,3 @@ class Delivery:
         farewell = Farewell(stream_id=self.stream.id, seq=self._sent_seq, retry_ms=random.randint(*_RETRY_MS))
         return self._encoder.farewell(farewell)
 
-    def _silence_left(self) -> float | None:
-        if self._keepalive_seconds is None:
-            return None
-        return self._sent_at + self._keepalive_seconds - time.monotonic()

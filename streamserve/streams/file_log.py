@@ -25,7 +25,7 @@ from typing import TypeVar
 from streamserve.protocol.events import Event, LoggedEvent, is_terminal
 from streamserve.protocol.frames import encode_event, frame
 from streamserve.streams.file_store import Append, Drop, FileStore, Purge, Write
-from streamserve.streams.log import Commit, LogUnavailable, Waiters
+from streamserve.streams.log import Answer, Appending, Commit, LogUnavailable, Place, Settle, Waiters, Withdraw
 from streamserve.streams.recent import RecentEvents
 
 logger = logging.getLogger("streamserve.streams")
@@ -42,7 +42,7 @@ _PURGE_BATCH = 50
 _CLOSED = "The stream log is closed."
 
 
-class FileLog:
+class FileLog(Appending):
     """See `EventLog`. The file, and the folders on the way to it, are made when first used.
 
     `is_full_sync` has every commit wait for the disk: then a power cut takes nothing either, and a commit takes some
@@ -65,20 +65,24 @@ class FileLog:
         self._must_sync = not is_full_sync
         self._is_closed = False
 
-    async def append(self, log_id: str, fence: int, events: Sequence[Event]) -> int:
+    def submit(self, log_id: str, fence: int, events: Sequence[Event], settle: Settle) -> Withdraw:
         bodies = [encode_event(event) for event in events]
         body, is_end = b"".join(map(frame, bodies)), bool(events) and is_terminal(events[-1])
 
-        def note(last_seq: int) -> None:
+        def note(result: int | Exception) -> None:
+            if isinstance(result, Exception):
+                settle(result)
+                return
             if events:
-                self._recent.add(log_id, last_seq, bodies)
+                self._recent.add(log_id, result, bodies)
+            settle(result)
             if log_id in self.waiters:
                 self._written.add(log_id)
-            self.waiters.wake(log_id, last_seq)
+            self.waiters.wake(log_id, result)
             self._sync_soon()
 
         write = Append(log_id=log_id, fence=fence, body=body, num_events=len(bodies), is_end=is_end)
-        return await self._commit(write, note)
+        return self._writer.submit(Commit(write, note))
 
     async def read(self, log_id: str, after: int, limit: int = 512) -> list[LoggedEvent]:
         found = self._recent.read(log_id, after, limit)
@@ -87,24 +91,27 @@ class FileLog:
     async def last_seq(self, log_id: str) -> int:
         return (await self._ask(lambda store: store.last_seqs([log_id])))[log_id]
 
-    async def wait(self, log_id: str, after: int) -> None:
-        if self._recent.last_seq(log_id) > after or self._is_closed:
+    async def wait(self, log_id: str, place: Place) -> None:
+        if self._recent.last_seq(log_id) > place.seq or self._is_closed:
             return
         self._unseen.add(log_id)
         if self._poller is None or self._poller.done():
             self._poller = asyncio.create_task(self._poll(), name="log poller", context=Context())
-        await self.waiters.wait(log_id, after)
+        await self.waiters.wait(log_id, place)
 
     async def seal(self, log_id: str) -> None:
         self.waiters.wake(log_id)
 
     async def drop(self, log_id: str) -> None:
-        await self._commit(Drop(log_id=log_id), lambda _: self._recent.drop(log_id))
+        try:
+            await self._commit(Drop(log_id=log_id))
+        finally:
+            self._recent.drop(log_id)
         self.waiters.wake(log_id)
 
     async def purge(self, before: float) -> int:
         num_purged = 0
-        while num := await self._commit(Purge(before=before, most=_PURGE_BATCH), lambda _: None):
+        while num := await self._commit(Purge(before=before, most=_PURGE_BATCH)):
             num_purged += num
         self._recent = RecentEvents()
         await self._ask(FileStore.compact)
@@ -123,10 +130,9 @@ class FileLog:
         await asyncio.to_thread(self._close)
         self.waiters.wake_all()
 
-    async def _commit(self, write: Write, note: Callable[[int], None]) -> int:
-        commit: _Commit = Commit(write, note)
-        self._writer.submit(commit)
-        return await commit.settled(lambda: self._writer.withdraw(commit))
+    async def _commit(self, write: Write) -> int:
+        answer: Answer[int] = Answer()
+        return await answer.wait(self._writer.submit(Commit(write, answer.settle)))
 
     async def _ask(self, job: Callable[[FileStore], T]) -> T:
         """Return what `job` finds, from a reader thread with a store of its own."""
@@ -197,16 +203,20 @@ class _Writer:
         self._queue: list[_Commit] = []
         self._gathered: list[_Commit] = []  # the loop's own
         self._is_closed = False
+        self._loop: asyncio.AbstractEventLoop
         self._thread: threading.Thread | None = None
         self._is_failing = False
 
-    def submit(self, commit: _Commit) -> None:
+    def submit(self, commit: _Commit) -> Withdraw:
         """Have it done in the next transaction, with all that is submitted before the loop's next turn."""
         if self._is_closed:
-            raise LogUnavailable(_CLOSED)
-        if not self._gathered:
-            commit.loop.call_soon(self.hand_over)
-        self._gathered.append(commit)
+            commit.settle(LogUnavailable(_CLOSED))
+        else:
+            if not self._gathered:
+                self._loop = asyncio.get_running_loop()
+                self._loop.call_soon(self.hand_over)
+            self._gathered.append(commit)
+        return functools.partial(self._withdraw, commit)
 
     def hand_over(self) -> None:
         """Give the thread what was submitted. Waking it for each commit would have it fight this thread for the GIL."""
@@ -220,7 +230,7 @@ class _Writer:
             self._thread = threading.Thread(target=self._run, name="log-writer", daemon=True)
             self._thread.start()
 
-    def withdraw(self, commit: _Commit) -> bool:
+    def _withdraw(self, commit: _Commit) -> bool:
         """Take it back, if its transaction has not begun."""
         with self._news:
             for waiting in (self._gathered, self._queue):
@@ -242,7 +252,7 @@ class _Writer:
         while batch := self._take():
             results = self._transact(batch)
             with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
-                batch[0].loop.call_soon_threadsafe(_settle, batch, results)
+                self._loop.call_soon_threadsafe(_settle, batch, results)
             self._checkpoint()
 
     def _take(self) -> list[_Commit]:

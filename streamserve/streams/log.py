@@ -23,6 +23,7 @@ import secrets
 import string
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
 from streamserve.protocol.errors import Refused
@@ -30,6 +31,9 @@ from streamserve.protocol.events import Event, LoggedEvent, is_terminal
 
 W = TypeVar("W")
 R = TypeVar("R")
+
+Settle = Callable[[int | Exception], None]
+Withdraw = Callable[[], bool]
 
 _LOG_ID_ALPHABET = string.ascii_lowercase + string.digits
 
@@ -73,11 +77,25 @@ def new_log_id() -> str:
     return "".join(secrets.choice(_LOG_ID_ALPHABET) for _ in range(12))
 
 
+@dataclass(slots=True)
+class Place:
+    """Where somebody is who waits for a log: not to be woken for events up to `seq`."""
+
+    seq: int
+
+
 class EventLog(Protocol):
     """An append-only list of events for each stream, numbered densely from 1; at most one terminal event, the last.
 
     Every call may raise `LogUnavailable`.
     """
+
+    def submit(self, log_id: str, fence: int, events: Sequence[Event], settle: Settle) -> Withdraw:
+        """Do `append` without waiting for it. What is returned takes it back and tells whether it could.
+
+        Unless it was taken back, `settle` is given the last seq, or what `append` raises: once, perhaps before this
+        returns, and before who waits for the events is woken. It must not raise. In the order submitted.
+        """
 
     async def append(self, log_id: str, fence: int, events: Sequence[Event]) -> int:
         """Commit `events`, all or none, and return the log's last seq.
@@ -99,10 +117,11 @@ class EventLog(Protocol):
     async def last_seq(self, log_id: str) -> int:
         """Return how many events are committed. Raises KeyError for an unknown log."""
 
-    async def wait(self, log_id: str, after: int) -> None:
-        """Return when there may be an event with seq > `after`, or the log was sealed or dropped.
+    async def wait(self, log_id: str, place: Place) -> None:
+        """Return when there may be an event with seq > `place.seq`, or the log was sealed or dropped.
 
-        A hint: it may return early; read again. What other processes append is noticed within 100 ms.
+        A hint: it may return early; read again. What other processes append is noticed within 100 ms. The place may be
+        moved on meanwhile, by who has the events before.
         """
 
     async def seal(self, log_id: str) -> None:
@@ -131,12 +150,12 @@ class Waiters:
     """Who of this process waits for which log. One event loop."""
 
     def __init__(self) -> None:
-        self._waiting: dict[str, dict[asyncio.Future[None], int]] = {}
+        self._waiting: dict[str, dict[asyncio.Future[None], Place]] = {}
 
-    async def wait(self, log_id: str, after: int) -> None:
-        """Return when the log is woken without a seq, or with one that is higher than `after`."""
+    async def wait(self, log_id: str, place: Place) -> None:
+        """Return when the log is woken without a seq, or with one that is higher than the place's."""
         future = asyncio.get_running_loop().create_future()
-        self._waiting.setdefault(log_id, {})[future] = after
+        self._waiting.setdefault(log_id, {})[future] = place
         try:
             await future
         finally:
@@ -144,8 +163,8 @@ class Waiters:
 
     def wake(self, log_id: str, last_seq: int | None = None) -> None:
         """Wake who waits for an event up to `last_seq`; without one, all who wait for that log."""
-        for future, after in self._waiting.get(log_id, {}).items():
-            if not future.done() and (last_seq is None or last_seq > after):
+        for future, place in self._waiting.get(log_id, {}).items():
+            if (last_seq is None or last_seq > place.seq) and not future.done():
                 future.set_result(None)
 
     def wake_all(self) -> None:
@@ -168,28 +187,31 @@ class Waiters:
                 del self._waiting[log_id]
 
 
+@dataclass(slots=True, eq=False)
 class Commit(Generic[W, R]):
-    """Something a durable log is to do in its next transaction, and the task that waits for it. One event loop.
+    """Something a durable log is to do in its next transaction. One event loop.
 
-    `note` is told the result before the task is. The log calls `settle` once, in bounded time, unless it is withdrawn.
+    The log calls `settle` once, in bounded time, unless it is withdrawn.
     """
 
-    def __init__(self, write: W, note: Callable[[R], None]) -> None:
-        self.write = write
-        self.loop = asyncio.get_running_loop()
-        self._note = note
+    write: W
+    settle: Callable[[R | Exception], None]
+
+
+class Answer(Generic[R]):
+    """What is settled, and the task that waits for it. One event loop."""
+
+    def __init__(self) -> None:
         self._result: list[R | Exception] = []  # holds one once there is one
-        self._news = self.loop.create_future()
+        self._news = asyncio.get_running_loop().create_future()
 
     def settle(self, result: R | Exception) -> None:
         """Tell the result, or what is to be raised."""
-        if not isinstance(result, Exception):
-            self._note(result)
         self._result.append(result)
         if not self._news.done():
             self._news.set_result(None)
 
-    async def settled(self, withdraw: Callable[[], bool]) -> R:
+    async def wait(self, withdraw: Withdraw) -> R:
         """Wait for the result, cancelled or not, as `EventLog.append` promises. `withdraw` tells whether it could."""
         try:
             await self._news
@@ -204,12 +226,25 @@ class Commit(Generic[W, R]):
 
     async def _outlast(self) -> None:
         while not self._result:
-            self._news = self.loop.create_future()
+            self._news = asyncio.get_running_loop().create_future()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._news
 
 
-class MemoryLog:
+def too_late() -> bool:
+    """Withdraw nothing: it has been settled."""
+    return False
+
+
+class Appending:
+    """`append`, for logs that have `submit`."""
+
+    async def append(self: EventLog, log_id: str, fence: int, events: Sequence[Event]) -> int:
+        answer: Answer[int] = Answer()
+        return await answer.wait(self.submit(log_id, fence, events, answer.settle))
+
+
+class MemoryLog(Appending):
     """Events in this process's memory: for tests and single-process sites; gone with the process."""
 
     def __init__(self) -> None:
@@ -218,19 +253,23 @@ class MemoryLog:
         self._touched_at: dict[str, float] = {}
         self._waiters = Waiters()
 
-    async def append(self, log_id: str, fence: int, events: Sequence[Event]) -> int:
-        if not events and log_id not in self._events:
-            raise KeyError(log_id)
-        if fence < self._fences.get(log_id, 0):
-            raise Fenced(log_id)
-        kept = self._events.setdefault(log_id, [])
-        if events and kept and is_terminal(kept[-1].event):
-            raise Ended(log_id)
-        self._fences[log_id], self._touched_at[log_id] = fence, time.time()
-        for event in events:
-            kept.append(LoggedEvent(seq=len(kept) + 1, event=event))
-        self._waiters.wake(log_id, len(kept))
-        return len(kept)
+    def submit(self, log_id: str, fence: int, events: Sequence[Event], settle: Settle) -> Withdraw:
+        kept = self._events.get(log_id, [])
+        if not events and not kept:
+            settle(KeyError(log_id))
+        elif fence < self._fences.get(log_id, 0):
+            settle(Fenced(log_id))
+        elif events and kept and is_terminal(kept[-1].event):
+            settle(Ended(log_id))
+        else:
+            self._events[log_id] = kept
+            self._fences[log_id], self._touched_at[log_id] = fence, time.time()
+            for event in events:
+                kept.append(LoggedEvent(seq=len(kept) + 1, event=event))
+            settle(len(kept))
+            self._waiters.wake(log_id, len(kept))
+        return too_late
+
 
     async def read(self, log_id: str, after: int, limit: int = 512) -> list[LoggedEvent]:
         return self._events[log_id][after : after + limit]
@@ -238,9 +277,9 @@ class MemoryLog:
     async def last_seq(self, log_id: str) -> int:
         return len(self._events[log_id])
 
-    async def wait(self, log_id: str, after: int) -> None:
-        if log_id in self._events and len(self._events[log_id]) <= after:
-            await self._waiters.wait(log_id, after)
+    async def wait(self, log_id: str, place: Place) -> None:
+        if log_id in self._events and len(self._events[log_id]) <= place.seq:
+            await self._waiters.wait(log_id, place)
 
     async def seal(self, log_id: str) -> None:
         self._waiters.wake(log_id)

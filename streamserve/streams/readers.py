@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+
+from streamserve.protocol.events import LoggedEvent
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -11,6 +14,7 @@ class Reader:
     `is_acking`, that it said it has.
 
     `is_paced`: the engine keeps to its pace. One that wants nothing before it can have all is not.
+    `take` is given what has just been committed, before the log wakes anybody. It must not raise, and may do nothing.
     """
 
     is_watcher: bool = False
@@ -18,6 +22,7 @@ class Reader:
     is_acking: bool = False
     transport: str = "sse"
     seq: int = 0
+    take: Callable[[list[LoggedEvent]], None] | None = None
 
 
 class Readers:
@@ -38,6 +43,12 @@ class Readers:
         was_in = reader in self._attached
         self._attached.discard(reader)
         return was_in
+
+    def give(self, events: list[LoggedEvent]) -> None:
+        """Give what has just been committed to those who take it."""
+        for reader in self._attached:
+            if reader.take is not None:
+                reader.take(events)
 
     @property
     def num_attached(self) -> int:

@@ -10,9 +10,10 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import Context
+from functools import partial
 from typing import Any
 
-from streamserve.streams.log import Commit, LogFull, LogUnavailable
+from streamserve.streams.log import Answer, Commit, LogFull, LogUnavailable, Withdraw
 
 logger = logging.getLogger("streamserve.streams")
 
@@ -70,15 +71,21 @@ class Calls:
         self._sender: asyncio.Task[None] | None = None
         self._is_down = self._is_closed = self._has_loaded = False
 
-    async def call(self, command: tuple[Any, ...], note: Callable[[Any], None] | None = None) -> Any:
-        """Return the answer. `note` hears it first. Raises LogUnavailable."""
+    def submit(self, command: tuple[Any, ...], settle: Callable[[Any], None]) -> Withdraw:
+        """Have `settle` given the answer, or LogUnavailable."""
+        call: _Call = Commit(command, settle)
         if self._is_closed:
-            raise LogUnavailable(_CLOSED)
-        call: _Call = Commit(command, note or _ignore)
-        self._queue.append(call)
-        if self._sender is None or self._sender.done():
-            self._sender = asyncio.create_task(self._send_all(), name="redis log", context=Context())
-        return await call.settled(lambda: self._withdraw(call))
+            settle(LogUnavailable(_CLOSED))
+        else:
+            self._queue.append(call)
+            if self._sender is None or self._sender.done():
+                self._sender = asyncio.create_task(self._send_all(), name="redis log", context=Context())
+        return partial(self._withdraw, call)
+
+    async def call(self, command: tuple[Any, ...]) -> Any:
+        """Return the answer. Raises LogUnavailable."""
+        answer: Answer[Any] = Answer()
+        return await answer.wait(self.submit(command, answer.settle))
 
     async def aclose(self) -> None:
         """Answer what was asked, and take no more."""
@@ -157,10 +164,6 @@ class Calls:
                 logger.error("stream log: Redis is down: %s", error)
             else:
                 logger.warning("stream log: Redis is back")
-
-
-def _ignore(_: object) -> None:
-    pass
 
 
 def is_passing(error: Exception) -> bool:

@@ -31,7 +31,7 @@ from typing import Any
 
 from streamserve.protocol.events import Event, LoggedEvent, is_terminal
 from streamserve.protocol.frames import decode_event, encode_event
-from streamserve.streams.log import Ended, Fenced, LogLost, LogUnavailable, Waiters
+from streamserve.streams.log import Appending, Ended, Fenced, LogLost, LogUnavailable, Place, Settle, Waiters, Withdraw
 from streamserve.streams.recent import RecentEvents
 from streamserve.streams.redis_calls import DOWN, Calls, connect
 
@@ -84,7 +84,7 @@ _SWEEP_SECONDS = 5.0
 _LOST = "The stream log's Redis has lost this stream."
 
 
-class RedisLog:
+class RedisLog(Appending):
     """See `EventLog`. Connects when first used.
 
     `retention_seconds` after its last append Redis forgets a log by itself: more than a stream can live unread.
@@ -109,15 +109,20 @@ class RedisLog:
         self._retention_ms = int(retention_seconds * 1000)
         self._sender, self._count = secrets.token_hex(8), itertools.count(1)
 
-    async def append(self, log_id: str, fence: int, events: Sequence[Event]) -> int:
+    def submit(self, log_id: str, fence: int, events: Sequence[Event], settle: Settle) -> Withdraw:
         bodies = [encode_event(event) for event in events]
         is_end = int(bool(events) and is_terminal(events[-1]))
 
-        def note(last_seq: int) -> None:
-            if events and last_seq > 0:
-                self._known[log_id] = last_seq
-                self._recent.add(log_id, last_seq, bodies)
-            self.waiters.wake(log_id, last_seq)
+        def note(answer: int | Exception) -> None:
+            result = _checked(answer, log_id)
+            if isinstance(result, Exception):
+                settle(result)
+                return
+            if events:
+                self._known[log_id] = result
+                self._recent.add(log_id, result, bodies)
+            settle(result)
+            self.waiters.wake(log_id, result)
 
         known, now = self._known.get(log_id, 0), int(time.time())
         head = (
@@ -130,8 +135,7 @@ class RedisLog:
             self._retention_ms,
             self._key(log_id, "news"),
         )
-        last_seq = await self._script(_APPEND, log_id, *head, *bodies, note=note)
-        return _checked(last_seq, log_id)
+        return self._calls.submit(self._command(_APPEND, log_id, *head, *bodies), note)
 
     async def read(self, log_id: str, after: int, limit: int = 512) -> list[LoggedEvent]:
         if found := self._recent.read(log_id, after, limit):
@@ -147,10 +151,10 @@ class RedisLog:
             raise KeyError(log_id)
         return int(last_seq)
 
-    async def wait(self, log_id: str, after: int) -> None:
-        if self._recent.last_seq(log_id) <= after:
+    async def wait(self, log_id: str, place: Place) -> None:
+        if self._recent.last_seq(log_id) <= place.seq:
             self._news.follow(log_id)
-            await self.waiters.wait(log_id, after)
+            await self.waiters.wait(log_id, place)
 
     async def seal(self, log_id: str) -> None:
         self._known.pop(log_id, None)
@@ -183,24 +187,26 @@ class RedisLog:
         await self._client.aclose()
         self.waiters.wake_all()
 
-    async def _script(self, text: str, log_id: str, *args: object, note: Callable[[Any], None] | None = None) -> Any:
-        keys = self._key(log_id, "head"), self._key(log_id, "events")
-        return await self._calls.call(("EVALSHA", _SHA[text], 2, *keys, *args), note)
+    async def _script(self, text: str, log_id: str, *args: object) -> Any:
+        return await self._calls.call(self._command(text, log_id, *args))
+
+    def _command(self, text: str, log_id: str, *args: object) -> tuple[Any, ...]:
+        return "EVALSHA", _SHA[text], 2, self._key(log_id, "head"), self._key(log_id, "events"), *args
 
     def _key(self, log_id: str, what: str) -> str:
         return f"{self._prefix}:{{{log_id}}}:{what}"
 
 
-def _checked(last_seq: int, log_id: str) -> int:
-    """Return the append script's result, or raise what its code stands for."""
-    if last_seq >= 0:
-        return last_seq
-    raise {
+def _checked(answer: int | Exception, log_id: str) -> int | Exception:
+    """Return the append script's result, or the exception that its code stands for."""
+    if isinstance(answer, Exception) or answer >= 0:
+        return answer
+    return {
         -1: Fenced(log_id),
         -2: Ended(log_id),
         -3: KeyError(log_id),
         -4: LogLost(_LOST),
-    }[last_seq]
+    }[answer]
 
 
 class _News:

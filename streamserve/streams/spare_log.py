@@ -24,7 +24,20 @@ from typing import TypeGuard
 
 from streamserve.protocol.events import Event, LoggedEvent, is_terminal
 from streamserve.protocol.frames import decode_event, encode_event
-from streamserve.streams.log import DurableLog, Ended, EventLog, Fenced, Forked, LogLost, LogUnavailable
+from streamserve.streams.log import (
+    Appending,
+    DurableLog,
+    Ended,
+    EventLog,
+    Fenced,
+    Forked,
+    LogLost,
+    LogUnavailable,
+    Place,
+    Settle,
+    Withdraw,
+    too_late,
+)
 
 logger = logging.getLogger("streamserve.streams")
 
@@ -71,7 +84,7 @@ class _Spare:
         return [LoggedEvent(seq=seq, event=decode_event(body)) for seq, body in wanted]
 
 
-class SpareLog:
+class SpareLog(Appending):
     """See `EventLog`. Owns `log`, and closes it. `max_bytes` bounds the memory of all spares."""
 
     def __init__(self, log: DurableLog, *, max_bytes: int = SPARE_BYTES) -> None:
@@ -100,19 +113,29 @@ class SpareLog:
 
     # EventLog
 
-    async def append(self, log_id: str, fence: int, events: Sequence[Event]) -> int:
-        if (spare := self._spares.get(log_id)) is not None:
-            return self._append_to(spare, fence, events)
-        fence_before, last_seq = self._written.get(log_id, (None, 0))
-        try:
-            last_seq = await self._log.append(log_id, fence, events)
-        except BaseException as reason:
+    def submit(self, log_id: str, fence: int, events: Sequence[Event], settle: Settle) -> Withdraw:
+        spare = self._spares.get(log_id)
+        if spare is not None:
+            refusal = self._refusal(spare, fence, events)
+            if refusal is None:
+                self._keep(spare, events, settle)
+            else:
+                settle(refusal)
+            return too_late
+        fence_before, base_seq = self._written.get(log_id, (None, 0))
+
+        def note(result: int | Exception) -> None:
+            if isinstance(result, int):
+                self._written[log_id] = fence, result
+                settle(result)
+                return
             self._written.pop(log_id, None)  # what is in the log is not known any more
-            if not events or fence_before != fence or self._is_closed or not _is_outage(reason):
-                raise
-            return self._begin(_Spare(log_id=log_id, fence=fence, base_seq=last_seq, reason=reason), events)
-        self._written[log_id] = fence, last_seq
-        return last_seq
+            if not events or fence_before != fence or self._is_closed or not _is_outage(result):
+                settle(result)
+            else:
+                self._keep(_Spare(log_id=log_id, fence=fence, base_seq=base_seq, reason=result), events, settle)
+
+        return self._log.submit(log_id, fence, events, note)
 
     async def read(self, log_id: str, after: int, limit: int = 512) -> list[LoggedEvent]:
         if log_id not in self._spares:
@@ -135,12 +158,12 @@ class SpareLog:
         spare = self._spares.get(log_id)
         return await self._log.last_seq(log_id) if spare is None else spare.last_seq
 
-    async def wait(self, log_id: str, after: int) -> None:
+    async def wait(self, log_id: str, place: Place) -> None:
         spare = self._spares.get(log_id)
         if spare is None:
-            await self._log.wait(log_id, after)
-        elif spare.last_seq <= after and spare.loss is None:
-            await self._log.waiters.wait(log_id, after)
+            await self._log.wait(log_id, place)
+        elif spare.last_seq <= place.seq and spare.loss is None:
+            await self._log.waiters.wait(log_id, place)
 
     async def seal(self, log_id: str) -> None:
         self._written.pop(log_id, None)
@@ -189,36 +212,35 @@ class SpareLog:
         spare = self._spares.get(log_id)
         return spare.base_seq if spare is not None else self._written.get(log_id, (0, math.inf))[1]
 
-    def _append_to(self, spare: _Spare, fence: int, events: Sequence[Event]) -> int:
+    def _refusal(self, spare: _Spare, fence: int, events: Sequence[Event]) -> Exception | None:
         if fence < spare.fence:
-            raise Fenced(spare.log_id)
+            return Fenced(spare.log_id)
         if spare.loss is not None:
-            raise copy.copy(spare.loss)
+            return copy.copy(spare.loss)
         if fence > spare.fence or self._is_closed:
-            raise copy.copy(spare.reason)
-        if events and spare.has_end:
-            raise Ended(spare.log_id)
-        return self._keep(spare, events)
+            return copy.copy(spare.reason)
+        return Ended(spare.log_id) if events and spare.has_end else None
 
-    def _begin(self, spare: _Spare, events: Sequence[Event]) -> int:
-        last_seq = self._keep(spare, events)
+    def _keep(self, spare: _Spare, events: Sequence[Event], settle: Settle) -> None:
+        bodies = [encode_event(event) for event in events]
+        if self._num_bytes + _size(bodies) > self._max_bytes:
+            settle(copy.copy(spare.reason))
+            return
+        if spare.log_id not in self._spares:
+            self._begin(spare)
+        self._num_bytes += _size(bodies)
+        spare.bodies += bodies
+        spare.has_end = bool(events) and is_terminal(events[-1])
+        spare.touched_at = time.time()
+        settle(spare.last_seq)
+        self._log.waiters.wake(spare.log_id, spare.last_seq)
+
+    def _begin(self, spare: _Spare) -> None:
         if not self._waiting():
             logger.error("stream log: %s Running streams go on in memory.", spare.reason)
         self._spares[spare.log_id] = spare
         if self._task is None or self._task.done():
             self._task = asyncio.create_task(self._run(), name="spare log", context=Context())
-        return last_seq
-
-    def _keep(self, spare: _Spare, events: Sequence[Event]) -> int:
-        bodies = [encode_event(event) for event in events]
-        if self._num_bytes + _size(bodies) > self._max_bytes:
-            raise copy.copy(spare.reason)
-        self._num_bytes += _size(bodies)
-        spare.bodies += bodies
-        spare.has_end = bool(events) and is_terminal(events[-1])
-        spare.touched_at = time.time()
-        self._log.waiters.wake(spare.log_id, spare.last_seq)
-        return spare.last_seq
 
     def _waiting(self) -> list[_Spare]:
         """The spares that are to be written back."""

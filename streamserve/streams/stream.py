@@ -23,18 +23,31 @@ import logging
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 from streamserve.clients.base import Accepted, EngineClient, Generation
 from streamserve.engine.sequence import Park
 from streamserve.protocol.errors import Refused, StreamserveError
-from streamserve.protocol.events import Done, Error, Event, Meta, Status, Usage, is_terminal
+from streamserve.protocol.events import Done, Error, Event, LoggedEvent, Meta, Status, Usage
 from streamserve.protocol.requests import GenerateRequest
 from streamserve.streams.claim import Claim
 from streamserve.streams.followed import RETRY_SECONDS, FollowedStream
 from streamserve.streams.lead import Lead
-from streamserve.streams.log import Ended, EventLog, Fenced, Forked, LogLost, LogUnavailable, new_log_id
+from streamserve.streams.log import (
+    Answer,
+    Ended,
+    EventLog,
+    Fenced,
+    Forked,
+    LogLost,
+    LogUnavailable,
+    Settle,
+    Withdraw,
+    new_log_id,
+)
 from streamserve.streams.parking import MESSAGES, NO_READER, Parking
 from streamserve.streams.readers import Reader
+from streamserve.streams.relay import Relay
 from streamserve.streams.settings import StreamSettings
 from streamserve.streams.summary import StreamSummary, summarize
 from streamserve.streams.tally import Tally
@@ -87,7 +100,7 @@ class Stream(FollowedStream):
         self.ended_at: float | None = None
         self._client, self._settings = client, settings
         self._generation = generation
-        self._is_committing_end = False  # readers may have read the end, and left, before we hear of it
+        self._relaying: Relay | None = None  # of the generation of now, once it is relayed
 
     # What others see
 
@@ -245,17 +258,25 @@ class Stream(FollowedStream):
             self.parking.begin(NO_READER, self.tally.num_tokens, time.monotonic())
 
     async def _relay(self, generation: Generation) -> None:
-        """Commit what `generation` yields until it is over: by itself, parked by the engine, or cancelled by us.
-
-        Group commit without a timer: what came while the last batch was being committed is the next batch.
-        """
-        async for event in generation:
-            await self._append([event, *generation.ready(_MOST_AT_ONCE - 1)])
-            self.tally.note_cached(generation.num_cached_tokens)
-            if self.terminal is not None:
-                return
-        if self._generation is generation:
+        """Commit what `generation` yields until it is over: by itself, parked by the engine, or cancelled by us."""
+        self._relaying = relay = Relay(
+            lambda: self._next_batch(generation),
+            lambda: self.terminal is not None or not generation.is_open,
+            self._submit,
+        )
+        try:
+            generation.on_news = relay.go_on
+            relay.go_on()
+            await relay.over()
+        finally:
+            self._relaying = generation.on_news = None
+        if self.terminal is None and self._generation is generation:
             await self._stand_still(generation.parked)
+
+    def _next_batch(self, generation: Generation) -> list[Event]:
+        """Return what is to be committed next of what `generation` has."""
+        self.tally.note_cached(generation.num_cached_tokens)
+        return [] if self.terminal is not None else self._batch(generation.ready(_MOST_AT_ONCE))
 
     async def _stand_still(self, park: Park | None) -> None:
         """Remember why the engine has parked the answer, and tell the readers if they will notice."""
@@ -308,17 +329,36 @@ class Stream(FollowedStream):
             await self._append([Status(status="waiting", message=message)])
 
     async def _append(self, events: Sequence[Event]) -> None:
-        """Commit `events` up to the first terminal one, and news of the log; what is not committed does not count."""
-        batch = self._log_news() + [self._settled(event) for event in self.tally.fresh(events)]
+        """Commit `events` and what there is to say of the log."""
+        batch = self._batch(events)
         while batch:
-            self._is_committing_end = is_terminal(batch[-1])
-            try:
-                last_seq = await self._log.append(self.log_id, self.claim.fence, batch)
-            finally:
-                self._is_committing_end = False
-            for seq, event in enumerate(batch, last_seq - len(batch) + 1):
-                self._note(event, seq)
+            answer: Answer[int] = Answer()
+            await answer.wait(self._submit(batch, answer.settle))
             batch = self._log_news()  # it may be away since
+
+    def _batch(self, events: Sequence[Event]) -> list[Event]:
+        """Return what is to be committed: news of the log, and `events` up to the first terminal one."""
+        return self._log_news() + [self._settled(event) for event in self.tally.fresh(events)]
+
+    def _submit(self, batch: Sequence[Event], heard: Settle) -> Withdraw:
+        """Begin to commit; what is committed counts, and is shown, before it is `heard` of."""
+        return self._log.submit(self.log_id, self.claim.fence, batch, partial(self._settle, batch, heard))
+
+    def _settle(self, batch: Sequence[Event], heard: Settle, result: int | Exception) -> None:
+        try:
+            if isinstance(result, int):
+                self._show(batch, result)
+        except Exception as error:
+            result = error
+        heard(result)
+
+    def _show(self, batch: Sequence[Event], last_seq: int) -> None:
+        """Count what is committed now, and give it to the readers here who wait for just that; the log wakes others."""
+        first_seq = last_seq - len(batch) + 1
+        logged = [LoggedEvent(seq=seq, event=event) for seq, event in enumerate(batch, first_seq)]
+        for one in logged:
+            self._note(one.event, one.seq)
+        self.readers.give(logged)
 
     async def _fail(self, error: Error) -> None:
         """Commit `error` if the stream has no end yet. A log that cannot take even that leaves it without one."""
@@ -356,7 +396,7 @@ class Stream(FollowedStream):
 
     @property
     def _is_ending(self) -> bool:
-        return self._ending is not None or self._is_committing_end or self.state == "finished"
+        return self._ending is not None or self.state == "finished"
 
     def _seconds_left(self) -> float | None:
         """How long until the engine is asked to go on: 0 is now, None is until somebody comes or has read more."""
@@ -389,6 +429,8 @@ class Stream(FollowedStream):
         if self._generation is not None:
             self._generation.cancel()
             self._generation = None
+            if self._relaying is not None:
+                self._relaying.go_on()
 
 
 def _fix(request: GenerateRequest, generation: Generation) -> GenerateRequest:

@@ -3,6 +3,7 @@
 asyncio. Pulls pages from the log, so a slow reader costs one page of memory, not an answer. The rule of joining is
 Nagle's with a clock: a token that comes `coalesce_seconds` after the last frame, or is the first, leaves at once;
 others wait for company at most that long, or until `coalesce_tokens` are there. Everything but tokens leaves at once.
+To wake a task costs more than all that: who has an `Outlet` and waits is given what is committed here in the same turn.
 Who takes snapshots is given one when it is more than `snapshot_events` behind, because it came late or reads slowly.
 """
 
@@ -12,12 +13,13 @@ import asyncio
 import math
 import time
 from functools import partial
+from typing import Protocol
 
 from streamserve.dialects.base import coalesce
 from streamserve.protocol.errors import BadRequest, Gone, QuotaExceeded
 from streamserve.protocol.events import Done, LoggedEvent, Token, is_terminal
 from streamserve.streams.directory import Streams
-from streamserve.streams.log import EventLog, Forked
+from streamserve.streams.log import EventLog, Forked, Place
 from streamserve.streams.snapshot import take_snapshot
 from streamserve.streams.stream import Reader, Stream
 from streamserve.streams.timers import Patience
@@ -45,11 +47,32 @@ class BrokenStream(Exception):
     """The stream is over and its log has no terminal event: the log could not be written. Readers just end."""
 
 
+class Outlet(Protocol):
+    """Who takes events at once, without being waited for."""
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it does now."""
+
+    def put(self, events: list[LoggedEvent]) -> None:
+        """Take them, while it is open."""
+
+
 class Tail:
-    """One reader, used once: `begin`, `next` until `is_over`, `close`. `given_seq` is the last event it was given."""
+    """One reader, used once: `begin`, `next` until `is_over`, `close`. `given_seq` is the last event it was given.
+
+    What an `outlet` has taken, `next` does not return.
+    """
 
     def __init__(
-        self, streams: Streams, stream: Stream, after: int, reader: Reader, *, snapshots: bool = False
+        self,
+        streams: Streams,
+        stream: Stream,
+        after: int,
+        reader: Reader,
+        *,
+        snapshots: bool = False,
+        silence_seconds: float = math.inf,
     ) -> None:
         if not 0 <= after <= stream.last_seq:
             message = f"The stream has {stream.last_seq} events so far; it cannot be read after event {after}."
@@ -65,7 +88,13 @@ class Tail:
         self._log, self._settings = streams.log, streams.settings
         self._stream, self._reader = stream, reader
         self._takes_snapshots = snapshots and self._settings.snapshot_events > 0
+        self._silence_seconds = silence_seconds
+        self._given_at = -math.inf  # when `next` gave something, if only that there is nothing, or the outlet took some
         self._patience = Patience()
+        self._place = Place(after)  # of `_wait`
+        self._outlet: Outlet | None = None
+        self._is_waiting = False
+        self._failure: Exception | None = None  # of the outlet
         self._held: list[LoggedEvent] = []
         self._num_tokens = 0  # of those that are held
         self._page = _PAGE
@@ -73,9 +102,12 @@ class Tail:
         self._token_at = -math.inf  # when the last token left: the first one never waits
         self._is_closed = False
 
-    def begin(self) -> None:
+    def begin(self, outlet: Outlet | None = None) -> None:
         """Attach the reader, unless it has left already."""
+        self._given_at = time.monotonic()
         if not self._is_closed:
+            self._outlet = outlet
+            self._reader.take = None if outlet is None else self._take
             self._stream.attach(self._reader)
 
     def close(self) -> None:
@@ -83,19 +115,19 @@ class Tail:
         if not self._is_closed:
             self._is_closed = self.is_over = True
             self._patience.close()
+            self._reader.take = None
             self._stream.detach(self._reader)
             if not self._reader.is_watcher:
                 self._stream.release()
 
-    async def next(self, silence_seconds: float | None = None) -> list[LoggedEvent]:
+    async def next(self) -> list[LoggedEvent]:
         """Return the next events, joined. [] after `silence_seconds` without any, or when none are to come."""
-        silent_at = math.inf if silence_seconds is None else time.monotonic() + silence_seconds
         has_waited = is_woken = False
         await self._leap()
         while not self.is_over:
             if is_woken or self._may_have_more:
                 await self._read()
-            due_at = self._due_at() - _SOON_SECONDS if self._held else silent_at
+            due_at = self._due_at()
             if due_at <= time.monotonic():
                 if not has_waited:
                     await asyncio.sleep(0)
@@ -103,6 +135,28 @@ class Tail:
             if not self.is_over and not self._stream.ended.is_set():  # its log was sealed while it was read, perhaps
                 is_woken, has_waited = await self._wait(due_at), True
         return []
+
+    def _take(self, events: list[LoggedEvent]) -> None:
+        """Give what has just been committed to the outlet, if that is open and this reader waits for nothing else.
+
+        If not, nothing is done here: the log wakes the reader.
+        """
+        if not self._is_waiting or events[0].seq != self._read_seq + 1 or is_terminal(events[-1].event):
+            return
+        assert self._outlet is not None
+        try:
+            if not self._outlet.is_open:
+                return
+            self._hold(events, events[-1].seq)
+            due_at = self._due_at()
+            if due_at <= time.monotonic():
+                self._outlet.put(self._flush())
+            else:
+                self._patience.hasten(due_at)
+            self._place.seq = self._read_seq + self._num_wanted
+        except Exception as error:
+            self._failure = error
+            self._place.seq = 0
 
     @property
     def _may_have_more(self) -> bool:
@@ -153,22 +207,36 @@ class Tail:
                 self._holds_more = True
 
     def _due_at(self) -> float:
-        """When the held events must leave."""
+        """When the held events must leave; when none are held, how long the reader may hear nothing."""
+        if not self._held:
+            return self._given_at + self._silence_seconds
         if self._holds_more or self._num_tokens >= self._settings.coalesce_tokens or self._stream.ended.is_set():
             return 0.0
-        return self._token_at + self._settings.coalesce_seconds
+        return self._token_at + self._settings.coalesce_seconds - _SOON_SECONDS
+
+    @property
+    def _num_wanted(self) -> int:
+        """How many more events not to be woken for: while tokens are held, others may fill the frame."""
+        return self._settings.coalesce_tokens - self._num_tokens - 1 if self._held else 0
 
     async def _wait(self, until: float) -> bool:
         """Wait for an event, while tokens are held until others may fill the frame; return False if time is up."""
-        num_more = self._settings.coalesce_tokens - self._num_tokens - 1 if self._held else 0
-        return await self._patience.wait(self._log.wait(self._stream.log_id, self._read_seq + num_more), until)
+        self._place.seq = self._read_seq + self._num_wanted
+        self._is_waiting = True
+        try:
+            return await self._patience.wait(self._log.wait(self._stream.log_id, self._place), until)
+        finally:
+            self._is_waiting = False
+            if self._failure is not None:
+                raise self._failure
 
     def _flush(self) -> list[LoggedEvent]:
+        self._given_at = time.monotonic()
         held, self._held = self._held, []
         if not held:
             return []
         if self._num_tokens:
-            self._token_at = time.monotonic()
+            self._token_at = self._given_at
         self._num_tokens, self._holds_more = 0, False
         self.given_seq = held[-1].seq
         self.is_over = is_terminal(held[-1].event)

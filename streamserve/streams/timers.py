@@ -74,6 +74,13 @@ class Patience:
                 self._unset()
         return True
 
+    def hasten(self, until: float) -> None:
+        """Have the wait of now end earlier."""
+        if until < self._until:
+            self._until = until
+            if self._timer is None or self._timer.when() > until:
+                self._set()
+
     def close(self) -> None:
         """Keep no timer any longer."""
         self._is_closed = True

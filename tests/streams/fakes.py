@@ -6,6 +6,7 @@ import asyncio
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from itertools import cycle
 
 from streamserve.clients.base import Accepted, EngineClient, Generation, ModelDescription
@@ -16,7 +17,7 @@ from streamserve.engine.plan import StepPlan
 from streamserve.engine.sequence import Park
 from streamserve.protocol.events import Event, Token
 from streamserve.protocol.requests import GenerateRequest, SamplingParams
-from streamserve.streams.log import MemoryLog
+from streamserve.streams.log import MemoryLog, Settle, Withdraw, too_late
 
 _DEADLINE_SECONDS = 30.0
 
@@ -51,6 +52,7 @@ class ScriptedGeneration:
     def __init__(self, request: GenerateRequest) -> None:
         self.parked: Park | None = None
         self.num_cached_tokens = 0
+        self.on_news: Callable[[], None] | None = None
         self.positions: list[tuple[int, ...] | None] = []  # what `reader_at` was told
         self.accepted = Accepted(num_prompt_tokens=3, max_tokens=request.sampling.max_tokens or 99, seed=11)
         self.is_cancelled = False
@@ -61,14 +63,22 @@ class ScriptedGeneration:
         """Yield these next; an exception is raised, None ends the iteration."""
         self._script.extend(script)
         self._news.set()
+        if self.on_news is not None:
+            self.on_news()
 
     def park(self, park: Park) -> None:
         """End like an engine that parks the sequences, after what was pushed."""
         self.parked = park
         self.push(None)
 
+    @property
+    def is_open(self) -> bool:
+        return not self._script or self._script[0] is not None
+
     def ready(self, most: int | None = None) -> list[Event]:
         events: list[Event] = []
+        if self._script and isinstance(self._script[0], BaseException):
+            raise self._script.popleft()
         while self._script and not isinstance(self._script[0], BaseException | None) and len(events) != most:
             events.append(self._script.popleft())
         return events
@@ -78,6 +88,7 @@ class ScriptedGeneration:
 
     def cancel(self) -> None:
         self.is_cancelled = True
+        self.on_news = None
         self._script.clear()
         self.push(None)
 
@@ -150,8 +161,25 @@ class ParkingGeneration:
         self._num_left -= isinstance(event, Token)
         return event
 
+    @property
+    def on_news(self) -> Callable[[], None] | None:
+        return self._inner.on_news
+
+    @on_news.setter
+    def on_news(self, call: Callable[[], None] | None) -> None:
+        self._inner.on_news = call
+
+    @property
+    def is_open(self) -> bool:
+        return self.parked is None and self._inner.is_open
+
     def ready(self, most: int | None = None) -> list[Event]:
-        return []
+        if not self._num_left:
+            self._inner.cancel()
+            self.parked = self._park
+        events = self._inner.ready(1)
+        self._num_left -= sum(isinstance(event, Token) for event in events)
+        return events
 
     def reader_at(self, num_tokens: Sequence[int] | None) -> None:
         self._inner.reader_at(num_tokens)
@@ -185,13 +213,34 @@ class StallingLog(MemoryLog):
         self.batches: list[list[Event]] = []
         self.num_reads = 0
         self.is_broken = False
+        self._stalled: list[Callable[[], None]] = []
 
-    async def append(self, log_id: str, fence: int, events: Sequence[Event]) -> int:
-        await self.go.wait()
+    def submit(self, log_id: str, fence: int, events: Sequence[Event], settle: Settle) -> Withdraw:
+        if self.go.is_set() and not self._stalled:
+            self._do(log_id, fence, events, settle)
+            return too_late
+        self._stalled.append(call := partial(self._do, log_id, fence, events, settle))
+        if len(self._stalled) == 1:
+            self._task = asyncio.create_task(self._go_on())
+        return partial(self._withdraw, call)
+
+    def _do(self, log_id: str, fence: int, events: Sequence[Event], settle: Settle) -> None:
         if self.is_broken:
-            raise OSError("no space left on device")
+            settle(OSError("no space left on device"))
+            return
         self.batches.append(list(events))
-        return await super().append(log_id, fence, events)
+        super().submit(log_id, fence, events, settle)
+
+    def _withdraw(self, call: Callable[[], None]) -> bool:
+        is_there = call in self._stalled
+        if is_there:
+            self._stalled.remove(call)
+        return is_there
+
+    async def _go_on(self) -> None:
+        await self.go.wait()
+        while self._stalled:
+            self._stalled.pop(0)()
 
     async def read(self, log_id: str, after: int, limit: int = 512) -> list:
         self.num_reads += 1

@@ -24,7 +24,7 @@ from streamserve.protocol.events import Done, Token
 from streamserve.protocol.frames import FrameError
 from streamserve.streams.file_log import FileLog
 from streamserve.streams.file_store import SCHEMA_VERSION, FileStore
-from streamserve.streams.log import LogFull, LogUnavailable, new_log_id
+from streamserve.streams.log import LogFull, LogUnavailable, Place, new_log_id
 from tests.proofs.scale import scaled
 from tests.streams.fakes import tok
 from tests.streams.log_killing import Writer, check, kill_in_turn
@@ -113,7 +113,7 @@ async def test_what_another_process_appends_is_noticed_within_100_ms(path: Path,
     await other.append(log_id, 1, [tok("x")])
     delays = []
     for last_seq in range(1, 21):
-        waiting = asyncio.create_task(log.wait(log_id, last_seq))
+        waiting = asyncio.create_task(log.wait(log_id, Place(last_seq)))
         await asyncio.sleep(random.uniform(0.06, 0.16))
         assert not waiting.done()
         await other.append(log_id, 1, [tok("y")])
@@ -130,7 +130,7 @@ async def test_waiting_readers_share_one_poller_and_none_is_left(log: FileLog) -
     """However many wait, one task looks; when nobody waits, it ends."""
     log_ids = [new_log_id() for _ in range(50)]
     await asyncio.gather(*[log.append(log_id, 1, [tok("x")]) for log_id in log_ids])
-    waiting = [asyncio.create_task(log.wait(log_id, 1)) for log_id in log_ids]
+    waiting = [asyncio.create_task(log.wait(log_id, Place(1))) for log_id in log_ids]
     await asyncio.sleep(0)
     assert sum(task.get_name() == "log poller" for task in asyncio.all_tasks()) == 1
     for task in waiting:
@@ -351,7 +351,7 @@ async def _follow(log: FileLog, log_id: str, num_events: int) -> list[str]:
             assert [one.seq for one in page] == list(range(len(texts) + 1, len(texts) + 1 + len(page)))
             texts += [one.event.text for one in page if isinstance(one.event, Token)]
             if not page:
-                await log.wait(log_id, len(texts))
+                await log.wait(log_id, Place(len(texts)))
     return texts
 
 

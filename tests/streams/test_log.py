@@ -8,7 +8,7 @@ import time
 import pytest
 
 from streamserve.protocol.events import Done, Error, Event, Meta, PositionLogprobs, Status, Token, TokenLogprob
-from streamserve.streams.log import Ended, Fenced, MemoryLog, new_log_id
+from streamserve.streams.log import Ended, Fenced, MemoryLog, Place, new_log_id
 from tests.streams.fakes import tok
 from tests.streams.logs import MakeLog, everything, make_log, numbered, redis_server
 
@@ -110,7 +110,7 @@ async def test_waiting_readers_are_woken(make_log: MakeLog, what: str) -> None:
     """News, the end, and the loss of the log all wake who waits."""
     log, log_id = make_log(), new_log_id()
     await log.append(log_id, 1, [tok("x")])
-    waiting = [asyncio.create_task(log.wait(log_id, 1)) for _ in range(2)]
+    waiting = [asyncio.create_task(log.wait(log_id, Place(1))) for _ in range(2)]
     await asyncio.sleep(0)
     assert not any(task.done() for task in waiting)
     await {
@@ -127,8 +127,8 @@ async def test_news_wake_only_who_has_not_seen_them(make_log: MakeLog) -> None:
     log, log_id, other_id = make_log(), new_log_id(), new_log_id()
     await log.append(log_id, 1, [tok("x")])
     await log.append(other_id, 1, [tok("x")])
-    await _still(log.wait(log_id, 1))
-    waiting = asyncio.create_task(log.wait(log_id, 1))
+    await _still(log.wait(log_id, Place(1)))
+    waiting = asyncio.create_task(log.wait(log_id, Place(1)))
     await asyncio.sleep(0)
     for _ in range(20):
         await log.append(other_id, 1, [tok("y")])
@@ -136,7 +136,7 @@ async def test_news_wake_only_who_has_not_seen_them(make_log: MakeLog) -> None:
     assert not waiting.done()
     waiting.cancel()
     async with asyncio.timeout(_DEADLINE_SECONDS):
-        await log.wait(log_id, 0)
+        await log.wait(log_id, Place(0))
 
 
 async def test_what_others_write_is_noticed_by_all_who_wait(make_log: MakeLog) -> None:
@@ -169,7 +169,7 @@ async def test_who_comes_after_the_news_is_not_kept_waiting(make_log: MakeLog) -
     await theirs.append(log_id, 1, [tok("x"), tok("y")])
     await asyncio.sleep(0.3)
     async with asyncio.timeout(_DEADLINE_SECONDS):
-        await ours.wait(log_id, 1)
+        await ours.wait(log_id, Place(1))
     others.cancel()
 
 
@@ -182,7 +182,7 @@ async def test_what_is_gone_raises_and_is_not_waited_for(make_log: MakeLog) -> N
         with pytest.raises(KeyError):
             await one.read(log_id, 0)
         async with asyncio.timeout(_DEADLINE_SECONDS):
-            await one.wait(log_id, 1)
+            await one.wait(log_id, Place(1))
     await log.drop(log_id)
 
 
@@ -283,4 +283,4 @@ async def _read_to(log: MemoryLog, log_id: str, last_seq: int) -> None:
         page = await log.read(log_id, after)
         after = page[-1].seq if page else after
         if not page:
-            await log.wait(log_id, after)
+            await log.wait(log_id, Place(after))

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import redis
 
-from streamserve.streams.log import EventLog, LogFull, LogLost, LogUnavailable, new_log_id
+from streamserve.streams.log import EventLog, LogFull, LogLost, LogUnavailable, Place, new_log_id
 from streamserve.streams.redis_log import RedisLog
 from tests.proofs.scale import scaled
 from tests.streams.fakes import tok
@@ -194,7 +194,7 @@ async def test_one_connection_listens_for_all(make_server: MakeServer) -> None:
     async with log_at(server) as log:
         log_ids = [new_log_id() for _ in range(50)]
         await asyncio.gather(*[log.append(log_id, 1, [tok("x")]) for log_id in log_ids])
-        await asyncio.gather(*[log.wait(log_id, 1) for log_id in log_ids])
+        await asyncio.gather(*[log.wait(log_id, Place(1)) for log_id in log_ids])
         assert _num_listeners(server) == 1
 
 
@@ -282,7 +282,7 @@ async def _follow(log: EventLog, log_id: str) -> list[str]:
         assert [one.seq for one in page] == list(range(len(texts) + 1, len(texts) + 1 + len(page)))
         texts += [one.event.text for one in page]
         if not page:
-            await log.wait(log_id, len(texts))
+            await log.wait(log_id, Place(len(texts)))
     return texts
 
 

@@ -15,7 +15,7 @@ import pytest
 from streamserve.protocol.events import Done, Event, LoggedEvent, Status
 from streamserve.streams.directory import Streams
 from streamserve.streams.follow import follow
-from streamserve.streams.log import Ended, EventLog, Fenced, Forked, LogLost, LogUnavailable, new_log_id
+from streamserve.streams.log import Ended, EventLog, Fenced, Forked, LogLost, LogUnavailable, Place, new_log_id
 from streamserve.streams.settings import StreamSettings
 from streamserve.streams.spare_log import SpareLog
 from streamserve.streams.stream import Stream
@@ -169,12 +169,12 @@ async def test_a_spare_is_a_log(outage: Outage) -> None:
     events: list[Event] = [tok(f"{number}") for number in range(9)]
     assert await log.append(log_id, 2, events[:4]) == 4
     await outage.begin()
-    waiting = asyncio.create_task(log.wait(log_id, 4))
+    waiting = asyncio.create_task(log.wait(log_id, Place(4)))
     await asyncio.sleep(0)
     assert await log.append(log_id, 2, events[4:6]) == 6
     async with asyncio.timeout(_DEADLINE_SECONDS):
         await waiting
-    late = asyncio.create_task(log.wait(log_id, 6))
+    late = asyncio.create_task(log.wait(log_id, Place(6)))
     await asyncio.sleep(0)
     assert await log.append(log_id, 2, events[6:]) == await log.append(log_id, 2, []) == await log.last_seq(log_id) == 9
     async with asyncio.timeout(_DEADLINE_SECONDS):
@@ -428,7 +428,7 @@ async def _read_to_end(log: EventLog, log_id: str) -> list[LoggedEvent]:
         page = await log.read(log_id, len(seen), 64)
         seen += page
         if not page:
-            await log.wait(log_id, len(seen))
+            await log.wait(log_id, Place(len(seen)))
     return seen
 
 
