@@ -250,13 +250,11 @@ class Pen:
     def __init__(self, request: FlowRequest, gate: Gate, send: Send) -> None:
         self._request, self._gate, self.send = request, gate, send
 
-    @property
     def is_ready(self) -> bool:
         """Whether nothing waits before what is written now."""
         gate, request = self._gate, self._request
-        if not gate.is_open or gate.is_gone or gate.turn.locked():
-            return False
-        return bool(request.chunked) and not request.finished and not request._disconnected
+        is_free = gate.is_open and not gate.is_gone and not gate.turn.locked()
+        return is_free and request.chunked and not request.finished and not request._disconnected
 
     def write(self, data: bytes) -> None:
         """Write a piece of a chunked body that is not the last."""

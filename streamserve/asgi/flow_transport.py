@@ -73,7 +73,8 @@ class Wire:
     def _write_now(self, data: bytes) -> None:
         """Hand `data` to the kernel, if nothing waits before it; Twisted would first ask the system whether it may."""
         tcp = self.tcp
-        if data and tcp.connected and not (self.num_unsent or tcp.disconnecting or tcp._writeDisconnecting):
+        is_behind = tcp._tempDataLen or len(tcp.dataBuffer) > tcp.offset  # as num_unsent has it
+        if data and not (is_behind or tcp.disconnecting or tcp._writeDisconnecting) and tcp.connected:
             try:
                 num = tcp.socket.send(data)
             except OSError:  # full; or broken, which Twisted finds out and acts on

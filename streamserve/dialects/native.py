@@ -13,11 +13,11 @@ from typing import Any
 from streamserve.dialects.fields import integer, one_of, read
 from streamserve.dialects.generate import build, conflict, request_fields, sampling_fields
 from streamserve.protocol.errors import BadRequest, ErrorBody
-from streamserve.protocol.events import Farewell, LoggedEvent
+from streamserve.protocol.events import Farewell, LoggedEvent, Token
 from streamserve.protocol.ids import event_id
 from streamserve.protocol.limits import Limits
 from streamserve.protocol.requests import GenerateRequest
-from streamserve.protocol.sse import CONTENT_TYPE, FIRST_BYTES, KEEPALIVE, frame, one_line_json
+from streamserve.protocol.sse import CONTENT_TYPE, FIRST_BYTES, KEEPALIVE, frame, numbered_head, one_line_json, one_line_json_string
 
 FORMATS = ("native", "tokens", "text")
 ON_DISCONNECT = ("park", "abort")
@@ -93,16 +93,26 @@ class NativeEncoder:
 
     def __init__(self, log_id: str) -> None:
         self._log_id = log_id
+        self._token_head = numbered_head(Token.type, event_id(log_id, 0)[:-1])
 
     def encode(self, logged: LoggedEvent) -> bytes:
         """Return the event's one frame."""
         event = logged.event
+        if isinstance(event, Token) and event.logprobs is None:  # nearly all: the same, written out
+            data = f'"token_ids":{_int_list(event.token_ids)},"index":{event.index},"choice":{event.choice}'
+            text = one_line_json_string(event.text)
+            return f'{self._token_head}{logged.seq}\ndata: {{"text":{text},{data}}}\n\n'.encode()
         return frame(one_line_json(event.payload()), event=event.type, id=event_id(self._log_id, logged.seq))
 
     def farewell(self, farewell: Farewell) -> bytes:
         """Return where to go on, and when. Without an `id:` line: an EventSource's last event stays the last one."""
         data = farewell_json(self._log_id, farewell)
         return frame(one_line_json(data), event="farewell", retry_ms=farewell.retry_ms)
+
+
+def _int_list(numbers: tuple[int, ...]) -> str:
+    """Return them as compact JSON."""
+    return f"[{numbers[0]}]" if len(numbers) == 1 else f"[{','.join(map(str, numbers))}]"
 
 
 def farewell_json(log_id: str, farewell: Farewell) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 # `[DONE]` may follow these, and only these.
 SUCCESS_REASONS = frozenset({"stop", "length", "tool_calls", "content_filter"})
@@ -210,6 +210,9 @@ class Snapshot:
 Event = Meta | Status | Token | ChoiceDone | Snapshot | Error | Done
 
 
+TERMINALS = (Done, Error)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Farewell:
     """No event of the log: the server lets a reader go after event `seq`, who may come again in `retry_ms`."""
@@ -219,8 +222,7 @@ class Farewell:
     retry_ms: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoggedEvent:
+class LoggedEvent(NamedTuple):
     """An event with its number in the log, dense from 1. Its wire id is `f"{log_id}-{seq}"`."""
 
     seq: int
@@ -229,7 +231,7 @@ class LoggedEvent:
 
 def is_terminal(event: Event) -> bool:
     """Tell whether nothing may follow `event` in its stream."""
-    return isinstance(event, Done | Error)
+    return isinstance(event, TERMINALS)
 
 
 def is_success(event: Event) -> bool:

@@ -14,6 +14,8 @@ _EVENT = re.compile(r"[a-z_]{1,32}")
 _ID = re.compile(r"[0-9A-Za-z:_-]{1,64}")
 _JSON = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))  # `dumps` makes one a call
 
+_quote = json.encoder.encode_basestring
+
 # Line ends for `str.splitlines` and for JavaScript before 2019, though not for SSE: sloppy readers split at them.
 _EXOTIC_LINE_BREAKS = str.maketrans({"\x85": "\\u0085", "\u2028": "\\u2028", "\u2029": "\\u2029"})
 
@@ -30,6 +32,12 @@ def one_line_json(value: Any) -> str:
     return text.translate(_EXOTIC_LINE_BREAKS)
 
 
+def one_line_json_string(text: str) -> str:
+    """Return `one_line_json(text)`, sooner."""
+    quoted = _quote(text)
+    return quoted if quoted.isascii() else one_line_json(text)
+
+
 def frame(data: str, *, event: str | None = None, id: str | None = None, retry_ms: int | None = None) -> bytes:
     """Return one event. `data` is one line: `one_line_json`, or a word such as `[DONE]`."""
     if "\n" in data or "\r" in data:
@@ -38,6 +46,11 @@ def frame(data: str, *, event: str | None = None, id: str | None = None, retry_m
     id_line = "" if id is None else f"id: {_matched(_ID, id)}\n"
     retry_line = "" if retry_ms is None else f"retry: {retry_ms:d}\n"
     return f"{event_line}{id_line}{retry_line}data: {data}\n\n".encode()
+
+
+def numbered_head(event: str, id_prefix: str) -> str:
+    """Return how frames begin that have this event and an id of this prefix and a number, which is to follow."""
+    return f"event: {_matched(_EVENT, event)}\nid: {_matched(_ID, id_prefix)}"
 
 
 def comment(text: str) -> bytes:

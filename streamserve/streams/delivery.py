@@ -31,7 +31,6 @@ _TRANSPORTS = {"text/event-stream": "sse", "text/plain": "text"}
 class Pen(Protocol):
     """A transport that writes at once, while it is ready: what was written before is on its way, and none waits."""
 
-    @property
     def is_ready(self) -> bool: ...
 
     def write(self, data: bytes) -> None: ...
@@ -60,7 +59,8 @@ class Delivery:
         self._watch(nothing)
         self._log = streams.log
         self._sent_seq = after
-        self._pen: Pen | None = None
+        self.is_ready: Callable[[], bool] | None = None
+        self._write: Callable[[bytes], None]
         self._rewound_to = after if encoder.takes_snapshots else 0
         self._has_begun = self._has_taken_leave = False
 
@@ -93,7 +93,8 @@ class Delivery:
         would, without being waited for, while it is ready.
         """
         self._watch(num_untaken)
-        self._pen = pen
+        if pen is not None:
+            self.is_ready, self._write = pen.is_ready, pen.write
         try:
             frame: bytes | None = self._begin()
             while frame is not None:
@@ -133,7 +134,7 @@ class Delivery:
         if self._has_begun:
             raise RuntimeError("a Delivery runs once")
         self._has_begun = True
-        self._tail.begin(None if self._pen is None else self)
+        self._tail.begin(None if self.is_ready is None else self)
         return self._encoder.first_bytes
 
     async def _next(self) -> bytes | None:
@@ -149,17 +150,13 @@ class Delivery:
             self._has_sent(data)
         return self._leave()
 
-    @property
-    def is_open(self) -> bool:
-        """As an `Outlet` of its tail: whether what is committed now may be written at once."""
-        return self._pen is not None and self._pen.is_ready
+    # As an `Outlet` of its tail: `is_ready` is the pen's.
 
     def put(self, events: list[LoggedEvent]) -> None:
-        """As an `Outlet`: write them."""
-        assert self._pen is not None
+        """Write what was committed now."""
         data = b"".join(map(self._encoder.encode, events))
         if data:
-            self._pen.write(data)
+            self._write(data)
         self._has_sent(data)
 
     async def _rewind(self) -> None:
@@ -173,9 +170,11 @@ class Delivery:
 
     def _has_sent(self, data: bytes) -> None:
         """Note what the transport has accepted."""
-        self._sent_seq = self._tail.given_seq
-        self._position.send(len(data), self._sent_seq)
-        self._looks.has_sent()
+        self._sent_seq = seq = self._tail.given_seq
+        if self._position.send(len(data), seq):
+            self._looks.look()
+        else:
+            self._looks.soon()
 
     def _leave(self) -> bytes | None:
         """Return the last word to a reader whose stream was let go, once."""

@@ -11,11 +11,11 @@ import asyncio
 import contextlib
 import time
 
-from streamserve.protocol.events import Done, Error, Event, Status
+from streamserve.protocol.events import TERMINALS, Done, Error, Event, Status, Token
 from streamserve.streams.claim import Claim, Standing
 from streamserve.streams.log import EventLog, LogUnavailable
 from streamserve.streams.readers import Readers
-from streamserve.streams.spare_log import outage_of
+from streamserve.streams.spare_log import may_be_away, outage_of
 from streamserve.streams.tally import Tally
 from streamserve.streams.timers import Timers
 
@@ -38,6 +38,7 @@ class FollowedStream:
         self.last_seq = 0  # committed and counted here: while another process writes, the log may be ahead
         self.terminal: Done | Error | None = None
         self._log = log
+        self._can_be_away = may_be_away(log)
         self.is_forked = False  # what readers here have seen is not what the log says: nobody may read on
         self._ending: Done | Error | None = None
         self._has_left = False
@@ -116,7 +117,9 @@ class FollowedStream:
     def _note(self, event: Event, seq: int, *, is_ours: bool = True) -> None:
         self.tally.note(event, seq, is_ours=is_ours)
         self.last_seq = seq
-        if isinstance(event, Done | Error):
+        if isinstance(event, Token):
+            return
+        if isinstance(event, TERMINALS):
             self.terminal = event
             self._news.set()
         elif isinstance(event, Status) and event.resumable is not None:
@@ -124,7 +127,7 @@ class FollowedStream:
 
     def _log_news(self) -> list[Event]:
         """Return what readers are to be told of the log: that it is away, that it is back; nothing twice."""
-        outage = outage_of(self._log, self.log_id)
+        outage = outage_of(self._log, self.log_id) if self._can_be_away else None
         if self.terminal is not None or (outage is None) == self._says_resumable:
             return []
         if outage is None:

@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
 from streamserve.protocol.errors import Refused
-from streamserve.protocol.events import Event, LoggedEvent, is_terminal
+from streamserve.protocol.events import TERMINALS, Event, LoggedEvent
 
 W = TypeVar("W")
 R = TypeVar("R")
@@ -163,7 +163,10 @@ class Waiters:
 
     def wake(self, log_id: str, last_seq: int | None = None) -> None:
         """Wake who waits for an event up to `last_seq`; without one, all who wait for that log."""
-        for future, place in self._waiting.get(log_id, {}).items():
+        waiting = self._waiting.get(log_id)
+        if waiting is None:
+            return
+        for future, place in waiting.items():
             if (last_seq is None or last_seq > place.seq) and not future.done():
                 future.set_result(None)
 
@@ -244,53 +247,62 @@ class Appending:
         return await answer.wait(self.submit(log_id, fence, events, answer.settle))
 
 
+@dataclass(slots=True)
+class _Kept:
+    """One log in memory."""
+
+    events: list[LoggedEvent]
+    fence: int
+    touched_at: float
+
+
 class MemoryLog(Appending):
     """Events in this process's memory: for tests and single-process sites; gone with the process."""
 
     def __init__(self) -> None:
-        self._events: dict[str, list[LoggedEvent]] = {}
-        self._fences: dict[str, int] = {}
-        self._touched_at: dict[str, float] = {}
+        self._logs: dict[str, _Kept] = {}
         self._waiters = Waiters()
 
     def submit(self, log_id: str, fence: int, events: Sequence[Event], settle: Settle) -> Withdraw:
-        kept = self._events.get(log_id, [])
-        if not events and not kept:
-            settle(KeyError(log_id))
-        elif fence < self._fences.get(log_id, 0):
+        kept = self._logs.get(log_id)
+        if kept is None:
+            if not events:
+                settle(KeyError(log_id))
+                return too_late
+            kept = self._logs[log_id] = _Kept([], fence, 0.0)
+        logged = kept.events
+        if fence < kept.fence:
             settle(Fenced(log_id))
-        elif events and kept and is_terminal(kept[-1].event):
+        elif events and logged and isinstance(logged[-1].event, TERMINALS):
             settle(Ended(log_id))
         else:
-            self._events[log_id] = kept
-            self._fences[log_id], self._touched_at[log_id] = fence, time.time()
+            kept.fence, kept.touched_at = fence, time.time()
             for event in events:
-                kept.append(LoggedEvent(seq=len(kept) + 1, event=event))
-            settle(len(kept))
-            self._waiters.wake(log_id, len(kept))
+                logged.append(LoggedEvent(len(logged) + 1, event))
+            last_seq = len(logged)
+            settle(last_seq)
+            self._waiters.wake(log_id, last_seq)
         return too_late
 
-
     async def read(self, log_id: str, after: int, limit: int = 512) -> list[LoggedEvent]:
-        return self._events[log_id][after : after + limit]
+        return self._logs[log_id].events[after : after + limit]
 
     async def last_seq(self, log_id: str) -> int:
-        return len(self._events[log_id])
+        return len(self._logs[log_id].events)
 
     async def wait(self, log_id: str, place: Place) -> None:
-        if log_id in self._events and len(self._events[log_id]) <= place.seq:
+        if log_id in self._logs and len(self._logs[log_id].events) <= place.seq:
             await self._waiters.wait(log_id, place)
 
     async def seal(self, log_id: str) -> None:
         self._waiters.wake(log_id)
 
     async def drop(self, log_id: str) -> None:
-        for store in (self._events, self._fences, self._touched_at):
-            store.pop(log_id, None)
+        self._logs.pop(log_id, None)
         self._waiters.wake(log_id)
 
     async def purge(self, before: float) -> int:
-        old = [log_id for log_id, touched_at in self._touched_at.items() if touched_at < before]
+        old = [log_id for log_id, kept in self._logs.items() if kept.touched_at < before]
         for log_id in old:
             await self.drop(log_id)
         return len(old)

@@ -37,17 +37,17 @@ class Position:
         """Whether something was untaken when `advance` last looked, or has been sent since."""
         return bool(self._ends)
 
-    @property
-    def wants_look(self) -> bool:
-        """Whether a look costs nothing, or is worth it by now."""
-        return self._num_untaken is nothing or len(self._ends) % _MANY_FRAMES == 0
+    def send(self, num_bytes: int, seq: int) -> bool:
+        """Note that so many bytes more are sent, after which the reader has event `seq`.
 
-    def send(self, num_bytes: int, seq: int) -> None:
-        """Note that so many bytes more are sent, after which the reader has event `seq`."""
+        Return whether a look costs nothing, or is worth it by now.
+        """
         self._num_sent += num_bytes
         self._ends.append((self._num_sent, seq))
-        if len(self._ends) > _MOST_ENDS:
+        num_ends = len(self._ends)
+        if num_ends > _MOST_ENDS:
             self._ends = deque(list(self._ends)[::2])  # of an odd number: the last one stays
+        return num_ends % _MANY_FRAMES == 0 or self._num_untaken is nothing
 
     def advance(self) -> int:
         """Look what is taken by now, and return the last event that the reader's system has whole."""
@@ -58,17 +58,15 @@ class Position:
 
 
 class Looks:
-    """Tells `moved` where the reader is: soon after each send, and from then on while something is untaken."""
+    """Tells `moved` where the reader is, when told to look, and from then on while something is untaken."""
 
     def __init__(self, position: Position, moved: Callable[[int], None]) -> None:
         self._position, self._moved = position, moved
         self._timer: asyncio.TimerHandle | None = None
 
-    def has_sent(self) -> None:
-        """Look at once or soon."""
-        if self._position.wants_look:
-            self.look()
-        elif self._timer is None:
+    def soon(self) -> None:
+        """Look in a moment."""
+        if self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(_LOOK_SECONDS, self.look)
 
     def look(self, wait_seconds: float = _FIRST_LOOK_SECONDS) -> None:

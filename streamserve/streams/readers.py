@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import count
 
-from streamserve.protocol.events import LoggedEvent
+from streamserve.protocol.events import Event, LoggedEvent
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -44,11 +45,14 @@ class Readers:
         self._attached.discard(reader)
         return was_in
 
-    def give(self, events: list[LoggedEvent]) -> None:
+    def give(self, events: Sequence[Event], first_seq: int) -> None:
         """Give what has just been committed to those who take it."""
+        logged: list[LoggedEvent] = []
         for reader in self._attached:
             if reader.take is not None:
-                reader.take(events)
+                if not logged:
+                    logged = list(map(LoggedEvent, count(first_seq), events))
+                reader.take(logged)
 
     @property
     def num_attached(self) -> int:

@@ -8,42 +8,35 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from streamserve.protocol.events import Event
-from streamserve.streams.log import Answer
+from streamserve.clients.base import Generation
+from streamserve.protocol.events import TERMINALS, Event
+from streamserve.streams.log import Answer, Settle
 
-Heard = Callable[[int | Exception], None]
+# Events of one commit: while one is written it is in memory several times over, with all its log-probabilities.
+_MOST_AT_ONCE = 16
 
 
 class Relay:
-    """`take` returns the next batch, [] if none is there; `is_over` whether none will be; `commit` begins to commit one.
-
-    `go_on` when there is news of any of them. It is over, too, with the first batch that is not committed.
-    """
+    """Of one generation. `batch` makes of events what is to be committed, `commit` begins to commit it."""
 
     def __init__(
         self,
-        take: Callable[[], Sequence[Event]],
-        is_over: Callable[[], bool],
-        commit: Callable[[Sequence[Event], Heard], object],
+        generation: Generation,
+        batch: Callable[[Sequence[Event]], Sequence[Event]],
+        commit: Callable[[Sequence[Event], Settle], object],
     ) -> None:
-        self._take, self._is_over, self._commit = take, is_over, commit
+        self._generation, self._batch, self._commit = generation, batch, commit
         self._end: Answer[None] = Answer()
-        self._has_ended = self._is_committing = self._is_going = False
+        self._has_ended = self._is_committing = self._is_going = self._is_last = False
 
     def go_on(self) -> None:
-        """Commit what is there, unless a commit is under way: that goes on by itself."""
+        """Commit what is there, unless a commit is under way: then it goes on after that."""
         if self._is_going:
             return
         self._is_going = True
         try:
-            while not (self._is_committing or self._has_ended):
-                if batch := self._take():
-                    self._is_committing = True
-                    self._commit(batch, self._hear)
-                elif self._is_over():
-                    self._finish(None)
-                else:
-                    break
+            while not (self._is_committing or self._has_ended) and self._step():
+                pass
         except Exception as error:
             self._finish(error)
         finally:
@@ -53,11 +46,23 @@ class Relay:
         """Return when all is committed; raise what a commit did. Cancelled, the commit of now is waited for."""
         await self._end.wait(self._leave)
 
+    def _step(self) -> bool:
+        """Begin one commit; return False if the generation will say when there is more."""
+        events = self._generation.ready(_MOST_AT_ONCE)
+        if batch := self._batch(events):
+            self._is_committing, self._is_last = True, isinstance(batch[-1], TERMINALS)
+            self._commit(batch, self._hear)
+        elif not events and not self._generation.is_open:
+            self._finish(None)
+        return len(events) == _MOST_AT_ONCE or not self._generation.is_open
+
     def _hear(self, result: int | Exception) -> None:
         self._is_committing = False
         if isinstance(result, Exception):
             self._finish(result)
-        else:
+        elif self._is_last:
+            self._finish(None)
+        elif not self._is_going:
             self.go_on()
 
     def _finish(self, result: Exception | None) -> None:
@@ -66,12 +71,8 @@ class Relay:
             self._end.settle(result)
 
     def _leave(self) -> bool:
-        """Take nothing more; tell whether nothing is being committed."""
-        self._take, self._is_over = list, _yes
+        """Commit nothing more; tell whether nothing is being committed."""
+        self._is_last = True
         if not self._is_committing:
             self._has_ended = True
         return self._has_ended
-
-
-def _yes() -> bool:
-    return True

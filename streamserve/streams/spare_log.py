@@ -318,6 +318,11 @@ class SpareLog(Appending):
         self._log.waiters.wake(spare.log_id)
 
 
+def may_be_away(log: EventLog) -> bool:
+    """Whether `outage_of` it can be anything."""
+    return isinstance(log, SpareLog)
+
+
 def outage_of(log: EventLog, log_id: str) -> Exception | None:
     """Return why `log` does not have that log durably; None if it does, or never has any."""
     return log.outage(log_id) if isinstance(log, SpareLog) else None

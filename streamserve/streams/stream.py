@@ -28,7 +28,7 @@ from functools import partial
 from streamserve.clients.base import Accepted, EngineClient, Generation
 from streamserve.engine.sequence import Park
 from streamserve.protocol.errors import Refused, StreamserveError
-from streamserve.protocol.events import Done, Error, Event, LoggedEvent, Meta, Status, Usage
+from streamserve.protocol.events import TERMINALS, Done, Error, Event, Meta, Status, Usage
 from streamserve.protocol.requests import GenerateRequest
 from streamserve.streams.claim import Claim
 from streamserve.streams.followed import RETRY_SECONDS, FollowedStream
@@ -57,9 +57,6 @@ __all__ = ["ON_DISCONNECT", "Reader", "Stream", "StreamSettings", "StreamSummary
 logger = logging.getLogger("streamserve.streams")
 
 ON_DISCONNECT = ("park", "abort", "finish")
-
-# Events of one commit: while one is written it is in memory several times over, with all its log-probabilities.
-_MOST_AT_ONCE = 16
 
 _NOT_ACCEPTED = Accepted(num_prompt_tokens=0, max_tokens=0, seed=0)  # of a stream from elsewhere; its meta says more
 _ABANDONED = Done(finish_reason="abandoned")
@@ -124,7 +121,11 @@ class Stream(FollowedStream):
     @property
     def usage(self) -> Usage:
         """Token counts: the terminal event's, before that what the log holds."""
-        return self.terminal.usage if isinstance(self.terminal, Done) else self.tally.usage
+        if isinstance(self.terminal, Done):
+            return self.terminal.usage
+        if self._generation is not None:
+            self.tally.note_cached(self._generation.num_cached_tokens)
+        return self.tally.usage
 
     def summary(self) -> StreamSummary:
         """Return the stream's figures of now."""
@@ -259,24 +260,16 @@ class Stream(FollowedStream):
 
     async def _relay(self, generation: Generation) -> None:
         """Commit what `generation` yields until it is over: by itself, parked by the engine, or cancelled by us."""
-        self._relaying = relay = Relay(
-            lambda: self._next_batch(generation),
-            lambda: self.terminal is not None or not generation.is_open,
-            self._submit,
-        )
+        self._relaying = relay = Relay(generation, self._batch, self._submit)
         try:
             generation.on_news = relay.go_on
             relay.go_on()
             await relay.over()
         finally:
             self._relaying = generation.on_news = None
+            self.tally.note_cached(generation.num_cached_tokens)
         if self.terminal is None and self._generation is generation:
             await self._stand_still(generation.parked)
-
-    def _next_batch(self, generation: Generation) -> list[Event]:
-        """Return what is to be committed next of what `generation` has."""
-        self.tally.note_cached(generation.num_cached_tokens)
-        return [] if self.terminal is not None else self._batch(generation.ready(_MOST_AT_ONCE))
 
     async def _stand_still(self, park: Park | None) -> None:
         """Remember why the engine has parked the answer, and tell the readers if they will notice."""
@@ -338,7 +331,14 @@ class Stream(FollowedStream):
 
     def _batch(self, events: Sequence[Event]) -> list[Event]:
         """Return what is to be committed: news of the log, and `events` up to the first terminal one."""
-        return self._log_news() + [self._settled(event) for event in self.tally.fresh(events)]
+        batch = self._log_news() if self._can_be_away else []
+        for event in events:
+            if isinstance(event, TERMINALS):
+                batch.append(self._settled(event) if isinstance(event, Done) else event)
+                break
+            if not (self.tally.has_finished and self.tally.is_repeated(event)):
+                batch.append(event)
+        return batch
 
     def _submit(self, batch: Sequence[Event], heard: Settle) -> Withdraw:
         """Begin to commit; what is committed counts, and is shown, before it is `heard` of."""
@@ -355,10 +355,9 @@ class Stream(FollowedStream):
     def _show(self, batch: Sequence[Event], last_seq: int) -> None:
         """Count what is committed now, and give it to the readers here who wait for just that; the log wakes others."""
         first_seq = last_seq - len(batch) + 1
-        logged = [LoggedEvent(seq=seq, event=event) for seq, event in enumerate(batch, first_seq)]
-        for one in logged:
-            self._note(one.event, one.seq)
-        self.readers.give(logged)
+        for seq, event in enumerate(batch, first_seq):
+            self._note(event, seq)
+        self.readers.give(batch, first_seq)
 
     async def _fail(self, error: Error) -> None:
         """Commit `error` if the stream has no end yet. A log that cannot take even that leaves it without one."""
@@ -383,10 +382,8 @@ class Stream(FollowedStream):
         except Exception:
             logger.exception("stream %s: its log cannot be sealed", self.id)
 
-    def _settled(self, event: Event) -> Event:
+    def _settled(self, event: Done) -> Done:
         """Return `event` as it is to be kept: a `done` speaks for all runs, or for one that was cut short."""
-        if not isinstance(event, Done):
-            return event
         if event is self._ending:
             kept_seq = None if event.kept_seq is None else min(event.kept_seq, self.last_seq)
             return self.tally.with_figures(replace(event, kept_seq=kept_seq))

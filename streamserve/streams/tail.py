@@ -17,7 +17,7 @@ from typing import Protocol
 
 from streamserve.dialects.base import coalesce
 from streamserve.protocol.errors import BadRequest, Gone, QuotaExceeded
-from streamserve.protocol.events import Done, LoggedEvent, Token, is_terminal
+from streamserve.protocol.events import TERMINALS, Done, Event, LoggedEvent, Token, is_terminal
 from streamserve.streams.directory import Streams
 from streamserve.streams.log import EventLog, Forked, Place
 from streamserve.streams.snapshot import take_snapshot
@@ -50,12 +50,11 @@ class BrokenStream(Exception):
 class Outlet(Protocol):
     """Who takes events at once, without being waited for."""
 
-    @property
-    def is_open(self) -> bool:
+    def is_ready(self) -> bool:
         """Whether it does now."""
 
     def put(self, events: list[LoggedEvent]) -> None:
-        """Take them, while it is open."""
+        """Take them, while it is ready."""
 
 
 class Tail:
@@ -90,7 +89,7 @@ class Tail:
         self._takes_snapshots = snapshots and self._settings.snapshot_events > 0
         self._silence_seconds = silence_seconds
         self._given_at = -math.inf  # when `next` gave something, if only that there is nothing, or the outlet took some
-        self._patience = Patience()
+        self._patience = Patience(self._when_due)
         self._place = Place(after)  # of `_wait`
         self._outlet: Outlet | None = None
         self._is_waiting = False
@@ -99,7 +98,8 @@ class Tail:
         self._num_tokens = 0  # of those that are held
         self._page = _PAGE
         self._holds_more = False  # than tokens
-        self._token_at = -math.inf  # when the last token left: the first one never waits
+        self._wait_seconds = self._settings.coalesce_seconds - _SOON_SECONDS
+        self._token_due_at = -math.inf  # until then tokens wait for company: the first one never does
         self._is_closed = False
 
     def begin(self, outlet: Outlet | None = None) -> None:
@@ -141,19 +141,41 @@ class Tail:
 
         If not, nothing is done here: the log wakes the reader.
         """
-        if not self._is_waiting or events[0].seq != self._read_seq + 1 or is_terminal(events[-1].event):
+        outlet, last = self._outlet, events[-1]
+        is_next = self._is_waiting and events[0].seq == self._read_seq + 1
+        if outlet is None or not is_next or isinstance(last.event, TERMINALS) or not outlet.is_ready():
             return
+        now = time.monotonic()
+        if len(events) == 1 and not self._held and now >= self._token_due_at:  # nearly always
+            self._read_seq = self.given_seq = self._place.seq = last.seq
+            self._given_at = now
+            self._token_due_at = now + self._wait_seconds
+            self._put(events)
+            return
+        self._hold(events, last.seq)
+        due_at = self._due_at()
+        if due_at <= now:
+            self._put(self._flush())
+        else:
+            self._patience.hasten(due_at)
+        if self._failure is None:
+            self._place.seq = self._read_seq + self._num_wanted
+
+    def _when_due(self) -> float | None:
+        """Give what is held to the outlet rather than wake the task; return how long that may wait on, None: no more."""
+        if self._outlet is None or not (self._held and self._is_waiting and self._outlet.is_ready()):
+            return None
+        self._put(self._flush())
+        if self._failure is not None:
+            return None
+        self._place.seq = self._read_seq
+        return self._due_at()
+
+    def _put(self, events: list[LoggedEvent]) -> None:
+        """Give these to the outlet. If that fails, have the reader woken, who raises it."""
         assert self._outlet is not None
         try:
-            if not self._outlet.is_open:
-                return
-            self._hold(events, events[-1].seq)
-            due_at = self._due_at()
-            if due_at <= time.monotonic():
-                self._outlet.put(self._flush())
-            else:
-                self._patience.hasten(due_at)
-            self._place.seq = self._read_seq + self._num_wanted
+            self._outlet.put(events)
         except Exception as error:
             self._failure = error
             self._place.seq = 0
@@ -212,7 +234,7 @@ class Tail:
             return self._given_at + self._silence_seconds
         if self._holds_more or self._num_tokens >= self._settings.coalesce_tokens or self._stream.ended.is_set():
             return 0.0
-        return self._token_at + self._settings.coalesce_seconds - _SOON_SECONDS
+        return self._token_due_at
 
     @property
     def _num_wanted(self) -> int:
@@ -236,7 +258,7 @@ class Tail:
         if not held:
             return []
         if self._num_tokens:
-            self._token_at = self._given_at
+            self._token_due_at = self._given_at + self._wait_seconds
         self._num_tokens, self._holds_more = 0, False
         self.given_seq = held[-1].seq
         self.is_over = is_terminal(held[-1].event)

@@ -8,12 +8,14 @@ from __future__ import annotations
 import time
 from array import array
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from streamserve.clients.base import Accepted
-from streamserve.protocol.events import ChoiceDone, Done, Event, Meta, Token, Usage, is_terminal
+from streamserve.protocol.events import ChoiceDone, Done, Event, Meta, Token, Usage
 from streamserve.streams.summary import Pace
+
+_OF_A_CHOICE = (Token, ChoiceDone)
 
 
 class _ChoiceTally:
@@ -41,27 +43,24 @@ class Tally:
     def __init__(self, accepted: Accepted, n: int, started_at: float) -> None:
         self.pace = Pace(started_at)
         self.num_tokens = 0
+        self.has_finished = False  # a choice of several
         self._num_prompt_tokens = accepted.num_prompt_tokens
         self._num_cached_tokens: int | None = None
         self._choices = [_ChoiceTally() for _ in range(n)]
 
-    def fresh(self, events: Sequence[Event]) -> Iterator[Event]:
-        """Leave out what a re-admitted generation repeats of choices that had finished, and all after the end."""
-        for event in events:
-            if isinstance(event, Token | ChoiceDone) and self._choices[event.choice].is_finished:
-                continue
-            yield event
-            if is_terminal(event):
-                return
+    def is_repeated(self, event: Event) -> bool:
+        """Whether a re-admitted generation says again what is known of a choice that had finished."""
+        return isinstance(event, _OF_A_CHOICE) and self._choices[event.choice].is_finished
 
     def note(self, event: Event, seq: int, *, is_ours: bool = True) -> None:
         """Count a committed event. One that is not ours was read from the log: when it came is not known."""
         if isinstance(event, Token):
-            self._choice(event.choice).note(event.token_ids, seq)
+            choices, index = self._choices, event.choice
+            (choices[index] if index < len(choices) else self._choice(index)).note(event.token_ids, seq)
             self.num_tokens += len(event.token_ids)
             (self.pace.note if is_ours else self.pace.skip)(time.monotonic())
         elif isinstance(event, ChoiceDone):
-            self._choice(event.choice).is_finished = True
+            self._choice(event.choice).is_finished = self.has_finished = True
         elif isinstance(event, Meta):
             self._num_prompt_tokens = event.prompt_tokens
         if not is_ours and self.num_tokens:

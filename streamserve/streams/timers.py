@@ -45,10 +45,11 @@ class Patience:
     """`asyncio.timeout` for a task that waits again and again and is rarely out of time: one timer for many waits.
 
     A timer that fires too early for the wait of now is set anew. Used by one task at a time. `close` ends the timer, or
-    has the wait of now be the last.
+    has the wait of now be the last. `when_due` is asked when time is up, and may return another time to wait until.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, when_due: Callable[[], float | None] | None = None) -> None:
+        self._when_due = when_due
         self._timer: asyncio.TimerHandle | None = None
         self._until = math.inf  # of the wait of now
         self._task: asyncio.Task[object] | None = None  # who waits
@@ -101,8 +102,13 @@ class Patience:
         due_at, self._timer = self._until, None
         if self._task is None:
             return
-        if due_at <= asyncio.get_running_loop().time():
+        if due_at > asyncio.get_running_loop().time():
+            self._set()
+            return
+        until = None if self._when_due is None else self._when_due()
+        if until is None:
             self._is_over = True
             self._task.cancel()
         else:
+            self._until = until
             self._set()
