@@ -116,7 +116,8 @@ class Source:
 
     def __init__(self, request: GenerateRequest) -> None:
         num, pace, size = (request.prompt or "").split()
-        self._num, self._pace, self._size, self._index = int(num), float(pace), int(size), 0
+        self._num, self._size, self._index = int(num), int(size), 0
+        self._steps = steps(float(pace))
         self._reader: int | None = 0
         self._next: Event | None = self._say()
         self._is_waiting = False
@@ -149,7 +150,7 @@ class Source:
         is_ahead = self._reader is not None and self._index >= self._reader + LEAD_TOKENS
         if self.is_open and self._next is None and not self._is_waiting and not is_ahead:
             self._is_waiting = True
-            steps(self._pace).call(self._step)
+            self._steps.call(self._step)
 
     def _step(self) -> None:
         self._is_waiting = False

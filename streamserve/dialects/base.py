@@ -38,25 +38,39 @@ def coalesce(events: Sequence[LoggedEvent], *, max_tokens: int | None = None) ->
     `max_tokens` bounds how many token ids a joined event may hold.
     """
     out: list[LoggedEvent] = []
-    for logged in events:
-        joined = _join(out[-1], logged, max_tokens) if out else None
-        if joined is None:
-            out.append(logged)
-        else:
-            out[-1] = joined
+    run: list[Token] = []  # neighbours that become one
+    num_tokens = last_seq = 0
+    for seq, event in events:
+        if not isinstance(event, Token):
+            _close(run, last_seq, out)
+            out.append(LoggedEvent(seq, event))
+            continue
+        num_more = len(event.token_ids)
+        if run and not (_are_alike(run[0], event) and (max_tokens is None or num_tokens + num_more <= max_tokens)):
+            _close(run, last_seq, out)
+        num_tokens = num_more + (num_tokens if run else 0)
+        run.append(event)
+        last_seq = seq
+    _close(run, last_seq, out)
     return out
 
 
-def _join(left: LoggedEvent, right: LoggedEvent, max_tokens: int | None) -> LoggedEvent | None:
-    a, b = left.event, right.event
-    if not (isinstance(a, Token) and isinstance(b, Token)):
-        return None
-    if (a.choice, a.index) != (b.choice, b.index) or (a.logprobs is None) != (b.logprobs is None):
-        return None
-    if max_tokens is not None and len(a.token_ids) + len(b.token_ids) > max_tokens:
-        return None
-    logprobs = None if a.logprobs is None else a.logprobs + (b.logprobs or ())
-    token = Token(
-        text=a.text + b.text, token_ids=a.token_ids + b.token_ids, index=a.index, choice=a.choice, logprobs=logprobs
-    )
-    return LoggedEvent(seq=right.seq, event=token)
+def _are_alike(a: Token, b: Token) -> bool:
+    return a.choice == b.choice and a.index == b.index and (a.logprobs is None) == (b.logprobs is None)
+
+
+def _close(run: list[Token], seq: int, out: list[LoggedEvent]) -> None:
+    """Put the run's tokens out as one event, and begin another."""
+    if len(run) > 1:
+        first = run[0]
+        token = Token(
+            text="".join([token.text for token in run]),
+            token_ids=tuple([number for token in run for number in token.token_ids]),
+            index=first.index,
+            choice=first.choice,
+            logprobs=None if first.logprobs is None else tuple(one for token in run for one in token.logprobs or ()),
+        )
+        out.append(LoggedEvent(seq, token))
+    elif run:
+        out.append(LoggedEvent(seq, run[0]))
+    run.clear()

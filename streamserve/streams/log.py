@@ -24,6 +24,7 @@ import string
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import count
 from typing import Generic, Protocol, TypeVar
 
 from streamserve.protocol.errors import Refused
@@ -74,7 +75,12 @@ class LogLost(LogUnavailable):
 
 def new_log_id() -> str:
     """Return a random 12-character name, unique over all streams (62 bits)."""
-    return "".join(secrets.choice(_LOG_ID_ALPHABET) for _ in range(12))
+    number = secrets.randbelow(len(_LOG_ID_ALPHABET) ** 12)
+    letters = []
+    for _ in range(12):
+        number, index = divmod(number, len(_LOG_ID_ALPHABET))
+        letters.append(_LOG_ID_ALPHABET[index])
+    return "".join(letters)
 
 
 @dataclass(slots=True)
@@ -251,7 +257,7 @@ class Appending:
 class _Kept:
     """One log in memory."""
 
-    events: list[LoggedEvent]
+    events: list[Event]
     fence: int
     touched_at: float
 
@@ -270,22 +276,20 @@ class MemoryLog(Appending):
                 settle(KeyError(log_id))
                 return too_late
             kept = self._logs[log_id] = _Kept([], fence, 0.0)
-        logged = kept.events
         if fence < kept.fence:
             settle(Fenced(log_id))
-        elif events and logged and isinstance(logged[-1].event, TERMINALS):
+        elif events and kept.events and isinstance(kept.events[-1], TERMINALS):
             settle(Ended(log_id))
         else:
             kept.fence, kept.touched_at = fence, time.time()
-            for event in events:
-                logged.append(LoggedEvent(len(logged) + 1, event))
-            last_seq = len(logged)
+            kept.events += events
+            last_seq = len(kept.events)
             settle(last_seq)
             self._waiters.wake(log_id, last_seq)
         return too_late
 
     async def read(self, log_id: str, after: int, limit: int = 512) -> list[LoggedEvent]:
-        return self._logs[log_id].events[after : after + limit]
+        return list(map(LoggedEvent, count(after + 1), self._logs[log_id].events[after : after + limit]))
 
     async def last_seq(self, log_id: str) -> int:
         return len(self._logs[log_id].events)

@@ -345,19 +345,16 @@ class Stream(FollowedStream):
         return self._log.submit(self.log_id, self.claim.fence, batch, partial(self._settle, batch, heard))
 
     def _settle(self, batch: Sequence[Event], heard: Settle, result: int | Exception) -> None:
-        try:
-            if isinstance(result, int):
-                self._show(batch, result)
-        except Exception as error:
-            result = error
-        heard(result)
-
-    def _show(self, batch: Sequence[Event], last_seq: int) -> None:
         """Count what is committed now, and give it to the readers here who wait for just that; the log wakes others."""
-        first_seq = last_seq - len(batch) + 1
-        for seq, event in enumerate(batch, first_seq):
-            self._note(event, seq)
-        self.readers.give(batch, first_seq)
+        if isinstance(result, int):
+            try:
+                first_seq = result - len(batch) + 1
+                for seq, event in enumerate(batch, first_seq):
+                    self._note(event, seq)
+                self.readers.give(batch, first_seq)
+            except Exception as error:
+                result = error
+        heard(result)
 
     async def _fail(self, error: Error) -> None:
         """Commit `error` if the stream has no end yet. A log that cannot take even that leaves it without one."""

@@ -19,22 +19,34 @@ _OF_A_CHOICE = (Token, ChoiceDone)
 
 
 class _ChoiceTally:
-    """One choice's tokens, and how many of them there were at each of its events (eight bytes an event)."""
+    """One choice's tokens, four bytes each, and how many of them there were at each of its events.
+
+    Events in a row that bring one token each are one run: `_seqs` is a run's first event, `_befores` the tokens before
+    that, `_counts` the tokens with it.
+    """
 
     def __init__(self) -> None:
-        self.token_ids: list[int] = []
+        self.token_ids = array("I")
         self.is_finished = False
-        self._seqs = array("I")
-        self._counts = array("I")
+        self._seqs, self._befores, self._counts = array("I"), array("I"), array("I")
+        self._last_seq = 0
 
     def note(self, token_ids: Sequence[int], seq: int) -> None:
-        self.token_ids.extend(token_ids)
-        self._seqs.append(seq)
-        self._counts.append(len(self.token_ids))
+        if len(token_ids) == 1 and seq == self._last_seq + 1:
+            self.token_ids.append(token_ids[0])
+        else:
+            self._seqs.append(seq)
+            self._befores.append(len(self.token_ids))
+            self.token_ids.extend(token_ids)
+            self._counts.append(len(self.token_ids))
+        self._last_seq = seq
 
     def num_delivered(self, seq: int) -> int:
         index = bisect_right(self._seqs, seq)
-        return self._counts[index - 1] if index else 0
+        if not index:
+            return 0
+        most = self._befores[index] if index < len(self._befores) else len(self.token_ids)
+        return min(self._counts[index - 1] + seq - self._seqs[index - 1], most)
 
 
 class Tally:

@@ -33,9 +33,12 @@ class Wire:
         self.sent: list[bytes] = []
         self.go = asyncio.Event()
         self.go.set()
+        self.num_waiting = 0
 
     async def send(self, data: bytes) -> None:
+        self.num_waiting += 1
         await self.go.wait()
+        self.num_waiting -= 1
         self.sent.append(data)
 
     @property
