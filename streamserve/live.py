@@ -18,6 +18,7 @@ from streamserve.metrics import live_figures
 from streamserve.models import Stream as StreamRow
 from streamserve.protocol.sse import CONTENT_TYPE, FIRST_BYTES, frame, one_line_json
 from streamserve.runtime import Runtime
+from streamserve.streams.delivery import NO_FLOW, Flow
 
 Figures = Callable[[], Awaitable[dict[str, Any]]]
 
@@ -55,7 +56,7 @@ class LiveDelivery:
             (b"content-encoding", b"identity"),
         ]
 
-    async def run(self, send: Callable[[bytes], Awaitable[None]], num_untaken: Callable[[], int] | None = None) -> None:
+    async def run(self, send: Callable[[bytes], Awaitable[None]], flow: Flow = NO_FLOW) -> None:
         """Send everything, waiting for `send` each time."""
         async for data in self:
             await send(data)

@@ -17,9 +17,8 @@ from channels.db import database_sync_to_async
 from streamserve.auth import Principal
 from streamserve.dialects.native import NativeEncoder
 from streamserve.models import Watch
-from streamserve.streams.delivery import Delivery
+from streamserve.streams.delivery import NO_FLOW, Delivery, Flow
 from streamserve.streams.directory import Streams
-from streamserve.streams.position import nothing
 from streamserve.streams.stream import Stream
 
 log = structlog.get_logger("streamserve")
@@ -38,9 +37,9 @@ class WatchDelivery(Delivery):
         """The last event that the reader may have got."""
         return self._tail.given_seq
 
-    async def run(self, send: Callable[[bytes], Awaitable[None]], num_untaken: Callable[[], int] = nothing) -> None:
+    async def run(self, send: Callable[[bytes], Awaitable[None]], flow: Flow = NO_FLOW) -> None:
         self._task = asyncio.current_task()
-        await super().run(send, num_untaken)
+        await super().run(send, flow)
 
     def close(self) -> None:
         super().close()

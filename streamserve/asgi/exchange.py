@@ -11,7 +11,7 @@ import logging
 
 from streamserve.asgi import handover
 from streamserve.asgi.types import App, Message, Receive, Scope, Send
-from streamserve.streams.delivery import Delivery
+from streamserve.streams.delivery import Delivery, Flow
 from streamserve.streams.position import nothing
 
 logger = logging.getLogger("streamserve.asgi")
@@ -108,10 +108,11 @@ class Exchange:
 
     async def _run(self, delivery: Delivery) -> None:
         """Run it, with what FlowServer offers: its pen only where no middleware stands between it and us."""
-        flow = self._scope.get("extensions", {}).get("streamserve.flow", {})
-        pen = flow.get("pen")
+        offered = self._scope.get("extensions", {}).get("streamserve.flow", {})
+        pen = offered.get("pen")
         is_ours = pen is not None and pen.send is self._send
-        await delivery.run(self._send_frame, flow.get("num_untaken", nothing), pen if is_ours else None)
+        flow = Flow(offered.get("num_untaken", nothing), pen if is_ours else None)
+        await delivery.run(self._send_frame, flow)
 
     async def _watch(self, delivery: Delivery) -> None:
         """Wait for the client to leave; the engine knows before anything else runs."""

@@ -35,8 +35,8 @@ from streamserve.asgi.types import Message, Scope
 
 logger = logging.getLogger("streamserve.asgi")
 
-# In a scope's "extensions": {"drain": Drain, "num_untaken": () -> bytes the reader's system has not taken yet, "pen": Pen
-# of a response over HTTP/1.1}.
+# In a scope's "extensions": {"drain": Drain, "num_untaken": () -> bytes the reader's system has not taken yet,
+# "pen": Pen, of a response over HTTP/1.1}.
 EXTENSION = "streamserve.flow"
 
 _INTERNAL_ERROR = 1011

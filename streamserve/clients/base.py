@@ -70,8 +70,8 @@ class Generation(Protocol):
     why, and when to ask again with the tokens so far. `num_cached_tokens`: found in the prefix cache, as far as known
     by now; after a resume shown output tokens may be among them.
 
-    Who sets `on_news` is called, on the loop, when there is something to take after `ready` or `__anext__` left nothing,
-    and at the end, but for `cancel`; what came before is there already.
+    Who sets `on_news` is called, on the loop, when there is something to take after `ready` or `__anext__` left
+    nothing, and at the end, but for `cancel`; what came before is there already.
     """
 
     accepted: Accepted

@@ -17,7 +17,15 @@ from streamserve.protocol.events import Farewell, LoggedEvent, Token
 from streamserve.protocol.ids import event_id
 from streamserve.protocol.limits import Limits
 from streamserve.protocol.requests import GenerateRequest
-from streamserve.protocol.sse import CONTENT_TYPE, FIRST_BYTES, KEEPALIVE, frame, numbered_head, one_line_json, one_line_json_string
+from streamserve.protocol.sse import (
+    CONTENT_TYPE,
+    FIRST_BYTES,
+    KEEPALIVE,
+    frame,
+    numbered_head,
+    one_line_json,
+    one_line_json_string,
+)
 
 FORMATS = ("native", "tokens", "text")
 ON_DISCONNECT = ("park", "abort")

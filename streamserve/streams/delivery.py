@@ -14,14 +14,14 @@ import asyncio
 import math
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from streamserve.dialects.base import Encoder
 from streamserve.protocol.events import Farewell, LoggedEvent
 from streamserve.streams.directory import Streams
 from streamserve.streams.position import Looks, Position, nothing
 from streamserve.streams.stream import Reader, Stream
-from streamserve.streams.tail import Tail, read_page
+from streamserve.streams.tail import Outlet, Tail, read_page
 
 # Who is let go comes again after that long, not all at once.
 _RETRY_MS = (500, 1500)
@@ -34,6 +34,16 @@ class Pen(Protocol):
     def is_ready(self) -> bool: ...
 
     def write(self, data: bytes) -> None: ...
+
+
+class Flow(NamedTuple):
+    """What a server offers besides `send`: how many bytes of what was sent the reader's system has not taken; a pen."""
+
+    num_untaken: Callable[[], int] = nothing
+    pen: Pen | None = None
+
+
+NO_FLOW = Flow()
 
 
 class Delivery:
@@ -59,7 +69,7 @@ class Delivery:
         self._watch(nothing)
         self._log = streams.log
         self._sent_seq = after
-        self.is_ready: Callable[[], bool] | None = None
+        self._outlet: Outlet | None = None
         self._write: Callable[[bytes], None]
         self._rewound_to = after if encoder.takes_snapshots else 0
         self._has_begun = self._has_taken_leave = False
@@ -81,20 +91,11 @@ class Delivery:
             (b"streamserve-from", str(self._after + 1).encode()),
         ]
 
-    async def run(
-        self,
-        send: Callable[[bytes], Awaitable[None]],
-        num_untaken: Callable[[], int] = nothing,
-        pen: Pen | None = None,
-    ) -> None:
-        """Send everything, waiting for `send` each time; returns after the terminal event. Cancel it to disconnect.
-
-        `num_untaken`: how many bytes of what was sent the reader's system has not taken yet. `pen`: writes what `send`
-        would, without being waited for, while it is ready.
-        """
-        self._watch(num_untaken)
-        if pen is not None:
-            self.is_ready, self._write = pen.is_ready, pen.write
+    async def run(self, send: Callable[[bytes], Awaitable[None]], flow: Flow = NO_FLOW) -> None:
+        """Send everything, waiting for `send` each time; returns after the terminal event. Cancel it to disconnect."""
+        self._watch(flow.num_untaken)
+        if flow.pen is not None:
+            self._outlet, self._write = Outlet(flow.pen.is_ready, self._put), flow.pen.write
         try:
             frame: bytes | None = self._begin()
             while frame is not None:
@@ -134,7 +135,7 @@ class Delivery:
         if self._has_begun:
             raise RuntimeError("a Delivery runs once")
         self._has_begun = True
-        self._tail.begin(None if self.is_ready is None else self)
+        self._tail.begin(self._outlet)
         return self._encoder.first_bytes
 
     async def _next(self) -> bytes | None:
@@ -150,9 +151,7 @@ class Delivery:
             self._has_sent(data)
         return self._leave()
 
-    # As an `Outlet` of its tail: `is_ready` is the pen's.
-
-    def put(self, events: list[LoggedEvent]) -> None:
+    def _put(self, events: list[LoggedEvent]) -> None:
         """Write what was committed now."""
         data = b"".join(map(self._encoder.encode, events))
         if data:
@@ -186,4 +185,3 @@ class Delivery:
     def _farewell(self) -> bytes:
         farewell = Farewell(stream_id=self.stream.id, seq=self._sent_seq, retry_ms=random.randint(*_RETRY_MS))
         return self._encoder.farewell(farewell)
-

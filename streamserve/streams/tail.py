@@ -12,12 +12,13 @@ from __future__ import annotations
 import asyncio
 import math
 import time
+from collections.abc import Callable
 from functools import partial
-from typing import Protocol
+from typing import NamedTuple
 
 from streamserve.dialects.base import coalesce
 from streamserve.protocol.errors import BadRequest, Gone, QuotaExceeded
-from streamserve.protocol.events import TERMINALS, Done, Event, LoggedEvent, Token, is_terminal
+from streamserve.protocol.events import TERMINALS, Done, LoggedEvent, Token, is_terminal
 from streamserve.streams.directory import Streams
 from streamserve.streams.log import EventLog, Forked, Place
 from streamserve.streams.snapshot import take_snapshot
@@ -47,14 +48,11 @@ class BrokenStream(Exception):
     """The stream is over and its log has no terminal event: the log could not be written. Readers just end."""
 
 
-class Outlet(Protocol):
-    """Who takes events at once, without being waited for."""
+class Outlet(NamedTuple):
+    """Who takes events without being waited for: `put` may be called while `is_ready`."""
 
-    def is_ready(self) -> bool:
-        """Whether it does now."""
-
-    def put(self, events: list[LoggedEvent]) -> None:
-        """Take them, while it is ready."""
+    is_ready: Callable[[], bool]
+    put: Callable[[list[LoggedEvent]], None]
 
 
 class Tail:
@@ -162,7 +160,7 @@ class Tail:
             self._place.seq = self._read_seq + self._num_wanted
 
     def _when_due(self) -> float | None:
-        """Give what is held to the outlet rather than wake the task; return how long that may wait on, None: no more."""
+        """Give what is held to the outlet rather than wake the task; return until when that waits on, None: no more."""
         if self._outlet is None or not (self._held and self._is_waiting and self._outlet.is_ready()):
             return None
         self._put(self._flush())

@@ -73,7 +73,7 @@ class ScriptedGeneration:
 
     @property
     def is_open(self) -> bool:
-        return not self._script or self._script[0] is not None
+        return not self._script or not isinstance(self._script[0], BaseException | None)
 
     def ready(self, most: int | None = None) -> list[Event]:
         events: list[Event] = []

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streamserve.dialects.native import NativeEncoder
-from streamserve.streams.delivery import Delivery
+from streamserve.streams.delivery import Delivery, Flow
 from streamserve.streams.directory import Streams
 from streamserve.streams.position import _LOOK_SECONDS, _MOST_ENDS, Position
 from tests.streams.fakes import ScriptedClient, ask, tok, until
@@ -75,7 +75,7 @@ async def test_a_delivery_tells_what_is_taken(streams: Streams, scripted: Script
     wire, socket = Wire(), Socket()
     stream = await streams.start(ask("scripted"), owner="u1", tenant="t1")
     delivery = Delivery(streams, stream, NativeEncoder(stream.log_id))
-    running = asyncio.create_task(delivery.run(wire.send, socket))
+    running = asyncio.create_task(delivery.run(wire.send, Flow(socket)))
     await until(lambda: delivery.reader.seq == 1, "meta was taken")
     socket.num_untaken = 1
     scripted.last.push(tok("a"))
@@ -94,7 +94,7 @@ async def test_what_waits_in_send_is_not_taken(streams: Streams, scripted: Scrip
     wire, socket = Wire(), Socket()
     stream = await streams.start(ask("scripted"), owner="u1", tenant="t1")
     delivery = Delivery(streams, stream, NativeEncoder(stream.log_id))
-    running = asyncio.create_task(delivery.run(wire.send, socket))
+    running = asyncio.create_task(delivery.run(wire.send, Flow(socket)))
     await until(lambda: delivery.reader.seq == 1, "meta was taken")
     socket.num_untaken = 10
     scripted.last.push(tok("a"))
@@ -118,7 +118,7 @@ async def test_looks_end_with_the_reader(streams: Streams, scripted: ScriptedCli
     wire, socket = Wire(), Socket()
     stream = await streams.start(ask("scripted"), owner="u1", tenant="t1")
     delivery = Delivery(streams, stream, NativeEncoder(stream.log_id))
-    running = asyncio.create_task(delivery.run(wire.send, socket))
+    running = asyncio.create_task(delivery.run(wire.send, Flow(socket)))
     socket.num_untaken = 10
     await until(lambda: socket.num_looks > 3, "it is looked")
     delivery.close()
