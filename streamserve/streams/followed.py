@@ -1,4 +1,5 @@
-"""`FollowedStream`: the half of a `Stream` that needs no engine: what its log tells, and the wait beside it.
+"""`FollowedStream`: the half of a `Stream` that needs no engine: what it tells its log and hears of it, and the wait
+beside it.
 
 While another process of the site writes the log, this one follows it for the readers it has here, and claims the
 stream when it is let go of, when that process dies, or to stop it. Lives on the event loop, in the stream's one task
@@ -10,10 +11,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+from collections.abc import Sequence
+from functools import partial
 
 from streamserve.protocol.events import TERMINALS, Done, Error, Event, Status, Token
 from streamserve.streams.claim import Claim, Standing
-from streamserve.streams.log import EventLog, LogUnavailable
+from streamserve.streams.log import Answer, EventLog, LogUnavailable, Settle, Withdraw
 from streamserve.streams.readers import Readers
 from streamserve.streams.spare_log import may_be_away, outage_of
 from streamserve.streams.tally import Tally
@@ -37,8 +40,7 @@ class FollowedStream:
         self.readers = Readers()
         self.last_seq = 0  # committed and counted here: while another process writes, the log may be ahead
         self.terminal: Done | Error | None = None
-        self._log = log
-        self._can_be_away = may_be_away(log)
+        self._log, self._can_be_away = log, may_be_away(log)
         self.is_forked = False  # what readers here have seen is not what the log says: nobody may read on
         self._ending: Done | Error | None = None
         self._has_left = False
@@ -134,6 +136,45 @@ class FollowedStream:
             return [Status(status="log_back", resumable=True)]
         code = outage.code if isinstance(outage, LogUnavailable) else LogUnavailable.code
         return [Status(status=code, resumable=False, message=_LOG_AWAY)]
+
+    async def _append(self, events: Sequence[Event]) -> None:
+        """Commit `events` and what there is to say of the log."""
+        batch = self._batch(events)
+        while batch:
+            answer: Answer[int] = Answer()
+            await answer.wait(self._submit(batch, answer.settle))
+            batch = self._log_news()  # it may be away since
+
+    def _batch(self, events: Sequence[Event]) -> list[Event]:
+        """Return what is to be committed: news of the log, and `events` up to the first terminal one."""
+        batch = self._log_news() if self._can_be_away else []
+        for event in events:
+            if isinstance(event, TERMINALS):
+                batch.append(self._settled(event) if isinstance(event, Done) else event)
+                break
+            if not (self.tally.has_finished and self.tally.is_repeated(event)):
+                batch.append(event)
+        return batch
+
+    def _submit(self, batch: Sequence[Event], heard: Settle) -> Withdraw:
+        """Begin to commit; what is committed counts, and is shown, before it is `heard` of."""
+        return self._log.submit(self.log_id, self.claim.fence, batch, partial(self._settle, batch, heard))
+
+    def _settle(self, batch: Sequence[Event], heard: Settle, result: int | Exception) -> None:
+        """Count what is committed now, and give it to the readers here who wait for just that; the log wakes others."""
+        if isinstance(result, int):
+            try:
+                first_seq = result - len(batch) + 1
+                for seq, event in enumerate(batch, first_seq):
+                    self._note(event, seq)
+                self.readers.give(batch, first_seq)
+            except Exception as error:
+                result = error
+        heard(result)
+
+    def _settled(self, event: Done) -> Done:
+        """Return `event` as it is to be kept."""
+        return event
 
     async def _change(self, seconds: float | None = None) -> None:
         """Wait until somebody came, left or wants the end; at most `seconds`."""

@@ -1,7 +1,8 @@
 """`Stream`: one answer as its readers see it, from the first event to the one terminal event, across parks.
 
-One task (`Stream.run`, owned by `Streams`) does every append, so the order of events needs no lock; everything else
-only says what should happen (`stop`, `detach`, a timer) and cancels the generation synchronously. Parked means: the
+One task (`Stream.run`, owned by `Streams`) does every append, or waits while a `Relay` does, so the order of events
+needs no lock; everything else only says what should happen (`stop`, `detach`, a timer) and cancels the generation
+synchronously. What is committed is shown in the same turn of the loop (followed.py, `_settle`). Parked means: the
 engine has forgotten the sequence and the stream remembers its tokens; `Parking` has the reasons and what each waits
 for. Lives on the event loop; knows no wire, no dialect and no framework.
 
@@ -21,28 +22,23 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 
 from streamserve.clients.base import Accepted, EngineClient, Generation
 from streamserve.engine.sequence import Park
 from streamserve.protocol.errors import Refused, StreamserveError
-from streamserve.protocol.events import TERMINALS, Done, Error, Event, Meta, Status, Usage
+from streamserve.protocol.events import Done, Error, Meta, Status, Usage
 from streamserve.protocol.requests import GenerateRequest
 from streamserve.streams.claim import Claim
 from streamserve.streams.followed import RETRY_SECONDS, FollowedStream
 from streamserve.streams.lead import Lead
 from streamserve.streams.log import (
-    Answer,
     Ended,
     EventLog,
     Fenced,
     Forked,
     LogLost,
     LogUnavailable,
-    Settle,
-    Withdraw,
     new_log_id,
 )
 from streamserve.streams.parking import MESSAGES, NO_READER, Parking
@@ -320,41 +316,6 @@ class Stream(FollowedStream):
         if not self.parking.has_told:
             self.parking.has_told = True
             await self._append([Status(status="waiting", message=message)])
-
-    async def _append(self, events: Sequence[Event]) -> None:
-        """Commit `events` and what there is to say of the log."""
-        batch = self._batch(events)
-        while batch:
-            answer: Answer[int] = Answer()
-            await answer.wait(self._submit(batch, answer.settle))
-            batch = self._log_news()  # it may be away since
-
-    def _batch(self, events: Sequence[Event]) -> list[Event]:
-        """Return what is to be committed: news of the log, and `events` up to the first terminal one."""
-        batch = self._log_news() if self._can_be_away else []
-        for event in events:
-            if isinstance(event, TERMINALS):
-                batch.append(self._settled(event) if isinstance(event, Done) else event)
-                break
-            if not (self.tally.has_finished and self.tally.is_repeated(event)):
-                batch.append(event)
-        return batch
-
-    def _submit(self, batch: Sequence[Event], heard: Settle) -> Withdraw:
-        """Begin to commit; what is committed counts, and is shown, before it is `heard` of."""
-        return self._log.submit(self.log_id, self.claim.fence, batch, partial(self._settle, batch, heard))
-
-    def _settle(self, batch: Sequence[Event], heard: Settle, result: int | Exception) -> None:
-        """Count what is committed now, and give it to the readers here who wait for just that; the log wakes others."""
-        if isinstance(result, int):
-            try:
-                first_seq = result - len(batch) + 1
-                for seq, event in enumerate(batch, first_seq):
-                    self._note(event, seq)
-                self.readers.give(batch, first_seq)
-            except Exception as error:
-                result = error
-        heard(result)
 
     async def _fail(self, error: Error) -> None:
         """Commit `error` if the stream has no end yet. A log that cannot take even that leaves it without one."""
