@@ -26,7 +26,7 @@ from websockets.extensions.permessage_deflate import PerMessageDeflate
 from websockets.frames import Frame, Opcode
 from websockets.protocol import CLIENT, OPEN, SERVER, Protocol, Side
 
-from streamserve.streams.delivery import Delivery
+from streamserve.streams.delivery import NO_FLOW, Delivery, Flow, Pen
 from tests.stream_checks import check_relay, check_stream
 
 LEFT, WHOLE, CUT = "left", "whole", "cut"
@@ -274,6 +274,15 @@ def _noting_resets(connection: Connection) -> Iterator[None]:
         raise
 
 
+class _WatchedPen:
+    def __init__(self, pen: Pen, body: Any) -> None:
+        self.is_ready, self._write, self._feed = pen.is_ready, pen.write, body.feed
+
+    def write(self, data: bytes) -> None:
+        self._write(data)
+        self._feed(data)
+
+
 def _listen_to_deliveries(patches: pytest.MonkeyPatch, watch: Watch) -> None:
     run, pull, close = Delivery.run, Delivery.__aiter__, Delivery.close
     running: WeakKeyDictionary[Delivery, asyncio.Task[Any] | None] = WeakKeyDictionary()
@@ -284,7 +293,7 @@ def _listen_to_deliveries(patches: pytest.MonkeyPatch, watch: Watch) -> None:
             left.add(self)  # its client, says another task
         close(self)
 
-    async def watched_run(self: Delivery, send: Callable[[bytes], Awaitable[None]], *untaken: Any) -> None:
+    async def watched_run(self: Delivery, send: Callable[[bytes], Awaitable[None]], flow: Flow = NO_FLOW) -> None:
         body = _body_of(watch, self)
         running[self] = asyncio.current_task()
 
@@ -292,7 +301,8 @@ def _listen_to_deliveries(patches: pytest.MonkeyPatch, watch: Watch) -> None:
             await send(data)
             body.feed(data)
 
-        await run(self, taken, *untaken)
+        pen = None if flow.pen is None else _WatchedPen(flow.pen, body)
+        await run(self, taken, flow._replace(pen=pen))
         body.close(LEFT if self in left else WHOLE)
 
     async def watched_pull(self: Delivery) -> AsyncIterator[bytes]:

@@ -12,7 +12,7 @@ from streamserve.dialects.native import NativeEncoder
 from streamserve.dialects.text import TextEncoder
 from streamserve.protocol.errors import BadRequest, Gone, QuotaExceeded
 from streamserve.protocol.events import Done, Meta, PositionLogprobs, Status, Token, TokenLogprob
-from streamserve.streams.delivery import Delivery
+from streamserve.streams.delivery import Delivery, Flow
 from streamserve.streams.directory import Streams
 from streamserve.streams.follow import collect, follow
 from streamserve.streams.log import MemoryLog
@@ -26,10 +26,20 @@ DONE = Done(finish_reason="stop")
 LONG = 3600.0
 
 
+@pytest.fixture(params=[False, True], ids=["send", "pen"], autouse=True)
+def has_pen(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Every law of delivery holds whether a server offers a pen or not."""
+    monkeypatch.setattr(Wire, "has_pen", request.param)
+    return bool(request.param)
+
+
 class Wire:
-    """A transport that keeps what it takes, with the time; `go` holds it."""
+    """A transport that keeps what it takes; `go` holds it. It has a pen if the test's server is to have one."""
+
+    has_pen = False
 
     def __init__(self) -> None:
+        self.flow = Flow(pen=self if self.has_pen else None)
         self.sent: list[bytes] = []
         self.go = asyncio.Event()
         self.go.set()
@@ -39,6 +49,13 @@ class Wire:
         self.num_waiting += 1
         await self.go.wait()
         self.num_waiting -= 1
+        self.sent.append(data)
+
+    def is_ready(self) -> bool:
+        return self.go.is_set()
+
+    def write(self, data: bytes) -> None:
+        assert self.go.is_set()
         self.sent.append(data)
 
     @property
@@ -84,7 +101,7 @@ async def test_first_bytes_and_first_token_leave_at_once(scripted: ScriptedClien
     """Neither waits for the engine or for company, even if joining may take an hour."""
     streams = serving(scripted, coalesce_seconds=LONG)
     stream, wire = await start(streams), Wire()
-    running = asyncio.create_task(deliver(streams, stream).run(wire.send))
+    running = asyncio.create_task(deliver(streams, stream).run(wire.send, wire.flow))
     await until(lambda: len(wire.sent) == 2, "first bytes and meta are sent")
     assert wire.sent[0] == NativeEncoder.first_bytes
     scripted.last.push(tok("a"))
@@ -103,7 +120,7 @@ async def test_tokens_are_joined_up_to_the_bound(scripted: ScriptedClient) -> No
     """No frame holds more than `coalesce_tokens`, a full one leaves at once, and no text is lost."""
     streams = serving(scripted, coalesce_seconds=LONG, coalesce_tokens=5)
     stream, wire = await start(streams), Wire()
-    running = asyncio.create_task(deliver(streams, stream).run(wire.send))
+    running = asyncio.create_task(deliver(streams, stream).run(wire.send, wire.flow))
     scripted.last.push(tok("first"))
     await until(lambda: len(parse_sse(wire.data)) == 2, "the first token is sent")
     for number in range(12):
@@ -122,7 +139,7 @@ async def test_a_held_token_leaves_after_its_time(scripted: ScriptedClient) -> N
     """A token that comes soon after another waits `coalesce_seconds` at most, then leaves alone."""
     streams = serving(scripted, coalesce_seconds=0.02)
     stream, wire = await start(streams), Wire()
-    running = asyncio.create_task(deliver(streams, stream).run(wire.send))
+    running = asyncio.create_task(deliver(streams, stream).run(wire.send, wire.flow))
     scripted.last.push(tok("a"))
     await until(lambda: len(parse_sse(wire.data)) == 2, "the first token is sent")
     scripted.last.push(tok("b"))
@@ -137,7 +154,7 @@ async def test_joining_can_be_off(scripted: ScriptedClient) -> None:
     streams = serving(scripted, coalesce_tokens=0)
     stream = await written(streams, scripted, *(tok("x") for _ in range(9)), DONE)
     wire = Wire()
-    await deliver(streams, stream).run(wire.send)
+    await deliver(streams, stream).run(wire.send, wire.flow)
     assert [frame.seq for frame in check_native(wire.data)] == list(range(1, 12))
     await streams.aclose()
 
@@ -146,7 +163,7 @@ async def test_other_events_never_wait_and_keep_their_order(scripted: ScriptedCl
     """A status takes the held tokens before it along."""
     streams = serving(scripted, coalesce_seconds=LONG)
     stream, wire = await start(streams), Wire()
-    running = asyncio.create_task(deliver(streams, stream).run(wire.send))
+    running = asyncio.create_task(deliver(streams, stream).run(wire.send, wire.flow))
     scripted.last.push(tok("a"))
     await until(lambda: len(parse_sse(wire.data)) == 2, "the first token is sent")
     scripted.last.push(tok("b"), Status(status="prefill"))
@@ -161,7 +178,7 @@ async def test_keepalives_stand_between_events_in_silence_only(scripted: Scripte
     """They are whole comments between whole events, and no event is touched by them."""
     streams = serving(scripted, keepalive_seconds=0.01)
     stream, wire = await start(streams), Wire()
-    running = asyncio.create_task(deliver(streams, stream).run(wire.send))
+    running = asyncio.create_task(deliver(streams, stream).run(wire.send, wire.flow))
     await until(lambda: wire.sent.count(NativeEncoder.keepalive) >= 3, "silence is filled")
     scripted.last.push(tok("a"))
     await until(lambda: len(parse_sse(wire.data)) == 2, "the token is sent")
@@ -177,7 +194,7 @@ async def test_no_keepalive_while_events_come(scripted: ScriptedClient) -> None:
     """Silence is counted from the last bytes, not from a fixed beat."""
     streams = serving(scripted, keepalive_seconds=LONG, coalesce_tokens=0)
     stream, wire = await start(streams), Wire()
-    running = asyncio.create_task(deliver(streams, stream).run(wire.send))
+    running = asyncio.create_task(deliver(streams, stream).run(wire.send, wire.flow))
     for _ in range(20):
         scripted.last.push(tok("x"))
         await asyncio.sleep(0.001)
@@ -192,7 +209,7 @@ async def test_plain_text_has_no_keepalive(scripted: ScriptedClient) -> None:
     streams = serving(scripted, keepalive_seconds=0.001)
     stream, wire = await start(streams), Wire()
     delivery = Delivery(streams, stream, TextEncoder())
-    running = asyncio.create_task(delivery.run(wire.send))
+    running = asyncio.create_task(delivery.run(wire.send, wire.flow))
     await until(lambda: wire.sent == [b""], "the head is flushed")
     scripted.last.push(tok("a"), tok("b"), DONE)
     await running
@@ -221,7 +238,7 @@ async def test_pages_are_as_large_as_their_events(scripted: ScriptedClient) -> N
         streams = serving(scripted, coalesce_tokens=1, snapshot_events=0)
         stream = await written(streams, scripted, *[token] * 200, DONE)
         wire = Wire()
-        await deliver(streams, stream).run(wire.send)
+        await deliver(streams, stream).run(wire.send, wire.flow)
         counts.append([len(parse_sse(data)) for data in wire.sent[2:]])  # the first page finds out
         await streams.aclose()
     assert max(counts[0]) == 64
@@ -250,7 +267,7 @@ async def test_a_stream_that_ends_while_its_log_is_read(scripted: ScriptedClient
     log = SlowLog()
     streams = serving(scripted, log)
     stream, wire = await start(streams), Wire()
-    running = asyncio.create_task(deliver(streams, stream).run(wire.send))
+    running = asyncio.create_task(deliver(streams, stream).run(wire.send, wire.flow))
     await until(lambda: len(wire.sent) == 2, "first bytes and meta are sent")
     log.may_say_nothing.clear()
     await log.seal(stream.log_id)  # wakes it too early, as a log may
@@ -269,7 +286,7 @@ async def test_a_log_is_not_asked_for_nothing(scripted: ScriptedClient) -> None:
     log = SlowLog()
     streams = serving(scripted, log, coalesce_tokens=1)
     stream, wire = await start(streams), Wire()
-    running = asyncio.create_task(deliver(streams, stream).run(wire.send))
+    running = asyncio.create_task(deliver(streams, stream).run(wire.send, wire.flow))
     await until(lambda: len(wire.sent) == 2, "first bytes and meta are sent")
     for number in range(50):
         scripted.last.push(tok(f" {number}"))
@@ -289,7 +306,7 @@ async def test_a_slow_transport_bounds_what_is_read(scripted: ScriptedClient) ->
     wire = Wire()
     wire.go.clear()
     before = log.num_reads
-    running = asyncio.create_task(deliver(streams, stream).run(wire.send))
+    running = asyncio.create_task(deliver(streams, stream).run(wire.send, wire.flow))
     for _ in range(200):
         await asyncio.sleep(0)
     assert log.num_reads == before
@@ -313,7 +330,7 @@ async def test_a_replay_lets_others_run(scripted: ScriptedClient) -> None:
             await asyncio.sleep(0)
 
     task = asyncio.create_task(other())
-    await deliver(streams, stream, after=1500).run(wire.send)
+    await deliver(streams, stream, after=1500).run(wire.send, wire.flow)
     task.cancel()
     assert turns >= 3000 // 64 - 2
     check_native(wire.data, after=1500)
@@ -357,7 +374,7 @@ async def test_who_has_everything_is_told_so(streams: Streams, scripted: Scripte
     assert not delivery.is_over
     exhausted, wire = deliver(streams, stream, after=2), Wire()
     assert exhausted.is_over
-    await exhausted.run(wire.send)
+    await exhausted.run(wire.send, wire.flow)
     assert wire.sent == [NativeEncoder.first_bytes]
 
 
@@ -368,7 +385,7 @@ async def test_a_dropped_stream_is_gone(scripted: ScriptedClient) -> None:
     delivery, wire = deliver(streams, stream), Wire()
     await streams.log.drop(stream.log_id)
     with pytest.raises(Gone):
-        await delivery.run(wire.send)
+        await delivery.run(wire.send, wire.flow)
     await streams.aclose()
 
 
@@ -376,7 +393,7 @@ async def test_a_dropped_stream_is_gone(scripted: ScriptedClient) -> None:
 async def test_cancelling_a_delivery_parks_its_stream(streams: Streams, scripted: ScriptedClient, held: bool) -> None:
     """Wherever the cancel lands, the reader is counted out."""
     stream, wire = await start(streams), Wire()
-    running = asyncio.create_task(deliver(streams, stream).run(wire.send))
+    running = asyncio.create_task(deliver(streams, stream).run(wire.send, wire.flow))
     await until(lambda: len(wire.sent) == 2, "meta is sent")
     if held:
         wire.go.clear()
@@ -415,9 +432,9 @@ async def test_a_delivery_runs_once(streams: Streams, scripted: ScriptedClient) 
     """Its encoder is a fold that has been fed."""
     stream = await written(streams, scripted, DONE)
     delivery, wire = deliver(streams, stream), Wire()
-    await delivery.run(wire.send)
+    await delivery.run(wire.send, wire.flow)
     with pytest.raises(RuntimeError):
-        await delivery.run(wire.send)
+        await delivery.run(wire.send, wire.flow)
 
 
 async def test_a_transport_that_fails_counts_its_reader_out(streams: Streams) -> None:
@@ -436,7 +453,7 @@ async def test_the_reader_position_is_what_the_transport_took(streams: Streams, 
     """`Reader.seq` lags behind the log by what is still in `send`."""
     stream, wire = await start(streams), Wire()
     delivery = deliver(streams, stream)
-    running = asyncio.create_task(delivery.run(wire.send))
+    running = asyncio.create_task(delivery.run(wire.send, wire.flow))
     await until(lambda: delivery.reader.seq == 1, "meta was taken")
     wire.go.clear()
     scripted.last.push(tok("a"))
@@ -501,7 +518,7 @@ async def test_collect_waits_for_the_end(streams: Streams, scripted: ScriptedCli
 async def test_a_cut_stream_is_in_order_as_far_as_it_came(streams: Streams, scripted: ScriptedClient) -> None:
     """Whenever the reader leaves, what it has is a prefix without a gap."""
     stream, wire = await start(streams), Wire()
-    running = asyncio.create_task(deliver(streams, stream).run(wire.send))
+    running = asyncio.create_task(deliver(streams, stream).run(wire.send, wire.flow))
     scripted.last.push(*(tok("x") for _ in range(30)))
     await until(lambda: len(parse_sse(wire.data)) > 3, "some are sent")
     running.cancel()
