@@ -16,6 +16,7 @@ from django.test.utils import override_settings
 from streamserve import routing, runtime
 from streamserve.asgi.flow_drain import Drain
 from streamserve.models import ApiKey
+from streamserve.streams.log import Withdraw, too_late
 from tests.conftest import until_ready
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("engine")]
@@ -234,18 +235,26 @@ async def test_what_is_in_hand_when_the_server_goes_down_is_answered(
 ) -> None:
     """A start that is being accepted comes to its end before its socket is closed; an idle socket is closed at once."""
     drain, log = Drain(), runtime.get_runtime().log
-    is_in_hand, go_on, append = asyncio.Event(), asyncio.Event(), log.append
+    is_in_hand, go_on, submit = asyncio.Event(), asyncio.Event(), log.submit
 
-    async def stall(*args: Any) -> int:
+    def stall(*args: Any) -> Withdraw:
         is_in_hand.set()
+        if go_on.is_set():
+            return submit(*args)
+        stalled.append(asyncio.create_task(submit_later(*args)))
+        return too_late
+
+    async def submit_later(*args: Any) -> None:
         await go_on.wait()
-        return await append(*args)
+        submit(*args)
+
+    stalled: list[asyncio.Task[None]] = []
 
     busy, idle = connect(alice_key), connect(alice_key)
     for socket in (busy, idle):
         socket.scope["extensions"] = {"streamserve.flow": {"drain": drain}}
         await socket.connect()
-    monkeypatch.setattr(log, "append", stall)
+    monkeypatch.setattr(log, "submit", stall)
     await busy.send_json_to({"type": "start", "request": ASK})
     await is_in_hand.wait()
     await drain.conduct(_House(), 0)

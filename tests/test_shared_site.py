@@ -17,7 +17,7 @@ from django.test.utils import override_settings
 from streamserve import runtime
 from streamserve.conf import get_settings
 from streamserve.models import Stream as StreamRow
-from streamserve.streams.log import LogFull
+from streamserve.streams.log import LogFull, Settle, Withdraw, too_late
 from streamserve.streams.spare_log import SpareLog
 from tests.conftest import Caller, body_of, until_ready
 from tests.stream_checks import check_native, check_native_part, parse_sse, text_of
@@ -102,10 +102,11 @@ async def test_stop_after_a_restart(shared: Path, caller: Caller) -> None:
 async def test_no_room_in_the_log(shared: Path, caller: Caller, monkeypatch: pytest.MonkeyPatch) -> None:
     """A new answer is refused before anything is streamed, and nothing of it stays in the engine."""
 
-    async def refuse(*args: Any) -> int:
-        raise LogFull("The stream log's disk is full.", retry_after=30)
+    def refuse(log_id: str, fence: int, events: Any, settle: Settle) -> Withdraw:
+        settle(LogFull("The stream log's disk is full.", retry_after=30))
+        return too_late
 
-    monkeypatch.setattr(runtime.get_runtime().log, "append", refuse)
+    monkeypatch.setattr(runtime.get_runtime().log, "submit", refuse)
     response = await caller.post("/streams", ask())
     assert (response.status_code, response["Retry-After"]) == (507, "30")
     assert runtime.get_streams().num_live() == 0
@@ -118,18 +119,20 @@ async def test_a_log_that_is_down_for_a_while(shared: Path, caller: Caller, monk
     text = text_of(check_native(await body_of(await caller.post("/streams", ask(max_tokens=60)))))
     response = await caller.post("/streams", ask(max_tokens=60))
     log = runtime.get_runtime().log
-    append = log.append
+    submit = log.submit
     num_refused = 0
 
-    async def stumble(log_id: str, fence: int, events: Any) -> int:
-        nonlocal num_refused
-        last_seq = await append(log_id, fence, events)
-        if last_seq > 5 and not num_refused:
-            num_refused += 1
-            raise LogFull("The stream log's disk is full.")
-        return last_seq
+    def stumble(log_id: str, fence: int, events: Any, settle: Settle) -> Withdraw:
+        def heard(result: int | Exception) -> None:
+            nonlocal num_refused
+            if isinstance(result, int) and result > 5 and not num_refused:
+                num_refused += 1
+                result = LogFull("The stream log's disk is full.")
+            settle(result)
 
-    monkeypatch.setattr(log, "append", stumble)
+        return submit(log_id, fence, events, heard)
+
+    monkeypatch.setattr(log, "submit", stumble)
     frames = check_native(await body_of(response))
     assert num_refused == 1
     assert text_of(frames) == text

@@ -175,7 +175,7 @@ class Tail:
         try:
             self._outlet.put(events)
         except Exception as error:
-            self._failure = error
+            self._failure, self._reader.take = error, None
             self._place.seq = 0
 
     @property
