@@ -29,7 +29,7 @@ class _ChoiceTally:
         self.token_ids = array("I")
         self.is_finished = False
         self._seqs, self._befores, self._counts = array("I"), array("I"), array("I")
-        self._last_seq = 0
+        self._last_seq = -1
 
     def note(self, token_ids: Sequence[int], seq: int) -> None:
         if len(token_ids) == 1 and seq == self._last_seq + 1:

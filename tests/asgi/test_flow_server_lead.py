@@ -55,6 +55,24 @@ def test_who_stops_reading_is_parked_for_and_goes_on(server: Server) -> None:
     assert text_of(check_native(got)) == text_of(check_native(body))
 
 
+def test_frames_are_written_where_they_are_committed(server: Server) -> None:
+    """FlowServer's pen writes nearly all of them; the rest are the first, the last, and what waited for a reader."""
+    before = state(server)["num_written"]
+    body = httpx.get(server.url + "/streams?prompt=hello&max_tokens=200", timeout=60).content
+    num_frames = sum(frame.event == "token" for frame in check_native(body))
+    assert state(server)["num_written"] - before >= num_frames // 2
+
+
+def test_a_middleware_outside_of_ours_sees_every_frame() -> None:
+    """Where somebody's `send` stands between the server and us, all goes through it."""
+    with flow(app="tests.asgi.wire_app:changing") as server:
+        body = httpx.get(server.url + "/streams?prompt=hello&max_tokens=200", timeout=60).content
+        tokens = [frame.json for frame in check_native(body) if frame.event == "token"]
+        assert {token["index"] for token in tokens} == {9}
+        assert sum(len(token["token_ids"]) for token in tokens) == 200
+        assert state(server)["num_written"] == 0
+
+
 def test_a_server_that_says_nothing_of_it_is_taken_at_its_word() -> None:
     """The same reader under uvicorn: what was accepted counts as read, and the answer is made to its end."""
     with uvicorn(APP) as server, get(server, STREAM):

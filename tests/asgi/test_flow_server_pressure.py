@@ -158,6 +158,7 @@ def test_over_a_unix_socket(tmp_path: Path) -> None:
     """As behind nginx on the same machine: there is no TCP to tune, and all else holds."""
     path = str(tmp_path / "s")
     with flow("-u", path) as server, socket.socket(socket.AF_UNIX) as client:
+        until(lambda: Path(path).exists(), "it listens there too")
         client.connect(path)
         client.sendall(f"GET /fill?bytes={BLOCK * NUM_PIECES * 4} HTTP/1.1\r\nConnection: close\r\n\r\n".encode())
         assert settled(server) < BLOCK * NUM_PIECES * 4

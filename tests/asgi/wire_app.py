@@ -3,20 +3,23 @@
 GET /streams?prompt=…&max_tokens=…   a native stream, handed over      WS /streams   the same events as JSON texts
 GET /events?id=…&after=…             read it again
 GET /control?allow=3 | ?open=1       let that many steps run, then hold; hold nothing
-GET /state                           plans, blocks and streams as JSON
+GET /state                           plans, blocks and streams as JSON; how often FlowServer's pen has written
+
+`changing`: the same behind a middleware of somebody's, which changes what is sent.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import sys
 from dataclasses import asdict
 from typing import Any
 from urllib.parse import parse_qsl
 
 from streamserve.asgi.handover import HEADER, offer
 from streamserve.asgi.middleware import StreamMiddleware
-from streamserve.asgi.types import Receive, Scope, Send
+from streamserve.asgi.types import Message, Receive, Scope, Send
 from streamserve.clients.factory import echo_client
 from streamserve.dialects.native import NativeEncoder, websocket_message
 from streamserve.engine.config import EngineConfig
@@ -48,6 +51,35 @@ async def inner(scope: Scope, receive: Receive, send: Send) -> None:
 app = StreamMiddleware(inner)
 app.on_shutdown(STREAMS.aclose)
 app.on_shutdown(CLIENT.aclose)
+
+
+async def changing(scope: Scope, receive: Receive, send: Send) -> None:
+    """Say another index for every token."""
+
+    async def changed(message: Message) -> None:
+        if "body" in message:
+            message = {**message, "body": message["body"].replace(b'"index":0', b'"index":9')}
+        await send(message)
+
+    await app(scope, receive, changed)
+
+
+num_written = 0
+
+
+def _count_writes(pen: Any) -> None:
+    write = pen.write
+
+    def counted(self: Any, data: bytes) -> None:
+        global num_written
+        num_written += 1
+        write(self, data)
+
+    pen.write = counted
+
+
+if "streamserve.asgi.flow_requests" in sys.modules:  # FlowServer serves; importing it would install its reactor
+    _count_writes(sys.modules["streamserve.asgi.flow_requests"].Pen)
 
 
 async def _start(prompt: str = "hello", max_tokens: str = "500") -> Stream:
@@ -94,6 +126,7 @@ def _state() -> dict[str, Any]:
         "stats": asdict(CLIENT.stats()),
         "streams": [asdict(stream.summary()) for stream in STREAMS.all()],
         "tasks": sorted(task.get_name() for task in asyncio.all_tasks()),
+        "num_written": num_written,
     }
 
 

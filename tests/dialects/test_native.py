@@ -1,6 +1,7 @@
 """Laws of the native dialect: what a body becomes, and how a log looks on the wire."""
 
 import json
+from itertools import accumulate
 from typing import Any
 
 import pytest
@@ -11,9 +12,10 @@ from streamserve.dialects import native
 from streamserve.dialects.base import coalesce
 from streamserve.dialects.native import NativeEncoder, NativeRequest
 from streamserve.protocol.errors import BadRequest, ErrorBody
-from streamserve.protocol.events import LoggedEvent
+from streamserve.protocol.events import LoggedEvent, Token
 from streamserve.protocol.limits import Limits
 from streamserve.protocol.requests import MODEL_DEFAULTS, GenerateRequest, Message, SamplingParams
+from streamserve.protocol.sse import frame, one_line_json
 from tests.dialects.logs import LOG_ID, failure, split_emoji, success, tok, two_choices
 from tests.dialects.sse_reader import read_events
 
@@ -184,6 +186,32 @@ def test_coalescing_loses_no_text(pieces: list[tuple[str, int]], max_tokens: int
 
     assert texts(joined) == texts(log)
     assert [one.seq for one in joined] == sorted({one.seq for one in joined})
+
+
+@given(st.lists(st.tuples(st.integers(1, 5), st.integers(0, 1)), max_size=20), st.integers(1, 8))
+def test_coalescing_joins_all_it_may(pieces: list[tuple[int, int]], max_tokens: int):
+    """Neighbours of one choice are apart only where they would be too many together."""
+    log = success(*[tok("x", *range(num_ids), choice=choice) for num_ids, choice in pieces])
+    tokens = [one.event for one in coalesce(log, max_tokens=max_tokens) if isinstance(one.event, Token)]
+    sizes = [len(token.token_ids) for token in tokens]
+    assert all(size <= max_tokens or token.text == "x" for size, token in zip(sizes, tokens, strict=True))
+    firsts = [pieces[place][0] for place in _places(tokens)]  # of the pieces that each begins with
+    for place in range(1, len(tokens)):
+        if tokens[place - 1].choice == tokens[place].choice:
+            assert sizes[place - 1] + firsts[place] > max_tokens
+
+
+def _places(tokens: list[Token]) -> list[int]:
+    """Return how many pieces lie before each token."""
+    return list(accumulate((len(token.text) for token in tokens[:-1]), initial=0)) if tokens else []
+
+
+@given(st.text(), st.lists(st.integers(0, 2**31), max_size=6), st.integers(0, 3), st.integers(0, 9))
+def test_a_token_is_framed_like_any_event(text: str, token_ids: list[int], choice: int, index: int):
+    """The quick way gives the bytes of the usual one, whatever a model says."""
+    event = Token(text=text, token_ids=tuple(token_ids), choice=choice, index=index)
+    logged = LoggedEvent(seq=7, event=event)
+    assert wire([logged]) == frame(one_line_json(event.payload()), event="token", id=f"{LOG_ID}-7")
 
 
 def test_an_error_response_has_three_fields():

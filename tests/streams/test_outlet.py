@@ -1,4 +1,4 @@
-"""What is committed is written in the same turn, where a server offers a pen; and nothing is lost where it cannot be."""
+"""What is committed is written in the same turn where a server offers a pen; nothing is lost where it cannot be."""
 
 from __future__ import annotations
 
