@@ -3,10 +3,12 @@
     python -m benchmarks.transport [--streams 1 50 200] [--rounds 5] [--quick] [--never-readers]
 
 Every server says the same words from the same source (transport_apps.py); an event is one token. CPU is that of the
-server's process, all threads. "At a pace": a step every 50 ms gives each stream a token, as an engine does. "At once":
-as fast as the server can. Ratios are to Django's StreamingHttpResponse on the same server, round by round, and medians
-over the rounds. MemoryLog is the transport alone; FileLog commits every token to a file before it is shown. Needs
-tests/requirements.txt and benchmarks/requirements.txt. Commit latencies of the logs: `benchmarks.logs`.
+server's process, all threads, while all answers are under way: beginning and end of an answer, which Django's own
+request costs most of, are a line of their own. "At a pace": a step every 50 ms gives each stream a token, as an engine
+does. "At once": as fast as the server can. Ratios are to Django's StreamingHttpResponse on the same server (FlowServer:
+on daphne), round by round, and medians over the rounds. MemoryLog is the transport alone; FileLog commits every token
+to a file before it is shown. Needs tests/requirements.txt and benchmarks/requirements.txt. Commit latencies of the
+logs: `benchmarks.logs`.
 """
 
 from __future__ import annotations
@@ -32,6 +34,9 @@ PACE_SECONDS = 0.05
 GOAL = 0.7
 NUM_IDLE = 200
 NUM_NEVER = 50
+NUM_ANSWERS = 20  # at a time, of one event
+_SETTLE_SECONDS = 0.5
+_WORD = b" word"
 # 20 MB in few events: the kernel takes some megabytes of each answer first, which costs a server CPU by the event.
 _NEVER_QUERY = "n=20000&pace=0&size=1000&abort=1"
 _OTHERS = (20, 200)  # streams, events of each
@@ -60,6 +65,7 @@ class Contender:
     cpu: dict[tuple[int, float], list[float]] = field(default_factory=dict)  # by streams and pace: us an event
     speed: dict[tuple[int, float], list[float]] = field(default_factory=dict)  # events a second
     idle: tuple[float, float] = (0.0, 0.0)  # kB and threads of an idle stream
+    answer: list[float] = field(default_factory=list)  # CPU ms of an answer of one event
 
     @property
     def is_websocket(self) -> bool:
@@ -141,6 +147,52 @@ async def ask(one: Contender, target: str) -> tuple[asyncio.StreamReader, asynci
     return reader, writer
 
 
+async def flow(one: Contender, num_streams: int, pace: float, seconds: float) -> tuple[float, float]:
+    """Return CPU seconds of the server an event, and events a second, while so many answers are under way."""
+    counts = [0] * num_streams
+    reading = [asyncio.create_task(_count(one, pace, counts, number)) for number in range(num_streams)]
+    async with asyncio.timeout(60):
+        while not all(counts):  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
+    await asyncio.sleep(_SETTLE_SECONDS)
+    cpu, began, num_before = cpu_of(one.pid), time.perf_counter(), sum(counts)
+    await asyncio.sleep(seconds)
+    cpu, wall, num_events = cpu_of(one.pid) - cpu, time.perf_counter() - began, sum(counts) - num_before
+    for task in reading:
+        task.cancel()
+    await asyncio.gather(*reading, return_exceptions=True)
+    await asyncio.sleep(_SETTLE_SECONDS)
+    return cpu / num_events, num_events / wall
+
+
+async def _count(one: Contender, pace: float, counts: list[int], number: int) -> None:
+    """Read a stream that does not end, and count its words."""
+    query = f"n={10**9}&pace={pace}&abort=1"
+    if one.is_websocket:
+        address = f"ws://127.0.0.1:{one.port}/ws?{query}"
+        async with connect(address, compression=None, proxy=None, max_queue=None) as ws:
+            async for message in ws:
+                counts[number] += str(message).encode().count(_WORD)
+        return
+    reader, writer = await ask(one, f"{one.path}?{query}")
+    tail = b""
+    try:
+        while data := tail + await reader.read(65536):
+            counts[number] += data.count(_WORD)
+            tail = next((data[-size:] for size in (4, 3, 2, 1) if _WORD.startswith(data[-size:])), b"")
+    finally:
+        writer.transport.abort()
+
+
+async def answer(one: Contender) -> float:
+    """Return CPU seconds of the server for an answer of one event."""
+    await read(one, "n=1&pace=0")
+    cpu = cpu_of(one.pid)
+    for _ in range(5):
+        await asyncio.gather(*(read(one, "n=1&pace=0") for _ in range(NUM_ANSWERS)))
+    return (cpu_of(one.pid) - cpu) / (5 * NUM_ANSWERS)
+
+
 async def load(one: Contender, num_streams: int, num_events: int, pace: float) -> tuple[float, float]:
     """Read as many streams at once; return CPU seconds of the server and wall seconds, each per event."""
     await read(one, "n=5&pace=0")
@@ -155,13 +207,12 @@ def main() -> None:
     options = parser(__doc__)
     options.add_argument("--streams", type=int, nargs="+", default=[1, 50, 200])
     options.add_argument("--rounds", type=int, default=5)
-    options.add_argument("--steps", type=int, default=60, help="tokens of an answer at a pace")
-    options.add_argument("--tokens", type=int, default=20_000, help="in all, at once")
+    options.add_argument("--seconds", type=float, default=4.0, help="of each measurement")
     options.add_argument("--never-readers", action="store_true", help="only others beside 50 who never read 20 MB")
     options.add_argument("--quick", action="store_true", help="one short round: whether it works")
     chosen = options.parse_args()
     if chosen.quick:
-        chosen.rounds, chosen.steps, chosen.tokens = 1, 10, 1000
+        chosen.rounds, chosen.seconds = 1, 0.5
     print(describe_machine())
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
         everybody = contenders()
@@ -174,14 +225,15 @@ def main() -> None:
             progress(f"idle: {one.name}")
             one.idle = asyncio.run(idle(one))
         for number in range(chosen.rounds):
+            for one in everybody:
+                one.answer.append(asyncio.run(answer(one)) * 1e3)
             for num_streams in chosen.streams:
                 progress(f"round {number + 1} of {chosen.rounds}, {num_streams} streams")
                 for pace in (PACE_SECONDS, 0.0):
-                    num_events = chosen.steps if pace else max(1, chosen.tokens // num_streams)
                     for one in everybody:
-                        cpu, wall = asyncio.run(load(one, num_streams, num_events, pace))
+                        cpu, speed = asyncio.run(flow(one, num_streams, pace, chosen.seconds))
                         one.cpu.setdefault((num_streams, pace), []).append(cpu * 1e6)
-                        one.speed.setdefault((num_streams, pace), []).append(1 / wall)
+                        one.speed.setdefault((num_streams, pace), []).append(speed)
         for num_streams in chosen.streams:
             report(everybody, num_streams)
         report_others(everybody, chosen.rounds)
@@ -208,14 +260,15 @@ def ratio(one: Contender, base: Contender | None, what: tuple[int, float]) -> st
 
 
 def report_others(everybody: list[Contender], rounds: int) -> None:
-    """Print what an idle stream holds, and how soon a client's leaving is known, resuming answered."""
-    print(f"\n{'an idle stream':34}{'kB':>8}{'threads':>9}{'left ms':>10}{'resume ms':>11}")
+    """Print what an idle stream holds, how soon a client's leaving is known, resuming answered, and an answer's CPU."""
+    print(f"\n{'an idle stream':34}{'kB':>8}{'threads':>9}{'left ms':>10}{'resume ms':>11}{'an answer, CPU ms':>20}")
     for one in everybody:
         progress(f"left, resumed: {one.name}")
         left = median(asyncio.run(leave(one)) for _ in range(4 * rounds))
         resumed = median(asyncio.run(resume(one)) for _ in range(4 * rounds)) if is_resumable(one) else None
         text = "-" if resumed is None else _ms(resumed)
-        print(f"  {one.name:32}{one.idle[0]:8.1f}{one.idle[1]:9.2f}{_ms(left):>10}{text:>11}", flush=True)
+        idle_text = f"{one.idle[0]:8.1f}{one.idle[1]:9.2f}"
+        print(f"  {one.name:32}{idle_text}{_ms(left):>10}{text:>11}{median(one.answer):20.2f}", flush=True)
 
 
 def report_never(everybody: list[Contender], rounds: int) -> None:

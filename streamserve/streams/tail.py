@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from streamserve.dialects.base import coalesce
 from streamserve.protocol.errors import BadRequest, Gone, QuotaExceeded
-from streamserve.protocol.events import TERMINALS, Done, LoggedEvent, Token, is_terminal
+from streamserve.protocol.events import TERMINALS, Done, Event, LoggedEvent, Token, is_terminal
 from streamserve.streams.directory import Streams
 from streamserve.streams.log import EventLog, Forked, Place
 from streamserve.streams.snapshot import take_snapshot
@@ -139,9 +139,13 @@ class Tail:
 
         If not, nothing is done here: the log wakes the reader.
         """
+        if not self._is_waiting or events[0].seq != self._read_seq + 1:
+            return
         outlet, last = self._outlet, events[-1]
-        is_next = self._is_waiting and events[0].seq == self._read_seq + 1
-        if outlet is None or not is_next or isinstance(last.event, TERMINALS) or not outlet.is_ready():
+        if self._held and len(events) == 1 and self._has_room_for(last.event):
+            self._hold(events, last.seq)
+            return
+        if outlet is None or isinstance(last.event, TERMINALS) or not outlet.is_ready():
             return
         now = time.monotonic()
         if len(events) == 1 and not self._held and now >= self._token_due_at:  # nearly always
@@ -158,6 +162,10 @@ class Tail:
             self._patience.hasten(due_at)
         if self._failure is None:
             self._place.seq = self._read_seq + self._num_wanted
+
+    def _has_room_for(self, event: Event) -> bool:
+        """Whether it may join what is held, and wait as long as that."""
+        return isinstance(event, Token) and self._num_tokens + len(event.token_ids) < self._settings.coalesce_tokens
 
     def _when_due(self) -> float | None:
         """Give what is held to the outlet rather than wake the task; return until when that waits on, None: no more."""
