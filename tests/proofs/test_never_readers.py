@@ -85,7 +85,7 @@ def asked(site: Site, answer: dict[str, Any], number: int) -> socket.socket:
     [
         pytest.param("daphne", PLAIN, 256, id="daphne, plain"),
         pytest.param("daphne", LARGE, 256, id="daphne, 20 MB", marks=needs_soak),
-        pytest.param("uvicorn", LARGE, 512, id="uvicorn, 20 MB", marks=needs_soak),
+        pytest.param("uvicorn", LARGE, 256, id="uvicorn, 20 MB", marks=needs_soak),
     ],
 )
 def test_readers_who_never_read(name: str, answer: dict[str, Any], kilobytes: int, site: Site) -> None:
