@@ -135,7 +135,7 @@ class Tail:
         return []
 
     def _take(self, events: list[LoggedEvent]) -> None:
-        """Give what has just been committed to the outlet, if that is open and this reader waits for nothing else.
+        """Give what has just been committed to the outlet, if that is ready and this reader waits for nothing else.
 
         If not, nothing is done here: the log wakes the reader.
         """
@@ -151,7 +151,8 @@ class Tail:
         if len(events) == 1 and not self._held and now >= self._token_due_at:  # nearly always
             self._read_seq = self.given_seq = self._place.seq = last.seq
             self._given_at = now
-            self._token_due_at = now + self._wait_seconds
+            if isinstance(last.event, Token):
+                self._token_due_at = now + self._wait_seconds
             self._put(events)
             return
         self._hold(events, last.seq)

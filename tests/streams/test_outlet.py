@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from streamserve.dialects.native import NativeEncoder
-from streamserve.protocol.events import LoggedEvent
+from streamserve.protocol.events import LoggedEvent, Status
 from streamserve.streams.delivery import Delivery, Flow
 from streamserve.streams.directory import Streams
 from streamserve.streams.settings import StreamSettings
@@ -140,6 +140,17 @@ async def test_a_reader_who_leaves_is_written_to_no_more(streams: Streams, scrip
     scripted.last.push(WORDS[1], DONE)
     await asyncio.gather(leaving, staying)
     assert [one.data.count(b"event: token") for one in (wire, other)] == [1, 2]
+
+
+async def test_a_status_makes_no_token_wait(scripted: ScriptedClient) -> None:
+    """The first token never waits for company, whatever was said before it."""
+    streams, wire = Streams({"scripted": scripted}, StallingLog(), StreamSettings(coalesce_seconds=3600.0)), Wire()
+    _, running = await reading(streams, wire)
+    scripted.last.push(Status(status="prefill"))
+    scripted.last.push(WORDS[0])
+    assert wire.data.count(b"event: token") == 1
+    scripted.last.push(DONE)
+    await running
 
 
 async def test_held_tokens_are_written_when_their_time_is_over(scripted: ScriptedClient) -> None:
