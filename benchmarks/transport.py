@@ -1,6 +1,6 @@
 """The way from an event to a client, beside others' ways, in turns in one run: what a token costs the server.
 
-    python -m benchmarks.transport [--streams 1 50 200] [--rounds 5] [--quick] [--never-readers]
+    python -m benchmarks.transport [--streams 1 50 200] [--rounds 5] [--only NAME ...] [--quick] [--never-readers]
 
 Every server says the same words from the same source (transport_apps.py); an event is one token. CPU is that of the
 server's process, all threads, while all answers are under way: beginning and end of an answer, which Django's own
@@ -89,6 +89,16 @@ def contenders() -> list[Contender]:
         Contender("ours, WebSocket, FlowServer", "FlowServer", "ours_app", "/ws"),
         Contender("ours, WebSocket, uvicorn", "uvicorn", "ours_app", "/ws"),
     ]
+
+
+def chosen_of(everybody: list[Contender], names: list[str] | None) -> list[Contender]:
+    """Return those of the names, all if there are none, and their bases."""
+    if names is None:
+        return everybody
+    wanted = set(names).union(one.base for one in everybody if one.name in names)
+    if unknown := set(names) - {one.name for one in everybody}:
+        raise SystemExit(f"no contender {', '.join(unknown)}; there are: {'; '.join(one.name for one in everybody)}")
+    return [one for one in everybody if one.name in wanted]
 
 
 @contextlib.contextmanager
@@ -208,6 +218,7 @@ def main() -> None:
     options.add_argument("--streams", type=int, nargs="+", default=[1, 50, 200])
     options.add_argument("--rounds", type=int, default=5)
     options.add_argument("--seconds", type=float, default=4.0, help="of each measurement")
+    options.add_argument("--only", nargs="+", metavar="NAME", help="these contenders, and what they are compared with")
     options.add_argument("--never-readers", action="store_true", help="only others beside 50 who never read 20 MB")
     options.add_argument("--quick", action="store_true", help="one short round: whether it works")
     chosen = options.parse_args()
@@ -215,7 +226,7 @@ def main() -> None:
         chosen.rounds, chosen.seconds = 1, 0.5
     print(describe_machine())
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
-        everybody = contenders()
+        everybody = chosen_of(contenders(), chosen.only)
         for one in everybody:
             stack.enter_context(running(one, folder))
         if chosen.never_readers:

@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.asgi.flow_driver import chunks, flow, get, read_all, state, until
+from tests.asgi.flow_driver import chunks, flow, get, read_all, read_until, state, until
 from tests.servers import Server, uvicorn
 from tests.stream_checks import check_native, text_of
 
@@ -56,10 +56,15 @@ def test_who_stops_reading_is_parked_for_and_goes_on(server: Server) -> None:
 
 
 def test_frames_are_written_where_they_are_committed(server: Server) -> None:
-    """FlowServer's pen writes nearly all of them; the rest are the first, the last, and what waited for a reader."""
-    before = state(server)["num_written"]
-    body = httpx.get(server.url + "/streams?prompt=hello&max_tokens=200", timeout=60).content
-    num_frames = sum(frame.event == "token" for frame in check_native(body))
+    """FlowServer's pen writes nearly all of them to a reader who waits; the rest are the first and the last."""
+    httpx.get(f"{server.url}/control?allow=2")
+    with get(server, "/streams?prompt=hello&max_tokens=200", "Connection: close") as client:
+        head = read_until(client, b"event: token")
+        before = state(server)["num_written"]
+        httpx.get(f"{server.url}/control?open=1")
+        got, is_whole = chunks(head + read_all(client)[0])
+    assert is_whole
+    num_frames = sum(frame.event == "token" for frame in check_native(got))
     assert state(server)["num_written"] - before >= num_frames // 2
 
 
