@@ -177,7 +177,7 @@ class SourceClient:
 
 
 LOG = FileLog(os.environ["BENCHMARK_LOG"]) if os.environ.get("BENCHMARK_LOG") else MemoryLog()
-STREAMS = Streams({"source": SourceClient()}, LOG, StreamSettings(retention_seconds=5.0))  # type: ignore[dict-item]
+STREAMS = Streams({"source": SourceClient()}, LOG, StreamSettings(retention_seconds=0.5))  # type: ignore[dict-item]
 
 
 async def _start(query: dict[str, str]) -> Stream:
