@@ -31,7 +31,6 @@ from websockets.asyncio.client import connect
 from benchmarks.machine import describe_machine, parser, progress
 
 PACE_SECONDS = 0.05
-GOAL = 0.7
 NUM_IDLE = 200
 NUM_NEVER = 50
 NUM_ANSWERS = 20  # at a time, of one event
@@ -277,10 +276,11 @@ def report_others(everybody: list[Contender], rounds: int) -> None:
     for one in everybody:
         progress(f"left, resumed: {one.name}")
         left = median(asyncio.run(leave(one)) for _ in range(4 * rounds))
-        resumed = median(asyncio.run(resume(one)) for _ in range(4 * rounds)) if is_resumable(one) else None
-        text = "-" if resumed is None else _ms(resumed)
+        is_resumable = one.app == "ours_app" and not one.is_websocket
+        resumed = median(asyncio.run(resume(one)) for _ in range(4 * rounds)) if is_resumable else None
+        text = "-" if resumed is None else f"{resumed * 1e3:.2f}"
         idle_text = f"{one.idle[0]:8.1f}{one.idle[1]:9.2f}"
-        print(f"  {one.name:32}{idle_text}{_ms(left):>10}{text:>11}{median(one.answer):20.2f}", flush=True)
+        print(f"  {one.name:32}{idle_text}{left * 1e3:10.2f}{text:>11}{median(one.answer):20.2f}", flush=True)
 
 
 def report_never(everybody: list[Contender], rounds: int) -> None:
@@ -290,17 +290,7 @@ def report_never(everybody: list[Contender], rounds: int) -> None:
     for one in (one for one in everybody if not one.is_websocket):
         progress(f"never read: {one.name}")
         grown, rests, without, beside, ratio = share(one, rounds)
-        said = "yes" if rests else "no"
-        print(f"  {one.name:32}{grown:9.0f}{said:>9}{without:24.0f}{beside:10.0f}{ratio:7.2f}", flush=True)
-
-
-def _ms(seconds: float) -> str:
-    return f"{seconds * 1e3:.2f}"
-
-
-def is_resumable(one: Contender) -> bool:
-    """Only ours are."""
-    return one.app == "ours_app" and not one.is_websocket
+        print(f"  {one.name:32}{grown:9.0f}{str(rests):>9}{without:24.0f}{beside:10.0f}{ratio:7.2f}", flush=True)
 
 
 def memory_of(pid: int) -> int:
