@@ -290,7 +290,7 @@ def report_never(everybody: list[Contender], rounds: int) -> None:
     for one in (one for one in everybody if not one.is_websocket):
         progress(f"never read: {one.name}")
         grown, rests, without, beside, ratio = share(one, rounds)
-        print(f"  {one.name:32}{grown:9.0f}{str(rests):>9}{without:24.0f}{beside:10.0f}{ratio:7.2f}", flush=True)
+        print(f"  {one.name:32}{grown:9.0f}{rests!s:>9}{without:24.0f}{beside:10.0f}{ratio:7.2f}", flush=True)
 
 
 def memory_of(pid: int) -> int:
