@@ -77,7 +77,7 @@ async def test_what_is_not_committed_is_not_written(
     scripted.last.push(WORDS[0])
     log.go.clear()
     scripted.last.push(WORDS[1])
-    await asyncio.sleep(0.01)
+    await asyncio.sleep(0)
     assert wire.data.count(b"event: token") == 1
     log.is_broken = True
     log.go.set()
@@ -95,13 +95,16 @@ async def test_a_pen_that_is_not_ready_loses_nothing(
     wire = Wire()
     _, running = await reading(streams, wire)
     for start in range(0, NUM_TOKENS, 2 * num_stuck):
+        stuck = WORDS[start + num_stuck : start + 2 * num_stuck]
         scripted.last.push(*WORDS[start : start + num_stuck])
+        await until(lambda: wire.num_waiting == 0, "nothing is in send")
         wire.go.clear()
-        scripted.last.push(*WORDS[start + num_stuck : start + 2 * num_stuck])
-        await asyncio.sleep(0.001)
+        scripted.last.push(*stuck)
+        if stuck:
+            await until(lambda: wire.num_waiting == 1, "it is stuck in send")
         wire.go.set()
-        await until(lambda: wire.num_waiting == 0, "it has sent")
-        await asyncio.sleep(0.001)
+        num_pushed = min(NUM_TOKENS, start + 2 * num_stuck)
+        await until(lambda: wire.data.count(b"event: token") == num_pushed, "it has all")  # noqa: B023
     scripted.last.push(DONE)
     await running
     assert text_of(check_native(wire.data)) == TEXT
@@ -155,7 +158,7 @@ async def test_a_status_makes_no_token_wait(scripted: ScriptedClient) -> None:
 
 async def test_held_tokens_are_written_when_their_time_is_over(scripted: ScriptedClient) -> None:
     """Without waking the reader: the frame comes although its task never runs."""
-    streams, wire = Streams({"scripted": scripted}, StallingLog(), StreamSettings(coalesce_seconds=0.03)), Wire()
+    streams, wire = Streams({"scripted": scripted}, StallingLog(), StreamSettings(coalesce_seconds=0.3)), Wire()
     _, running = await reading(streams, wire)
     scripted.last.push(WORDS[0])
     scripted.last.push(WORDS[1])
