@@ -30,8 +30,8 @@ from typing import TypeVar
 from benchmarks.machine import describe_machine, parser, progress
 from streamserve.clients.base import EngineClient, Generation
 from streamserve.clients.factory import make_client
-from streamserve.clients.process import ProcessClient
-from streamserve.clients.spec import EngineSpec
+from streamserve.clients.process.client import ProcessClient
+from streamserve.clients.process.config import LaunchConfig
 from streamserve.engine.config import EngineConfig, ModelConfig
 from streamserve.protocol.events import Done, Token
 from streamserve.protocol.requests import GenerateRequest, Message, SamplingParams
@@ -138,7 +138,7 @@ def main() -> None:
 async def measure(engine: str, options: argparse.Namespace) -> None:
     """Print speed and resume of one engine through both clients."""
     with tempfile.TemporaryDirectory() as folder:
-        spec = EngineSpec(
+        spec = LaunchConfig(
             model=MODELS[engine], engine=CONFIG, site=folder, state_dir=folder, runtime_dir=f"{folder}/run"
         )
         contenders = [

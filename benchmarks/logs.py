@@ -22,9 +22,9 @@ from statistics import median, quantiles
 
 from benchmarks.machine import describe_machine, parser, progress
 from streamserve.protocol.events import Token
-from streamserve.streams.file_log import FileLog
-from streamserve.streams.log import EventLog, MemoryLog, new_log_id
-from streamserve.streams.redis_log import RedisLog
+from streamserve.streams.log.base import EventLog, MemoryLog, new_log_id
+from streamserve.streams.log.file_log import FileLog
+from streamserve.streams.log.redis_log import RedisLog
 
 _STEP_SECONDS = 0.05
 _BASE = "FileLog"

@@ -21,10 +21,10 @@ from streamserve.engine.config import EngineConfig
 from streamserve.protocol.errors import Refused
 from streamserve.protocol.events import Done, Error, Token
 from streamserve.protocol.requests import GenerateRequest, Message, SamplingParams
-from streamserve.streams.directory import Streams
-from streamserve.streams.log import MemoryLog
+from streamserve.streams.log.base import MemoryLog
+from streamserve.streams.reader.tail import Tail
 from streamserve.streams.readers import Reader
-from streamserve.streams.tail import Tail
+from streamserve.streams.registry import Streams
 
 ALIAS = "helpdesk"
 CONTENDERS = ("ours", "ours, received", "fcfs")

@@ -45,7 +45,7 @@ ROOT = Path(__file__).resolve().parents[1]
 _APPS = "benchmarks.transport_apps"
 _COMMANDS = {
     "daphne": ["daphne", "-b", "127.0.0.1", "-p", "{port}", "{app}"],
-    "FlowServer": ["streamserve.asgi.flow_server", "{app}", "--host", "127.0.0.1", "--port", "{port}"],
+    "FlowServer": ["streamserve.asgi.flow", "{app}", "--host", "127.0.0.1", "--port", "{port}"],
     "uvicorn": ["uvicorn", "--host", "127.0.0.1", "--port", "{port}", "--log-level", "warning", "{app}"],
 }
 

@@ -40,14 +40,14 @@ from streamserve.clients.base import Accepted
 from streamserve.dialects.native import NativeEncoder, websocket_message
 from streamserve.protocol.events import Done, Event, Token
 from streamserve.protocol.requests import GenerateRequest
-from streamserve.responses import stream_response
-from streamserve.streams.delivery import Delivery
-from streamserve.streams.directory import Streams
-from streamserve.streams.file_log import FileLog
-from streamserve.streams.follow import follow
-from streamserve.streams.log import MemoryLog
-from streamserve.streams.settings import StreamSettings
+from streamserve.streams.config import StreamConfig
+from streamserve.streams.log.base import MemoryLog
+from streamserve.streams.log.file_log import FileLog
+from streamserve.streams.reader.delivery import Delivery
+from streamserve.streams.reader.follow import follow
+from streamserve.streams.registry import Streams
 from streamserve.streams.stream import Stream
+from streamserve.web.responses import stream_response
 
 _gone: list[float] = [0.0]  # by the machine's monotonic clock
 
@@ -177,7 +177,7 @@ class SourceClient:
 
 
 LOG = FileLog(os.environ["BENCHMARK_LOG"]) if os.environ.get("BENCHMARK_LOG") else MemoryLog()
-STREAMS = Streams({"source": SourceClient()}, LOG, StreamSettings(retention_seconds=0.5))  # type: ignore[dict-item]
+STREAMS = Streams({"source": SourceClient()}, LOG, StreamConfig(retention_seconds=0.5))  # type: ignore[dict-item]
 
 
 async def _start(query: dict[str, str]) -> Stream:

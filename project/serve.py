@@ -160,7 +160,7 @@ def end(child: subprocess.Popen[bytes]) -> None:
 
 def wait_until_ready(url: str, daphne: subprocess.Popen[bytes]) -> str:
     """Show how loading comes on; return the model's alias. Raises Problem when it cannot be used."""
-    from streamserve.progress import LoadingBar, description_of
+    from streamserve.web.cli.loading_bar import LoadingBar, description_of
 
     bar = LoadingBar(sys.stdout)
     try:

@@ -20,15 +20,15 @@ from django.urls import URLPattern, path, reverse
 from django.utils.html import format_html
 from django.utils.translation import gettext_lazy as _
 
-from streamserve.live import LiveDelivery, site_figures
 from streamserve.models import ApiKey, Live, Stream, Watch
 from streamserve.protocol.errors import StreamserveError
-from streamserve.responses import stream_response
-from streamserve.rights import WATCH_PERMISSION
-from streamserve.routes import non_atomic
-from streamserve.runtime import get_runtime, get_streams
-from streamserve.streams.delivery import Delivery
-from streamserve.views import CONTENT_SECURITY_POLICY
+from streamserve.streams.reader.delivery import Delivery
+from streamserve.web.access import non_atomic
+from streamserve.web.live import LiveDelivery, site_figures
+from streamserve.web.permissions import WATCH_PERMISSION
+from streamserve.web.responses import stream_response
+from streamserve.web.site import get_runtime, get_streams
+from streamserve.web.views_native import CONTENT_SECURITY_POLICY
 
 log = structlog.get_logger("streamserve")
 

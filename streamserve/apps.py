@@ -25,7 +25,7 @@ class StreamserveConfig(AppConfig):
 
 def _install_flow_server() -> None:
     """Have the `daphne` command and `runserver` serve with back-pressure, unless the site opts out."""
-    from streamserve.asgi.flow_server import install
+    from streamserve.asgi.flow.install import install
     from streamserve.conf import get_problems, get_settings
 
     if not get_problems() and get_settings().flow_server:

@@ -13,7 +13,7 @@ from django.conf import settings
 from django.core.checks import CheckMessage, Error, Warning, register
 from django.utils.module_loading import import_string
 
-from streamserve.conf import ECHO_PATH, LOG_SCHEMES, Settings, get_problems, get_settings
+from streamserve.conf import ECHO_PATH, LOG_SCHEMES, SiteConfig, get_problems, get_settings
 from streamserve.engine.config import EngineConfig
 
 _ENGINE_PACKAGES = ("torch", "transformers", "tokenizers", "safetensors")
@@ -65,8 +65,8 @@ def check_redis(app_configs: Any, **kwargs: Any) -> list[CheckMessage]:
     ]
 
 
-async def _complaints(conf: Settings) -> list[str]:
-    from streamserve.runtime import check_log, log_for  # needs the models, which are not loaded yet up there
+async def _complaints(conf: SiteConfig) -> list[str]:
+    from streamserve.web.site import check_log, log_for  # needs the models, which are not loaded yet up there
 
     event_log = log_for(conf)
     try:
@@ -75,7 +75,7 @@ async def _complaints(conf: Settings) -> list[str]:
         await event_log.aclose()
 
 
-def _check_models(conf: Settings) -> Iterator[CheckMessage]:
+def _check_models(conf: SiteConfig) -> Iterator[CheckMessage]:
     """E004: the packages a local model needs are absent. E005: its folder is."""
     local = {alias: entry.model.path for alias, entry in conf.models.items() if entry.model.path != ECHO_PATH}
     absent = [name for name in _ENGINE_PACKAGES if find_spec(name) is None]
@@ -94,7 +94,7 @@ def _check_models(conf: Settings) -> Iterator[CheckMessage]:
             )
 
 
-def _check_memory(conf: Settings) -> Iterator[CheckMessage]:
+def _check_memory(conf: SiteConfig) -> Iterator[CheckMessage]:
     """W007: engines that take more memory together than there is. Each takes its own without asking the others."""
     local = [entry for entry in conf.models.values() if entry.model.path != ECHO_PATH]
     shares = [entry.engine.memory_share for entry in local if entry.engine.memory_share is not None]
@@ -111,7 +111,7 @@ def _has_no_bound(engine: EngineConfig) -> bool:
     return engine.memory_share is None and engine.kv_cache_bytes is None and engine.num_blocks is None
 
 
-def _check_log(conf: Settings) -> Iterator[CheckMessage]:
+def _check_log(conf: SiteConfig) -> Iterator[CheckMessage]:
     """E008: the package that a log in Redis needs is absent."""
     if conf.log.startswith(LOG_SCHEMES) and find_spec("redis") is None:
         yield Error(
@@ -126,7 +126,7 @@ def is_folder_like(path: str) -> bool:
     return path.startswith(("/", ".", "~")) or path.count("/") > 1 or "\\" in path
 
 
-def _check_anonymous(conf: Settings) -> Iterator[CheckMessage]:
+def _check_anonymous(conf: SiteConfig) -> Iterator[CheckMessage]:
     if conf.anonymous and not settings.DEBUG:
         yield Warning(
             'STREAMSERVE["ANONYMOUS"] is on and DEBUG is off: anybody may use the model.',
@@ -162,7 +162,7 @@ def _check_asgi() -> Iterator[CheckMessage]:
 
 def _check_flow_server() -> Iterator[CheckMessage]:
     """W008: daphne would serve as it is, and holds no sender back."""
-    from streamserve.asgi.flow_server import missing, serves_stock
+    from streamserve.asgi.flow.install import missing, serves_stock
 
     if not serves_stock():
         return

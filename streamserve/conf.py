@@ -19,12 +19,12 @@ from django.conf import settings as django_settings
 from django.core.exceptions import ImproperlyConfigured
 from django.core.signals import setting_changed
 
-from streamserve.asgi.flow_options import FlowOptions
-from streamserve.clients.spec import EngineSpec, ProcessOptions
+from streamserve.asgi.flow.config import FlowConfig
+from streamserve.clients.process.config import LaunchConfig, ProcessConfig
 from streamserve.conf_reader import Problem, Reader, field_names, nearest
 from streamserve.engine.config import CLASSES, EngineConfig, LatencyClass, ModelConfig
 from streamserve.protocol.limits import Limits
-from streamserve.streams.settings import StreamSettings
+from streamserve.streams.config import StreamConfig
 
 T = TypeVar("T")
 
@@ -37,7 +37,7 @@ LOG_SCHEMES = ("redis://", "rediss://", "unix://")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ModelSettings:
+class ServedModel:
     """One entry of MODELS: which model, and its engine's shape (ENGINE, with the model's own ENGINE on top)."""
 
     model: ModelConfig
@@ -45,31 +45,31 @@ class ModelSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
+class SiteConfig:
     """`STREAMSERVE`, checked. Field names are the keys in lower case; docs/settings.md says what each one does."""
 
-    models: Mapping[str, ModelSettings] = field(default_factory=dict)
+    models: Mapping[str, ServedModel] = field(default_factory=dict)
     default_model: str = ""
     client: str = CLIENTS[0]
     log: str = LOGS[0]
     engine_autostart: bool = False
-    engine_process: ProcessOptions = field(default_factory=ProcessOptions)
+    engine_process: ProcessConfig = field(default_factory=ProcessConfig)
     state_dir: str = ""
     engine: EngineConfig = field(default_factory=EngineConfig)
     classes: Mapping[str, LatencyClass] = field(default_factory=lambda: CLASSES)
     limits: Limits = field(default_factory=Limits)
-    streams: StreamSettings = field(default_factory=StreamSettings)
+    streams: StreamConfig = field(default_factory=StreamConfig)
     anonymous: bool = False
     store: bool = False
     testing: bool = False
     echo_step_seconds: float = 0.0
     harden_event_streams: bool = False
     flow_server: bool = True
-    flow: FlowOptions = field(default_factory=FlowOptions)
+    flow: FlowConfig = field(default_factory=FlowConfig)
 
-    def engine_spec(self, alias: str) -> EngineSpec:
+    def engine_spec(self, alias: str) -> LaunchConfig:
         """Return all that a model's engine process is told. Its state folder is what tells two sites apart."""
-        return EngineSpec(
+        return LaunchConfig(
             model=self.models[alias].model,
             engine=self.models[alias].engine,
             site=self.state_dir,
@@ -80,7 +80,7 @@ class Settings:
         )
 
 
-def get_settings() -> Settings:
+def get_settings() -> SiteConfig:
     """Return the checked settings. Raises ImproperlyConfigured, naming every problem and its way out."""
     settings, problems = _current()
     if problems:
@@ -94,7 +94,7 @@ def get_problems() -> tuple[Problem, ...]:
 
 
 @lru_cache(maxsize=1)
-def _current() -> tuple[Settings, tuple[Problem, ...]]:
+def _current() -> tuple[SiteConfig, tuple[Problem, ...]]:
     raw = getattr(django_settings, "STREAMSERVE", {})
     return read(raw, base_dir=getattr(django_settings, "BASE_DIR", None), debug=django_settings.DEBUG)
 
@@ -109,7 +109,7 @@ setting_changed.connect(_forget, dispatch_uid="streamserve.conf")
 
 def read(
     raw: object, *, base_dir: str | Path | None = None, debug: bool = False
-) -> tuple[Settings, tuple[Problem, ...]]:
+) -> tuple[SiteConfig, tuple[Problem, ...]]:
     """Return the settings that `raw` means and everything that is wrong with it.
 
     `base_dir` and `debug` say what STATE_DIR and ENGINE_AUTOSTART are when they are left open.
@@ -125,27 +125,27 @@ class _Reader(Reader):
         super().__init__()
         self._base_dir, self._debug = base_dir, debug
 
-    def settings(self, raw: object) -> Settings:
+    def settings(self, raw: object) -> SiteConfig:
         given = self.mapping(raw, "STREAMSERVE")
-        self.refuse_unknown(given, [name.upper() for name in field_names(Settings)], "STREAMSERVE")
+        self.refuse_unknown(given, [name.upper() for name in field_names(SiteConfig)], "STREAMSERVE")
         testing = self.boolean(given, "TESTING")
         client = self._one_of(given, "CLIENT", CLIENTS, in_tests="thread", testing=testing)
         log = self._log(given, testing=testing)
         classes = self._classes(given.get("CLASSES", {}))
         engine, shared = self._engine(given.get("ENGINE", {}), "ENGINE", classes)
         models = self._models(given.get("MODELS", {}), classes, shared, testing=testing)
-        return Settings(
+        return SiteConfig(
             models=models,
             default_model=self._default_model(given.get("DEFAULT_MODEL"), models),
             client=client,
             log=log,
             engine_autostart=self._autostart(given),
-            engine_process=self._options(ProcessOptions, given, "ENGINE_PROCESS"),
+            engine_process=self._options(ProcessConfig, given, "ENGINE_PROCESS"),
             state_dir=self._state_dir(given.get("STATE_DIR"), is_needed=client == "process" or log != "memory"),
             engine=engine,
             classes=classes,
             limits=self.dataclass(Limits, given.get("LIMITS", {}), "LIMITS"),
-            streams=self.dataclass(StreamSettings, given.get("STREAMS", {}), "STREAMS"),
+            streams=self.dataclass(StreamConfig, given.get("STREAMS", {}), "STREAMS"),
             anonymous=self.boolean(given, "ANONYMOUS"),
             store=self.boolean(given, "STORE"),
             testing=testing,
@@ -153,12 +153,12 @@ class _Reader(Reader):
             harden_event_streams=self.boolean(given, "HARDEN_EVENT_STREAMS"),
             flow_server=self.boolean({"FLOW_SERVER": True, **given}, "FLOW_SERVER"),
             # Tests wait for no answer when a server ends.
-            flow=self._options(FlowOptions, given, "FLOW", {"DRAIN_SECONDS": 0.0} if testing else {}),
+            flow=self._options(FlowConfig, given, "FLOW", {"DRAIN_SECONDS": 0.0} if testing else {}),
         )
 
     def _models(
         self, raw: object, classes: Mapping[str, LatencyClass], shared: Mapping[str, Any], *, testing: bool
-    ) -> dict[str, ModelSettings]:
+    ) -> dict[str, ServedModel]:
         given = self.mapping(raw, "MODELS")
         if testing and not given:
             given = {ECHO_PATH: {"PATH": ECHO_PATH}}
@@ -174,7 +174,7 @@ class _Reader(Reader):
 
     def _model(
         self, alias: object, raw: object, classes: Mapping[str, LatencyClass], shared: Mapping[str, Any]
-    ) -> ModelSettings | None:
+    ) -> ServedModel | None:
         where = f'MODELS["{alias}"]'
         options = dict(self.mapping(raw, where))
         own_engine = options.pop("ENGINE", {})
@@ -185,7 +185,7 @@ class _Reader(Reader):
         self.one_of(model.dtype, DTYPES, f'{where}["DTYPE"]')
         self.one_of(model.device, DEVICES, f'{where}["DEVICE"]')
         engine, _ = self._engine(own_engine, f'{where}["ENGINE"]', classes, shared)
-        return ModelSettings(model=model, engine=engine)
+        return ServedModel(model=model, engine=engine)
 
     def _engine(
         self, raw: object, where: str, classes: Mapping[str, LatencyClass], defaults: Mapping[str, Any] = {}
@@ -213,7 +213,7 @@ class _Reader(Reader):
             self.wrong(f'{where}["PACE"] is {out.pace}.', "It takes tokens a second: 20 is a fast reader.")
         return out
 
-    def _default_model(self, raw: object, models: Mapping[str, ModelSettings]) -> str:
+    def _default_model(self, raw: object, models: Mapping[str, ServedModel]) -> str:
         first = next(iter(models), "")
         if raw is None:
             return first
@@ -262,6 +262,6 @@ class _Reader(Reader):
         return ""
 
 
-def _as_echo(entry: ModelSettings) -> ModelSettings:
+def _as_echo(entry: ServedModel) -> ServedModel:
     """TESTING: every alias answers, none of them needs weights."""
     return dataclasses.replace(entry, model=dataclasses.replace(entry.model, path=ECHO_PATH))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hmac
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from django.db import models
 from django.db.models import F, Q
@@ -16,11 +16,17 @@ from django.utils import timezone
 from streamserve.keys import digest_of, is_well_formed, new_key, prefix_of
 
 if TYPE_CHECKING:
-    from streamserve.auth import Principal
     from streamserve.models import ApiKey, Stream, Watch  # noqa: F401  (a base class names it in quotes)
 
 LAST_USED_EVERY = timedelta(minutes=1)  # one write a minute a key, not one a request
 _NO_DIGEST = "0" * 64
+
+
+class Tenant(Protocol):
+    """A caller, as far as rows care: `web.auth.Principal` is one."""
+
+    @property
+    def tenant(self) -> str: ...
 
 
 class ApiKeyQuerySet(models.QuerySet["ApiKey"]):
@@ -64,7 +70,7 @@ class ApiKeyQuerySet(models.QuerySet["ApiKey"]):
 class StreamQuerySet(models.QuerySet["Stream"]):
     """Stream rows: running until the one terminal event."""
 
-    def for_principal(self, principal: Principal) -> StreamQuerySet:
+    def for_principal(self, principal: Tenant) -> StreamQuerySet:
         """Return what `principal` may see: its tenant's streams."""
         return self.filter(tenant=principal.tenant)
 

@@ -22,7 +22,7 @@ def wrap(django_application: Any) -> Any:
 
     from streamserve.asgi.middleware import StreamMiddleware
     from streamserve.conf import get_problems, get_settings
-    from streamserve.runtime import reset, shut_down_streams
+    from streamserve.web.site import reset, shut_down_streams
 
     websocket = AuthMiddlewareStack(URLRouter(_websocket_urlpatterns()))
     hardens = not get_problems() and get_settings().harden_event_streams  # what is wrong, the system checks say
@@ -54,8 +54,8 @@ def _application() -> Any:
 def _websocket_urlpatterns() -> list[Any]:
     from django.urls import path
 
-    from streamserve.consumers import StreamConsumer
-    from streamserve.routes import declared
+    from streamserve.web.access import declared
+    from streamserve.web.websocket import StreamConsumer
 
     return [path("ws/streams", declared(StreamConsumer).as_asgi())]
 

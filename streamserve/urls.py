@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from django.urls import path, register_converter
 
-from streamserve import views, views_openai, views_ops, views_watch
-from streamserve.routes import declared
+from streamserve.web import views_native as views
+from streamserve.web import views_openai, views_ops, views_watch
+from streamserve.web.access import declared
 
 app_name = "streamserve"
 

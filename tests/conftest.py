@@ -13,13 +13,13 @@ from django.contrib.auth import get_user_model
 from django.test import AsyncClient
 from django.test.utils import override_settings
 
-from streamserve import runtime
-from streamserve.clients.thread import ThreadClient
+from streamserve.clients.thread.client import ThreadClient
 from streamserve.models import ApiKey
 from streamserve.testing import DaphneServer
-from tests.streams.fakes import Gate, started_echo
+from streamserve.web import site as runtime
+from tests.support.streams import Gate, started_echo
 
-pytest_plugins = ["streamserve.pytest_fixtures", "tests.stream_watch"]
+pytest_plugins = ["streamserve.pytest_fixtures", "tests.support.stream_watch"]
 
 # A test run started in the background of a script inherits an ignored SIGINT, and so would the commands under test.
 signal.signal(signal.SIGINT, signal.default_int_handler)

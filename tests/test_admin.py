@@ -13,12 +13,12 @@ from django.test.utils import override_settings
 from django.utils import timezone
 from structlog.testing import capture_logs
 
-from streamserve import runtime
-from streamserve.live import site_figures
-from streamserve.metrics import live_figures
+from streamserve.api.metrics import live_figures
 from streamserve.models import ApiKey
 from streamserve.models import Stream as StreamRow
-from streamserve.streams.workers import Workers
+from streamserve.streams.lease.liveness import Workers
+from streamserve.web import site as runtime
+from streamserve.web.live import site_figures
 from tests.conftest import Caller, until_ready
 
 pytestmark = pytest.mark.django_db(transaction=True)

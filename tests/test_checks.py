@@ -11,8 +11,9 @@ from django.core.checks import run_checks
 from django.test.utils import modify_settings, override_settings
 from structlog.testing import capture_logs
 
-from streamserve import checks, runtime
-from tests.streams.redis_server import RedisServer
+from streamserve import checks
+from streamserve.web import site as runtime
+from tests.support.redis_server import RedisServer
 
 APPS = settings.INSTALLED_APPS
 

@@ -14,11 +14,15 @@ if TYPE_CHECKING:
 
 __all__ = ["Caller", "anyone", "app"]
 
-_NAMES = {"Caller": ("callers", "Caller"), "anyone": ("callers", "anyone"), "app": ("stream_app", "StreamApp")}
+_NAMES = {
+    "Caller": ("streamserve.asgi.callers", "Caller"),
+    "anyone": ("streamserve.asgi.callers", "anyone"),
+    "app": ("streamserve.asgi.stream_app", "StreamApp"),
+}
 
 
 def __getattr__(name: str) -> Any:
     if name not in _NAMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     module, attribute = _NAMES[name]
-    return getattr(importlib.import_module(f"{__name__}.{module}"), attribute)
+    return getattr(importlib.import_module(module), attribute)

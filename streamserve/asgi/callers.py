@@ -1,4 +1,4 @@
-"""`Caller`: who asks, as the host of `streamserve.asgi.app` says; `anyone`, for hosts that do not ask. Values."""
+"""`Caller`: who asks, as the host of `asgi.stream_app` says; `anyone`, for hosts that do not ask. Values."""
 
 from __future__ import annotations
 

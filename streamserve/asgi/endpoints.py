@@ -11,18 +11,18 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
+from streamserve.api.readiness import readiness
+from streamserve.api.resume import encoder_for, gone, is_event_source, place_in, read_on
 from streamserve.asgi.callers import Caller
-from streamserve.asgi.flow_drain import is_going_down
+from streamserve.asgi.drain import is_going_down
 from streamserve.asgi.request import Request
-from streamserve.asgi.service import Service
-from streamserve.clients.readiness import readiness
+from streamserve.asgi.site import Service
 from streamserve.dialects import native, openai_chat
 from streamserve.dialects.native import NativeRequest
 from streamserve.protocol.errors import ErrorBody, Gone, NotFound
 from streamserve.protocol.ids import parse_event_id
-from streamserve.streams.delivery import Delivery
-from streamserve.streams.follow import collect
-from streamserve.streams.reading_on import encoder_for, gone, is_event_source, place_in, read_on
+from streamserve.streams.reader.delivery import Delivery
+from streamserve.streams.reader.follow import collect
 from streamserve.streams.stream import Stream
 
 

@@ -11,8 +11,8 @@ import logging
 
 from streamserve.asgi import handover
 from streamserve.asgi.types import App, Message, Receive, Scope, Send
-from streamserve.streams.delivery import Delivery, Flow
-from streamserve.streams.position import nothing
+from streamserve.streams.reader.delivery import Delivery, Flow
+from streamserve.streams.reader.received import nothing
 
 logger = logging.getLogger("streamserve.asgi")
 

@@ -15,7 +15,7 @@ from starlette.types import Receive, Scope, Send
 from streamserve.asgi.respond import respond
 from streamserve.dialects import native
 from streamserve.protocol.errors import StreamserveError, headers_of, to_body
-from streamserve.streams.delivery import Delivery
+from streamserve.streams.reader.delivery import Delivery
 
 
 class StreamResponse(Response):

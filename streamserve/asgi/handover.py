@@ -11,7 +11,7 @@ import asyncio
 import secrets
 from contextvars import ContextVar
 
-from streamserve.streams.delivery import Delivery
+from streamserve.streams.reader.delivery import Delivery
 
 HEADER = "streamserve-handover"
 

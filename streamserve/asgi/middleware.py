@@ -12,9 +12,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from streamserve.asgi.drain import Drain
 from streamserve.asgi.exchange import Exchange
-from streamserve.asgi.flow_drain import Drain
-from streamserve.asgi.harden import Hardened, Hardening
+from streamserve.asgi.hardening import Hardened, Hardening
 from streamserve.asgi.lifespan import Callback, Lifespan
 from streamserve.asgi.types import App, Receive, Scope, Send
 

@@ -14,7 +14,7 @@ from streamserve.protocol.errors import BadRequest
 from streamserve.protocol.ids import request_id_of
 from streamserve.protocol.json_body import check_head, read_body, too_large
 from streamserve.protocol.limits import Limits
-from streamserve.streams.delivery import Delivery
+from streamserve.streams.reader.delivery import Delivery
 
 T = TypeVar("T")
 

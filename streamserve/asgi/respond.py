@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from streamserve.asgi.exchange import Exchange
 from streamserve.asgi.handover import HEADER, offer
 from streamserve.asgi.types import Message, Receive, Scope, Send
-from streamserve.streams.delivery import Delivery
+from streamserve.streams.reader.delivery import Delivery
 
 
 async def respond(

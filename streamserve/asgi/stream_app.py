@@ -24,12 +24,12 @@ from streamserve.asgi.callers import Authenticate, Caller
 from streamserve.asgi.endpoints import Call, Route, find_route
 from streamserve.asgi.middleware import StreamMiddleware
 from streamserve.asgi.request import ClientLeft, Request
-from streamserve.asgi.service import Service
+from streamserve.asgi.site import Service
 from streamserve.asgi.types import Receive, Scope, Send
 from streamserve.clients.base import EngineClient
 from streamserve.clients.factory import make_client
-from streamserve.clients.process import ProcessClient
-from streamserve.clients.spec import EngineSpec
+from streamserve.clients.process.client import ProcessClient
+from streamserve.clients.process.config import LaunchConfig
 from streamserve.engine.config import EngineConfig, ModelConfig
 from streamserve.protocol.errors import (
     MethodNotAllowed,
@@ -40,9 +40,9 @@ from streamserve.protocol.errors import (
 )
 from streamserve.protocol.limits import Limits
 from streamserve.protocol.requests import GenerateRequest
-from streamserve.streams.directory import Streams
-from streamserve.streams.log import EventLog, MemoryLog
-from streamserve.streams.settings import StreamSettings
+from streamserve.streams.config import StreamConfig
+from streamserve.streams.log.base import EventLog, MemoryLog
+from streamserve.streams.registry import Streams
 from streamserve.streams.stream import Stream
 
 logger = logging.getLogger("streamserve.asgi")
@@ -70,7 +70,7 @@ class StreamApp:
         state_dir: str | Path | None = None,
         engine: EngineConfig | None = None,
         log: EventLog | None = None,
-        settings: StreamSettings | None = None,
+        settings: StreamConfig | None = None,
         limits: Limits | None = None,
         prefix: str = "",
     ) -> None:
@@ -82,7 +82,7 @@ class StreamApp:
         self._default_model = default_model or next(iter(models))
         self._state_dir = None if state_dir is None else str(Path(state_dir).resolve())
         self._engine, self._log = engine or EngineConfig(), log
-        self._settings, self._limits = settings or StreamSettings(), limits or Limits()
+        self._settings, self._limits = settings or StreamConfig(), limits or Limits()
         self._prefix = prefix.rstrip("/")
         self._service: Service | None = None
         self._middleware = StreamMiddleware(self._serve)
@@ -158,7 +158,7 @@ class StreamApp:
         if self._state_dir is None:
             return make_client(model, self._engine)
         return ProcessClient(
-            EngineSpec(model=model, engine=self._engine, site=self._state_dir, state_dir=self._state_dir)
+            LaunchConfig(model=model, engine=self._engine, site=self._state_dir, state_dir=self._state_dir)
         )
 
     def _say_farewell(self) -> None:

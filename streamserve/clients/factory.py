@@ -12,8 +12,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
-from streamserve.clients.acceptance import EngineFacts, LoadedEngine
-from streamserve.clients.thread import ThreadClient
+from streamserve.clients.thread.acceptance import EngineFacts, LoadedEngine
+from streamserve.clients.thread.client import ThreadClient
 from streamserve.engine.config import EngineConfig, ModelConfig
 from streamserve.engine.echo import EchoRunner, EchoTokenizer
 from streamserve.engine.plan import Runner, StepPlan
@@ -80,10 +80,10 @@ def _load_echo(config: EngineConfig, step_delay_seconds: float, progress: Progre
 
 
 def _load_hf(model: ModelConfig, config: EngineConfig, progress: Progress) -> LoadedEngine:
-    from streamserve.engine.hf_tokenizer import HFTokenizer
-    from streamserve.engine.model.errors import ModelLoadError
+    from streamserve.engine.model.load.errors import ModelLoadError
+    from streamserve.engine.model.load.source import resolve, sampling_defaults
     from streamserve.engine.model.runner import load_runner
-    from streamserve.engine.model.source import resolve, sampling_defaults
+    from streamserve.engine.text.hf_tokenizer import HFTokenizer
 
     try:
         progress("files", 0.0)

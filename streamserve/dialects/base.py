@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from streamserve.protocol.events import Farewell, LoggedEvent, Token
+from streamserve.protocol.events import GoingAway, LoggedEvent, Token
 
 
 class Encoder(Protocol):
@@ -27,7 +27,7 @@ class Encoder(Protocol):
     keepalive: bytes
     takes_snapshots: bool
 
-    def farewell(self, farewell: Farewell) -> bytes: ...
+    def farewell(self, farewell: GoingAway) -> bytes: ...
 
     def encode(self, logged: LoggedEvent) -> bytes: ...
 

@@ -13,7 +13,7 @@ from typing import Any
 from streamserve.dialects.fields import integer, one_of, read
 from streamserve.dialects.generate import build, conflict, request_fields, sampling_fields
 from streamserve.protocol.errors import BadRequest, ErrorBody
-from streamserve.protocol.events import Farewell, LoggedEvent, Token
+from streamserve.protocol.events import GoingAway, LoggedEvent, Token
 from streamserve.protocol.ids import event_id
 from streamserve.protocol.limits import Limits
 from streamserve.protocol.requests import GenerateRequest
@@ -112,7 +112,7 @@ class NativeEncoder:
             return f'{self._token_head}{logged.seq}\ndata: {{"text":{text},{data}}}\n\n'.encode()
         return frame(one_line_json(event.payload()), event=event.type, id=event_id(self._log_id, logged.seq))
 
-    def farewell(self, farewell: Farewell) -> bytes:
+    def farewell(self, farewell: GoingAway) -> bytes:
         """Return where to go on, and when. Without an `id:` line: an EventSource's last event stays the last one."""
         data = farewell_json(self._log_id, farewell)
         return frame(one_line_json(data), event="farewell", retry_ms=farewell.retry_ms)
@@ -123,7 +123,7 @@ def _int_list(numbers: tuple[int, ...]) -> str:
     return f"[{numbers[0]}]" if len(numbers) == 1 else f"[{','.join(map(str, numbers))}]"
 
 
-def farewell_json(log_id: str, farewell: Farewell) -> dict[str, Any]:
+def farewell_json(log_id: str, farewell: GoingAway) -> dict[str, Any]:
     """Return what a reader is told who is let go."""
     return {
         "id": farewell.stream_id,

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from streamserve.dialects.ending import LET_GO, ending
 from streamserve.dialects.openai_request import ChatRequest, parse
 from streamserve.protocol.errors import ErrorBody, error_for, to_body
-from streamserve.protocol.events import ChoiceDone, Done, Event, Farewell, LoggedEvent, Token, Usage, is_terminal
+from streamserve.protocol.events import ChoiceDone, Done, Event, GoingAway, LoggedEvent, Token, Usage, is_terminal
 from streamserve.protocol.ids import event_id
 from streamserve.protocol.sse import CONTENT_TYPE, FIRST_BYTES, KEEPALIVE, frame, one_line_json
 
@@ -69,7 +69,7 @@ class ChatEncoder:
         frames = [frame(one) for one in data[:-1]]
         return b"".join([*frames, frame(data[-1], id=event_id(self._log_id, logged.seq))])
 
-    def farewell(self, farewell: Farewell) -> bytes:
+    def farewell(self, farewell: GoingAway) -> bytes:
         """Return an error: its clients take a clean end for a whole answer, and cannot come again."""
         return b"".join(map(frame, self._end(LET_GO)))
 

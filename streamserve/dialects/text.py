@@ -7,7 +7,7 @@ succeed ends in a line of its own, `[error <code>: <message>]`. Who needs certai
 from __future__ import annotations
 
 from streamserve.dialects.ending import LET_GO, ending
-from streamserve.protocol.events import Event, Farewell, LoggedEvent, Token
+from streamserve.protocol.events import Event, GoingAway, LoggedEvent, Token
 
 
 class TextEncoder:
@@ -25,7 +25,7 @@ class TextEncoder:
             return event.text.encode("utf-8", "replace")
         return self._end(event)
 
-    def farewell(self, farewell: Farewell) -> bytes:
+    def farewell(self, farewell: GoingAway) -> bytes:
         """Say that this is not all: the text does not show it, and has no place to come back to."""
         return self._end(LET_GO)
 

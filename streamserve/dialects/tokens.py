@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from streamserve.dialects.ending import Ending, ending
-from streamserve.protocol.events import Farewell, LoggedEvent, Token, is_terminal
+from streamserve.protocol.events import GoingAway, LoggedEvent, Token, is_terminal
 from streamserve.protocol.ids import event_id
 from streamserve.protocol.sse import CONTENT_TYPE, FIRST_BYTES, KEEPALIVE, frame, one_line_json
 
@@ -34,7 +34,7 @@ class TokensEncoder:
             return self._frame("[DONE]" if end is None else one_line_json(_error_json(end)), logged)
         return b""
 
-    def farewell(self, farewell: Farewell) -> bytes:
+    def farewell(self, farewell: GoingAway) -> bytes:
         """Say nothing: without `[DONE]` it is not over, and an EventSource comes again by itself."""
         return b""
 

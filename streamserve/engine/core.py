@@ -15,16 +15,14 @@ from collections import deque
 from collections.abc import Callable
 from functools import partial
 
-from streamserve.engine.block_pool import BlockPool
 from streamserve.engine.config import EngineConfig
-from streamserve.engine.halves import halves, still_ready
-from streamserve.engine.in_flight import InFlight, Launched, RunnerFailed, check_chunks
-from streamserve.engine.integrity import IntegrityError
-from streamserve.engine.ledger import Ledger
+from streamserve.engine.in_flight import InFlight, Launched, RunnerFailed, check_chunks, halves, still_ready
+from streamserve.engine.kv.integrity import IntegrityError
+from streamserve.engine.kv.pool import BlockPool
+from streamserve.engine.output import CoreStats, Ledger, SequenceUpdate
 from streamserve.engine.plan import Chunk, Runner, StepOutOfMemory, StepPlan, StepResult
 from streamserve.engine.scheduler import Scheduler
 from streamserve.engine.sequence import Park, SequenceRequest
-from streamserve.engine.updates import CoreStats, SequenceUpdate
 
 __all__ = ["CoreStats", "EngineCore", "Park", "SequenceUpdate"]
 

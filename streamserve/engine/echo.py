@@ -16,7 +16,7 @@ from dataclasses import replace
 from itertools import chain
 
 from streamserve.engine.plan import PENDING, Chunk, RawLogprobs, Sampled, SampleSpec, StepPlan, StepResult
-from streamserve.engine.tokenizer import Prompt, checked_bytes, checked_ids
+from streamserve.engine.text.tokenizer import Prompt, checked_bytes, checked_ids
 from streamserve.protocol.requests import GenerateRequest, Message
 
 _WORD_LIST = (

@@ -18,12 +18,12 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from operator import attrgetter, itemgetter
 
-from streamserve.engine.block_pool import BlockPool
 from streamserve.engine.budget import StepBudget, TokenBudget
 from streamserve.engine.config import EngineConfig, LatencyClass
 from streamserve.engine.fairness import TenantDebt
-from streamserve.engine.free_list import Block
-from streamserve.engine.integrity import IntegrityError
+from streamserve.engine.kv.free_list import Block
+from streamserve.engine.kv.integrity import IntegrityError
+from streamserve.engine.kv.pool import BlockPool
 from streamserve.engine.plan import Chunk
 from streamserve.engine.sequence import Park, Sequence, State
 from streamserve.engine.step_time import StepTime

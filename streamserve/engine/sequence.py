@@ -14,12 +14,12 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING
 
-from streamserve.engine.integrity import IntegrityError
+from streamserve.engine.kv.integrity import IntegrityError
 from streamserve.engine.plan import SampleSpec
 from streamserve.protocol.requests import SamplingParams
 
 if TYPE_CHECKING:
-    from streamserve.engine.block_pool import BlockPool
+    from streamserve.engine.kv.pool import BlockPool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

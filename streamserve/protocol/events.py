@@ -156,7 +156,7 @@ class Error:
 class Done:
     """Terminal: the stream ended as `finish_reason` says. `latency` and `breakdown` are in seconds.
 
-    `breakdown` keys: queue, prefill, decode, ttft, itl_p50, itl_p95 (protocol/figures.py).
+    `breakdown` keys: queue, prefill, decode, ttft, itl_p50, itl_p95 (protocol/metrics.py).
     """
 
     type: ClassVar[str] = "done"
@@ -214,7 +214,7 @@ TERMINALS = (Done, Error)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Farewell:
+class GoingAway:
     """No event of the log: the server lets a reader go after event `seq`, who may come again in `retry_ms`."""
 
     stream_id: str

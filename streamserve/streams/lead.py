@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from streamserve.clients.base import Generation
 from streamserve.streams.readers import Readers
-from streamserve.streams.tally import Tally
+from streamserve.streams.transcript import Transcript
 
 # Positions are told in steps of an eighth of the usual lead, or of fewer tokens when all is read.
 _STEP = 32
@@ -19,7 +19,7 @@ ReaderTokens = tuple[int, ...] | None
 class Lead:
     """Of one stream. `is_bounded` False: the answer is made whether it is read or not."""
 
-    def __init__(self, tally: Tally, readers: Readers, *, is_bounded: bool, told: ReaderTokens) -> None:
+    def __init__(self, tally: Transcript, readers: Readers, *, is_bounded: bool, told: ReaderTokens) -> None:
         self._tally, self._readers = tally, readers
         self._is_bounded = is_bounded
         self._told = told

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 from streamserve.clients.base import Generation
 from streamserve.protocol.events import TERMINALS, Event
-from streamserve.streams.log import Answer, Settle
+from streamserve.streams.log.base import Answer, Settle
 
 # Events of one commit: while one is written it is in memory several times over, with all its log-probabilities.
 _MOST_AT_ONCE = 16

@@ -13,7 +13,7 @@ for. Lives on the event loop; knows no wire, no dialect and no framework.
        ├── the last owner's reader left ──► parked ── resume window over, stop, timeout, ─┘
        └── the engine parked it ──────────────┘       engine refuses for good or dies of it
 
-Where several processes share a log, only the one that holds the stream's `Claim` does any of this; the others follow
+Where several processes share a log, only the one that holds the stream's `Lease` does any of this; the others follow
 the log for the readers they have, and one of them goes on when it is let go of, or its process dies (claim.py).
 """
 
@@ -29,26 +29,17 @@ from streamserve.engine.sequence import Park
 from streamserve.protocol.errors import Refused, StreamserveError
 from streamserve.protocol.events import Done, Error, Meta, Status, Usage
 from streamserve.protocol.requests import GenerateRequest
-from streamserve.streams.claim import Claim
-from streamserve.streams.followed import RETRY_SECONDS, FollowedStream
+from streamserve.streams.config import StreamConfig
 from streamserve.streams.lead import Lead
-from streamserve.streams.log import (
-    Ended,
-    EventLog,
-    Fenced,
-    Forked,
-    LogLost,
-    LogUnavailable,
-    new_log_id,
-)
+from streamserve.streams.lease.lease import Lease
+from streamserve.streams.log.base import Ended, EventLog, Fenced, Forked, LogLost, LogUnavailable, new_log_id
 from streamserve.streams.parking import MESSAGES, NO_READER, Parking
 from streamserve.streams.readers import Reader
 from streamserve.streams.relay import Relay
-from streamserve.streams.settings import StreamSettings
-from streamserve.streams.summary import StreamSummary, summarize
-from streamserve.streams.tally import Tally
+from streamserve.streams.replica import RETRY_SECONDS, FollowedStream
+from streamserve.streams.transcript import StreamSummary, Transcript, summarize
 
-__all__ = ["ON_DISCONNECT", "Reader", "Stream", "StreamSettings", "StreamSummary"]
+__all__ = ["ON_DISCONNECT", "Reader", "Stream", "StreamConfig", "StreamSummary"]
 
 logger = logging.getLogger("streamserve.streams")
 
@@ -69,19 +60,19 @@ class Stream(FollowedStream):
         self,
         client: EngineClient,
         log: EventLog,
-        settings: StreamSettings,
+        settings: StreamConfig,
         request: GenerateRequest,
         generation: Generation | None,
         *,
         owner: str,
         on_disconnect: str = "park",
-        claim: Claim | None = None,
+        claim: Lease | None = None,
         log_id: str = "",
         created: int | None = None,
     ) -> None:
         accepted = _NOT_ACCEPTED if generation is None else generation.accepted
-        tally = Tally(accepted, request.n, request.arrived_at or time.monotonic())
-        claim = claim or Claim(None, request.stream_id)
+        tally = Transcript(accepted, request.n, request.arrived_at or time.monotonic())
+        claim = claim or Lease(None, request.stream_id)
         super().__init__(log, log_id or new_log_id(), tally, claim, on_disconnect)
         self.id = request.stream_id
         self.owner, self.tenant, self.model = owner, request.tenant, request.model

@@ -6,9 +6,9 @@ import pytest
 
 from streamserve.asgi import app
 from streamserve.asgi.stream_app import StreamApp
-from streamserve.clients.thread import ThreadClient
-from tests.asgi.app_calls import by_header
+from streamserve.clients.thread.client import ThreadClient
 from tests.streams.conftest import echo_streams, scripted, streams
+from tests.support.app_calls import by_header
 
 __all__ = ["echo_streams", "scripted", "streams"]
 

@@ -10,12 +10,12 @@ import pytest
 from streamserve.asgi import Caller, anyone, app
 from streamserve.asgi.stream_app import StreamApp
 from streamserve.asgi.types import Message, Scope
-from streamserve.clients.thread import ThreadClient
+from streamserve.clients.thread.client import ThreadClient
 from streamserve.protocol.limits import Limits
-from tests.asgi.app_calls import GOOD, ask, by_header, call, error_of, header, started
-from tests.bad_bodies import NATIVE, OPENAI, bad_bodies
-from tests.stream_checks import check_native, check_native_part, check_openai, check_tokens
-from tests.streams.fakes import Gate, until
+from tests.support.app_calls import GOOD, ask, by_header, call, error_of, header, started
+from tests.support.bad_bodies import NATIVE, OPENAI, bad_bodies
+from tests.support.stream_checks import check_native, check_native_part, check_openai, check_tokens
+from tests.support.streams import Gate, until
 
 PATHS = {NATIVE: "/streams", OPENAI: "/v1/chat/completions"}
 

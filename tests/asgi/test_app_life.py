@@ -13,15 +13,15 @@ from typing import Any
 import pytest
 
 from streamserve.asgi import anyone, app
-from streamserve.asgi.flow_drain import Drain
+from streamserve.asgi.drain import Drain
 from streamserve.asgi.middleware import StreamMiddleware
 from streamserve.asgi.stream_app import StreamApp
 from streamserve.asgi.types import Message
-from streamserve.clients.thread import ThreadClient
-from tests.asgi.app_calls import GOOD, ask, by_header, call, error_of, until_ready
-from tests.servers import ROOT
-from tests.stream_checks import check_native
-from tests.streams.fakes import Gate, until
+from streamserve.clients.thread.client import ThreadClient
+from tests.support.app_calls import GOOD, ask, by_header, call, error_of, until_ready
+from tests.support.servers import ROOT
+from tests.support.stream_checks import check_native
+from tests.support.streams import Gate, until
 
 
 class Lifespan:
@@ -100,7 +100,7 @@ class Absent:
 sys.meta_path.insert(0, Absent())
 import streamserve.asgi.stream_app
 from streamserve.asgi import anyone, app
-from streamserve.asgi.flow_drain import Drain
+from streamserve.asgi.drain import Drain
 from streamserve.asgi.middleware import StreamMiddleware
 from streamserve.asgi.respond import hand_over, respond
 

@@ -7,7 +7,7 @@ import re
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamserve.asgi.event_stream import EventBounds
+from streamserve.asgi.hardening import EventBounds
 
 LINES = st.lists(st.sampled_from([b"data: x", b"id: 1", b": ping", b"", b"\n", b"\r", b"\r\n", b"\n\n", b"\r\r"]))
 

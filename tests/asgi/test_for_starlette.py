@@ -23,12 +23,12 @@ from streamserve.asgi.middleware import StreamMiddleware
 from streamserve.asgi.respond import hand_over
 from streamserve.dialects.native import NativeEncoder
 from streamserve.protocol.events import Done
-from streamserve.streams.delivery import Delivery
-from streamserve.streams.directory import Streams
-from tests.asgi.asgi_app import Client
-from tests.servers import ROOT
-from tests.stream_checks import check_native
-from tests.streams.fakes import ScriptedClient, ask, tok, until
+from streamserve.streams.reader.delivery import Delivery
+from streamserve.streams.registry import Streams
+from tests.support.asgi_app import Client
+from tests.support.servers import ROOT
+from tests.support.stream_checks import check_native
+from tests.support.streams import ScriptedClient, ask, tok, until
 
 DONE = Done(finish_reason="stop")
 

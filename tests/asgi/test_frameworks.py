@@ -12,16 +12,16 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.asgi.flow_driver import flow
-from tests.servers import Server, uvicorn, wait_until_ready
-from tests.stream_checks import check_native, check_native_part, check_openai, text_of
+from tests.support.flow_driver import flow
+from tests.support.servers import Server, uvicorn, wait_until_ready
+from tests.support.stream_checks import check_native, check_native_part, check_openai, text_of
 
 _DEADLINE_SECONDS = 60.0
 GOOD = {"prompt": "still there?", "max_tokens": 60, "seed": 7}
 
 
 def serve(host: str, server: str) -> AbstractContextManager[Server]:
-    name = f"tests.asgi.host_apps:{host}"
+    name = f"tests.support.host_apps:{host}"
     return uvicorn(name, "--no-access-log") if server == "uvicorn" else flow(app=name)
 
 
@@ -66,7 +66,7 @@ def until(server: Server, claim: Callable[[dict[str, Any]], Any], what: str) -> 
 
 
 def is_wrapped(server: Server) -> bool:
-    return "tests.asgi.host_apps:starlette_wrapped" in server.process.args
+    return "tests.support.host_apps:starlette_wrapped" in server.process.args
 
 
 def test_the_mounted_routes(server: Server) -> None:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from streamserve.asgi import handover
 from streamserve.dialects.native import NativeEncoder
-from streamserve.streams.delivery import Delivery
-from streamserve.streams.directory import Streams
+from streamserve.streams.reader.delivery import Delivery
+from streamserve.streams.registry import Streams
 from streamserve.streams.stream import Stream
-from tests.streams.fakes import ScriptedClient, ask, until
+from tests.support.streams import ScriptedClient, ask, until
 
 
 async def make(streams: Streams) -> tuple[Stream, Delivery]:

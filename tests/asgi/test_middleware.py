@@ -11,12 +11,12 @@ from streamserve.asgi.middleware import StreamMiddleware
 from streamserve.asgi.types import Message, Receive, Scope, Send
 from streamserve.dialects.native import NativeEncoder
 from streamserve.protocol.events import Done
-from streamserve.streams.delivery import Delivery
-from streamserve.streams.directory import Streams
+from streamserve.streams.reader.delivery import Delivery
+from streamserve.streams.registry import Streams
 from streamserve.streams.stream import Stream
-from tests.asgi.asgi_app import Client, HandingOver
-from tests.stream_checks import check_native
-from tests.streams.fakes import ScriptedClient, ask, tok, until
+from tests.support.asgi_app import Client, HandingOver
+from tests.support.stream_checks import check_native
+from tests.support.streams import ScriptedClient, ask, tok, until
 
 DONE = Done(finish_reason="stop")
 

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from streamserve.clients.spawn import spawn
-from streamserve.clients.spec import EngineSpec
-from tests.clients.engine_processes import end_engine, spec_in
+from streamserve.clients.process.config import LaunchConfig
+from streamserve.clients.process.spawn import spawn
+from tests.support.engine_processes import end_engine, spec_in
 
 
 @pytest.fixture
@@ -24,18 +24,18 @@ def folder() -> Iterator[Path]:
 
 
 @pytest.fixture(scope="module")
-def shared_engine() -> Iterator[EngineSpec]:
+def shared_engine() -> Iterator[LaunchConfig]:
     """The spec of one running engine for all tests of a file that leave it as it is."""
     yield from _running()
 
 
 @pytest.fixture(scope="module")
-def slow_engine() -> Iterator[EngineSpec]:
+def slow_engine() -> Iterator[LaunchConfig]:
     """The same, with steps so long that a test can do something before the next one ends."""
     yield from _running(echo_step_seconds=0.03)
 
 
-def _running(**fields: Any) -> Iterator[EngineSpec]:
+def _running(**fields: Any) -> Iterator[LaunchConfig]:
     with tempfile.TemporaryDirectory(prefix="engine-") as path:
         spec = spec_in(path, made_at=0.0, **fields)
         asyncio.run(spawn(spec))

@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from streamserve.clients.acceptance import fill
 from streamserve.clients.factory import echo_client, hf_client, make_client
-from streamserve.clients.thread import ThreadClient
+from streamserve.clients.thread.acceptance import fill
+from streamserve.clients.thread.client import ThreadClient
 from streamserve.engine.config import EngineConfig, ModelConfig
-from streamserve.engine.model.source import sampling_defaults
+from streamserve.engine.model.load.source import sampling_defaults
 from streamserve.protocol.events import Done, Token
 from streamserve.protocol.requests import GenerateRequest, Message, SamplingParams
-from tests.fakes import DEADLINE_SECONDS
+from tests.support.engines import DEADLINE_SECONDS
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=16, ignore_eos=True)
 

@@ -11,9 +11,9 @@ from streamserve.dialects.native import FORMATS, ON_DISCONNECT
 from streamserve.dialects.openai_request import _table
 from streamserve.protocol import errors, events
 from streamserve.protocol.errors import StreamserveError
-from streamserve.protocol.figures import BREAKDOWN
 from streamserve.protocol.limits import Limits
-from tests.bad_bodies import bad_bodies
+from streamserve.protocol.metrics import BREAKDOWN
+from tests.support.bad_bodies import bad_bodies
 
 DOC = (Path(__file__).parents[2] / "docs" / "api.md").read_text()
 WITHOUT_BLOCKS = re.sub(r"```.*?```", "", DOC, flags=re.DOTALL)

@@ -16,8 +16,8 @@ from streamserve.protocol.events import LoggedEvent, Token
 from streamserve.protocol.limits import Limits
 from streamserve.protocol.requests import MODEL_DEFAULTS, GenerateRequest, Message, SamplingParams
 from streamserve.protocol.sse import frame, one_line_json
-from tests.dialects.logs import LOG_ID, failure, split_emoji, success, tok, two_choices
-from tests.dialects.sse_reader import read_events
+from tests.support.event_logs import LOG_ID, failure, split_emoji, success, tok, two_choices
+from tests.support.sse_reader import read_events
 
 
 def parse(**body: Any) -> NativeRequest:

@@ -22,9 +22,9 @@ from streamserve.dialects.text import TextEncoder
 from streamserve.dialects.tokens import TokensEncoder
 from streamserve.protocol.events import ChoiceDone, Done, Error, Event, LoggedEvent, Meta, Status, Token, Usage
 from streamserve.protocol.frames import FrameCutter, decode_event, encode_event, frame
-from tests.dialects.logs import IDENTITY, LOG_ID, numbered
-from tests.dialects.sse_reader import Read, read_events
-from tests.dialects.texts import any_texts, cut_up, cuts, texts
+from tests.support.event_logs import IDENTITY, LOG_ID, numbered
+from tests.support.sse_reader import Read, read_events
+from tests.support.texts import any_texts, cut_up, cuts, texts
 
 counts = st.integers(0, 2**40)
 EVERYTHING = "\r\n\r\ndata: x\nid: 7\r\0\ufeff\x85\u2028\u2029\x0b\x0c\x1c🎉日本"

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from streamserve.dialects.text import TextEncoder
 from streamserve.dialects.tokens import TokensEncoder
 from streamserve.protocol.events import LoggedEvent
-from tests.dialects.logs import LOG_ID, failure, numbered, success, tok
-from tests.dialects.sse_reader import read_events
+from tests.support.event_logs import LOG_ID, failure, numbered, success, tok
+from tests.support.sse_reader import read_events
 
 
 def tokens_wire(log: list[LoggedEvent]) -> bytes:

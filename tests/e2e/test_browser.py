@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, Locator, Page, Route, expect
 
-from tests.browser import (
+from tests.support.browser import (
     ADMIN_NAME,
     ADMIN_PASSWORD,
     ANSWER_MS,

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, Page, Route
 
-from tests.browser import (
+from tests.support.browser import (
     STORAGE_KEY,
     ask,
     browser,
@@ -21,8 +21,8 @@ from tests.browser import (
     wait_for_text,
     watching,
 )
-from tests.demo_site import environment, manage
-from tests.servers import daphne, wait_until_ready
+from tests.support.demo_site import environment, manage
+from tests.support.servers import daphne, wait_until_ready
 
 __all__ = ["browser"]  # a fixture
 

@@ -16,16 +16,16 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.servers import SERVERS, Server
-from tests.stream_checks import check_native, check_native_part, text_of
+from tests.support.servers import SERVERS, Server
+from tests.support.stream_checks import check_native, check_native_part, text_of
 
 _DEADLINE_SECONDS = 20.0
 
 
 @pytest.fixture(scope="module", params=SERVERS)
 def server(request: pytest.FixtureRequest) -> Iterator[Server]:
-    """The app of tests/asgi/wire_app.py on a real server."""
-    with SERVERS[request.param]("tests.asgi.wire_app:app") as server:
+    """The app of tests/support/wire_app.py on a real server."""
+    with SERVERS[request.param]("tests.support.wire_app:app") as server:
         yield server
 
 

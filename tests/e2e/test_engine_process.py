@@ -14,8 +14,8 @@ import httpx
 import pytest
 
 from project.settings import HELPDESK
-from tests.demo_site import environment, manage, processes_of
-from tests.servers import Server, daphne, wait_until_ready
+from tests.support.demo_site import environment, manage, processes_of
+from tests.support.servers import Server, daphne, wait_until_ready
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from tests.demo_site import environment, manage
-from tests.e2e.sockets import Socket, open_socket, text_of
-from tests.servers import Server, daphne, wait_until_ready
+from tests.support.demo_site import environment, manage
+from tests.support.servers import Server, daphne, wait_until_ready
+from tests.support.sockets import Socket, open_socket, text_of
 
 KEY = "a-key-for-these-tests"
 SETTINGS = {"DJANGO_SETTINGS_MODULE": "tests.e2e.two_workers_site"}

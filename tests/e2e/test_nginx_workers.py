@@ -11,9 +11,9 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.asgi.flow_driver import HELLO, exit_code, flow, get, read_until, said, state, terminate, until, websocket
-from tests.nginx_server import nginx
-from tests.servers import ROOT, Server
+from tests.support.flow_driver import HELLO, exit_code, flow, get, read_until, said, state, terminate, until, websocket
+from tests.support.nginx_server import nginx
+from tests.support.servers import ROOT, Server
 
 FOR_LONG, AT_ONCE = "600", "0"
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import httpx
 
-from tests.asgi.flow_driver import exit_code, terminate, until
-from tests.demo_site import environment, manage
-from tests.servers import ROOT, daphne, wait_until_ready
+from tests.support.demo_site import environment, manage
+from tests.support.flow_driver import exit_code, terminate, until
+from tests.support.servers import ROOT, daphne, wait_until_ready
 
 _SETTINGS = """
 from tests.proofs.two_workers_site import *

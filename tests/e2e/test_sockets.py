@@ -14,12 +14,12 @@ from typing import Any
 import pytest
 from websockets.exceptions import ConnectionClosed
 
+from streamserve.dialects.websocket import CloseCode
 from streamserve.models import ApiKey
 from streamserve.models import Stream as StreamRow
-from streamserve.socket_messages import CloseCode
 from streamserve.testing import DaphneServer
-from tests.e2e.sockets import Socket, masked, open_raw, open_socket, text_of
 from tests.proofs.scale import scaled
+from tests.support.sockets import Socket, masked, open_raw, open_socket, text_of
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

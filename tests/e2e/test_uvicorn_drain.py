@@ -16,10 +16,10 @@ import pytest
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import connect
 
-from tests.asgi.flow_driver import get, read_all, read_until, said, until
-from tests.demo_site import environment, manage, processes_of
-from tests.servers import ROOT, Server, uvicorn, wait_until_ready
-from tests.stream_checks import check_native, check_native_part, farewell_of, text_of
+from tests.support.demo_site import environment, manage, processes_of
+from tests.support.flow_driver import get, read_all, read_until, said, until
+from tests.support.servers import ROOT, Server, uvicorn, wait_until_ready
+from tests.support.stream_checks import check_native, check_native_part, farewell_of, text_of
 
 KEY = "a-key-for-these-tests"
 HEADERS = {"Authorization": f"Bearer {KEY}"}

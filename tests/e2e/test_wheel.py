@@ -11,7 +11,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.servers import daphne, wait_until_ready
+from tests.support.servers import daphne, wait_until_ready
 
 ROOT = Path(__file__).resolve().parents[2]
 README_MODEL = "Qwen/Qwen3-0.6B"

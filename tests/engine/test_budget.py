@@ -5,8 +5,8 @@ from __future__ import annotations
 from streamserve.engine.budget import StepBudget, TokenBudget
 from streamserve.engine.config import EngineConfig
 from streamserve.engine.sequence import State
-from tests.engine.desk import Desk, teach
-from tests.engine.drive import request
+from tests.support.cores import request
+from tests.support.desk import Desk, teach
 
 
 def lowered(**config: int) -> TokenBudget:

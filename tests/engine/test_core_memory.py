@@ -7,10 +7,10 @@ from collections.abc import Callable
 import pytest
 
 from streamserve.engine.echo import EchoRunner
-from streamserve.engine.halves import halves
+from streamserve.engine.in_flight import halves
 from streamserve.engine.plan import Chunk, SampleSpec, StepPlan
-from tests.engine.drive import Drive, alone, request, sampling
-from tests.fakes import SmallRunner
+from tests.support.cores import Drive, alone, request, sampling
+from tests.support.engines import SmallRunner
 
 EVERY_WAY = pytest.mark.parametrize(
     ("overlap", "at_collect"), [(False, False), (False, True), (True, False), (True, True)]

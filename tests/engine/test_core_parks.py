@@ -8,7 +8,7 @@ import pytest
 
 from streamserve.engine.core import Park
 from streamserve.engine.sequence import SequenceRequest
-from tests.engine.drive import PATIENT, Drive, alone, request, sampling
+from tests.support.cores import PATIENT, Drive, alone, request, sampling
 
 LONG = sampling(max_tokens=60)
 

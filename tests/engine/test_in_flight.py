@@ -7,9 +7,9 @@ import pytest
 from streamserve.engine.echo import EchoRunner
 from streamserve.engine.in_flight import FIRST_STEPS_SECONDS
 from streamserve.engine.plan import StepPlan, StepResult
-from tests.engine.desk import teach
-from tests.engine.drive import Drive, request, sampling
-from tests.fakes import DyingRunner, SmallRunner, WrappedRunner
+from tests.support.cores import Drive, request, sampling
+from tests.support.desk import teach
+from tests.support.engines import DyingRunner, SmallRunner, WrappedRunner
 
 
 @pytest.mark.parametrize("overlap", [False, True])

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from streamserve.engine.sequence import Sequence, SequenceRequest, State
-from tests.engine.desk import Desk
-from tests.engine.drive import request, sampling
+from tests.support.cores import request, sampling
+from tests.support.desk import Desk
 
 
 def reading(

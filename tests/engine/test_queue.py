@@ -7,11 +7,11 @@ from itertools import pairwise
 
 import pytest
 
-from streamserve.engine.block_pool import BlockPool
 from streamserve.engine.config import CLASSES, LatencyClass
+from streamserve.engine.kv.pool import BlockPool
 from streamserve.engine.sequence import Sequence, SequenceRequest, State
-from tests.engine.desk import Desk, teach
-from tests.engine.drive import request, sampling
+from tests.support.cores import request, sampling
+from tests.support.desk import Desk, teach
 
 SMALLEST_TTFT = min(one.ttft_seconds for one in CLASSES.values())
 

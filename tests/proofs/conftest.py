@@ -9,7 +9,7 @@ import pytest
 
 from tests.clients.conftest import folder
 from tests.proofs.users import Site, make_users, serving
-from tests.servers import SERVERS
+from tests.support.servers import SERVERS
 
 __all__ = ["folder", "site", "users"]
 

@@ -12,8 +12,8 @@ from streamserve.engine.core import EngineCore, SequenceUpdate
 from streamserve.engine.echo import EchoRunner
 from streamserve.engine.plan import StepPlan, StepResult
 from streamserve.engine.sequence import SequenceRequest
-from tests.engine.drive import request, sampling
-from tests.fakes import FakeClock, WrappedRunner
+from tests.support.cores import request, sampling
+from tests.support.engines import FakeClock, WrappedRunner
 
 # What a step costs: as a small model on a processor of 2 cores.
 BASE_SECONDS, SECONDS_PER_TOKEN = 0.02, 0.0005

@@ -12,8 +12,8 @@ from collections import Counter
 from typing import Any
 
 from project.asgi import application
-from streamserve import runtime
 from streamserve.asgi.types import Receive, Scope, Send
+from streamserve.web import site as runtime
 from tests.proofs.gated_engine import held_by
 from tests.proofs.log_threads import begun
 

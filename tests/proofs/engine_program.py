@@ -1,4 +1,4 @@
-"""An engine process as `streamserve.clients.host` makes it, that writes down its plans or has a fault planted in it.
+"""An engine process like `streamserve.clients.process.server`, which writes down its plans or has a planted fault.
 
 python -m tests.proofs.engine_program [--plans FILE] [--hang-at STEP [--hold-gil]] < spec.json
 """
@@ -17,15 +17,15 @@ from functools import partial
 from itertools import repeat
 from pathlib import Path
 
-from streamserve.clients.acceptance import LoadedEngine
-from streamserve.clients.engine_thread import Load
-from streamserve.clients.host import Host
-from streamserve.clients.place import claimed, listening, open_log, place_of, prepare_folder
-from streamserve.clients.spec import EngineSpec, spec_from_json, spec_to_json
+from streamserve.clients.process.config import LaunchConfig, spec_from_json, spec_to_json
+from streamserve.clients.process.paths import claimed, listening, open_log, place_of, prepare_folder
+from streamserve.clients.process.server import EngineServer
+from streamserve.clients.thread.acceptance import LoadedEngine
+from streamserve.clients.thread.engine_thread import Load
 from streamserve.engine.plan import Runner, StepPlan
 from streamserve.engine.progress import Progress
-from tests.clients.engine_processes import pid_of
-from tests.fakes import WrappedRunner
+from tests.support.engine_processes import pid_of
+from tests.support.engines import WrappedRunner
 
 _ROOT = Path(__file__).resolve().parents[2]
 
@@ -56,12 +56,12 @@ def _with_fault(load: Load, at_step: int, holds_gil: bool, progress: Progress) -
     return replace(loaded, runner=HangingRunner(loaded.runner, at_step=at_step, holds_gil=holds_gil))
 
 
-async def serve(spec: EngineSpec, options: argparse.Namespace) -> int:
+async def serve(spec: LaunchConfig, options: argparse.Namespace) -> int:
     """Do as `host.run`, with what the options ask for."""
     prepare_folder(place_of(spec))
     with claimed(place_of(spec)) as is_ours, listening(place_of(spec)) as listener:
         assert is_ours
-        host = Host(spec)
+        host = EngineServer(spec)
         thread = host._client._thread
         if options.hang_at is not None:
             thread._load = partial(_with_fault, thread._load, options.hang_at, options.hold_gil)
@@ -72,7 +72,7 @@ async def serve(spec: EngineSpec, options: argparse.Namespace) -> int:
 
 
 @contextmanager
-def running(spec: EngineSpec, *options: str) -> Iterator[subprocess.Popen[bytes]]:
+def running(spec: LaunchConfig, *options: str) -> Iterator[subprocess.Popen[bytes]]:
     """Run this program until it listens, and kill it in the end; its output goes where an engine's does."""
     command = [sys.executable, "-m", "tests.proofs.engine_program", *options]
     with (

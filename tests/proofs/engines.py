@@ -12,15 +12,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from streamserve.clients.thread import ThreadClient
+from streamserve.clients.thread.client import ThreadClient
 from streamserve.engine.config import EngineConfig, ModelConfig
 from streamserve.engine.core import EngineCore
 from streamserve.engine.echo import VOCAB_SIZE, EchoRunner, EchoTokenizer
 from streamserve.engine.plan import Runner
-from streamserve.engine.tokenizer import Tokenizer
-from tests.clients.drive import load_of, ready
-from tests.fakes import WrappedRunner
+from streamserve.engine.text.tokenizer import Tokenizer
 from tests.proofs.pairs import BLOCK_SIZE, MODEL_LEN, NUM_BLOCKS, Feature
+from tests.support.clients import load_of, ready
+from tests.support.engines import WrappedRunner
 
 # Ids of the echo engine that stand for themselves in a prompt.
 _NUM_BYTES = 128

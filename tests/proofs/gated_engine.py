@@ -90,8 +90,8 @@ async def serve(path: str) -> int:
     import django
 
     django.setup()
-    from streamserve.clients.host import Host
-    from streamserve.clients.place import claimed, listening, place_of, prepare_folder
+    from streamserve.clients.process.paths import claimed, listening, place_of, prepare_folder
+    from streamserve.clients.process.server import EngineServer
     from streamserve.conf import get_settings
 
     settings = get_settings()
@@ -99,7 +99,7 @@ async def serve(path: str) -> int:
     prepare_folder(place_of(spec))
     with claimed(place_of(spec)) as is_ours, listening(place_of(spec)) as listener:
         assert is_ours
-        host, gate = Host(spec), Gate()
+        host, gate = EngineServer(spec), Gate()
         host._client._thread._on_plan = gate
         _note_cancels(gate)
         control = await asyncio.start_unix_server(_Control(host, gate).attend, path)
@@ -109,17 +109,17 @@ async def serve(path: str) -> int:
 
 def _note_cancels(gate: Gate) -> None:
     """Have the gate hear of each message that cancels, before anything is done about it."""
-    from streamserve.clients.messages import Cancel
-    from streamserve.clients.session import Session
+    from streamserve.clients.process.messages import Cancel
+    from streamserve.clients.process.server_session import ServerSession
 
-    take = Session.take
+    take = ServerSession.take
 
     def noted(self: Any, message: Any) -> None:
         if isinstance(message, Cancel) and message.id in self._generations:
             gate.note_left(self._generations[message.id]._open)
         take(self, message)
 
-    Session.take = noted
+    ServerSession.take = noted
 
 
 class _Control:

@@ -15,17 +15,17 @@ from dataclasses import dataclass, field
 from signal import SIGKILL, SIGSTOP, Signals
 from statistics import median
 
-from streamserve.clients.process import ProcessClient
-from streamserve.clients.spec import EngineSpec
+from streamserve.clients.process.client import ProcessClient
+from streamserve.clients.process.config import LaunchConfig
 from streamserve.protocol.errors import EngineUnavailable
 from streamserve.protocol.requests import GenerateRequest
-from streamserve.streams.directory import Streams
-from streamserve.streams.log import MemoryLog
-from streamserve.streams.settings import StreamSettings
+from streamserve.streams.config import StreamConfig
+from streamserve.streams.log.base import MemoryLog
+from streamserve.streams.registry import Streams
 from streamserve.streams.stream import Stream
-from tests.clients.engine_processes import DEADLINE_SECONDS, connected, until
 from tests.proofs.pairs import Answer
 from tests.proofs.transcripts import Transcript, over_follow, over_sse
+from tests.support.engine_processes import DEADLINE_SECONDS, connected, until
 
 NUM_SEATS = 16
 # Seats whose readers stand still now and then until the engine parks them, and whose readers go away and come back.
@@ -34,7 +34,7 @@ STEADY = frozenset(range(NUM_SEATS)) - SLOW - LEAVING
 STAND_STILL, LEAVE = 0.04, 0.03  # how likely, at each event
 # Every event has a number of its own: none of them is joined to another.
 # Every event by itself, so that transcripts can be checked event by event.
-SETTINGS = StreamSettings(coalesce_seconds=0.0, max_finished=4 * NUM_SEATS, snapshot_events=0)
+SETTINGS = StreamConfig(coalesce_seconds=0.0, max_finished=4 * NUM_SEATS, snapshot_events=0)
 
 
 class Readers:
@@ -194,7 +194,7 @@ def signals_of(num_kills: int, rng: random.Random) -> list[Signals]:
 
 
 @asynccontextmanager
-async def reading(spec: EngineSpec, requests: list[GenerateRequest], rng: random.Random) -> AsyncIterator[Readers]:
+async def reading(spec: LaunchConfig, requests: list[GenerateRequest], rng: random.Random) -> AsyncIterator[Readers]:
     """Readers at work, as soon as each request has been answered once without a kill. All of them end well."""
     async with connected(spec) as client:
         readers = Readers(client, rng)
@@ -214,7 +214,11 @@ async def reading(spec: EngineSpec, requests: list[GenerateRequest], rng: random
 
 
 async def kill_under_readers(
-    spec: EngineSpec, requests: list[GenerateRequest], signals: list[Signals], rng: random.Random, most_tokens: int
+    spec: LaunchConfig,
+    requests: list[GenerateRequest],
+    signals: list[Signals],
+    rng: random.Random,
+    most_tokens: int,
 ) -> Killer:
     """Kill the engine of `spec` with those signals, at moments of chance, and return what came of it."""
     async with reading(spec, requests, rng) as readers:

@@ -7,9 +7,9 @@ import threading
 from functools import cache
 from typing import Any
 
-from streamserve import runtime
-from streamserve.streams import file_log
-from streamserve.streams.file_store import FileStore
+from streamserve.streams.log.base import file_log
+from streamserve.streams.log.file_store import FileStore
+from streamserve.web import site as runtime
 
 _DEADLINE_SECONDS = 60.0
 

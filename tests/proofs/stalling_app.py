@@ -16,10 +16,10 @@ from typing import Any
 from django.conf import settings
 
 from project.asgi import application
-from streamserve import runtime
-from streamserve.conf import Settings
+from streamserve.conf import SiteConfig
 from streamserve.protocol.events import Event
-from streamserve.streams.log import Appending, Settle, Withdraw, too_late
+from streamserve.streams.log.base import Appending, Settle, Withdraw, too_late
+from streamserve.web import site as runtime
 
 __all__ = ["application"]
 
@@ -71,7 +71,7 @@ class _StallingLog(Appending):
         return self._sign.exists() and self._last_seqs.get(log_id, 0) >= int(self._sign.read_text())
 
 
-def _stalling_log(of: Settings) -> Any:
+def _stalling_log(of: SiteConfig) -> Any:
     return _StallingLog(_make_log(of), Path(settings.STATE_DIR))
 
 

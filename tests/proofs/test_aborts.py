@@ -19,11 +19,11 @@ from streamserve.clients.base import EngineClient, EngineStats, Generation
 from streamserve.engine.config import EngineConfig
 from streamserve.protocol.events import Event, Token
 from streamserve.protocol.requests import GenerateRequest, SamplingParams
-from tests.clients.engine_processes import connected, end_engine, is_alive, spec_in, until
-from tests.fakes import DEADLINE_SECONDS, TurnByTurnRunner
 from tests.proofs.engines import ECHO, serving
 from tests.proofs.pairs import MODEL_LEN, Answer, config_of, whole_answer
 from tests.proofs.scale import IS_SOAK, scaled
+from tests.support.engine_processes import connected, end_engine, is_alive, spec_in, until
+from tests.support.engines import DEADLINE_SECONDS, TurnByTurnRunner
 
 NUM_ABORTS = 5_000
 NUM_WORKERS = 8

@@ -19,12 +19,12 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.demo_site import environment, manage
 from tests.proofs.gated_engine import GatedEngine, gated_engine, held_by
 from tests.proofs.leaving import KEY, WAYS, Client, HttpClient, fin
 from tests.proofs.scale import IS_SOAK, scaled
-from tests.servers import SERVERS, Server, wait_until_ready
-from tests.stream_checks import check_native, text_of
+from tests.support.demo_site import environment, manage
+from tests.support.servers import SERVERS, Server, wait_until_ready
+from tests.support.stream_checks import check_native, text_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 

@@ -10,9 +10,9 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.demo_site import environment, manage
-from tests.servers import Server, daphne, wait_until_ready
-from tests.stream_checks import check_native, check_native_part, check_openai, farewell_of, parse_sse, text_of
+from tests.support.demo_site import environment, manage
+from tests.support.servers import Server, daphne, wait_until_ready
+from tests.support.stream_checks import check_native, check_native_part, check_openai, farewell_of, parse_sse, text_of
 
 KEY = "a-key-for-these-tests"
 SETTINGS = {"DJANGO_SETTINGS_MODULE": "tests.proofs.short_drain_site"}

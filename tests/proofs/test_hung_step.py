@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from streamserve.clients.place import place_of
+from streamserve.clients.process.paths import place_of
 from streamserve.engine.config import EngineConfig
-from tests.clients.engine_processes import ask, connected, spec_in
 from tests.proofs.engine_program import running
 from tests.proofs.killing import STEADY, Readers
+from tests.support.engine_processes import ask, connected, spec_in
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 

@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from tests.proofs.users import NUM_USERS, Site
-from tests.stream_checks import check_native
+from tests.support.stream_checks import check_native
 
 pytestmark = pytest.mark.timeout(600)
 

@@ -15,15 +15,15 @@ from signal import SIGKILL, SIGSTOP
 import pytest
 from django.test import AsyncClient
 
-from streamserve import runtime
-from streamserve.clients.process import ProcessClient
-from streamserve.clients.spec import EngineSpec
+from streamserve.clients.process.client import ProcessClient
+from streamserve.clients.process.config import LaunchConfig
 from streamserve.engine.config import EngineConfig, ModelConfig
 from streamserve.protocol.errors import EngineUnavailable
 from streamserve.protocol.requests import GenerateRequest, Message, SamplingParams
-from tests.clients.engine_processes import ready, spec_in, until
+from streamserve.web import site as runtime
 from tests.proofs.killing import STEADY, Readers, kill_under_readers, signals_of
 from tests.proofs.scale import IS_SOAK, scaled
+from tests.support.engine_processes import ready, spec_in, until
 
 pytestmark = [
     pytest.mark.slow,
@@ -89,7 +89,7 @@ def helpdesk_requests(rng: random.Random) -> list[GenerateRequest]:
     ]
 
 
-def helpdesk(folder: Path) -> EngineSpec:
+def helpdesk(folder: Path) -> LaunchConfig:
     """The demo model, in fp32: it gives the same tokens whatever its steps are made of."""
     pytest.importorskip("torch", reason="needs the engine extra: pip install 'streamserve[engine]'")
     from project.settings import HELPDESK

@@ -13,12 +13,12 @@ from urllib.parse import urlencode
 import httpx
 import pytest
 
-from tests.asgi.flow_driver import connect
-from tests.demo_site import environment
 from tests.proofs.scale import IS_SOAK, scaled
 from tests.proofs.users import DEADLINE_SECONDS, Site
-from tests.servers import SERVERS, wait_until_ready
-from tests.stream_checks import check_native, text_of
+from tests.support.demo_site import environment
+from tests.support.flow_driver import connect
+from tests.support.servers import SERVERS, wait_until_ready
+from tests.support.stream_checks import check_native, text_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 

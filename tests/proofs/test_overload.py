@@ -19,14 +19,14 @@ from math import ceil
 from pathlib import Path
 from time import monotonic, sleep
 
-from streamserve.clients.thread import ThreadClient
+from streamserve.clients.thread.client import ThreadClient
 from streamserve.engine.config import EngineConfig, LatencyClass
 from streamserve.engine.echo import EchoRunner
 from streamserve.protocol.errors import Refused
 from streamserve.protocol.events import Done, Error, Event
 from streamserve.protocol.requests import GenerateRequest, SamplingParams
-from tests.clients.drive import load_of, ready
 from tests.proofs.scale import IS_SOAK, scaled
+from tests.support.clients import load_of, ready
 
 TIMES = 10
 SECONDS = 60 if IS_SOAK else 3

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from tests.clients.drive import until
 from tests.proofs.engines import ECHO, Model, serving, tiny_model
 from tests.proofs.pairs import FEATURES, Feature, ask_all, assert_same, config_of, pairs_of, plain_answers, workload
 from tests.proofs.scale import IS_SOAK, scaled
-from tests.tiny_models import save_model
+from tests.support.clients import until
+from tests.support.tiny_models import save_model
 
 MODEL_TYPES = ("llama", "gemma3_text", "gpt2") if IS_SOAK else ("llama",)
 

@@ -14,13 +14,12 @@ from signal import SIGKILL
 import pytest
 
 from streamserve.clients.base import EngineStats, Generation
-from streamserve.clients.process import ProcessClient
-from streamserve.clients.spec import EngineSpec
+from streamserve.clients.process.client import ProcessClient
+from streamserve.clients.process.config import LaunchConfig
 from streamserve.engine.config import ModelConfig
 from streamserve.protocol.errors import EngineUnavailable
 from streamserve.protocol.events import Event, Token
 from streamserve.protocol.requests import GenerateRequest
-from tests.clients.engine_processes import DEADLINE_SECONDS, connected, end_engine, ready, spec_in, until
 from tests.proofs.engines import ECHO, serving
 from tests.proofs.pairs import (
     CACHE,
@@ -38,6 +37,7 @@ from tests.proofs.pairs import (
     workload,
 )
 from tests.proofs.scale import IS_SOAK, scaled
+from tests.support.engine_processes import DEADLINE_SECONDS, connected, end_engine, ready, spec_in, until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600 if IS_SOAK else 400)]
 
@@ -79,7 +79,7 @@ class Victim:
                 self.num_kills += 1
 
 
-async def prove(spec: EngineSpec, feature: Feature, asked: Asked, rng: random.Random, counts: Counter[str]) -> None:
+async def prove(spec: LaunchConfig, feature: Feature, asked: Asked, rng: random.Random, counts: Counter[str]) -> None:
     """Ask an engine that nothing happens to, and one that dies; again, if the feature has never done anything."""
     for _ in range(MOST_TRIES):
         await ask_twice(spec, feature, asked, rng, counts)
@@ -87,7 +87,9 @@ async def prove(spec: EngineSpec, feature: Feature, asked: Asked, rng: random.Ra
             return
 
 
-async def ask_twice(spec: EngineSpec, feature: Feature, asked: Asked, rng: random.Random, counts: Counter[str]) -> None:
+async def ask_twice(
+    spec: LaunchConfig, feature: Feature, asked: Asked, rng: random.Random, counts: Counter[str]
+) -> None:
     requests, plain = asked
     async with connected(spec) as client:
         victim = Victim(client)
@@ -152,7 +154,7 @@ async def test_pairs_on_the_demo_model(folder: Path) -> None:
     rng, counts = random.Random(0), Counter[str]()
     model = ModelConfig(alias="echo", path=str(HELPDESK), dtype="float32", parity_probe=False, num_threads=1)
 
-    def spec_of(*features: Feature) -> EngineSpec:
+    def spec_of(*features: Feature) -> LaunchConfig:
         return spec_in(folder, model=model, engine=replace(config_of(features), max_model_len=MODEL_LEN))
 
     requests = both_ways(0, num_ids=3000, max_tokens=ECHO.max_tokens)

@@ -14,11 +14,11 @@ import pytest
 from websockets.asyncio.client import ClientConnection
 from websockets.asyncio.client import connect as connect_websocket
 
-from tests.demo_site import environment, manage
 from tests.proofs.gated_engine import GatedEngine, gated_engine
 from tests.proofs.scale import IS_SOAK
-from tests.servers import Server, daphne, wait_until_ready
-from tests.stream_checks import Frame, check_native, check_native_part, check_tokens, text_of
+from tests.support.demo_site import environment, manage
+from tests.support.servers import Server, daphne, wait_until_ready
+from tests.support.stream_checks import Frame, check_native, check_native_part, check_tokens, text_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 

@@ -21,12 +21,12 @@ import httpx
 import openai
 import pytest
 
-from tests.demo_site import ROOT, environment, manage, processes_of
-from tests.deploy_units import ENGINE, WEB, command_of
-from tests.nginx_server import nginx
 from tests.proofs.scale import scaled
-from tests.servers import Server, free_port, wait_until_listening, wait_until_ready
-from tests.stream_checks import Frame, check_native_part, text_of
+from tests.support.demo_site import ROOT, environment, manage, processes_of
+from tests.support.deploy_units import ENGINE, WEB, command_of
+from tests.support.nginx_server import nginx
+from tests.support.servers import Server, free_port, wait_until_listening, wait_until_ready
+from tests.support.stream_checks import Frame, check_native_part, text_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from streamserve.engine.sequence import SequenceRequest
-from tests.engine.drive import Drive, alone, request, sampling
 from tests.proofs.scale import scaled
+from tests.support.cores import Drive, alone, request, sampling
 
 LEAD_TOKENS = 16
 NUM_FAST = 8

@@ -6,9 +6,9 @@ import socket
 from urllib.parse import urlencode
 
 from streamserve.engine.echo import VOCAB_SIZE, EchoTokenizer
-from tests.asgi.flow_driver import chunks
 from tests.proofs.users import Site
-from tests.stream_checks import check_native, check_tokens, text_of
+from tests.support.flow_driver import chunks
+from tests.support.stream_checks import check_native, check_tokens, text_of
 
 # The echo engine has two tokens for each of these.
 SPLIT = "🙂🌊🦊河静éन🌱"

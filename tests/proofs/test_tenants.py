@@ -7,15 +7,15 @@ import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from streamserve.clients.thread import ThreadClient
+from streamserve.clients.thread.client import ThreadClient
 from streamserve.engine.config import EngineConfig
 from streamserve.engine.echo import EchoRunner
 from streamserve.protocol.events import Done, Token
 from streamserve.protocol.requests import GenerateRequest, SamplingParams
-from tests.clients.drive import load_of, ready
 from tests.proofs.engines import core_of
 from tests.proofs.pairs import PATIENT
 from tests.proofs.scale import scaled
+from tests.support.clients import load_of, ready
 
 BLOCK_SIZE, NUM_BLOCKS = 32, 1025
 PROMPT = tuple(random.Random(3).randrange(128) for _ in range(2_048))

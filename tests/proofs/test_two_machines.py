@@ -18,13 +18,13 @@ from typing import Any
 import pytest
 
 from streamserve.protocol.events import Done, Token
-from streamserve.streams.redis_log import RedisLog
-from tests.demo_site import environment, manage, processes_of
+from streamserve.streams.log.redis_log import RedisLog
 from tests.proofs.scale import scaled
 from tests.proofs.workers import KEY, Reader, client
-from tests.servers import Server, daphne, wait_until_ready
-from tests.stream_checks import check_native, text_of
-from tests.streams.redis_server import RedisServer
+from tests.support.demo_site import environment, manage, processes_of
+from tests.support.redis_server import RedisServer
+from tests.support.servers import Server, daphne, wait_until_ready
+from tests.support.stream_checks import check_native, text_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from tests.proofs.vanishing import RETRIES
-from tests.servers import ROOT
+from tests.support.servers import ROOT
 
 _SECONDS = 240
 

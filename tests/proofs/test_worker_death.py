@@ -12,14 +12,14 @@ from pathlib import Path
 
 import pytest
 
-from streamserve.clients.process import ProcessClient
-from streamserve.clients.spec import EngineSpec, spec_to_json
+from streamserve.clients.process.client import ProcessClient
+from streamserve.clients.process.config import LaunchConfig, spec_to_json
 from streamserve.engine.config import EngineConfig
 from streamserve.protocol.requests import GenerateRequest
-from tests.clients.engine_processes import ask, connected, spec_in, until
 from tests.proofs.engine_program import plans_of, running
 from tests.proofs.pairs import PATIENT, Answer, whole_answer
 from tests.proofs.scale import IS_SOAK, scaled
+from tests.support.engine_processes import ask, connected, spec_in, until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600 if IS_SOAK else 400)]
 
@@ -53,7 +53,7 @@ async def test_a_dead_worker_costs_no_further_step(folder: Path) -> None:
 
 
 async def one_death(
-    spec: EngineSpec, client: ProcessClient, plans: Path, alone: list[Answer], rng: random.Random
+    spec: LaunchConfig, client: ProcessClient, plans: Path, alone: list[Answer], rng: random.Random
 ) -> Counter[str]:
     """Kill a worker at a moment of chance; return how many steps with its sequences were planned after that."""
     ours = asyncio.create_task(ask_ours(client))
@@ -67,7 +67,7 @@ async def one_death(
     return late
 
 
-def live_and_die(spec: EngineSpec, plans: Path, num_steps: int) -> dict[str, float]:
+def live_and_die(spec: LaunchConfig, plans: Path, num_steps: int) -> dict[str, float]:
     """Have a worker at work for so many steps, and kill it; return when that was, and when it was dead."""
     numbers = [str(NUM_THEIRS), str(NUM_SEATS - NUM_OURS)]
     command = [sys.executable, "-m", "tests.proofs.worker_program", *numbers]

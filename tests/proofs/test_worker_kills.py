@@ -16,14 +16,14 @@ from pathlib import Path
 
 import pytest
 
-from streamserve.streams.file_log import FileLog
-from streamserve.streams.log import EventLog
-from streamserve.streams.redis_log import RedisLog
-from tests.nginx_server import nginx
+from streamserve.streams.log.base import EventLog
+from streamserve.streams.log.file_log import FileLog
+from streamserve.streams.log.redis_log import RedisLog
 from tests.proofs.scale import scaled
 from tests.proofs.workers import STALLING, Reader, Site, logged_text, quiet, two_workers
-from tests.stream_checks import text_of
-from tests.streams.redis_server import RedisServer
+from tests.support.nginx_server import nginx
+from tests.support.redis_server import RedisServer
+from tests.support.stream_checks import text_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(7200), pytest.mark.cut_streams("workers are killed with -9")]
 

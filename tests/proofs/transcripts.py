@@ -10,12 +10,12 @@ from typing import Any
 
 from streamserve.dialects.native import NativeEncoder
 from streamserve.protocol.events import Token
-from streamserve.streams.delivery import Delivery
-from streamserve.streams.directory import Streams
-from streamserve.streams.follow import follow
+from streamserve.streams.reader.delivery import Delivery
+from streamserve.streams.reader.follow import follow
+from streamserve.streams.registry import Streams
 from streamserve.streams.stream import Stream
-from tests.dialects.sse_reader import read_events
 from tests.proofs.pairs import Answer, Said
+from tests.support.sse_reader import read_events
 
 # A number in the log, the event's name, and what it says: the same however it came.
 Shown = tuple[int, str, dict[str, Any]]

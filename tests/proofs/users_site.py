@@ -22,18 +22,18 @@ from django.http import HttpRequest, StreamingHttpResponse
 from django.urls import include, path
 
 from project.asgi import application as site
-from streamserve import runtime
 from streamserve.asgi.types import Receive, Scope, Send
 from streamserve.clients import factory
-from streamserve.clients.acceptance import LoadedEngine
-from streamserve.clients.thread import ThreadClient
+from streamserve.clients.thread.acceptance import LoadedEngine
+from streamserve.clients.thread.client import ThreadClient
 from streamserve.engine.config import EngineConfig, ModelConfig
 from streamserve.engine.echo import EchoTokenizer
 from streamserve.engine.plan import Sampled, StepPlan, StepResult
 from streamserve.engine.progress import Progress
-from tests.fakes import WrappedRunner
+from streamserve.web import site as runtime
 from tests.proofs.log_threads import begun
-from tests.streams.fakes import Gate
+from tests.support.engines import WrappedRunner
+from tests.support.streams import Gate
 
 BAD_PROMPT = "FAIL"
 _BAD_TOKEN = 0  # the echo engine never says it
@@ -138,7 +138,7 @@ def _server() -> Any:
     Looked for once, before the engine runs: a tuple that another thread is just making would be in two hands then, and
     Python ends the making with a SystemError (python/cpython#59313).
     """
-    kinds = {("streamserve.asgi.flow_daphne", "FlowServer"), ("uvicorn.server", "ServerState")}
+    kinds = {("streamserve.asgi.flow.server", "FlowServer"), ("uvicorn.server", "ServerState")}
     for one in gc.get_objects():
         kind = type(one)
         if any((base.__module__, base.__name__) in kinds for base in kind.__mro__) and hasattr(one, "connections"):

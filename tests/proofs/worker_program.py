@@ -9,10 +9,10 @@ import asyncio
 import sys
 
 from streamserve.clients.base import Generation
-from streamserve.clients.process import ProcessClient
-from streamserve.clients.spec import spec_from_json
+from streamserve.clients.process.client import ProcessClient
+from streamserve.clients.process.config import spec_from_json
 from streamserve.protocol.requests import GenerateRequest
-from tests.clients.engine_processes import ask, ready
+from tests.support.engine_processes import ask, ready
 
 
 async def work(num_requests: int, num_seats: int) -> None:

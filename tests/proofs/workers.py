@@ -16,10 +16,10 @@ from typing import Any
 import httpx
 
 from streamserve.protocol.events import Done, Token
-from streamserve.streams.log import EventLog
-from tests.demo_site import environment, manage, processes_of
-from tests.servers import Server, daphne, free_port, wait_until_ready
-from tests.stream_checks import Frame, check_native_part, text_of
+from streamserve.streams.log.base import EventLog
+from tests.support.demo_site import environment, manage, processes_of
+from tests.support.servers import Server, daphne, free_port, wait_until_ready
+from tests.support.stream_checks import Frame, check_native_part, text_of
 
 KEY, OTHER_KEY = "a-key-for-these-tests", "another-key-for-these"
 KEYS = (KEY, OTHER_KEY)

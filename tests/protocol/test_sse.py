@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from openai._streaming import SSEDecoder
 
 from streamserve.protocol.sse import FIRST_BYTES, KEEPALIVE, comment, frame, one_line_json
-from tests.dialects.sse_reader import Read, read_events
+from tests.support.sse_reader import Read, read_events
 
 # Any code points at all, lone surrogates too: a model may print what it likes.
 NASTY = "\r\n\0\ufeff\x85\u2028\u2029:dat {}\"'\\"

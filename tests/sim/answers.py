@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from streamserve.engine.updates import SequenceUpdate
+from streamserve.engine.output import SequenceUpdate
 
 if TYPE_CHECKING:
     from tests.sim.asked import Asked

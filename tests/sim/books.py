@@ -8,7 +8,7 @@ from streamserve.engine.plan import Chunk
 from tests.sim.model import entries
 
 if TYPE_CHECKING:
-    from streamserve.engine.block_pool import BlockPool
+    from streamserve.engine.kv.pool import BlockPool
     from tests.sim.asked import Asked
     from tests.sim.simulation import Simulation
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
+from streamserve.engine.output import SequenceUpdate
 from streamserve.engine.plan import PENDING, Chunk, StepPlan
 from streamserve.engine.sequence import Sequence, SequenceRequest, State
-from streamserve.engine.updates import SequenceUpdate
 from tests.sim.answers import AnswerLaws
 from tests.sim.books import Books
 from tests.sim.debts import Debts

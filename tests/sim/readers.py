@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
+from streamserve.engine.output import SequenceUpdate
 from streamserve.engine.plan import StepPlan
 from streamserve.engine.sequence import Sequence
-from streamserve.engine.updates import SequenceUpdate
 from tests.sim.model import STEP_SECONDS, TOKEN_SECONDS
 
 if TYPE_CHECKING:

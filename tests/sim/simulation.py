@@ -11,15 +11,15 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from streamserve.engine.core import EngineCore
-from streamserve.engine.integrity import IntegrityError
+from streamserve.engine.kv.integrity import IntegrityError
+from streamserve.engine.output import SequenceUpdate
 from streamserve.engine.plan import StepPlan
 from streamserve.engine.sequence import Park, Sequence, SequenceRequest
-from streamserve.engine.updates import SequenceUpdate
 from streamserve.protocol.requests import SamplingParams
-from tests.fakes import FakeClock
 from tests.sim.asked import CLASSES, Asked, Shape
 from tests.sim.laws import Laws
 from tests.sim.model import EOS, STEP_SECONDS, TOKEN_SECONDS, SimRunner, reference
+from tests.support.engines import FakeClock
 
 # More than enough for everything that was asked for, one token at a time, with preemptions.
 MAX_STEPS_TO_END = 4_000

@@ -6,10 +6,10 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from streamserve.clients.thread import ThreadClient
-from streamserve.streams.directory import Streams
-from streamserve.streams.log import MemoryLog
-from tests.streams.fakes import ScriptedClient
+from streamserve.clients.thread.client import ThreadClient
+from streamserve.streams.log.base import MemoryLog
+from streamserve.streams.registry import Streams
+from tests.support.streams import ScriptedClient
 
 
 @pytest.fixture

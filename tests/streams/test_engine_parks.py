@@ -9,12 +9,12 @@ import pytest
 from streamserve.engine.sequence import Park
 from streamserve.protocol.errors import EngineUnavailable
 from streamserve.protocol.events import Done, Error, Event, Meta, Status, Usage
-from streamserve.streams.directory import Streams
-from streamserve.streams.follow import collect
-from streamserve.streams.log import MemoryLog
-from streamserve.streams.settings import StreamSettings
+from streamserve.streams.config import StreamConfig
+from streamserve.streams.log.base import MemoryLog
+from streamserve.streams.reader.follow import collect
+from streamserve.streams.registry import Streams
 from streamserve.streams.stream import Reader, Stream
-from tests.streams.fakes import ScriptedClient, ask, tok, until
+from tests.support.streams import ScriptedClient, ask, tok, until
 
 DONE = Done(finish_reason="stop", usage=Usage(prompt_tokens=3, completion_tokens=1))
 LEAD = Park(reason="lead", resume_at_lead=2)
@@ -154,7 +154,7 @@ async def test_stop_does_not_wait_for_a_paused_engine(streams: Streams, scripted
 
 async def test_nobody_asks_for_a_parked_answer_whose_reader_left(scripted: ScriptedClient) -> None:
     """Its window passes as for any other."""
-    streams = Streams({"scripted": scripted}, MemoryLog(), StreamSettings(resume_window_seconds=0.01))
+    streams = Streams({"scripted": scripted}, MemoryLog(), StreamConfig(resume_window_seconds=0.01))
     stream = await read(streams, reader := Reader())
     scripted.last.push(tok("a"))
     scripted.last.park(LONG_AHEAD)

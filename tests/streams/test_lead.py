@@ -8,15 +8,15 @@ from streamserve.clients.base import Accepted
 from streamserve.protocol.events import ChoiceDone, Status
 from streamserve.streams.lead import Lead
 from streamserve.streams.readers import Reader, Readers
-from streamserve.streams.tally import Tally
-from tests.streams.fakes import ScriptedGeneration, ask, tok
+from streamserve.streams.transcript import Transcript
+from tests.support.streams import ScriptedGeneration, ask, tok
 
 
-def make_tally(n: int = 1) -> Tally:
-    return Tally(Accepted(num_prompt_tokens=3, max_tokens=99, seed=1), n, started_at=0.0)
+def make_tally(n: int = 1) -> Transcript:
+    return Transcript(Accepted(num_prompt_tokens=3, max_tokens=99, seed=1), n, started_at=0.0)
 
 
-def make_lead(tally: Tally, *readers: Reader, is_bounded: bool = True) -> Lead:
+def make_lead(tally: Transcript, *readers: Reader, is_bounded: bool = True) -> Lead:
     attached = Readers()
     for reader in readers:
         attached.add(reader)

@@ -8,9 +8,9 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from streamserve.protocol.events import Done, Event
-from streamserve.streams.log import Settle
+from streamserve.streams.log.base import Settle
 from streamserve.streams.relay import Relay
-from tests.streams.fakes import ScriptedGeneration, ask, tok
+from tests.support.streams import ScriptedGeneration, ask, tok
 
 DONE = Done(finish_reason="stop")
 

@@ -7,21 +7,21 @@ from contextlib import aclosing
 
 import pytest
 
-from streamserve.clients.thread import ThreadClient
+from streamserve.clients.thread.client import ThreadClient
 from streamserve.dialects.native import NativeEncoder
 from streamserve.protocol.events import Done, Status, Token
 from streamserve.protocol.requests import GenerateRequest
-from streamserve.streams.delivery import Delivery
-from streamserve.streams.directory import Streams
-from streamserve.streams.follow import collect, follow
-from streamserve.streams.log import MemoryLog
-from streamserve.streams.settings import StreamSettings
+from streamserve.streams.config import StreamConfig
+from streamserve.streams.log.base import MemoryLog
+from streamserve.streams.reader.delivery import Delivery
+from streamserve.streams.reader.follow import collect, follow
+from streamserve.streams.registry import Streams
 from streamserve.streams.stream import Stream
-from tests.stream_checks import check_native, check_native_part, text_of
-from tests.streams.fakes import Gate, ask, until
+from tests.support.stream_checks import check_native, check_native_part, text_of
+from tests.support.streams import Gate, ask, until
 
 NUM_TOKENS = 20
-FINE = StreamSettings(coalesce_tokens=0)
+FINE = StreamConfig(coalesce_tokens=0)
 
 
 @pytest.fixture

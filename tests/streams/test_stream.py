@@ -9,11 +9,11 @@ import pytest
 
 from streamserve.protocol.errors import BadRequest, Overloaded
 from streamserve.protocol.events import ChoiceDone, Done, Error, Event, Meta, Status, Usage, is_terminal
-from streamserve.streams.directory import Streams
-from streamserve.streams.follow import collect
-from streamserve.streams.settings import StreamSettings
+from streamserve.streams.config import StreamConfig
+from streamserve.streams.reader.follow import collect
+from streamserve.streams.registry import Streams
 from streamserve.streams.stream import Reader, Stream
-from tests.streams.fakes import ScriptedClient, StallingLog, ask, tok, until
+from tests.support.streams import ScriptedClient, StallingLog, ask, tok, until
 
 DONE = Done(finish_reason="stop", usage=Usage(prompt_tokens=3, completion_tokens=1))
 
@@ -150,7 +150,7 @@ async def test_watchers_never_hold_a_stream(streams: Streams, scripted: Scripted
 
 async def test_a_stream_nobody_reads_is_parked(scripted: ScriptedClient) -> None:
     """No reader within `first_reader_seconds` counts as a disconnect."""
-    streams = Streams({"scripted": scripted}, StallingLog(), StreamSettings(first_reader_seconds=0.01))
+    streams = Streams({"scripted": scripted}, StallingLog(), StreamConfig(first_reader_seconds=0.01))
     stream = await start(streams)
     await until(lambda: stream.state == "parked", "the stream is parked")
     assert scripted.last.is_cancelled
@@ -163,7 +163,7 @@ async def test_a_stream_nobody_reads_is_parked(scripted: ScriptedClient) -> None
 async def test_on_disconnect(scripted: ScriptedClient, on_disconnect: str, reason: str) -> None:
     """Park waits out its window, abort ends at once, finish goes on."""
     window = 60 if on_disconnect == "abort" else 0.01
-    streams = Streams({"scripted": scripted}, StallingLog(), StreamSettings(resume_window_seconds=window))
+    streams = Streams({"scripted": scripted}, StallingLog(), StreamConfig(resume_window_seconds=window))
     stream = await start(streams, on_disconnect=on_disconnect)
     reader = Reader()
     stream.attach(reader)
@@ -179,7 +179,7 @@ async def test_on_disconnect(scripted: ScriptedClient, on_disconnect: str, reaso
 
 async def test_a_return_stops_the_resume_window(scripted: ScriptedClient) -> None:
     """Of two streams parked one after the other, only the one without a reader is abandoned."""
-    streams = Streams({"scripted": scripted}, StallingLog(), StreamSettings(resume_window_seconds=0.02))
+    streams = Streams({"scripted": scripted}, StallingLog(), StreamConfig(resume_window_seconds=0.02))
     returned, left = await start(streams), await start(streams)
     returned.release()
     left.release()

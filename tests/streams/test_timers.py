@@ -11,7 +11,7 @@ from contextvars import ContextVar
 import pytest
 
 from streamserve.streams.timers import Patience, Timers
-from tests.streams.fakes import until
+from tests.support.streams import until
 
 
 async def test_a_timer_fires_once_and_can_be_armed_again() -> None:

@@ -19,8 +19,8 @@ from typing import Any
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from .batch import DecodeGroup, PrefillSpan, StepBatch
-from .kv_cache import KVCache, LayerShape
+from streamserve.engine.model.batch import DecodeGroup, PrefillSpan, StepBatch
+from streamserve.engine.model.kv_cache import KVCache, LayerShape
 
 NAME = "streamserve_paged"
 _ATTRIBUTE = "streamserve_attention"

@@ -16,9 +16,8 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
+from streamserve.engine.model.load.device import to_device
 from streamserve.engine.plan import PENDING, Chunk, StepPlan
-
-from .device import to_device
 
 SHORTEST_GROUP_BITS = 8  # contexts up to 256 tokens share one attention call; above that, each power of two has its own
 

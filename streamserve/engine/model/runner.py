@@ -13,19 +13,18 @@ import torch
 
 from streamserve.engine.capacity import max_tokens_that_fit, most_useful_blocks, num_blocks_for
 from streamserve.engine.config import EngineConfig, ModelConfig
+from streamserve.engine.model import attention
+from streamserve.engine.model.batch import StepBatch, build_batch
+from streamserve.engine.model.kv_cache import KVCache, LayerShape, bytes_per_block, pool_bytes
+from streamserve.engine.model.linear import forget_inputs
+from streamserve.engine.model.load.device import give_back_memory, is_out_of_memory, on_device
+from streamserve.engine.model.load.errors import ModelLoadError, UnsupportedModel
+from streamserve.engine.model.load.loader import LoadedModel, load_model
+from streamserve.engine.model.load.support import max_model_len
+from streamserve.engine.model.sampler import sample
+from streamserve.engine.model.step import LaunchedStep
 from streamserve.engine.plan import StepOutOfMemory, StepPlan, StepResult
 from streamserve.engine.progress import Progress, no_progress
-
-from . import attention
-from .batch import StepBatch, build_batch
-from .device import give_back_memory, is_out_of_memory, on_device
-from .errors import ModelLoadError, UnsupportedModel
-from .kv_cache import KVCache, LayerShape, bytes_per_block, pool_bytes
-from .linear import forget_inputs
-from .loader import LoadedModel, load_model
-from .sampler import sample
-from .step import LaunchedStep
-from .support import max_model_len
 
 T = TypeVar("T")
 
@@ -150,7 +149,7 @@ def _last_hidden_state(model: torch.nn.Module) -> Iterator[list[torch.Tensor]]:
 
 def load_runner(model_config: ModelConfig, engine_config: EngineConfig, progress: Progress = no_progress) -> HFRunner:
     """Load a model, give it KV memory, and prove by numbers that it answers as transformers would."""
-    from .probe import probe
+    from streamserve.engine.model.load.probe import probe
 
     loaded = load_model(model_config, progress)
     layers = record_layers(loaded)

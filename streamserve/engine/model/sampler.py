@@ -16,10 +16,9 @@ from dataclasses import dataclass
 
 import torch
 
+from streamserve.engine.model.load.device import on_device, to_device
+from streamserve.engine.model.noise import exponential, row_key
 from streamserve.engine.plan import RawLogprobs, SampleSpec
-
-from .device import on_device, to_device
-from .noise import exponential, row_key
 
 MAX_CUTS = 16  # after that many refusals a row is sorted instead
 _TINY = 1e-9

@@ -7,11 +7,10 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from streamserve.engine.model.batch import StepBatch
+from streamserve.engine.model.load.device import HostCopy
+from streamserve.engine.model.sampler import Draws, raw_logprobs
 from streamserve.engine.plan import Chunk, RawLogprobs, Sampled, SampleSpec, StepPlan, StepResult
-
-from .batch import StepBatch
-from .device import HostCopy
-from .sampler import Draws, raw_logprobs
 
 NUMERICAL_ERROR = "numerical_error"
 _HEALTHY = "healthy"

@@ -11,7 +11,7 @@ from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError
 
-from streamserve.conf import ECHO_PATH, ModelSettings, get_settings
+from streamserve.conf import ECHO_PATH, ServedModel, get_settings
 from streamserve.engine.capacity import (
     DTYPE_BYTES,
     LENGTHS,
@@ -23,9 +23,9 @@ from streamserve.engine.capacity import (
     num_parameters,
 )
 from streamserve.engine.config import ModelConfig
-from streamserve.engine.model.errors import ModelLoadError
-from streamserve.engine.model.memory import total_memory
-from streamserve.engine.model.source import read_config, read_headers, resolve
+from streamserve.engine.model.load.errors import ModelLoadError
+from streamserve.engine.model.load.memory import total_memory
+from streamserve.engine.model.load.source import read_config, read_headers, resolve
 
 _UNITS = {"": 1, "B": 1}
 _UNITS |= {f"{prefix}B": 1000**power for power, prefix in enumerate("KMGT", 1)}
@@ -70,7 +70,7 @@ class Command(BaseCommand):
 
     def handle(self, *args: Any, model: str, memory: int | None, device: str | None, **options: Any) -> None:
         settings = get_settings()
-        chosen = settings.models.get(model) or ModelSettings(
+        chosen = settings.models.get(model) or ServedModel(
             model=ModelConfig(alias=model, path=model), engine=settings.engine
         )
         if chosen.model.path == ECHO_PATH:
@@ -85,7 +85,7 @@ class Command(BaseCommand):
         self.stdout.write(json.dumps(report, indent=2) if options["json"] else "\n".join(_lines(report)))
 
 
-def _report(chosen: ModelSettings, device: str, memory_bytes: int) -> dict[str, Any]:
+def _report(chosen: ServedModel, device: str, memory_bytes: int) -> dict[str, Any]:
     folder = resolve(chosen.model.path, patterns=("config.json",))
     config, headers = read_config(folder), read_headers(folder)
     parameters = sum(num_parameters(header) for header in headers) if headers else None

@@ -16,9 +16,9 @@ from django.core.management.base import BaseCommand, CommandError
 
 from streamserve.clients.base import ModelDescription
 from streamserve.conf import get_settings
-from streamserve.progress import LoadingBar
 from streamserve.protocol.errors import StreamserveError
-from streamserve.terminal import Chat, LocalChat, RemoteChat
+from streamserve.web.cli.loading_bar import LoadingBar
+from streamserve.web.cli.terminal import Chat, LocalChat, RemoteChat
 
 
 class Command(BaseCommand):

@@ -18,14 +18,14 @@ from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError
 
-from streamserve.clients import host
 from streamserve.clients.base import EngineStats, ModelDescription
-from streamserve.clients.place import PlaceError, is_claimed, place_of, prepare_folder
-from streamserve.clients.process import ProcessClient
-from streamserve.clients.spec import EngineSpec
+from streamserve.clients.process import server as host
+from streamserve.clients.process.client import ProcessClient
+from streamserve.clients.process.config import LaunchConfig
+from streamserve.clients.process.paths import PlaceError, is_claimed, place_of, prepare_folder
 from streamserve.conf import get_settings
-from streamserve.progress import LoadingBar, progress_line
 from streamserve.protocol.errors import StreamserveError
+from streamserve.web.cli.loading_bar import LoadingBar, progress_line
 
 _ACTIONS = {
     "status": "say what it does; ends with 1 while it is not ready",
@@ -66,7 +66,7 @@ class Command(BaseCommand):
             raise CommandError(error.message) from None
         self._show(action, answer)
 
-    def _run(self, spec: EngineSpec) -> int:
+    def _run(self, spec: LaunchConfig) -> int:
         """Be the engine, until SIGTERM or Ctrl-C; returns the exit status."""
         if is_claimed(place_of(spec)):
             self.stderr.write(f"An engine runs for the model {spec.model.alias!r} already; see --status.")
@@ -96,7 +96,7 @@ class _Answer:
     stats: EngineStats
 
 
-def _spec(alias: str | None) -> EngineSpec:
+def _spec(alias: str | None) -> LaunchConfig:
     """Return what the engine is told. Started by hand, it ends when it is told to, not when it is idle."""
     settings = get_settings()
     if settings.client != "process":
@@ -110,7 +110,7 @@ def _spec(alias: str | None) -> EngineSpec:
     return dataclasses.replace(settings.engine_spec(alias), autostart=False)
 
 
-async def _ask(spec: EngineSpec, action: str) -> _Answer:
+async def _ask(spec: LaunchConfig, action: str) -> _Answer:
     """Have the running engine do `action`; return how it is then. Raises TimeoutError."""
     client = ProcessClient.visiting(spec)
     client.start()
@@ -134,7 +134,7 @@ async def _reached(client: ProcessClient) -> int:
     return client.engine_pid
 
 
-async def _stop(client: ProcessClient, pid: int, spec: EngineSpec) -> None:
+async def _stop(client: ProcessClient, pid: int, spec: LaunchConfig) -> None:
     """Stop the engine and wait for the end of its process, whoever's child it is. Raises TimeoutError."""
     process = os.pidfd_open(pid) if hasattr(os, "pidfd_open") else None
     try:

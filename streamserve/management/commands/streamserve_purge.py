@@ -15,9 +15,9 @@ from django.core.management.base import BaseCommand, CommandError, CommandParser
 
 from streamserve.conf import get_settings
 from streamserve.models import Stream
-from streamserve.runtime import log_for
-from streamserve.streams.log import EventLog, LogUnavailable
-from streamserve.sweep import purge_before
+from streamserve.streams.log.base import EventLog, LogUnavailable
+from streamserve.web.reaper import purge_before
+from streamserve.web.site import log_for
 
 
 class Command(BaseCommand):

@@ -7,10 +7,10 @@ import random
 import pytest
 import torch
 
-from streamserve.engine.model import reference
 from streamserve.engine.model.attention import PagedAttention, Variant
 from streamserve.engine.model.batch import build_batch
 from streamserve.engine.model.kv_cache import KVCache, LayerShape
+from streamserve.engine.model.load import reference
 from streamserve.engine.plan import Chunk, StepPlan
 
 NUM_BLOCKS = 160

@@ -14,10 +14,10 @@ import pytest
 from streamserve.engine.model.runner import HFRunner
 from streamserve.engine.plan import PENDING
 from streamserve.engine.sequence import Sequence, SequenceRequest
-from tests.engine.drive import Drive, request, sampling
-from tests.engine.model.driver import load_tiny, prompts
 from tests.engine.model.test_parity import MAX_TOKENS, references
-from tests.tiny_models import CONFIGS, VOCAB_SIZE
+from tests.support.cores import Drive, request, sampling
+from tests.support.model_driver import load_tiny, prompts
+from tests.support.tiny_models import CONFIGS, VOCAB_SIZE
 
 GREEDY = sampling(max_tokens=MAX_TOKENS, temperature=0.0)
 PENALISED = sampling(max_tokens=MAX_TOKENS, temperature=0.0, frequency_penalty=0.8, min_tokens=5)

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 import torch
 
-from streamserve.engine.model.device import is_out_of_memory
+from streamserve.engine.model.load.device import is_out_of_memory
 from streamserve.engine.plan import Chunk, StepOutOfMemory, StepPlan
-from tests.engine.model.driver import Driver, load_tiny, prompts
-from tests.tiny_models import VOCAB_SIZE, save_model
+from tests.support.model_driver import Driver, load_tiny, prompts
+from tests.support.tiny_models import VOCAB_SIZE, save_model
 
 NUM_WIDE = 1 << 14  # of the hidden layer: 64 KiB for each token of a step
 SPARE_BYTES = 256 << 20

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from tests.engine.model.driver import Driver, load_tiny, prompts
-from tests.tiny_models import CONFIGS, FEATURE_OFF, VOCAB_SIZE, build_model
+from tests.support.model_driver import Driver, load_tiny, prompts
+from tests.support.tiny_models import CONFIGS, FEATURE_OFF, VOCAB_SIZE, build_model
 
 MAX_TOKENS = 12
 WHOLE = 1000
@@ -81,7 +81,7 @@ def test_the_sinks_bite() -> None:
 @pytest.mark.parametrize("model_type", ["llama", "gemma2", "gpt_oss"])
 def test_bfloat16_stays_close(model_type: str, tiny_folder: Callable[[str], Path]) -> None:
     """In bfloat16 the logits stay within rounding of the plain ones; it may turn ties, so tokens are not compared."""
-    from streamserve.engine.model.probe import probe
+    from streamserve.engine.model.load.probe import probe
 
     runner = load_tiny(tiny_folder(model_type), dtype="bfloat16", parity_probe=False)
     assert 0 < probe(runner) < (0.4 if model_type == "gpt_oss" else 0.05)

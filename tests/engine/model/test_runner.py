@@ -12,8 +12,8 @@ import pytest
 from streamserve.engine.config import EngineConfig, ModelConfig
 from streamserve.engine.model.runner import load_runner
 from streamserve.engine.plan import Chunk, SampleSpec, StepPlan
-from tests.engine.model.driver import Driver, load_tiny, prompts
-from tests.tiny_models import VOCAB_SIZE
+from tests.support.model_driver import Driver, load_tiny, prompts
+from tests.support.tiny_models import VOCAB_SIZE
 
 GREEDY = {"temperature": 0.0}
 

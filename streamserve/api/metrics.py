@@ -1,0 +1,125 @@
+"""What `/metrics` and the live page say, gathered from engines and streams. Names and units: protocol/metrics.py."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from streamserve.clients.base import EngineClient, EngineStats, ModelDescription
+from streamserve.protocol.metrics import CONTENT_TYPE, Sample, render_prometheus
+from streamserve.streams.registry import Streams
+from streamserve.streams.stream import Stream
+
+__all__ = ["CONTENT_TYPE", "live_figures", "render_metrics"]
+
+
+def render_metrics(clients: Mapping[str, EngineClient], streams: Streams) -> str:
+    """Return every figure of this process in Prometheus' text format."""
+    return render_prometheus([*_engine_samples(clients), *_stream_samples(clients, streams.all())])
+
+
+def _engine_samples(clients: Mapping[str, EngineClient]) -> Iterator[Sample]:
+    for alias, client in clients.items():
+        labels = {"model_name": alias}
+        for name, value in _engine_figures(client.stats()).items():
+            yield Sample(name=name, value=value, labels=labels)
+        state = client.describe().state
+        yield Sample(name="engine_ready", value=float(state == "ready"), labels=labels)
+        yield Sample(name="engine_paused", value=float(state == "paused"), labels=labels)
+
+
+def _engine_figures(stats: EngineStats) -> dict[str, float]:
+    return {
+        "num_requests_running": stats.running,
+        "num_requests_waiting": stats.waiting,
+        "kv_blocks_total": stats.blocks_total,
+        "kv_blocks_used": stats.blocks_used,
+        "kv_blocks_cached": stats.blocks_cached,
+        "kv_blocks_free": stats.blocks_free,
+        "kv_cache_usage_perc": stats.blocks_used / stats.blocks_total if stats.blocks_total else 0.0,
+        "prefix_cache_queries": stats.prefix_queries,
+        "prefix_cache_hits": stats.prefix_hits,
+        "prompt_tokens": stats.prompt_tokens,
+        "generation_tokens": stats.generation_tokens,
+        "tokens_per_second": stats.tokens_per_second,
+        "num_preemptions": stats.preemptions,
+        "num_parks": stats.parks,
+        "num_tokens_waiting": stats.queued_tokens,
+        "queue_seconds": stats.queued_seconds,
+        "step_token_budget": stats.token_budget,
+        "num_out_of_memory": stats.out_of_memory,
+        "num_quarantines": stats.quarantines,
+        "num_unknown_ids": stats.unknown_ids,
+        "engine_steps": stats.steps,
+        "lost_engines": stats.lost_engines,
+    }
+
+
+def _stream_samples(clients: Mapping[str, EngineClient], streams: Iterable[Stream]) -> Iterator[Sample]:
+    states = Counter((stream.model, stream.state) for stream in streams if stream.is_live)
+    for alias in clients:
+        labels = {"model_name": alias}
+        parked = states[alias, "parked"]
+        yield Sample(name="streams_active", value=states[alias, "running"] + parked, labels=labels)
+        yield Sample(name="streams_parked", value=parked, labels=labels)
+
+
+def live_figures(clients: Mapping[str, EngineClient], streams: Streams) -> dict[str, Any]:
+    """Return what the live page shows, as one JSON value."""
+    live = [stream for stream in streams.all() if stream.is_live]
+    return {
+        "models": [_model_figures(alias, client, live) for alias, client in clients.items()],
+        "streams": [_stream_figures(stream) for stream in live],
+    }
+
+
+def _model_figures(alias: str, client: EngineClient, live: Iterable[Stream]) -> dict[str, Any]:
+    stats = client.stats()
+    return {
+        **_load_figures(client.describe()),
+        "alias": alias,
+        "running": stats.running,
+        "waiting": stats.waiting,
+        "queue_seconds": round(stats.queued_seconds, 2),
+        "parked": sum(stream.model == alias and stream.state == "parked" for stream in live),
+        "blocks_used": stats.blocks_used,
+        "blocks_cached": stats.blocks_cached,
+        "blocks_free": stats.blocks_free,
+        "blocks_total": stats.blocks_total,
+        "prefix_hit_rate": round(stats.prefix_hits / stats.prefix_queries, 4) if stats.prefix_queries else 0.0,
+        "tokens_per_second": round(stats.tokens_per_second, 1),
+        "preemptions": stats.preemptions,
+        "parks": stats.parks,
+        "out_of_memory": stats.out_of_memory,
+        "quarantines": stats.quarantines,
+    }
+
+
+def _load_figures(model: ModelDescription) -> dict[str, Any]:
+    return {
+        "state": model.state,
+        "stage": model.stage,
+        "fraction": round(model.fraction, 3),
+        "loaded_bytes": model.loaded_bytes,
+        "total_bytes": model.total_bytes,
+        "elapsed_seconds": round(model.elapsed_seconds, 1),
+        "message": model.message,
+    }
+
+
+def _stream_figures(stream: Stream) -> dict[str, Any]:
+    summary = stream.summary()
+    return {
+        "id": summary.id,
+        "model": summary.model,
+        "state": summary.state,
+        "park_reason": summary.park_reason,
+        "lead": summary.lead,
+        "owner": summary.owner,
+        "age_seconds": round(summary.age_seconds, 1),
+        "tokens": summary.completion_tokens,
+        "tokens_per_second": round(summary.tokens_per_second, 1),
+        "ttft": None if summary.ttft is None else round(summary.ttft, 4),
+        "transport": summary.transport,
+    }

@@ -1,0 +1,276 @@
+"""HTTP requests under FlowServer: bounded heads and bodies, truthful ends. Event loop only.
+
+`FlowChannel` is Twisted's HTTP/1.1 parser with deadlines and an answer to what it refuses; `FlowRequest` is daphne's
+request, which ends in an error when its app does, and takes no body above the limit.
+Importing this module imports daphne, whose server module installs Twisted's reactor: that comes first.
+
+Relies on, in daphne 4.2.3: `http_protocol.py` WebRequest (`process`, `handle_reply`, `handle_exception`,
+`check_timeouts`, `finish`, `send_disconnect`, `_response_started`), HTTPFactory.buildProtocol; in Twisted 26.10:
+`web/http.py` HTTPChannel (`allHeadersReceived`, `allContentReceived`, `requestDone`, `persistent`,
+`_networkProducer`), Request (`gotLength`, `handleContentChunk`, `producer`, `chunked`), _GenericHTTPChannelProtocol.
+"""
+
+from __future__ import annotations
+
+import daphne.server  # noqa: F401  # first: installs the reactor
+
+# isort: split
+
+import time
+from typing import Any
+
+from daphne.http_protocol import HTTPFactory, WebRequest
+
+# By name: `twisted.web.http` as a module looks up each attribute slowly (a proxy for deprecations).
+from twisted.web.http import NO_BODY_CODES, HTTPChannel, Request, _GenericHTTPChannelProtocol
+from twisted.web.http_headers import Headers
+
+from streamserve.asgi.flow.transport import FlowControl, FlowTransport
+from streamserve.asgi.types import Message, Send
+
+# A response of this kind may end early without a lie: its events say what is whole, and its readers come back.
+_ENDS_ANYWHERE = b"text/event-stream"
+
+_RESTARTING = "The server is restarting. Try again."
+# The location of docs/deploy/nginx.conf that asks another worker. No other may be named: who forges the header gets no
+# further than that.
+_ANOTHER_WORKER = b"@another_worker"
+
+
+class FlowChannel(HTTPChannel):  # type: ignore[misc]  # Twisted is not type-checked here
+    """One HTTP/1.1 connection."""
+
+    wire: FlowTransport
+    has_asked = False
+    _is_answering = False
+    _is_refusing = False
+
+    def connectionMade(self) -> None:
+        super().connectionMade()
+        self.wire = self.factory.server.add_wire(self.transport, self)
+
+    def dataReceived(self, data: bytes) -> None:
+        if self._is_refusing:
+            return
+        if not self._is_answering and self.wire.head_since is None:
+            self.wire.head_since = time.monotonic()
+        super().dataReceived(data)
+
+    def allHeadersReceived(self) -> None:
+        self.wire.body_since, self.wire.num_body = time.monotonic(), 0
+        super().allHeadersReceived()
+
+    def allContentReceived(self) -> None:
+        self._is_answering = self.has_asked = True
+        self.wire.head_since = self.wire.body_since = None
+        super().allContentReceived()
+
+    def requestDone(self, request: Any) -> None:
+        self._is_answering = False
+        super().requestDone(request)  # and reads the next request, if it is there already
+
+    def refuse(self, status: int, reason: str, text: str) -> None:
+        """Answer a request before it is whole; take and drop what still comes, then close."""
+        self._is_refusing = True
+        body = text.encode()
+        head = f"HTTP/1.1 {status} {reason}\r\nContent-Type: text/plain; charset=utf-8\r\nConnection: close\r\n"
+        self.transport.write(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+        self.wire.linger_since = time.monotonic()
+        self._networkProducer.unregisterProducer()
+        if self.wire.tcp is self.transport:
+            self.transport.loseWriteConnection()
+        else:  # TLS ends both ways at once
+            self.transport.loseConnection()
+
+
+class FlowRequest(WebRequest):  # type: ignore[misc]  # daphne ships no types
+    """One request and its response."""
+
+    _num_body = 0
+    _is_refused = False
+    _response_started: bool  # daphne's
+
+    ### What comes in
+
+    def gotLength(self, length: int | None) -> None:
+        """Refuse a body by its announced length; it has not been stored."""
+        if length is not None and length > self._body_limit:
+            super().gotLength(0)
+            self._refuse_body()
+        else:
+            super().gotLength(length)
+
+    def handleContentChunk(self, data: bytes) -> None:
+        """Refuse a body as soon as more has come than may."""
+        self._num_body += len(data)
+        if self._wire is not None:
+            self._wire.num_body = self._num_body
+        if self._is_refused:
+            return
+        if self._num_body > self._body_limit:
+            self._refuse_body()
+        else:
+            super().handleContentChunk(data)
+
+    @property
+    def _body_limit(self) -> int:
+        return int(self.server.options.body_bytes)
+
+    @property
+    def _wire(self) -> FlowTransport | None:
+        return getattr(self.channel, "wire", None)
+
+    def _refuse_body(self) -> None:
+        self._is_refused = True
+        self.requestHeaders.removeHeader(b"expect")  # or the channel would still invite the body
+        text = f"The request body is larger than {self._body_limit} bytes, which is the limit here."
+        if isinstance(self.channel, FlowChannel):
+            self.channel.refuse(413, "Content Too Large", text)
+        else:  # HTTP/2: a stream of its own
+            self.answer(413, text)
+
+    def process(self) -> Any:
+        """Start the app, unless the request was refused or the server is going down."""
+        if self._is_refused:
+            return None
+        drain = self.server.drain
+        if drain.is_draining and not drain.serves(self.path.decode("latin-1")):
+            self.answer(503, _RESTARTING, (b"retry-after", drain.retry_after), *self._elsewhere())
+            return None
+        return super().process()
+
+    def _elsewhere(self) -> list[tuple[bytes, bytes]]:
+        """Have the nginx in front ask another worker, if it says that it can: nothing was begun here."""
+        asked = self.requestHeaders.getRawHeaders(b"streamserve-if-draining", [])
+        return [(b"x-accel-redirect", _ANOTHER_WORKER)] if asked == [_ANOTHER_WORKER] else []
+
+    ### What goes out
+
+    def answer(self, status: int, text: str, *headers: tuple[bytes, bytes]) -> None:
+        """Send a whole response of our own and close the connection after it."""
+        kind = (b"content-type", b"text/plain; charset=utf-8")
+        length = (b"content-length", b"%d" % len(text.encode()))
+        self.close_after()
+        self.handle_reply({"type": "http.response.start", "status": status, "headers": [kind, length, *headers]})
+        self.handle_reply({"type": "http.response.body", "body": text.encode()})
+
+    def close_after(self) -> None:
+        """Have the connection closed when this response is done; say so, if its head is not sent yet."""
+        self.channel.persistent = 0
+        self.responseHeaders.setRawHeaders(b"Connection", [b"close"])
+
+    def handle_reply(self, message: Message) -> None:
+        """Send a message of the app; no body where there must be none, or it would be taken for the next response."""
+        if self.finished or self.channel is None:
+            return
+        if message["type"] != "http.response.body":
+            if message["type"] == "http.response.start" and self.server.drain.is_draining:
+                self.close_after()
+            super().handle_reply(message)
+        elif message.get("more_body") and self.startedWriting and not self._is_bodiless():
+            Request.write(self, message.get("body", b""))  # all that daphne does with it
+        else:
+            super().handle_reply({**message, "body": b""} if self._is_bodiless() else message)
+
+    def _is_bodiless(self) -> bool:
+        return self.method == b"HEAD" or self.code in NO_BODY_CODES
+
+    def finish(self) -> None:
+        """End the response. Its gate goes first: Twisted complains of one left behind."""
+        if self.producer:
+            self.unregisterProducer()
+        super().finish()
+
+    def handle_exception(self, exception: BaseException) -> None:
+        """The app failed: a 500 before anything was written, an end that shows after it.
+
+        daphne starts the response again here, whose ValueError ends `Server.application_checker` for good.
+        """
+        if self._take_back():
+            super().handle_exception(exception)
+        else:
+            self.break_off()
+
+    def check_timeouts(self) -> None:
+        """Enforce http_timeout, without the terminator that makes a cut response look whole."""
+        if self.finished or self.channel is None:
+            return
+        is_late = self.server.http_timeout and self.duration() > self.server.http_timeout
+        if is_late and not self._take_back():
+            self.break_off()
+        else:
+            super().check_timeouts()
+
+    def break_off(self) -> None:
+        """End a response that is not whole, so that its reader can tell."""
+        channel = self.channel
+        if self.finished or channel is None:
+            return
+        self._tell_app()
+        if not isinstance(channel, FlowChannel):
+            channel.abortConnection()
+        elif self.chunked or self.responseHeaders.hasHeader(b"content-length"):
+            channel.loseConnection()  # what was written still goes out, the terminator does not
+        else:  # its end is the end of the connection: only a reset is no success
+            channel.forceAbortClient()
+
+    def end_early(self, retry_after: bytes) -> None:
+        """The server goes down: end the response as truthfully as it can be ended now."""
+        if self.finished or self.channel is None:
+            return
+        if self._take_back():
+            self.answer(503, _RESTARTING, (b"retry-after", retry_after))
+        elif self.responseHeaders.getRawHeaders(b"content-type", [b""])[0].startswith(_ENDS_ANYWHERE):
+            self.channel.persistent = 0
+            self.finish()
+        else:
+            self.break_off()
+
+    def _take_back(self) -> bool:
+        """Forget the response's head, if it has not been written; return whether another response may be sent."""
+        if self.startedWriting:
+            return False
+        if self._response_started:
+            self._response_started = False
+            self.responseHeaders = Headers()
+        return True
+
+    def _tell_app(self) -> None:
+        """The client is as good as gone; its closing may take time, the app needs none."""
+        if self.application_queue:
+            self.send_disconnect()
+        self.server.protocol_disconnected(self)
+
+
+class Pen:
+    """Writes to a response that has begun what `send` would, in the caller's turn; `send` is the app's own."""
+
+    __slots__ = ("_gate", "_request", "send")
+
+    def __init__(self, request: FlowRequest, gate: FlowControl, send: Send) -> None:
+        self._request, self._gate, self.send = request, gate, send
+
+    def is_ready(self) -> bool:
+        """Whether nothing waits before what is written now."""
+        gate, request = self._gate, self._request
+        is_free = gate.is_open and not gate.is_gone and not gate.turn.locked()
+        return is_free and request.chunked and not request.finished and not request._disconnected
+
+    def write(self, data: bytes) -> None:
+        """Write a piece of a chunked body that is not the last."""
+        request = self._request
+        request.sentLength += len(data)
+        request.channel.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
+
+
+class FlowFactory(HTTPFactory):  # type: ignore[misc]  # daphne ships no types
+    """Makes what a new connection needs."""
+
+    def protocol(self) -> Any:
+        """What Twisted's factory calls; HTTP/2 may still be negotiated over it."""
+        return _GenericHTTPChannelProtocol(FlowChannel())
+
+    def buildProtocol(self, addr: Any) -> Any:
+        protocol = super().buildProtocol(addr)
+        protocol.requestFactory = FlowRequest
+        return protocol

@@ -1,0 +1,209 @@
+"""`EngineThread`: the thread that loads a model and then does nothing but step its core.
+
+It never waits for a client: updates are handed over in one call per step. It sleeps only when there is nothing to do.
+If anything in load or step raises, the engine is dead, and says so once.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import replace
+from typing import Protocol
+
+from streamserve.clients.base import ModelDescription
+from streamserve.clients.thread.acceptance import LoadedEngine
+from streamserve.engine.config import EngineConfig
+from streamserve.engine.core import EngineCore, SequenceUpdate
+from streamserve.engine.plan import StepPlan
+from streamserve.engine.progress import Progress
+from streamserve.protocol.errors import StreamserveError
+
+logger = logging.getLogger(__name__)
+
+Load = Callable[[Progress], LoadedEngine]
+
+_SHUT_DOWN = "the engine was shut down."
+
+
+class Listener(Protocol):
+    """Who hears from the thread. Called on the engine thread; must return at once."""
+
+    def on_updates(self, updates: tuple[SequenceUpdate, ...]) -> None:
+        """Take what one step gave."""
+
+    def on_end(self, code: str) -> None:
+        """The engine is gone: "engine_died" or "engine_closed"."""
+
+
+class _Closed(Exception):
+    """Ends a load whose client is closed meanwhile."""
+
+
+class EngineThread:
+    """Owns the thread, the core and the description. All but `_run` and below may be called from any thread.
+
+    `listener` is set before `start`. `on_plan` and `on_step` are the core's.
+    """
+
+    def __init__(
+        self,
+        alias: str,
+        load: Load,
+        config: EngineConfig,
+        clock: Callable[[], float],
+        on_plan: Callable[[StepPlan], None] | None = None,
+        on_step: Callable[[float | None], None] | None = None,
+    ) -> None:
+        self.listener: Listener | None = None
+        self.engine: LoadedEngine | None = None
+        self.core: EngineCore | None = None
+        self.end_code: str | None = None  # set before the listener hears of the end
+        self._load = load
+        self._config = config
+        self._clock = clock
+        self._on_plan = on_plan
+        self._on_step = on_step
+        self._description = ModelDescription(alias=alias, state="idle", created=int(time.time()))
+        self._started_at = 0.0
+        self._thread = threading.Thread(target=self._run, name=f"engine-{alias}", daemon=True)
+        # Guards _is_closing, _settling and the first start; waited on when there is nothing to do.
+        self._news = threading.Condition()
+        self._settling: list[Future[None]] = []
+        self._is_closing = False
+
+    def start(self) -> None:
+        """Begin loading, once."""
+        with self._news:
+            if self._description.state != "idle" or self._is_closing:
+                return
+            self._started_at = self._clock()
+            self._describe(state="loading", stage="starting")
+        self._thread.start()
+
+    def describe(self) -> ModelDescription:
+        """Return what is known now; while loading, with the seconds it has taken so far."""
+        description = self._description
+        if description.state != "loading":
+            return description
+        return replace(description, elapsed_seconds=self._clock() - self._started_at)
+
+    def wake(self) -> None:
+        """Tell the thread that the core has news."""
+        with self._news:
+            self._news.notify()
+
+    def after_step(self) -> Future[None]:
+        """Return what is done when a step that begins after this call is over, or the engine is."""
+        future: Future[None] = Future()
+        with self._news:
+            if self.end_code is None:
+                self._settling.append(future)
+                self._news.notify()
+                return future
+        future.set_result(None)
+        return future
+
+    def close(self) -> None:
+        """Ask the thread to end after the step it is in."""
+        with self._news:
+            self._is_closing = True
+            self._news.notify()
+            if self._description.state == "idle":
+                self._describe(state="failed", message=_SHUT_DOWN)
+
+    def join(self) -> None:
+        """Wait until the thread has ended. Blocks."""
+        if self._thread.ident is not None:
+            self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            self._load_engine()
+            self._serve()
+            self._end("engine_closed", _SHUT_DOWN)
+        except _Closed:
+            self._end("engine_closed", _SHUT_DOWN)
+        except StreamserveError as error:  # written for whoever runs the site: no traceback needed
+            logger.error("model %s could not be loaded: %s", self._description.alias, error.message)
+            self._end("engine_died", error.message)
+        except Exception as error:  # the edge of the thread: whatever it was, the engine is dead
+            logger.exception("engine %s died", self._description.alias)
+            self._end("engine_died", _describe_failure(error))
+        finally:
+            if self.engine is not None:
+                self.engine.runner.close()
+
+    def _end(self, code: str, message: str) -> None:
+        self._describe(state="failed", message=message)
+        with self._news:
+            self.end_code = code
+        _settle(self._take_settling())
+        if self.listener is not None:
+            self.listener.on_end(code)
+
+    def _load_engine(self) -> None:
+        engine = self._load(self._report)
+        config = replace(self._config, max_model_len=engine.facts.max_model_len)
+        self.core = EngineCore(
+            engine.runner,
+            config,
+            self._clock,
+            on_plan=self._on_plan,
+            on_step=self._on_step,
+            revision=engine.facts.revision,
+        )
+        self.engine = engine
+        self._describe(
+            state="ready",
+            stage="ready",
+            fraction=1.0,
+            elapsed_seconds=self._clock() - self._started_at,
+            max_model_len=engine.max_tokens,
+            has_chat_template=engine.tokenizer.has_chat_template,
+            dtype=engine.facts.dtype,
+            device=engine.facts.device,
+            num_parameters=engine.facts.num_parameters,
+        )
+
+    def _serve(self) -> None:
+        assert self.core is not None
+        while self._wait_for_work(self.core):
+            settling = self._take_settling()
+            updates = self.core.step()
+            if updates and self.listener is not None:
+                self.listener.on_updates(updates)
+            _settle(settling)
+
+    def _wait_for_work(self, core: EngineCore) -> bool:
+        """Sleep until there is something to do; False once the client is closing."""
+        with self._news:
+            self._news.wait_for(lambda: core.has_work or self._settling or self._is_closing)
+            return not self._is_closing
+
+    def _take_settling(self) -> list[Future[None]]:
+        with self._news:
+            settling, self._settling = self._settling, []
+        return settling
+
+    def _report(self, stage: str, fraction: float, loaded_bytes: int = 0, total_bytes: int = 0) -> None:
+        if self._is_closing:
+            raise _Closed
+        self._describe(stage=stage, fraction=fraction, loaded_bytes=loaded_bytes, total_bytes=total_bytes)
+
+    def _describe(self, **changes: object) -> None:
+        self._description = replace(self._description, **changes)  # type: ignore[arg-type]
+
+
+def _describe_failure(error: Exception) -> str:
+    """Name the kind of failure; what it says stays in the log."""
+    return f"the engine failed ({type(error).__name__}); the log has the details."
+
+
+def _settle(futures: list[Future[None]]) -> None:
+    for future in futures:
+        if future.set_running_or_notify_cancel():
+            future.set_result(None)

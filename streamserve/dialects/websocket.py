@@ -1,0 +1,101 @@
+"""What goes over `/ws/streams`: the fields of each message a client sends, the messages we send, the close codes.
+
+docs/api.md says the same in words; a test compares the two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import IntEnum
+from typing import Any, Protocol
+
+from streamserve.dialects import native
+from streamserve.dialects.fields import Table, any_list, any_object, integer, text, wrong_type
+from streamserve.protocol.errors import StreamserveError, to_body
+from streamserve.protocol.ids import event_id
+
+
+class NamedStream(Protocol):
+    """The part of a stream that its messages name."""
+
+    id: str
+    log_id: str
+
+
+class CloseCode(IntEnum):
+    """Why we close (RFC 6455, 7.4, and its registry). Server and proxies have theirs: 1000, 1001, 1006, 1011."""
+
+    NOT_TEXT = 1003
+    TOO_BIG = 1009
+    GOING_DOWN = 1012
+    RIGHTS_LOST = 4401
+    TOO_MANY = 4429
+
+
+# Errors that end the socket too.
+CLOSES = {"rights_lost": CloseCode.RIGHTS_LOST, "too_many_on_socket": CloseCode.TOO_MANY}
+
+MAX_CREDIT = 1000
+_MAX_SEQ = 2**53
+_SHORT = 64  # characters of `ref` and `t`
+
+
+def _note(value: Any, param: str) -> Any:
+    """Read a ping's `t`, which comes back as it is: a short text or a number."""
+    if type(value) in (int, float):
+        return value
+    if not isinstance(value, str):
+        wrong_type(value, param, "a string or a number")
+    return text(0, _SHORT)(value, param)
+
+
+_TYPE = {"type": text(1, 16)}
+_ID = {"id": text(32, 32)}
+_REF = {"ref": text(1, _SHORT)}
+_CREDIT = {"credit": integer(1, MAX_CREDIT)}
+
+FIELDS: Mapping[str, Table] = {
+    "start": {**_TYPE, "request": any_object, **_CREDIT, **_REF},
+    "resume": {**_TYPE, **_ID, "after": integer(0, _MAX_SEQ), **_CREDIT, **_REF},
+    "ack": {**_TYPE, **_ID, "seq": integer(0, _MAX_SEQ)},
+    "stop": {**_TYPE, **_ID, "seen_seq": integer(0, _MAX_SEQ), **_REF},
+    "input": {
+        **_TYPE,
+        **_ID,
+        "seen_seq": integer(0, _MAX_SEQ),
+        "text": text(0, _MAX_SEQ),
+        "messages": any_list,
+        "request": any_object,
+        **_CREDIT,
+        **_REF,
+    },
+    "ping": {**_TYPE, "t": _note},
+    "pong": {**_TYPE, "t": _note},
+}
+
+
+def about(values: Mapping[str, Any]) -> dict[str, str]:
+    """Return what an error answer refers to: `ref` and `id` of the message, where they can be shown."""
+    named = {name: values.get(name) for name in ("ref", "id")}
+    return {name: value for name, value in named.items() if isinstance(value, str) and len(value) <= _SHORT}
+
+
+def started(stream: NamedStream, message: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the answer to a start, or to an input, whose `id` is the stream that is continued."""
+    out = {"type": "started", "id": stream.id, "log_id": stream.log_id, "ref": message.get("ref")}
+    return {**out, "continues": message["id"]} if "id" in message else out
+
+
+def farewell(stream: NamedStream, after: int) -> dict[str, Any]:
+    """Return where to resume a stream that goes on elsewhere."""
+    return {"type": "farewell", "id": stream.id, "after": after, "event_id": event_id(stream.log_id, after)}
+
+
+def failure(error: StreamserveError, subject: Mapping[str, Any]) -> dict[str, Any]:
+    """Return an error about a message, or about a stream."""
+    return {"type": "error", **subject, **native.error_json(to_body(error))}
+
+
+def internal_error() -> StreamserveError:
+    """Return what is said of a mistake of ours."""
+    return StreamserveError("The server failed on this message. Its log has the cause.")

@@ -1,0 +1,155 @@
+"""Load a causal language model into memory: find it, check it, read safetensors, pack its linears.
+
+Knows transformers; not the KV memory, not plans. Runs once, before the engine thread's loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from streamserve.engine.config import ModelConfig
+from streamserve.engine.model import attention
+from streamserve.engine.model.linear import choose_packed_dtype, pack_linears
+from streamserve.engine.model.load.errors import ModelLoadError, UnsupportedModel
+from streamserve.engine.model.load.memory import available_memory
+from streamserve.engine.model.load.source import require_safetensors, resolve, revision
+from streamserve.engine.model.load.support import eos_token_ids, require_supported
+from streamserve.engine.progress import Progress, no_progress
+
+READ_BYTES = 16 << 20  # at once: a few hundred reports a minute from a disk, each a chance to give up
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A model in memory, its attention attached but without KV memory. `model_type` names it in messages."""
+
+    model: Any
+    attention: attention.PagedAttention
+    config: Any
+    model_type: str
+    vocab_size: int
+    eos_token_ids: tuple[int, ...]
+    num_parameters: int
+    num_packed: int
+    dtype: torch.dtype
+    device: torch.device
+    revision: str
+
+
+def load_model(model_config: ModelConfig, progress: Progress = no_progress) -> LoadedModel:
+    """Load what `model_config` names. Raises `ModelLoadError` with the way out in its message."""
+    progress("config", 0.0)
+    if model_config.num_threads is not None:
+        torch.set_num_threads(model_config.num_threads)
+    device = choose_device(model_config.device)
+    folder = resolve(model_config.path)
+    config = read_config(folder)
+    require_supported(config)
+    read_ahead(require_safetensors(folder), progress)
+    model = _read_weights(folder, config, choose_dtype(model_config.dtype), device)
+    num_parameters = sum(parameter.numel() for parameter in model.parameters())
+    num_packed = _pack(model, model_config, device, progress)
+    return LoadedModel(
+        model=model,
+        attention=attention.attach(model),
+        config=model.config,
+        model_type=config.model_type,
+        vocab_size=model.get_output_embeddings().out_features,
+        eos_token_ids=eos_token_ids(model.generation_config, model.config),
+        num_parameters=num_parameters,
+        num_packed=num_packed,
+        dtype=model.dtype,
+        device=device,
+        revision=revision(folder),
+    )
+
+
+def choose_device(name: str) -> torch.device:
+    """Return the device to run on: "auto" is CUDA where there is one."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if name.startswith("cuda") and not torch.cuda.is_available():
+        raise ModelLoadError("device is cuda, but torch sees no CUDA GPU. Use device=auto or cpu, or check the driver.")
+    return torch.device(name)
+
+
+def choose_dtype(name: str) -> torch.dtype | str:
+    """Return what `from_pretrained` understands."""
+    if name == "auto":
+        return "auto"
+    if name not in DTYPES:
+        raise ModelLoadError(f"dtype {name!r} is not known; use auto, {', '.join(DTYPES)}.")
+    return DTYPES[name]
+
+
+def read_config(folder: Path) -> Any:
+    """Read config.json; an architecture that transformers does not know is refused by name."""
+    from transformers import AutoConfig
+
+    if not (folder / "config.json").exists():
+        raise ModelLoadError(f"{folder} has no config.json; it is not a model folder. Name the folder that has one.")
+    try:
+        return AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
+    except (ValueError, KeyError, OSError) as error:
+        raise UnsupportedModel(
+            f"transformers cannot read {folder}/config.json ({_first_line(error)}). Models that bring their own code "
+            "are not loaded; update transformers or choose another model."
+        ) from error
+
+
+def read_ahead(files: Sequence[Path], progress: Progress) -> None:
+    """Bring the weights into the system's cache, front to back, telling the bytes: the slow part of a cold load.
+
+    transformers then maps what is there already (which tells nobody how far it is). Weights larger than the memory that
+    is free would push themselves out again: they are left to it.
+    """
+    total = sum(file.stat().st_size for file in files)
+    progress("weights", 0.0, 0, total)
+    loaded, buffer = 0, bytearray(READ_BYTES)
+    for file in files if total <= available_memory() else ():
+        with file.open("rb", buffering=0) as stream:
+            while num_read := stream.readinto(buffer):
+                loaded += num_read
+                progress("weights", loaded / total, loaded, total)
+    progress("weights", 1.0, total, total)
+
+
+def _read_weights(folder: Path, config: Any, dtype: torch.dtype | str, device: torch.device) -> Any:
+    from safetensors import SafetensorError
+    from transformers import AutoModelForCausalLM
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()  # `progress` tells it instead
+    try:
+        model = AutoModelForCausalLM.from_pretrained(
+            folder,
+            config=config,
+            dtype=dtype,
+            use_safetensors=True,
+            trust_remote_code=False,
+            local_files_only=True,
+            attn_implementation="eager",
+        )
+    except (ValueError, KeyError, OSError, ImportError, RuntimeError, SafetensorError) as error:
+        raise ModelLoadError(
+            f"The {config.model_type} model in {folder} could not be loaded: {_first_line(error)}"
+        ) from error
+    return model.to(device).eval().requires_grad_(False)
+
+
+def _pack(model: Any, model_config: ModelConfig, device: torch.device, progress: Progress) -> int:
+    packed_dtype = None if model_config.packed is False else choose_packed_dtype(model.dtype, device)
+    if packed_dtype is None:
+        return 0
+    progress("packing", 0.0)
+    return pack_linears(model, packed_dtype, lambda fraction: progress("packing", fraction))
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().split("\n", 1)[0][:300]

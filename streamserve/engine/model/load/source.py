@@ -1,0 +1,176 @@
+"""Where a model's files are: a folder, or a hub id brought to one. Never reads anything but safetensors and JSON/text.
+
+Knows files and names; not architectures, not tensors. No remote code, no pickles.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import struct
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from streamserve.engine.model.load.errors import HubUnreachable, ModelLoadError, ModelNotFound, NoSafetensors
+from streamserve.engine.progress import Progress, no_progress
+
+SMALL_FILES = ("*.json", "*.jinja", "*.txt", "*.model", "tokenizer*")
+OTHER_WEIGHTS = (".bin", ".pt", ".pth", ".ckpt", ".gguf", ".msgpack", ".h5", ".onnx")
+
+SAMPLING_RANGES = {
+    "temperature": (0.0, 2.0),
+    "top_k": (0, 1_000_000),
+    "top_p": (0.001, 1.0),
+    "min_p": (0.0, 1.0),
+    "repetition_penalty": (0.1, 10.0),
+}
+
+
+def resolve(
+    path: str, patterns: Sequence[str] = (*SMALL_FILES, "*.safetensors"), progress: Progress = no_progress
+) -> Path:
+    """Return the local folder of the model named `path`; downloads a hub id's files when the hub allows.
+
+    `progress` hears of the bytes downloaded, from threads of the hub library; what it raises ends the download.
+    """
+    folder = Path(path).expanduser()
+    if folder.is_dir():
+        return folder
+    if folder.exists():
+        raise ModelNotFound(f"{path} is a file. Name the folder that holds config.json and the .safetensors files.")
+    if _looks_like_path(path):
+        raise ModelNotFound(f"There is no folder at {path}. Check the path, or name a hub id such as org/model.")
+    return _download(path, patterns, progress)
+
+
+def _looks_like_path(path: str) -> bool:
+    return path.startswith(("/", ".", "~")) or path.count("/") > 1 or path.endswith("/")
+
+
+def _download(hub_id: str, patterns: Sequence[str], progress: Progress) -> Path:
+    from huggingface_hub import snapshot_download
+
+    raised: list[Exception] = []
+
+    def on_bytes(loaded: int, total: int) -> None:
+        try:
+            progress("download", loaded / total if total else 0.0, loaded, total)
+        except Exception as error:  # carried past the hub library, which would make an error of its own of it
+            raised.append(error)
+            raise
+
+    try:
+        return Path(snapshot_download(hub_id, allow_patterns=list(patterns), tqdm_class=_bar(on_bytes)))
+    except Exception as error:  # the hub library raises a wide and changing family
+        if raised:
+            raise raised[0] from None
+        raise _hub_error(hub_id, error) from error
+
+
+def _bar(on_bytes: Callable[[int, int], None]) -> type[Any]:
+    """A progress bar for the hub library that shows nothing and tells the bytes written to disk."""
+    from tqdm import tqdm  # type: ignore[import-untyped]  # comes with the hub library, without types
+
+    class Bar(tqdm):  # type: ignore[misc]
+        def __init__(self, *args: Any, **fields: Any) -> None:
+            # Of its bars for bytes one counts what came over the network: less, where the hub knows parts already.
+            self.is_counted = fields.get("unit") == "B" and not str(fields.get("desc", "")).startswith("Downloading")
+            super().__init__(*args, **{**fields, "disable": True})
+
+        def update(self, n: float | None = 1) -> None:
+            self.n += n or 0
+            if self.is_counted:
+                on_bytes(int(self.n), int(self.total or 0))
+
+    return Bar
+
+
+def _hub_error(hub_id: str, error: Exception) -> ModelLoadError:
+    kind = type(error).__name__
+    if kind in ("RepositoryNotFoundError", "HFValidationError", "RevisionNotFoundError"):
+        return ModelNotFound(
+            f"No folder {hub_id} here, and the hub knows no such model (or it is private: set HF_TOKEN)."
+        )
+    if kind == "GatedRepoError":
+        return ModelNotFound(f"{hub_id} is gated: accept its terms on the hub and set HF_TOKEN.")
+    if os.environ.get("HF_HUB_OFFLINE", "").lower() in ("1", "true", "yes", "on"):
+        return HubUnreachable(
+            f"{hub_id} is neither a folder here nor in the local cache, and HF_HUB_OFFLINE is set. "
+            "Unset it, or name a folder."
+        )
+    return HubUnreachable(
+        f"{hub_id} is neither a folder here nor in the local cache, and the hub cannot be reached ({kind}). "
+        "Check the network, or name a folder."
+    )
+
+
+def require_safetensors(folder: Path) -> list[Path]:
+    """Return the folder's weight files; refuse folders without any."""
+    found = sorted(folder.glob("*.safetensors"))
+    if found:
+        return found
+    others = sorted(file.name for file in folder.iterdir() if file.suffix in OTHER_WEIGHTS)
+    if others:
+        raise NoSafetensors(
+            f"{folder} has only {others[0]}; streamserve reads safetensors only. Convert it: load it with "
+            "transformers where you trust the file and call save_pretrained()."
+        )
+    raise NoSafetensors(f"{folder} has no .safetensors file. Finish the download, or name another folder.")
+
+
+def sampling_defaults(folder: Path) -> dict[str, float]:
+    """What the model's generation_config.json says of sampling, where that is a number in range."""
+    file = folder / "generation_config.json"
+    given = json.loads(file.read_text()) if file.exists() else {}
+    return {
+        name: int(given[name]) if name == "top_k" else given[name]
+        for name, (low, high) in SAMPLING_RANGES.items()
+        if type(given.get(name)) in (int, float) and low <= given[name] <= high
+    }
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """The folder's config.json, as it is."""
+    file = folder / "config.json"
+    if not file.exists():
+        raise ModelLoadError(f"{folder} has no config.json; it is not a model folder. Name the folder that has one.")
+    return _parse(file, file.read_bytes())
+
+
+def read_headers(folder: Path) -> list[dict[str, Any]]:
+    """The headers of the folder's .safetensors files: tensor name -> dtype, shape, place. [] where there are none."""
+    return [_parse(file, _header(file)) for file in sorted(folder.glob("*.safetensors"))]
+
+
+def _parse(file: Path, text: bytes) -> dict[str, Any]:
+    try:
+        found = json.loads(text)
+    except ValueError as error:
+        raise ModelLoadError(f"{file} cannot be read ({error}). Copy or download it again.") from error
+    if not isinstance(found, dict):
+        raise ModelLoadError(f"{file} holds no JSON object. Copy or download it again.")
+    return found
+
+
+def revision(folder: Path) -> str:
+    """A hash that changes when config or weights change: salt of the prefix cache."""
+    digest = hashlib.sha256()
+    for name in ("config.json", "generation_config.json"):
+        file = folder / name
+        digest.update(file.read_bytes() if file.exists() else b"")
+    for file in sorted(folder.glob("*.safetensors")):
+        status = file.stat()
+        digest.update(json.dumps([file.name, status.st_size, status.st_mtime_ns]).encode())
+        digest.update(_header(file))
+    return digest.hexdigest()
+
+
+def _header(file: Path) -> bytes:
+    """The JSON header of a safetensors file: 8 bytes of length, then names, dtypes, shapes, offsets."""
+    with file.open("rb") as stream:
+        length = stream.read(8)
+        if len(length) < 8:
+            raise ModelLoadError(f"{file} is cut short. Copy or download it again.")
+        return stream.read(min(struct.unpack("<Q", length)[0], 100_000_000))

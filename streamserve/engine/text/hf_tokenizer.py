@@ -1,0 +1,197 @@
+"""`HFTokenizer`: the tokenizer and chat template of a model folder or hub id, as transformers would read them.
+
+transformers is imported when one is made. The template runs in transformers' own jinja sandbox, and control tokens
+that a caller wrote into a message are encoded as ordinary text, so that nobody can forge a turn. transformers' wrapper
+changes settings of its Rust tokenizer on every call: chats take a lock, all else uses a copy that nobody changes.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+from streamserve.engine.text.tokenizer import Prompt, checked_bytes, checked_ids
+from streamserve.protocol.errors import BadRequest, EngineUnavailable, NoChatTemplate
+from streamserve.protocol.requests import GenerateRequest, Message
+
+logger = logging.getLogger(__name__)
+
+_NOT_FAST = "{path} has no tokenizer.json that transformers can use. Save it again with a current transformers."
+
+# Template variables a client may set: those that change how a model answers, and not what its prompt says it is.
+TEMPLATE_KWARGS = frozenset(
+    {
+        "enable_thinking",  # Qwen3, SmolLM3, …
+        "thinking",  # Granite, DeepSeek-V3.1
+        "thinking_budget",  # Seed-OSS
+        "reasoning_effort",  # gpt-oss
+        "add_generation_prompt",
+        "continue_final_message",
+    }
+)
+# The round-trip at load: what splits code points, has runs of spaces, and starts with or without one.
+_SAMPLES = (
+    "Hello, world!",
+    " leading space",
+    "two  spaces\n\nand\ttab",
+    "naïve café: 静かな河 🙂🦊",
+    "👩‍🚀 क्षत्रिय, x = {1: 2}",
+)
+_BYTE_FALLBACK = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+_METASPACE = "▁"
+
+
+class HFTokenizer:
+    """See `Tokenizer`."""
+
+    def __init__(self, path: str) -> None:
+        from tokenizers import Tokenizer
+        from transformers import AutoTokenizer
+
+        self._hf = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
+        if not self._hf.is_fast:
+            raise EngineUnavailable(_NOT_FAST.format(path=path), code="load_failed")
+        self._hf_lock = threading.Lock()
+        self._rust = Tokenizer.from_str(self._hf.backend_tokenizer.to_str())
+        self._rust.no_truncation()
+        self._rust.no_padding()
+        self.has_chat_template: bool = self._hf.chat_template is not None
+        self.eos_token_ids: frozenset[int] = frozenset({self._hf.eos_token_id} - {None})
+        self._special = frozenset(
+            token_id for token_id, token in self._rust.get_added_tokens_decoder().items() if token.special
+        )
+        decoder = json.loads(self._rust.to_str()).get("decoder") or {}
+        self.strips_leading_space = _strips_leading_space(decoder)
+        self._bytes = _bytes_of_ids(self._rust, decoder)
+        self.vocab_size = len(self._bytes)  # the highest id and one: there may be holes below it
+        self.is_byte_exact = self._is_round_trip_exact()
+        if not self.is_byte_exact:
+            logger.warning("tokenizer %s is not a map from ids to bytes; its text is decoded by windows", path)
+
+    def encode(self, request: GenerateRequest) -> Prompt:
+        """Render and tokenise. A template's text holds its special tokens; a bare prompt gets the model's own."""
+        if request.prompt_token_ids is not None:
+            return Prompt(token_ids=checked_ids(request.prompt_token_ids, self.vocab_size))
+        if request.messages is not None:
+            return Prompt(token_ids=checked_ids(self._encode_chat(request, request.messages), self.vocab_size))
+        text = request.prompt or ""
+        checked_bytes(text)
+        return Prompt(token_ids=checked_ids(tuple(self._rust.encode(text).ids), self.vocab_size))
+
+    def _encode_chat(self, request: GenerateRequest, messages: tuple[Message, ...]) -> tuple[int, ...]:
+        if not self.has_chat_template:
+            raise NoChatTemplate("this model has no chat template. Send `prompt` instead of `messages`.")
+        kwargs = _checked_kwargs(request)
+        kwargs.setdefault("add_generation_prompt", not kwargs.get("continue_final_message", False))
+        checked_bytes("".join(message.content for message in messages))
+        try:
+            with self._hf_lock:
+                ids = self._hf.apply_chat_template(
+                    list(map(_as_dict, messages)), return_dict=False, sanitize_control_tokens=True, **kwargs
+                )
+        except (
+            Exception
+        ) as error:  # a template may raise anything, for instance raise_exception("roles must alternate")
+            logger.info("chat template refused a request", exc_info=True)
+            raise BadRequest(_refusal(error), code="template_error", param="messages") from error
+        return tuple(ids)
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """Return the bytes a token stands for; b"" for ids without any."""
+        return self._bytes[token_id] if 0 <= token_id < len(self._bytes) else b""
+
+    def is_special(self, token_id: int) -> bool:
+        """Tell whether a token is left out of the text."""
+        return token_id in self._special
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Return the text of tokens, specials left out."""
+        return str(self._rust.decode(list(token_ids), skip_special_tokens=True))
+
+    def _is_round_trip_exact(self) -> bool:
+        return all(map(self._is_exact, _SAMPLES))
+
+    def _is_exact(self, text: str) -> bool:
+        ids = self._rust.encode(text, add_special_tokens=False).ids
+        ours = b"".join(map(self.token_bytes, ids)).decode(errors="replace")
+        if self.strips_leading_space:
+            ours = ours.removeprefix(" ")
+        return bool(ours == self.decode(ids))
+
+
+def _bytes_of_ids(rust: Any, decoder: dict[str, Any]) -> list[bytes]:
+    """Return each id's bytes. Added tokens stand for their own text, whatever the decoder does with the others."""
+    kinds = _kinds(decoder)
+    added = rust.get_added_tokens_decoder()
+    out = [b""] * (max(rust.get_vocab(with_added_tokens=True).values(), default=-1) + 1)
+    for piece, token_id in rust.get_vocab(with_added_tokens=True).items():
+        if token_id in added:
+            out[token_id] = added[token_id].content.encode()
+        else:
+            out[token_id] = _byte_level(piece) if "ByteLevel" in kinds else _metaspace(piece)
+    return out
+
+
+def _byte_level(piece: str) -> bytes:
+    """Undo byte-level BPE's alphabet; pieces outside it stand for themselves."""
+    try:
+        return bytes(_BYTES_OF_CHARACTERS[character] for character in piece)
+    except KeyError:
+        return piece.encode()
+
+
+def _metaspace(piece: str) -> bytes:
+    match = _BYTE_FALLBACK.fullmatch(piece)
+    return bytes.fromhex(match[1]) if match else piece.replace(_METASPACE, " ").encode()
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """GPT-2's table: printable bytes are themselves, the others are moved to 256 and up, in order."""
+    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    others = [byte for byte in range(256) if byte not in printable]
+    moved = {chr(256 + index): byte for index, byte in enumerate(others)}
+    return {chr(byte): byte for byte in printable} | moved
+
+
+_BYTES_OF_CHARACTERS = _byte_alphabet()
+
+
+def _kinds(decoder: dict[str, Any]) -> set[str]:
+    """Return the types of a decoder and of those it is a sequence of."""
+    parts = decoder.get("decoders", [])
+    return {str(decoder.get("type"))}.union(*map(_kinds, parts)) if parts else {str(decoder.get("type"))}
+
+
+def _strips_leading_space(decoder: dict[str, Any]) -> bool:
+    """SentencePiece puts a space before the first word; its decoders take one away again."""
+    parts = decoder.get("decoders", [decoder])
+    strips = any(part.get("type") == "Strip" and part.get("start", 0) > 0 for part in parts)
+    metaspace = any(
+        part.get("type") == "Metaspace" and part.get("prepend_scheme", "always") != "never" for part in parts
+    )
+    return strips or metaspace
+
+
+def _checked_kwargs(request: GenerateRequest) -> dict[str, Any]:
+    unknown = sorted(set(request.chat_template_kwargs) - TEMPLATE_KWARGS)
+    if unknown:
+        raise BadRequest(
+            f"chat_template_kwargs may hold {', '.join(sorted(TEMPLATE_KWARGS))}; not {', '.join(unknown)}.",
+            param="chat_template_kwargs",
+        )
+    return dict(request.chat_template_kwargs)
+
+
+def _as_dict(message: Message) -> dict[str, Any]:
+    return {**message.extra, "role": message.role, "content": message.content}
+
+
+def _refusal(error: Exception) -> str:
+    """A template's own `raise_exception` is written for the caller; other failures are not shown."""
+    if type(error).__name__ == "TemplateError":
+        return f"the model's chat template refuses these messages: {str(error)[:200]}"
+    return "the model's chat template cannot render these messages."

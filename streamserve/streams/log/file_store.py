@@ -1,0 +1,391 @@
+"""`FileStore`: the SQLite file of `FileLog`, as one thread of one process sees it. Synchronous; knows no event loop.
+
+    logs   id · log_id · fence · is_ended · touched_at      one row a log
+    pages  log, last_seq · body                             one row an append: its events, each a frame
+
+Many processes write the file, kill -9 may take any of them at any moment, and a commit must not wait for a disk. Hence:
+
+- Write-ahead log, `synchronous=NORMAL`: a commit is a write into the kernel's memory, which no death of a process takes
+  back. A power cut or kernel crash may take what `sync` has not yet brought to the disk (FileLog calls it every
+  second), never a part of an append and never the file. `synchronous=FULL` has every commit wait for the disk, for some
+  milliseconds, and then such a crash takes nothing either.
+- Commits and checkpoints hold the lock of a file beside it (`flock`; the kernel frees it when its holder dies).
+  SQLite's own waiting sleeps up to 100 ms a turn, and before 3.51.3 a checkpoint that meets another connection's
+  commit can, very rarely, corrupt the file (sqlite.org/wal.html#walresetbug): under the lock they never meet.
+- Python gives other threads their turn at every row that SQLite takes or gives, and then waits for its own. So an
+  append of 200 streams is a few statements, not 200, and a page of events is read as one row.
+- `secure_delete`: what was dropped is overwritten, not just forgotten.
+
+WAL needs shared memory: the file must be on a disk of this machine, not on a network's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import sqlite3
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from streamserve.protocol.events import LoggedEvent
+from streamserve.protocol.frames import FrameCutter, FrameError, decode_event
+from streamserve.streams.log.base import Ended, Fenced, LogFull, LogUnavailable
+from streamserve.streams.log.file_lock import FileLock
+
+SCHEMA_VERSION = 1
+_APPLICATION_ID = 0x53744C67  # "StLg": `file` and others can tell what this is
+_SCHEMA = f"""
+BEGIN IMMEDIATE;
+CREATE TABLE logs (
+    id INTEGER PRIMARY KEY,
+    log_id TEXT NOT NULL UNIQUE,
+    fence INTEGER NOT NULL,
+    is_ended INTEGER NOT NULL,
+    touched_at INTEGER NOT NULL
+);
+CREATE TABLE pages (
+    log INTEGER NOT NULL,
+    last_seq INTEGER NOT NULL,
+    body BLOB NOT NULL,
+    PRIMARY KEY (log, last_seq)
+) WITHOUT ROWID;
+PRAGMA application_id = {_APPLICATION_ID};
+PRAGMA user_version = {SCHEMA_VERSION};
+COMMIT;
+"""
+_HEADS = """
+SELECT json_group_array(json_array(
+    log_id, id, fence, ifnull((SELECT max(last_seq) FROM pages WHERE log = logs.id), 0), is_ended, touched_at))
+FROM logs WHERE log_id IN (SELECT value FROM json_each(?))
+"""
+_SOME_PAGES = (
+    "SELECT last_seq, body FROM pages WHERE log = logs.id AND last_seq > :after ORDER BY last_seq LIMIT :limit"
+)
+_READ = f"""
+SELECT (SELECT max(last_seq) FROM ({_SOME_PAGES})), (SELECT group_concat(hex(body), '') FROM ({_SOME_PAGES}))
+FROM logs WHERE log_id = :log_id
+"""
+
+# Every stream that writes touches a page of its own: small ones keep what a commit of 200 streams writes small.
+_PAGE_BYTES = 1024
+# Appends of one process between two checkpoints: a few MiB of write-ahead log.
+_CHECKPOINT_APPENDS = 4000
+# A backstop for what killed processes left behind, in pages.
+_AUTO_CHECKPOINT_PAGES = 32_000
+# Of each connection; what was just written is read from `RecentEvents`. SQLite's own choice is 2 MiB.
+_CACHE_KIB = 512
+# `touched_at` is as fine as this: an append that only adds a page need not write a second one.
+_TOUCH_SECONDS = 60
+# Rows of the largest INSERT; smaller ones are powers of two, so that few statements are compiled.
+_MOST_ROWS = 256
+_MOST_HEADS = 10_000
+_FULL_RETRY_SECONDS = 30
+
+_FULL = "The stream log's disk is full."
+_BUSY = "The stream log is busy."
+_DOWN = "The stream log cannot be read or written."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Append:
+    """See `EventLog.append`: `num_events` frames in `body`, the last of them a terminal event if `is_end`."""
+
+    log_id: str
+    fence: int
+    body: bytes
+    num_events: int
+    is_end: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drop:
+    """Delete a log, if it is there."""
+
+    log_id: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Purge:
+    """Delete up to `most` logs that nobody has written since `before`."""
+
+    before: float
+    most: int
+
+
+Write = Append | Drop | Purge
+Refusal = Fenced | Ended | KeyError
+
+
+@dataclass(slots=True)
+class _Head:
+    """A row of `logs`, and the last seq of its pages."""
+
+    row_id: int
+    fence: int
+    last_seq: int
+    is_ended: bool
+    touched_at: int
+
+
+class FileStore:
+    """One connection. Opened by the first call and again after an error; used by one thread at a time."""
+
+    def __init__(self, path: Path, *, is_full_sync: bool = False, busy_seconds: float = 5.0) -> None:
+        self.path = path
+        self._is_full_sync = is_full_sync
+        self._busy_seconds = busy_seconds
+        self._lock = FileLock(Path(f"{path}.lock"), busy_seconds)
+        self._opened: sqlite3.Connection | None = None
+        self._version: int | None = None
+        self._heads: dict[str, _Head] = {}
+        self._pages: list[tuple[int, int, bytes]] = []  # of this transaction, not inserted yet
+        self._num_appends = 0
+
+    # Writing
+
+    def transact(self, writes: Sequence[Write]) -> list[int | Refusal]:
+        """Do all `writes` in one transaction and return, once that is committed, each one's result or refusal.
+
+        The result is an append's last seq; else how many logs were deleted. Raises LogUnavailable, and then nothing
+        has happened.
+        """
+        with self._errors():
+            with self._transaction() as db:
+                if self._note_version(db) or len(self._heads) > _MOST_HEADS:
+                    self._heads.clear()
+                self._learn(write.log_id for write in writes if not isinstance(write, Purge))
+                results = [self._attempt(write) for write in writes]
+                self._insert_pages()
+            self._num_appends += len(writes)
+            return results
+
+    def _attempt(self, write: Write) -> int | Refusal:
+        try:
+            if isinstance(write, Append):
+                return self._append(write)
+            self._insert_pages()
+            return self._drop(write.log_id) if isinstance(write, Drop) else self._purge(write)
+        except (Fenced, Ended, KeyError) as refusal:  # raised before anything was written
+            return refusal
+
+    def _append(self, write: Append) -> int:
+        head = self._heads.get(write.log_id) or self._make(write)
+        if write.fence < head.fence:
+            raise Fenced(write.log_id)
+        if write.num_events and head.is_ended:
+            raise Ended(write.log_id)
+        if write.num_events:
+            head.last_seq += write.num_events
+            self._pages.append((head.row_id, head.last_seq, write.body))
+        now = int(time.time())
+        if write.fence > head.fence or write.is_end or now >= head.touched_at + _TOUCH_SECONDS:
+            head.fence, head.is_ended, head.touched_at = write.fence, head.is_ended or write.is_end, now
+            self._db().execute(
+                "UPDATE logs SET fence = ?, is_ended = ?, touched_at = ? WHERE id = ?",
+                (head.fence, head.is_ended, head.touched_at, head.row_id),
+            )
+        return head.last_seq
+
+    def _make(self, write: Append) -> _Head:
+        if not write.num_events:
+            raise KeyError(write.log_id)
+        now = int(time.time())
+        row = self._db().execute(
+            "INSERT INTO logs (log_id, fence, is_ended, touched_at) VALUES (?, ?, 0, ?)",
+            (write.log_id, write.fence, now),
+        )
+        assert row.lastrowid is not None
+        head = self._heads[write.log_id] = _Head(row.lastrowid, write.fence, 0, False, now)
+        return head
+
+    def _insert_pages(self) -> None:
+        while rows := self._pages[:_MOST_ROWS]:
+            num_rows = 1 << (len(rows).bit_length() - 1)
+            values = [value for row in rows[:num_rows] for value in row]
+            self._db().execute(f"INSERT INTO pages VALUES {', '.join(['(?, ?, ?)'] * num_rows)}", values)
+            del self._pages[:num_rows]
+
+    def _drop(self, log_id: str) -> int:
+        head = self._heads.pop(log_id, None)
+        if head is None:
+            return 0
+        self._db().execute("DELETE FROM pages WHERE log = ?", (head.row_id,))
+        self._db().execute("DELETE FROM logs WHERE id = ?", (head.row_id,))
+        return 1
+
+    def _purge(self, write: Purge) -> int:
+        query = "SELECT log_id FROM logs WHERE touched_at < ? LIMIT ?"
+        log_ids = [log_id for (log_id,) in self._db().execute(query, (write.before, write.most)).fetchall()]
+        self._learn(log_ids)
+        return sum(self._drop(log_id) for log_id in log_ids)
+
+    # Reading
+
+    def read(self, log_id: str, after: int, limit: int) -> list[LoggedEvent]:
+        """Return up to `limit` events that follow `after`. Raises KeyError for an unknown log."""
+        with self._errors():
+            row = self._db().execute(_READ, {"log_id": log_id, "after": after, "limit": limit}).fetchone()
+        if row is None:
+            raise KeyError(log_id)
+        last_seq, pages = row
+        payloads = FrameCutter().feed(bytes.fromhex(pages)) if pages else []
+        first_seq = (last_seq or after) - len(payloads) + 1
+        if first_seq > after + 1:
+            raise FrameError(f"log {log_id}: events {after + 1} to {first_seq - 1} are missing")
+        start = after + 1 - first_seq  # the first page may begin with events that `after` covers
+        wanted = enumerate(payloads[start : start + limit], after + 1)
+        return [LoggedEvent(seq=seq, event=decode_event(payload)) for seq, payload in wanted]
+
+    def last_seqs(self, log_ids: Iterable[str]) -> dict[str, int]:
+        """Return the last seq of each of these logs that there is."""
+        with self._errors():
+            return {log_id: head.last_seq for log_id, head in self._find(log_ids).items()}
+
+    def has_changed(self) -> bool:
+        """Tell whether another connection has committed since this was last asked here."""
+        with self._errors():
+            return self._note_version(self._db())
+
+    # Upkeep
+
+    def checkpoint(self) -> None:
+        """Move what was committed from the write-ahead log to the file, if there is much of it."""
+        if self._num_appends >= _CHECKPOINT_APPENDS:
+            with self._errors(), self._lock.held():
+                self._db().execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
+                self._num_appends = 0
+
+    def compact(self) -> None:
+        """Give unused pages back to the disk, and empty the write-ahead log: what was dropped is nowhere any more."""
+        with self._errors(), self._lock.held():
+            self._db().executescript("PRAGMA incremental_vacuum")  # `execute` would give back one page only
+            self._db().execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+
+    def sync(self) -> None:
+        """Bring what was committed to the disk. Holds no lock: commits go on. Raises OSError."""
+        with contextlib.suppress(FileNotFoundError):
+            # Not the database itself: closing a second descriptor of that would free SQLite's locks (POSIX).
+            fd = os.open(f"{self.path}-wal", os.O_RDONLY)
+            try:
+                os.fsync(fd)
+            finally:
+                os.close(fd)
+
+    def close(self) -> None:
+        """Let go of the file, under the lock if it can be had: the last one to close it checkpoints."""
+        with contextlib.suppress(OSError), self._lock.held():
+            self._forget()
+        self._forget()
+        self._lock.close()
+
+    # Inside
+
+    def _note_version(self, db: sqlite3.Connection) -> bool:
+        """Tell whether another connection has committed since the last time; in a transaction none can."""
+        known, self._version = self._version, db.execute("PRAGMA data_version").fetchone()[0]
+        return self._version != known
+
+    def _learn(self, log_ids: Iterable[str]) -> None:
+        unknown = [log_id for log_id in log_ids if log_id not in self._heads]
+        if unknown:
+            self._heads.update(self._find(unknown))
+
+    def _find(self, log_ids: Iterable[str]) -> dict[str, _Head]:
+        found = self._db().execute(_HEADS, (json.dumps(list(log_ids)),)).fetchone()[0]
+        return {
+            log_id: _Head(row_id, fence, last_seq, bool(is_ended), touched_at)
+            for log_id, row_id, fence, last_seq, is_ended, touched_at in json.loads(found)
+        }
+
+    def _db(self) -> sqlite3.Connection:
+        if self._opened is None:
+            self._opened = self._open()
+        return self._opened
+
+    def _open(self) -> sqlite3.Connection:
+        """Open the file. Only making it needs the lock: readers begin while somebody holds that."""
+        if not self.path.exists():
+            with self._lock.held():
+                if not self.path.exists():  # only then: see `sync`
+                    os.close(os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+        db = sqlite3.connect(self.path, timeout=self._busy_seconds, isolation_level=None, check_same_thread=False)
+        try:
+            if _version(db) == 0:
+                with self._lock.held():
+                    self._make_tables(db)
+            if (version := _version(db)) != SCHEMA_VERSION:
+                raise LogUnavailable(f"The stream log has version {version}; this release knows {SCHEMA_VERSION}.")
+            self._set(db, self._pragmas())
+        except BaseException:
+            db.close()
+            raise
+        return db
+
+    def _make_tables(self, db: sqlite3.Connection) -> None:
+        if _version(db) == 0:
+            self._set(db, [("page_size", _PAGE_BYTES), ("auto_vacuum", "INCREMENTAL"), ("journal_mode", "WAL")])
+            db.executescript(_SCHEMA)
+
+    def _set(self, db: sqlite3.Connection, pragmas: Iterable[tuple[str, object]]) -> None:
+        for name, value in pragmas:
+            db.execute(f"PRAGMA {name} = {value}").fetchall()
+
+    def _pragmas(self) -> Iterator[tuple[str, object]]:
+        yield "synchronous", "FULL" if self._is_full_sync else "NORMAL"
+        yield "secure_delete", "ON"
+        yield "wal_autocheckpoint", _AUTO_CHECKPOINT_PAGES
+        yield "cache_size", -_CACHE_KIB
+
+    def _forget(self) -> None:
+        self._heads.clear()
+        self._version = None
+        if self._opened is not None:
+            self._opened.close()
+            self._opened = None
+
+    @contextlib.contextmanager
+    def _transaction(self) -> Iterator[sqlite3.Connection]:
+        """Commit at the end, or roll back, both while the lock is held."""
+        with self._lock.held():
+            db = self._db()
+            db.execute("BEGIN IMMEDIATE")
+            try:
+                yield db
+                db.execute("COMMIT")
+            except BaseException:
+                self._heads.clear()
+                self._pages.clear()
+                with contextlib.suppress(sqlite3.Error):
+                    if db.in_transaction:  # SQLite rolls back by itself where it has to
+                        db.execute("ROLLBACK")
+                raise
+
+    @contextlib.contextmanager
+    def _errors(self) -> Iterator[None]:
+        """Raise LogUnavailable for what the file or its disk does to us. After most errors the file is opened anew."""
+        try:
+            yield
+        except sqlite3.Error as error:
+            kind = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF
+            if kind not in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_BUSY):
+                self.close()
+            raise _named(kind) from error
+        except TimeoutError as error:
+            raise _named(sqlite3.SQLITE_BUSY) from error
+        except OSError as error:
+            is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+            raise _named(sqlite3.SQLITE_FULL if is_full else sqlite3.SQLITE_IOERR) from error
+
+
+def _version(db: sqlite3.Connection) -> int:
+    return int(db.execute("PRAGMA user_version").fetchone()[0])
+
+
+def _named(kind: int) -> LogUnavailable:
+    if kind == sqlite3.SQLITE_FULL:
+        return LogFull(_FULL, retry_after=_FULL_RETRY_SECONDS)
+    return LogUnavailable(_BUSY if kind == sqlite3.SQLITE_BUSY else _DOWN)

@@ -1,0 +1,186 @@
+"""`Calls`: commands to Redis, in batches, sent again while it is away. What `RedisLog` knows of the redis-py library.
+
+Lives on one event loop. redis-py itself never asks twice here: a call is answered once, or is LogUnavailable once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextvars import Context
+from functools import partial
+from typing import Any
+
+from streamserve.streams.log.base import Answer, Commit, LogFull, LogUnavailable, Withdraw
+
+logger = logging.getLogger("streamserve.streams")
+
+DOWN = "The stream log's Redis cannot be reached."
+_CLOSED = "The stream log is closed."
+_FULL = "The stream log's Redis is full."
+_FAILED = "The stream log's Redis refused a command."
+_BATCH = 256
+_RETRY_SECONDS = 0.05
+_FULL_RETRY_SECONDS = 30
+
+_Call = Commit[tuple[Any, ...], Any]
+
+
+def connect(url: str, seconds: float) -> Any:
+    """Return a client that answers or raises within about `seconds`. It never asks twice: `_Calls` does."""
+    try:
+        from redis.asyncio import Redis
+        from redis.asyncio.retry import Retry
+        from redis.backoff import NoBackoff
+    except ImportError as error:
+        raise ImportError('RedisLog needs redis-py: pip install "streamserve[redis]"') from error
+    return Redis.from_url(url, retry=Retry(NoBackoff(), 0), **_options(seconds))
+
+
+def connect_blocking(url: str, seconds: float) -> Any:
+    """Return the same for a thread of its own."""
+    from redis import Redis
+    from redis.backoff import NoBackoff
+    from redis.retry import Retry
+
+    return Redis.from_url(url, retry=Retry(NoBackoff(), 0), **_options(seconds))
+
+
+def _options(seconds: float) -> dict[str, Any]:
+    return {
+        "socket_timeout": seconds,
+        "socket_connect_timeout": seconds,
+        "socket_keepalive": True,
+        "protocol": 2,
+    }
+
+
+class Calls:
+    """Commands to Redis, one batch after the other: what is asked during a batch is in the next one. `scripts` by sha.
+
+    Sends a batch again until it has an answer, for as long as there is patience. While Redis stays away every further
+    batch is tried once or twice. The queue holds at most one call for each task that waits for its own.
+    """
+
+    def __init__(self, client: Any, patience_seconds: float, scripts: Mapping[str, str]) -> None:
+        self._client, self._scripts = client, scripts
+        self._patience_seconds = patience_seconds
+        self._queue: list[_Call] = []
+        self._sender: asyncio.Task[None] | None = None
+        self._is_down = self._is_closed = self._has_loaded = False
+
+    def submit(self, command: tuple[Any, ...], settle: Callable[[Any], None]) -> Withdraw:
+        """Have `settle` given the answer, or LogUnavailable."""
+        call: _Call = Commit(command, settle)
+        if self._is_closed:
+            settle(LogUnavailable(_CLOSED))
+        else:
+            self._queue.append(call)
+            if self._sender is None or self._sender.done():
+                self._sender = asyncio.create_task(self._send_all(), name="redis log", context=Context())
+        return partial(self._withdraw, call)
+
+    async def call(self, command: tuple[Any, ...]) -> Any:
+        """Return the answer. Raises LogUnavailable."""
+        answer: Answer[Any] = Answer()
+        return await answer.wait(self.submit(command, answer.settle))
+
+    async def aclose(self) -> None:
+        """Answer what was asked, and take no more."""
+        self._is_closed = True
+        if self._sender is not None:
+            await asyncio.wait([self._sender])
+
+    def _withdraw(self, call: _Call) -> bool:
+        if call not in self._queue:
+            return False
+        self._queue.remove(call)
+        return True
+
+    async def _send_all(self) -> None:
+        while self._queue:
+            batch, self._queue = self._queue[:_BATCH], self._queue[_BATCH:]
+            try:
+                await self._answer(batch)
+            except BaseException as error:  # cancelled, or ours: nobody may wait for ever
+                for call in batch:
+                    call.settle(LogUnavailable(DOWN))
+                if not isinstance(error, Exception):
+                    raise
+                logger.exception("stream log: a batch of calls to Redis failed")
+
+    async def _answer(self, batch: list[_Call]) -> None:
+        """Settle every call of the batch."""
+        give_up_at = time.monotonic() + (_RETRY_SECONDS if self._is_down else self._patience_seconds)
+        has_tried = self._is_down
+        while batch:
+            again: list[_Call] = []
+            for call, result in zip(batch, await self._send(batch), strict=True):
+                if not isinstance(result, Exception):
+                    self._say(None)
+                    call.settle(result)
+                elif not is_passing(result):
+                    call.settle(_named(result))
+                elif (not has_tried or time.monotonic() < give_up_at) and not self._is_closed:
+                    again.append(call)
+                else:
+                    self._say(result)
+                    call.settle(_named(result))
+            batch = again
+            has_tried = True  # at least twice: a process that stood still finds its time over and the answer there
+            if batch:
+                await asyncio.sleep(_RETRY_SECONDS)
+
+    async def _send(self, batch: Sequence[_Call]) -> Sequence[Any]:
+        """Return an answer or an exception for each call."""
+        import redis
+
+        pipeline = self._client.pipeline(transaction=False)
+        for call in batch:
+            pipeline.execute_command(*call.write)
+        try:
+            if not self._has_loaded:
+                await self._load_scripts()
+            results: Sequence[Any] = await pipeline.execute(raise_on_error=False)
+        except (redis.RedisError, OSError) as error:
+            self._has_loaded = False  # it may come back without them
+            return [error] * len(batch)
+        if any(isinstance(result, redis.exceptions.NoScriptError) for result in results):
+            self._has_loaded = False  # Redis was restarted; these calls are sent again
+        return results
+
+    async def _load_scripts(self) -> None:
+        for text in self._scripts.values():
+            await self._client.execute_command("SCRIPT LOAD", text)
+        self._has_loaded = True
+
+    def _say(self, error: Exception | None) -> None:
+        """Log where an outage begins and where it ends, not every call in between."""
+        if (error is not None) != self._is_down:
+            self._is_down = error is not None
+            if error is not None:
+                logger.error("stream log: Redis is down: %s", error)
+            else:
+                logger.warning("stream log: Redis is back")
+
+
+def is_passing(error: Exception) -> bool:
+    """Tell whether the same call may well succeed in a moment."""
+    import redis
+
+    away = (redis.ConnectionError, redis.TimeoutError, OSError, redis.exceptions.NoScriptError)
+    refused = (redis.exceptions.AuthenticationError, redis.exceptions.AuthorizationError)
+    return isinstance(error, away) and not isinstance(error, refused)
+
+
+def _named(error: Exception) -> LogUnavailable:
+    """Return what to raise for an answer that is an error; what Redis says goes to the log only."""
+    if is_passing(error):
+        return LogUnavailable(DOWN)
+    logger.error("stream log: Redis refused a command: %s", error)
+    text = str(error)
+    if "OOM" in text or "No space left" in text or "used memory > 'maxmemory'" in text:
+        return LogFull(_FULL, retry_after=_FULL_RETRY_SECONDS)
+    return LogUnavailable(_FAILED)

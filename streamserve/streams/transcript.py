@@ -1,0 +1,244 @@
+"""`Timings` and `StreamSummary`: the figures of one stream, as measured where its events are committed.
+
+All times are `time.monotonic()` seconds. Never holds prompt or answer text.
+
+`Transcript`: what a stream's log holds so far, as far as going on with it needs: tokens of each choice, usage, pace.
+
+Counts committed events only. Pure but for `time.monotonic()`.
+"""
+
+from __future__ import annotations
+
+import time
+from array import array
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from streamserve.clients.base import Accepted
+from streamserve.protocol.events import ChoiceDone, Done, Error, Event, Meta, Token, Usage
+from streamserve.protocol.metrics import percentile
+
+if TYPE_CHECKING:
+    from streamserve.streams.stream import Stream
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamSummary:
+    """One stream for people: the admin page, the log line, the figures.
+
+    `ttft`, `itl_p50`, `itl_p95` are seconds, None before there is anything to measure. `num_readers` are the owner's;
+    `lead` is how many tokens the furthest of them has not received. `park_reason` is one of `streams/parking.py`.
+    """
+
+    id: str
+    log_id: str
+    model: str
+    owner: str
+    tenant: str
+    state: str
+    created: int
+    age_seconds: float
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int
+    tokens_per_second: float
+    ttft: float | None
+    itl_p50: float | None
+    itl_p95: float | None
+    finish_reason: str | None
+    error_code: str | None
+    num_readers: int
+    num_watchers: int
+    lead: int
+    num_parks: int
+    park_reason: str | None
+    transport: str
+
+
+class Timings:
+    """When output came: first token, and the gaps after it (four bytes a gap)."""
+
+    def __init__(self, started_at: float) -> None:
+        self.started_at = started_at
+        self.first_at: float | None = None
+        self.last_at: float | None = None
+        self._gaps = array("f")
+        self._knows_first = self._knows_all = True
+
+    def note(self, now: float) -> None:
+        """Count one token event of now."""
+        if self.last_at is None:
+            self.first_at = now
+        else:
+            self._gaps.append(now - self.last_at)
+        self.last_at = now
+
+    def skip(self, now: float) -> None:
+        """Take note of a token event that came some time before now."""
+        if self.first_at is None:
+            self.first_at = now  # a reader cannot have had more time to read
+            self._knows_first = False
+        self.last_at = now
+        self._knows_all = False
+
+    @property
+    def ttft(self) -> float | None:
+        """Seconds from arrival to the first output token, unless another process had it."""
+        return None if self.first_at is None or not self._knows_first else self.first_at - self.started_at
+
+    def itl(self, share: float) -> float | None:
+        """Return the gap that `share` of all gaps do not exceed."""
+        return percentile(self._gaps, share)
+
+    def breakdown(self) -> dict[str, float]:
+        """Return what is known, under the names of the `done` event."""
+        known = {"ttft": self.ttft, "itl_p50": self.itl(0.5), "itl_p95": self.itl(0.95)}
+        return {name: seconds for name, seconds in known.items() if seconds is not None}
+
+    def tokens_per_second(self, num_tokens: int) -> float:
+        """Return the mean rate after the first token."""
+        if self.first_at is None or self.last_at is None or self.last_at <= self.first_at or not self._knows_all:
+            return 0.0
+        return (num_tokens - 1) / (self.last_at - self.first_at)
+
+
+def summarize(stream: Stream) -> StreamSummary:
+    """Return the figures of `stream` as they are now."""
+    usage, pace, end = stream.usage, stream.tally.pace, stream.terminal
+    return StreamSummary(
+        id=stream.id,
+        log_id=stream.log_id,
+        model=stream.model,
+        owner=stream.owner,
+        tenant=stream.tenant,
+        state=stream.state,
+        created=stream.created,
+        age_seconds=(stream.ended_at or time.monotonic()) - pace.started_at,
+        prompt_tokens=usage.prompt_tokens,
+        completion_tokens=usage.completion_tokens,
+        cached_tokens=usage.cached_tokens,
+        tokens_per_second=pace.tokens_per_second(usage.completion_tokens),
+        ttft=pace.ttft,
+        itl_p50=pace.itl(0.5),
+        itl_p95=pace.itl(0.95),
+        finish_reason=end.finish_reason if isinstance(end, Done) else None,
+        error_code=end.code if isinstance(end, Error) else None,
+        num_readers=stream.readers.num_holding,
+        num_watchers=stream.readers.num_watchers,
+        lead=stream.lead.num_unread,
+        num_parks=stream.parking.num_parks,
+        park_reason=stream.parking.reason if stream.state == "parked" else None,
+        transport=stream.readers.last_transport,
+    )
+
+
+_OF_A_CHOICE = (Token, ChoiceDone)
+
+
+class _ChoiceTokens:
+    """One choice's tokens, four bytes each, and how many of them there were at each of its events.
+
+    Events in a row that bring one token each are one run: `_seqs` is a run's first event, `_befores` the tokens before
+    that, `_counts` the tokens with it.
+    """
+
+    def __init__(self) -> None:
+        self.token_ids = array("I")
+        self.is_finished = False
+        self._seqs, self._befores, self._counts = array("I"), array("I"), array("I")
+        self._last_seq = -1
+
+    def note(self, token_ids: Sequence[int], seq: int) -> None:
+        if len(token_ids) == 1 and seq == self._last_seq + 1:
+            self.token_ids.append(token_ids[0])
+        else:
+            self._seqs.append(seq)
+            self._befores.append(len(self.token_ids))
+            self.token_ids.extend(token_ids)
+            self._counts.append(len(self.token_ids))
+        self._last_seq = seq
+
+    def num_delivered(self, seq: int) -> int:
+        index = bisect_right(self._seqs, seq)
+        if not index:
+            return 0
+        most = self._befores[index] if index < len(self._befores) else len(self.token_ids)
+        return min(self._counts[index - 1] + seq - self._seqs[index - 1], most)
+
+
+class Transcript:
+    """Fed every committed event, in order."""
+
+    def __init__(self, accepted: Accepted, n: int, started_at: float) -> None:
+        self.pace = Timings(started_at)
+        self.num_tokens = 0
+        self.has_finished = False  # a choice of several
+        self._num_prompt_tokens = accepted.num_prompt_tokens
+        self._num_cached_tokens: int | None = None
+        self._choices = [_ChoiceTokens() for _ in range(n)]
+
+    def is_repeated(self, event: Event) -> bool:
+        """Whether a re-admitted generation says again what is known of a choice that had finished."""
+        return isinstance(event, _OF_A_CHOICE) and self._choices[event.choice].is_finished
+
+    def note(self, event: Event, seq: int, *, is_ours: bool = True) -> None:
+        """Count a committed event. One that is not ours was read from the log: when it came is not known."""
+        if isinstance(event, Token):
+            choices, index = self._choices, event.choice
+            (choices[index] if index < len(choices) else self._choice(index)).note(event.token_ids, seq)
+            self.num_tokens += len(event.token_ids)
+            (self.pace.note if is_ours else self.pace.skip)(time.monotonic())
+        elif isinstance(event, ChoiceDone):
+            self._choice(event.choice).is_finished = self.has_finished = True
+        elif isinstance(event, Meta):
+            self._num_prompt_tokens = event.prompt_tokens
+        if not is_ours and self.num_tokens:
+            self._num_cached_tokens = self._num_cached_tokens or 0  # what is cached from now on may be our own work
+
+    def _choice(self, index: int) -> _ChoiceTokens:
+        """Return a choice's tally. How many there are is not known of a finished stream that is read from its log."""
+        while len(self._choices) <= index:
+            self._choices.append(_ChoiceTokens())
+        return self._choices[index]
+
+    def note_cached(self, num_tokens: int) -> None:
+        """Take what the engine found cached. The run that gave the first token counts: later ones find our own work."""
+        if self._num_cached_tokens is None and self.pace.first_at is not None:
+            self._num_cached_tokens = min(num_tokens, self._num_prompt_tokens)
+
+    @property
+    def token_ids(self) -> tuple[tuple[int, ...], ...]:
+        """The output tokens of each choice."""
+        return tuple(tuple(choice.token_ids) for choice in self._choices)
+
+    def delivered(self, seq: int) -> tuple[int, ...]:
+        """Return how many output tokens of each choice the events up to `seq` hold."""
+        return tuple(choice.num_delivered(seq) for choice in self._choices)
+
+    def num_unread(self, read: Sequence[int]) -> int:
+        """Return how many tokens follow the `read` ones, in the unfinished choice that has most."""
+        pairs = zip(self._choices, read, strict=True)
+        return max((len(one.token_ids) - count for one, count in pairs if not one.is_finished), default=0)
+
+    @property
+    def usage(self) -> Usage:
+        """Token counts as far as they are known here."""
+        return Usage(
+            prompt_tokens=self._num_prompt_tokens,
+            completion_tokens=self.num_tokens,
+            cached_tokens=self._num_cached_tokens or 0,
+        )
+
+    def with_figures(self, done: Done, usage: Usage | None = None) -> Done:
+        """Return `done` with the figures of the whole stream: of all its runs in the engine, or of one cut short."""
+        latency = time.monotonic() - self.pace.started_at
+        return replace(done, usage=usage or self.usage, latency=latency, breakdown=self.pace.breakdown())
+
+    def over_all_runs(self, done: Done) -> Done:
+        """Return the engine's `done` of the last run with the figures of all."""
+        cached_tokens = self._num_cached_tokens
+        if cached_tokens is None:
+            cached_tokens = min(done.usage.cached_tokens, self._num_prompt_tokens)
+        return self.with_figures(done, replace(done.usage, cached_tokens=cached_tokens))

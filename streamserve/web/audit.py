@@ -1,0 +1,144 @@
+"""`WatchAudit`: who of this process reads another's stream now, each written down before the first byte is sent.
+
+No audit, no watch: what cannot be written down does not begin. A watch ends with its connection; then the row and one
+log line say up to which event it was sent. Lives on the event loop; who may watch is said in rights.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Container
+from contextvars import Context
+from typing import Any
+
+import structlog
+from channels.db import database_sync_to_async
+
+from streamserve.dialects.native import NativeEncoder
+from streamserve.models import Watch
+from streamserve.streams.reader.delivery import NO_FLOW, Delivery, Flow
+from streamserve.streams.registry import Streams
+from streamserve.streams.stream import Stream
+from streamserve.web.auth import Principal
+
+log = structlog.get_logger("streamserve")
+
+
+class WatchDelivery(Delivery):
+    """A delivery to a watcher. `closed` is set when the reader has been counted out."""
+
+    def __init__(self, streams: Streams, stream: Stream, after: int) -> None:
+        self.closed = asyncio.Event()
+        self._task: asyncio.Task[Any] | None = None
+        super().__init__(streams, stream, NativeEncoder(stream.log_id), after=after, watcher=True)
+
+    @property
+    def sent_seq(self) -> int:
+        """The last event that the reader may have got."""
+        return self._tail.given_seq
+
+    async def run(self, send: Callable[[bytes], Awaitable[None]], flow: Flow = NO_FLOW) -> None:
+        self._task = asyncio.current_task()
+        await super().run(send, flow)
+
+    def close(self) -> None:
+        super().close()
+        self.closed.set()
+
+    def cut(self) -> None:
+        """Send nothing more, and end the connection."""
+        self.close()
+        if self._task is not None:
+            self._task.cancel()
+
+
+class WatchAudit:
+    """Of one process; a task for each sees to its row."""
+
+    def __init__(self, streams: Streams) -> None:
+        self._streams = streams
+        self._live: dict[WatchDelivery, Watch] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    @property
+    def watchers(self) -> set[str]:
+        """Who watches now, as `Principal.owner`."""
+        return {row.watcher for row in self._live.values()}
+
+    async def begin(
+        self, principal: Principal, username: str, stream: Stream, *, after: int, address: str
+    ) -> WatchDelivery:
+        """Write down that `principal` watches, and return the delivery. Raises what `Delivery` or the database does."""
+        delivery = WatchDelivery(self._streams, stream, after)
+        row = self._live[delivery] = Watch(
+            stream_id=stream.id,
+            stream_owner=stream.owner,
+            watcher=principal.owner,
+            username=username,
+            address=address,
+            after_seq=after,
+            last_seq=after,
+        )
+        loop = asyncio.get_running_loop()
+        is_written: asyncio.Future[None] = loop.create_future()
+        # An empty context, and a task of its own: who leaves while the row is written must not leave it open.
+        task = loop.create_task(self._audit(row, delivery, is_written), name="watch", context=Context())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        try:
+            await is_written
+        except BaseException:
+            delivery.close()
+            raise
+        return delivery
+
+    def cut(self, watchers: Container[str]) -> None:
+        """Cut these off."""
+        for delivery, row in list(self._live.items()):
+            if row.watcher in watchers:
+                log.info("watch_rights_lost", stream_id=row.stream_id, watcher=row.watcher)
+                delivery.cut()
+
+    async def note(self) -> None:
+        """Write down how far each has come: all that there is of a watch whose process is killed."""
+        for delivery, row in list(self._live.items()):
+            await database_sync_to_async(Watch.objects.note)(row.pk, delivery.sent_seq)
+
+    async def aclose(self) -> None:
+        """Cut all off; return when that is written down."""
+        for delivery in list(self._live):
+            delivery.cut()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _audit(self, row: Watch, delivery: WatchDelivery, is_written: asyncio.Future[None]) -> None:
+        """Write the row, say so, wait for the end and write that."""
+        try:
+            await database_sync_to_async(row.save)(force_insert=True)
+        except Exception as error:
+            if not is_written.done():
+                is_written.set_exception(error)
+        else:
+            if not is_written.done():
+                is_written.set_result(None)
+            await delivery.closed.wait()
+            await _record_end(row, delivery.sent_seq)
+        finally:
+            del self._live[delivery]
+
+
+async def _record_end(row: Watch, last_seq: int) -> None:
+    log.info(
+        "stream_watched",
+        stream_id=row.stream_id,
+        watcher=row.watcher,
+        username=row.username,
+        address=row.address,
+        after_seq=row.after_seq,
+        last_seq=last_seq,
+        began_at=row.began_at.isoformat(),
+    )
+    try:
+        await database_sync_to_async(Watch.objects.end)(row.pk, last_seq)
+    except Exception:
+        # The line above has it all; the row still says that it began.
+        log.exception("watch_end_not_written", stream_id=row.stream_id)

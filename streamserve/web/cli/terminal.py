@@ -1,0 +1,243 @@
+"""The two ways `manage.py streamserve_chat` reaches a model: `LocalChat` by its engine, `RemoteChat` by a site's HTTP.
+
+Both keep the conversation and yield the new text of an answer. Event loop; HTTP runs in a thread on the standard
+library's client, so that the command needs nothing that streamserve does not need.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import http.client
+import json
+import socket
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import aclosing
+from functools import partial
+from typing import Any, Protocol
+from urllib.parse import urlsplit
+
+import structlog
+
+from streamserve.clients.base import ModelDescription
+from streamserve.conf import SiteConfig
+from streamserve.dialects import native
+from streamserve.protocol.errors import EngineUnavailable, StreamserveError, error_for
+from streamserve.protocol.events import Error, Token
+from streamserve.streams.log.base import MemoryLog
+from streamserve.streams.reader.follow import follow
+from streamserve.streams.registry import Streams
+from streamserve.streams.stream import Stream
+from streamserve.web.cli.loading_bar import description_of
+from streamserve.web.site import client_for
+
+log = structlog.get_logger("streamserve")
+
+Progress = Callable[[ModelDescription], None]
+Messages = list[dict[str, str]]
+_POLL_SECONDS = 0.1
+
+
+class Chat(Protocol):
+    """A conversation with one model."""
+
+    messages: Messages
+
+    async def open(self, progress: Progress) -> None:
+        """Wait until the model is ready."""
+
+    def ask(self, question: str) -> AsyncGenerator[str]:
+        """Yield the new text of the answer. Left early, the answer stops."""
+
+    async def aclose(self) -> None:
+        """End what runs."""
+
+
+class LocalChat:
+    """The engine that serves the site, or one in this process where CLIENT says so: no server, no database."""
+
+    def __init__(self, settings: SiteConfig, alias: str, fields: dict[str, Any], messages: Messages) -> None:
+        self.messages = messages
+        self._settings, self._alias, self._fields = settings, alias, fields
+        self._client = client_for(settings, alias)
+        self._streams = Streams({alias: self._client}, MemoryLog(), settings.streams)
+
+    async def open(self, progress: Progress) -> None:
+        self._client.start()
+        while (model := self._client.describe()).state != "ready":
+            refuse_what_is_not_coming(model)
+            progress(model)
+            await asyncio.sleep(_POLL_SECONDS)
+        progress(model)
+
+    async def ask(self, question: str) -> AsyncGenerator[str]:
+        self.messages.append({"role": "user", "content": question})
+        pieces: list[str] = []
+        try:
+            async with aclosing(follow(self._streams, await self._start(question), transport="terminal")) as events:
+                async for logged in events:
+                    event = logged.event
+                    if isinstance(event, Token) and event.text:
+                        pieces.append(event.text)
+                        yield event.text
+                    elif isinstance(event, Error):
+                        raise error_for(event.code, event.message, retryable=event.retryable)
+        finally:
+            self.messages.append({"role": "assistant", "content": "".join(pieces)})
+
+    async def _start(self, question: str) -> Stream:
+        """Start an answer that ends when nobody follows it. A model without a chat template continues the question."""
+        asked: list[dict[str, Any]] = [{"messages": self.messages}, {"prompt": question}]
+        for fields in asked:
+            body = {**fields, **self._fields, "model": self._alias}
+            request = native.parse(body, self._settings.limits, default_model=self._alias).generate
+            try:
+                return await self._streams.start(request, owner="terminal", tenant="terminal", on_disconnect="abort")
+            except StreamserveError as error:
+                if error.code != "no_chat_template" or fields is asked[-1]:
+                    raise
+        raise AssertionError("the last one returns or raises")
+
+    async def aclose(self) -> None:
+        await self._streams.aclose()
+        await self._client.aclose()
+
+
+class RemoteChat:
+    """A running site, by its native SSE; an answer left early is aborted there."""
+
+    def __init__(
+        self, url: str, key: str | None, model: str | None, fields: dict[str, Any], messages: Messages
+    ) -> None:
+        self.messages = messages
+        parts = urlsplit(url if "://" in url else f"http://{url}")
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise StreamserveError(f"{url!r} is no address of a site. Give one like http://127.0.0.1:8000.")
+        self._is_https = parts.scheme == "https"
+        self._host, self._port = parts.hostname, parts.port
+        self._path = parts.path.rstrip("/")
+        self._fields = {**fields, **({"model": model} if model else {})}
+        self._headers = {"Content-Type": "application/json", **({"Authorization": f"Bearer {key}"} if key else {})}
+
+    async def open(self, progress: Progress) -> None:
+        while True:
+            status, body = await asyncio.to_thread(self._get_ready)
+            if status not in (200, 503) or not isinstance(body, dict):
+                raise StreamserveError(f"The site answers {status} at /readyz. Is it a streamserve site?")
+            models = [description_of(model) for model in body.get("models", [])]
+            for model in models:
+                refuse_what_is_not_coming(model)
+                progress(model)
+            if status == 200:
+                return
+            await asyncio.sleep(5 * _POLL_SECONDS)
+
+    async def ask(self, question: str) -> AsyncGenerator[str]:
+        self.messages.append({"role": "user", "content": question})
+        pieces: list[str] = []
+        try:
+            async with aclosing(self._lines({"messages": self.messages, **self._fields})) as lines:
+                async for text in _tokens(lines):
+                    pieces.append(text)
+                    yield text
+        finally:
+            self.messages.append({"role": "assistant", "content": "".join(pieces)})
+
+    async def aclose(self) -> None:
+        return None
+
+    def _connection(self) -> http.client.HTTPConnection:
+        kind = http.client.HTTPSConnection if self._is_https else http.client.HTTPConnection
+        return kind(self._host, self._port, timeout=600)
+
+    def _get_ready(self) -> tuple[int, Any]:
+        connection = self._connection()
+        try:
+            connection.request("GET", f"{self._path}/readyz", headers=self._headers)
+            response = connection.getresponse()
+            text = response.read()
+            return response.status, json.loads(text) if text.startswith(b"{") else None
+        except OSError as error:
+            message = f"Nothing answers at {self._host}:{self._port or ''} ({error.strerror or error}). Is the site up?"
+            raise EngineUnavailable(message) from None
+        finally:
+            connection.close()
+
+    def _post(self, body: dict[str, Any]) -> http.client.HTTPResponse:
+        """Open the stream; with on_disconnect=abort, closing the connection is stopping."""
+        connection = self._connection()
+        text = json.dumps({**body, "on_disconnect": "abort"})
+        try:
+            connection.request("POST", f"{self._path}/streams", text, headers=self._headers)
+            self._socket = connection.sock
+            response = connection.getresponse()
+            if response.status != 200:
+                raise _refusal(response)
+        except BaseException:
+            connection.close()
+            raise
+        return response
+
+    async def _lines(self, body: dict[str, Any]) -> AsyncGenerator[str]:
+        """Yield the lines of a streamed answer, read by a thread, which ends when leaving shuts the connection."""
+        response = await asyncio.to_thread(self._post, body)
+        loop, lines = asyncio.get_running_loop(), asyncio.Queue[str | None]()  # bounded by one answer's length
+        reading = asyncio.create_task(asyncio.to_thread(_read, response, partial(_put, loop, lines)))
+        try:
+            while (line := await lines.get()) is not None:
+                yield line
+        finally:
+            with contextlib.suppress(OSError):
+                self._socket.shutdown(socket.SHUT_RDWR)
+            await reading
+            response.close()
+            self._socket.close()
+
+
+def refuse_what_is_not_coming(model: ModelDescription) -> None:
+    """Raise what to say of a model that waiting does not make ready."""
+    if model.state == "failed":
+        raise EngineUnavailable(f"The model {model.alias!r} cannot be used. {model.message}")
+    if model.state in ("paused", "draining"):
+        raise EngineUnavailable(f"The model {model.alias!r} is {model.state}. {model.message}")
+
+
+def _put(loop: asyncio.AbstractEventLoop, lines: asyncio.Queue[str | None], line: str | None) -> None:
+    loop.call_soon_threadsafe(lines.put_nowait, line)
+
+
+def _read(response: http.client.HTTPResponse, put: Callable[[str | None], None]) -> None:
+    """Pass on every line, then None. An end that comes too early is for the reader of the events to notice."""
+    try:
+        for line in response:
+            put(line.decode("utf-8").rstrip("\r\n"))
+    except (OSError, ValueError, http.client.HTTPException) as error:
+        log.debug("connection_cut", error=type(error).__name__)
+    finally:
+        put(None)
+
+
+async def _tokens(lines: AsyncIterator[str]) -> AsyncIterator[str]:
+    """Yield the text of `token` events; raise what an `error` event says, and for an end without a terminal event."""
+    event = ""
+    async for line in lines:
+        if line.startswith("event: "):
+            event = line[7:]
+        elif line.startswith("data: "):
+            data = json.loads(line[6:])
+            if event == "token" and data["text"]:
+                yield data["text"]
+            elif event == "error":
+                raise StreamserveError(data["message"], code=data["code"])
+            elif event == "done":
+                return
+    raise StreamserveError("The connection ended before the answer did. Ask again.")
+
+
+def _refusal(response: http.client.HTTPResponse) -> StreamserveError:
+    """Return the error that a refused request says."""
+    try:
+        error = json.loads(response.read())["error"]
+        return StreamserveError(error["message"], code=error["code"])
+    except (ValueError, KeyError, TypeError):
+        return StreamserveError(f"The site answers {response.status} {response.reason}.")

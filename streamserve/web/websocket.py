@@ -1,0 +1,276 @@
+"""One Channels consumer for `/ws/streams`: it reads what a client asks, and does it. Generation never runs inside
+`receive`.
+
+Messages are handled one after the other, in order; the streams they ask for are sent by tasks of their own (relays.py),
+so "stop" and a disconnect are seen at once. One instance a socket, on the event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Callable, Coroutine, Mapping
+from contextlib import suppress
+from contextvars import Context
+from typing import Any
+
+import structlog
+from channels.consumer import AsyncConsumer
+from channels.db import database_sync_to_async
+from channels.exceptions import StopConsumer
+
+from streamserve.conf import get_settings
+from streamserve.dialects import native
+from streamserve.dialects.fields import read, required
+from streamserve.dialects.next_turn import NextTurn
+from streamserve.dialects.websocket import CLOSES, FIELDS, CloseCode, about, failure, internal_error, started
+from streamserve.models import Stream as StreamRow
+from streamserve.protocol.errors import (
+    BadRequest,
+    EngineUnavailable,
+    Gone,
+    NotFound,
+    StreamserveError,
+    Unauthorized,
+)
+from streamserve.protocol.json_body import decode_json
+from streamserve.streams.stream import Stream
+from streamserve.web import records as usage
+from streamserve.web.access import CHAT_CALLERS, Access, check_access
+from streamserve.web.auth import Principal, authenticate
+from streamserve.web.origin import check_handshake, headers_of
+from streamserve.web.permissions import owners_without_rights
+from streamserve.web.site import begin_to_drain, get_runtime, get_streams
+from streamserve.web.subscriptions import SocketGone, Subscriptions
+
+log = structlog.get_logger("streamserve")
+
+_WITHOUT_RIGHTS = ("ack", "ping", "pong")  # they ask for nothing
+
+
+class StreamConsumer(AsyncConsumer):  # type: ignore[misc]  # channels ships no types
+    """start, resume, ack, stop, input, ping in; started, event, error, farewell, pong out (docs/api.md)."""
+
+    access = Access(callers=CHAT_CALLERS, methods=("WEBSOCKET",))
+
+    def __init__(self) -> None:
+        self._relays = Subscriptions(self._send, self._leave)
+        self._tasks: list[asyncio.Task[None]] = []
+        self._on_drain: set[Callable[[], None]] = set()
+        self._is_busy = self._has_closed = False  # with a message; for good
+        self._sent_at = time.monotonic()
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """Serve one socket. However it ends, its reader has left the streams then."""
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._on_drain.discard(self._begin_to_leave)
+            for task in self._tasks:
+                task.cancel()
+            await self._relays.aclose()
+
+    async def websocket_connect(self, message: Mapping[str, Any]) -> None:
+        """Accept a caller who may chat, from our own pages or from no page."""
+        headers = headers_of(self.scope)
+        try:
+            check_handshake(self.scope, headers)
+            principal = await authenticate(headers, self.scope.get("user"), self.scope.get("session"))
+            check_access(self.access, principal)
+        except StreamserveError:
+            await self.send({"type": "websocket.close"})  # before accept: HTTP 403
+            return
+        assert principal is not None
+        self._principal: Principal = principal
+        await self.send({"type": "websocket.accept"})
+        self._hear_of_drain()
+        seconds = get_settings().streams.ping_seconds
+        if seconds:
+            self._spawn(self._ping(seconds))
+
+    async def websocket_receive(self, message: Mapping[str, Any]) -> None:
+        """Do what one message asks; what is wrong with it is answered, not punished."""
+        if self._has_closed:
+            return  # sent before the client knew
+        self._is_busy = True
+        with suppress(SocketGone):
+            await self._receive(message.get("text"))
+        self._is_busy = False
+        if self._relays.is_leaving:
+            await self._leave()
+
+    async def _receive(self, frame: str | None) -> None:
+        if frame is None:
+            await self._close(CloseCode.NOT_TEXT)
+            return
+        body = frame.encode("utf-8", "surrogatepass")
+        if len(body) > get_settings().limits.max_websocket_message_bytes:
+            await self._close(CloseCode.TOO_BIG)
+            return
+        await self._answer(body)
+
+    def _hear_of_drain(self) -> None:
+        """Be told when the server begins to go down, if it is one that says so (asgi/drain.py)."""
+        drain = self.scope.get("extensions", {}).get("streamserve.flow", {}).get("drain")
+        if drain is not None:
+            drain.on_drain(begin_to_drain)
+            self._on_drain = get_runtime().on_drain
+            self._on_drain.add(self._begin_to_leave)
+            if drain.is_draining:
+                self._begin_to_leave()
+
+    def _begin_to_leave(self) -> None:
+        """Take nothing new, and close once nothing is shown."""
+        self._relays.is_leaving = True
+        self._spawn(self._leave())
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run `work` beside the messages, in an empty context, until the socket ends."""
+        self._tasks.append(asyncio.get_running_loop().create_task(work, context=Context()))
+
+    async def websocket_disconnect(self, message: Mapping[str, Any]) -> None:
+        """The client has left."""
+        raise StopConsumer
+
+    async def _answer(self, body: bytes) -> None:
+        subject: dict[str, Any] = {}
+        try:
+            await self._handle(body, subject)
+        except StreamserveError as error:
+            await self._send(failure(error, subject))
+            if error.code in CLOSES:
+                await self._close(CLOSES[error.code])
+        except SocketGone:
+            raise
+        except Exception:
+            # The edge of a socket: the cause is logged, the client learns that it was not its fault.
+            log.exception("websocket_message_failed", **subject)
+            await self._send(failure(internal_error(), subject))
+
+    async def _handle(self, body: bytes, subject: dict[str, Any]) -> None:
+        """Read one message and act on it. `subject` is filled with what an error answer should refer to."""
+        values = decode_json(body, get_settings().limits)
+        kind = values.get("type")
+        if not isinstance(kind, str) or kind not in FIELDS:
+            raise BadRequest(f"'type' is one of {', '.join(FIELDS)}.", code="unknown_type", param="type")
+        subject |= about(values)
+        message = read(values, FIELDS[kind])
+        if kind not in _WITHOUT_RIGHTS:
+            await self._check_rights()
+        await getattr(self, f"_on_{kind}")(message)
+
+    ### What a client sends
+
+    async def _on_start(self, message: Mapping[str, Any]) -> None:
+        self._check_room()
+        settings = get_settings()
+        body = required(message, "request")
+        await self._begin(native.parse(body, settings.limits, default_model=settings.default_model), message)
+
+    async def _on_resume(self, message: Mapping[str, Any]) -> None:
+        stream_id = required(message, "id")
+        self._check_room(beside=stream_id)
+        stream = await self._own_stream(stream_id)
+        after = message.get("after", 0)
+        if after > stream.last_seq:
+            raise _gone()
+        self._relays.show(get_streams(), stream, after, message.get("credit"))
+
+    async def _on_ack(self, message: Mapping[str, Any]) -> None:
+        self._relays.ack(required(message, "id"), required(message, "seq"))
+
+    async def _on_stop(self, message: Mapping[str, Any]) -> None:
+        stream_id = required(message, "id")
+        with suppress(Gone):  # nothing is left to be stopped
+            stream = await self._own_stream(stream_id)
+            await stream.stop(message.get("seen_seq"))
+
+    async def _on_input(self, message: Mapping[str, Any]) -> None:
+        """Stop the answer, and go on with its conversation. Refused before anything is stopped, where it can be."""
+        stream_id = required(message, "id")
+        turn = NextTurn(message, get_settings().limits)
+        self._check_room(beside=stream_id)
+        stream = await self._own_stream(stream_id)
+        turn.after(stream.request, "", stream.on_disconnect)
+        await stream.stop(message.get("seen_seq"))
+        if stream.terminal is None:
+            raise EngineUnavailable("The server is shutting down.")
+        answer = await usage.answer_text(get_streams().log, stream.log_id)
+        await self._begin(turn.after(stream.request, answer, stream.on_disconnect), message)
+
+    async def _on_ping(self, message: Mapping[str, Any]) -> None:
+        await self._send({**message, "type": "pong"})
+
+    async def _on_pong(self, message: Mapping[str, Any]) -> None:
+        """The answer to a ping of ours; that it could be sent was enough."""
+
+    async def _begin(self, asked: native.NativeRequest, message: Mapping[str, Any]) -> None:
+        stream = await get_runtime().start_stream(self._principal, asked.generate, on_disconnect=asked.on_disconnect)
+        await self._send(started(stream, message))
+        self._relays.show(get_streams(), stream, 0, message.get("credit"))
+
+    ### What it takes
+
+    async def _own_stream(self, stream_id: str) -> Stream:
+        """Return the stream. Raises NotFound unless it is the caller's, Gone if its events are no longer kept."""
+        if not await StreamRow.objects.for_principal(self._principal).filter(pk=stream_id).aexists():
+            raise NotFound("There is no stream of that id.", code="stream_not_found")
+        stream = await get_streams().reach(stream_id)
+        if stream is None:
+            raise _gone()
+        return stream
+
+    async def _check_rights(self) -> None:
+        """A socket may outlive a key or an account: look again before each thing it asks for."""
+        owners = {self._principal.owner}
+        if await database_sync_to_async(owners_without_rights)(owners):
+            raise Unauthorized("Your key or account is no longer active.", code="rights_lost")
+
+    def _check_room(self, beside: str = "") -> None:
+        """Refuse one stream too many, and any while the server goes down; `beside` is one that makes room for it."""
+        if self._relays.is_leaving:
+            raise EngineUnavailable("The server is restarting. Connect again.", retry_after=1)
+        num_shown = len(self._relays) - (beside in self._relays)
+        if num_shown >= get_settings().limits.max_streams_per_principal:
+            raise BadRequest("This socket shows as many streams as it may. Open another.", code="too_many_on_socket")
+
+    ### What the client is sent
+
+    async def _ping(self, seconds: float) -> None:
+        """Send a ping after `seconds` in which nothing was sent, again and again."""
+        with suppress(SocketGone):
+            while True:
+                left = self._sent_at + seconds - time.monotonic()
+                if left > 0:
+                    await asyncio.sleep(left)
+                else:
+                    await self._send({"type": "ping"})
+
+    async def _send(self, value: Mapping[str, Any]) -> None:
+        """Send a message once there is room for it. Raises SocketGone; the disconnect follows."""
+        if self._has_closed:
+            raise SocketGone
+        await self._send_raw({"type": "websocket.send", "text": json.dumps(value, ensure_ascii=False)})
+
+    async def _leave(self) -> None:
+        """Close, unless something is shown or asked for still: when that is over, this is called again."""
+        if not self._relays and not self._is_busy:
+            with suppress(SocketGone):
+                await self._close(CloseCode.GOING_DOWN)
+
+    async def _close(self, code: CloseCode) -> None:
+        if not self._has_closed:
+            self._has_closed = True
+            await self._send_raw({"type": "websocket.close", "code": int(code)})
+
+    async def _send_raw(self, message: Mapping[str, Any]) -> None:
+        self._sent_at = time.monotonic()
+        try:
+            await self.send(message)
+        except OSError:  # what uvicorn raises (ASGI 3, "Disconnected client")
+            raise SocketGone from None
+
+
+def _gone() -> Gone:
+    return Gone("These events are no longer kept. Ask the question again.")

@@ -1,0 +1,122 @@
+"""FlowServer installed from `AppConfig.ready()`: under the `daphne` command and runserver, which know nothing of it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.flow_driver import HELLO, daphne, exit_code, get, read_all, read_until, said, state, terminate, until
+from tests.support.servers import ROOT, Server, free_port, wait_until_listening
+
+_SETTINGS = """
+DEBUG = True
+SECRET_KEY = "x"
+INSTALLED_APPS = ["daphne", "site_app.apps.SiteConfig"]
+ASGI_APPLICATION = "site_app.asgi.application"
+"""
+_APPS = """
+from django.apps import AppConfig
+from streamserve.asgi.flow.config import FlowConfig
+from streamserve.asgi.flow.install import install
+
+class SiteConfig(AppConfig):
+    name = "site_app"
+
+    def ready(self):
+        assert install(FlowConfig(connection_bytes=8192))
+"""
+_ASGI = """
+import os
+import django
+os.environ.setdefault("DJANGO_SETTINGS_MODULE", "site_app.settings")
+django.setup()
+from tests.support.flow_app import app as application
+"""
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Path:
+    """A Django site of three files."""
+    package = tmp_path / "site_app"
+    package.mkdir()
+    for name, text in {"__init__": "", "settings": _SETTINGS, "apps": _APPS, "asgi": _ASGI}.items():
+        (package / f"{name}.py").write_text(text)
+    return tmp_path
+
+
+def environment(site: Path) -> dict[str, str]:
+    path = os.pathsep.join([str(site), str(ROOT)])
+    return {"PYTHONPATH": path, "DJANGO_SETTINGS_MODULE": "site_app.settings", "PYTHONUNBUFFERED": "1"}
+
+
+@contextlib.contextmanager
+def runserver(site: Path, *options: str) -> Iterator[Server]:
+    """`manage.py runserver`, and the child that its autoreloader makes, in a session of their own."""
+    port = free_port()
+    command = [sys.executable, "-m", "django", "runserver", *options, f"127.0.0.1:{port}"]
+    env = {**os.environ, **environment(site)}
+    log = site / "log"
+    with log.open("wb") as out:
+        process = subprocess.Popen(
+            command, cwd=site, env=env, stdout=out, stderr=subprocess.STDOUT, start_new_session=True
+        )
+        try:
+            server = Server(port, process, log)
+            wait_until_listening(server)
+            yield server
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+def is_flow_server(server: Server) -> bool:
+    return bool(state(server)["wires"] == 1)
+
+
+def test_under_the_daphne_command(site: Path) -> None:
+    """No word of it in the command; SIGTERM drains."""
+    with daphne("site_app.asgi:application", cwd=site, env=environment(site)) as server, get(server, "/wait") as client:
+        read_until(client, HELLO)
+        until(lambda: state(server)["wires"] == 2, "it is FlowServer", server)
+        terminate(server)
+        until(lambda: "drain" in said(server), "it drains", server)
+        terminate(server)
+        assert read_all(client) == (b"0\r\n\r\n", True)
+        assert exit_code(server) == 0
+        assert said(server) == ["drain", "http.disconnect", "finally event-stream disconnect", "shutdown"]
+
+
+def test_under_runserver(site: Path) -> None:
+    """Without the autoreloader: Ctrl-C ends it at once."""
+    with runserver(site, "--noreload") as server, get(server, "/wait") as client:
+        read_until(client, HELLO)
+        terminate(server, signal.SIGINT)
+        assert read_all(client) == (b"0\r\n\r\n", True)
+        assert exit_code(server) == 0
+        assert said(server) == ["drain", "http.disconnect", "finally event-stream disconnect", "shutdown"]
+
+
+def test_a_reload_ends_at_once(site: Path) -> None:
+    """With the autoreloader, and a file that changes under an open stream: its end is a proper one, and it is back."""
+    with runserver(site) as server:
+        with get(server, "/wait") as client:
+            read_until(client, HELLO)
+            settings = site / "site_app" / "settings.py"  # which is watched only after a while
+            until(lambda: settings.touch() or "drain" in said(server), "it reloads", server)
+            assert read_all(client) == (b"0\r\n\r\n", True)
+        assert until(lambda: said(server)[3:] and said(server), "it has ended") == [
+            "drain",
+            "http.disconnect",
+            "finally event-stream disconnect",
+            "shutdown",
+        ]
+        wait_until_listening(server)
+        assert is_flow_server(server)

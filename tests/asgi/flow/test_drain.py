@@ -1,0 +1,264 @@
+"""Going down: who is told what, in which order, and that nothing is cut off or left behind. No times are asserted."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from contextlib import ExitStack
+
+import httpx
+import pytest
+
+from tests.proofs.scale import scaled
+from tests.support.flow_app import BLOCK, pattern
+from tests.support.flow_driver import (
+    APP,
+    DEADLINE_SECONDS,
+    HELLO,
+    chunks,
+    close_code,
+    exit_code,
+    flow,
+    frame,
+    get,
+    read_all,
+    read_until,
+    said,
+    state,
+    stock,
+    terminate,
+    until,
+    websocket,
+)
+from tests.support.servers import ROOT, Server, free_port
+
+NUM_STREAMS = scaled(200)
+AT_ONCE = ("--drain-seconds", "0")
+FOR_LONG = ("--drain-seconds", "600")
+BYE = b"event: bye\n\n"
+
+
+def begin(server: Server, path: str = "/wait") -> socket.socket:
+    """Open a response and read its first bytes."""
+    client = get(server, path)
+    read_until(client, HELLO)
+    return client
+
+
+def drain(server: Server) -> None:
+    """Send SIGTERM; return when the app was told."""
+    terminate(server)
+    until(lambda: "drain" in said(server), "draining has begun", server)
+
+
+def test_in_flight_responses_finish_and_new_ones_are_refused() -> None:
+    """The whole of the good case: not ready at once, 503 for new work, every stream whole, exit code 0."""
+    with flow(*FOR_LONG) as server, ExitStack() as stack:
+        kept = stack.enter_context(httpx.Client(base_url=server.url))
+        assert kept.get("/fill?bytes=0").headers.get("connection") is None
+        clients = [stack.enter_context(begin(server)) for _ in range(NUM_STREAMS)]
+        drain(server)
+        for refused in (kept.get("/fill?bytes=0"), httpx.get(f"{server.url}/wait")):
+            assert (refused.status_code, refused.headers["retry-after"]) == (503, "2")
+            assert refused.headers["connection"] == "close"
+        with websocket(server, "/wait") as late:
+            assert read_all(late)[0].startswith(b"HTTP/1.1 503 ")
+        assert state(server)["connections"] == NUM_STREAMS + 1, "what `serves` names is served"
+        assert httpx.get(f"{server.url}/go").headers["connection"] == "close"
+        for client in clients:
+            assert chunks(b"\r\n\r\n" + read_all(client)[0]) == (BYE, True)
+        assert exit_code(server) == 0
+        assert said(server) == ["drain", *["finally event-stream disconnect"] * NUM_STREAMS, "shutdown"]
+
+
+def test_who_is_told_ends_by_himself() -> None:
+    """Time is up: the farewell hook is called, and what the app then sends is the whole and proper end."""
+    with flow(*AT_ONCE, env={"FAREWELL": "1"}) as server, ExitStack() as stack:
+        clients = [stack.enter_context(begin(server)) for _ in range(NUM_STREAMS)]
+        terminate(server)
+        assert [chunks(b"\r\n\r\n" + read_all(client)[0]) for client in clients] == [(BYE, True)] * NUM_STREAMS
+        assert exit_code(server) == 0
+        assert said(server) == ["drain", "farewell", *["finally event-stream disconnect"] * NUM_STREAMS, "shutdown"]
+
+
+@pytest.mark.parametrize("ears", ["disconnect", "none", "child"])
+def test_an_event_stream_that_is_not_over_in_time(ears: str) -> None:
+    """Ends with the terminator and a FIN; its app is told, or cancelled, and every `finally` runs."""
+    with flow(*AT_ONCE) as server, begin(server, f"/wait?ears={ears}") as client:
+        terminate(server)
+        data, is_clean = read_all(client)
+        assert (data, is_clean) == (b"0\r\n\r\n", True)
+        assert exit_code(server) == 0
+        assert f"finally event-stream {ears}" in said(server)
+        assert ("http.disconnect" in said(server)) == (ears == "disconnect")
+        assert ("finally generator" in said(server)) == (ears == "child")
+
+
+@pytest.mark.parametrize("kind", ["plain", "length"])
+def test_another_response_that_is_not_over_in_time(kind: str) -> None:
+    """A download that is cut must not look whole: no terminator, or less than its length."""
+    with flow(*AT_ONCE) as server:
+        with get(server, f"/wait?kind={kind}") as client:
+            data = read_until(client, HELLO)
+            terminate(server)
+            data += read_all(client)[0]
+        assert data.endswith(HELLO + b"\r\n" * (kind == "plain")), "no terminator, and nothing of 1000 bytes"
+        assert exit_code(server) == 0
+        assert f"finally {kind} disconnect" in said(server)
+
+
+def test_a_request_without_a_head_when_time_is_up() -> None:
+    """Is told 503 and when to come again; its app hears that it is gone."""
+    with flow(*AT_ONCE) as server, get(server, "/wait?kind=none") as client:
+        until(lambda: state(server)["called"] == 2 or state(server)["connections"] == 2, "it waits", server)
+        terminate(server)
+        data, _ = read_all(client)
+        assert data.startswith(b"HTTP/1.1 503 ")
+        assert b"Retry-After: 2\r\n" in data
+        assert exit_code(server) == 0
+        assert "finally none disconnect" in said(server)
+
+
+@pytest.mark.parametrize("ears", ["disconnect", "none"])
+def test_a_websocket_when_time_is_up(ears: str) -> None:
+    """Is closed with 1012 "service restart" (IANA), and so its app is told."""
+    with flow(*AT_ONCE) as server, websocket(server, f"/wait?ears={ears}") as client:
+        head = read_until(client, b"\r\n\r\n")
+        terminate(server)
+        assert close_code(head + read_all(client)[0]) == 1012
+        assert exit_code(server) == 0
+        assert ("websocket.disconnect 1012" in said(server)) == (ears == "disconnect")
+        assert f"finally websocket {ears}" in said(server)
+
+
+def test_a_websocket_that_is_not_accepted_when_time_is_up() -> None:
+    """Its handshake is denied with 503."""
+    with flow(*AT_ONCE) as server, websocket(server, "/wait?accept=no") as client:
+        until(lambda: state(server)["connections"] == 2, "it waits", server)
+        terminate(server)
+        assert read_all(client)[0].startswith(b"HTTP/1.1 503 ")
+        assert exit_code(server) == 0
+        assert said(server).count("websocket.disconnect 1012") == 1
+
+
+def test_a_websocket_that_ends_in_time() -> None:
+    """Is left alone until then."""
+    with flow(*FOR_LONG) as server, websocket(server, "/wait") as client:
+        read_until(client, b"\r\n\r\n")
+        drain(server)
+        client.sendall(frame(8, b"\x03\xe9"))
+        read_all(client)
+        assert exit_code(server) == 0
+        assert said(server) == ["drain", "websocket.disconnect 1001", "finally websocket disconnect", "shutdown"]
+
+
+def test_a_reader_who_is_late_gets_all_that_was_sent() -> None:
+    """What the app sent before it returned is still taken: the drain waits for readers, not only for apps."""
+    with flow(*FOR_LONG) as server, get(server, f"/fill?bytes={BLOCK // 2}&piece=all") as client:
+        until(lambda: state(server)["filled"] == 1, "the app has returned", server)
+        drain(server)
+        assert chunks(read_all(client)[0]) == (pattern(0, BLOCK // 2), True)
+        assert exit_code(server) == 0
+
+
+def test_a_reader_who_takes_nothing_holds_nobody_up() -> None:
+    """A stalled reader is cut off, and the server ends."""
+    with flow(*AT_ONCE) as server, get(server, "/fill?bytes=16777216"):
+        until(lambda: state(server)["connections"] == 2, "it is there", server)
+        terminate(server)
+        assert exit_code(server) == 0
+        assert "shutdown" in said(server)
+
+
+@pytest.mark.parametrize("second", [signal.SIGTERM, signal.SIGINT])
+def test_a_second_signal_waits_for_nobody(second: int) -> None:
+    """And yet every end is a proper one, and every `finally` runs."""
+    with flow(*FOR_LONG) as server, begin(server) as client:
+        drain(server)
+        terminate(server, second)
+        assert read_all(client) == (b"0\r\n\r\n", True)
+        assert exit_code(server) == 0
+        assert said(server) == ["drain", "http.disconnect", "finally event-stream disconnect", "shutdown"]
+
+
+def test_ctrl_c_waits_for_nobody() -> None:
+    """Somebody sits there."""
+    with flow(*FOR_LONG) as server, begin(server) as client:
+        terminate(server, signal.SIGINT)
+        assert read_all(client) == (b"0\r\n\r\n", True)
+        assert exit_code(server) == 0
+        assert said(server) == ["drain", "http.disconnect", "finally event-stream disconnect", "shutdown"]
+
+
+def test_with_nothing_to_do_it_just_ends() -> None:
+    """An idle kept connection is closed, and holds nobody up."""
+    with flow(*FOR_LONG) as server, get(server, "/fill?bytes=0") as client:
+        read_until(client, b"0\r\n\r\n")
+        terminate(server)
+        assert read_all(client) == (b"", True)
+        assert exit_code(server) == 0
+        assert said(server) == ["drain", "shutdown"]
+
+
+def test_stock_daphne_cuts_streams() -> None:
+    """No terminator, and the app's child is left to the collector: here, the reason for ours."""
+    with stock() as server, begin(server, "/wait?ears=child") as client:
+        terminate(server)
+        assert read_all(client)[0] == b""
+        exit_code(server)
+        assert "finally generator" not in said(server)
+
+
+def test_an_app_that_cannot_start() -> None:
+    """The server says why and ends with 1."""
+    port = free_port()
+    command = [sys.executable, "-m", "streamserve.asgi.flow", APP, "--port", str(port)]
+    env = {**os.environ, "FAIL_STARTUP": "1"}
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=DEADLINE_SECONDS)
+    assert done.returncode == 1
+    assert "the app could not start: no model" in done.stderr
+
+
+_IN_A_THREAD = """
+import sys, threading
+from streamserve.asgi.flow.install import server_class
+from tests.support.flow_app import app
+
+endpoint = f"tcp:port={sys.argv[1]}:interface=127.0.0.1"
+server = server_class()(app, endpoints=[endpoint], signal_handlers=False)
+threading.Thread(target=server.run, daemon=True).start()
+sys.stdin.readline()
+sys.exit(3)  # as django.utils.autoreload does
+"""
+
+
+def test_under_the_autoreloader_it_ends_at_once() -> None:
+    """There the server runs in a daemon thread that nobody signals; the interpreter's exit ends it in order."""
+    port = free_port()
+    command = [sys.executable, "-c", _IN_A_THREAD, str(port)]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen(command, cwd=ROOT, text=True, **pipes) as process:  # type: ignore[call-overload]
+        with _connect(port) as client:
+            client.sendall(b"GET /wait HTTP/1.1\r\nHost: x\r\n\r\n")
+            read_until(client, HELLO)
+            out, _ = process.communicate("\n", timeout=DEADLINE_SECONDS)
+            assert read_all(client) == (b"0\r\n\r\n", True)
+        assert process.returncode == 3
+    assert out.split("\n")[:-1] == [
+        f"SAID {line}" for line in ("drain", "http.disconnect", "finally event-stream disconnect", "shutdown")
+    ]
+
+
+def _connect(port: int) -> socket.socket:
+    def attempt() -> socket.socket | None:
+        try:
+            return socket.create_connection(("127.0.0.1", port), timeout=DEADLINE_SECONDS)
+        except ConnectionRefusedError:
+            return None
+
+    client = until(attempt, "it listens")
+    assert isinstance(client, socket.socket)
+    return client

@@ -1,0 +1,85 @@
+"""The engine's lead counts from what a reader's system has taken: what a server's kernel holds for it is not read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.support.flow_driver import chunks, flow, get, read_all, read_until, state, until
+from tests.support.servers import Server, uvicorn
+from tests.support.stream_checks import check_native, text_of
+
+APP = "tests.support.wire_app:app"
+# About 60 kB of events: any server's buffers take that, though the engine should stop 256 tokens ahead of a reader.
+NUM_TOKENS = 1500
+STREAM = f"/streams?prompt=hello&max_tokens={NUM_TOKENS}"
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    with flow(app=APP) as server:
+        yield server
+
+
+def stream_of(server: Server) -> dict[str, Any]:
+    """Return the newest stream's figures."""
+    streams: list[dict[str, Any]] = state(server)["streams"]
+    return streams[-1] if streams else {"state": "none"}
+
+
+def settled(server: Server) -> dict[str, Any]:
+    """Wait until the newest stream stands still, and return its figures."""
+    seen: list[dict[str, Any]] = []
+
+    def is_still() -> bool:
+        seen.append(stream_of(server))
+        places = {(stream["state"], stream.get("completion_tokens")) for stream in seen[-20:]}
+        return len(seen) >= 20 and len(places) == 1 and seen[-1]["state"] in {"parked", "finished"}
+
+    until(is_still, "it stands still", server)
+    return seen[-1]
+
+
+def test_who_stops_reading_is_parked_for_and_goes_on(server: Server) -> None:
+    """Long before the kernel's buffers are full; all is sent by then, so only a look at the socket finds it reading."""
+    body = httpx.get(server.url + STREAM, timeout=60).content
+    with get(server, STREAM, "Connection: close") as client:
+        stream = settled(server)
+        assert (stream["state"], stream["park_reason"]) == ("parked", "lead")
+        assert stream["completion_tokens"] < NUM_TOKENS // 2
+        got, is_whole = chunks(read_all(client)[0])
+    assert is_whole
+    assert text_of(check_native(got)) == text_of(check_native(body))
+
+
+def test_frames_are_written_where_they_are_committed(server: Server) -> None:
+    """FlowServer's pen writes nearly all of them to a reader who waits; the rest are the first and the last."""
+    httpx.get(f"{server.url}/control?allow=2")
+    with get(server, "/streams?prompt=hello&max_tokens=200", "Connection: close") as client:
+        head = read_until(client, b"event: token")
+        before = state(server)["num_written"]
+        httpx.get(f"{server.url}/control?open=1")
+        got, is_whole = chunks(head + read_all(client)[0])
+    assert is_whole
+    num_frames = sum(frame.event == "token" for frame in check_native(got))
+    assert state(server)["num_written"] - before >= num_frames // 2
+
+
+def test_a_middleware_outside_of_ours_sees_every_frame() -> None:
+    """Where somebody's `send` stands between the server and us, all goes through it."""
+    with flow(app="tests.support.wire_app:changing") as server:
+        body = httpx.get(server.url + "/streams?prompt=hello&max_tokens=200", timeout=60).content
+        tokens = [frame.json for frame in check_native(body) if frame.event == "token"]
+        assert {token["index"] for token in tokens} == {9}
+        assert sum(len(token["token_ids"]) for token in tokens) == 200
+        assert state(server)["num_written"] == 0
+
+
+def test_a_server_that_says_nothing_of_it_is_taken_at_its_word() -> None:
+    """The same reader under uvicorn: what was accepted counts as read, and the answer is made to its end."""
+    with uvicorn(APP) as server, get(server, STREAM):
+        until(lambda: stream_of(server)["state"] == "finished", "it is made to its end", server)
+        assert stream_of(server)["completion_tokens"] == NUM_TOKENS

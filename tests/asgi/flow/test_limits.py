@@ -1,0 +1,215 @@
+"""FlowServer's limits: bodies, slow requests, stalled readers, vanished peers."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+
+import httpx
+import pytest
+
+from tests.support.flow_driver import (
+    BLOCK_SECONDS,
+    chunks,
+    connect,
+    flow,
+    get,
+    read_all,
+    state,
+    stock,
+    until,
+    websocket,
+)
+from tests.support.servers import ROOT, Server
+
+BODY_BYTES = 1000
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    """FlowServer with limits that a test can wait for."""
+    options = ("--body-bytes", str(BODY_BYTES), "--head-seconds", "0.4", "--stall-seconds", "0.4")
+    with flow(*options) as server:
+        yield server
+
+
+def chunked(*pieces: bytes) -> bytes:
+    """Return a chunked body."""
+    return b"".join(b"%x\r\n%s\r\n" % (len(piece), piece) for piece in [*pieces, b""])
+
+
+@pytest.mark.parametrize("num", [0, 1, BODY_BYTES])
+def test_a_body_up_to_the_limit(server: Server, num: int) -> None:
+    """Arrives whole, with its length announced or not, and the connection goes on."""
+    with httpx.Client(base_url=server.url) as client:
+        assert client.post("/body", content=b"x" * num).text == str(num)
+        assert client.post("/body", content=iter([b"x" * num])).text == str(num)
+
+
+@pytest.mark.parametrize("length", [BODY_BYTES + 1, 10**12, 10**18])
+def test_a_body_announced_too_large(server: Server, length: int) -> None:
+    """Is refused by its announcement: nothing of it is read, stored, or asked for, and no app is called."""
+    before = state(server)
+    with connect(server) as client:
+        head = f"POST /body HTTP/1.1\r\nHost: x\r\nContent-Length: {length}\r\nExpect: 100-continue\r\n\r\n"
+        client.sendall(head.encode())
+        answer, is_clean = read_all(client)
+    assert answer.startswith(b"HTTP/1.1 413 Content Too Large\r\n")
+    assert b"Connection: close" in answer
+    assert b"100 Continue" not in answer
+    assert str(BODY_BYTES).encode() in answer
+    assert is_clean
+    assert state(server)["called"] == before["called"] + 1, "only the asking"
+
+
+@pytest.mark.parametrize("pieces", [[b"x" * (BODY_BYTES + 1)], [b"x" * 100] * 11, [b"x"] * (BODY_BYTES + 1)])
+def test_a_chunked_body_too_large(server: Server, pieces: list[bytes]) -> None:
+    """Is refused when the limit is passed, in however many chunks."""
+    before = state(server)
+    with connect(server) as client:
+        client.sendall(b"POST /body HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n" + chunked(*pieces))
+        assert read_all(client)[0].startswith(b"HTTP/1.1 413 ")
+    assert state(server)["bodies"] == before["bodies"]
+
+
+def test_a_client_who_sends_a_refused_body_all_the_same(server: Server) -> None:
+    """Reads its 413: the server takes and drops what comes, and does not reset the answer away."""
+    with connect(server) as client:
+        client.sendall(b"POST /body HTTP/1.1\r\nHost: x\r\nContent-Length: 500000\r\n\r\n")
+        client.sendall(b"x" * 500_000)
+        assert read_all(client)[0].startswith(b"HTTP/1.1 413 ")
+
+
+def test_nothing_of_a_refused_body_is_stored(server: Server) -> None:
+    """daphne spools any body into a file, as large as it comes; here no file appears."""
+    assert not spooled(server, b"Content-Length: 1000000000\r\n\r\n" + b"x" * 200_000)
+    with stock() as other:
+        assert spooled(other, b"Content-Length: 1000000000\r\n\r\n" + b"x" * 200_000)
+
+
+def spooled(server: Server, rest: bytes) -> bool:
+    """Send the start of a body; return whether the server has put it into a file."""
+    with connect(server) as client:
+        client.sendall(b"POST /body HTTP/1.1\r\nHost: x\r\n" + rest)
+        state(server)
+        folder = f"/proc/{server.process.pid}/fd"
+        links = [os.readlink(f"{folder}/{name}") for name in os.listdir(folder) if os.path.lexists(f"{folder}/{name}")]
+        return any(link.startswith("/") and link.endswith("(deleted)") for link in links)
+
+
+@pytest.mark.parametrize(
+    "start",
+    [
+        pytest.param(b"GET / HT", id="no line"),
+        pytest.param(b"GET / HTTP/1.1\r\nHost: x\r\nA: ", id="half a header"),
+        pytest.param(b"POST /body HTTP/1.1\r\nHost: x\r\nContent-Length: 900\r\n\r\n", id="no body"),
+        pytest.param(b"POST /body HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n", id="no chunk"),
+    ],
+)
+def test_a_request_that_does_not_come_on(server: Server, start: bytes) -> None:
+    """A byte now and then does not keep it: 408, and the connection ends."""
+    before = state(server)["called"]
+    with connect(server) as client:
+        client.sendall(start)
+        client.setblocking(False)
+        answer = b""
+        deadline = time.monotonic() + 30
+        while time.monotonic() < deadline and b"\r\n\r\n" not in answer:
+            try:
+                answer += client.recv(65536)
+            except BlockingIOError:
+                client.send(b"1")
+                time.sleep(0.05)
+    assert answer.startswith(b"HTTP/1.1 408 Request Timeout\r\n")
+    assert state(server)["called"] == before + 1
+    assert "bodies" in state(server)
+
+
+def test_an_idle_connection_is_not_late(server: Server) -> None:
+    """The deadline is for a request that has begun: one connection, two requests with a pause between."""
+    with httpx.Client(base_url=server.url) as client:
+        assert client.get("/fill?bytes=0").status_code == 200
+        time.sleep(BLOCK_SECONDS)
+        assert client.get("/fill?bytes=0").status_code == 200
+        assert client.post("/body", content=b"x").text == "1"
+
+
+def test_a_slow_answer_is_not_late(server: Server) -> None:
+    """Nor is it one for answers, nor for a reader for whom there is nothing."""
+    with get(server, "/wait") as client:
+        time.sleep(BLOCK_SECONDS)
+        assert state(server)["connections"] == 2
+        assert b": hello" in client.recv(65536)
+    with websocket(server, "/wait") as client:
+        time.sleep(BLOCK_SECONDS)
+        assert state(server)["connections"] == 2
+
+
+@pytest.mark.parametrize("ask", [get, websocket])
+def test_a_reader_who_takes_nothing_is_cut_off(server: Server, ask: object) -> None:
+    """Its connection ends, not as if it were whole; the app's send returns, and it hears of the disconnect."""
+    with (get if ask is get else websocket)(server, "/fill?bytes=16777216") as client:
+        until(lambda: "it took nothing" in server.output(), "it is cut off", server)
+        until(lambda: state(server)["connections"] == 1, "the app has ended", server)
+        data, is_clean = read_all(client)
+        assert not is_clean
+        if ask is get:
+            assert chunks(data)[1] is False
+
+
+def test_a_reader_who_takes_a_little_is_kept(server: Server) -> None:
+    """Slow is not stalled: longer than the limit in all, never so long without taking something."""
+    num = 0
+    with get(server, "/fill?bytes=524288", "Connection: close") as client:
+        client.settimeout(30)
+        while more := client.recv(65536 if num > 200_000 else 8192):
+            num += len(more)
+            if num < 200_000:
+                time.sleep(0.02)
+    assert num > 524288
+
+
+_VANISH = """
+import sys
+sys.path.insert(0, {root!r})
+from tests.support.flow_driver import *
+
+with flow("--vanish-seconds", "2", "--stall-seconds", "0") as server:
+    clients = [get(server, "/wait"), websocket(server, "/wait")]
+    for client in clients:
+        read_until(client, b"\\r\\n\\r\\n")
+    os.system("ip link set lo down")
+    heard = until(lambda: len(said(server)) >= 4 and said(server), "both are noticed", server)
+    print(sorted(heard))
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("unshare") or not shutil.which("ip"), reason="needs root, ip")
+def test_a_peer_who_vanishes_is_noticed() -> None:
+    """No packet goes either way any more, and no data is under way: the apps still hear of it."""
+    script = f"import os; os.system('ip link set lo up')\n{_VANISH.format(root=str(ROOT))}"
+    command = ["unshare", "-n", sys.executable, "-c", script]
+    out = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert "http.disconnect" in out.stdout, out.stderr
+    assert "websocket.disconnect 1006" in out.stdout
+
+
+def test_the_kernel_holds_little() -> None:
+    """Both socket options are set on what is accepted; without the second nobody who vanishes is noticed."""
+    from streamserve.asgi.flow.config import FlowConfig
+    from streamserve.asgi.flow.transport import tune
+
+    class Transport:
+        def getHandle(self) -> socket.socket:
+            return one
+
+    with socket.socket() as one:
+        tune(Transport(), FlowConfig(vanish_seconds=30))
+        assert one.getsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT) == 16 * 1024
+        assert one.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 30_000
+        assert one.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1

@@ -1,0 +1,335 @@
+"""What happens to engine processes, and what their workers make of it: kill, hang, race, idleness, drain, replacement.
+
+Every test starts real processes. They wait for what must happen, and for nothing else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from streamserve.clients.base import Generation
+from streamserve.clients.process.client import ProcessClient
+from streamserve.clients.process.config import LaunchConfig
+from streamserve.clients.process.paths import is_claimed, place_of
+from streamserve.clients.process.spawn import SpawnFailed, spawn
+from streamserve.engine.config import ModelConfig
+from streamserve.protocol.errors import EngineUnavailable
+from streamserve.protocol.events import Done, Event, Token
+from tests.support.engine_processes import ENGINE, ask, connected, is_alive, pid_of, ready, spec_in, until
+
+SLOW = 0.03  # seconds a step: a test can do something before an answer is over
+LONG = 400
+
+
+async def collect(generation: Generation) -> list[Event]:
+    return [event async for event in generation]
+
+
+def token_ids(events: list[Event]) -> tuple[int, ...]:
+    return tuple(token_id for event in events if isinstance(event, Token) for token_id in event.token_ids)
+
+
+def engine_of(spec: LaunchConfig) -> int:
+    pid = pid_of(spec)
+    assert pid is not None
+    return pid
+
+
+async def sign_of_life(client: ProcessClient) -> None:
+    """Wait for the next one; they come a second apart."""
+    seen = client.stats()
+    await until(lambda: client.stats() is not seen)
+
+
+async def finish(client: ProcessClient, shown: tuple[int, ...], max_tokens: int) -> tuple[int, ...]:
+    """Ask as a stream does until the answer is whole; return all its tokens."""
+    while True:
+        await ready(client)
+        try:
+            generation = await client.generate(ask(max_tokens=max_tokens, output_token_ids=(shown,)))
+        except EngineUnavailable:
+            continue
+        events = await collect(generation)
+        shown += token_ids(events)
+        if generation.parked is None:
+            assert isinstance(events[-1], Done)
+            return shown
+
+
+async def test_a_killed_engine_is_replaced_and_answers_go_on(folder: Path) -> None:
+    """kill -9 in mid-answer: what was shown is a beginning, and the next engine gives exactly the rest."""
+    spec = spec_in(folder)
+    async with connected(spec) as client:
+        whole = token_ids(await collect(await client.generate(ask(max_tokens=60))))
+        generation = await client.generate(ask(max_tokens=60))
+        shown = token_ids([await anext(generation)])
+        os.kill(old := engine_of(spec), signal.SIGKILL)
+        shown += token_ids(await collect(generation))
+        assert await finish(client, shown, 60) == whole
+        await ready(client)
+        assert engine_of(spec) != old
+        await until(lambda: client.stats().lost_engines == 1)
+
+
+async def test_open_answers_and_questions_end_as_lost(folder: Path) -> None:
+    """Each generation ends as parked, without a terminal event, and whoever waits for acceptance is refused."""
+    spec = spec_in(folder, echo_step_seconds=SLOW)
+    async with connected(spec) as client:
+        generations = [await client.generate(ask(max_tokens=LONG, n=n)) for n in (1, 2)]
+        await asyncio.gather(*(anext(one) for one in generations))
+        os.kill(pid := engine_of(spec), signal.SIGSTOP)
+        question = asyncio.create_task(client.generate(ask()))
+        await asyncio.sleep(0)
+        os.kill(pid, signal.SIGKILL)
+        for generation in generations:
+            events = await collect(generation)
+            assert all(isinstance(event, Token) for event in events)
+            assert generation.parked is not None
+            assert generation.parked.reason == "lost"
+            generation.cancel()
+            generation.reader_at((1,))
+        with pytest.raises(EngineUnavailable):
+            await question
+
+
+async def test_a_hung_engine_is_killed_and_replaced(folder: Path) -> None:
+    """SIGSTOP: silence for `hang_seconds`, then its answers end as lost and another engine serves."""
+    spec = spec_in(folder, echo_step_seconds=SLOW, hang_seconds=4.0)
+    async with connected(spec) as client:
+        generation = await client.generate(ask(max_tokens=LONG))
+        await anext(generation)
+        os.kill(old := engine_of(spec), signal.SIGSTOP)
+        await collect(generation)
+        assert generation.parked is not None
+        assert generation.parked.reason == "lost"
+        await until(lambda: not is_alive(old))
+        await ready(client)
+        assert engine_of(spec) != old
+
+
+async def test_a_worker_that_finds_a_hung_engine_replaces_it(folder: Path) -> None:
+    """It connects, hears nothing, and does not wait for ever."""
+    spec = spec_in(folder, hang_seconds=1.0)
+    async with connected(spec):
+        os.kill(old := engine_of(spec), signal.SIGSTOP)
+    async with connected(spec):
+        assert not is_alive(old)
+        assert engine_of(spec) != old
+
+
+async def test_a_request_that_kills_engines_cannot_do_so_for_ever(folder: Path) -> None:
+    """A step that raises ends the process. After `max_failures` the model counts as failed; later it is tried again."""
+    spec = spec_in(folder, max_failures=1, failure_seconds=2.0)
+    poison = ask(top_k=-1000)  # refused at every door; from here it makes the echo runner raise
+    async with connected(spec) as client:
+        generation = await client.generate(poison)
+        assert await collect(generation) == []
+        assert generation.parked is not None
+        assert generation.parked.reason == "lost"
+        await until(lambda: client.describe().state == "failed")
+        with pytest.raises(EngineUnavailable) as refused:
+            await client.generate(ask())
+        assert refused.value.code == "engine_died"
+        await ready(client)
+        assert isinstance((await collect(await client.generate(ask())))[-1], Done)
+
+
+async def test_a_model_that_cannot_be_loaded_says_why(folder: Path) -> None:
+    """The reason comes through, and it is not tried over and over."""
+    model = ModelConfig(alias="echo", path=str(folder / "no-such-model"))
+    client = ProcessClient(spec_in(folder, model=model))
+    client.start()
+    try:
+        await until(lambda: client.describe().state == "failed" and not client.is_connected)
+        assert "no-such-model" in client.describe().message
+        with pytest.raises(EngineUnavailable) as refused:
+            await client.generate(ask())
+        assert refused.value.code == "engine_died"
+        assert refused.value.retry_after > 1
+    finally:
+        await client.aclose()
+
+
+async def test_an_engine_that_cannot_start_is_given_up(folder: Path) -> None:
+    """It ends before it listens: the starter says so, and the client stops trying."""
+    (folder / "run").mkdir(mode=0o755)
+    with pytest.raises(SpawnFailed):
+        await spawn(spec_in(folder))
+    assert "0700" in (folder / "engine-echo.log").read_text()
+    client = ProcessClient(spec_in(folder, max_failures=2))
+    client.start()
+    await until(lambda: client.describe().state == "failed")
+    await client.aclose()
+
+
+async def test_workers_that_start_together_get_one_engine(folder: Path) -> None:
+    """The race for the lock has one winner; the losers use it."""
+    spec = spec_in(folder)
+    clients = [ProcessClient(spec) for _ in range(4)]
+    try:
+        await asyncio.gather(*map(ready, clients))
+        answers = [token_ids(await collect(await client.generate(ask()))) for client in clients]
+        assert len(set(answers)) == 1
+        assert (folder / "engine-echo.log").read_text().count("Traceback") == 0
+        await until(lambda: all(client.stats().prompt_tokens == 4 * len("The quiet river") for client in clients))
+    finally:
+        await asyncio.gather(*(client.aclose() for client in clients))
+
+
+async def test_a_stale_socket_is_in_nobodys_way(folder: Path) -> None:
+    """A file that nobody listens on, as a killed engine leaves it."""
+    spec = spec_in(folder)
+    (folder / "run").mkdir(mode=0o700)
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(str(place_of(spec).socket))
+    async with connected(spec) as client:
+        assert isinstance((await collect(await client.generate(ask())))[-1], Done)
+
+
+async def test_an_engine_ends_when_nobody_needs_it_and_comes_back(folder: Path) -> None:
+    """After its last client; its files but the lock are gone, and that is no failure."""
+    spec = spec_in(folder, idle_seconds=0.5, max_failures=1)
+    async with connected(spec):
+        old = engine_of(spec)
+    await until(lambda: not is_alive(old))
+    assert [path.suffix for path in (folder / "run").iterdir()] == [".lock"]
+    async with connected(spec):
+        assert engine_of(spec) != old
+
+
+async def test_an_engine_is_not_idle_while_a_worker_is_there(folder: Path) -> None:
+    """However little it asks: it lives on for longer than `idle_seconds`."""
+    spec = spec_in(folder, idle_seconds=1.0)
+    async with connected(spec) as client:
+        old = engine_of(spec)
+        for _ in range(3):
+            await sign_of_life(client)
+        assert engine_of(spec) == old
+
+
+async def test_sigterm_drains(folder: Path) -> None:
+    """What has begun comes to its end, new requests are refused, the process ends; that is no failure."""
+    spec = spec_in(folder, echo_step_seconds=SLOW, max_failures=1, autostart=False)
+    await spawn(spec)
+    async with connected(spec) as client:
+        generation = await client.generate(ask(max_tokens=50))
+        await anext(generation)
+        os.kill(old := engine_of(spec), signal.SIGTERM)
+        await until(lambda: client.describe().state == "draining")
+        with pytest.raises(EngineUnavailable) as refused:
+            await client.generate(ask())
+        assert refused.value.code == "engine_draining"
+        assert isinstance((await collect(generation))[-1], Done)
+        await until(lambda: not is_alive(old))
+        await until(lambda: not client.is_connected)
+        assert client.describe().state != "failed"
+
+
+async def test_a_drain_does_not_wait_for_ever(folder: Path) -> None:
+    """After `drain_seconds` what still runs ends as lost, to go on in the next engine."""
+    spec = spec_in(folder, echo_step_seconds=SLOW, drain_seconds=0.2)
+    async with connected(spec) as client:
+        generation = await client.generate(ask(max_tokens=LONG))
+        await anext(generation)
+        await client.control("stop")
+        await collect(generation)
+        assert generation.parked is not None
+        assert generation.parked.reason == "lost"
+
+
+async def test_ctrl_c_is_not_meant_for_an_engine_that_a_worker_started(folder: Path) -> None:
+    """It is in a session of its own, and ignores SIGINT that reaches it all the same."""
+    async with connected(spec_in(folder)) as client:
+        pid = engine_of(spec_in(folder))
+        assert os.getsid(pid) != os.getsid(0)
+        os.kill(pid, signal.SIGINT)
+        assert isinstance((await collect(await client.generate(ask())))[-1], Done)
+        assert is_alive(pid)
+
+
+async def test_younger_settings_replace_the_engine(folder: Path) -> None:
+    """The old one drains: its answers come to their end. The worker with older settings goes on with the new one."""
+    old_spec = spec_in(folder, echo_step_seconds=SLOW, made_at=1.0)
+    new_spec = replace(old_spec, engine=replace(ENGINE, max_model_len=256), made_at=2.0)
+    async with connected(old_spec) as old:
+        generation = await old.generate(ask(max_tokens=40))
+        await anext(generation)
+        pid = engine_of(old_spec)
+        async with connected(new_spec) as new:
+            assert isinstance((await collect(generation))[-1], Done)
+            assert not is_alive(pid)
+            await until(lambda: old.is_connected and old.describe().max_model_len == 256)
+            assert new.describe().max_model_len == 256
+            assert engine_of(new_spec) != pid
+
+
+async def test_older_settings_make_do_with_the_engine(folder: Path) -> None:
+    """A worker that has not been restarted yet does not take the engine away from those that have."""
+    new_spec = spec_in(folder, made_at=2.0)
+    old_spec = replace(new_spec, engine=replace(ENGINE, max_model_len=256), made_at=1.0)
+    async with connected(new_spec) as new:
+        pid = engine_of(new_spec)
+        async with connected(old_spec) as old:
+            assert old.describe().max_model_len == new.describe().max_model_len == 512
+            assert engine_of(new_spec) == pid
+
+
+async def test_an_operator_takes_the_engine_as_it_is(folder: Path) -> None:
+    """`visiting` replaces nothing, however young its settings, and starts nothing."""
+    spec = spec_in(folder, made_at=1.0)
+    async with connected(spec):
+        pid = engine_of(spec)
+        visitor = ProcessClient.visiting(replace(spec, engine=replace(ENGINE, max_model_len=256), made_at=9.0))
+        await ready(visitor)
+        assert engine_of(spec) == pid
+        await visitor.control("stop")
+        await until(lambda: not is_alive(pid))
+        await visitor.aclose()
+
+
+async def test_without_autostart_nobody_is_started(folder: Path) -> None:
+    """The client says what to do, and is there when it has been done."""
+    spec = spec_in(folder, autostart=False)
+    client = ProcessClient(spec)
+    with pytest.raises(EngineUnavailable) as refused:
+        await client.generate(ask())
+    assert refused.value.code == "engine_loading"
+    try:
+        await until(lambda: "streamserve_engine" in client.describe().message)
+        assert not is_claimed(place_of(spec))
+        await spawn(spec)
+        await ready(client)
+    finally:
+        await client.aclose()
+
+
+async def test_two_sites_of_one_user_keep_apart(folder: Path) -> None:
+    """The same alias, the same folder for sockets, two engines."""
+    one, two = (spec_in(folder, site=site) for site in ("one", "two"))
+    async with connected(one), connected(two):
+        pids = {engine_of(one), engine_of(two)}
+        assert len(pids) == 2
+    for pid in pids:
+        os.kill(pid, signal.SIGKILL)
+
+
+async def test_closing_while_an_engine_is_being_started_leaves_nothing_here(folder: Path) -> None:
+    """The starter is not left to be reaped."""
+    before = children()
+    client = ProcessClient(spec_in(folder, idle_seconds=0.1))
+    client.start()
+    await until(lambda: client.describe().stage == "starting")
+    await client.aclose()
+    assert children() <= before
+
+
+def children() -> set[str]:
+    """The ids of this process's children, those that have ended and are not reaped included."""
+    return {pid for path in Path("/proc/self/task").glob("*/children") for pid in path.read_text().split()}

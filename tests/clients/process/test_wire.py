@@ -1,0 +1,258 @@
+"""What an engine process makes of peers that are broken, foreign, of another version, or do not read."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from streamserve.clients.process import messages
+from streamserve.clients.process.client import ProcessClient
+from streamserve.clients.process.config import LaunchConfig, config_hash
+from streamserve.clients.process.frame_socket import MAX_UNSENT_BYTES, Connection
+from streamserve.clients.process.messages import (
+    PROTOCOL,
+    Cancel,
+    Goodbye,
+    Hello,
+    Open,
+    ReaderAt,
+    State,
+    Tokenize,
+    Welcome,
+)
+from streamserve.clients.process.paths import listening, place_of, prepare_folder
+from streamserve.clients.process.spawn import spawn
+from streamserve.protocol.events import Done
+from streamserve.protocol.frames import MAX_FRAME_BYTES, FrameError, frame
+from tests.support.engine_processes import DEADLINE_SECONDS, ask, connected, spec_in, until
+
+NOBODY = 65534
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be somebody else")
+
+
+def hello(spec: LaunchConfig, protocol: int = PROTOCOL) -> bytes:
+    return messages.encode(Hello(protocol=protocol, config_hash=config_hash(spec), made_at=0.0))
+
+
+@asynccontextmanager
+async def dialled(spec: LaunchConfig, first: bytes | None = None) -> AsyncIterator[Connection]:
+    """A connection of our own making, which has sent `first` (a good greeting) and is closed in the end."""
+    loop, path = asyncio.get_running_loop(), str(place_of(spec).socket)
+    _, connection = await loop.create_unix_connection(Connection, path)
+    connection.send(hello(spec) if first is None else first)
+    try:
+        async with asyncio.timeout(DEADLINE_SECONDS):
+            yield connection
+    finally:
+        connection.abort()
+        await connection.lost()
+
+
+async def answer(connection: Connection) -> messages.ToWorker:
+    """Return the next message that is no sign of life."""
+    while True:
+        payload = await connection.receive()
+        assert payload is not None, "the connection is lost"
+        message = messages.decode_to_worker(payload)
+        if not isinstance(message, State):
+            return message
+
+
+BROKEN = {
+    "garbage": b"\xc1\xff\x00garbage",
+    "nothing": b"",
+    "another shape": msgspec.msgpack.encode({"id": 1}),
+    "unknown message": msgspec.msgpack.encode(["Shutdown", 1]),
+    "a message of ours to them": messages.encode(Goodbye("idle")),
+    "a field missing": msgspec.msgpack.encode(["Cancel"]),
+    "a field of another type": msgspec.msgpack.encode(["Cancel", "one"]),
+    "a request of another type": msgspec.msgpack.encode(["Open", 1, {"model": 3}]),
+    "nested without end": b"\x93\xa4Open\x01" + b"\x91" * 100_000,
+}
+
+
+@pytest.mark.parametrize("payload", BROKEN.values(), ids=BROKEN)
+async def test_a_broken_frame_ends_its_connection_and_nothing_else(shared_engine: LaunchConfig, payload: bytes) -> None:
+    """The others' answers go on; the same bytes as a greeting fare no better."""
+    async with connected(shared_engine) as other:
+        generation = await other.generate(ask(max_tokens=100))
+        async with dialled(shared_engine) as connection:
+            connection.send(payload)
+            await connection.lost()
+        async with dialled(shared_engine, payload) as connection:
+            await connection.lost()
+        assert isinstance([event async for event in generation][-1], Done)
+
+
+@pytest.mark.parametrize("raw", [(MAX_FRAME_BYTES + 1).to_bytes(4, "big"), b"GET / HTTP/1.1\r\n\r\n"])
+async def test_an_oversized_frame_is_refused_by_its_length(shared_engine: LaunchConfig, raw: bytes) -> None:
+    """Before a byte of it has come. (So is what begins like HTTP.)"""
+    with socket.socket(socket.AF_UNIX) as sock:
+        sock.setblocking(False)
+        loop = asyncio.get_running_loop()
+        await loop.sock_connect(sock, str(place_of(shared_engine).socket))
+        await loop.sock_sendall(sock, frame(hello(shared_engine)) + raw)
+        async with asyncio.timeout(DEADLINE_SECONDS):
+            while await loop.sock_recv(sock, 65536):
+                pass
+
+
+async def test_an_id_cannot_be_used_twice_at_once(shared_engine: LaunchConfig) -> None:
+    """Whose answer would it be?"""
+    async with dialled(shared_engine) as connection:
+        for _ in range(2):
+            connection.send(messages.encode(Open(1, ask(max_tokens=400))))
+        await connection.lost()
+
+
+async def test_positions_for_fewer_choices_than_there_are_end_the_connection(slow_engine: LaunchConfig) -> None:
+    """A worker that is so wrong is not listened to any longer."""
+    async with dialled(slow_engine) as connection:
+        connection.send(messages.encode(Open(1, ask(max_tokens=400, n=2))))
+        assert isinstance(await welcomed(connection), messages.Opened)
+        connection.send(messages.encode(ReaderAt(1, ())))
+        await connection.lost()
+
+
+async def welcomed(connection: Connection) -> messages.ToWorker:
+    """Take the welcome; return the next message that is no sign of life."""
+    payload = await connection.receive()
+    assert payload is not None
+    messages.decode_welcome(payload)
+    return await answer(connection)
+
+
+async def test_unknown_ids_are_ignored(shared_engine: LaunchConfig) -> None:
+    """What is cancelled, or told of, may have ended while that was on its way."""
+    async with dialled(shared_engine) as connection:
+        connection.send(messages.encode(Cancel(77)))
+        connection.send(messages.encode(ReaderAt(77, (1,))))
+        connection.send(messages.encode(Tokenize(1, ask("ab"))))
+        assert await welcomed(connection) == messages.Reply(1, (97, 98))
+
+
+async def test_another_protocol_is_told_ours_and_turned_away(shared_engine: LaunchConfig) -> None:
+    """The greeting is what every version can read."""
+    async with dialled(shared_engine, hello(shared_engine, protocol=PROTOCOL + 1)) as connection:
+        payload = await connection.receive()
+        assert payload is not None
+        assert messages.decode_welcome(payload).protocol == PROTOCOL
+        await connection.lost()
+
+
+async def test_a_worker_of_another_protocol_says_so(folder: Path) -> None:
+    """It cannot use the engine, and gives up after a few tries."""
+    spec = spec_in(folder, max_failures=2, made_at=1.0)
+    welcome = Welcome(protocol=PROTOCOL + 1, config_hash="other", made_at=2.0, pid=1, started_at=0.0)
+    prepare_folder(place_of(spec))
+    with listening(place_of(spec)) as listener:
+        greet = lambda: Connection(lambda connection: connection.send(messages.encode(welcome)))  # noqa: E731
+        server = await asyncio.get_running_loop().create_unix_server(greet, sock=listener)
+        client = ProcessClient(spec)
+        client.start()
+        await until(lambda: client.describe().state == "failed")
+        assert "version" in client.describe().message
+        await client.aclose()
+        server.close()
+
+
+async def test_a_peer_that_does_not_read_is_dropped(folder: Path) -> None:
+    """At 64 MiB of what it has not read; memory is bounded, and nobody waits for it."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX)
+    with theirs:
+        _, connection = await asyncio.get_running_loop().create_connection(Connection, sock=ours)
+        for _ in range(MAX_UNSENT_BYTES // 2**20 + 2):
+            connection.send(bytes(2**20))
+        await connection.lost()
+
+
+async def test_nobody_else_can_use_the_engine(folder: Path) -> None:
+    """The folder and the socket are ours alone."""
+    spec = spec_in(folder)
+    await spawn(spec)
+    assert place_of(spec).socket.stat().st_mode & 0o777 == 0o600
+    assert place_of(spec).socket.parent.stat().st_mode & 0o777 == 0o700
+    assert place_of(spec).log.stat().st_mode & 0o777 == 0o600
+
+
+_DIAL = """
+import os, socket, sys
+os.setuid(int(sys.argv[3]))
+sock = socket.socket(socket.AF_UNIX)
+try:
+    sock.connect(sys.argv[1])
+    sock.sendall(bytes.fromhex(sys.argv[2]))
+    sys.exit(bool(sock.recv(1)))
+except (ConnectionResetError, BrokenPipeError):
+    sys.exit(0)
+"""
+
+
+@as_root
+async def test_another_user_is_turned_away_even_if_the_files_let_him_in(folder: Path) -> None:
+    """SO_PEERCRED says who is there; he gets not a byte."""
+    spec = spec_in(folder)
+    await spawn(spec)
+    for path, mode in ((folder, 0o755), (folder / "run", 0o755), (place_of(spec).socket, 0o666)):
+        path.chmod(mode)
+    command = [sys.executable, "-I", "-c", _DIAL, str(place_of(spec).socket), frame(hello(spec)).hex()]
+    for user, is_answered in ((NOBODY, False), (os.geteuid(), True)):
+        result = await asyncio.to_thread(subprocess.run, [*command, str(user)], check=False)
+        assert result.returncode == is_answered
+
+
+_LISTEN = """
+import os, socket, sys
+os.setuid(int(sys.argv[2]))
+sock = socket.socket(socket.AF_UNIX)
+sock.bind(sys.argv[1])
+sock.listen()
+print("listening", flush=True)
+sys.exit(bool(sock.accept()[0].recv(1)))
+"""
+
+
+@as_root
+async def test_another_users_engine_is_not_spoken_to(folder: Path) -> None:
+    """Nor do we ever send it a byte, should he get a socket into our folder."""
+    spec, run = spec_in(folder, autostart=False), folder / "run"
+    _open_for_others(folder, run)
+    command = [sys.executable, "-I", "-c", _LISTEN, str(place_of(spec).socket), str(NOBODY)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as theirs:  # noqa: ASYNC220
+        assert theirs.stdout is not None
+        await asyncio.to_thread(theirs.stdout.readline)
+        run.chmod(0o700)
+        client = ProcessClient(spec)
+        client.start()
+        assert await asyncio.to_thread(theirs.wait) == 0
+        assert not client.is_connected
+        await client.aclose()
+
+
+def _open_for_others(folder: Path, run: Path) -> None:
+    folder.chmod(0o755)
+    run.mkdir()
+    run.chmod(0o777)
+
+
+def test_refusals_are_rebuilt_from_what_is_known() -> None:
+    """A class that this version does not know is the tree's root."""
+    error = messages.error_of(messages.Refusal(1, "TooNew", "no.", "too_new", None, 0))
+    assert (type(error).__name__, error.code) == ("StreamserveError", "too_new")
+
+
+def test_a_greeting_of_a_later_version_can_be_read() -> None:
+    """It has fields that we do not know."""
+    data = msgspec.msgpack.encode({"protocol": 9, "config_hash": "x", "made_at": 1.0, "mood": "good"})
+    assert messages.decode_hello(data).protocol == 9
+    with pytest.raises(FrameError):
+        messages.decode_hello(b"")

@@ -1,0 +1,235 @@
+"""Laws of `LocalGeneration`, fed with updates by hand: what is taken, who is told, and what a park does."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from streamserve.clients.base import Accepted
+from streamserve.clients.thread.generation import LocalGeneration
+from streamserve.engine.core import Park, SequenceUpdate
+from streamserve.engine.echo import EchoTokenizer
+from streamserve.engine.text.choice import Choice
+from streamserve.protocol.events import ChoiceDone, Done, Error, Token
+from streamserve.protocol.requests import SamplingParams
+from tests.support.clients import collect, text
+
+LEAD = Park(reason="lead", resume_at_lead=128)
+
+
+class Heard:
+    """The engine's side: keeps what the generation says."""
+
+    def __init__(self) -> None:
+        self.said: list[tuple[Any, ...]] = []
+
+    def abort(self, seq_id: int) -> None:
+        self.said.append(("abort", seq_id))
+
+    def stop(self, seq_id: int, at: int) -> None:
+        self.said.append(("stop", seq_id, at))
+
+    def reader_at(self, seq_id: int, num_tokens: int | None) -> None:
+        self.said.append(("reader_at", seq_id, num_tokens))
+
+
+def generation_of(heard: Heard, *, n: int = 1, shown: str = "", **sampling: Any) -> LocalGeneration:
+    """Return a generation whose sequences are 10, 11, ..."""
+    params = SamplingParams(max_tokens=99, seed=1, **sampling)
+    tokenizer = EchoTokenizer()
+    choices = {
+        10 + index: Choice(tokenizer, params, index=index, shown_token_ids=tuple(shown.encode())) for index in range(n)
+    }
+    accepted = Accepted(num_prompt_tokens=3, max_tokens=99, seed=1)
+    return LocalGeneration(accepted, choices, accepted_at=0.0, engine=heard)
+
+
+def update(letters: str = "", *, seq_id: int = 10, **fields: Any) -> SequenceUpdate:
+    return SequenceUpdate(seq_id=seq_id, at=1.0, token_ids=tuple(letters.encode()), scheduled_at=0.5, **fields)
+
+
+async def test_park_ends_the_iterator_after_what_was_queued() -> None:
+    """The tokens come, no terminal event does, and `parked` says why."""
+    heard = Heard()
+    generation = generation_of(heard)
+    generation.take(update("ab"))
+    generation.take(update("c", park=LEAD))
+    events = await collect(generation)
+    assert text(events) == "abc"
+    assert all(isinstance(event, Token) for event in events)
+    assert (generation.parked, generation.is_open, heard.said) == (LEAD, False, [])
+
+
+async def test_one_parked_choice_parks_all() -> None:
+    """The other choices are aborted, and what they still send is not shown."""
+    heard = Heard()
+    generation = generation_of(heard, n=3)
+    generation.take(update("a", seq_id=10))
+    generation.take(update("b", seq_id=11, park=LEAD))
+    generation.take(update("c", seq_id=12))
+    events = await collect(generation)
+    assert [text(events, choice) for choice in range(3)] == ["a", "b", ""]
+    assert heard.said == [("abort", 10), ("abort", 12)]
+    assert generation.parked == LEAD
+
+
+async def test_a_choice_that_is_over_does_not_park() -> None:
+    """A stop string in the token that reached the lead limit is the end of the choice, not a park."""
+    heard = Heard()
+    generation = generation_of(heard, stop=("!",))
+    generation.take(update("a!", park=LEAD))
+    *_, done = await collect(generation)
+    assert isinstance(done, Done)
+    assert (done.finish_reason, generation.parked, heard.said) == ("stop", None, [])
+
+
+async def test_finished_choices_do_not_keep_the_others_from_parking() -> None:
+    """One choice has ended, the last one parks: the generation parks, and the end of the first was told."""
+    generation = generation_of(Heard(), n=2)
+    generation.take(update("a", finish_reason="length"))
+    generation.take(update("b", seq_id=11, park=LEAD))
+    events = await collect(generation)
+    assert [event.choice for event in events if isinstance(event, ChoiceDone)] == [0]
+    assert generation.parked == LEAD
+
+
+async def test_held_back_text_stays_held_across_a_park() -> None:
+    """A park releases nothing: the resumed choice holds it back as before, and says the whole text in the end."""
+    first = generation_of(Heard(), stop=("bcd",))
+    first.take(update("ab", park=LEAD))
+    before = await collect(first)
+    second = generation_of(Heard(), shown="ab", stop=("bcd",))
+    second.take(update("cx", finish_reason="length"))
+    after = await collect(second)
+    assert (text(before), text(after)) == ("a", "bcx")
+
+
+async def test_nothing_follows_an_end() -> None:
+    """A park after an error, and an error after a park, change nothing."""
+    failed, parked = generation_of(Heard()), generation_of(Heard())
+    failed.take(update(error="numerical_error"))
+    failed.take(update(park=LEAD))
+    parked.take(update(park=LEAD))
+    parked.fail(Error(code="engine_died", message="late"))
+    assert failed.parked is None
+    assert [type(event) for event in await collect(failed)] == [Error]
+    assert await collect(parked) == []
+
+
+async def test_an_ended_sequence_is_not_aborted() -> None:
+    """What the engine has ended needs no abort: unknown ids stay a sign of something wrong."""
+    heard = Heard()
+    generation_of(heard).take(update(error="numerical_error"))
+    generation_of(heard).take(update("a", finish_reason="length"))
+    assert heard.said == []
+
+
+async def test_a_failed_choice_aborts_the_others() -> None:
+    """One choice fails: the request ends, and the engine forgets the rest, once."""
+    heard = Heard()
+    generation = generation_of(heard, n=3)
+    generation.take(update(seq_id=11, error="numerical_error"))
+    generation.cancel()
+    assert heard.said == [("abort", 10), ("abort", 12)]
+
+
+async def test_ready_takes_what_is_there() -> None:
+    """`ready` gives all queued events at once and never waits; the iterator goes on after them."""
+    generation = generation_of(Heard())
+    assert generation.ready() == []
+    generation.take(update("a"))
+    generation.take(update("b"))
+    assert text(generation.ready()) == "ab"
+    assert generation.ready() == []
+    generation.take(update("c", finish_reason="length"))
+    assert [type(event) for event in await collect(generation)] == [Token, Done]
+
+
+async def test_ready_takes_no_more_than_it_is_asked_for() -> None:
+    """The rest is there for the next time, by `ready` or the iterator, and is not announced again."""
+    generation = generation_of(Heard())
+    calls: list[bool] = []
+    generation.on_news = lambda: calls.append(generation.is_open)
+    for letter in "abcd":
+        generation.take(update(letter))
+    assert text(generation.ready(2)) == "ab"
+    assert text([await anext(generation)]) == "c"
+    generation.take(update("e"))
+    assert calls == [True]
+    assert text(generation.ready(9)) == "de"
+    generation.take(update("f"))
+    assert calls == [True, True]
+
+
+async def test_a_waiting_reader_goes_on_after_ready() -> None:
+    """Who waits in `anext` is woken by the next event, also after others took some with `ready`."""
+    generation = generation_of(Heard())
+    generation.take(update("a"))
+    generation.ready()
+    generation.take(update("b"))
+    first = await anext(generation)
+    assert isinstance(first, Token)
+    assert first.text == "b"
+
+
+async def test_news_is_announced_once_until_taken() -> None:
+    """Any number of events are one call; after `ready` the next is a call again; the end is always one."""
+    generation = generation_of(Heard())
+    calls: list[bool] = []
+    generation.on_news = lambda: calls.append(generation.is_open)
+    for letter in "abc":
+        generation.take(update(letter))
+    assert calls == [True]
+    generation.ready()
+    generation.take(update("d"))
+    assert calls == [True, True]
+    generation.take(update("e", park=LEAD))
+    assert calls == [True, True, False]
+    assert text(generation.ready()) == "de"
+    assert calls == [True, True, False]
+
+
+async def test_an_update_without_text_is_no_news() -> None:
+    """That a sequence was scheduled wakes nobody."""
+    generation = generation_of(Heard())
+    calls: list[None] = []
+    generation.on_news = lambda: calls.append(None)
+    generation.take(update(num_cached_tokens=2))
+    assert calls == []
+    assert generation.num_cached_tokens == 2
+
+
+async def test_cancel_is_no_news() -> None:
+    """Who cancels knows it already."""
+    generation = generation_of(Heard())
+    calls: list[None] = []
+    generation.on_news = lambda: calls.append(None)
+    generation.cancel()
+    assert calls == []
+
+
+async def test_reader_positions_reach_what_still_runs() -> None:
+    """Each choice has its own position; finished ones need none; None frees all."""
+    heard = Heard()
+    generation = generation_of(heard, n=3)
+    generation.take(update(seq_id=11, finish_reason="length"))
+    generation.reader_at((5, 6, 7))
+    generation.reader_at(None)
+    generation.cancel()
+    generation.reader_at((9, 9, 9))
+    assert heard.said[:4] == [
+        ("reader_at", 10, 5),
+        ("reader_at", 12, 7),
+        ("reader_at", 10, None),
+        ("reader_at", 12, None),
+    ]
+    assert heard.said[4:] == [("abort", 10), ("abort", 12)]
+
+
+@pytest.mark.parametrize(("shown", "park", "is_whole"), [("", None, True), ("", LEAD, False), ("a", None, False)])
+async def test_only_whole_runs_count_as_answers(shown: str, park: Park | None, is_whole: bool) -> None:
+    """A run before or after a park says nothing of how long an answer takes."""
+    generation = generation_of(Heard(), shown=shown)
+    generation.take(update("b", park=park, finish_reason=None if park else "length"))
+    assert generation.is_whole is is_whole

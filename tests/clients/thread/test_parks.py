@@ -1,0 +1,142 @@
+"""Laws of parking through a `ThreadClient`: when a generation parks, and that asking again gives the same answer."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from streamserve.clients.thread.client import ThreadClient
+from streamserve.engine.config import LatencyClass
+from streamserve.protocol.events import ChoiceDone, Done, Error, Event
+from tests.support.clients import CONFIG, ask, collect, echo_runner, ids, load_of, ready, serving, text, until
+from tests.support.engines import FakeClock, GatedRunner
+
+LEAD_4 = replace(CONFIG, lead_tokens=4)
+
+
+OVERLAPS = pytest.mark.parametrize("overlap", [False, True], ids=["one step at a time", "overlapped steps"])
+
+
+async def read_all(client: ThreadClient, n: int = 1, **fields: Any) -> tuple[list[Event], int]:
+    """Ask again and again, as a stream does whose reader has read everything; return the events and how often."""
+    events: list[Event] = []
+    for num_parks in range(100):
+        shown = tuple(ids(events, choice) for choice in range(n))
+        readers = tuple(map(len, shown))
+        generation = await client.generate(ask(n=n, output_token_ids=shown, reader_tokens=readers, **fields))
+        over = {event.choice for event in events if isinstance(event, ChoiceDone)}
+        events += [event for event in await collect(generation) if getattr(event, "choice", None) not in over]
+        if generation.parked is None:
+            return events, num_parks
+    raise AssertionError("it never ended")
+
+
+@OVERLAPS
+async def test_a_reader_who_reads_nothing_parks_the_generation_at_the_lead_limit(overlap: bool) -> None:
+    """Exactly `lead_tokens` come, then the iterator ends, and the engine holds nothing."""
+    async with serving(echo_runner(can_overlap=overlap), LEAD_4) as client:
+        generation = await client.generate(ask(reader_tokens=(0,)))
+        events = await collect(generation)
+        await until(lambda: client.stats().running == client.stats().blocks_used == 0)
+        assert client.stats().parks == 1
+        assert client.stats().unknown_ids == 0
+    assert len(ids(events)) == 4
+    assert generation.parked is not None
+    assert (generation.parked.reason, generation.parked.resume_at_lead) == ("lead", 2)
+
+
+async def test_a_reader_who_moves_on_moves_the_limit() -> None:
+    """Told of three tokens read, the engine makes three more before it parks."""
+    runner = GatedRunner(echo_runner(), hold_from=3)
+    async with serving(runner, LEAD_4) as client:
+        generation = await client.generate(ask(reader_tokens=(0,)))
+        await runner.held()
+        generation.reader_at((3,))
+        runner.open()
+        assert len(ids(await collect(generation))) == 7
+
+
+async def test_nobody_to_wait_for_never_parks() -> None:
+    """Neither without a reader from the start, nor once told to wait for none."""
+    runner = GatedRunner(echo_runner(), hold_from=3)
+    async with serving(runner, LEAD_4) as client:
+        told = await client.generate(ask(reader_tokens=(0,)))
+        never = await client.generate(ask("another"))
+        await runner.held()
+        told.reader_at(None)
+        runner.open()
+        ends = [(await collect(generation))[-1] for generation in (told, never)]
+    assert all(isinstance(end, Done) for end in ends)
+
+
+@OVERLAPS
+@pytest.mark.parametrize(
+    "fields",
+    [{}, {"temperature": 1.0}, {"temperature": 1.0, "n": 3}, {"temperature": 1.0, "n": 2, "stop": ("a", "e")}],
+    ids=["greedy", "seeded", "choices", "stop strings"],
+)
+async def test_parked_again_and_again_is_the_same_answer(fields: dict[str, Any], overlap: bool) -> None:
+    """The text and the tokens of every choice, and the usage, are those of the run that never parked."""
+    fields = {"max_tokens": 30, **fields}
+    n = fields.get("n", 1)
+    async with serving(echo_runner(can_overlap=overlap), LEAD_4) as client:
+        whole = await collect(await client.generate(ask(**fields)))
+        parts, num_parks = await read_all(client, **fields)
+    assert num_parks >= 1
+    assert [text(parts, choice) for choice in range(n)] == [text(whole, choice) for choice in range(n)]
+    assert [ids(parts, choice) for choice in range(n)] == [ids(whole, choice) for choice in range(n)]
+    ends = [events[-1] for events in (parts, whole)]
+    assert all(isinstance(end, Done) for end in ends)
+    assert ends[0].usage.completion_tokens == ends[1].usage.completion_tokens
+
+
+async def test_one_choice_that_parks_takes_the_others_along() -> None:
+    """Only one reader position is far behind; nothing of the generation is left in the engine."""
+    async with serving(config=LEAD_4) as client:
+        generation = await client.generate(ask(n=3, temperature=1.0, reader_tokens=(1000, 0, 1000)))
+        await collect(generation)
+        assert generation.parked is not None
+        await until(lambda: client.stats().running == client.stats().blocks_used == 0)
+        assert client._bounds.is_empty
+
+
+async def test_who_waits_too_long_is_told() -> None:
+    """A request that had no step within its class's queue time ends in a retryable `queue_timeout`."""
+    clock, runner = FakeClock(), GatedRunner(echo_runner(), hold_from=1)
+    client = await ready(ThreadClient("echo", load_of(runner), replace(CONFIG, max_num_seqs=1), clock=clock))
+    first, second = [await client.generate(ask(prompt)) for prompt in ("first", "second")]
+    await runner.held()
+    runner.release()
+    await runner.held()  # by now the second is in the engine's queue
+    clock.advance(2.5)
+    runner.open()
+    events, waited = await asyncio.gather(collect(first), collect(second))
+    await client.aclose()
+    assert isinstance(events[-1], Done)
+    assert [(event.code, event.retryable) for event in waited if isinstance(event, Error)] == [("queue_timeout", True)]
+
+
+async def test_a_class_may_have_a_timeout() -> None:
+    """A request that names no timeout has its class's; one that does has its own."""
+    clock, runner = FakeClock(), GatedRunner(echo_runner(), hold_from=2)
+    config = replace(CONFIG, classes={**CONFIG.classes, "chat": LatencyClass(ttft_seconds=0.5, timeout_seconds=5.0)})
+    client = await ready(ThreadClient("echo", load_of(runner), config, clock=clock))
+    late, patient = [await client.generate(ask(timeout_seconds=seconds)) for seconds in (None, 60.0)]
+    await runner.held()
+    clock.advance(6.0)
+    runner.open()
+    events, others = await asyncio.gather(collect(late), collect(patient))
+    await client.aclose()
+    assert [event.code for event in events if isinstance(event, Error)] == ["timeout"]
+    assert isinstance(others[-1], Done)
+
+
+async def test_reruns_do_not_count_as_answers() -> None:
+    """The latency figures are of whole answers; the runs of one that parked only say how long seats are taken."""
+    async with serving(config=LEAD_4) as client:
+        await read_all(client)
+        assert len(client._figures._breakdowns) == 0
+        assert len(client._figures._seat_seconds) == 3

@@ -1,0 +1,148 @@
+"""Laws of what a `ThreadClient` takes and refuses: sizes, ids, the bounds of its queue."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from streamserve.engine.config import LatencyClass
+from streamserve.engine.echo import EchoRunner, EchoTokenizer
+from streamserve.engine.text.tokenizer import Prompt
+from streamserve.protocol.errors import BadRequest, Overloaded, PromptTooLong
+from streamserve.protocol.events import Done
+from streamserve.protocol.requests import GenerateRequest
+from tests.support.clients import CONFIG, ask, collect, echo_runner, serving, until
+from tests.support.engines import DEADLINE_SECONDS, GatedRunner, PacedRunner
+
+# Whoever waits, waits as long as the machine takes.
+PATIENT = {"chat": LatencyClass(ttft_seconds=0.5, max_queue_seconds=3600.0)}
+
+
+@pytest.mark.parametrize("fields", [{"stop_token_ids": (99_999,)}, {"output_token_ids": ((-1,),)}])
+async def test_ids_the_model_lacks_are_refused(fields: dict[str, Any]) -> None:
+    """An id that would break the whole step is one request's 400."""
+    async with serving() as client:
+        with pytest.raises(BadRequest) as caught:
+            await client.generate(ask(**fields))
+    assert caught.value.param in fields
+
+
+async def test_unknown_class_is_refused() -> None:
+    """A latency class the scheduler does not know never reaches it."""
+    async with serving() as client:
+        with pytest.raises(BadRequest, match="latency_class"):
+            await client.generate(replace(ask(), latency_class="vip"))
+        assert isinstance((await collect(await client.generate(ask(seed=2**63 - 1, n=2, temperature=1.0))))[-1], Done)
+
+
+async def test_reader_positions_are_one_for_each_choice() -> None:
+    """Too few or too many are refused before anything reaches the engine."""
+    async with serving() as client:
+        for positions in ((), (1, 2, 3)):
+            with pytest.raises(BadRequest, match="each of the 2 choices"):
+                await client.generate(ask(n=2, reader_tokens=positions))
+        assert client._bounds.is_empty
+
+
+async def test_broken_tokenizer_is_a_bad_request() -> None:
+    """Whatever a tokenizer raises on a prompt is that request's 400."""
+
+    class Broken(EchoTokenizer):
+        def encode(self, request: GenerateRequest) -> Prompt:
+            raise RuntimeError("internals")
+
+    async with serving(tokenizer=Broken()) as client:
+        with pytest.raises(BadRequest) as caught:
+            await client.generate(ask())
+    assert caught.value.code == "tokenizer_error"
+    assert "internals" not in caught.value.message
+
+
+async def test_too_long_names_the_numbers() -> None:
+    """A request that can never fit is refused with its sizes, the limit and the way out."""
+    async with serving() as client:
+        with pytest.raises(PromptTooLong) as caught:
+            await client.generate(ask("x" * 400, max_tokens=200))
+        assert caught.value.message == (
+            "prompt has 400 tokens; this model takes 512 with max_tokens=200. Shorten the prompt or lower max_tokens."
+        )
+        assert caught.value.param == "max_tokens"
+        with pytest.raises(PromptTooLong, match=r"prompt has 512 tokens; this model takes 512\. Shorten the prompt\."):
+            await client.generate(ask("x" * 512, max_tokens=None))
+
+
+async def test_pool_limits_too() -> None:
+    """If the memory holds less than the model's length, the memory is the limit, and a request that fills it runs."""
+    async with serving(EchoRunner(num_blocks=11, block_size=4)) as client:
+        assert client.describe().max_model_len == 40
+        with pytest.raises(PromptTooLong):
+            await client.generate(ask("x" * 20, max_tokens=21))
+        events = await collect(await client.generate(ask("x" * 20, max_tokens=20)))
+    assert isinstance(events[-1], Done)
+
+
+@pytest.mark.parametrize(("default", "expected"), [(None, 412), (50, 50), (1000, 412)])
+async def test_default_max_tokens_is_clamped(default: int | None, expected: int) -> None:
+    """Without max_tokens an answer may take the default, or all that fits."""
+    config = replace(CONFIG, default_max_tokens=default)
+    async with serving(GatedRunner(echo_runner()), config) as client:
+        generation = await client.generate(ask("x" * 100, max_tokens=None, seed=None))
+        assert generation.accepted.max_tokens == expected
+        assert 0 <= generation.accepted.seed < 2**63
+
+
+async def test_queue_is_bounded() -> None:
+    """Beyond the free seats and max_waiting, requests are refused with a time to come back; room comes back too."""
+    runner = GatedRunner(echo_runner())
+    async with serving(runner, replace(CONFIG, max_num_seqs=2, max_waiting=3)) as client:
+        accepted = [await client.generate(ask(f"{number}")) for number in range(5)]
+        assert [generation.accepted.queue_position for generation in accepted] == [0, 1, 2, 3, 4]
+        with pytest.raises(Overloaded) as caught:
+            await client.generate(ask())
+        assert 1 <= caught.value.retry_after <= 120
+        with pytest.raises(Overloaded):
+            await client.generate(ask(n=4))
+        accepted.pop().cancel()
+        accepted.append(await client.generate(ask("again")))
+        runner.open()
+        assert all(isinstance(events[-1], Done) for events in await asyncio.gather(*map(collect, accepted)))
+        assert isinstance((await collect(await client.generate(ask())))[-1], Done)
+
+
+async def test_the_time_of_the_queue_is_bounded() -> None:
+    """Once the engine knows how long prompts take, more than the bound of them is refused, and those in are served."""
+    config = replace(CONFIG, max_num_seqs=1, max_queued_prefill_seconds=1e-9, classes=PATIENT)
+    runner = GatedRunner(PacedRunner(echo_runner(), seconds_per_token=0.0005))
+    async with serving(runner, config) as client:
+        accepted = [await client.generate(ask("x" * number, max_tokens=100)) for number in range(1, 21)]
+        runner.open()
+        await until(lambda: client.stats().queued_seconds > 0)
+        with pytest.raises(Overloaded, match="s to compute") as caught:
+            await client.generate(ask())
+        assert 1 <= caught.value.retry_after <= 120
+        assert all(isinstance(events[-1], Done) for events in await asyncio.gather(*map(collect, accepted)))
+        assert isinstance((await collect(await client.generate(ask())))[-1], Done)
+
+
+async def test_tokenising_is_bounded() -> None:
+    """A prompt that waits to be read has a place in the queue already."""
+    gate = threading.Event()
+
+    class Slow(EchoTokenizer):
+        def encode(self, request: GenerateRequest) -> Prompt:
+            assert gate.wait(DEADLINE_SECONDS)
+            return super().encode(request)
+
+    async with serving(config=replace(CONFIG, max_waiting=8), tokenizer=Slow()) as client:
+        tasks = [asyncio.ensure_future(client.generate(ask())) for _ in range(16)]
+        await until(lambda: client._bounds.num_in_preparation == 16)
+        for refused in (client.generate(ask()), client.tokenize(ask())):
+            with pytest.raises(Overloaded, match="16 answers are waiting already"):
+                await refused
+        gate.set()
+        generations = await asyncio.gather(*tasks)
+        assert all(isinstance(events[-1], Done) for events in await asyncio.gather(*map(collect, generations)))

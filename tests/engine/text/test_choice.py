@@ -1,0 +1,132 @@
+"""Laws of a choice: ids in, events out, and a resumed choice goes on exactly where readers are."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from streamserve.engine.core import SequenceUpdate
+from streamserve.engine.echo import EOS, EchoTokenizer
+from streamserve.engine.plan import RawLogprobs
+from streamserve.engine.text.choice import Choice
+from streamserve.protocol.events import Token
+from tests.support.cores import sampling
+
+ECHO = EchoTokenizer()
+
+
+def update(*token_ids: int, **fields: object) -> SequenceUpdate:
+    return SequenceUpdate(seq_id=1, at=0.0, token_ids=token_ids, **fields)  # type: ignore[arg-type]
+
+
+def choice(*stop: str, shown: tuple[int, ...] = (), **fields: object) -> Choice:
+    return Choice(ECHO, sampling(stop=stop, **fields), shown_token_ids=shown)
+
+
+def ids(text: str) -> list[int]:
+    return list(text.encode())
+
+
+def texts(one: Choice, token_ids: list[int], finish_reason: str = "length") -> list[str]:
+    """Push token by token; the last with the finish reason."""
+    out = []
+    for index, token_id in enumerate(token_ids):
+        reason = finish_reason if index == len(token_ids) - 1 else None
+        token = one.push(update(token_id, finish_reason=reason))
+        if token is not None:
+            out.append(token.text)
+    return out
+
+
+def test_each_update_is_one_event() -> None:
+    """Tokens without text yet still count, with their ids."""
+    assert choice().push(update(0xC3)) == Token(text="", token_ids=(0xC3,))
+
+
+def test_update_without_tokens_is_no_event() -> None:
+    """Being scheduled is no news for readers."""
+    assert choice().push(update()) is None
+
+
+def test_eos_is_counted_and_not_shown() -> None:
+    """The last token of a "stop" is no text, whether it is special or not."""
+    one = choice(stop_token_ids=(ord("b"),))
+    assert texts(one, ids("ab"), "stop") == ["a", ""]
+    assert (one.num_tokens, one.finish_reason) == (2, "stop")
+    assert texts(choice(), [*ids("a"), EOS], "stop") == ["a", ""]
+
+
+def test_held_text_comes_with_the_last_token() -> None:
+    """A possible stop string is text at the end; half a code point is none."""
+    assert texts(choice("xyz"), ids("axy")) == ["a", "", "xy"]
+    assert texts(choice(), [ord("a"), 0xC3]) == ["a", ""]
+
+
+def test_stop_string_across_tokens() -> None:
+    """Found where its last token comes; the text before it is all that is shown."""
+    one = choice("lo w")
+    assert texts(one, ids("hello world")) == ["h", "e", "", "l", "", "", ""]
+    assert (one.finish_reason, one.stopped_at, one.num_tokens) == ("stop", 7, 7)
+
+
+def test_tokens_behind_a_stop_string_are_dropped() -> None:
+    """Of several tokens in one update, those after the stop string are neither shown nor counted."""
+    one = choice("b")
+    token = one.push(update(*ids("abcd")))
+    assert token == Token(text="a", token_ids=tuple(ids("ab")))
+    assert one.push(update(*ids("efg"), finish_reason="length")) is None
+    assert one.num_tokens == 2
+
+
+def test_stop_string_in_the_last_update_wins() -> None:
+    """The answer was stopped, even if the engine says it ran out of tokens."""
+    one = choice("b")
+    texts(one, ids("ab"))
+    assert one.finish_reason == "stop"
+
+
+def test_min_tokens_before_stop_strings_count() -> None:
+    """A stop string that is complete before min_tokens is text."""
+    one = choice("b", min_tokens=2)
+    assert texts(one, ids("abab")) == ["a", "b", "a", ""]
+    assert one.stopped_at == 4
+
+
+def test_logprobs_carry_exact_bytes() -> None:
+    """Half a code point is told as bytes; the text is only a picture of it."""
+    one = choice(logprobs=1)
+    raw = RawLogprobs(chosen=-0.5, top=((0xC3, -0.5),))
+    token = one.push(update(0xC3, logprobs=(raw,)))
+    assert token is not None
+    assert token.logprobs is not None
+    (position,) = token.logprobs
+    assert (position.chosen.bytes_, position.chosen.token, position.chosen.logprob) == (b"\xc3", "\ufffd", -0.5)
+    assert position.top == (position.chosen,)
+
+
+@given(st.lists(st.sampled_from([*b"ab", 0xC3, 0xA9, 0xF0, EOS]), max_size=25), st.data())
+def test_resume_continues_without_gap_or_repeat(token_ids: list[int], data: st.DataObject) -> None:
+    """Cut anywhere and rebuilt from the ids shown: together exactly the events of the uninterrupted choice."""
+    whole = texts(choice("aab", "bé"), token_ids)
+    cut = data.draw(st.integers(0, len(token_ids)))
+    first = choice("aab", "bé")
+    before = [token.text for token_id in token_ids[:cut] if (token := first.push(update(token_id)))]
+    if first.finish_reason is not None or cut == len(token_ids):
+        return
+    second = choice("aab", "bé", shown=tuple(token_ids[:cut]))
+    assert before + texts(second, token_ids[cut:]) == whole
+
+
+def test_resume_after_the_end_repeats_nothing() -> None:
+    """Held text was shown with the last token; a resume behind it shows nothing more."""
+    one = choice("xyz", shown=tuple(ids("axy")))
+    assert one.push(update(finish_reason="length")) is None
+    assert one.finish_reason == "length"
+
+
+def test_resume_after_a_stop_string() -> None:
+    """A choice whose shown ids hold a stop string knows it, and where."""
+    one = choice("b", shown=tuple(ids("ab")))
+    assert one.stopped_at == 2
+    assert one.push(update(finish_reason="stop")) is None
+    assert one.finish_reason == "stop"

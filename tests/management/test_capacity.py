@@ -1,0 +1,140 @@
+"""`manage.py streamserve_capacity`: what it says is what a load gives, and it loads nothing to say so."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.conf import settings
+from django.core.management import CommandError, call_command
+from django.test.utils import override_settings
+
+from streamserve.management.commands.streamserve_capacity import format_bytes, parse_bytes
+
+ROOT = Path(__file__).resolve().parents[2]
+HELPDESK = ROOT / "project" / "demo_model" / "helpdesk"
+LLAMA = {
+    "model_type": "llama",
+    "hidden_size": 2048,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "num_hidden_layers": 16,
+    "max_position_embeddings": 131_072,
+}
+
+
+def run(*args: str, **options: Any) -> str:
+    out = io.StringIO()
+    call_command("streamserve_capacity", *args, stdout=out, stderr=io.StringIO(), **options)
+    return out.getvalue()
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A model folder without weights."""
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA))
+    return tmp_path
+
+
+def test_a_table_for_people(folder: Path) -> None:
+    """Bytes of a token, pool and streams in both dtypes, and that the weights are not known."""
+    text = run(str(folder), "--memory", "16GiB", "--device", "cuda")
+    rows = {line[:26].strip(): line[26:].split() for line in text.splitlines()[2:10]}
+    assert rows["KV of one token"] == ["64", "KiB", "32", "KiB"]
+    assert rows["KV pool"] == ["14.4", "GiB", "14.4", "GiB"]
+    assert rows["streams of 8,192 tokens"] == ["28", "57"]
+    assert "weights are not here" in text
+
+
+def test_json_for_programs(folder: Path) -> None:
+    """The same numbers, whole."""
+    report = json.loads(run(str(folder), "--memory", "16GiB", "--json"))
+    assert (report["model_type"], report["device"], report["memory_bytes"]) == ("llama", "cpu", 16 << 30)
+    assert [one["dtype"] for one in report["capacities"]] == ["float32", "bfloat16"]
+    assert [one["bytes_per_token"] for one in report["capacities"]] == [65_536, 32_768]
+    assert report["capacities"][0]["streams"] == {"1024": 63, "4096": 15, "8192": 7}
+
+
+def test_what_it_says_is_what_a_load_gives() -> None:
+    """For the shipped model: the same blocks, bytes and parameters as the runner's."""
+    pytest.importorskip("torch", reason="needs torch: pip install streamserve[engine]")
+    from streamserve.engine.config import EngineConfig, ModelConfig
+    from streamserve.engine.model.kv_cache import bytes_per_block
+    from streamserve.engine.model.runner import load_runner
+
+    said = json.loads(run(str(HELPDESK), "--json"))
+    runner = load_runner(ModelConfig(alias="m", path=str(HELPDESK), dtype="float32", device="cpu"), EngineConfig())
+    of_float32 = said["capacities"][0]
+    assert said["num_parameters"] == runner.num_parameters
+    assert said["max_model_len"] == runner.max_model_len
+    assert of_float32["num_blocks"] == runner.num_blocks
+    block_bytes = bytes_per_block(runner.layers, runner.block_size, runner.loaded.dtype)
+    assert of_float32["bytes_per_token"] * runner.block_size == block_bytes
+    runner.close()
+
+
+def test_an_alias_brings_its_engine(folder: Path) -> None:
+    """A name in MODELS stands for its folder and its settings."""
+    models = {"small": {"PATH": str(folder), "ENGINE": {"NUM_BLOCKS": 100}}}
+    with override_settings(STREAMSERVE=settings.STREAMSERVE | {"MODELS": models, "TESTING": False, "CLIENT": "thread"}):
+        report = json.loads(run("small", "--json"))
+    assert report["model"] == "small"
+    assert {one["num_blocks"] for one in report["capacities"]} == {100}
+
+
+def test_windows_are_kept_whole(folder: Path) -> None:
+    """A sliding window saves no memory here, and the command says so."""
+    (folder / "config.json").write_text(json.dumps(LLAMA | {"sliding_window": 4096}))
+    assert "kept whole" in run(str(folder))
+    assert "kept whole" not in run(str(HELPDESK))
+
+
+@pytest.mark.parametrize(
+    ("model", "options", "words"),
+    [
+        ("/no/such/folder", {}, "no folder at"),
+        ("echo", {}, "no weights"),
+        (str(HELPDESK), {"device": "cuda"}, "--memory 24GiB"),
+        (str(ROOT), {}, "no config.json"),
+    ],
+)
+def test_refusals_are_sentences(model: str, options: dict[str, Any], words: str) -> None:
+    """What cannot be told is refused in words."""
+    with pytest.raises(CommandError, match=words):
+        run(model, **options)
+
+
+def test_amounts_of_memory() -> None:
+    """Written as people write them."""
+    texts = ["8GiB", "8 gb", "1.5g", "512MiB", "1024"]
+    assert [parse_bytes(text) for text in texts] == [8 << 30, 8 * 10**9, 3 << 29, 512 << 20, 1024]
+    numbers = (None, 512, 1536, 3 << 30, 2000 << 30)
+    assert [format_bytes(number) for number in numbers] == ["unknown", "512 B", "2 KiB", "3.0 GiB", "2,000.0 GiB"]
+    with pytest.raises(CommandError, match="try 8GiB"):
+        run(str(HELPDESK), "--memory", "lots")
+
+
+def test_torch_stays_out(folder: Path) -> None:
+    """Neither the command nor what a web process imports of the clients loads torch or transformers."""
+    script = f"""
+import sys
+import django
+django.setup()
+import streamserve.clients.factory, streamserve.clients.thread.client
+import streamserve.clients.process.config, streamserve.web.site
+from django.core.management import call_command
+call_command("streamserve_capacity", {str(folder)!r})
+found = sorted({{"torch", "transformers", "tokenizers"}} & set(sys.modules))
+assert not found, found
+"""
+    environment = {**os.environ, "DJANGO_SETTINGS_MODULE": "project.settings"}
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,138 @@
+"""Who is alive on several machines: keys in a real Redis that is killed and stalls, and processes that do."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from streamserve.streams.lease.redis_liveness import LIFE_SECONDS, RedisWorkers
+from tests.support.logs import redis_server
+from tests.support.redis_server import RedisServer
+
+__all__ = ["redis_server"]
+
+_DEADLINE_SECONDS = 30.0
+LIFE = 0.6  # of a key here, in seconds: a test has not got three
+NOBODY = "0123456789abcdef"
+Start = Callable[[Path], tuple[str, subprocess.Popen[str]]]
+PROGRAM = """
+import sys
+from pathlib import Path
+from streamserve.streams.lease.redis_liveness import RedisWorkers
+workers = RedisWorkers(Path(sys.argv[1]), sys.argv[2], life_seconds=float(sys.argv[3]))
+print(workers.own_id, flush=True)
+sys.stdin.read()
+"""
+
+
+def wait_for(claim: Callable[[], bool], what: str) -> None:
+    """Wait until `claim` holds."""
+    deadline = time.monotonic() + _DEADLINE_SECONDS
+    while not claim():
+        assert time.monotonic() < deadline, f"not within {_DEADLINE_SECONDS:.0f} s: {what}"
+        time.sleep(0.02)
+
+
+@pytest.fixture
+def here(tmp_path: Path, redis_server: RedisServer) -> Iterator[RedisWorkers]:
+    """A worker of one machine."""
+    workers = RedisWorkers(tmp_path / "here", redis_server.url, life_seconds=LIFE)
+    yield workers
+    workers.close()
+
+
+@pytest.fixture
+def start(redis_server: RedisServer) -> Iterator[Start]:
+    """Start a worker in a process of its own; a folder of its own stands for a machine of its own."""
+    made: list[subprocess.Popen[str]] = []
+
+    def start(folder: Path) -> tuple[str, subprocess.Popen[str]]:
+        command = [sys.executable, "-c", PROGRAM, str(folder), redis_server.url, str(LIFE)]
+        made.append(subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True))
+        assert made[-1].stdout is not None
+        return made[-1].stdout.readline().strip(), made[-1]
+
+    yield start
+    for process in made:
+        process.kill()
+        process.communicate()
+
+
+def test_a_worker_of_another_machine_is_alive_until_it_closes(
+    here: RedisWorkers, redis_server: RedisServer, tmp_path: Path
+) -> None:
+    """Who never was is dead as well, after the time that a first key may take."""
+    there = RedisWorkers(tmp_path / "there", redis_server.url, life_seconds=LIFE)
+    wait_for(lambda: not here.is_alive(NOBODY), "nobody is dead")
+    assert here.is_alive(there.own_id)
+    assert there.is_alive(here.own_id)
+    assert here.is_alive(here.own_id)
+    there.close()
+    assert redis_server.say(f"EXISTS streamserve:worker:{there.own_id}") == ":0"
+    wait_for(lambda: not here.is_alive(there.own_id), "it is known to have closed")
+    here.tidy()
+    wait_for(lambda: not here.is_alive(there.own_id), "it is found out again")
+
+
+def test_the_key_lives_for_three_seconds(tmp_path: Path, redis_server: RedisServer) -> None:
+    """Unless it is renewed."""
+    workers = RedisWorkers(tmp_path, redis_server.url)
+    wait_for(lambda: redis_server.say(f"GET streamserve:worker:{workers.own_id}") == "$1", "it is there")
+    assert 0 < int(redis_server.say(f"PTTL streamserve:worker:{workers.own_id}")[1:]) <= 1000 * LIFE_SECONDS == 3000
+    workers.close()
+
+
+def test_a_stopped_process_is_dead_until_it_goes_on(here: RedisWorkers, start: Start, tmp_path: Path) -> None:
+    """Although it holds its lock; and once it is killed it stays dead."""
+    other, process = start(tmp_path / "here")
+    assert here.is_alive(other)
+    process.send_signal(signal.SIGSTOP)
+    wait_for(lambda: not here.is_alive(other), "it is taken for dead")
+    process.send_signal(signal.SIGCONT)
+    wait_for(lambda: here.is_alive(other), "it is alive again")
+    process.kill()
+    process.wait()
+    assert not here.is_alive(other)
+
+
+def test_who_is_killed_on_this_machine_is_dead_at_once(here: RedisWorkers, start: Start, tmp_path: Path) -> None:
+    """By its lock, before its key goes. `tidy` takes its file away."""
+    other, process = start(tmp_path / "here")
+    assert here.is_alive(other)
+    process.kill()
+    process.wait()
+    assert not here.is_alive(other)
+    here.tidy()
+    assert [path.stem for path in (tmp_path / "here").glob("*.lock")] == [here.own_id]
+
+
+@pytest.mark.parametrize("outage", ["killed", "stalled"])
+def test_while_redis_is_away_nobody_dies(tmp_path: Path, outage: str) -> None:
+    """Longer than any key lives, and also as it comes back without the keys: who is there has time to say so."""
+    with RedisServer(tmp_path) as redis:
+        here, there = (RedisWorkers(tmp_path / name, redis.url, life_seconds=LIFE) for name in ("here", "there"))
+        assert here.is_alive(there.own_id)
+        wait_for(lambda: not here.is_alive(NOBODY), "keys are looked at")
+        wait_for(lambda: here.is_alive(there.own_id), "its key has been seen")
+        (redis.kill if outage == "killed" else redis.pause)()
+        wait_for(lambda: here._beat_at == 0, "it is missed")
+        over_at = time.monotonic() + 2 * LIFE
+        while time.monotonic() < over_at:
+            assert here.is_alive(there.own_id)
+            time.sleep(0.02)
+        (redis.start if outage == "killed" else redis.go_on)()
+        wait_for(lambda: here._beat_at > 0, "it is back")
+        back_at = here._beat_at
+        while here._beat_at < back_at + LIFE:
+            assert here.is_alive(there.own_id)
+            time.sleep(0.02)
+        wait_for(lambda: here.is_alive(there.own_id), "its key has been seen")
+        there.close()
+        wait_for(lambda: not here.is_alive(there.own_id), "the dead are found again")
+        here.close()

@@ -1,0 +1,388 @@
+"""What only `FileLog` promises: kill -9, full and failing disks, other processes, what is left on the disk."""
+
+from __future__ import annotations
+
+import asyncio
+import multiprocessing
+import random
+import resource
+import signal
+import sqlite3
+import stat
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from streamserve.protocol.events import Done, Token
+from streamserve.protocol.frames import FrameError
+from streamserve.streams.log.base import LogFull, LogUnavailable, Place, new_log_id
+from streamserve.streams.log.file_log import FileLog
+from streamserve.streams.log.file_store import SCHEMA_VERSION, FileStore
+from tests.proofs.scale import scaled
+from tests.support.log_killing import Writer, check, kill_in_turn
+from tests.support.logs import everything, numbered
+from tests.support.streams import tok
+
+_DEADLINE_SECONDS = 20.0
+_NOTICE_SECONDS = 0.1  # what `wait` promises
+_BUSY_SECONDS = 1.0  # what a busy machine may add: the median has none of it
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "state" / "streams.db"
+
+
+@pytest.fixture
+async def log(path: Path) -> AsyncIterator[FileLog]:
+    log = FileLog(path)
+    yield log
+    await log.aclose()
+
+
+# kill -9
+
+
+@pytest.mark.timeout(1200)
+async def test_kill_9_takes_nothing_that_was_acknowledged(path: Path) -> None:
+    """Writers on one file are killed at random moments: all that was acknowledged is there, whole, once, in order."""
+    seed = random.randrange(2**32)
+    rng, num_events = random.Random(seed), 0
+    print(f"seed {seed}")
+    for _ in range(scaled(70, least=4)):
+        writers = [Writer(str(path), f"w{number}", [new_log_id() for _ in range(5)]) for number in range(3)]
+        kill_in_turn(writers, rng)
+        log = FileLog(path)
+        num_events += await check(log, writers)
+        await log.aclose()
+    assert _is_sound(path)
+    print(f"{num_events} acknowledged events")
+
+
+@pytest.mark.timeout(600)
+async def test_fences_hold_between_racing_processes(path: Path) -> None:
+    """Two producers claim the same logs by turns, fence by fence, and are killed: no log ever goes back a fence."""
+    rng = random.Random(7)
+    for _ in range(scaled(40, least=2)):
+        log_ids = [new_log_id() for _ in range(3)]
+        writers = [Writer(str(path), f"w{number}", log_ids, f"{number + 1},2") for number in range(2)]
+        for writer in writers:
+            writer.wait()
+        await asyncio.sleep(rng.uniform(0.1, 0.4))
+        kill_in_turn(writers, rng)
+        log = FileLog(path)
+        await check(log, writers)
+        await log.aclose()
+
+
+async def test_a_process_killed_while_making_the_file_leaves_none_that_hinders(path: Path) -> None:
+    """An empty file, and a lock file that nobody holds, are what a beginning cut short leaves."""
+    for name in (path, Path(f"{path}.lock")):
+        _write(name, b"")
+    log = FileLog(path)
+    assert await log.append("a", 1, [tok("x")]) == 1
+    await log.aclose()
+
+
+# Other processes
+
+
+async def test_others_append_while_we_read(path: Path, log: FileLog) -> None:
+    """A reader here follows writers elsewhere: every event once, in order, as they are committed."""
+    log_ids = [new_log_id() for _ in range(3)]
+    writer = Writer(str(path), "w", log_ids)
+    try:
+        await asyncio.to_thread(writer.wait)
+        read = await asyncio.gather(*[_follow(log, log_id, 300) for log_id in log_ids])
+    finally:
+        writer.kill()
+    for texts in read:
+        assert texts == [f"w:1:{number}" for number in range(len(texts))]
+
+
+async def test_what_another_process_appends_is_noticed_within_100_ms(path: Path, log: FileLog) -> None:
+    """By the median of many, all of whose delays are far under a second on a busy machine."""
+    other, log_id = FileLog(path), new_log_id()
+    await other.append(log_id, 1, [tok("x")])
+    delays = []
+    for last_seq in range(1, 21):
+        waiting = asyncio.create_task(log.wait(log_id, Place(last_seq)))
+        await asyncio.sleep(random.uniform(0.06, 0.16))
+        assert not waiting.done()
+        await other.append(log_id, 1, [tok("y")])
+        committed_at = time.monotonic()
+        async with asyncio.timeout(_DEADLINE_SECONDS):
+            await waiting
+        delays.append(time.monotonic() - committed_at)
+    await other.aclose()
+    assert sorted(delays)[10] <= _NOTICE_SECONDS
+    assert max(delays) <= _NOTICE_SECONDS + _BUSY_SECONDS
+
+
+async def test_waiting_readers_share_one_poller_and_none_is_left(log: FileLog) -> None:
+    """However many wait, one task looks; when nobody waits, it ends."""
+    log_ids = [new_log_id() for _ in range(50)]
+    await asyncio.gather(*[log.append(log_id, 1, [tok("x")]) for log_id in log_ids])
+    waiting = [asyncio.create_task(log.wait(log_id, Place(1))) for log_id in log_ids]
+    await asyncio.sleep(0)
+    assert sum(task.get_name() == "log poller" for task in asyncio.all_tasks()) == 1
+    for task in waiting:
+        task.cancel()
+    async with asyncio.timeout(_DEADLINE_SECONDS):
+        while any(task.get_name() == "log poller" for task in asyncio.all_tasks()):  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+
+
+async def test_threads_do_not_grow_with_streams(log: FileLog) -> None:
+    """One thread writes, two read."""
+    await asyncio.gather(*[_use(log, new_log_id()) for _ in range(100)])
+    assert sum(thread.name.startswith("log-") for thread in threading.enumerate()) <= 3
+
+
+async def test_a_stopped_process_makes_others_wait_only_so_long(path: Path) -> None:
+    """Who holds the lock and stands still costs the others LogUnavailable, and nothing once it goes on."""
+    log = FileLog(path, busy_seconds=0.3)
+    await log.append("a", 1, [tok("x")])
+    holder = multiprocessing.get_context("spawn").Process(target=_hold_lock, args=(path,))
+    holder.start()
+    try:
+        while not path.with_suffix(".held").exists():  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        with pytest.raises(LogUnavailable) as raised:
+            await log.append("a", 1, [tok("y")])
+        assert (raised.value.code, raised.value.http_status) == ("log_down", 503)
+        assert await log.read("a", 1) == []
+    finally:
+        holder.kill()
+        holder.join()
+    assert await log.append("a", 1, [tok("z")]) == 2
+    await log.aclose()
+
+
+# Disks
+
+
+async def test_a_full_disk_is_named_and_recovered_from(path: Path) -> None:
+    """No room: 507 `log_full`, reading goes on, nothing is torn; with room again, so does writing."""
+    log = FileLog(path)
+    kept = await _fill(log)
+    await log.aclose()
+    page_count = sqlite3.connect(path).execute("PRAGMA page_count").fetchone()[0]
+
+    class Tight(FileStore):
+        num_pages = page_count + 20
+
+        def _pragmas(self):  # type: ignore[no-untyped-def]
+            yield from super()._pragmas()
+            yield "max_page_count", Tight.num_pages
+
+    log = FileLog(path)
+    log._writer._store = Tight(path)
+    log_id = new_log_id()
+    with pytest.raises(LogFull) as raised:
+        await _append_for_ever(log, log_id, tok("word " * 50))
+    num_events = await log.last_seq(log_id)
+    assert (raised.value.code, raised.value.http_status) == ("log_full", 507)
+    for _ in range(3):
+        with pytest.raises(LogFull):
+            await log.append(log_id, 1, [tok("word " * 500)] * 20)
+    assert await log.last_seq(log_id) == num_events
+    assert await everything(log, kept) == numbered([tok("kept")] * 50)
+    log._writer._store._db().execute("PRAGMA max_page_count = 1000000")
+    assert await log.append(log_id, 1, [tok("word " * 500)] * 20) == num_events + 20
+    await log.aclose()
+    assert _is_sound(path)
+
+
+def test_a_full_tmpfs_is_survived(tmp_path: Path) -> None:
+    """The same on a real file system of 512 KiB, filled by others, then given its room back."""
+    script = (
+        f"mount -t tmpfs -o size=512k none {tmp_path} && exec {sys.executable} -m tests.support.full_disk {tmp_path}"
+    )
+    result = subprocess.run(["unshare", "-rm", "sh", "-c", script], capture_output=True, text=True, timeout=120)
+    if "Operation not permitted" in result.stderr or "unshare failed" in result.stderr:
+        pytest.skip("mounting a tmpfs needs user namespaces or root")
+    assert result.returncode == 0, result.stderr
+    assert "full, recovered, went on, sound" in result.stdout
+
+
+async def test_a_failing_write_is_named_and_recovered_from(path: Path, log: FileLog) -> None:
+    """The disk refuses (here: a limit on the size of files): 503 `log_down`; once it takes writes, all is well."""
+    log_id = new_log_id()
+    await log.append(log_id, 1, [tok("x")])
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (_size(f"{path}-wal"), hard))
+    try:
+        for _ in range(3):
+            with pytest.raises(LogUnavailable) as raised:
+                await log.append(log_id, 1, [tok("word " * 5000)])
+            assert (raised.value.code, raised.value.http_status) == ("log_down", 503)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        signal.signal(signal.SIGXFSZ, ignored)
+    assert await log.append(log_id, 1, [tok("y")]) == 2
+    assert await everything(log, log_id) == numbered([tok("x"), tok("y")])
+    assert _is_sound(path)
+
+
+async def test_a_place_that_cannot_be_is_named(tmp_path: Path) -> None:
+    """A file where the folder should be: 503, for reading and writing, not a crash; and it is tried again."""
+    (tmp_path / "state").write_text("")
+    log = FileLog(tmp_path / "state" / "streams.db")
+    for call in (log.append("a", 1, [tok("x")]), log.read("a", 0), log.last_seq("a")):
+        with pytest.raises(LogUnavailable):
+            await call
+    (tmp_path / "state").unlink()
+    assert await log.append("a", 1, [tok("x")]) == 1
+    await log.aclose()
+
+
+async def test_a_file_that_is_no_log_is_left_alone(path: Path) -> None:
+    """Neither somebody else's file nor a later version's is written to."""
+    _write(path, b"not a database, but long enough to look at" * 100)
+    log = FileLog(path)
+    with pytest.raises(LogUnavailable):
+        await log.append("a", 1, [tok("x")])
+    await log.aclose()
+    assert _holds(path.parent, b"not a database, but long enough to look at" * 100)
+
+
+async def test_a_later_version_is_refused(path: Path, log: FileLog) -> None:
+    """The version is in the file; the message says both."""
+    await log.append("a", 1, [tok("x")])
+    await log.aclose()
+    db = sqlite3.connect(path)
+    assert db.execute("PRAGMA user_version").fetchone()[0] == SCHEMA_VERSION
+    db.execute(f"PRAGMA user_version = {SCHEMA_VERSION + 1}")
+    db.close()
+    later = FileLog(path)
+    with pytest.raises(LogUnavailable, match=f"version {SCHEMA_VERSION + 1}; this release knows {SCHEMA_VERSION}"):
+        await later.append("a", 1, [tok("y")])
+    await later.aclose()
+
+
+# What is on the disk
+
+
+async def test_the_file_is_its_owners_alone(path: Path, log: FileLog) -> None:
+    """Answers are private: 0600, for all files that SQLite makes too."""
+    await log.append("a", 1, [tok("x")])
+    files = list(path.parent.iterdir())
+    assert len(files) >= 4
+    assert {stat.S_IMODE(file.stat().st_mode) for file in files} == {0o600}
+
+
+async def test_what_was_purged_is_nowhere(path: Path, log: FileLog) -> None:
+    """The text is in the files before, in none of them after, and the room is given back."""
+    for _ in range(30):
+        await log.append(new_log_id(), 1, [tok("a secret canary " * 100)] * 10)
+    assert _holds(path.parent, b"secret canary")
+    assert await log.purge(time.time() + 3600) == 30
+    assert not _holds(path.parent, b"secret canary")
+    assert _size(path) < 100_000
+
+
+async def test_the_write_ahead_log_does_not_grow_for_ever(path: Path, log: FileLog) -> None:
+    """It is moved into the file while streams go on."""
+    log_ids = [new_log_id() for _ in range(100)]
+    for _ in range(200):
+        await asyncio.gather(*[log.append(log_id, 1, [tok("x" * 100)]) for log_id in log_ids])
+    assert _size(f"{path}-wal") < 16 * 1024 * 1024
+
+
+async def test_an_event_that_cannot_be_written_costs_only_its_append(log: FileLog) -> None:
+    """Half a surrogate is refused before anything is queued."""
+    with pytest.raises(FrameError):
+        await log.append("a", 1, [tok("fine"), tok("\ud800")])
+    assert await log.append("a", 1, [tok("x")]) == 1
+
+
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(batches=st.lists(st.lists(st.text(), min_size=1, max_size=4), min_size=1, max_size=4))
+def test_any_text_comes_back(batches: list[list[str]], tmp_path: Path) -> None:
+    """decode(encode(event)) through the file, for any text, in any batches, read from the file and not from memory."""
+    path = tmp_path / "any.db"
+    events = [[Token(text=text, token_ids=(len(text),)) for text in batch] for batch in batches]
+    log_id = new_log_id()
+
+    async def through() -> None:
+        writer, reader = FileLog(path), FileLog(path)
+        for batch in events:
+            await writer.append(log_id, 1, batch)
+        await writer.append(log_id, 1, [Done(finish_reason="stop")])
+        flat = [event for batch in events for event in batch]
+        assert await everything(reader, log_id, page=3) == numbered([*flat, Done(finish_reason="stop")])
+        await writer.aclose()
+        await reader.aclose()
+
+    asyncio.run(through())
+
+
+async def _use(log: FileLog, log_id: str) -> None:
+    await log.append(log_id, 1, [tok("x")])
+    assert await log.read(log_id, 1) == []
+
+
+async def _fill(log: FileLog) -> str:
+    log_id = new_log_id()
+    for _ in range(50):
+        await log.append(log_id, 1, [tok("kept")])
+    return log_id
+
+
+async def _follow(log: FileLog, log_id: str, num_events: int) -> list[str]:
+    """Read as readers do, from the start, until there are so many texts."""
+    texts: list[str] = []
+    async with asyncio.timeout(_DEADLINE_SECONDS):
+        while len(texts) < num_events:
+            try:
+                page = await log.read(log_id, len(texts), 64)
+            except KeyError:
+                await asyncio.sleep(0.01)
+                continue
+            assert [one.seq for one in page] == list(range(len(texts) + 1, len(texts) + 1 + len(page)))
+            texts += [one.event.text for one in page if isinstance(one.event, Token)]
+            if not page:
+                await log.wait(log_id, Place(len(texts)))
+    return texts
+
+
+async def _append_for_ever(log: FileLog, log_id: str, event: Token) -> None:
+    while True:
+        await log.append(log_id, 1, [event])
+
+
+def _write(path: Path, data: bytes) -> None:
+    path.parent.mkdir(exist_ok=True)
+    path.write_bytes(data)
+
+
+def _holds(folder: Path, data: bytes) -> bool:
+    return any(data in file.read_bytes() for file in folder.iterdir())
+
+
+def _size(path: Path | str) -> int:
+    return Path(path).stat().st_size
+
+
+def _hold_lock(path: Path) -> None:
+    """Take the lock and sleep, in a process of its own."""
+    with FileStore(path)._lock.held():
+        path.with_suffix(".held").touch()
+        time.sleep(60)
+
+
+def _is_sound(path: Path) -> bool:
+    db = sqlite3.connect(path)
+    try:
+        return bool(db.execute("PRAGMA integrity_check").fetchall() == [("ok",)])
+    finally:
+        db.close()

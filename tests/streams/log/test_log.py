@@ -1,0 +1,286 @@
+"""Laws of every log: in memory, in a file, in Redis, and in a file with memory to spare."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import pytest
+
+from streamserve.protocol.events import Done, Error, Event, Meta, PositionLogprobs, Status, Token, TokenLogprob
+from streamserve.streams.log.base import Ended, Fenced, MemoryLog, Place, new_log_id
+from tests.support.logs import MakeLog, everything, make_log, numbered, redis_server
+from tests.support.streams import tok
+
+__all__ = ["make_log", "redis_server"]
+
+_DEADLINE_SECONDS = 10.0
+
+
+async def test_events_are_numbered_densely_from_one(make_log: MakeLog) -> None:
+    """Seqs go on from append to append; `after` and `limit` cut exactly."""
+    log, log_id = make_log(), new_log_id()
+    assert await log.append(log_id, 1, [tok("x"), tok("y")]) == 2
+    assert await log.append(log_id, 1, [tok("z")]) == 3
+    assert await log.read(log_id, 1) == numbered([tok("y"), tok("z")], 2)
+    assert [entry.seq for entry in await log.read(log_id, 0, limit=2)] == [1, 2]
+    assert await log.read(log_id, 3) == []
+    assert await log.last_seq(log_id) == 3
+
+
+async def test_another_process_reads_the_same(make_log: MakeLog) -> None:
+    """What is acknowledged here is there for all, from every seq, at any page size."""
+    ours, theirs, log_id = make_log(), make_log(), new_log_id()
+    events = [tok(f"{number} ") for number in range(40)]
+    for start in (0, 1, 4, 5, 25):
+        end = {0: 1, 1: 4, 4: 5, 5: 25, 25: 40}[start]
+        assert await ours.append(log_id, 1, events[start:end]) == end
+    for log in (ours, theirs):
+        assert await log.last_seq(log_id) == 40
+        for after in range(41):
+            assert await log.read(log_id, after) == numbered(events)[after:]
+        for page in (1, 3, 39):
+            assert await everything(log, log_id, page) == numbered(events)
+
+
+async def test_every_event_comes_back_as_it_was(make_log: MakeLog) -> None:
+    """All kinds, with all their fields."""
+    logprob = TokenLogprob(token_id=7, token="", bytes_=b"\xf0\x9f", logprob=float("-inf"))
+    position = PositionLogprobs(chosen=logprob, top=(logprob,))
+    events: list[Event] = [
+        Meta(model="m", stream_id="s", created=1, prompt_tokens=5),
+        Status(status="queued", step=1, of=2, message="\x00\u2028\r\n"),
+        Token(text="é👩‍👩‍👧", token_ids=(1, 2), choice=1, logprobs=(position,)),
+        Done(finish_reason="stop", latency=0.25, breakdown={"ttft": 0.1}, kept_seq=2),
+    ]
+    log_id = new_log_id()
+    await make_log().append(log_id, 1, events)
+    assert await everything(make_log(), log_id) == numbered(events)
+
+
+async def test_a_stale_producer_is_fenced(make_log: MakeLog) -> None:
+    """Once a later fence has written, an earlier one cannot, here or elsewhere."""
+    ours, theirs, log_id = make_log(), make_log(), new_log_id()
+    await ours.append(log_id, 1, [tok("x")])
+    assert await theirs.append(log_id, 2, [tok("y")]) == 2
+    for log in (ours, theirs):
+        with pytest.raises(Fenced):
+            await log.append(log_id, 1, [tok("z")])
+    assert await ours.append(log_id, 3, [tok("w")]) == 3
+    with pytest.raises(Fenced):
+        await theirs.append(log_id, 2, [tok("z")])
+    assert await everything(theirs, log_id) == numbered([tok("x"), tok("y"), tok("w")])
+
+
+async def test_a_claim_fences_without_an_event(make_log: MakeLog) -> None:
+    """No events: the fence counts, the last seq is told, nothing is written."""
+    ours, theirs, log_id = make_log(), make_log(), new_log_id()
+    await ours.append(log_id, 1, [tok("x")])
+    assert await theirs.append(log_id, 2, []) == 1
+    with pytest.raises(Fenced):
+        await ours.append(log_id, 1, [tok("y")])
+    assert await everything(ours, log_id) == numbered([tok("x")])
+
+
+async def test_a_log_that_is_not_there_cannot_be_claimed(make_log: MakeLog) -> None:
+    """Claiming makes no log."""
+    log, log_id = make_log(), new_log_id()
+    with pytest.raises(KeyError):
+        await log.append(log_id, 1, [])
+    with pytest.raises(KeyError):
+        await log.last_seq(log_id)
+
+
+@pytest.mark.parametrize("terminal", [Done(finish_reason="stop"), Error(code="timeout", message="late")])
+async def test_nothing_follows_a_terminal_event(make_log: MakeLog, terminal: Event) -> None:
+    """Whoever appends, with whatever fence, is told that the log has ended; claiming it tells where."""
+    ours, theirs, log_id = make_log(), make_log(), new_log_id()
+    await ours.append(log_id, 1, [tok("x"), terminal])
+    for log in (ours, theirs):
+        with pytest.raises(Ended):
+            await log.append(log_id, 2, [terminal])
+    assert await theirs.append(log_id, 2, []) == 2
+    with pytest.raises(Ended):
+        await theirs.append(log_id, 2, [tok("y")])
+    assert await everything(theirs, log_id) == numbered([tok("x"), terminal])
+
+
+@pytest.mark.parametrize("what", ["append", "seal", "drop"])
+async def test_waiting_readers_are_woken(make_log: MakeLog, what: str) -> None:
+    """News, the end, and the loss of the log all wake who waits."""
+    log, log_id = make_log(), new_log_id()
+    await log.append(log_id, 1, [tok("x")])
+    waiting = [asyncio.create_task(log.wait(log_id, Place(1))) for _ in range(2)]
+    await asyncio.sleep(0)
+    assert not any(task.done() for task in waiting)
+    await {
+        "append": lambda: log.append(log_id, 1, [tok("y")]),
+        "seal": lambda: log.seal(log_id),
+        "drop": lambda: log.drop(log_id),
+    }[what]()
+    async with asyncio.timeout(_DEADLINE_SECONDS):
+        await asyncio.gather(*waiting)
+
+
+async def test_news_wake_only_who_has_not_seen_them(make_log: MakeLog) -> None:
+    """Who waits past the end goes on waiting when others' events come."""
+    log, log_id, other_id = make_log(), new_log_id(), new_log_id()
+    await log.append(log_id, 1, [tok("x")])
+    await log.append(other_id, 1, [tok("x")])
+    await _still(log.wait(log_id, Place(1)))
+    waiting = asyncio.create_task(log.wait(log_id, Place(1)))
+    await asyncio.sleep(0)
+    for _ in range(20):
+        await log.append(other_id, 1, [tok("y")])
+    await asyncio.sleep(0.2)
+    assert not waiting.done()
+    waiting.cancel()
+    async with asyncio.timeout(_DEADLINE_SECONDS):
+        await log.wait(log_id, Place(0))
+
+
+async def test_what_others_write_is_noticed_by_all_who_wait(make_log: MakeLog) -> None:
+    """Appends, and drops, of another process wake the readers here, those too who came while it was quiet."""
+    ours, theirs = make_log(), make_log()
+    log_ids = [new_log_id() for _ in range(10)]
+    for log_id in log_ids:
+        await theirs.append(log_id, 1, [tok("x")])
+    readers = [asyncio.create_task(_read_to(ours, log_id, 3)) for log_id in log_ids]
+    for _ in range(2):
+        await asyncio.sleep(0.15)
+        for log_id in log_ids:
+            await theirs.append(log_id, 1, [tok("y")])
+    async with asyncio.timeout(_DEADLINE_SECONDS):
+        await asyncio.gather(*readers)
+    waiting = [asyncio.create_task(_read_to(ours, log_id, 4)) for log_id in log_ids]
+    await asyncio.sleep(0.15)
+    for log_id in log_ids:
+        await theirs.drop(log_id)
+    async with asyncio.timeout(_DEADLINE_SECONDS):
+        assert {type(one) for one in await asyncio.gather(*waiting, return_exceptions=True)} <= {KeyError}
+
+
+async def test_who_comes_after_the_news_is_not_kept_waiting(make_log: MakeLog) -> None:
+    """What another process appended before `wait` counts, also when it was noticed, for others, before that."""
+    ours, theirs, quiet_id, log_id = make_log(), make_log(), new_log_id(), new_log_id()
+    await theirs.append(quiet_id, 1, [tok("x")])
+    await _still(ours.wait(quiet_id, 1))
+    others = asyncio.create_task(_read_to(ours, quiet_id, 2))
+    await theirs.append(log_id, 1, [tok("x"), tok("y")])
+    await asyncio.sleep(0.3)
+    async with asyncio.timeout(_DEADLINE_SECONDS):
+        await ours.wait(log_id, Place(1))
+    others.cancel()
+
+
+async def test_what_is_gone_raises_and_is_not_waited_for(make_log: MakeLog) -> None:
+    """A dropped log is unknown everywhere, and nobody waits for it for ever."""
+    log, log_id = make_log(), new_log_id()
+    await log.append(log_id, 1, [tok("x")])
+    await log.drop(log_id)
+    for one in (log, make_log()):
+        with pytest.raises(KeyError):
+            await one.read(log_id, 0)
+        async with asyncio.timeout(_DEADLINE_SECONDS):
+            await one.wait(log_id, Place(1))
+    await log.drop(log_id)
+
+
+async def test_purge_drops_what_nobody_wrote_since(make_log: MakeLog) -> None:
+    """Old logs go, with their number told; others stay."""
+    log = make_log()
+    await log.purge(time.time() + 3600)
+    log_ids = [new_log_id() for _ in range(120)]
+    await asyncio.gather(*[log.append(log_id, 1, [tok("x")] * 3) for log_id in log_ids])
+    assert await log.purge(time.time() - 3600) == 0
+    assert await everything(log, log_ids[0]) == numbered([tok("x")] * 3)
+    assert await make_log().purge(time.time() + 3600) == 120
+    for log_id in log_ids:
+        with pytest.raises(KeyError):
+            await make_log().last_seq(log_id)
+
+
+async def test_many_streams_at_once_keep_apart(make_log: MakeLog) -> None:
+    """Group commit mixes the appends of many streams, never their events."""
+    log, log_ids = make_log(), [new_log_id() for _ in range(40)]
+
+    async def write(log_id: str) -> None:
+        for number in range(15):
+            assert await log.append(log_id, 1, [tok(f"{log_id} {number}")]) == number + 1
+
+    await asyncio.gather(*map(write, log_ids))
+    other = make_log()
+    for log_id in log_ids:
+        assert await everything(other, log_id) == numbered([tok(f"{log_id} {number}") for number in range(15)])
+
+
+async def test_a_refusal_costs_only_who_is_refused(make_log: MakeLog) -> None:
+    """A fenced append among others in one commit leaves theirs whole."""
+    log, log_ids = make_log(), [new_log_id() for _ in range(9)]
+    await asyncio.gather(*[log.append(log_id, 2, [tok("x")]) for log_id in log_ids])
+    fences = [1 if number % 3 == 0 else 2 for number in range(9)]
+    both = zip(log_ids, fences, strict=True)
+    results = await asyncio.gather(
+        *[log.append(log_id, fence, [tok("y")]) for log_id, fence in both], return_exceptions=True
+    )
+    assert [result if isinstance(result, int) else type(result) for result in results] == [Fenced, 2, 2] * 3
+    assert [await log.last_seq(log_id) for log_id in log_ids] == [1, 2, 2] * 3
+
+
+async def test_a_cancelled_append_is_whole_or_not_there(make_log: MakeLog) -> None:
+    """Cancelled at any moment: once CancelledError is there, so is the truth, and what follows goes on from it."""
+    log, log_id = make_log(), new_log_id()
+    await log.append(log_id, 1, [tok("start")])
+    num_seen = 1
+    for number in range(60):
+        task = asyncio.create_task(log.append(log_id, 1, [tok(f"{number} {part}") for part in range(3)]))
+        for _ in range(number % 6):
+            await asyncio.sleep(0)
+        if number % 5 == 0:
+            await asyncio.sleep(0.0005)
+        task.cancel()
+        await asyncio.wait([task])
+        assert task.cancelled() or isinstance(task.result(), int)
+        num_now = await log.last_seq(log_id)
+        assert num_now - num_seen in (0, 3)
+        num_seen = num_now
+    assert await log.append(log_id, 1, [tok("end")]) == num_seen + 1
+    found = await everything(make_log(), log_id)
+    assert [one.seq for one in found] == list(range(1, num_seen + 2))
+    texts = [one.event.text for one in found[1:-1] if isinstance(one.event, Token)]
+    firsts = [text.split()[0] for text in texts[::3]]
+    assert texts == [f"{first} {part}" for first in firsts for part in range(3)]
+
+
+async def test_closing_commits_what_was_appended(make_log: MakeLog) -> None:
+    """`aclose` takes nothing back."""
+    log, log_ids = make_log(), [new_log_id() for _ in range(5)]
+    appends = [asyncio.create_task(log.append(log_id, 1, [tok("x")])) for log_id in log_ids]
+    await asyncio.sleep(0)
+    await log.aclose()
+    assert await asyncio.gather(*appends) == [1] * 5
+    assert [await make_log().last_seq(log_id) for log_id in log_ids] == [1] * 5
+
+
+def test_log_ids_are_unique_names() -> None:
+    """Twelve characters that fit an event id."""
+    names = {new_log_id() for _ in range(1000)}
+    assert len(names) == 1000
+    assert all(len(name) == 12 and name.isalnum() and name.islower() | name.isdigit() for name in names)
+
+
+async def _still(waiting: object) -> None:
+    """Let a first wait return early, as it may, or go on for a while."""
+    task = asyncio.ensure_future(waiting)
+    await asyncio.wait([task], timeout=0.5)
+    task.cancel()
+
+
+async def _read_to(log: MemoryLog, log_id: str, last_seq: int) -> None:
+    """Read as readers do, until an event has come."""
+    after = 0
+    while after < last_seq:
+        page = await log.read(log_id, after)
+        after = page[-1].seq if page else after
+        if not page:
+            await log.wait(log_id, Place(after))

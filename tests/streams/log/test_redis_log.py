@@ -1,0 +1,303 @@
+"""What only `RedisLog` promises: Redis killed, stalled, emptied, full; retention; and saying what is missing."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import random
+import sys
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+
+import pytest
+import redis
+
+from streamserve.streams.log.base import EventLog, LogFull, LogLost, LogUnavailable, Place, new_log_id
+from streamserve.streams.log.redis_log import RedisLog
+from tests.proofs.scale import scaled
+from tests.support.log_killing import Writer, check, kill_in_turn
+from tests.support.logs import everything, numbered, redis_server
+from tests.support.redis_server import RedisServer
+from tests.support.streams import tok
+
+__all__ = ["redis_server"]
+
+_DEADLINE_SECONDS = 30.0
+MakeServer = Callable[..., RedisServer]
+
+
+@pytest.fixture
+def make_server(tmp_path: Path) -> Iterator[MakeServer]:
+    """Start a Redis of this test's own; keywords are its configuration."""
+    made: list[RedisServer] = []
+
+    def make(**config: str) -> RedisServer:
+        made.append(RedisServer(tmp_path, **config))
+        made[-1].start()
+        return made[-1]
+
+    yield make
+    for server in made:
+        server.kill()
+
+
+@contextlib.asynccontextmanager
+async def log_at(server: RedisServer, **options: float) -> AsyncIterator[RedisLog]:
+    """A log, closed at the end."""
+    log = RedisLog(server.url, **options)
+    try:
+        yield log
+    finally:
+        await log.aclose()
+
+
+@pytest.mark.timeout(600)
+async def test_kill_9_of_writers_takes_nothing_that_was_acknowledged(redis_server: RedisServer) -> None:
+    """Each append is there, whole, once, in order; two producers that race by fences never go back."""
+    rng = random.Random(7)
+    for _ in range(scaled(60, least=3)):
+        raced = [new_log_id() for _ in range(3)]
+        writers = [Writer(redis_server.url, f"w{number}", raced, f"{number + 1},2") for number in range(2)]
+        writers.append(Writer(redis_server.url, "alone", [new_log_id() for _ in range(5)]))
+        kill_in_turn(writers, rng)
+        async with log_at(redis_server) as log:
+            assert await check(log, writers)
+
+
+@pytest.mark.timeout(600)
+async def test_kill_9_of_redis_loses_nothing_that_was_acknowledged(make_server: MakeServer) -> None:
+    """Streams stand still while it is away and then go on: no gap, no event twice, whatever was under way."""
+    server = make_server(appendfsync="always")
+    log_ids = [new_log_id() for _ in range(20)]
+    async with log_at(server, patience_seconds=20) as log, log_at(server, patience_seconds=20) as other:
+        is_over = asyncio.Event()
+        writers = [asyncio.create_task(_write_until(log, log_id, is_over)) for log_id in log_ids]
+        readers = [asyncio.create_task(_follow(other, log_id)) for log_id in log_ids]
+        await _kill_often(server, scaled(60, least=3))
+        is_over.set()
+        counts = await asyncio.gather(*writers)
+        for log_id, count in zip(log_ids, counts, strict=True):
+            assert await everything(other, log_id) == numbered([*(tok(f"{n}") for n in range(count)), tok("end")])
+        async with asyncio.timeout(_DEADLINE_SECONDS):
+            assert await asyncio.gather(*readers) == [[*(f"{n}" for n in range(count)), "end"] for count in counts]
+
+
+@pytest.mark.timeout(600)
+async def test_what_everysec_loses_is_never_hidden(make_server: MakeServer) -> None:
+    """Killed while an fsync is slow, Redis may have lost what it said to have: then the producer is told LogLost."""
+    server = make_server(appendfsync="everysec")
+    num_lost = 0
+    async with log_at(server, patience_seconds=20) as log, log_at(server, patience_seconds=20) as other:
+        for _ in range(scaled(60, least=3)):
+            is_over, log_ids = asyncio.Event(), [new_log_id() for _ in range(20)]
+            writers = [asyncio.create_task(_write_until(log, log_id, is_over)) for log_id in log_ids]
+            await _kill_often(server, 1)
+            is_over.set()
+            ends = await asyncio.gather(*writers, return_exceptions=True)
+            for log_id, end in zip(log_ids, ends, strict=True):
+                assert isinstance(end, int | LogLost), end
+                found = await everything(other, log_id)
+                texts = [tok(f"{n}") for n in range(len(found))]
+                assert found == numbered(texts if isinstance(end, LogLost) else [*texts[:-1], tok("end")])
+                assert isinstance(end, LogLost) or len(found) == end + 1
+            num_lost += sum(isinstance(end, LogLost) for end in ends)
+    print(f"{num_lost} streams lost something")
+
+
+async def test_an_outage_is_named_once_there_is_no_more_patience(make_server: MakeServer) -> None:
+    """503 `log_down`, for all; the next ones at once; and it is over when Redis is back."""
+    server = make_server()
+    async with log_at(server, patience_seconds=0.5) as log:
+        await log.append("a", 1, [tok("x")])
+        server.kill()
+        for _ in range(3):
+            with pytest.raises(LogUnavailable) as raised:
+                await log.append("a", 1, [tok("y")])
+            assert (raised.value.code, raised.value.http_status) == ("log_down", 503)
+        with pytest.raises(LogUnavailable):
+            await log.last_seq("a")
+        assert await log.read("a", 0) == numbered([tok("x")])
+        server.start()
+        assert await log.append("a", 1, [tok("z")]) == 2
+
+
+async def test_an_append_that_was_given_up_does_not_come_in_later(make_server: MakeServer) -> None:
+    """A stalled Redis finds it in its socket after newer ones, or before: never twice, never in between."""
+    server = make_server()
+    for number in range(scaled(60, least=3)):
+        log_id = f"log{number}"
+        async with log_at(server, patience_seconds=0.2) as log:
+            await log.append(log_id, 1, [tok("x")])
+            server.pause()
+            with pytest.raises(LogUnavailable):
+                await log.append(log_id, 1, [tok("lost"), tok("lost")])
+            server.go_on()
+            last_seq = await log.append(log_id, 1, [tok("y")])
+            assert await log.append(log_id, 1, [tok("z")]) == last_seq + 1
+            found = [one.event for one in await everything(log, log_id)]
+            lost = [tok("lost")] * 2 if last_seq == 4 else []
+            assert found == [tok("x"), *lost, tok("y"), tok("z")]
+
+
+async def test_a_redis_that_forgot_is_not_written_to(make_server: MakeServer) -> None:
+    """Restarted without persistence it has lost what it acknowledged: seqs do not start again."""
+    server = make_server(appendonly="no")
+    async with log_at(server) as log:
+        await log.append("a", 1, [tok("x")])
+        server.kill()
+        server.start()
+        with pytest.raises(LogLost) as raised:
+            await log.append("a", 1, [tok("y")])
+        assert raised.value.code == "log_lost"
+        assert await log.append("b", 1, [tok("x")]) == 1
+
+
+async def test_a_full_redis_is_named_and_recovered_from(make_server: MakeServer) -> None:
+    """507 `log_full`, nothing is torn; with memory again it goes on."""
+    server = make_server(maxmemory="3mb", **{"maxmemory-policy": "noeviction"})
+    async with log_at(server) as log, log_at(server) as other:
+        with pytest.raises(LogFull) as raised:
+            await _append_for_ever(log)
+        assert (raised.value.code, raised.value.http_status) == ("log_full", 507)
+        last_seq = await other.last_seq("a")
+        assert [one.seq for one in await everything(other, "a")] == list(range(1, last_seq + 1))
+        server.say("CONFIG SET maxmemory 0")
+        assert await log.append("a", 1, [tok("y")]) == last_seq + 1
+
+
+async def test_scripts_are_loaded_again(redis_server: RedisServer) -> None:
+    """A Redis that has forgotten the scripts is told them, unnoticed."""
+    async with log_at(redis_server) as log:
+        log_id = new_log_id()
+        await log.append(log_id, 1, [tok("x")])
+        redis_server.say("SCRIPT FLUSH")
+        assert await log.append(log_id, 1, [tok("y")]) == 2
+
+
+async def test_what_nobody_appends_to_is_forgotten(redis_server: RedisServer) -> None:
+    """Retention counts from the last append."""
+    async with log_at(redis_server, retention_seconds=0.4) as log, log_at(redis_server) as other:
+        log_id = new_log_id()
+        for last_seq in range(1, 6):
+            assert await log.append(log_id, 1, [tok("x")]) == last_seq
+            await asyncio.sleep(0.15)
+        assert await other.last_seq(log_id) == 5
+        async with asyncio.timeout(_DEADLINE_SECONDS):
+            await _forgotten(other, log_id)
+
+
+async def test_one_connection_listens_for_all(make_server: MakeServer) -> None:
+    """However many wait, there is one subscribed connection."""
+    server = make_server()
+    async with log_at(server) as log:
+        log_ids = [new_log_id() for _ in range(50)]
+        await asyncio.gather(*[log.append(log_id, 1, [tok("x")]) for log_id in log_ids])
+        await asyncio.gather(*[log.wait(log_id, Place(1)) for log_id in log_ids])
+        assert _num_listeners(server) == 1
+
+
+async def test_a_process_that_stood_still_asks_again(make_server: MakeServer) -> None:
+    """Its patience is over when it wakes, and Redis was there all the time: the append is made, once."""
+    server = make_server()
+    log_id = new_log_id()
+    async with log_at(server, patience_seconds=1) as log:
+        await log.append(log_id, 1, [tok("a")])
+        server.pause()
+        appending = asyncio.create_task(log.append(log_id, 1, [tok("b")]))
+        await asyncio.sleep(0.05)
+        server.go_on()
+        time.sleep(1.2)  # noqa: ASYNC251 - the loop is what must stand still
+        assert await appending == 2
+        assert await everything(log, log_id) == numbered([tok("a"), tok("b")])
+
+
+async def test_missing_persistence_is_named(make_server: MakeServer, redis_server: RedisServer) -> None:
+    """`check` says what would lose answers, and nothing where nothing would."""
+    async with log_at(redis_server) as log:
+        assert await log.check() == []
+    careless = make_server(appendonly="no", **{"maxmemory-policy": "allkeys-lru"})
+    async with log_at(careless) as log:
+        complaints = await log.check()
+        assert [word in text for word, text in zip(("appendonly no", "allkeys-lru"), complaints, strict=True)]
+    careless.say("CONFIG SET appendonly yes")
+    careless.say("CONFIG SET appendfsync everysec")
+    async with log_at(careless) as log:
+        assert "appendfsync everysec" in (await log.check())[0]
+
+
+async def test_a_redis_that_does_not_tell_is_said_to_be_unsure(make_server: MakeServer) -> None:
+    """Managed ones forbid CONFIG."""
+    server = make_server()
+    server.say("ACL SETUSER default -config")
+    async with log_at(server) as log:
+        (complaint,) = await log.check()
+        assert "forbidden" in complaint
+
+
+async def test_checking_an_absent_redis_raises(make_server: MakeServer) -> None:
+    """There is nothing to say of a Redis that is not there."""
+    server = make_server()
+    server.kill()
+    async with log_at(server, patience_seconds=0.1) as log:
+        with pytest.raises(LogUnavailable):
+            await log.check()
+
+
+def test_without_the_library_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """pip install "streamserve[redis]"."""
+    monkeypatch.setitem(sys.modules, "redis.asyncio", None)
+    with pytest.raises(ImportError, match=r"streamserve\[redis\]"):
+        RedisLog("redis://127.0.0.1:1/0")
+
+
+async def _kill_often(server: RedisServer, num_kills: int) -> None:
+    for _ in range(num_kills):
+        await asyncio.sleep(random.uniform(0.05, 0.3))
+        server.kill()
+        await asyncio.sleep(random.uniform(0.0, 0.2))
+        await asyncio.to_thread(server.start)
+
+
+async def _write_until(log: EventLog, log_id: str, is_over: asyncio.Event) -> int:
+    """Append one by one and return how many; each is acknowledged under its own seq."""
+    for number in itertools.count():
+        if is_over.is_set():
+            assert await log.append(log_id, 1, [tok("end")]) == number + 1
+            return number
+        assert await log.append(log_id, 1, [tok(f"{number}")]) == number + 1
+    raise AssertionError
+
+
+async def _follow(log: EventLog, log_id: str) -> list[str]:
+    """Read as readers do, across outages, to "end"."""
+    texts: list[str] = []
+    while texts[-1:] != ["end"]:
+        try:
+            page = await log.read(log_id, len(texts), 64)
+        except KeyError:
+            await asyncio.sleep(0.01)
+            continue
+        assert [one.seq for one in page] == list(range(len(texts) + 1, len(texts) + 1 + len(page)))
+        texts += [one.event.text for one in page]
+        if not page:
+            await log.wait(log_id, Place(len(texts)))
+    return texts
+
+
+async def _append_for_ever(log: EventLog) -> None:
+    while True:
+        await log.append("a", 1, [tok("word " * 1000)])
+
+
+async def _forgotten(log: EventLog, log_id: str) -> None:
+    """Wait until there is no such log."""
+    with contextlib.suppress(KeyError):
+        while await log.last_seq(log_id):  # noqa: ASYNC110 - Redis tells nobody
+            await asyncio.sleep(0.05)
+
+
+def _num_listeners(server: RedisServer) -> int:
+    with redis.Redis.from_url(server.url) as client:
+        return sum(int(one["sub"]) > 0 for one in client.client_list())

@@ -1,0 +1,258 @@
+"""Laws of the snapshot: who is far behind gets the text at once, and can rebuild all that the events had said."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import aclosing
+
+import pytest
+
+from streamserve.dialects.base import Encoder
+from streamserve.dialects.native import NativeEncoder
+from streamserve.dialects.openai_chat import ChatEncoder
+from streamserve.dialects.text import TextEncoder
+from streamserve.dialects.tokens import TokensEncoder
+from streamserve.protocol.events import ChoiceDone, Done, Event, Snapshot, Status, Token
+from streamserve.streams.config import StreamConfig
+from streamserve.streams.log.base import MemoryLog
+from streamserve.streams.reader.delivery import Delivery
+from streamserve.streams.reader.follow import follow
+from streamserve.streams.registry import Streams
+from streamserve.streams.stream import Stream
+from tests.streams.reader.test_delivery import DONE, Wire
+from tests.support.stream_checks import Frame, check_native, check_openai, check_tokens, text_of
+from tests.support.streams import ScriptedClient, StallingLog, ask, tok, until
+
+BEHIND = 20
+
+
+def serving(scripted: ScriptedClient, log: MemoryLog | None = None, snapshot_events: int = BEHIND) -> Streams:
+    """Return a directory that gives each token a frame of its own."""
+    settings = StreamConfig(snapshot_events=snapshot_events, coalesce_tokens=0)
+    return Streams({"scripted": scripted}, log or MemoryLog(), settings)
+
+
+async def written(streams: Streams, scripted: ScriptedClient, *events: Event, n: int = 1) -> Stream:
+    """Return a finished stream that holds `meta` and `events`."""
+    stream = await streams.start(ask("scripted", n=n), owner="u1", tenant="t1", on_disconnect="finish")
+    scripted.last.push(*events)
+    await stream.ended.wait()
+    return stream
+
+
+async def read(streams: Streams, stream: Stream, after: int = 0) -> list[Frame]:
+    """Return all that a native reader gets after event `after`."""
+    wire = Wire()
+    await Delivery(streams, stream, NativeEncoder(stream.log_id), after=after).run(wire.send)
+    return check_native(wire.data, after=after)
+
+
+def words(num: int) -> list[Token]:
+    return [tok(f" {number}") for number in range(num)]
+
+
+def kinds(frames: list[Frame]) -> list[tuple[str, int]]:
+    return [(frame.event, frame.seq) for frame in frames]
+
+
+async def test_who_comes_late_gets_the_text_at_once(scripted: ScriptedClient) -> None:
+    """A fresh reader of a long answer: `meta`, the text, the end. One who has a part: the text and the end."""
+    streams = serving(scripted)
+    stream = await written(streams, scripted, *words(100), DONE)
+    text = "".join(f" {number}" for number in range(100))
+    whole, rest = await read(streams, stream), await read(streams, stream, after=50)
+    assert kinds(whole) == [("meta", 1), ("snapshot", 101), ("done", 102)]
+    assert kinds(rest) == [("snapshot", 101), ("done", 102)]
+    assert whole[1].json == rest[0].json == {"text": text, "seq": 101}
+    headers = dict(Delivery(streams, stream, NativeEncoder(stream.log_id), after=50).headers)
+    assert headers[b"streamserve-from"] == b"51"
+    await streams.aclose()
+
+
+@pytest.mark.parametrize(("num_behind", "is_given"), [(BEHIND, False), (BEHIND + 1, True)])
+async def test_only_who_is_further_behind_than_that(scripted: ScriptedClient, num_behind: int, is_given: bool) -> None:
+    """`snapshot_events` behind is still a replay."""
+    streams = serving(scripted)
+    stream = await written(streams, scripted, *words(100), DONE)
+    frames = await read(streams, stream, after=stream.last_seq - num_behind)
+    assert [frame.event for frame in frames].count("snapshot") == is_given
+    assert len(frames) == (2 if is_given else num_behind)
+    await streams.aclose()
+
+
+async def test_zero_is_never(scripted: ScriptedClient) -> None:
+    streams = serving(scripted, snapshot_events=0)
+    stream = await written(streams, scripted, *words(100), DONE)
+    assert kinds(await read(streams, stream))[1:-1] == [("token", seq) for seq in range(2, 102)]
+    await streams.aclose()
+
+
+async def test_a_reader_who_is_slow_in_mid_stream(scripted: ScriptedClient) -> None:
+    """It takes nothing while a hundred events come; then one snapshot, and the next token after it."""
+    streams, wire = serving(scripted), Wire()
+    stream = await streams.start(ask("scripted"), owner="u1", tenant="t1")
+    delivery = Delivery(streams, stream, NativeEncoder(stream.log_id))
+    running = asyncio.create_task(delivery.run(wire.send))
+    scripted.last.push(tok("first"))
+    await until(lambda: delivery.reader.seq == 2, "the first token is taken")
+    wire.go.clear()
+    scripted.last.push(tok(" second"))
+    await until(lambda: wire.num_waiting == 1, "the second is in send")
+    scripted.last.push(*words(100))
+    await until(lambda: stream.last_seq == 103, "a hundred more are there")
+    wire.go.set()
+    await until(lambda: delivery.reader.seq == 103, "it has caught up")
+    scripted.last.push(tok(" last"), DONE)
+    await running
+    frames = check_native(wire.data)
+    assert ("snapshot", 103) in kinds(frames)
+    assert len(frames) <= 6, "meta, two tokens, what stands for a hundred, one more, the end"
+    assert text_of(frames) == "".join(["first second", *(f" {number}" for number in range(100)), " last"])
+    await streams.aclose()
+
+
+MIXED: list[Event] = [
+    Status(status="prefill"),
+    *(tok(f"a{number} ", choice=0) for number in range(9)),
+    *(tok(f"b{number} ", choice=1) for number in range(9)),
+    ChoiceDone(choice=1, finish_reason="stop"),
+    Status(status="waiting", message="Paused."),
+    Status(status="resumed"),
+    *(tok(f"a{number} ", choice=0) for number in range(9, 15)),
+    ChoiceDone(choice=0, finish_reason="length"),
+    Status(status="waiting", message="Paused."),
+    DONE,
+]
+
+
+@pytest.mark.parametrize("snapshot_events", [1, 5, 12])
+async def test_what_is_rebuilt_is_what_was_written(scripted: ScriptedClient, snapshot_events: int) -> None:
+    """From wherever one goes on: text and finish reason of each choice, and the last status, are the log's."""
+    plain, leaping = serving(scripted, snapshot_events=0), serving(scripted, snapshot_events=snapshot_events)
+    stream = await written(plain, scripted, *MIXED, n=2)
+    log = await read(plain, stream)
+    leaping.log = plain.log
+    for after in range(stream.last_seq):
+        seen = log[:after] + await read(leaping, stream, after=after)
+        assert rebuilt(seen) == rebuilt(log), f"after {after}"
+    await plain.aclose()
+
+
+def rebuilt(frames: list[Frame]) -> tuple[object, ...]:
+    """Return what a client knows after `frames`."""
+    reasons: dict[int, str] = {}
+    for frame in frames:
+        if frame.event == "choice_done":
+            reasons[frame.json["choice"]] = frame.json["finish_reason"]
+        elif frame.event == "snapshot":
+            choices = frame.json.get("choices", [])
+            reasons = {one["choice"]: one["finish_reason"] for one in choices if "finish_reason" in one}
+    last_status = [frame.json for frame in frames if frame.event == "status"][-1]
+    return text_of(frames, 0), text_of(frames, 1), reasons, last_status, frames[0].event, frames[-1].event
+
+
+async def test_a_status_that_holds_follows_the_snapshot(scripted: ScriptedClient) -> None:
+    """Who comes while an answer stands still is told why; statuses that were overtaken by text are not."""
+    streams, wire = serving(scripted), Wire()
+    stream = await streams.start(ask("scripted"), owner="u1", tenant="t1", on_disconnect="finish")
+    waiting = Status(status="waiting", message="Paused.")
+    scripted.last.push(waiting, *words(50), waiting)
+    await until(lambda: stream.last_seq == 53, "all is there")
+    running = asyncio.create_task(Delivery(streams, stream, NativeEncoder(stream.log_id)).run(wire.send))
+    await until(lambda: b"Paused." in wire.data, "it is told")
+    scripted.last.push(DONE)
+    await running
+    assert kinds(check_native(wire.data)) == [("meta", 1), ("snapshot", 52), ("status", 53), ("done", 54)]
+    await streams.aclose()
+
+
+async def test_logprobs_are_never_left_out(scripted: ScriptedClient) -> None:
+    """They were asked for, and no snapshot has them."""
+    streams = serving(scripted)
+    tokens = [Token(text="x", token_ids=(7,), logprobs=()) for _ in range(100)]
+    stream = await written(streams, scripted, *tokens, DONE)
+    frames = await read(streams, stream)
+    assert kinds(frames) == [("meta", 1), *(("token", seq) for seq in range(2, 102)), ("done", 102)]
+    await streams.aclose()
+
+
+async def test_other_dialects_get_every_token(scripted: ScriptedClient) -> None:
+    """Nobody but native readers knows what a snapshot is."""
+    streams = serving(scripted)
+    stream = await written(streams, scripted, *words(100), DONE)
+    log_id, text = stream.log_id, "".join(f" {number}" for number in range(100))
+
+    async def got(encoder: Encoder) -> bytes:
+        wire = Wire()
+        await Delivery(streams, stream, encoder).run(wire.send)
+        return wire.data
+
+    chunks = check_openai(await got(ChatEncoder(log_id, completion_id="c", model="m", created=1)))
+    assert "".join(chunk["choices"][0]["delta"].get("content") or "" for chunk in chunks) == text
+    assert check_tokens(await got(TokensEncoder(log_id))) == text
+    assert await got(TextEncoder()) == text.encode()
+    await streams.aclose()
+
+
+async def test_a_snapshot_ends_where_its_user_stopped_reading(scripted: ScriptedClient) -> None:
+    """A client cuts the text at `kept_seq`; inside a snapshot it could not."""
+    streams = serving(scripted)
+    stream = await streams.start(ask("scripted"), owner="u1", tenant="t1", on_disconnect="finish")
+    scripted.last.push(*words(100))
+    await until(lambda: stream.last_seq == 101, "all is there")
+    await stream.stop(60)
+    frames = await read(streams, stream)
+    assert kinds(frames)[:3] == [("meta", 1), ("snapshot", 60), ("token", 61)]
+    assert (frames[-1].seq, frames[-1].json["kept_seq"]) == (102, 60)
+    await streams.aclose()
+
+
+async def test_followers_over_websockets_get_them_too(scripted: ScriptedClient) -> None:
+    """As values, with the event's number; what no client sees as events gets the tokens."""
+    streams = serving(scripted)
+    stream = await written(streams, scripted, *words(100), DONE)
+    got = {}
+    for transport in ("websocket", "terminal"):
+        async with aclosing(follow(streams, stream, transport=transport)) as events:
+            got[transport] = [logged async for logged in events]
+    assert [type(logged.event).__name__ for logged in got["websocket"]] == ["Meta", "Snapshot", "Done"]
+    snapshot = got["websocket"][1]
+    assert isinstance(snapshot.event, Snapshot)
+    assert snapshot.seq == snapshot.event.seq == 101
+    assert len(got["terminal"]) == 102
+    await streams.aclose()
+
+
+async def test_a_snapshot_is_read_in_pages_and_others_run(scripted: ScriptedClient) -> None:
+    """A long log is not one long turn of the loop; the events are read once and kept nowhere."""
+    log = StallingLog()
+    streams = serving(scripted, log)
+    stream = await written(streams, scripted, *(tok("x") for _ in range(3000)), DONE)
+    num_reads, turns = log.num_reads, 0
+
+    async def other() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    task = asyncio.create_task(other())
+    assert (await read(streams, stream, after=1))[0].json["text"] == "x" * 3000
+    task.cancel()
+    assert turns >= 3000 // 64
+    assert log.num_reads - num_reads <= 3000 // 64 + 4
+    await streams.aclose()
+
+
+async def test_a_live_reader_who_keeps_up_never_sees_one(scripted: ScriptedClient) -> None:
+    """However long the answer is."""
+    streams, wire = serving(scripted), Wire()
+    stream = await streams.start(ask("scripted"), owner="u1", tenant="t1")
+    running = asyncio.create_task(Delivery(streams, stream, NativeEncoder(stream.log_id)).run(wire.send))
+    for number in range(10):
+        scripted.last.push(*words(10))
+        await until(lambda number=number: stream.readers.furthest_seq == 1 + 10 * (number + 1), "all is taken")
+    scripted.last.push(Done(finish_reason="stop"))
+    await running
+    assert "snapshot" not in {frame.event for frame in check_native(wire.data)}
+    await streams.aclose()

@@ -1,0 +1,93 @@
+"""Real engine processes for tests: specs in folders of their own, and the means to find, stop and kill them."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from streamserve.clients.process.client import ProcessClient
+from streamserve.clients.process.config import LaunchConfig
+from streamserve.clients.process.frame_socket import peer_of
+from streamserve.clients.process.paths import place_of
+from streamserve.engine.config import EngineConfig, ModelConfig
+from streamserve.protocol.requests import GenerateRequest, SamplingParams
+
+# A process starts in a second; a busy machine takes many. Nothing depends on how long it really takes.
+DEADLINE_SECONDS = 90.0
+ENGINE = EngineConfig(block_size=4, num_blocks=257, max_num_seqs=8, max_model_len=512)
+
+
+def spec_in(folder: str | Path, **fields: Any) -> LaunchConfig:
+    """Return the spec of an echo engine whose files lie in `folder`."""
+    given = {
+        "model": ModelConfig(alias="echo", path="echo"),
+        "engine": ENGINE,
+        "site": str(folder),
+        "state_dir": str(folder),
+        "runtime_dir": f"{folder}/run",
+        **fields,
+    }
+    return LaunchConfig(**given)
+
+
+def ask(prompt: str = "The quiet river", *, n: int = 1, **fields: Any) -> GenerateRequest:
+    """Return a request of 12 greedy tokens, or as `fields` say."""
+    names = ("output_token_ids", "reader_tokens", "timeout_seconds", "chat_template_kwargs", "latency_class")
+    outer = {name: fields.pop(name) for name in names if name in fields}
+    sampling = SamplingParams(**{"temperature": 0.0, "seed": 7, "max_tokens": 12, "ignore_eos": True, **fields})
+    return GenerateRequest(model="echo", prompt=prompt, sampling=sampling, n=n, **outer)
+
+
+async def until(condition: Callable[[], object]) -> None:
+    """Wait until the condition holds."""
+    async with asyncio.timeout(DEADLINE_SECONDS):
+        while not condition():  # noqa: ASYNC110  (what happens in another process has no event here)
+            await asyncio.sleep(0.01)
+
+
+async def ready(client: ProcessClient) -> ProcessClient:
+    """Start the client and wait for its engine."""
+    client.start()
+    await until(lambda: client.is_connected and client.describe().state == "ready")
+    return client
+
+
+@asynccontextmanager
+async def connected(spec: LaunchConfig) -> AsyncIterator[ProcessClient]:
+    """A client with an engine that is ready. The engine outlives it."""
+    client = ProcessClient(spec)
+    try:
+        yield await ready(client)
+    finally:
+        await client.aclose()
+
+
+def pid_of(spec: LaunchConfig) -> int | None:
+    """Return the process that listens for a spec, answering or not; None if there is none."""
+    with socket.socket(socket.AF_UNIX) as sock, suppress(OSError):
+        sock.connect(str(place_of(spec).socket))
+        return peer_of(sock).pid
+    return None
+
+
+def is_alive(pid: int) -> bool:
+    """Tell whether a process runs; one that nobody has reaped does not."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return state not in "ZX"
+
+
+def end_engine(spec: LaunchConfig) -> None:
+    """Kill what listens for a spec, if anything does."""
+    pid = pid_of(spec)
+    if pid is not None:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)

@@ -1,0 +1,294 @@
+"""Hand-made engines and logs for the stream tests: a generation that yields what is pushed, and a log that stalls."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from itertools import cycle
+
+from streamserve.clients.base import Accepted, EngineClient, Generation, ModelDescription
+from streamserve.clients.factory import echo_client
+from streamserve.clients.thread.client import ThreadClient
+from streamserve.engine.config import EngineConfig
+from streamserve.engine.plan import StepPlan
+from streamserve.engine.sequence import Park
+from streamserve.protocol.events import Event, Token
+from streamserve.protocol.requests import GenerateRequest, SamplingParams
+from streamserve.streams.log.base import MemoryLog, Settle, Withdraw, too_late
+
+_DEADLINE_SECONDS = 30.0
+
+
+def tok(text: str, *ids: int, choice: int = 0) -> Token:
+    """Return a token event."""
+    return Token(text=text, token_ids=ids or (7,), choice=choice)
+
+
+def ask(
+    model: str = "echo", *, max_tokens: int = 24, prompt: str = "hello", n: int = 1, **rest: object
+) -> GenerateRequest:
+    """Return a request with a fixed seed; `rest` are GenerateRequest's fields or SamplingParams'."""
+    fields = {name: rest.pop(name) for name in list(rest) if name in GenerateRequest.__slots__}
+    sampling = SamplingParams(**{"seed": 1, "max_tokens": max_tokens, **rest})
+    return GenerateRequest(model=model, prompt=prompt, n=n, sampling=sampling, **fields)
+
+
+async def until(claim: Callable[[], bool], what: str) -> None:
+    """Wait until `claim` holds; say `what` did not happen otherwise. For state that has no event to wait on."""
+    try:
+        async with asyncio.timeout(_DEADLINE_SECONDS):
+            while not claim():  # noqa: ASYNC110 - engine threads have no asyncio.Event to set
+                await asyncio.sleep(0.001)
+    except TimeoutError:
+        raise AssertionError(f"not within {_DEADLINE_SECONDS:.0f} s: {what}") from None
+
+
+class ScriptedGeneration:
+    """Yields what the test pushes, and ends where it says so."""
+
+    def __init__(self, request: GenerateRequest) -> None:
+        self.parked: Park | None = None
+        self.num_cached_tokens = 0
+        self.on_news: Callable[[], None] | None = None
+        self.positions: list[tuple[int, ...] | None] = []  # what `reader_at` was told
+        self.accepted = Accepted(num_prompt_tokens=3, max_tokens=request.sampling.max_tokens or 99, seed=11)
+        self.is_cancelled = False
+        self._script: deque[Event | BaseException | None] = deque()
+        self._news = asyncio.Event()
+
+    def push(self, *script: Event | BaseException | None) -> None:
+        """Yield these next; an exception is raised, None ends the iteration."""
+        self._script.extend(script)
+        self._news.set()
+        if self.on_news is not None:
+            self.on_news()
+
+    def park(self, park: Park) -> None:
+        """End like an engine that parks the sequences, after what was pushed."""
+        self.parked = park
+        self.push(None)
+
+    @property
+    def is_open(self) -> bool:
+        return not self._script or not isinstance(self._script[0], BaseException | None)
+
+    def ready(self, most: int | None = None) -> list[Event]:
+        events: list[Event] = []
+        if self._script and isinstance(self._script[0], BaseException):
+            raise self._script.popleft()
+        while self._script and not isinstance(self._script[0], BaseException | None) and len(events) != most:
+            events.append(self._script.popleft())
+        return events
+
+    def reader_at(self, num_tokens: Sequence[int] | None) -> None:
+        self.positions.append(None if num_tokens is None else tuple(num_tokens))
+
+    def cancel(self) -> None:
+        self.is_cancelled = True
+        self.on_news = None
+        self._script.clear()
+        self.push(None)
+
+    def __aiter__(self) -> ScriptedGeneration:
+        return self
+
+    async def __anext__(self) -> Event:
+        while not self._script:
+            self._news.clear()
+            await self._news.wait()
+        item = self._script.popleft()
+        if item is None:
+            raise StopAsyncIteration
+        if isinstance(item, BaseException):
+            raise item
+        return item
+
+
+class ScriptedClient:
+    """An engine whose acceptance the test decides: `answers` are raised in turn before requests are accepted."""
+
+    alias = "scripted"
+
+    def __init__(self) -> None:
+        self.requests: list[GenerateRequest] = []
+        self.generations: list[ScriptedGeneration] = []
+        self.refusals: deque[Exception] = deque()
+        self.hold: asyncio.Event | None = None
+        self.description = ModelDescription(alias=self.alias, state="ready")
+
+    def describe(self) -> ModelDescription:
+        return self.description
+
+    async def generate(self, request: GenerateRequest) -> ScriptedGeneration:
+        self.requests.append(request)
+        if self.hold is not None:
+            await self.hold.wait()
+        if self.refusals:
+            raise self.refusals.popleft()
+        self.generations.append(ScriptedGeneration(request))
+        return self.generations[-1]
+
+    @property
+    def last(self) -> ScriptedGeneration:
+        return self.generations[-1]
+
+
+class ParkingGeneration:
+    """A real generation that is parked after so many token events, as its engine might."""
+
+    def __init__(self, inner: Generation, park: Park, num_tokens: int) -> None:
+        self.accepted = inner.accepted
+        self.parked: Park | None = None
+        self._inner, self._park = inner, park
+        self._num_left = num_tokens
+
+    @property
+    def num_cached_tokens(self) -> int:
+        return self._inner.num_cached_tokens
+
+    def __aiter__(self) -> ParkingGeneration:
+        return self
+
+    async def __anext__(self) -> Event:
+        if not self._num_left:
+            self._inner.cancel()
+            self.parked = self._park
+            raise StopAsyncIteration
+        event = await anext(self._inner)
+        self._num_left -= isinstance(event, Token)
+        return event
+
+    @property
+    def on_news(self) -> Callable[[], None] | None:
+        return self._inner.on_news
+
+    @on_news.setter
+    def on_news(self, call: Callable[[], None] | None) -> None:
+        self._inner.on_news = call
+
+    @property
+    def is_open(self) -> bool:
+        return self.parked is None and self._inner.is_open
+
+    def ready(self, most: int | None = None) -> list[Event]:
+        if not self._num_left:
+            self._inner.cancel()
+            self.parked = self._park
+        events = self._inner.ready(1)
+        self._num_left -= sum(isinstance(event, Token) for event in events)
+        return events
+
+    def reader_at(self, num_tokens: Sequence[int] | None) -> None:
+        self._inner.reader_at(num_tokens)
+
+    def cancel(self) -> None:
+        self._inner.cancel()
+
+
+class ParkingClient:
+    """An engine that parks every generation after `num_tokens` token events, for the reasons given, in turn."""
+
+    alias = "parking"
+
+    def __init__(self, inner: EngineClient, parks: Iterable[Park], *, num_tokens: int = 1) -> None:
+        self.num_requests = 0
+        self._inner, self._parks = inner, cycle(parks)
+        self._num_tokens = num_tokens
+
+    async def generate(self, request: GenerateRequest) -> ParkingGeneration:
+        self.num_requests += 1
+        return ParkingGeneration(await self._inner.generate(request), next(self._parks), self._num_tokens)
+
+
+class StallingLog(MemoryLog):
+    """A log whose commits take as long as the test says, and which can break."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.go = asyncio.Event()
+        self.go.set()
+        self.batches: list[list[Event]] = []
+        self.num_reads = 0
+        self.is_broken = False
+        self._stalled: list[Callable[[], None]] = []
+
+    def submit(self, log_id: str, fence: int, events: Sequence[Event], settle: Settle) -> Withdraw:
+        if self.go.is_set() and not self._stalled:
+            self._do(log_id, fence, events, settle)
+            return too_late
+        self._stalled.append(call := partial(self._do, log_id, fence, events, settle))
+        if len(self._stalled) == 1:
+            self._task = asyncio.create_task(self._go_on())
+        return partial(self._withdraw, call)
+
+    def _do(self, log_id: str, fence: int, events: Sequence[Event], settle: Settle) -> None:
+        if self.is_broken:
+            settle(OSError("no space left on device"))
+            return
+        self.batches.append(list(events))
+        super().submit(log_id, fence, events, settle)
+
+    def _withdraw(self, call: Callable[[], None]) -> bool:
+        is_there = call in self._stalled
+        if is_there:
+            self._stalled.remove(call)
+        return is_there
+
+    async def _go_on(self) -> None:
+        await self.go.wait()
+        while self._stalled:
+            self._stalled.pop(0)()
+
+    async def read(self, log_id: str, after: int, limit: int = 512) -> list:
+        self.num_reads += 1
+        return await super().read(log_id, after, limit)
+
+
+class Gate:
+    """Holds the engine before a step runs, on its own thread; keeps the plans, unless told not to. Open at first."""
+
+    def __init__(self, *, keeps_plans: bool = True) -> None:
+        self.plans: list[StepPlan] = []
+        self._keeps_plans = keeps_plans
+        self._condition = threading.Condition()
+        self._allowed: int | None = None
+        self._is_holding = False
+
+    def __call__(self, plan: StepPlan) -> None:
+        with self._condition:
+            if self._keeps_plans:
+                self.plans.append(plan)
+            self._is_holding = True
+            self._condition.wait_for(lambda: self._allowed is None or self._allowed > 0, timeout=_DEADLINE_SECONDS)
+            self._is_holding = False
+            if self._allowed is not None:
+                self._allowed -= 1
+
+    def allow(self, num_steps: int) -> None:
+        """Let `num_steps` more steps run, then hold."""
+        with self._condition:
+            self._allowed = num_steps
+            self._condition.notify_all()
+
+    def open(self) -> None:
+        """Hold nothing."""
+        with self._condition:
+            self._allowed = None
+            self._condition.notify_all()
+
+    @property
+    def is_holding(self) -> bool:
+        with self._condition:
+            return self._is_holding and self._allowed == 0
+
+
+async def started_echo(gate: Gate | None = None, **config: object) -> ThreadClient:
+    """Return an echo engine that is ready."""
+    client = echo_client(config=EngineConfig(check_integrity=True, **config), on_plan=gate)
+    _: EngineClient = client
+    client.start()
+    await until(lambda: client.describe().state == "ready", "the echo engine is ready")
+    return client

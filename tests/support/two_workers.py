@@ -1,0 +1,65 @@
+"""Two workers of one site in one process: each with its own directory, log and lock, on one database and one folder."""
+
+from __future__ import annotations
+
+from contextlib import aclosing
+from pathlib import Path
+
+from streamserve.clients.base import EngineClient
+from streamserve.dialects.native import NativeEncoder
+from streamserve.protocol.requests import GenerateRequest
+from streamserve.streams.config import StreamConfig
+from streamserve.streams.lease.liveness import Workers
+from streamserve.streams.log.file_log import FileLog
+from streamserve.streams.log.spare_log import SpareLog
+from streamserve.streams.reader.delivery import Delivery
+from streamserve.streams.registry import Streams
+from streamserve.streams.stream import Stream
+from streamserve.web import records as usage
+from streamserve.web.lease_rows import RowClaims
+from streamserve.web.reaper import Reaper
+from tests.support.stream_checks import check_native_part
+
+
+class Worker:
+    """What runtime.py makes of these parts, with the engine of the test."""
+
+    def __init__(self, folder: Path, client: EngineClient, settings: StreamConfig) -> None:
+        self.log = SpareLog(FileLog(folder / "streams.sqlite3"))
+        self.workers = Workers(folder / "workers")
+        self.streams = Streams(
+            {"echo": client}, self.log, settings, on_finished=self._finished, claims=RowClaims(self.workers)
+        )
+        self.sweep = Reaper(self.streams, self.workers)
+
+    async def start(self, request: GenerateRequest, *, on_disconnect: str = "park") -> Stream:
+        """Start an answer and write its row."""
+        stream = await self.streams.start(request, owner="user:1", tenant="user:1", on_disconnect=on_disconnect)
+        await usage.record_start(stream, self.workers.own_id)
+        return stream
+
+    async def read(self, stream_id: str, after: int = 0, last: int | None = None) -> bytes:
+        """Read native SSE as a client would, from whatever this worker finds; leave when event `last` has come."""
+        stream = await self.streams.reach(stream_id)
+        assert stream is not None
+        out = bytearray()
+        delivery = Delivery(self.streams, stream, NativeEncoder(stream.log_id), after=after)
+        async with aclosing(aiter(delivery)) as pieces:
+            async for data in pieces:
+                out += data
+                frames = check_native_part(bytes(out), after=after)
+                if last is not None and frames and frames[-1].seq >= last:
+                    break
+        return bytes(out)
+
+    def seem_dead(self) -> None:
+        """Lose the lock and write on: as bad as a process can be that others take for dead."""
+        self.workers.close()
+
+    async def aclose(self) -> None:
+        await self.streams.aclose()
+        await self.log.aclose()
+        self.workers.close()
+
+    async def _finished(self, stream: Stream) -> None:
+        await usage.record_finish(stream, None)

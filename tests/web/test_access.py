@@ -1,0 +1,304 @@
+"""Default deny: every route declares who may call it, and keeps to that. The matrix is made from the URLconf itself."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from asgiref.sync import sync_to_async
+from channels.testing import WebsocketCommunicator
+from django.core.exceptions import ImproperlyConfigured
+from django.test import AsyncClient, Client
+from django.test.utils import override_settings
+from django.urls import URLPattern
+
+from streamserve import routing, urls
+from streamserve.models import ApiKey
+from streamserve.models import Stream as StreamRow
+from streamserve.testing import DaphneServer
+from streamserve.web import site as runtime
+from streamserve.web.access import ANYONE, Access, declared
+from tests.conftest import Caller, body_of, until_ready
+
+PROMPT = {"prompt": "hello", "max_tokens": 3}
+OPEN_TO_ALL = {"livez", "readyz", "streams/<path:path>", "v1/<path:path>"}
+UNKNOWN_ID = "0" * 32
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+def patterns() -> list[URLPattern]:
+    return [pattern for pattern in urls.urlpatterns if isinstance(pattern, URLPattern)]
+
+
+def access_of(pattern: URLPattern) -> Access:
+    return pattern.callback.access  # type: ignore[attr-defined,no-any-return]
+
+
+def address(pattern: URLPattern) -> str:
+    return "/" + str(pattern.pattern).replace("<stream_id:stream_id>", UNKNOWN_ID).replace("<path:path>", "nothing")
+
+
+def test_every_route_declares_who_may_call_it() -> None:
+    """And the exceptions from "somebody we know" are these, by name."""
+    for pattern in patterns():
+        assert isinstance(access_of(pattern), Access), pattern
+    assert {str(one.pattern) for one in patterns() if access_of(one).callers == ANYONE} == OPEN_TO_ALL
+
+
+def test_a_view_without_a_declaration_fails_the_import() -> None:
+    """`declared` is what urls.py passes every view through."""
+    with pytest.raises(ImproperlyConfigured, match="who may call"):
+        declared(lambda request: None)
+
+
+def test_routes_keep_to_themselves_what_sites_turn_on() -> None:
+    """CSRF, login and transactions are looked after by the route."""
+    for pattern in patterns():
+        view: Any = pattern.callback
+        assert view.csrf_exempt
+        assert view.login_required is False
+        assert "default" in view._non_atomic_requests
+
+
+@pytest.mark.parametrize("pattern", patterns(), ids=lambda pattern: str(pattern.pattern))
+async def test_nobody_gets_nothing(pattern: URLPattern, engine: None) -> None:
+    """Without credentials, and with wrong ones, a closed route answers 401 in its dialect, whatever the id."""
+    if str(pattern.pattern) in OPEN_TO_ALL:
+        return
+    for headers in ({}, {"authorization": "Bearer " + "x" * 40}, {"x-api-key": "'; drop table"}):
+        response = await AsyncClient().generic(
+            access_of(pattern).methods[0], address(pattern), headers=headers, content_type="application/json"
+        )
+        assert response.status_code == 401, (pattern, headers)
+        assert response.json()["error"]["message"]
+        assert response["WWW-Authenticate"] == "Bearer"
+        assert response["X-Request-Id"]
+
+
+@pytest.mark.parametrize("pattern", patterns(), ids=lambda pattern: str(pattern.pattern))
+async def test_other_verbs_are_405_with_allow(pattern: URLPattern, engine: None) -> None:
+    """In the dialect, never Django's page."""
+    for method in {"GET", "POST", "PUT", "DELETE", "PATCH", "OPTIONS"} - set(access_of(pattern).methods):
+        response = await AsyncClient().generic(method, address(pattern))
+        assert response.status_code == 405, (pattern, method)
+        assert response.json()["error"]["code"] == "method_not_allowed"
+        assert response["Allow"] == ", ".join(access_of(pattern).methods)
+
+
+@pytest.mark.parametrize("path", ["/streams/nothing", "/v1/nothing", f"/streams/{UNKNOWN_ID}/nothing", "/v1/files/x"])
+async def test_unknown_addresses_are_404_in_the_dialect(path: str) -> None:
+    """SDKs read the error object."""
+    response = await AsyncClient().get(path)
+    assert response.status_code == 404
+    assert response.json()["error"]["code"] == "unknown_url"
+
+
+async def start(caller: Caller) -> str:
+    response = await caller.post("/streams", PROMPT)
+    assert response.status_code == 200, response.content
+    await body_of(response)
+    return str(response["X-Stream-Id"])
+
+
+async def test_only_the_tenant_reaches_a_stream(
+    engine: None, alice: Any, bob: Any, staff: Any, alice_key: str, lonely_key: str, anonymous_site: None
+) -> None:
+    """{user, her key} see it; {another user, staff, another key, a visitor} get the 404 of an id that never was."""
+    owner = await make_caller(alice)
+    stream_id = await start(owner)
+    paths = [f"/streams/{stream_id}", f"/streams/{stream_id}/events"]
+    hers = [owner, Caller(key=alice_key)]
+    others = [await make_caller(bob), await make_caller(staff), Caller(key=lonely_key), Caller()]
+    for path in paths:
+        assert [(await caller.get(path)).status_code for caller in hers] == [200, 200]
+        unknown = await others[0].get(path.replace(stream_id, UNKNOWN_ID))
+        for caller in others:
+            response = await caller.get(path)
+            assert (response.status_code, response.json()) == (unknown.status_code, unknown.json())
+            assert response.status_code == 404
+    stop = f"/streams/{stream_id}/stop"
+    assert (await Caller(key=alice_key).post(stop)).status_code == 200
+    for caller in others[:3]:
+        assert (await caller.post(stop)).status_code == 404
+
+
+async def make_caller(user: Any) -> Caller:
+    caller = Caller()
+    await caller.client.aforce_login(user)
+    return caller
+
+
+async def test_a_revoked_key_is_401_at_once(engine: None, lonely_key: str) -> None:
+    """No cache stands between."""
+    assert (await Caller(key=lonely_key).post("/streams", PROMPT)).status_code == 200
+    await sync_to_async(ApiKey.objects.all().revoke)()
+    response = await Caller(key=lonely_key).post("/streams", PROMPT)
+    assert response.status_code == 401
+    assert response.json()["error"]["code"] == "invalid_api_key"
+
+
+async def test_a_key_without_the_scope_is_403(engine: None, lonely_key: str, ops_key: str) -> None:
+    """`chat` does not read figures, `ops` does not chat."""
+    assert (await Caller(key=lonely_key).get("/metrics")).status_code == 403
+    assert (await Caller(key=ops_key).get("/metrics")).status_code == 200
+    refused = await Caller(key=ops_key).post("/v1/chat/completions", {"messages": []})
+    assert refused.status_code == 403
+    assert refused.json()["error"]["type"] == "permission_error"
+
+
+async def test_metrics_are_for_staff_or_debug(engine: None, alice: Any, staff: Any) -> None:
+    """A user is refused; staff reads; in DEBUG everybody does."""
+    assert (await (await make_caller(alice)).get("/metrics")).status_code == 403
+    assert b"streamserve_kv_blocks_free" in (await (await make_caller(staff)).get("/metrics")).content
+    with override_settings(DEBUG=True):
+        assert (await AsyncClient().get("/metrics")).status_code == 200
+
+
+async def test_a_session_needs_the_csrf_token_to_post(engine: None, alice: Any) -> None:
+    """Without: 403 in the dialect. With the page's token: 200. A key needs none."""
+    client = AsyncClient(enforce_csrf_checks=True)
+    await client.aforce_login(alice)
+    refused = await client.post("/streams", PROMPT, content_type="application/json")
+    assert (refused.status_code, refused.json()["error"]["code"]) == (403, "csrf_failed")
+    page = await client.get("/")
+    token = page.context["csrf_token"]
+    allowed = await client.post(
+        "/streams", PROMPT, content_type="application/json", headers={"X-CSRFToken": str(token)}
+    )
+    assert allowed.status_code == 200
+    await body_of(allowed)
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({}, 200),
+        ({"sec-fetch-site": "same-origin"}, 200),
+        ({"sec-fetch-site": "none"}, 200),
+        ({"origin": "http://testserver"}, 200),
+        ({"sec-fetch-site": "cross-site"}, 403),
+        ({"sec-fetch-site": "same-site"}, 403),
+        ({"origin": "http://evil.example"}, 403),
+        ({"origin": "https://testserver"}, 403),
+        ({"origin": "null"}, 403),
+        ({"origin": "http://testserver.evil.example", "sec-fetch-site": "same-origin"}, 403),
+        ({"referer": "http://evil.example/page"}, 403),
+        ({"referer": "http://testserver/"}, 200),
+    ],
+)
+async def test_a_get_stream_with_cookies_comes_from_our_own_pages(
+    engine: None, alice: Any, headers: dict[str, str], status: int
+) -> None:
+    """Sec-Fetch-Site, Origin, Referer; nothing at all is no browser."""
+    caller = await make_caller(alice)
+    response = await caller.get("/streams/new?prompt=hi&max_tokens=2", **headers)
+    assert response.status_code == status
+    await body_of(response)
+
+
+async def test_a_key_may_come_from_anywhere(engine: None, lonely_key: str) -> None:
+    """What carries no cookie cannot be forged."""
+    response = await Caller(key=lonely_key).get("/streams/new?prompt=hi&max_tokens=2", origin="http://elsewhere")
+    assert response.status_code == 200
+    await body_of(response)
+
+
+async def test_trusted_origins_may_read(engine: None, alice: Any) -> None:
+    """CSRF_TRUSTED_ORIGINS, with its wildcard too."""
+    caller = await make_caller(alice)
+    with override_settings(CSRF_TRUSTED_ORIGINS=["https://*.example.org"]):
+        assert (await caller.get("/v1/models", origin="https://a.example.org")).status_code == 200
+        assert (await caller.get("/v1/models", origin="https://example.com")).status_code == 403
+
+
+async def test_a_visitor_gets_a_tenant_of_their_own(anonymous_site: None, engine: None) -> None:
+    """Only where ANONYMOUS is on: the stream is the browser's, by its session; another browser's 404."""
+    mine, other = Caller(), Caller()
+    stream_id = await start(mine)
+    assert (await mine.get(f"/streams/{stream_id}")).status_code == 200
+    assert (await other.get(f"/streams/{stream_id}")).status_code == 404
+    row = await StreamRow.objects.aget(pk=stream_id)
+    assert row.tenant.startswith("anon:")
+    assert mine.client.cookies["sessionid"].value not in row.tenant
+
+
+async def test_visitors_share_a_number_of_places(transactional_db: Any) -> None:
+    """The ninth of eight is told to come back: 503 with Retry-After; a user with too many 429."""
+    limits = {"MAX_STREAMS_ANONYMOUS": 1, "MAX_STREAMS_PER_PRINCIPAL": 1}
+    slow = {"TESTING": True, "ANONYMOUS": True, "ECHO_STEP_SECONDS": 0.02, "LIMITS": limits}
+    long = {"prompt": "hi", "max_tokens": 500, "ignore_eos": True}
+    with override_settings(STREAMSERVE=slow):
+        await until_ready()
+        first, second = Caller(), Caller()
+        running = await first.post("/streams", long)
+        iterator = aiter(running)
+        await anext(iterator)
+        other = await second.post("/streams", long)
+        again = await first.post("/streams", long)
+        await iterator.aclose()
+        assert (other.status_code, other.json()["error"]["code"]) == (503, "anonymous_places_taken")
+        assert 1 <= int(other["Retry-After"]) <= 120
+        assert (again.status_code, again.json()["error"]["code"]) == (429, "too_many_streams")
+        # The first reader has left: the parked stream gives way.
+        late = await second.post("/streams", {"prompt": "hi", "max_tokens": 2})
+        assert late.status_code == 200
+        await body_of(late)
+        await runtime.reset()
+
+
+async def test_a_sane_request_id_is_echoed(engine: None) -> None:
+    """Anything else is replaced: it ends up in logs."""
+    assert (await AsyncClient().get("/livez", headers={"x-request-id": "abc-1"}))["X-Request-Id"] == "abc-1"
+    replaced = (await AsyncClient().get("/livez", headers={"x-request-id": "a b<c>"}))["X-Request-Id"]
+    assert len(replaced) == 32
+
+
+def test_under_wsgi_a_stream_is_503_asgi_required(lonely_key: str) -> None:
+    """Django's own test client is WSGI."""
+    for path in ("/streams", "/v1/chat/completions"):
+        response = Client().post(
+            path, PROMPT, content_type="application/json", headers={"authorization": f"Bearer {lonely_key}"}
+        )
+        assert response.status_code == 503
+        assert response.json()["error"]["code"] == "asgi_required"
+
+
+def communicator(headers: list[tuple[bytes, bytes]]) -> WebsocketCommunicator:
+    return WebsocketCommunicator(routing.application, "/ws/streams", headers=[(b"host", b"testserver"), *headers])
+
+
+@pytest.mark.parametrize(
+    ("headers", "may"),
+    [
+        ([], False),
+        ([(b"authorization", b"Bearer wrong-wrong-wrong-wrong")], False),
+        ([(b"origin", b"http://testserver")], False),
+        ([(b"key", b""), (b"origin", b"http://evil.example")], True),
+        ([(b"key", b"")], True),
+        ([(b"cookie", b""), (b"origin", b"http://testserver")], True),
+        ([(b"cookie", b"")], False),
+        ([(b"cookie", b""), (b"origin", b"http://evil.example")], False),
+        ([(b"cookie", b""), (b"origin", b"null")], False),
+        ([(b"cookie", b""), (b"origin", b"http://testserver"), (b"host", b"evil.example")], False),
+    ],
+)
+async def test_a_websocket_handshake_is_looked_at(
+    engine: None, alice: Any, alice_key: str, headers: list[tuple[bytes, bytes]], may: bool
+) -> None:
+    """A key from anywhere; a cookie only with an Origin of ours; a Host in ALLOWED_HOSTS; nobody else."""
+    caller = await make_caller(alice)
+    session = caller.client.cookies["sessionid"].value
+    real = {b"key": (b"authorization", f"Bearer {alice_key}".encode())}
+    real[b"cookie"] = (b"cookie", f"sessionid={session}".encode())
+    socket = communicator([real.get(name, (name, value)) for name, value in headers])
+    connected, _code = await socket.connect()
+    assert connected is may
+    await socket.disconnect()
+
+
+def test_a_real_server_serves_the_users_fixture(streamserve_server: DaphneServer) -> None:
+    """What streamserve.pytest_fixtures gives to other sites' tests."""
+    import httpx
+
+    assert httpx.get(f"{streamserve_server.url}/livez").json() == {"live": True}

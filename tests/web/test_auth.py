@@ -1,0 +1,63 @@
+"""Who is asking, and what a tenant's salt is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from streamserve.protocol.errors import Unauthorized
+from streamserve.web.auth import authenticate, key_in, salt_of
+from streamserve.web.permissions import owners_without_rights
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+@pytest.mark.parametrize(
+    ("headers", "key"),
+    [
+        ({"authorization": "Bearer abc"}, "abc"),
+        ({"authorization": "bearer   abc"}, "abc"),
+        ({"x-api-key": "abc"}, "abc"),
+        ({"authorization": "Bearer abc", "x-api-key": "def"}, "abc"),
+        ({"authorization": "Basic abc", "x-api-key": "def"}, "def"),
+        ({"authorization": "Basic abc"}, None),
+        ({}, None),
+    ],
+)
+def test_where_a_key_is_read(headers: dict[str, str], key: str | None) -> None:
+    """Bearer first, then x-api-key; other schemes are a proxy's."""
+    assert key_in(headers) == key
+
+
+async def test_a_key_decides_alone(alice: Any, bob: Any, alice_key: str) -> None:
+    """A wrong key with a right session is still wrong; a right one is its own user."""
+    principal = await authenticate({"x-api-key": alice_key}, bob, None)
+    assert principal is not None
+    assert (principal.kind, principal.user_id) == ("key", alice.pk)
+    assert principal.tenant == f"user:{alice.pk}"
+    with pytest.raises(Unauthorized):
+        await authenticate({"authorization": "Bearer " + "wrong" * 5}, bob, None)
+
+
+async def test_nobody_is_none_unless_visitors_are_welcome(alice: Any) -> None:
+    """ANONYMOUS is off by default; a deactivated user is nobody."""
+    alice.is_active = False
+    assert await authenticate({}, alice, None) is None
+
+
+def test_a_salt_is_the_tenants_own() -> None:
+    """Stable, different for another tenant, and no tenant's name."""
+    assert salt_of("user:1") == salt_of("user:1") != salt_of("user:2")
+    assert "user" not in salt_of("user:1")
+
+
+def test_rights_are_two_queries_whatever_the_number(
+    alice: Any, bob: Any, alice_key: str, django_assert_num_queries: Any
+) -> None:
+    """Deleted, deactivated and revoked owners lose them; visitors have none to lose."""
+    bob.is_active = False
+    bob.save()
+    owners = {f"user:{alice.pk}", f"user:{bob.pk}", "user:99999", "key:99999", "anon:abc"}
+    with django_assert_num_queries(2):
+        assert owners_without_rights(owners) == {f"user:{bob.pk}", "user:99999", "key:99999"}

@@ -1,0 +1,179 @@
+"""A site with LOG = "file", as it is by default, through its routes: what survives the process, what is refused."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+from asgiref.sync import sync_to_async
+from django.core.management import CommandError, call_command
+from django.test.utils import override_settings
+
+from streamserve.conf import get_settings
+from streamserve.models import Stream as StreamRow
+from streamserve.streams.log.base import LogFull, Settle, Withdraw, too_late
+from streamserve.streams.log.spare_log import SpareLog
+from streamserve.web import site as runtime
+from tests.conftest import Caller, body_of, until_ready
+from tests.support.stream_checks import check_native, check_native_part, parse_sse, text_of
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+@pytest.fixture
+async def shared(tmp_path: Path, transactional_db: Any) -> AsyncIterator[Path]:
+    """A site on a state folder of its own, with its engine in this process."""
+    site = {"MODELS": {"echo": {"PATH": "echo"}}, "CLIENT": "thread", "STATE_DIR": tmp_path, "ECHO_STEP_SECONDS": 0.01}
+    with override_settings(STREAMSERVE=site):
+        await until_ready()
+        yield tmp_path
+        await runtime.reset()
+
+
+@pytest.fixture
+def caller(alice_key: str) -> Caller:
+    return Caller(key=alice_key)
+
+
+def ask(**fields: Any) -> dict[str, Any]:
+    return {"prompt": "tell me", "max_tokens": 12, "seed": 7, "ignore_eos": True, **fields}
+
+
+async def read_some(response: Any, num_tokens: int) -> bytes:
+    """Read until so many tokens' frames have come, and leave."""
+    out = b""
+    chunks = aiter(response)
+    while out.count(b"event: token") < num_tokens:
+        out += await anext(chunks)
+    await chunks.aclose()
+    return out
+
+
+async def test_streams_outlive_the_process(shared: Path, caller: Caller) -> None:
+    """A finished one is replayed, an unfinished one goes on, by either kind of address."""
+    whole = await caller.post("/streams", ask(max_tokens=60))
+    text = text_of(check_native(await body_of(whole)))
+    part = await caller.post("/streams", ask(max_tokens=60))
+    seen = check_native_part(await read_some(part, 2))
+    await runtime.reset()
+    await until_ready()
+    again = await caller.get(f"/streams/{whole['X-Stream-Id']}/events")
+    assert text_of(check_native(await body_of(again))) == text
+    state = (await caller.get(f"/streams/{part['X-Stream-Id']}")).json()
+    assert (state["state"], state["error_code"], state["resumable"]) == ("parked", None, True)
+    rest = await caller.get("/streams/new?prompt=x", **{"last-event-id": seen[-1].id})
+    assert rest["X-Stream-Id"] == part["X-Stream-Id"]
+    assert text_of(seen + check_native(await body_of(rest), after=seen[-1].seq)) == text
+    state = (await caller.get(f"/streams/{part['X-Stream-Id']}")).json()
+    assert (state["state"], state["finish_reason"], state["usage"]["completion_tokens"]) == ("finished", "length", 60)
+    assert await StreamRow.objects.acount() == 2
+
+
+async def test_another_tenant_finds_nothing(shared: Path, caller: Caller, lonely_key: str) -> None:
+    """Not in memory, and not in the rows after a restart."""
+    response = await caller.post("/streams", ask())
+    frames = check_native(await body_of(response))
+    other = Caller(key=lonely_key)
+    for _ in range(2):
+        assert (await other.get(f"/streams/{response['X-Stream-Id']}/events")).status_code == 404
+        assert (await other.get("/streams/new?prompt=x", **{"last-event-id": frames[0].id})).status_code == 410
+        await runtime.reset()
+        await until_ready()
+
+
+async def test_stop_after_a_restart(shared: Path, caller: Caller) -> None:
+    """An answer of a process that is gone can still be stopped, and is cut where its user stopped reading."""
+    response = await caller.post("/streams", ask(max_tokens=500))
+    seen = parse_sse(await read_some(response, 3))
+    await runtime.reset()
+    await until_ready()
+    path = f"/streams/{response['X-Stream-Id']}"
+    stopped = (await caller.post(f"{path}/stop", {"seen_seq": seen[2].seq})).json()
+    assert (stopped["state"], stopped["finish_reason"]) == ("finished", "cancelled")
+    rest = check_native(await body_of(await caller.get(f"{path}/events")))
+    assert rest[-1].json["kept_seq"] == seen[2].seq
+
+
+async def test_no_room_in_the_log(shared: Path, caller: Caller, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A new answer is refused before anything is streamed, and nothing of it stays in the engine."""
+
+    def refuse(log_id: str, fence: int, events: Any, settle: Settle) -> Withdraw:
+        settle(LogFull("The stream log's disk is full.", retry_after=30))
+        return too_late
+
+    monkeypatch.setattr(runtime.get_runtime().log, "submit", refuse)
+    response = await caller.post("/streams", ask())
+    assert (response.status_code, response["Retry-After"]) == (507, "30")
+    assert runtime.get_streams().num_live() == 0
+    monkeypatch.undo()
+    assert (await caller.post("/streams", ask())).status_code == 200
+
+
+async def test_a_log_that_is_down_for_a_while(shared: Path, caller: Caller, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A running answer waits for it and goes on: no error, no gap; a commit that was in doubt is in once."""
+    text = text_of(check_native(await body_of(await caller.post("/streams", ask(max_tokens=60)))))
+    response = await caller.post("/streams", ask(max_tokens=60))
+    log = runtime.get_runtime().log
+    submit = log.submit
+    num_refused = 0
+
+    def stumble(log_id: str, fence: int, events: Any, settle: Settle) -> Withdraw:
+        def heard(result: int | Exception) -> None:
+            nonlocal num_refused
+            if isinstance(result, int) and result > 5 and not num_refused:
+                num_refused += 1
+                result = LogFull("The stream log's disk is full.")
+            settle(result)
+
+        return submit(log_id, fence, events, heard)
+
+    monkeypatch.setattr(log, "submit", stumble)
+    frames = check_native(await body_of(response))
+    assert num_refused == 1
+    assert text_of(frames) == text
+
+
+async def test_purge(shared: Path, caller: Caller) -> None:
+    """Old logs go, rows stay; `--dry-run` only says so."""
+    response = await caller.post("/streams", ask())
+    await body_of(response)
+    await runtime.reset()
+    later = time.time() + 3600
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("streamserve.management.commands.streamserve_purge.time.time", lambda: later)
+        assert (await said("--dry-run")).startswith("1 logs of streams that ended before ")
+        assert (await said("--dry-run")).startswith("1 logs")
+        assert "are gone" in await said()
+        assert (await said("--dry-run")).startswith("0 logs")
+    assert (await said()).startswith("0 logs")
+    await until_ready()
+    assert (await caller.get(f"/streams/{response['X-Stream-Id']}/events")).status_code == 410
+    assert (await StreamRow.objects.aget()).finish_reason == "length"
+
+
+async def said(*arguments: str) -> str:
+    out = StringIO()
+    await asyncio.to_thread(call_command, "streamserve_purge", *arguments, stdout=out)
+    return out.getvalue()
+
+
+async def test_purge_of_logs_in_memory(transactional_db: Any) -> None:
+    """There is nothing that a command could reach."""
+    with pytest.raises(CommandError, match="by themselves"):
+        await sync_to_async(call_command)("streamserve_purge")
+
+
+async def test_a_process_leaves_no_lock(shared: Path) -> None:
+    """While it runs it has one; and the log is the file that docs/settings.md names."""
+    assert len(list((shared / "workers").iterdir())) == 1
+    assert isinstance(runtime.get_runtime().log, SpareLog)
+    await runtime.get_runtime().log.purge(0)
+    assert (shared / "streams.sqlite3").exists()
+    assert get_settings().log == "file"
+    await runtime.reset()
+    assert list((shared / "workers").iterdir()) == []

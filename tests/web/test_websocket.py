@@ -1,0 +1,288 @@
+"""`/ws/streams`: start, stop, resume; wrong messages are answered, and the socket goes on."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from asgiref.sync import sync_to_async
+from channels.testing import WebsocketCommunicator
+from django.test import AsyncClient
+from django.test.utils import override_settings
+
+from streamserve import routing
+from streamserve.asgi.drain import Drain
+from streamserve.models import ApiKey
+from streamserve.streams.log.base import Withdraw, too_late
+from streamserve.web import site as runtime
+from tests.conftest import until_ready
+
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("engine")]
+
+ASK = {"prompt": "tell me", "max_tokens": 8, "seed": 7}
+
+
+def connect(key: str) -> WebsocketCommunicator:
+    headers = [(b"host", b"testserver"), (b"authorization", f"Bearer {key}".encode())]
+    return WebsocketCommunicator(routing.application, "/ws/streams", headers=headers)
+
+
+@pytest.fixture
+async def socket(alice_key: str) -> AsyncIterator[WebsocketCommunicator]:
+    communicator = connect(alice_key)
+    connected, _ = await communicator.connect()
+    assert connected
+    yield communicator
+    await communicator.disconnect()
+
+
+async def receive(socket: WebsocketCommunicator) -> dict[str, Any]:
+    return json.loads(await socket.receive_from(timeout=30))  # type: ignore[no-any-return]
+
+
+async def until_end(socket: WebsocketCommunicator) -> list[dict[str, Any]]:
+    messages = [await receive(socket)]
+    while messages[-1].get("event") not in ("done", "error"):
+        messages.append(await receive(socket))
+    return messages
+
+
+def text_of(messages: list[dict[str, Any]]) -> str:
+    return "".join(message["data"]["text"] for message in messages if message.get("event") == "token")
+
+
+async def test_start_streams_an_answer(socket: WebsocketCommunicator) -> None:
+    """`started` with the ref, then dense events to `done`."""
+    await socket.send_json_to({"type": "start", "request": ASK, "ref": "q1"})
+    started = await receive(socket)
+    assert (started["type"], started["ref"]) == ("started", "q1")
+    messages = await until_end(socket)
+    assert {message["id"] for message in messages} == {started["id"]}
+    seqs = [message["seq"] for message in messages]
+    assert seqs == sorted(set(seqs))
+    assert messages[-1]["data"]["finish_reason"] == "length"
+
+
+async def test_two_answers_share_a_socket(socket: WebsocketCommunicator) -> None:
+    """Each has its id; neither waits for the other's end."""
+    for ref in ("a", "b"):
+        await socket.send_json_to({"type": "start", "request": ASK, "ref": ref})
+    messages: list[dict[str, Any]] = []
+    while sum(message.get("event") == "done" for message in messages) < 2:
+        messages.append(await receive(socket))
+    ids = {message["id"] for message in messages}
+    texts = {text_of([message for message in messages if message["id"] == one]) for one in ids}
+    assert (len(ids), len(texts)) == (2, 1)
+
+
+async def test_resume_goes_on_after_an_event(socket: WebsocketCommunicator) -> None:
+    """The same text, from there on."""
+    await socket.send_json_to({"type": "start", "request": {**ASK, "max_tokens": 20}})
+    started = await receive(socket)
+    whole = await until_end(socket)
+    middle = whole[2]
+    await socket.send_json_to({"type": "resume", "id": started["id"], "after": middle["seq"]})
+    assert text_of(whole[:3]) + text_of(await until_end(socket)) == text_of(whole)
+
+
+async def test_stop_is_seen_while_an_answer_runs(alice_key: str) -> None:
+    """The consumer relays; it does not generate inside `receive`. A closed socket parks its stream."""
+    await runtime.reset()
+    with override_settings(STREAMSERVE={"TESTING": True, "ECHO_STEP_SECONDS": 0.02}):
+        await until_ready()
+        socket = connect(alice_key)
+        await socket.connect()
+        long = {**ASK, "max_tokens": 1000, "ignore_eos": True}
+        await socket.send_json_to({"type": "start", "request": long})
+        started = await receive(socket)
+        await socket.send_json_to({"type": "stop", "id": started["id"]})
+        assert (await until_end(socket))[-1]["data"]["finish_reason"] == "cancelled"
+        await socket.send_json_to({"type": "start", "request": long})
+        second = await receive(socket)
+        await receive(socket)
+        await socket.disconnect()
+        stream = runtime.get_streams().find(second["id"])
+        assert stream is not None
+        assert stream.state == "parked"
+        await runtime.reset()
+
+
+@pytest.mark.parametrize(
+    ("message", "code", "param"),
+    [
+        ("no json", "invalid_json", None),
+        ("[1]", "invalid_json", None),
+        ("{}", "unknown_type", "type"),
+        ('{"type": "launch"}', "unknown_type", "type"),
+        ('{"type": 7}', "unknown_type", "type"),
+        ('{"type": "start"}', "missing_field", "request"),
+        ('{"type": "start", "request": 3}', "invalid_type", "request"),
+        ('{"type": "start", "request": {"prompt": "x", "top_p": 7}}', "invalid_value", "top_p"),
+        ('{"type": "start", "request": {"prompt": "x", "model": "nope"}}', "model_not_found", "model"),
+        ('{"type": "start", "request": {"prompt": "x"}, "extra": 1}', "unknown_field", "extra"),
+        ('{"type": "stop"}', "missing_field", "id"),
+        ('{"type": "stop", "id": "' + "0" * 32 + '"}', "stream_not_found", None),
+        ('{"type": "stop", "id": "' + "0" * 32 + '", "seen_seq": -1}', "invalid_value", "seen_seq"),
+        ('{"type": "resume", "id": "' + "0" * 32 + '"}', "stream_not_found", None),
+        ('{"type": "resume", "id": "short"}', "invalid_value", "id"),
+        ("[" * 5000, "invalid_json", None),
+        ('{"type": "start", "request": {"prompt": "\\ud800"}}', "invalid_json", None),
+    ],
+)
+async def test_a_wrong_message_is_answered(
+    socket: WebsocketCommunicator, message: str, code: str, param: str | None
+) -> None:
+    """By an error that names the field; then the socket still serves."""
+    await socket.send_to(text_data=message)
+    answer = await receive(socket)
+    assert answer["type"] == "error"
+    assert answer["error"]["code"] == code, answer
+    if param is not None:
+        assert answer["error"]["param"] == param
+    await socket.send_json_to({"type": "start", "request": ASK})
+    assert (await receive(socket))["type"] == "started"
+    await until_end(socket)
+
+
+@pytest.mark.parametrize(
+    ("frame", "code"), [({"bytes_data": b"\x00"}, 1003), ({"text_data": "x" * 300_000}, 1009)], ids=["binary", "big"]
+)
+async def test_frames_we_do_not_read_close_the_socket(
+    socket: WebsocketCommunicator, frame: dict[str, Any], code: int
+) -> None:
+    """1003 binary, 1009 too big."""
+    await socket.send_to(**frame)
+    closed = await socket.receive_output(timeout=5)
+    assert (closed["type"], closed["code"]) == ("websocket.close", code)
+
+
+async def test_another_tenants_stream_is_unknown(socket: WebsocketCommunicator, lonely_key: str) -> None:
+    """The same answer as for an id that never was."""
+    await socket.send_json_to({"type": "start", "request": ASK})
+    started = await receive(socket)
+    await until_end(socket)
+    other = connect(lonely_key)
+    await other.connect()
+    for kind in ("resume", "stop"):
+        await other.send_json_to({"type": kind, "id": started["id"]})
+        assert (await receive(other))["error"]["code"] == "stream_not_found"
+    await other.disconnect()
+
+
+async def test_a_socket_outlives_its_rights_by_no_message(alice_key: str) -> None:
+    """A revoked key may ask for nothing more: an error, and 4401."""
+    socket = connect(alice_key)
+    await socket.connect()
+    await sync_to_async(ApiKey.objects.all().revoke)()
+    await socket.send_json_to({"type": "start", "request": ASK})
+    assert (await receive(socket))["error"]["code"] == "rights_lost"
+    closed = await socket.receive_output(timeout=5)
+    assert (closed["type"], closed["code"]) == ("websocket.close", 4401)
+
+
+@pytest.mark.parametrize(
+    ("proto", "origin", "is_let_in"),
+    [
+        ("https", "https://testserver", True),
+        ("https", "http://testserver", False),
+        ("http", "https://testserver", False),
+        (None, "http://testserver", True),
+    ],
+)
+async def test_behind_a_proxy_with_tls_the_page_is_https(
+    alice: Any, proto: str | None, origin: str, is_let_in: bool
+) -> None:
+    """The server sees plain HTTP; SECURE_PROXY_SSL_HEADER says what the browser saw, as it does for Django."""
+    client = AsyncClient()
+    await sync_to_async(client.force_login)(alice)
+    cookie = f"sessionid={client.cookies['sessionid'].value}"
+    headers = [(b"host", b"testserver"), (b"cookie", cookie.encode()), (b"origin", origin.encode())]
+    if proto is not None:
+        headers.append((b"x-forwarded-proto", proto.encode()))
+    with override_settings(SECURE_PROXY_SSL_HEADER=("HTTP_X_FORWARDED_PROTO", "https")):
+        communicator = WebsocketCommunicator(routing.application, "/ws/streams", headers=headers)
+        connected, _ = await communicator.connect()
+        await communicator.disconnect()
+    assert connected == is_let_in
+
+
+@pytest.mark.parametrize("how", ["disconnect", "cancel"])
+async def test_however_a_socket_ends_its_reader_has_left(alice_key: str, how: str) -> None:
+    """Also one that waits for acks; what it read is parked, and nothing of it runs on."""
+    socket = connect(alice_key)
+    await socket.connect()
+    long = {**ASK, "max_tokens": 1000, "ignore_eos": True}
+    await socket.send_json_to({"type": "start", "request": long, "credit": 1})
+    started = await receive(socket)
+    assert (await receive(socket))["type"] == "event"
+    stream = runtime.get_streams().find(started["id"])
+    assert stream is not None
+    assert stream.readers.num_attached == 1
+    if how == "cancel":
+        socket.future.cancel()
+        await asyncio.wait([socket.future])
+    else:
+        await socket.disconnect()
+    assert stream.readers.num_attached == 0
+    assert stream.state == "parked"
+    assert not [task for task in asyncio.all_tasks() if task.get_name() == "relay"]
+
+
+async def test_what_is_in_hand_when_the_server_goes_down_is_answered(
+    alice_key: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A start that is being accepted comes to its end before its socket is closed; an idle socket is closed at once."""
+    drain, log = Drain(), runtime.get_runtime().log
+    is_in_hand, go_on, submit = asyncio.Event(), asyncio.Event(), log.submit
+
+    def stall(*args: Any) -> Withdraw:
+        is_in_hand.set()
+        if go_on.is_set():
+            return submit(*args)
+        stalled.append(asyncio.create_task(submit_later(*args)))
+        return too_late
+
+    async def submit_later(*args: Any) -> None:
+        await go_on.wait()
+        submit(*args)
+
+    stalled: list[asyncio.Task[None]] = []
+
+    busy, idle = connect(alice_key), connect(alice_key)
+    for socket in (busy, idle):
+        socket.scope["extensions"] = {"streamserve.flow": {"drain": drain}}
+        await socket.connect()
+    monkeypatch.setattr(log, "submit", stall)
+    await busy.send_json_to({"type": "start", "request": ASK})
+    await is_in_hand.wait()
+    await drain.conduct(_House(), 0)
+    assert (await idle.receive_output(timeout=30))["code"] == 1012
+    await idle.send_json_to({"type": "ping"})
+    go_on.set()
+    assert (await receive(busy))["type"] == "started"
+    assert (await until_end(busy))[-1]["data"]["finish_reason"] == "length"
+    assert (await busy.receive_output(timeout=30))["code"] == 1012
+    late = connect(alice_key)
+    late.scope["extensions"] = {"streamserve.flow": {"drain": drain}}
+    await late.connect()
+    assert (await late.receive_output(timeout=30))["code"] == 1012
+    for socket in (busy, idle, late):
+        await socket.disconnect()
+    assert runtime.get_runtime().on_drain == set()
+
+
+class _House:
+    """A server that waits for nobody; it only says that it goes down."""
+
+    def is_busy(self) -> bool:
+        return False
+
+    is_running = has_unsent = has_newcomers = is_busy
+
+    def stop_listening(self) -> None:
+        pass
+
+    end_all = cancel_all = stop_listening
