@@ -11,8 +11,8 @@ import logging
 
 from streamserve.asgi import handover
 from streamserve.asgi.types import App, Message, Receive, Scope, Send
+from streamserve.streams.reader.channel import nothing
 from streamserve.streams.reader.delivery import Delivery, Flow
-from streamserve.streams.reader.received import nothing
 
 logger = logging.getLogger("streamserve.asgi")
 
@@ -20,6 +20,10 @@ _HEADER = handover.HEADER.encode()
 # Of the inner response's headers, these describe its empty body.
 _DROPPED = frozenset({_HEADER, b"content-length", b"etag"})
 _END: Message = {"type": "http.response.body", "body": b"", "more_body": False}
+
+
+class DeliveryFailed(Exception):
+    """The response is not whole. The server breaks the connection."""
 
 
 class Exchange:
@@ -107,11 +111,11 @@ class Exchange:
         self._judge(delivery, results[0])
 
     async def _run(self, delivery: Delivery) -> None:
-        """Run it, with what FlowServer offers: its pen only where no middleware stands between it and us."""
+        """Run it with what FlowServer offers: its channel only where no middleware stands between it and this one."""
         offered = self._scope.get("extensions", {}).get("streamserve.flow", {})
-        pen = offered.get("pen")
-        is_ours = pen is not None and pen.send is self._send
-        flow = Flow(offered.get("num_untaken", nothing), pen if is_ours else None)
+        channel = offered.get("channel")
+        is_ours = channel is not None and channel.send is self._send
+        flow = Flow(offered.get("num_untaken", nothing), channel if is_ours else None)
         await delivery.run(self._send_frame, flow)
 
     async def _watch(self, delivery: Delivery) -> None:
@@ -124,11 +128,14 @@ class Exchange:
         await self._send({"type": "http.response.body", "body": data, "more_body": True})
 
     def _judge(self, delivery: Delivery, result: BaseException | None) -> None:
-        """Raise that the client has left; log anything else. The response then just ends, and no terminal is faked."""
+        """Raise what ended the delivery early: the server then breaks the connection. A clean end, with a last chunk,
+        would make half an answer look whole.
+        """
         if isinstance(result, OSError):
             raise result
         if isinstance(result, Exception):
             logger.error("stream %s: its delivery failed", delivery.stream.id, exc_info=result)
+            raise DeliveryFailed(delivery.stream.id) from result
 
 
 def merge(inner: list[tuple[bytes, bytes]], ours: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:

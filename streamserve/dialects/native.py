@@ -110,7 +110,8 @@ class NativeEncoder:
             data = f'"token_ids":{_int_list(event.token_ids)},"index":{event.index},"choice":{event.choice}'
             text = one_line_json_string(event.text)
             return f'{self._token_head}{logged.seq}\ndata: {{"text":{text},{data}}}\n\n'.encode()
-        return frame(one_line_json(event.payload()), event=event.type, id=event_id(self._log_id, logged.seq))
+        id = event_id(self._log_id, logged.seq) if logged.seq else None  # seq 0: not in the log
+        return frame(one_line_json(event.payload()), event=event.type, id=id)
 
     def farewell(self, farewell: GoingAway) -> bytes:
         """Return where to go on, and when. Without an `id:` line: an EventSource's last event stays the last one."""
@@ -135,14 +136,8 @@ def farewell_json(log_id: str, farewell: GoingAway) -> dict[str, Any]:
 
 def websocket_message(stream_id: str, log_id: str, logged: LoggedEvent) -> dict[str, Any]:
     """Return the same event as a WebSocket message."""
-    return {
-        "type": "event",
-        "id": stream_id,
-        "event_id": event_id(log_id, logged.seq),
-        "seq": logged.seq,
-        "event": logged.event.type,
-        "data": logged.event.payload(),
-    }
+    place = {"event_id": event_id(log_id, logged.seq), "seq": logged.seq} if logged.seq else {}  # 0: not in the log
+    return {"type": "event", "id": stream_id, **place, "event": logged.event.type, "data": logged.event.payload()}
 
 
 def error_json(body: ErrorBody) -> dict[str, Any]:

@@ -39,7 +39,7 @@ class TokensEncoder:
         return b""
 
     def _frame(self, data: str, logged: LoggedEvent) -> bytes:
-        return frame(data, id=event_id(self._log_id, logged.seq))
+        return frame(data, id=event_id(self._log_id, logged.seq) if logged.seq else None)
 
 
 def _error_json(end: Ending) -> dict[str, Any]:

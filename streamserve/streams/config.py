@@ -14,6 +14,8 @@ class StreamConfig:
     that they can be told (410) from ids that never were (404). `max_readers` bounds who may read one stream at a time.
     `ping_seconds` of silence on a WebSocket are followed by a ping message; 0: never.
     A native reader more than `snapshot_events` behind is sent one snapshot in their place; 0 is never.
+    While the log is full or away, answers wait for it for `log_outage_seconds`; then their connections end, and they
+    are continued when it is back.
     """
 
     resume_window_seconds: float = 600.0
@@ -28,3 +30,4 @@ class StreamConfig:
     max_readers: int = 64
     ping_seconds: float = 0.0
     snapshot_events: int = 512
+    log_outage_seconds: float = 30.0

@@ -94,7 +94,7 @@ class StreamQuota:
         if self._running is None:
             return {}
         rows = await self._running(group)
-        ours = {stream.id for stream in self._streams.all() if not stream.claim.is_elsewhere}
+        ours = {stream.id for stream in self._streams.all() if not stream.lease.is_elsewhere}
         return {stream_id: producer for stream_id, producer in rows if stream_id not in ours}
 
     async def _end_released(self, elsewhere: dict[str, str]) -> bool:

@@ -1,80 +1,118 @@
-"""`Reader` and `Readers`: who is attached to a stream. Only the owner's readers hold it; watchers never do."""
+"""`Attachment`, `Readers` and `ReaderLag`: what reads a stream, and how far behind it is.
+
+Only the owner's readers hold a stream and count for its lag; watchers never do. Event loop only.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from itertools import count
+from streamserve.clients.base import Generation
+from streamserve.protocol.events import Status
+from streamserve.streams.transcript import Transcript
 
-from streamserve.protocol.events import Event, LoggedEvent
+# The engine learns a reader's position in steps of an eighth of the usual lead, or of fewer tokens when all is read.
+_STEP = 32
+_STEP_WHEN_READ = 8
+
+ReaderTokens = tuple[int, ...] | None
 
 
-@dataclass(slots=True, eq=False, kw_only=True)
-class Reader:
-    """Someone attached to a stream. `seq` is the last event it has: that its transport accepted, or, of one that
-    `is_acking`, that it said it has.
+class Attachment:
+    """Something that reads a stream. `received_seq` is the last event it has, as far as is known here.
 
-    `is_paced`: the engine keeps to its pace. One that wants nothing before it can have all is not.
-    `take` is given what has just been committed, before the log wakes anybody. It must not raise, and may do nothing.
+    `is_paced`: the engine keeps to its pace. A whole answer, which shows nothing before the end, is not paced.
     """
 
-    is_watcher: bool = False
-    is_paced: bool = True
-    is_acking: bool = False
-    transport: str = "sse"
-    seq: int = 0
-    take: Callable[[list[LoggedEvent]], None] | None = None
+    def __init__(
+        self, *, is_watcher: bool = False, is_paced: bool = True, transport: str = "sse", seq: int = 0
+    ) -> None:
+        self.is_watcher, self.is_paced, self.transport = is_watcher, is_paced, transport
+        self.received_seq = seq
+
+    def advance(self) -> None:
+        """Take what is committed, or notice the end. Must not raise."""
+
+    def notify(self, status: Status) -> None:
+        """Show a status that is not in the log. Must not raise."""
+
+    def go_away(self) -> None:
+        """End the connection; the stream continues, and its reader may return. Must not raise."""
 
 
 class Readers:
-    """The readers of one stream, changed on the event loop only."""
+    """The attachments of one stream."""
 
     def __init__(self) -> None:
-        self._attached: set[Reader] = set()
+        self.attached: tuple[Attachment, ...] = ()
         self.last_transport = ""
 
-    def add(self, reader: Reader) -> None:
+    def add(self, reader: Attachment) -> None:
         """Count `reader` in."""
-        self._attached.add(reader)
+        self.attached += (reader,)
         if not reader.is_watcher:
             self.last_transport = reader.transport
 
-    def discard(self, reader: Reader) -> bool:
-        """Count `reader` out and tell whether it was in."""
-        was_in = reader in self._attached
-        self._attached.discard(reader)
-        return was_in
-
-    def give(self, events: Sequence[Event], first_seq: int) -> None:
-        """Give what has just been committed to those who take it."""
-        logged: list[LoggedEvent] = []
-        for reader in self._attached:
-            if reader.take is not None:
-                if not logged:
-                    logged = list(map(LoggedEvent, count(first_seq), events))
-                reader.take(logged)
+    def discard(self, reader: Attachment) -> bool:
+        """Count `reader` out; return whether it was in."""
+        num_before = len(self.attached)
+        self.attached = tuple(one for one in self.attached if one is not reader)
+        return len(self.attached) < num_before
 
     @property
     def num_attached(self) -> int:
         """The owner's readers and watchers."""
-        return len(self._attached)
+        return len(self.attached)
 
     @property
     def num_watchers(self) -> int:
-        """Those that do not count."""
-        return sum(reader.is_watcher for reader in self._attached)
+        """Those that do not hold the stream."""
+        return sum(reader.is_watcher for reader in self.attached)
 
     @property
     def num_holding(self) -> int:
         """The owner's readers."""
         return self.num_attached - self.num_watchers
 
-    @property
-    def are_paced(self) -> bool:
-        """Whether the engine keeps to the pace of the furthest of the owner's readers."""
-        return all(reader.is_paced for reader in self._attached if not reader.is_watcher)
+
+class ReaderLag:
+    """How far a stream's log is ahead of its owner's readers, and what the engine knows of that.
+
+    The engine parks a sequence that is too far ahead, so it must learn of reading; a message a token would be too many.
+    `is_bounded` False: the answer is made whether it is read or not. While `is_log_down` what is committed counts as
+    read: then the engine parks every stream that runs ahead of the log.
+    """
+
+    def __init__(self, transcript: Transcript, readers: Readers, *, is_bounded: bool, known: ReaderTokens) -> None:
+        self._transcript, self._readers = transcript, readers
+        self._is_bounded = is_bounded
+        self._known = known  # to the engine
+        self.is_log_down = False
 
     @property
-    def furthest_seq(self) -> int:
-        """The last event that one of the owner's readers has; 0 without any."""
-        return max((reader.seq for reader in self._attached if not reader.is_watcher), default=0)
+    def reader_tokens(self) -> ReaderTokens:
+        """Tokens of each choice that the furthest owner's reader has; None: the engine waits for no reader."""
+        holding = [reader for reader in self._readers.attached if not reader.is_watcher]
+        if self._is_bounded and all(reader.is_paced for reader in holding):
+            return self._transcript.delivered(max((reader.received_seq for reader in holding), default=0))
+        return self._transcript.num_output_tokens if self.is_log_down else None
+
+    @property
+    def num_unread(self) -> int:
+        """Committed tokens that this reader has not received; 0 where the engine waits for none."""
+        read = self.reader_tokens
+        return 0 if read is None else self._transcript.num_unread(read)
+
+    def begin(self, known: ReaderTokens) -> None:
+        """Note what a new generation was asked for with."""
+        self._known = known
+
+    def report(self, generation: Generation) -> None:
+        """Send the reader's position to `generation` if that is worth a message."""
+        read = self.reader_tokens
+        if read is None or self._known is None:
+            is_news = read is not self._known
+        else:
+            moved = max(abs(now - before) for now, before in zip(read, self._known, strict=True))
+            is_news = moved >= _STEP or (moved >= _STEP_WHEN_READ and self._transcript.num_unread(read) == 0)
+        if is_news:
+            self._known = read
+            generation.reader_at(read)

@@ -25,6 +25,7 @@ from streamserve.streams.lease.lease import Claims, Lease
 from streamserve.streams.log.base import EventLog
 from streamserve.streams.restore import recall
 from streamserve.streams.stream import Stream
+from streamserve.streams.writer import LogWriter
 
 logger = logging.getLogger("streamserve.streams")
 
@@ -53,6 +54,7 @@ class Streams:
         self.clients = clients
         self.log = log
         self.settings = settings or StreamConfig()
+        self.writer = LogWriter(log, outage_seconds=self.settings.log_outage_seconds)
         self._on_finished = on_finished
         self._claims = claims
         self._streams: dict[str, Stream] = {}
@@ -68,6 +70,7 @@ class Streams:
 
         Raises NotFound for an unknown model, and what the client raises: BadRequest, Refused.
         """
+        self.writer.refuse_if_down()
         client = self._find_client(request.model)
         arrived_at = time.monotonic() if request.arrived_at is None else request.arrived_at
         reader_tokens = None if on_disconnect == "finish" else (0,) * request.n
@@ -142,6 +145,7 @@ class Streams:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self.writer.aclose()
 
     def _find_client(self, model: str) -> EngineClient:
         client = self.clients.get(model)
@@ -156,13 +160,13 @@ class Streams:
                 raise EngineUnavailable("The server is shutting down.")
             stream = Stream(
                 client,
-                self.log,
+                self.writer,
                 self.settings,
                 request,
                 generation,
                 owner=owner,
                 on_disconnect=on_disconnect,
-                claim=Lease(self._claims, request.stream_id),
+                lease=Lease(self._claims, request.stream_id),
             )
             await stream.open()
         except BaseException:
@@ -186,7 +190,7 @@ class Streams:
         record = await claims.find(stream_id)
         if record is None:
             return None
-        stream = await recall(record, claims, self.clients.get(record.model), self.log, self.settings)
+        stream = await recall(record, claims, self.clients.get(record.model), self.writer, self.settings)
         quicker = self._streams.get(stream_id)
         if quicker is not None and not quicker.has_left:
             return quicker
@@ -205,10 +209,10 @@ class Streams:
         """The life of one stream. When the server stops, logs are left to the readers who still read them."""
         try:
             await stream.run()
-            is_ended = stream.terminal is not None and not stream.claim.is_elsewhere
-            if stream.claim.is_held or is_ended:  # else that is for whoever wrote its end, who lives
+            is_ended = stream.terminal is not None and not stream.lease.is_elsewhere
+            if stream.lease.is_held or is_ended:  # else that is for whoever wrote its end, who lives
                 await self._report(stream)
-            if not self._is_closing and not stream.has_left:
+            if not (self._is_closing or stream.has_left or stream.is_lost):
                 await self._keep(stream)
             if not self._is_closing:
                 await self._drop(stream)

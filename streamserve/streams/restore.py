@@ -14,26 +14,26 @@ from streamserve.protocol.errors import NotFound, StreamserveError
 from streamserve.protocol.requests import GenerateRequest
 from streamserve.streams.config import StreamConfig
 from streamserve.streams.lease.lease import Claims, Lease, Record
-from streamserve.streams.log.base import EventLog
 from streamserve.streams.stream import Stream
+from streamserve.streams.writer import LogWriter
 
 # The machine's monotonic clock begins anew when it boots: a moment that far off what the calendar says is of another.
 _CLOCK_SECONDS = 5.0
 
 
 async def recall(
-    record: Record, claims: Claims, client: EngineClient | None, log: EventLog, settings: StreamConfig
+    record: Record, claims: Claims, client: EngineClient | None, writer: LogWriter, settings: StreamConfig
 ) -> Stream | None:
     """Return the stream with all that is committed noted; None if its log is gone. `run` must follow."""
     stream = Stream(
         client if client is not None and record.request is not None else _unable(record),
-        log,
+        writer,
         settings,
         _request_of(record),
         None,
         owner=record.owner,
         on_disconnect=record.on_disconnect,
-        claim=Lease(claims, record.id, fence=record.fence, is_held=False, producer=record.producer),
+        lease=Lease(claims, record.id, fence=record.fence, is_held=False, producer=record.producer),
         log_id=record.log_id,
         created=int(record.created),
     )

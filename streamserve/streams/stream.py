@@ -1,109 +1,117 @@
 """`Stream`: one answer as its readers see it, from the first event to the one terminal event, across parks.
 
-One task (`Stream.run`, owned by `Streams`) does every append, or waits while a `Relay` does, so the order of events
-needs no lock; everything else only says what should happen (`stop`, `detach`, a timer) and cancels the generation
-synchronously. What is committed is shown in the same turn of the loop (followed.py, `_settle`). Parked means: the
-engine has forgotten the sequence and the stream remembers its tokens; `Parking` has the reasons and what each waits
-for. Lives on the event loop; knows no wire, no dialect and no framework.
+The log writer asks for what is to be committed (`take_batch`) and brings the result (`on_result`); one task
+(`Stream.run`, owned by `Streams`) does what must wait: parks, readmission, claims. Everything else only records what
+should happen (`stop`, `detach`, a timer) and cancels the generation synchronously. Parked means: the engine has
+forgotten the sequence and the stream remembers its tokens; `Parking` has the reasons and what each waits for. Lives on
+the event loop; knows no wire, no dialect and no framework.
 
     running ── engine's Done or Error, stop, timeout ────────────────────────────────► finished
        │ ▲                                                                                ▲
-       │ └── an owner's reader is there, `Parking` says now, the engine accepts again     │
+       │ └── an owner's reader is there, `Parking` is due, the engine accepts again       │
        │                                                                                  │
        ├── the last owner's reader left ──► parked ── resume window over, stop, timeout, ─┘
        └── the engine parked it ──────────────┘       engine refuses for good or dies of it
 
-Where several processes share a log, only the one that holds the stream's `Lease` does any of this; the others follow
-the log for the readers they have, and one of them goes on when it is let go of, or its process dies (claim.py).
+Where several processes share a log, only the one that holds the stream's `Lease` does any of this; the others are
+replicas, and one of them continues when the lease is released or its process dies (lease/lease.py).
 """
 
 from __future__ import annotations
 
 import asyncio
+import copy
 import logging
 import time
+from collections import deque
 from dataclasses import replace
+from itertools import count
 
 from streamserve.clients.base import Accepted, EngineClient, Generation
 from streamserve.engine.sequence import Park
 from streamserve.protocol.errors import Refused, StreamserveError
-from streamserve.protocol.events import Done, Error, Meta, Status, Usage
+from streamserve.protocol.events import TERMINALS, Done, Error, Event, LoggedEvent, Meta, Status, Usage
 from streamserve.protocol.requests import GenerateRequest
 from streamserve.streams.config import StreamConfig
-from streamserve.streams.lead import Lead
 from streamserve.streams.lease.lease import Lease
-from streamserve.streams.log.base import Ended, EventLog, Fenced, Forked, LogLost, LogUnavailable, new_log_id
+from streamserve.streams.log.base import Batch, Ended, Fenced, LogLost, LogUnavailable, Result, make_batch, new_log_id
 from streamserve.streams.parking import MESSAGES, NO_READER, Parking
-from streamserve.streams.readers import Reader
-from streamserve.streams.relay import Relay
-from streamserve.streams.replica import RETRY_SECONDS, FollowedStream
+from streamserve.streams.readers import Attachment, ReaderLag
+from streamserve.streams.replica import RETRY_SECONDS, Replica
 from streamserve.streams.transcript import StreamSummary, Transcript, summarize
+from streamserve.streams.writer import MAX_BATCH_EVENTS, LogWriter
 
-__all__ = ["ON_DISCONNECT", "Reader", "Stream", "StreamConfig", "StreamSummary"]
+__all__ = ["ON_DISCONNECT", "Stream", "StreamConfig", "StreamSummary"]
 
 logger = logging.getLogger("streamserve.streams")
 
 ON_DISCONNECT = ("park", "abort", "finish")
+# While the log is away, a stop is recorded and its caller waits for so long.
+STOP_SECONDS = 3.0
 
-_NOT_ACCEPTED = Accepted(num_prompt_tokens=0, max_tokens=0, seed=0)  # of a stream from elsewhere; its meta says more
+_NOT_ACCEPTED = Accepted(num_prompt_tokens=0, max_tokens=0, seed=0)  # of a restored stream; its meta event has the rest
 _ABANDONED = Done(finish_reason="abandoned")
 _INTERNAL = Error(code="internal_error", message="The server failed while answering. It has been logged.")
 _HOPELESS = Error(code="engine_died", message="The engine failed repeatedly on this answer. Try again.", retryable=True)
 _STOPPING = Error(code="engine_unavailable", message="The server is shutting down.", retryable=True)
 _TIMEOUT = Error(code="timeout", message="The answer was not finished within timeout_seconds.")
+_LOST = Error(code="log_lost", message="The server has lost this answer. Ask again.", retryable=True)
+_LOG_AWAY = Status(status="waiting", message="The server cannot save the answer now. It continues by itself.")
+_LOG_BACK = Status(status="resumed")
 
 
-class Stream(FollowedStream):
-    """One answer as readers see it. Made by `Streams`, with a generation that is accepted, or by `recall` without."""
+class Stream(Replica):
+    """One answer as readers see it. Made by `Streams`: with an accepted generation, or restored without one."""
 
     def __init__(
         self,
         client: EngineClient,
-        log: EventLog,
-        settings: StreamConfig,
+        writer: LogWriter,
+        config: StreamConfig,
         request: GenerateRequest,
         generation: Generation | None,
         *,
         owner: str,
         on_disconnect: str = "park",
-        claim: Lease | None = None,
+        lease: Lease | None = None,
         log_id: str = "",
         created: int | None = None,
     ) -> None:
         accepted = _NOT_ACCEPTED if generation is None else generation.accepted
-        tally = Transcript(accepted, request.n, request.arrived_at or time.monotonic())
-        claim = claim or Lease(None, request.stream_id)
-        super().__init__(log, log_id or new_log_id(), tally, claim, on_disconnect)
+        transcript = Transcript(accepted, request.n, request.arrived_at or time.monotonic())
+        lease = lease or Lease(None, request.stream_id)
+        super().__init__(writer.log, log_id or new_log_id(), transcript, lease, on_disconnect)
         self.id = request.stream_id
         self.owner, self.tenant, self.model = owner, request.tenant, request.model
         self.created = int(time.time()) if created is None else created
-        self.request = request if generation is None else _fix(request, generation)
-        self.lead = Lead(tally, self.readers, is_bounded=on_disconnect != "finish", told=request.reader_tokens)
+        self.request = request if generation is None else _as_accepted(request, generation)
+        self.lag = ReaderLag(
+            transcript, self.readers, is_bounded=on_disconnect != "finish", known=request.reader_tokens
+        )
         self.parking = Parking()
-        self.ended = asyncio.Event()  # set once nothing more will be appended
         self.ended_at: float | None = None
-        self._client, self._settings = client, settings
+        self.is_lost = False  # the log has forgotten it: readers get an error that is in no log
+        self._client, self._writer, self._config = client, writer, config
         self._generation = generation
-        self._relaying: Relay | None = None  # of the generation of now, once it is relayed
-
-    # What others see
+        self._own: deque[Event] = deque()  # to be committed, before what the generation has
+        self._in_flight: Batch | None = None
+        self._failure: Exception | None = None  # of a commit, for the task to act on
+        self._is_drained = False  # the generation has ended, and all it had is taken
+        self._has_backlog = False  # it had more than fits into a batch
+        self._is_cut = False
+        self._away: LogUnavailable | None = None  # why a replica cannot read its log
 
     @property
     def state(self) -> str:
         """One of running, parked (also while it waits to be admitted again), finished."""
         if self.terminal is not None or self.ended.is_set():
             return "finished"
-        return "parked" if self._generation is None and not self.claim.is_elsewhere else "running"
+        return "parked" if self._generation is None and not self.lease.is_elsewhere else "running"
 
     @property
     def is_live(self) -> bool:
-        """Whether it is unfinished, and this process answers for it."""
-        return self.state != "finished" and not self.claim.is_elsewhere
-
-    @property
-    def is_writing(self) -> bool:
-        """Whether the engine is at it for this process: then only a claim by force has others write the log."""
-        return self._generation is not None
+        """Whether it is unfinished, and this process is responsible for it."""
+        return self.state != "finished" and not self.lease.is_elsewhere
 
     @property
     def usage(self) -> Usage:
@@ -111,88 +119,206 @@ class Stream(FollowedStream):
         if isinstance(self.terminal, Done):
             return self.terminal.usage
         if self._generation is not None:
-            self.tally.note_cached(self._generation.num_cached_tokens)
-        return self.tally.usage
+            self.transcript.note_cached(self._generation.num_cached_tokens)
+        return self.transcript.usage
 
     def summary(self) -> StreamSummary:
-        """Return the stream's figures of now."""
+        """Return the stream's metrics of now."""
         return summarize(self)
 
-    # What others ask for
+    # What readers and operators ask for
 
     async def stop(self, seen_seq: int | None = None) -> None:
-        """End the stream as its user asks; returns once that is committed. After the end nothing happens."""
-        self._end_with(Done(finish_reason="cancelled", kept_seq=None if seen_seq is None else max(0, seen_seq)))
-        await self.ended.wait()
+        """End the stream as its user asks, and return once that is committed. After the end nothing happens.
+
+        While the log is away the stop is recorded, and LogUnavailable is raised after `STOP_SECONDS`.
+        """
+        self.end_with(Done(finish_reason="cancelled", kept_seq=None if seen_seq is None else max(0, seen_seq)))
+        while not self.ended.is_set():
+            try:
+                async with asyncio.timeout(STOP_SECONDS):
+                    await self.ended.wait()
+            except TimeoutError:
+                self._writer.refuse_if_down()
+                if self._away is not None:
+                    raise copy.copy(self._away) from None
 
     def abandon(self) -> None:
-        """End the stream that nobody came back to, unless somebody has."""
+        """End a stream without an owner's reader."""
         if not self._is_wanted:
-            self._end_with(_ABANDONED)
+            self.end_with(_ABANDONED)
+
+    def end_with(self, ending: Done | Error) -> None:
+        """Have `ending` committed after what is being committed now, unless the stream is ending already."""
+        if not self._is_ending:
+            self._ending = ending
+            self._cancel()
+            self._own.clear()
+            self._writer.mark(self)
+            self._wake()
 
     def shut_down(self) -> None:
-        """End the stream because the server stops; one that others can go on with is only let go of."""
+        """The server stops: leave a stream that another process can continue, end any other."""
         if self.can_leave:
             self._has_left = True
             self._cancel()
-            self._news.set()
+            self._wake()
         else:
-            self._end_with(_STOPPING)
+            self.end_with(_STOPPING)
 
-    def attach(self, reader: Reader) -> None:
+    def attach(self, reader: Attachment) -> None:
         """Count `reader` in. An owner's reader has a parked stream continued."""
         self.readers.add(reader)
         if not reader.is_watcher:
             self._timers.disarm("first_reader", "resume_window")
             self.parking.hurry()
             self._note_position()
-            self._news.set()
+        self._wake()
 
-    def moved(self, reader: Reader, seq: int) -> None:
+    def moved(self, reader: Attachment, seq: int) -> None:
         """Note that `reader` has every event up to `seq`."""
-        if reader.seq != seq:
-            reader.seq = seq
+        if reader.received_seq != seq:
+            reader.received_seq = seq
             if not reader.is_watcher:
                 self._note_position()
 
-    def detach(self, reader: Reader) -> None:
+    def detach(self, reader: Attachment) -> None:
         """Count `reader` out, once. Losing the last owner's reader takes effect before this returns."""
         if self.readers.discard(reader):
-            self._news.set()
+            self._wake()
             if not reader.is_watcher:
                 self.release()
                 self._note_position()
 
     def release(self) -> None:
-        """Do what `on_disconnect` says, unless an owner's reader is attached. Also for one that was promised only."""
-        if self._is_wanted or self._is_ending or not self.claim.is_held:
+        """Do what `on_disconnect` says, unless an owner's reader is attached. Also for a reader that never came."""
+        if self._is_wanted or self._is_ending or not self.lease.is_held:
             return
         if self.on_disconnect == "abort":
-            self._end_with(_ABANDONED)
+            self.end_with(_ABANDONED)
+            return
+        if self._generation is not None:
+            self._cancel()
+            self.parking.begin(NO_READER, self.transcript.num_tokens, time.monotonic())
+        self._timers.disarm("first_reader")
+        window = self._config.resume_window_seconds
+        self._timers.arm("resume_window", window, lambda: self.end_with(_ABANDONED))
+
+    # What the log writer asks for
+
+    def take_batch(self) -> Batch | None:
+        """Return what is to be committed next: the ending alone, or own events and then the generation's."""
+        if self._in_flight is not None or self.terminal is not None or not self.lease.is_held or self._has_left:
+            return None
+        if self._ending is not None:
+            events: list[Event] = [self._as_kept(self._ending)]
         else:
-            self._park()
+            events = [self._own.popleft() for _ in range(min(len(self._own), MAX_BATCH_EVENTS))]
+            if self._generation is not None:
+                events += self._take_generated(self._generation, MAX_BATCH_EVENTS - len(events))
+        if events:
+            self._in_flight = make_batch(self.log_id, self.lease.fence, self.last_seq, events)
+        return self._in_flight
+
+    def _take_generated(self, generation: Generation, limit: int) -> list[Event]:
+        """Return what is there of a generation, up to the first terminal event, without what is known already."""
+        ready = generation.ready(limit) if limit else []
+        self._has_backlog = len(ready) == limit
+        if not ready and not self._has_backlog and not generation.is_open:
+            self._is_drained = True
+            self._wake()
+        taken: list[Event] = []
+        for event in ready:
+            if isinstance(event, TERMINALS):
+                taken.append(self._as_kept(event))
+                break
+            if not (self.transcript.has_finished and self.transcript.is_repeated(event)):
+                taken.append(event)
+        return taken
+
+    def on_result(self, batch: Batch, result: Result | Exception) -> None:
+        """Count and show what is committed now; leave a refusal to the task."""
+        if self._in_flight is batch:
+            self._in_flight = None
+        if not isinstance(result, int):
+            if self.lease.is_held:
+                self._failure = result
+                self._wake()
+            return
+        first_seq = result - len(batch.events) + 1
+        if first_seq != self.last_seq + 1 or self.terminal is not None:
+            return  # committed late, after a cut; what follows is read from the log
+        try:
+            self.on_committed(list(map(LoggedEvent, count(first_seq), batch.events)), batch.bodies, is_ours=True)
+        except Exception as error:
+            self._failure = error
+            self._wake()
+            return
+        generation = self._generation
+        is_ending = generation is not None and not generation.is_open
+        if self._has_backlog or self._own or self._ending is not None or is_ending:
+            self._writer.mark(self)
+        if generation is None or first_seq == 1:
+            self._wake()
+
+    def on_outage(self, reason: LogUnavailable) -> bool:
+        """Show the readers that the answer waits; refuse a stream whose first event is not committed."""
+        if self.last_seq == 0:
+            self._in_flight, self._failure = None, copy.copy(reason)
+            self._wake()
+            return False
+        self.lag.is_log_down = True
+        self._note_position()
+        for reader in self.readers.attached:
+            reader.notify(_LOG_AWAY)
+        return True
+
+    def on_recovery(self) -> None:
+        """Continue as before the outage."""
+        self.lag.is_log_down = False
+        self._note_position()
+        for reader in self.readers.attached:
+            reader.notify(_LOG_BACK)
+
+    def cut(self) -> None:
+        """Stop generating and end the connections: the outage lasts. The stream resumes when the log is back."""
+        if not self._is_cut and self.terminal is None:
+            self._is_cut = True
+            if self._generation is not None:
+                self._cancel()
+                self.parking.begin(NO_READER, self.transcript.num_tokens, time.monotonic())
+            for reader in self.readers.attached:
+                reader.go_away()
+            self._wake()
 
     # The stream's task
 
     async def open(self) -> None:
-        """Commit `meta`, the first event, and begin to wait for a reader. `run` must follow."""
+        """Commit `meta`, the first event, and begin to wait for a reader. `run` must follow. Raises LogUnavailable."""
         meta = Meta(model=self.model, stream_id=self.id, created=self.created, prompt_tokens=self.usage.prompt_tokens)
-        await self._append([meta])
-        self._timers.arm("first_reader", self._settings.first_reader_seconds, self.release)
+        self._own.append(meta)
+        self._writer.mark(self)
+        while self.last_seq == 0:
+            await self._change()
+            if self._failure is not None:
+                raise self._failure
+        if self._generation is not None:
+            self._generation.on_news = self._on_generated
+            self._writer.mark(self)
+        self._timers.arm("first_reader", self._config.first_reader_seconds, self.release)
         self._arm_timeout()
-
-    def _arm_timeout(self) -> None:
-        if self.request.timeout_seconds is not None:
-            left = self.tally.pace.started_at + self.request.timeout_seconds - time.monotonic()
-            self._timers.arm("timeout", left, lambda: self._end_with(_TIMEOUT))
 
     async def run(self) -> None:
         """Bring the stream to its end, whatever happens."""
         try:
-            await self._pump()
+            while self.terminal is None and not self._has_left:
+                await (self._produce() if self.lease.is_held else self._follow())
         except asyncio.CancelledError:
             await self._fail(_STOPPING)
             raise
+        except LogLost:
+            logger.error("stream %s: log %s no longer has it", self.id, self.log_id)
+            self.is_lost, self.terminal = True, _LOST
         except Fenced:
             logger.warning("stream %s: another producer has claimed it", self.id)
         except Exception:
@@ -201,142 +327,159 @@ class Stream(FollowedStream):
         finally:
             await self._close()
 
-    async def _pump(self) -> None:
-        """Bring the stream on, whoever writes it, until its terminal event is committed or it is let go of."""
-        while self.terminal is None and not self._has_left:
-            try:
-                await (self._produce() if self.claim.is_held else self._follow())
-            except (Forked, LogLost) as loss:
-                self.is_forked = isinstance(loss, Forked)
-                raise
-            except (Fenced, Ended, LogUnavailable) as reason:
-                if not self.claim.lose():
-                    raise
-                self._cancel()
-                self._timers.disarm_all()
-                if isinstance(reason, LogUnavailable):  # what was being committed is in the log or not: claim it anew
-                    await self._change(RETRY_SECONDS)
+    async def _follow(self) -> None:
+        """Be a replica for a while; a log that is away is asked again."""
+        try:
+            await self._stand_by()
+            self._away = None
+        except LogUnavailable as reason:
+            self._away = reason
+            await self._change(RETRY_SECONDS)
+        except (Fenced, Ended):
+            self.lease.lose()
 
     async def _produce(self) -> None:
-        """Take the next step from the engine to the log, across parks."""
-        if self._ending is not None:
-            await self._append([self._ending])
+        """Wait for the writer and the engine, and do what is next, across parks."""
+        if self._failure is not None:
+            failure, self._failure = self._failure, None
+            if not isinstance(failure, Fenced | Ended) or not self.lease.lose():
+                raise failure
+            self._stop_producing()
+        elif self._is_cut:
+            await self._after_cut()
+        elif self._in_flight is not None or self._own or self._ending is not None:
+            await self._change()
         elif self._generation is not None:
-            await self._relay(self._generation)
+            if self._is_drained:
+                self._stand_still(self._generation)
+            else:
+                await self._change()
         elif (seconds := self._seconds_left()) == 0:
             await self._readmit()
-        elif not (self.is_resumable and self._says_resumable):
-            await self._outlast(seconds)
-        elif self._is_wanted or not self.claim.is_shared:
+        elif self._is_wanted or not self.lease.is_shared:
             await self._change(seconds)
         else:
-            await self.claim.release()
-            if self.claim.is_held:
+            await self.lease.release()
+            if self.lease.is_held:
                 await self._change(RETRY_SECONDS)
 
-    async def _outlast(self, seconds: float | None) -> None:
-        """Hold the stream while its log is away, for nobody else can go on with it; hear when that is over."""
-        await self._change(min(RETRY_SECONDS, seconds or RETRY_SECONDS))
-        await self._log.append(self.log_id, self.claim.fence, [])  # raises what has become of it
-        await self._append([])
+    async def _after_cut(self) -> None:
+        """Release the lease, so that any process continues; one that shares with none waits for the log itself."""
+        if self.lease.is_shared:
+            await self.lease.release()
+        if not self.lease.is_held:
+            self._stop_producing()
+        elif self._in_flight is not None:
+            await self._change(RETRY_SECONDS)
+            return
+        self._is_cut = False
 
-    def _take_over(self) -> None:
+    def _stop_producing(self) -> None:
+        """Another process writes from now on, or none: keep nothing that only the producer needs."""
+        self._cancel()
+        self._own.clear()
+        self._in_flight, self._is_cut = None, False
+        self._timers.disarm_all()
+
+    def _begin_to_produce(self) -> None:
         self._arm_timeout()
         if self.parking.park is None:
-            self.parking.begin(NO_READER, self.tally.num_tokens, time.monotonic())
+            self.parking.begin(NO_READER, self.transcript.num_tokens, time.monotonic())
+        if self._ending is not None:
+            self._writer.mark(self)
 
-    async def _relay(self, generation: Generation) -> None:
-        """Commit what `generation` yields until it is over: by itself, parked by the engine, or cancelled by us."""
-        self._relaying = relay = Relay(generation, self._batch, self._submit)
-        try:
-            generation.on_news = relay.go_on
-            relay.go_on()
-            await relay.over()
-        finally:
-            self._relaying = generation.on_news = None
-            self.tally.note_cached(generation.num_cached_tokens)
-        if self.terminal is None and self._generation is generation:
-            await self._stand_still(generation.parked)
-
-    async def _stand_still(self, park: Park | None) -> None:
-        """Remember why the engine has parked the answer, and tell the readers if they will notice."""
+    def _stand_still(self, generation: Generation) -> None:
+        """Remember why the engine has parked the answer, and show that to the readers if they will notice."""
+        self.transcript.note_cached(generation.num_cached_tokens)
+        park: Park | None = generation.parked
         if park is None:
             raise RuntimeError("the generation ended without a terminal event")
-        self._generation = None
-        self.parking.begin(park, self.tally.num_tokens, time.monotonic())
+        self._generation = generation.on_news = None
+        self.parking.begin(park, self.transcript.num_tokens, time.monotonic())
         if self.parking.is_hopeless:
-            self._end_with(_HOPELESS)
+            self.end_with(_HOPELESS)
         elif park.reason in MESSAGES:
-            await self._tell_waiting(MESSAGES[park.reason])
+            self._show_waiting(MESSAGES[park.reason])
 
     async def _readmit(self) -> None:
-        """Ask the engine to go on after the tokens in the log. A refusal keeps the stream: it asks again."""
-        self._news.clear()  # what is news from here on cuts a wait short
+        """Ask the engine to continue after the tokens in the log. A refusal keeps the stream: it asks again."""
+        self._news.clear()  # what changes from here on cuts a wait short
         request = replace(
             self.request,
-            output_token_ids=self.tally.token_ids,
-            first_token_at=self.tally.pace.first_at,
-            reader_tokens=self.lead.reader_tokens,
+            output_token_ids=self.transcript.token_ids,
+            first_token_at=self.transcript.timings.first_at,
+            reader_tokens=self.lag.reader_tokens,
         )
         try:
             generation = await self._client.generate(request)
         except Refused as refused:
-            await self._wait_out(refused)
+            seconds = self.parking.refuse(refused, time.monotonic())
+            if refused.code == "engine_died" or seconds > self._config.resume_window_seconds:
+                self.end_with(Error(code=refused.code, message=refused.message, retryable=True))
+            else:
+                self._show_waiting(MESSAGES["paused"] if refused.code == "engine_paused" else refused.message)
             return
         except StreamserveError as error:
-            self._end_with(Error(code=error.code, message=error.message))
+            self.end_with(Error(code=error.code, message=error.message))
             return
-        if self._is_ending or not self._is_wanted:
+        if self._is_ending or not self._is_wanted or self._is_cut:
             generation.cancel()
             return
-        self._generation = generation
-        self.lead.begin(request.reader_tokens)
-        self._note_position()
+        self.lag.begin(request.reader_tokens)
         if self.parking.end():
-            await self._append([Status(status="resumed")])
+            self._own.append(Status(status="resumed"))
+        self._generation = generation
+        self._is_drained = self._has_backlog = False
+        generation.on_news = self._on_generated
+        self._note_position()
+        self._writer.mark(self)
 
-    async def _wait_out(self, refused: Refused) -> None:
-        """Tell the readers once; give up on a model that has failed, or after as long as the resume window."""
-        seconds = self.parking.refuse(refused, time.monotonic())
-        if refused.code == "engine_died" or seconds > self._settings.resume_window_seconds:
-            self._end_with(Error(code=refused.code, message=refused.message, retryable=True))
-        else:
-            await self._tell_waiting(MESSAGES["paused"] if refused.code == "engine_paused" else refused.message)
-
-    async def _tell_waiting(self, message: str) -> None:
+    def _show_waiting(self, message: str) -> None:
         if not self.parking.has_told:
             self.parking.has_told = True
-            await self._append([Status(status="waiting", message=message)])
+            self._own.append(Status(status="waiting", message=message))
+            self._writer.mark(self)
 
     async def _fail(self, error: Error) -> None:
-        """Commit `error` if the stream has no end yet. A log that cannot take even that leaves it without one."""
+        """Commit `error` if the stream has no end yet. A log that does not take even that leaves it without one."""
         self._cancel()
-        try:
-            if self.terminal is None and self.claim.is_held:
-                await self._append([error])
-        except Exception:
-            logger.exception("stream %s: its log does not take the terminal event", self.id)
+        if self.terminal is not None or not self.lease.is_held or self._writer.outage is not None:
+            return
+        self._failure = None
+        self._ending = error
+        self._own.clear()
+        self._writer.mark(self)
+        while self.terminal is None and self._failure is None and self._writer.outage is None:
+            await self._change(RETRY_SECONDS)
+        if self._failure is not None:
+            logger.error("stream %s: its log does not take the terminal event", self.id, exc_info=self._failure)
 
     async def _close(self) -> None:
-        """Let go of engine and timers, and wake the readers who wait."""
+        """Free engine and timers, and have the readers notice the end."""
         self._cancel()
         self._timers.disarm_all()
         if self.terminal is None:
-            self._has_left = self.claim.is_shared
-            await self.claim.release()
+            self._has_left = self.lease.is_shared
+            await self.lease.release()
         self.ended_at = time.monotonic()
         self.ended.set()
-        try:
-            await self._log.seal(self.log_id)
-        except Exception:
-            logger.exception("stream %s: its log cannot be sealed", self.id)
+        for reader in self.readers.attached:
+            reader.advance()
+        self.recent.clear()
 
-    def _settled(self, event: Done) -> Done:
-        """Return `event` as it is to be kept: a `done` speaks for all runs, or for one that was cut short."""
+    def _arm_timeout(self) -> None:
+        if self.request.timeout_seconds is not None:
+            left = self.transcript.timings.started_at + self.request.timeout_seconds - time.monotonic()
+            self._timers.arm("timeout", left, lambda: self.end_with(_TIMEOUT))
+
+    def _as_kept(self, event: Done | Error) -> Done | Error:
+        """Return a terminal event as it is kept: a `done` has the metrics of all runs, or of the one cut short."""
+        if not isinstance(event, Done):
+            return event
         if event is self._ending:
             kept_seq = None if event.kept_seq is None else min(event.kept_seq, self.last_seq)
-            return self.tally.with_figures(replace(event, kept_seq=kept_seq))
-        return self.tally.over_all_runs(event) if self.parking.num_parks else event
+            return self.transcript.with_metrics(replace(event, kept_seq=kept_seq))
+        return self.transcript.over_all_runs(event) if self.parking.num_parks else event
 
     # Decisions, synchronous
 
@@ -345,41 +488,30 @@ class Stream(FollowedStream):
         return self._ending is not None or self.state == "finished"
 
     def _seconds_left(self) -> float | None:
-        """How long until the engine is asked to go on: 0 is now, None is until somebody comes or has read more."""
-        return self.parking.seconds_left(self.lead.num_unread, time.monotonic()) if self._is_wanted else None
+        """Seconds until the engine is asked to continue: 0 is now, None is until a reader comes or has read more."""
+        return self.parking.seconds_left(self.lag.num_unread, time.monotonic()) if self._is_wanted else None
 
     def _note_position(self) -> None:
-        """Tell the engine how far the furthest reader is, or find that it is time to go on."""
+        """Report the furthest reader's position to the engine, or find that it is time to continue."""
         if self._generation is not None:
-            self.lead.tell(self._generation)
+            self.lag.report(self._generation)
         elif not self._is_ending and self._seconds_left() == 0:
-            self._news.set()
+            self._wake()
 
-    def _end_with(self, ending: Done | Error) -> None:
-        if not self._is_ending:
-            self._ending = ending
-            self._cancel()
-            self._news.set()
-
-    def _park(self) -> None:
-        """Have the engine forget the sequence, and give the reader `resume_window_seconds` to come back."""
-        if self._generation is not None:
-            self._cancel()
-            self.parking.begin(NO_READER, self.tally.num_tokens, time.monotonic())
-        self._timers.disarm("first_reader")
-        window = self._settings.resume_window_seconds
-        self._timers.arm("resume_window", window, lambda: self._end_with(_ABANDONED))
+    def _on_generated(self) -> None:
+        """The generation has events to take, or has ended."""
+        self._writer.mark(self)
 
     def _cancel(self) -> None:
         """Once this returns, no StepPlan built later holds the sequence."""
         if self._generation is not None:
+            self._generation.on_news = None
             self._generation.cancel()
+            self.transcript.note_cached(self._generation.num_cached_tokens)
             self._generation = None
-            if self._relaying is not None:
-                self._relaying.go_on()
 
 
-def _fix(request: GenerateRequest, generation: Generation) -> GenerateRequest:
+def _as_accepted(request: GenerateRequest, generation: Generation) -> GenerateRequest:
     """Return `request` with what acceptance has decided, so that asking again gives the same tokens."""
     accepted = generation.accepted
     unset = tuple(name for name in ("seed", "max_tokens") if getattr(request.sampling, name) is None)

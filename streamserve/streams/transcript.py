@@ -2,7 +2,7 @@
 
 All times are `time.monotonic()` seconds. Never holds prompt or answer text.
 
-`Transcript`: what a stream's log holds so far, as far as going on with it needs: tokens of each choice, usage, pace.
+`Transcript`: what a stream's log holds so far, as far as going on with it needs: tokens of each choice, usage, timings.
 
 Counts committed events only. Pure but for `time.monotonic()`.
 """
@@ -106,7 +106,7 @@ class Timings:
 
 def summarize(stream: Stream) -> StreamSummary:
     """Return the figures of `stream` as they are now."""
-    usage, pace, end = stream.usage, stream.tally.pace, stream.terminal
+    usage, timings, end = stream.usage, stream.transcript.timings, stream.terminal
     return StreamSummary(
         id=stream.id,
         log_id=stream.log_id,
@@ -115,19 +115,19 @@ def summarize(stream: Stream) -> StreamSummary:
         tenant=stream.tenant,
         state=stream.state,
         created=stream.created,
-        age_seconds=(stream.ended_at or time.monotonic()) - pace.started_at,
+        age_seconds=(stream.ended_at or time.monotonic()) - timings.started_at,
         prompt_tokens=usage.prompt_tokens,
         completion_tokens=usage.completion_tokens,
         cached_tokens=usage.cached_tokens,
-        tokens_per_second=pace.tokens_per_second(usage.completion_tokens),
-        ttft=pace.ttft,
-        itl_p50=pace.itl(0.5),
-        itl_p95=pace.itl(0.95),
+        tokens_per_second=timings.tokens_per_second(usage.completion_tokens),
+        ttft=timings.ttft,
+        itl_p50=timings.itl(0.5),
+        itl_p95=timings.itl(0.95),
         finish_reason=end.finish_reason if isinstance(end, Done) else None,
         error_code=end.code if isinstance(end, Error) else None,
         num_readers=stream.readers.num_holding,
         num_watchers=stream.readers.num_watchers,
-        lead=stream.lead.num_unread,
+        lead=stream.lag.num_unread,
         num_parks=stream.parking.num_parks,
         park_reason=stream.parking.reason if stream.state == "parked" else None,
         transport=stream.readers.last_transport,
@@ -172,7 +172,7 @@ class Transcript:
     """Fed every committed event, in order."""
 
     def __init__(self, accepted: Accepted, n: int, started_at: float) -> None:
-        self.pace = Timings(started_at)
+        self.timings = Timings(started_at)
         self.num_tokens = 0
         self.has_finished = False  # a choice of several
         self._num_prompt_tokens = accepted.num_prompt_tokens
@@ -189,7 +189,7 @@ class Transcript:
             choices, index = self._choices, event.choice
             (choices[index] if index < len(choices) else self._choice(index)).note(event.token_ids, seq)
             self.num_tokens += len(event.token_ids)
-            (self.pace.note if is_ours else self.pace.skip)(time.monotonic())
+            (self.timings.note if is_ours else self.timings.skip)(time.monotonic())
         elif isinstance(event, ChoiceDone):
             self._choice(event.choice).is_finished = self.has_finished = True
         elif isinstance(event, Meta):
@@ -205,13 +205,18 @@ class Transcript:
 
     def note_cached(self, num_tokens: int) -> None:
         """Take what the engine found cached. The run that gave the first token counts: later ones find our own work."""
-        if self._num_cached_tokens is None and self.pace.first_at is not None:
+        if self._num_cached_tokens is None and self.timings.first_at is not None:
             self._num_cached_tokens = min(num_tokens, self._num_prompt_tokens)
 
     @property
     def token_ids(self) -> tuple[tuple[int, ...], ...]:
         """The output tokens of each choice."""
         return tuple(tuple(choice.token_ids) for choice in self._choices)
+
+    @property
+    def num_output_tokens(self) -> tuple[int, ...]:
+        """How many output tokens each choice has."""
+        return tuple(len(choice.token_ids) for choice in self._choices)
 
     def delivered(self, seq: int) -> tuple[int, ...]:
         """Return how many output tokens of each choice the events up to `seq` hold."""
@@ -231,14 +236,14 @@ class Transcript:
             cached_tokens=self._num_cached_tokens or 0,
         )
 
-    def with_figures(self, done: Done, usage: Usage | None = None) -> Done:
+    def with_metrics(self, done: Done, usage: Usage | None = None) -> Done:
         """Return `done` with the figures of the whole stream: of all its runs in the engine, or of one cut short."""
-        latency = time.monotonic() - self.pace.started_at
-        return replace(done, usage=usage or self.usage, latency=latency, breakdown=self.pace.breakdown())
+        latency = time.monotonic() - self.timings.started_at
+        return replace(done, usage=usage or self.usage, latency=latency, breakdown=self.timings.breakdown())
 
     def over_all_runs(self, done: Done) -> Done:
         """Return the engine's `done` of the last run with the figures of all."""
         cached_tokens = self._num_cached_tokens
         if cached_tokens is None:
             cached_tokens = min(done.usage.cached_tokens, self._num_prompt_tokens)
-        return self.with_figures(done, replace(done.usage, cached_tokens=cached_tokens))
+        return self.with_metrics(done, replace(done.usage, cached_tokens=cached_tokens))

@@ -35,7 +35,7 @@ class WatchDelivery(Delivery):
     @property
     def sent_seq(self) -> int:
         """The last event that the reader may have got."""
-        return self._tail.given_seq
+        return self.reader.sent_seq
 
     async def run(self, send: Callable[[bytes], Awaitable[None]], flow: Flow = NO_FLOW) -> None:
         self._task = asyncio.current_task()

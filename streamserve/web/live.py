@@ -82,7 +82,7 @@ async def site_figures(runtime: Runtime) -> dict[str, Any]:
     figures = live_figures(runtime.clients, runtime.streams)
     if runtime.settings.log == "memory":
         return figures
-    ours = {stream.id for stream in runtime.streams.all() if not stream.claim.is_elsewhere}
+    ours = {stream.id for stream in runtime.streams.all() if not stream.lease.is_elsewhere}
     others = StreamRow.objects.unfinished().exclude(pk__in=ours).order_by("created_at")[:MAX_ROWS]
     rows = await database_sync_to_async(lambda: list(others))()
     figures["streams"] += [_row_figures(row) for row in rows]

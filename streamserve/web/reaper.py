@@ -18,7 +18,7 @@ from django.utils import timezone
 from streamserve.models import Stream as StreamRow
 from streamserve.streams.config import StreamConfig
 from streamserve.streams.lease.liveness import Workers
-from streamserve.streams.log.base import Fenced
+from streamserve.streams.log.base import Refusal, append
 from streamserve.streams.registry import Streams
 
 log = structlog.get_logger("streamserve")
@@ -99,14 +99,14 @@ class Reaper:
             log.warning("stream_log_lost", stream_id=row.pk, log_id=row.log_id)
 
     async def _purge(self) -> None:
-        """Drop old logs, but for those that somebody reads here."""
-        for stream in self._streams.all():
-            if stream.terminal is not None and stream.readers.num_attached:
+        """Delete old logs, but for those that are written or read here: touching them keeps them."""
+        streams, now = self._streams, time.time()
+        for stream in streams.all():
+            if stream.lease.is_held if stream.terminal is None else stream.readers.num_attached:
                 try:
-                    await self._streams.log.append(stream.log_id, stream.claim.fence, [])
-                    await self._streams.log.seal(stream.log_id)
-                except (Fenced, KeyError):
+                    await append(streams.log, stream.log_id, stream.lease.fence, [])
+                except (Refusal, KeyError):
                     log.info("stream_log_not_kept", stream_id=stream.id)
-        num_dropped = await self._streams.log.purge(purge_before(self._streams.settings, time.time()))
+        num_dropped = await streams.log.purge(purge_before(streams.settings, now))
         if num_dropped:
             log.info("stream_logs_purged", num=num_dropped)

@@ -28,7 +28,7 @@ async def record_start(stream: Stream, worker_id: str) -> None:
         tenant=stream.tenant,
         model=stream.model,
         on_disconnect=stream.on_disconnect,
-        fence=stream.claim.fence,
+        fence=stream.lease.fence,
         producer=worker_id,
         request=plain(dataclasses.asdict(stream.request)),
     )

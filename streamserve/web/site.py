@@ -11,7 +11,7 @@ import dataclasses
 from collections.abc import Awaitable, Callable, Mapping
 from contextvars import Context
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import structlog
 
@@ -24,7 +24,6 @@ from streamserve.protocol.requests import GenerateRequest
 from streamserve.streams.lease.liveness import Workers
 from streamserve.streams.log.base import EventLog, LogUnavailable, MemoryLog
 from streamserve.streams.log.file_log import FileLog
-from streamserve.streams.log.spare_log import SpareLog
 from streamserve.streams.quota import StreamQuota
 from streamserve.streams.registry import Streams
 from streamserve.streams.stream import Stream
@@ -57,8 +56,8 @@ def log_for(settings: SiteConfig) -> EventLog:
         from streamserve.streams.log.redis_log import RedisLog  # needs the package redis
 
         longest = max(settings.streams.retention_seconds, settings.streams.resume_window_seconds)
-        return SpareLog(RedisLog(settings.log, retention_seconds=2 * longest))
-    return SpareLog(FileLog(Path(settings.state_dir) / LOG_FILE))
+        return RedisLog(settings.log, retention_seconds=2 * longest)
+    return FileLog(Path(settings.state_dir) / LOG_FILE)
 
 
 def workers_for(settings: SiteConfig) -> Workers | None:
@@ -80,7 +79,7 @@ async def check_log(event_log: EventLog) -> list[str]:
     """
     complaints: list[str] = []
     try:
-        complaints += await cast(SpareLog, event_log).check()
+        complaints += await event_log.check()
     except LogUnavailable as error:
         complaints.append(f"{error.message} No answer can begin until it is back.")
     for complaint in complaints:

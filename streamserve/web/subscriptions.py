@@ -101,8 +101,8 @@ class Subscriptions:
             async with aclosing(relay.events) as events:
                 async for logged in events:
                     await self._send(websocket_message(stream.id, stream.log_id, logged))
-            if stream.has_left:
-                await self._send(farewell(stream, relay.events.seq))
+            if relay.events.reader.is_let_go:
+                await self._send(farewell(stream, relay.events.reader.sent_seq))
                 self.is_leaving = True
         except SocketGone:
             raise

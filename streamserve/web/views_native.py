@@ -140,7 +140,7 @@ def _state_json(row: StreamRow, stream: Stream | None) -> dict[str, Any]:
         "error_code": row.error_code or None,
         "last_seq": row.last_seq,
         "usage": {"prompt_tokens": row.prompt_tokens, "completion_tokens": row.completion_tokens},
-        "resumable": stream is not None and stream.is_resumable,
+        "resumable": stream is not None,
     }
     if stream is None and row.state == "running":
         out["error_code"] = "producer_lost"  # the process that made it is gone

@@ -9,10 +9,9 @@ from streamserve.api.metrics import CONTENT_TYPE, render_metrics
 from streamserve.api.readiness import readiness
 from streamserve.asgi.drain import is_going_down
 from streamserve.protocol.errors import NotFound
-from streamserve.streams.log.spare_log import trouble_of
 from streamserve.web.access import ANYONE, OPS_CALLERS, Access, json_response, route
 from streamserve.web.auth import Principal
-from streamserve.web.site import get_clients, get_runtime, start_loading
+from streamserve.web.site import get_clients, get_runtime, get_streams, start_loading
 
 _READ = ("GET", "HEAD")
 
@@ -33,7 +32,8 @@ async def readyz(request: HttpRequest, principal: None) -> HttpResponseBase:
         shows_messages=django_settings.DEBUG,
         is_going_down=is_going_down(getattr(request, "scope", {})),
     )
-    return json_response({**body, "log": trouble_of(get_runtime().log)}, status=status)
+    outage = get_streams().writer.outage
+    return json_response({**body, "log": "ok" if outage is None else outage.code}, status=status)
 
 
 @route(Access(callers=OPS_CALLERS, methods=_READ, scope="ops", open_in_debug=True))

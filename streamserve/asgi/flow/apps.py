@@ -29,14 +29,14 @@ from twisted.internet import reactor
 from streamserve.asgi.drain import Drain
 from streamserve.asgi.flow.app_lifespan import LifespanTask
 from streamserve.asgi.flow.config import FlowConfig
-from streamserve.asgi.flow.requests import FlowRequest, Pen
+from streamserve.asgi.flow.requests import FlowChannel, FlowRequest
 from streamserve.asgi.flow.transport import FlowControl, FlowTransport, Inbox, piece_bytes
 from streamserve.asgi.types import Message, Scope
 
 logger = logging.getLogger("streamserve.asgi")
 
 # In a scope's "extensions": {"drain": Drain, "num_untaken": () -> bytes the reader's system has not taken yet,
-# "pen": Pen, of a response over HTTP/1.1}.
+# "channel": FlowChannel, of a response over HTTP/1.1}.
 EXTENSION = "streamserve.flow"
 
 _INTERNAL_ERROR = 1011
@@ -102,9 +102,10 @@ class AppServer(daphne.server.Server):  # type: ignore[misc]  # daphne ships no 
         scope.setdefault("asgi", {"version": "3.0"})
         gate, wire = details["gate"], details["wire"]
         send = partial(self._send, protocol, gate)
-        flow = {"drain": self.drain, "num_untaken": partial(_num_untaken, wire)}
+        num_untaken = partial(_num_untaken, wire)
+        flow = {"drain": self.drain, "num_untaken": num_untaken}
         if isinstance(protocol, FlowRequest) and wire is not None:
-            flow["pen"] = Pen(protocol, gate, send)
+            flow["channel"] = FlowChannel(protocol, gate, send, num_untaken)
         scope["extensions"] = {EXTENSION: flow}
         scope["state"] = self.lifespan.state.copy()
         task = asyncio.ensure_future(self._run_app(scope, inbox, send))

@@ -1,6 +1,6 @@
 """HTTP requests under FlowServer: bounded heads and bodies, truthful ends. Event loop only.
 
-`FlowChannel` is Twisted's HTTP/1.1 parser with deadlines and an answer to what it refuses; `FlowRequest` is daphne's
+`FlowConnection` is Twisted's HTTP/1.1 parser with deadlines and an answer to what it refuses; `FlowRequest` is daphne's
 request, which ends in an error when its app does, and takes no body above the limit.
 Importing this module imports daphne, whose server module installs Twisted's reactor: that comes first.
 
@@ -16,8 +16,10 @@ import daphne.server  # noqa: F401  # first: installs the reactor
 
 # isort: split
 
+import asyncio
 import time
-from typing import Any
+from collections.abc import Callable
+from typing import Any, cast
 
 from daphne.http_protocol import HTTPFactory, WebRequest
 
@@ -37,7 +39,7 @@ _RESTARTING = "The server is restarting. Try again."
 _ANOTHER_WORKER = b"@another_worker"
 
 
-class FlowChannel(HTTPChannel):  # type: ignore[misc]  # Twisted is not type-checked here
+class FlowConnection(HTTPChannel):  # type: ignore[misc]  # Twisted is not type-checked here
     """One HTTP/1.1 connection."""
 
     wire: FlowTransport
@@ -124,7 +126,7 @@ class FlowRequest(WebRequest):  # type: ignore[misc]  # daphne ships no types
         self._is_refused = True
         self.requestHeaders.removeHeader(b"expect")  # or the channel would still invite the body
         text = f"The request body is larger than {self._body_limit} bytes, which is the limit here."
-        if isinstance(self.channel, FlowChannel):
+        if isinstance(self.channel, FlowConnection):
             self.channel.refuse(413, "Content Too Large", text)
         else:  # HTTP/2: a stream of its own
             self.answer(413, text)
@@ -207,7 +209,7 @@ class FlowRequest(WebRequest):  # type: ignore[misc]  # daphne ships no types
         if self.finished or channel is None:
             return
         self._tell_app()
-        if not isinstance(channel, FlowChannel):
+        if not isinstance(channel, FlowConnection):
             channel.abortConnection()
         elif self.chunked or self.responseHeaders.hasHeader(b"content-length"):
             channel.loseConnection()  # what was written still goes out, the terminator does not
@@ -242,25 +244,52 @@ class FlowRequest(WebRequest):  # type: ignore[misc]  # daphne ships no types
         self.server.protocol_disconnected(self)
 
 
-class Pen:
-    """Writes to a response that has begun what `send` would, in the caller's turn; `send` is the app's own."""
+class FlowChannel:
+    """Writes pieces of a chunked response that has begun, at once; see `DirectChannel`. `send` is the app's own."""
 
-    __slots__ = ("_gate", "_request", "send")
+    __slots__ = ("_ended", "_error", "_gate", "_is_ended", "_request", "num_untaken", "send")
 
-    def __init__(self, request: FlowRequest, gate: FlowControl, send: Send) -> None:
-        self._request, self._gate, self.send = request, gate, send
+    accepts_at_once = True
 
-    def is_ready(self) -> bool:
+    def __init__(self, request: FlowRequest, gate: FlowControl, send: Send, num_untaken: Callable[[], int]) -> None:
+        self._request, self._gate, self.send, self.num_untaken = request, gate, send, num_untaken
+        self._is_ended, self._error = False, cast(Exception | None, None)
+        self._ended: asyncio.Future[None] | None = None
+
+    @property
+    def on_writable(self) -> Callable[[], None] | None:
+        return self._gate.on_open
+
+    @on_writable.setter
+    def on_writable(self, call: Callable[[], None] | None) -> None:
+        self._gate.on_open = call
+
+    @property
+    def is_writable(self) -> bool:
         """Whether nothing waits before what is written now."""
         gate, request = self._gate, self._request
         is_free = gate.is_open and not gate.is_gone and not gate.turn.locked()
-        return is_free and request.chunked and not request.finished and not request._disconnected
+        return bool(is_free and request.chunked and not request.finished and not request._disconnected)
 
-    def write(self, data: bytes) -> None:
-        """Write a piece of a chunked body that is not the last."""
+    def write(self, frame: bytes) -> None:
+        """Write a piece of the body that is not the last."""
         request = self._request
-        request.sentLength += len(data)
-        request.channel.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
+        request.sentLength += len(frame)
+        request.channel.transport.write(b"%x\r\n%b\r\n" % (len(frame), frame))
+
+    def end(self, error: Exception | None) -> None:
+        if not self._is_ended:
+            self._is_ended, self._error, self._gate.on_open = True, error, None
+            if self._ended is not None and not self._ended.done():
+                self._ended.set_result(None)
+
+    async def wait_ended(self) -> None:
+        """Return when `end` was called; raise its error."""
+        if not self._is_ended:
+            self._ended = asyncio.get_running_loop().create_future()
+            await self._ended
+        if self._error is not None:
+            raise self._error
 
 
 class FlowFactory(HTTPFactory):  # type: ignore[misc]  # daphne ships no types
@@ -268,7 +297,7 @@ class FlowFactory(HTTPFactory):  # type: ignore[misc]  # daphne ships no types
 
     def protocol(self) -> Any:
         """What Twisted's factory calls; HTTP/2 may still be negotiated over it."""
-        return _GenericHTTPChannelProtocol(FlowChannel())
+        return _GenericHTTPChannelProtocol(FlowConnection())
 
     def buildProtocol(self, addr: Any) -> Any:
         protocol = super().buildProtocol(addr)

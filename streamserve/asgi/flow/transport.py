@@ -20,7 +20,7 @@ import ctypes
 import socket
 import struct
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from streamserve.asgi.flow.config import FlowConfig
@@ -139,13 +139,14 @@ class FlowTransport:
 class FlowControl:
     """One response's or WebSocket's leave to write. `turn` keeps the pieces of one message together."""
 
-    __slots__ = ("_opened", "is_gone", "is_open", "turn", "wire")
+    __slots__ = ("_opened", "is_gone", "is_open", "on_open", "turn", "wire")
 
     def __init__(self, wire: FlowTransport | None) -> None:
         self.wire = wire
         self.turn = asyncio.Lock()
         self.is_open = True
         self.is_gone = False
+        self.on_open: Callable[[], None] | None = None
         self._opened: asyncio.Event | None = None  # made by the first who waits
 
     def pauseProducing(self) -> None:
@@ -170,6 +171,8 @@ class FlowControl:
         if self._opened is not None:
             self._opened.set()
             self._opened = None
+        if self.on_open is not None:
+            self.on_open()
 
     async def wait(self) -> None:
         """Wait until the reader has taken what was written, or has gone."""

@@ -1,60 +1,60 @@
 """`EventLog`: where a stream's events are kept, and the one in memory. Readers see only committed events.
 
 Three of them: `FileLog` (file_log.py; all processes of a machine), `RedisLog` (redis_log.py; several machines) and
-`MemoryLog` (one process); `SpareLog` (spare_log.py) stands in for one of the first two while that is full or away. One
-test suite holds them to the same laws. asyncio; knows nothing of engines, readers or wires.
+`MemoryLog` (one process). One test suite holds them to the same laws. asyncio; knows nothing of engines, readers or
+wires.
 
     StreamserveError
     └── Refused
         └── LogUnavailable 503     the log cannot be reached, read or written now
-            ├── LogFull 507        its disk or memory is full
-            └── LogLost 503        it no longer has what it had acknowledged
-    Exception
+            └── LogFull 507        its disk or memory is full
+    Refusal of one batch
     ├── Fenced                     a later producer has claimed the stream
-    │   └── Forked                 and what this process has shown since is not in the log
-    └── Ended                      the stream has its terminal event
+    ├── Ended                      the stream has its terminal event
+    └── LogLost                    the log no longer has what it had acknowledged
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import secrets
 import string
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import count
-from typing import Generic, Protocol, TypeVar
+from typing import Protocol
 
 from streamserve.protocol.errors import Refused
-from streamserve.protocol.events import TERMINALS, Event, LoggedEvent
-
-W = TypeVar("W")
-R = TypeVar("R")
-
-Settle = Callable[[int | Exception], None]
-Withdraw = Callable[[], bool]
+from streamserve.protocol.events import Event, LoggedEvent, is_terminal
+from streamserve.protocol.frames import encode_event
 
 _LOG_ID_ALPHABET = string.ascii_lowercase + string.digits
+# A log without an end is dropped only this long after its last append: its reader may be that slow, and the process
+# that writes it touches it every few minutes. Logs of killed processes end through the reaper; this is the backstop.
+UNFINISHED_SECONDS = 24 * 3600.0
 
 
-class Fenced(Exception):
-    """Another producer has claimed the stream; this one must end."""
+class Refusal(Exception):
+    """Why a batch was not committed although the log works."""
 
 
-class Forked(Fenced):
-    """Another producer has claimed the stream, and what was shown here while the log was away will never be in it."""
+class Fenced(Refusal):
+    """Another producer has claimed the stream; this one must stop writing."""
 
 
-class Ended(Exception):
+class Ended(Refusal):
     """The log has its terminal event, and nothing may follow one."""
+
+
+class LogLost(Refusal):
+    """The log no longer has what it had acknowledged: Redis restarted without persistence, or failed over."""
 
 
 class LogUnavailable(Refused):
     """The log cannot be reached, read or written now.
 
-    What was being appended is in the log or is not, whole; the next `append` or `last_seq` says which.
+    Each batch of the failed commit is in the log whole or not at all; committing the same batch again finds out.
     """
 
     code = "log_down"
@@ -67,12 +67,6 @@ class LogFull(LogUnavailable):
     code = "log_full"
 
 
-class LogLost(LogUnavailable):
-    """The log no longer has what it had acknowledged: Redis was restarted without persistence, or evicted it."""
-
-    code = "log_lost"
-
-
 def new_log_id() -> str:
     """Return a random 12-character name, unique over all streams (62 bits)."""
     number = secrets.randbelow(len(_LOG_ID_ALPHABET) ** 12)
@@ -83,35 +77,48 @@ def new_log_id() -> str:
     return "".join(letters)
 
 
-@dataclass(slots=True)
-class Place:
-    """Where somebody is who waits for a log: not to be woken for events up to `seq`."""
+@dataclass(slots=True, eq=False)
+class Batch:
+    """Events to be committed after event `base_seq` of a log, all or none.
 
-    seq: int
+    `base_seq` None is wherever the log ends: for tests and tools, since a retry of such a batch may write twice.
+    A batch without events is a claim: from then on lower fences are `Fenced`, and its result is where their writing
+    ended, a terminal event included. It also counts as an append for `purge`.
+    """
+
+    log_id: str
+    fence: int
+    base_seq: int | None
+    events: Sequence[Event]
+    bodies: Sequence[bytes]  # the events encoded
+
+    @property
+    def is_end(self) -> bool:
+        """Whether the last event is terminal."""
+        return bool(self.events) and is_terminal(self.events[-1])
+
+
+def make_batch(log_id: str, fence: int, base_seq: int | None, events: Sequence[Event]) -> Batch:
+    """Return a batch with its events encoded. Raises FrameError for an event that cannot be."""
+    return Batch(log_id, fence, base_seq, events, [encode_event(event) for event in events])
+
+
+# A batch's result: the log's last seq, or why it was refused. KeyError: a claim of a log that does not exist.
+Result = int | Refusal | KeyError
 
 
 class EventLog(Protocol):
     """An append-only list of events for each stream, numbered densely from 1; at most one terminal event, the last.
 
-    Every call may raise `LogUnavailable`.
+    Every method but `wake` may raise `LogUnavailable`.
     """
 
-    def submit(self, log_id: str, fence: int, events: Sequence[Event], settle: Settle) -> Withdraw:
-        """Do `append` without waiting for it. What is returned takes it back and tells whether it could.
+    async def commit(self, batches: Sequence[Batch]) -> list[Result]:
+        """Commit each batch, all or none of its events, and return each one's result, in order.
 
-        Unless it was taken back, `settle` is given the last seq, or what `append` raises: once, perhaps before this
-        returns, and before who waits for the events is woken. It must not raise. In the order submitted.
-        """
-
-    async def append(self, log_id: str, fence: int, events: Sequence[Event]) -> int:
-        """Commit `events`, all or none, and return the log's last seq.
-
-        Raises `Fenced` when a later fence has written, `Ended` after a terminal event. The first events make the log.
-        No events are a claim: from then on earlier fences are `Fenced`, and what is returned is where their writing
-        ended, a terminal event included; KeyError when there is no such log.
-
-        Cancelled before its commit began, nothing is written. Cancelled during it, `CancelledError` comes after the
-        commit: then only `last_seq` knows.
+        Idempotent: a batch with a `base_seq` that is committed already, as the last one and under the same fence, has
+        its first result again. A batch with `base_seq` 0 makes the log. `LogLost` is the result where the log ends
+        before `base_seq`. After LogUnavailable or a cancellation each batch is committed or not.
         """
 
     async def read(self, log_id: str, after: int, limit: int = 512) -> list[LoggedEvent]:
@@ -123,134 +130,80 @@ class EventLog(Protocol):
     async def last_seq(self, log_id: str) -> int:
         """Return how many events are committed. Raises KeyError for an unknown log."""
 
-    async def wait(self, log_id: str, place: Place) -> None:
-        """Return when there may be an event with seq > `place.seq`, or the log was sealed or dropped.
+    async def wait(self, log_id: str, after: int) -> None:
+        """Return when there may be an event with seq > `after`, or the log was dropped, or `wake` was called.
 
-        A hint: it may return early; read again. What other processes append is noticed within 100 ms. The place may be
-        moved on meanwhile, by who has the events before.
+        A hint: it may return early; read again. Commits of other processes are noticed within 100 ms.
         """
 
-    async def seal(self, log_id: str) -> None:
-        """Say that this process appends no more, and wake who waits here."""
+    def wake(self, log_id: str) -> None:
+        """Have every `wait` of this process for the log return."""
 
     async def drop(self, log_id: str) -> None:
-        """Forget the log. A later `read` raises KeyError."""
+        """Delete the log. A later `read` raises KeyError."""
 
     async def purge(self, before: float) -> int:
-        """Drop every log that nothing was appended to since `before` (as `time.time()`, to the minute); count them."""
+        """Delete every finished log without an append since `before` (as `time.time()`, to the minute); count them.
 
-    async def aclose(self) -> None:
-        """Commit what was appended, let go of files, sockets and threads, and wake who waits. Nothing may follow."""
-
-
-class DurableLog(EventLog, Protocol):
-    """One that keeps events outside this process, and lets others wake who waits for them here."""
-
-    waiters: Waiters
+        Unfinished ones go once they have had none for `UNFINISHED_SECONDS` more.
+        """
 
     async def check(self) -> list[str]:
-        """Return what is wrong with how its place keeps things, a sentence each. Raises LogUnavailable."""
+        """Return what would lose acknowledged events where the log is kept, a sentence each."""
+
+    async def aclose(self) -> None:
+        """Commit what was submitted, close files, sockets and threads, and end every `wait`. Nothing may follow."""
+
+
+async def commit_one(log: EventLog, batch: Batch) -> int:
+    """Commit one batch and return the log's last seq. Raises its refusal, KeyError or LogUnavailable."""
+    (result,) = await log.commit([batch])
+    if isinstance(result, Exception):
+        raise result
+    return result
+
+
+async def append(log: EventLog, log_id: str, fence: int, events: Sequence[Event]) -> int:
+    """Commit `events` wherever the log ends; no events are a claim. Raises as `commit_one` does."""
+    return await commit_one(log, make_batch(log_id, fence, None, events))
 
 
 class Waiters:
-    """Who of this process waits for which log. One event loop."""
+    """The `wait` calls of this process, by log. One event loop."""
 
     def __init__(self) -> None:
-        self._waiting: dict[str, dict[asyncio.Future[None], Place]] = {}
+        self._waiting: dict[str, dict[asyncio.Future[None], int]] = {}
 
-    async def wait(self, log_id: str, place: Place) -> None:
-        """Return when the log is woken without a seq, or with one that is higher than the place's."""
+    async def wait(self, log_id: str, after: int) -> None:
+        """Return when the log is woken without a seq, or with one above `after`."""
         future = asyncio.get_running_loop().create_future()
-        self._waiting.setdefault(log_id, {})[future] = place
+        self._waiting.setdefault(log_id, {})[future] = after
         try:
             await future
         finally:
-            self._forget(log_id, future)
+            futures = self._waiting.get(log_id)
+            if futures is not None:
+                futures.pop(future, None)
+                if not futures:
+                    del self._waiting[log_id]
 
     def wake(self, log_id: str, last_seq: int | None = None) -> None:
-        """Wake who waits for an event up to `last_seq`; without one, all who wait for that log."""
-        waiting = self._waiting.get(log_id)
-        if waiting is None:
-            return
-        for future, place in waiting.items():
-            if (last_seq is None or last_seq > place.seq) and not future.done():
+        """End the waits for an event up to `last_seq`; without one, all waits for that log."""
+        for future, after in self._waiting.get(log_id, {}).items():
+            if (last_seq is None or last_seq > after) and not future.done():
                 future.set_result(None)
 
     def wake_all(self) -> None:
-        """Wake everyone."""
+        """End every wait."""
         for log_id in self.awaited():
             self.wake(log_id)
 
     def awaited(self) -> list[str]:
-        """Return the logs that somebody waits for."""
+        """Return the logs with a wait."""
         return list(self._waiting)
 
     def __contains__(self, log_id: str) -> bool:
         return log_id in self._waiting
-
-    def _forget(self, log_id: str, future: asyncio.Future[None]) -> None:
-        futures = self._waiting.get(log_id)
-        if futures is not None:
-            futures.pop(future, None)
-            if not futures:
-                del self._waiting[log_id]
-
-
-@dataclass(slots=True, eq=False)
-class Commit(Generic[W, R]):
-    """Something a durable log is to do in its next transaction. One event loop.
-
-    The log calls `settle` once, in bounded time, unless it is withdrawn.
-    """
-
-    write: W
-    settle: Callable[[R | Exception], None]
-
-
-class Answer(Generic[R]):
-    """What is settled, and the task that waits for it. One event loop."""
-
-    def __init__(self) -> None:
-        self._result: list[R | Exception] = []  # holds one once there is one
-        self._news = asyncio.get_running_loop().create_future()
-
-    def settle(self, result: R | Exception) -> None:
-        """Tell the result, or what is to be raised."""
-        self._result.append(result)
-        if not self._news.done():
-            self._news.set_result(None)
-
-    async def wait(self, withdraw: Withdraw) -> R:
-        """Wait for the result, cancelled or not, as `EventLog.append` promises. `withdraw` tells whether it could."""
-        try:
-            await self._news
-        except asyncio.CancelledError:
-            if not withdraw():
-                await self._outlast()
-            raise
-        (result,) = self._result
-        if isinstance(result, Exception):
-            raise result
-        return result
-
-    async def _outlast(self) -> None:
-        while not self._result:
-            self._news = asyncio.get_running_loop().create_future()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._news
-
-
-def too_late() -> bool:
-    """Withdraw nothing: it has been settled."""
-    return False
-
-
-class Appending:
-    """`append`, for logs that have `submit`."""
-
-    async def append(self: EventLog, log_id: str, fence: int, events: Sequence[Event]) -> int:
-        answer: Answer[int] = Answer()
-        return await answer.wait(self.submit(log_id, fence, events, answer.settle))
 
 
 @dataclass(slots=True)
@@ -262,31 +215,39 @@ class _Kept:
     touched_at: float
 
 
-class MemoryLog(Appending):
+class MemoryLog:
     """Events in this process's memory: for tests and single-process sites; gone with the process."""
 
     def __init__(self) -> None:
         self._logs: dict[str, _Kept] = {}
         self._waiters = Waiters()
 
-    def submit(self, log_id: str, fence: int, events: Sequence[Event], settle: Settle) -> Withdraw:
-        kept = self._logs.get(log_id)
+    async def commit(self, batches: Sequence[Batch]) -> list[Result]:
+        return [self._commit(batch) for batch in batches]
+
+    def _commit(self, batch: Batch) -> Result:
+        kept = self._logs.get(batch.log_id)
+        num_new = len(batch.events)
         if kept is None:
-            if not events:
-                settle(KeyError(log_id))
-                return too_late
-            kept = self._logs[log_id] = _Kept([], fence, 0.0)
-        if fence < kept.fence:
-            settle(Fenced(log_id))
-        elif events and kept.events and isinstance(kept.events[-1], TERMINALS):
-            settle(Ended(log_id))
-        else:
-            kept.fence, kept.touched_at = fence, time.time()
-            kept.events += events
-            last_seq = len(kept.events)
-            settle(last_seq)
-            self._waiters.wake(log_id, last_seq)
-        return too_late
+            if not num_new:
+                return KeyError(batch.log_id)
+            if batch.base_seq:
+                return LogLost(batch.log_id)
+            kept = self._logs[batch.log_id] = _Kept([], batch.fence, 0.0)
+        last_seq = len(kept.events)
+        if batch.fence < kept.fence:
+            return Fenced(batch.log_id)
+        if num_new:
+            if batch.base_seq is not None and last_seq == batch.base_seq + num_new and batch.fence == kept.fence:
+                return last_seq
+            if last_seq and is_terminal(kept.events[-1]):
+                return Ended(batch.log_id)
+            if batch.base_seq is not None and last_seq != batch.base_seq:
+                return LogLost(batch.log_id) if last_seq < batch.base_seq else Fenced(batch.log_id)
+        kept.fence, kept.touched_at = batch.fence, time.time()
+        kept.events += batch.events
+        self._waiters.wake(batch.log_id, last_seq + num_new)
+        return last_seq + num_new
 
     async def read(self, log_id: str, after: int, limit: int = 512) -> list[LoggedEvent]:
         return list(map(LoggedEvent, count(after + 1), self._logs[log_id].events[after : after + limit]))
@@ -294,11 +255,11 @@ class MemoryLog(Appending):
     async def last_seq(self, log_id: str) -> int:
         return len(self._logs[log_id].events)
 
-    async def wait(self, log_id: str, place: Place) -> None:
-        if log_id in self._logs and len(self._logs[log_id].events) <= place.seq:
-            await self._waiters.wait(log_id, place)
+    async def wait(self, log_id: str, after: int) -> None:
+        if log_id in self._logs and len(self._logs[log_id].events) <= after:
+            await self._waiters.wait(log_id, after)
 
-    async def seal(self, log_id: str) -> None:
+    def wake(self, log_id: str) -> None:
         self._waiters.wake(log_id)
 
     async def drop(self, log_id: str) -> None:
@@ -306,10 +267,18 @@ class MemoryLog(Appending):
         self._waiters.wake(log_id)
 
     async def purge(self, before: float) -> int:
-        old = [log_id for log_id, kept in self._logs.items() if kept.touched_at < before]
+        old = [log_id for log_id, kept in self._logs.items() if kept.touched_at < _deadline(kept, before)]
         for log_id in old:
             await self.drop(log_id)
         return len(old)
 
+    async def check(self) -> list[str]:
+        return []
+
     async def aclose(self) -> None:
         self._waiters.wake_all()
+
+
+def _deadline(kept: _Kept, before: float) -> float:
+    is_ended = bool(kept.events) and is_terminal(kept.events[-1])
+    return before if is_ended else before - UNFINISHED_SECONDS

@@ -33,7 +33,16 @@ from pathlib import Path
 
 from streamserve.protocol.events import LoggedEvent
 from streamserve.protocol.frames import FrameCutter, FrameError, decode_event
-from streamserve.streams.log.base import Ended, Fenced, LogFull, LogUnavailable
+from streamserve.streams.log.base import (
+    UNFINISHED_SECONDS,
+    Ended,
+    Fenced,
+    LogFull,
+    LogLost,
+    LogUnavailable,
+    Refusal,
+    Result,
+)
 from streamserve.streams.log.file_lock import FileLock
 
 SCHEMA_VERSION = 1
@@ -92,10 +101,11 @@ _DOWN = "The stream log cannot be read or written."
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Append:
-    """See `EventLog.append`: `num_events` frames in `body`, the last of them a terminal event if `is_end`."""
+    """One `Batch`: `num_events` frames in `body`, the last of them a terminal event if `is_end`."""
 
     log_id: str
     fence: int
+    base_seq: int | None
     body: bytes
     num_events: int
     is_end: bool
@@ -110,14 +120,13 @@ class Drop:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Purge:
-    """Delete up to `most` logs that nobody has written since `before`."""
+    """Delete up to `most` finished logs without an append since `before`; unfinished ones since long before."""
 
     before: float
     most: int
 
 
 Write = Append | Drop | Purge
-Refusal = Fenced | Ended | KeyError
 
 
 @dataclass(slots=True)
@@ -147,7 +156,7 @@ class FileStore:
 
     # Writing
 
-    def transact(self, writes: Sequence[Write]) -> list[int | Refusal]:
+    def transact(self, writes: Sequence[Write]) -> list[Result]:
         """Do all `writes` in one transaction and return, once that is committed, each one's result or refusal.
 
         The result is an append's last seq; else how many logs were deleted. Raises LogUnavailable, and then nothing
@@ -163,22 +172,27 @@ class FileStore:
             self._num_appends += len(writes)
             return results
 
-    def _attempt(self, write: Write) -> int | Refusal:
+    def _attempt(self, write: Write) -> Result:
         try:
             if isinstance(write, Append):
                 return self._append(write)
             self._insert_pages()
             return self._drop(write.log_id) if isinstance(write, Drop) else self._purge(write)
-        except (Fenced, Ended, KeyError) as refusal:  # raised before anything was written
+        except (Refusal, KeyError) as refusal:  # raised before anything was written
             return refusal
 
     def _append(self, write: Append) -> int:
         head = self._heads.get(write.log_id) or self._make(write)
         if write.fence < head.fence:
             raise Fenced(write.log_id)
-        if write.num_events and head.is_ended:
-            raise Ended(write.log_id)
         if write.num_events:
+            base_seq = head.last_seq if write.base_seq is None else write.base_seq
+            if head.last_seq == base_seq + write.num_events and write.fence == head.fence:
+                return head.last_seq  # committed before; its result was lost
+            if head.is_ended:
+                raise Ended(write.log_id)
+            if head.last_seq != base_seq:
+                raise LogLost(write.log_id) if head.last_seq < base_seq else Fenced(write.log_id)
             head.last_seq += write.num_events
             self._pages.append((head.row_id, head.last_seq, write.body))
         now = int(time.time())
@@ -193,6 +207,8 @@ class FileStore:
     def _make(self, write: Append) -> _Head:
         if not write.num_events:
             raise KeyError(write.log_id)
+        if write.base_seq:
+            raise LogLost(write.log_id)
         now = int(time.time())
         row = self._db().execute(
             "INSERT INTO logs (log_id, fence, is_ended, touched_at) VALUES (?, ?, 0, ?)",
@@ -218,8 +234,9 @@ class FileStore:
         return 1
 
     def _purge(self, write: Purge) -> int:
-        query = "SELECT log_id FROM logs WHERE touched_at < ? LIMIT ?"
-        log_ids = [log_id for (log_id,) in self._db().execute(query, (write.before, write.most)).fetchall()]
+        query = "SELECT log_id FROM logs WHERE touched_at < CASE WHEN is_ended THEN ? ELSE ? END LIMIT ?"
+        since = (write.before, write.before - UNFINISHED_SECONDS, write.most)
+        log_ids = [log_id for (log_id,) in self._db().execute(query, since).fetchall()]
         self._learn(log_ids)
         return sum(self._drop(log_id) for log_id in log_ids)
 

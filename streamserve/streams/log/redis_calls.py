@@ -1,6 +1,6 @@
-"""`Calls`: commands to Redis, in batches, sent again while it is away. What `RedisLog` knows of the redis-py library.
+"""`Calls`: commands to Redis in batches, sent again while it is away; all that `RedisLog` needs of redis-py.
 
-Lives on one event loop. redis-py itself never asks twice here: a call is answered once, or is LogUnavailable once.
+Lives on one event loop. redis-py retries nothing here: a call is answered once, or raises LogUnavailable once.
 """
 
 from __future__ import annotations
@@ -8,12 +8,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextvars import Context
-from functools import partial
 from typing import Any
 
-from streamserve.streams.log.base import Answer, Commit, LogFull, LogUnavailable, Withdraw
+from streamserve.streams.log.base import LogFull, LogUnavailable
 
 logger = logging.getLogger("streamserve.streams")
 
@@ -25,7 +24,26 @@ _BATCH = 256
 _RETRY_SECONDS = 0.05
 _FULL_RETRY_SECONDS = 30
 
-_Call = Commit[tuple[Any, ...], Any]
+Command = tuple[Any, ...]
+
+
+class _Call:
+    """A command, and the future of its answer."""
+
+    __slots__ = ("answer", "command")
+
+    def __init__(self, command: Command) -> None:
+        self.command = command
+        self.answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+
+    def resolve(self, result: Any) -> None:
+        """Set the answer; an exception is raised to the caller. A cancelled call needs none."""
+        if self.answer.done():
+            return
+        if isinstance(result, Exception):
+            self.answer.set_exception(result)
+        else:
+            self.answer.set_result(result)
 
 
 def connect(url: str, seconds: float) -> Any:
@@ -58,10 +76,10 @@ def _options(seconds: float) -> dict[str, Any]:
 
 
 class Calls:
-    """Commands to Redis, one batch after the other: what is asked during a batch is in the next one. `scripts` by sha.
+    """Commands to Redis, one batch after the other: what is called during a batch is in the next one.
 
-    Sends a batch again until it has an answer, for as long as there is patience. While Redis stays away every further
-    batch is tried once or twice. The queue holds at most one call for each task that waits for its own.
+    A batch is sent again until it has an answer, for `patience_seconds`. While Redis stays away every further batch is
+    tried once or twice. `scripts` maps sha1 to text. The queue holds the calls of tasks that wait for their answers.
     """
 
     def __init__(self, client: Any, patience_seconds: float, scripts: Mapping[str, str]) -> None:
@@ -71,63 +89,55 @@ class Calls:
         self._sender: asyncio.Task[None] | None = None
         self._is_down = self._is_closed = self._has_loaded = False
 
-    def submit(self, command: tuple[Any, ...], settle: Callable[[Any], None]) -> Withdraw:
-        """Have `settle` given the answer, or LogUnavailable."""
-        call: _Call = Commit(command, settle)
+    async def call(self, *commands: Command) -> list[Any]:
+        """Return the answer of each command, sent together. Raises LogUnavailable if one of them has none."""
         if self._is_closed:
-            settle(LogUnavailable(_CLOSED))
-        else:
-            self._queue.append(call)
-            if self._sender is None or self._sender.done():
-                self._sender = asyncio.create_task(self._send_all(), name="redis log", context=Context())
-        return partial(self._withdraw, call)
-
-    async def call(self, command: tuple[Any, ...]) -> Any:
-        """Return the answer. Raises LogUnavailable."""
-        answer: Answer[Any] = Answer()
-        return await answer.wait(self.submit(command, answer.settle))
+            raise LogUnavailable(_CLOSED)
+        calls = [_Call(command) for command in commands]
+        self._queue += calls
+        if self._sender is None or self._sender.done():
+            self._sender = asyncio.create_task(self._send_all(), name="redis log", context=Context())
+        answers = await asyncio.gather(*(call.answer for call in calls), return_exceptions=True)
+        for answer in answers:
+            if isinstance(answer, BaseException):
+                raise answer
+        return answers
 
     async def aclose(self) -> None:
-        """Answer what was asked, and take no more."""
+        """Answer what was called, and take no more."""
         self._is_closed = True
         if self._sender is not None:
             await asyncio.wait([self._sender])
-
-    def _withdraw(self, call: _Call) -> bool:
-        if call not in self._queue:
-            return False
-        self._queue.remove(call)
-        return True
 
     async def _send_all(self) -> None:
         while self._queue:
             batch, self._queue = self._queue[:_BATCH], self._queue[_BATCH:]
             try:
                 await self._answer(batch)
-            except BaseException as error:  # cancelled, or ours: nobody may wait for ever
+            except BaseException as error:  # cancelled, or a mistake of ours: no call may wait for ever
                 for call in batch:
-                    call.settle(LogUnavailable(DOWN))
+                    call.resolve(LogUnavailable(DOWN))
                 if not isinstance(error, Exception):
                     raise
                 logger.exception("stream log: a batch of calls to Redis failed")
 
     async def _answer(self, batch: list[_Call]) -> None:
-        """Settle every call of the batch."""
+        """Resolve every call of the batch."""
         give_up_at = time.monotonic() + (_RETRY_SECONDS if self._is_down else self._patience_seconds)
         has_tried = self._is_down
         while batch:
             again: list[_Call] = []
             for call, result in zip(batch, await self._send(batch), strict=True):
                 if not isinstance(result, Exception):
-                    self._say(None)
-                    call.settle(result)
+                    self._note(None)
+                    call.resolve(result)
                 elif not is_passing(result):
-                    call.settle(_named(result))
+                    call.resolve(_named(result))
                 elif (not has_tried or time.monotonic() < give_up_at) and not self._is_closed:
                     again.append(call)
                 else:
-                    self._say(result)
-                    call.settle(_named(result))
+                    self._note(result)
+                    call.resolve(_named(result))
             batch = again
             has_tried = True  # at least twice: a process that stood still finds its time over and the answer there
             if batch:
@@ -139,7 +149,7 @@ class Calls:
 
         pipeline = self._client.pipeline(transaction=False)
         for call in batch:
-            pipeline.execute_command(*call.write)
+            pipeline.execute_command(*call.command)
         try:
             if not self._has_loaded:
                 await self._load_scripts()
@@ -156,7 +166,7 @@ class Calls:
             await self._client.execute_command("SCRIPT LOAD", text)
         self._has_loaded = True
 
-    def _say(self, error: Exception | None) -> None:
+    def _note(self, error: Exception | None) -> None:
         """Log where an outage begins and where it ends, not every call in between."""
         if (error is not None) != self._is_down:
             self._is_down = error is not None

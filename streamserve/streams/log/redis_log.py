@@ -1,18 +1,17 @@
 """`RedisLog`: events in Redis, shared by several machines. Lives on one event loop; needs the extra `redis`.
 
-    {prefix}:{{log_id}}:head     hash: fence, last, ended, by and n (who appended last, and that one's count), at
+    {prefix}:{{log_id}}:head     hash: fence, last, ended, at
     {prefix}:{{log_id}}:events   stream: entry `<seq>-0`, field `e`, an event's bytes
     {prefix}:{{log_id}}:news     channel: the last seq, after every append
 
 An append is one script, which Redis runs whole or not at all. Whatever is asked while a batch of calls is under way
-goes out as the next batch, on one connection. Every append carries its sender and a number that only grows (as Kafka's
-idempotent producer does): sent again after a lost connection it is not applied again, and one that a stalled Redis
-finds in its socket after we gave up comes too late.
+goes out as the next batch, on one connection. Every append carries the seq it follows: sent again after a lost
+connection it is not applied again, and one that a stalled Redis finds in its socket after we gave up changes nothing.
 
 What is acknowledged is as safe as Redis is set to keep it. `appendonly yes` with `appendfsync always` loses nothing to
 kill -9 or a power cut of Redis, and costs little, because a batch of appends waits for the disk once. `everysec` may
 lose the last two seconds to either: while a slow fsync is under way, Redis answers before it writes (seen with kill -9
-on a busy disk). The producer then raises `LogLost` rather than write on behind a hole. A fail-over takes what had not
+on a busy disk). The result of the next commit is then `LogLost` rather than a hole. A fail-over loses what had not
 reached the replica. `check` names what is missing. One Redis or a Sentinel's master; not a Redis Cluster.
 """
 
@@ -21,52 +20,55 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
-import itertools
 import logging
-import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextvars import Context
 from typing import Any
 
-from streamserve.protocol.events import Event, LoggedEvent, is_terminal
-from streamserve.protocol.frames import decode_event, encode_event
+from streamserve.protocol.events import LoggedEvent
+from streamserve.protocol.frames import decode_event
 from streamserve.streams.log.base import (
-    Appending,
+    UNFINISHED_SECONDS,
+    Batch,
     Ended,
     Fenced,
     LogLost,
     LogUnavailable,
-    Place,
-    Settle,
+    Refusal,
+    Result,
     Waiters,
-    Withdraw,
 )
 from streamserve.streams.log.redis_calls import DOWN, Calls, connect
-from streamserve.streams.recent import RecentEvents
 
 logger = logging.getLogger("streamserve.streams")
 
 _APPEND = """
-local fence, by, n, known = tonumber(ARGV[1]), ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4])
-local head = redis.call('HMGET', KEYS[1], 'fence', 'last', 'ended', 'by', 'n')
-local last, num = tonumber(head[2] or 0), #ARGV - 8
-if head[4] == by and n <= tonumber(head[5]) then return last end
-if last < known or (last > 0 and redis.call('EXISTS', KEYS[2]) == 0) then return -4 end
+local fence, base, ends = tonumber(ARGV[1]), tonumber(ARGV[2]), ARGV[3]
+local head = redis.call('HMGET', KEYS[1], 'fence', 'last', 'ended')
+local last, num, seen = tonumber(head[2] or 0), #ARGV - 6, tonumber(head[1] or 0)
+if last > 0 and redis.call('EXISTS', KEYS[2]) == 0 then return -4 end
 if num == 0 and not head[1] then return -3 end
-if fence < tonumber(head[1] or 0) then return -1 end
-if num > 0 and head[3] == '1' then return -2 end
-for i = 9, #ARGV do
+if fence < seen then return -1 end
+if num > 0 then
+    if base < 0 then base = last end
+    if last == base + num and fence == seen then return last end
+    if head[3] == '1' then return -2 end
+    if last < base then return -4 end
+    if last > base then return -1 end
+end
+for i = 7, #ARGV do
     last = last + 1
     redis.call('XADD', KEYS[2], last .. '-0', 'e', ARGV[i])
 end
-if ARGV[5] == '0' and head[3] then ARGV[5] = head[3] end
-redis.call('HSET', KEYS[1], 'fence', fence, 'last', last, 'ended', ARGV[5], 'by', by, 'n', n, 'at', ARGV[6])
-redis.call('PEXPIRE', KEYS[1], ARGV[7])
-redis.call('PEXPIRE', KEYS[2], ARGV[7])
-redis.call('PUBLISH', ARGV[8], last)
+if ends == '0' and head[3] then ends = head[3] end
+redis.call('HSET', KEYS[1], 'fence', fence, 'last', last, 'ended', ends, 'at', ARGV[4])
+local life = ends == '1' and ARGV[5] or math.max(ARGV[5], %d)
+redis.call('PEXPIRE', KEYS[1], life)
+redis.call('PEXPIRE', KEYS[2], life)
+redis.call('PUBLISH', ARGV[6], last)
 return last
-"""
+""" % (UNFINISHED_SECONDS * 1000)  # noqa: UP031  (braces are Lua's here)
 _READ = """
 local last = redis.call('HGET', KEYS[1], 'last')
 local found = redis.call('XRANGE', KEYS[2], ARGV[1], '+', 'COUNT', ARGV[2])
@@ -78,8 +80,9 @@ redis.call('PUBLISH', ARGV[1], 0)
 return redis.call('DEL', KEYS[1], KEYS[2])
 """
 _PURGE = """
-local at = tonumber(redis.call('HGET', KEYS[1], 'at') or ARGV[2])
-if at >= tonumber(ARGV[2]) then return 0 end
+local head = redis.call('HMGET', KEYS[1], 'at', 'ended')
+local before = tonumber(head[2] == '1' and ARGV[2] or ARGV[3])
+if tonumber(head[1] or before) >= before then return 0 end
 redis.call('PUBLISH', ARGV[1], 0)
 redis.call('DEL', KEYS[1], KEYS[2])
 return 1
@@ -91,14 +94,13 @@ _RECONNECT_SECONDS = 0.2
 # The listener asks whether its connection still lives after so much silence, and gives it up after three times that.
 _SILENCE_SECONDS = 1.0
 _SWEEP_SECONDS = 5.0
-_LOST = "The stream log's Redis has lost this stream."
 
 
-class RedisLog(Appending):
+class RedisLog:
     """See `EventLog`. Connects when first used.
 
-    `retention_seconds` after its last append Redis forgets a log by itself: more than a stream can live unread.
-    `patience_seconds` is how long an outage of Redis is waited out before calls raise LogUnavailable.
+    `retention_seconds` after its end Redis deletes a log by itself; an unfinished one `UNFINISHED_SECONDS` after its
+    last append. `patience_seconds` is how long an outage of Redis is waited out before calls raise LogUnavailable.
     """
 
     def __init__(
@@ -112,93 +114,83 @@ class RedisLog(Appending):
         self._prefix = prefix
         self._client = connect(url, patience_seconds)
         self._calls = Calls(self._client, patience_seconds, _SCRIPTS)
-        self.waiters = Waiters()
-        self._news = _News(self._client, self._key, self.waiters)
-        self._recent = RecentEvents()
-        self._known: dict[str, int] = {}  # last seq of the logs that this process appends to
+        self._waiters = Waiters()
+        self._news = _News(self._client, self._key, self._waiters)
         self._retention_ms = int(retention_seconds * 1000)
-        self._sender, self._count = secrets.token_hex(8), itertools.count(1)
 
-    def submit(self, log_id: str, fence: int, events: Sequence[Event], settle: Settle) -> Withdraw:
-        bodies = [encode_event(event) for event in events]
-        is_end = int(bool(events) and is_terminal(events[-1]))
-
-        def note(answer: int | Exception) -> None:
-            result = _checked(answer, log_id)
-            if isinstance(result, Exception):
-                settle(result)
-                return
-            if events:
-                self._known[log_id] = result
-                self._recent.add(log_id, result, bodies)
-            settle(result)
-            self.waiters.wake(log_id, result)
-
-        known, now = self._known.get(log_id, 0), int(time.time())
-        head = (
-            fence,
-            self._sender,
-            next(self._count),
-            known,
-            is_end,
-            now,
-            self._retention_ms,
-            self._key(log_id, "news"),
-        )
-        return self._calls.submit(self._command(_APPEND, log_id, *head, *bodies), note)
+    async def commit(self, batches: Sequence[Batch]) -> list[Result]:
+        now = int(time.time())
+        commands = [
+            self._command(
+                _APPEND,
+                batch.log_id,
+                batch.fence,
+                -1 if batch.base_seq is None else batch.base_seq,
+                int(batch.is_end),
+                now,
+                self._retention_ms,
+                self._key(batch.log_id, "news"),
+                *batch.bodies,
+            )
+            for batch in batches
+        ]
+        results: list[Result] = []
+        for batch, answer in zip(batches, await self._calls.call(*commands), strict=True):
+            if answer >= 0:
+                self._waiters.wake(batch.log_id, answer)
+                results.append(int(answer))
+            else:
+                results.append(_REFUSALS[answer](batch.log_id))
+        return results
 
     async def read(self, log_id: str, after: int, limit: int = 512) -> list[LoggedEvent]:
-        if found := self._recent.read(log_id, after, limit):
-            return found
         entries = await self._script(_READ, log_id, f"{after + 1}-0", limit)
         if isinstance(entries, int):
             raise KeyError(log_id)
         return [LoggedEvent(seq=int(name.partition(b"-")[0]), event=decode_event(body)) for name, (_, body) in entries]
 
     async def last_seq(self, log_id: str) -> int:
-        last_seq = await self._calls.call(("HGET", self._key(log_id, "head"), "last"))
+        (last_seq,) = await self._calls.call(("HGET", self._key(log_id, "head"), "last"))
         if last_seq is None:
             raise KeyError(log_id)
         return int(last_seq)
 
-    async def wait(self, log_id: str, place: Place) -> None:
-        if self._recent.last_seq(log_id) <= place.seq:
-            self._news.follow(log_id)
-            await self.waiters.wait(log_id, place)
+    async def wait(self, log_id: str, after: int) -> None:
+        self._news.follow(log_id)
+        await self._waiters.wait(log_id, after)
 
-    async def seal(self, log_id: str) -> None:
-        self._known.pop(log_id, None)
-        self.waiters.wake(log_id)
+    def wake(self, log_id: str) -> None:
+        self._waiters.wake(log_id)
 
     async def drop(self, log_id: str) -> None:
         await self._script(_DROP, log_id, self._key(log_id, "news"))
-        self._known.pop(log_id, None)
-        self._recent.drop(log_id)
-        self.waiters.wake(log_id)
+        self._waiters.wake(log_id)
 
     async def purge(self, before: float) -> int:
-        """Redis forgets by itself; this is for what must go sooner."""
+        """Delete what must go sooner than Redis deletes it by itself."""
         num_purged, cursor = 0, None
         while cursor != 0:
-            cursor, heads = await self._calls.call(("SCAN", cursor or 0, "MATCH", self._key("*", "head"), "COUNT", 500))
+            scan = ("SCAN", cursor or 0, "MATCH", self._key("*", "head"), "COUNT", 500)
+            ((cursor, heads),) = await self._calls.call(scan)
             for head in heads:
                 log_id = head.decode().rpartition("}")[0].rpartition("{")[2]
-                num_purged += await self._script(_PURGE, log_id, self._key(log_id, "news"), before)
-        self._recent = RecentEvents()
+                news = self._key(log_id, "news")
+                num_purged += await self._script(_PURGE, log_id, news, before, before - UNFINISHED_SECONDS)
         return num_purged
 
     async def check(self) -> list[str]:
         """Return what is wrong with how this Redis keeps things, a sentence each. Raises LogUnavailable."""
-        return [text async for text in _complaints(self._calls.call)]
+        return [text async for text in _complaints(self._calls)]
 
     async def aclose(self) -> None:
         await self._calls.aclose()
         await self._news.aclose()
         await self._client.aclose()
-        self.waiters.wake_all()
+        self._waiters.wake_all()
 
     async def _script(self, text: str, log_id: str, *args: object) -> Any:
-        return await self._calls.call(self._command(text, log_id, *args))
+        (answer,) = await self._calls.call(self._command(text, log_id, *args))
+        return answer
 
     def _command(self, text: str, log_id: str, *args: object) -> tuple[Any, ...]:
         return "EVALSHA", _SHA[text], 2, self._key(log_id, "head"), self._key(log_id, "events"), *args
@@ -207,16 +199,8 @@ class RedisLog(Appending):
         return f"{self._prefix}:{{{log_id}}}:{what}"
 
 
-def _checked(answer: int | Exception, log_id: str) -> int | Exception:
-    """Return the append script's result, or the exception that its code stands for."""
-    if isinstance(answer, Exception) or answer >= 0:
-        return answer
-    return {
-        -1: Fenced(log_id),
-        -2: Ended(log_id),
-        -3: KeyError(log_id),
-        -4: LogLost(_LOST),
-    }[answer]
+# What the append script answers instead of a seq.
+_REFUSALS: dict[int, Callable[[str], Refusal | KeyError]] = {-1: Fenced, -2: Ended, -3: KeyError, -4: LogLost}
 
 
 class _News:
@@ -316,10 +300,10 @@ class _News:
         return self._key(log_id, "news")
 
 
-async def _complaints(call: Callable[[tuple[Any, ...]], Coroutine[Any, Any, Any]]) -> AsyncIterator[str]:
+async def _complaints(calls: Calls) -> AsyncIterator[str]:
     try:
-        appendonly, fsync = await _config(call, "appendonly"), await _config(call, "appendfsync")
-        policy = await _config(call, "maxmemory-policy")
+        appendonly, fsync = await _config(calls, "appendonly"), await _config(calls, "appendfsync")
+        policy = await _config(calls, "maxmemory-policy")
     except LogUnavailable as error:
         if error.message == DOWN:
             raise
@@ -333,6 +317,6 @@ async def _complaints(call: Callable[[tuple[Any, ...]], Coroutine[Any, Any, Any]
         yield f"Redis may evict running streams when its memory is full (maxmemory-policy {policy}): set noeviction."
 
 
-async def _config(call: Callable[[tuple[Any, ...]], Coroutine[Any, Any, Any]], name: str) -> str:
-    _, value = await call(("CONFIG", "GET", name))
+async def _config(calls: Calls, name: str) -> str:
+    ((_, value),) = await calls.call(("CONFIG", "GET", name))
     return bytes(value).decode()

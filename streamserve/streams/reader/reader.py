@@ -1,0 +1,431 @@
+"""`Reader`: one reader of a stream: takes what is committed, joins tokens, and writes at its channel's pace.
+
+Three cursors: read (taken from the stream), sent (written to the channel), received (acknowledged, or taken by the
+reader's system). Only `advance` writes. It is called by a commit, by the one timer, by the channel when it is writable
+again, by an acknowledgement, and by a page that was read.
+
+    the stream's last batch ──► held ──► joined, encoded ──► channel
+    older events: a task reads pages of the log, one at a time, so a slow reader costs a page of memory, not an answer
+
+Tokens are joined by Nagle's rule with a clock: a token that comes `coalesce_seconds` after the last frame, or is the
+first, leaves at once; later ones wait at most that long, or until there are `coalesce_tokens`. Everything else leaves
+at once. A reader that takes snapshots is sent one when it is more than `snapshot_events` behind. Event loop only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import random
+import time
+from collections import deque
+from contextvars import Context
+from typing import Any
+
+from streamserve.dialects.base import Encoder, coalesce
+from streamserve.protocol.errors import BadRequest, Gone, QuotaExceeded
+from streamserve.protocol.events import Done, Error, GoingAway, LoggedEvent, Status, Token, is_terminal
+from streamserve.streams.log.base import EventLog, LogUnavailable
+from streamserve.streams.reader.channel import Channel
+from streamserve.streams.reader.received import Received
+from streamserve.streams.reader.snapshot import take_snapshot
+from streamserve.streams.readers import Attachment
+from streamserve.streams.registry import Streams
+from streamserve.streams.stream import Stream
+
+# A frame that is due so soon is written now: to be woken again costs more than the joining saves.
+_SOON_SECONDS = 0.01
+# Events held at once; also how many a replay goes through before other tasks have their turn. As many plain tokens, or
+# fewer events with other candidates: the page before shows how large they are.
+_PAGE = 64
+# What the reader's system has taken is polled this long after a frame; while something is untaken, soon and then rarer.
+_FIRST_POLL_SECONDS, _POLL_SECONDS = 0.005, 0.25
+# A reader whose connection ends returns after that long, not all at once.
+_RETRY_MS = (500, 1500)
+# How long a page is asked for again while the log cannot be read; then the connection ends.
+_READ_SECONDS = 30.0
+
+
+class BrokenStream(Exception):
+    """The stream is over without a terminal event in its log. The connection breaks: its end must not look like one."""
+
+
+async def read_page(log: EventLog, stream: Stream, after: int, limit: int = _PAGE) -> list[LoggedEvent]:
+    """Return committed events that follow `after`, one page at most. Raises Gone for a stream that was dropped."""
+    try:
+        return await log.read(stream.log_id, after, min(limit, _PAGE))
+    except KeyError:
+        raise Gone("The stream's events are no longer kept.") from None
+
+
+class Reader(Attachment):
+    """Used once: `attach`, `start`, then `advance` until `is_over`; `close` at any time.
+
+    `encoder` None writes lists of events to the channel, in place of bytes. With `credit` no more events than that are
+    written beyond the last one acknowledged (`ack`), which is then the reader's position.
+    """
+
+    def __init__(
+        self,
+        streams: Streams,
+        stream: Stream,
+        encoder: Encoder | None,
+        *,
+        after: int,
+        transport: str,
+        is_watcher: bool = False,
+        takes_snapshots: bool = False,
+        credit: int | None = None,
+    ) -> None:
+        if not 0 <= after <= stream.last_seq:
+            message = f"The stream has {stream.last_seq} events so far; it cannot be read after event {after}."
+            raise BadRequest(message, code="unknown_event_id", param="after")
+        # Watchers are counted apart: they keep no owner out.
+        num_readers = stream.readers.num_watchers if is_watcher else stream.readers.num_holding
+        if num_readers >= streams.settings.max_readers:
+            message = f"The stream is being read {num_readers} times. Close one of its readers."
+            raise QuotaExceeded(message, code="too_many_readers", retry_after=5)
+        super().__init__(is_watcher=is_watcher, transport=transport, seq=after)
+        config = streams.settings
+        self.stream, self.sent_seq = stream, after
+        self.is_over = False  # nothing more is written
+        self.is_let_go = False  # and the stream continues elsewhere, or later
+        self._log, self._config, self._encoder = streams.log, config, encoder
+        self._read_seq = after
+        self._takes_snapshots = takes_snapshots and config.snapshot_events > 0
+        self._must_fold = encoder is not None and after > 0 and not encoder.takes_snapshots
+        self._silence_seconds = config.keepalive_seconds if encoder is not None and encoder.keepalive else math.inf
+        self._channel: Channel | None = None
+        self._credit, self._unacked = credit, deque[int]()
+        self._held: list[LoggedEvent] = []
+        self._num_tokens = 0  # of those held
+        self._holds_more = False  # than tokens
+        self._wait_seconds = config.coalesce_seconds - _SOON_SECONDS
+        self._token_due_at = -math.inf  # until then tokens wait to be joined: the first one never does
+        self._written_at = -math.inf
+        self._unconfirmed: tuple[int, int] | None = None  # bytes and last seq of a frame the channel still has
+        self._received: Received | None = None
+        self._poll_at, self._poll_seconds = math.inf, _FIRST_POLL_SECONDS
+        self._timer: asyncio.TimerHandle | None = None
+        self._paging: asyncio.Task[None] | None = None
+        self._page = _PAGE
+        self._is_closed = False
+
+    def attach(self) -> None:
+        """Count as a reader of the stream from now on, unless closed already."""
+        self._written_at = time.monotonic()
+        if not self._is_closed:
+            self.stream.attach(self)
+
+    def start(self, channel: Channel) -> None:
+        """Write to `channel` from now on."""
+        self._channel = channel
+        channel.on_writable = self._on_writable
+        if self._credit is None:
+            self._received = Received(self.received_seq, channel.num_untaken)
+        if self._is_closed:
+            channel.end(None)
+        else:
+            self.advance()
+
+    def ack(self, seq: int) -> None:
+        """Note that the reader has every event up to `seq`; a lower one than before changes nothing.
+
+        Raises BadRequest (code "not_sent") for an event that it was not sent.
+        """
+        if seq > self.sent_seq:
+            message = f"Event {seq} has not been sent; the last one was {self.sent_seq}."
+            raise BadRequest(message, code="not_sent", param="seq")
+        if self._credit is None or self._is_closed or seq <= self.received_seq:
+            return
+        while self._unacked and self._unacked[0] <= seq:
+            self._unacked.popleft()
+        self.stream.moved(self, seq)
+        self.advance()
+
+    def close(self) -> None:
+        """Detach, or give up a reader that never came. Idempotent; when it returns, the engine knows."""
+        if self._is_closed:
+            return
+        self._is_closed = self.is_over = True
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._paging is not None:
+            self._paging.cancel()
+        self._held.clear()
+        self.stream.detach(self)
+        if not self.is_watcher:
+            self.stream.release()
+
+    def advance(self) -> None:
+        """Write what is due, as far as the channel and the credit allow. An exception ends this reader only."""
+        if self._channel is None or self._is_closed:
+            return
+        try:
+            self._advance(self._channel)
+        except Exception as error:
+            self._end(error)
+
+    def notify(self, status: Status) -> None:
+        """Show a status that is not in the log, if there is room for it: it has no id."""
+        channel = self._channel
+        if channel is not None and channel.is_writable and not self._is_closed:
+            self._write_notice(channel, status)
+
+    def go_away(self) -> None:
+        """End the connection with the place to resume from; the stream continues."""
+        if self._is_closed:
+            return
+        self.is_let_go = True
+        channel = self._channel
+        if channel is not None and channel.is_writable and self._encoder is not None:
+            frame = self._encoder.farewell(self.going_away())
+            if frame:
+                channel.write(frame)
+        self._end(None)
+
+    def going_away(self) -> GoingAway:
+        """Return where and when to resume."""
+        return GoingAway(stream_id=self.stream.id, seq=self.sent_seq, retry_ms=random.randint(*_RETRY_MS))
+
+    # Inside
+
+    def _advance(self, channel: Channel) -> None:
+        now = time.monotonic()
+        while channel.is_writable:
+            if self._paging is None and self._read_seq < self.stream.last_seq and len(self._held) < _PAGE:
+                self._take_recent()
+            due_at = self._due_at()
+            if due_at > now:
+                break
+            if self._held:
+                if self._credit is not None and len(self._unacked) >= self._credit:
+                    due_at = math.inf
+                    break
+                self._write(channel, self._flush(now), now)
+                if self._is_closed:
+                    return
+            elif self.stream.ended.is_set() or self.stream.terminal is not None:
+                if self._paging is not None or self._read_seq < self.stream.last_seq:
+                    due_at = math.inf  # a page is on its way
+                    break
+                self._end_with_stream(channel)
+                return
+            else:
+                assert self._encoder is not None
+                self._written_at = now
+                channel.write(self._encoder.keepalive)
+        else:
+            due_at = math.inf
+        self._arm(min(due_at, self._poll_at))
+
+    def _take_recent(self) -> None:
+        """Hold what follows of the stream's recent events; have a task read the log if they are older."""
+        is_far = self._takes_snapshots and self.stream.last_seq - self.sent_seq > self._config.snapshot_events
+        if not self._must_fold and (self._held or not is_far):
+            events = self.stream.recent.since(self._read_seq, _PAGE)
+            if events:
+                self._hold(events, events[-1].seq)
+                return
+        self._paging = asyncio.get_running_loop().create_task(self._read_log(), name="reader", context=Context())
+
+    def _hold(self, events: list[LoggedEvent], until: int) -> None:
+        self._held += events
+        self._read_seq = until
+        for logged in events:
+            if isinstance(logged.event, Token):
+                self._num_tokens += len(logged.event.token_ids) or 1
+            else:
+                self._holds_more = True
+
+    def _due_at(self) -> float:
+        """When the held events must leave; without any, the end of the silence, or now if the stream is over."""
+        is_over = self.stream.terminal is not None or self.stream.ended.is_set()
+        if not self._held:
+            return -math.inf if is_over else self._written_at + self._silence_seconds
+        if self._holds_more or self._num_tokens >= self._config.coalesce_tokens or is_over:
+            return -math.inf
+        return self._token_due_at
+
+    def _flush(self, now: float) -> list[LoggedEvent]:
+        """Return the held events, tokens joined, as far as the credit allows."""
+        held, self._held = self._held, []
+        if self._num_tokens:
+            self._token_due_at = now + self._wait_seconds
+        self._num_tokens, self._holds_more = 0, False
+        config = self._config
+        if len(held) > 1 and config.coalesce_tokens > 1 and config.coalesce_seconds > 0:
+            held = coalesce(held, max_tokens=config.coalesce_tokens)
+        if self._credit is not None:
+            num_allowed = self._credit - len(self._unacked)
+            if len(held) > num_allowed:
+                rest = held[num_allowed:]
+                held = held[:num_allowed]
+                self._hold(rest, self._read_seq)
+                self._holds_more = True  # they have been joined, and wait for credit only
+            self._unacked.extend(logged.seq for logged in held)
+        return held
+
+    def _write(self, channel: Channel, events: list[LoggedEvent], now: float) -> None:
+        """Write these events as one frame."""
+        frame: Any = events if self._encoder is None else b"".join(map(self._encoder.encode, events))
+        last = events[-1]
+        self.sent_seq, self._written_at = last.seq, now
+        if frame:
+            channel.write(frame)
+        self._unconfirmed = len(frame) if self._encoder is not None else 1, last.seq
+        if not frame or channel.accepts_at_once:
+            self._confirm(now)
+        if is_terminal(last.event):
+            self._end(None)
+
+    def _write_notice(self, channel: Channel, event: Status | Error) -> None:
+        """Write something that is not in the log: seq 0, which no dialect shows."""
+        notice = LoggedEvent(0, event)
+        frame: Any = [notice] if self._encoder is None else self._encoder.encode(notice)
+        if frame:
+            self._written_at = time.monotonic()
+            channel.write(frame)
+
+    def _on_writable(self) -> None:
+        if self._unconfirmed is not None:
+            self._confirm(time.monotonic())
+        self.advance()
+
+    def _confirm(self, now: float) -> None:
+        """The transport has accepted the last frame."""
+        assert self._unconfirmed is not None
+        (num_bytes, seq), self._unconfirmed = self._unconfirmed, None
+        if self._received is None or self._is_closed:
+            return
+        if self._received.send(num_bytes, seq):
+            self._poll_seconds = _FIRST_POLL_SECONDS
+            self._poll(now)
+        elif self._poll_at == math.inf:
+            self._poll_at = now + _POLL_SECONDS
+
+    def _poll(self, now: float) -> None:
+        """Look what the reader's system has taken; again soon, and then rarer, while something is untaken."""
+        assert self._received is not None
+        self.stream.moved(self, self._received.poll())
+        if self._received.is_behind:
+            self._poll_at = now + self._poll_seconds
+            self._poll_seconds = min(2 * self._poll_seconds, _POLL_SECONDS)
+        else:
+            self._poll_at = math.inf
+
+    def _arm(self, at: float) -> None:
+        """Have `advance` called at `at`; a timer that is set for earlier stays, and is set anew then."""
+        if at == math.inf or (self._timer is not None and self._timer.when() <= at):
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = asyncio.get_running_loop().call_at(at, self._ring, context=Context())
+
+    def _ring(self) -> None:
+        self._timer = None
+        now = time.monotonic()
+        if self._poll_at <= now:
+            self._poll_seconds = max(self._poll_seconds, _FIRST_POLL_SECONDS)
+            self._poll(now)
+        self.advance()
+        channel = self._channel
+        if not self._is_closed and channel is not None and not channel.is_writable:
+            self._arm(self._poll_at)
+
+    def _end_with_stream(self, channel: Channel) -> None:
+        """Everything is written, and the stream is over: here, or for good."""
+        stream = self.stream
+        if stream.is_lost:
+            assert isinstance(stream.terminal, Error)
+            self._write_notice(channel, stream.terminal)
+            self._end(None)
+        elif stream.terminal is not None:
+            self._end(None)
+        elif stream.has_left:
+            self.go_away()
+        else:
+            self._end(BrokenStream(stream.id))
+
+    def _end(self, error: Exception | None) -> None:
+        channel = self._channel
+        self.close()
+        if channel is not None:
+            channel.end(error)
+
+    # Reading the log
+
+    async def _read_log(self) -> None:
+        """Read what the stream's recent events do not have, a page at a time while there is room for it."""
+        try:
+            if self._must_fold:
+                await self._fold()
+            await self._leap()
+            while not self._held and self._read_seq < self.stream.last_seq:
+                if self.stream.recent.since(self._read_seq, 1):
+                    break
+                page = await self._read(self._read_seq, self._page)
+                if not page:
+                    raise BrokenStream(self.stream.id)
+                self._page = max(1, _PAGE * len(page) // sum(map(_weight, page)))
+                self._hold(page, page[-1].seq)
+                self.advance()
+                await asyncio.sleep(0)
+        except Exception as error:
+            self._paging = None
+            if isinstance(error, LogUnavailable):
+                self.go_away()
+            else:
+                self._end(error)
+        else:
+            self._paging = None
+            self.advance()
+
+    async def _read(self, after: int, limit: int = _PAGE) -> list[LoggedEvent]:
+        """Return a page; a log that cannot be read is asked again for a while."""
+        if self.stream.is_lost:
+            raise Gone("The stream's events are no longer kept.")
+        give_up_at = time.monotonic() + _READ_SECONDS
+        while True:
+            try:
+                return await read_page(self._log, self.stream, after, limit)
+            except LogUnavailable:
+                if time.monotonic() >= give_up_at:
+                    raise
+            await asyncio.sleep(random.uniform(0.5, 1.5))
+
+    async def _fold(self) -> None:
+        """Feed the encoder, once, what the reader already has; its output is dropped."""
+        assert self._encoder is not None
+        seq = 0
+        while seq < self._read_seq:
+            for logged in await self._read(seq, self._read_seq - seq):
+                self._encoder.encode(logged)
+                seq = logged.seq
+            await asyncio.sleep(0)
+        self._must_fold = False
+
+    async def _leap(self) -> None:
+        """Hold a snapshot in place of all that the reader lacks, if that is too much."""
+        until = self._last_seq_to_show()
+        if not self._takes_snapshots or self._held or until - self.sent_seq <= self._config.snapshot_events:
+            return
+        leap = await take_snapshot(self._read, self.sent_seq, until)
+        if leap:
+            self._hold(leap, until)
+        else:
+            self._takes_snapshots = False
+
+    def _last_seq_to_show(self) -> int:
+        """How far a snapshot may go: no client can cut one where its user stopped reading."""
+        end = self.stream.terminal
+        kept_seq = end.kept_seq if isinstance(end, Done) else None
+        return self.stream.last_seq if kept_seq is None else kept_seq
+
+
+def _weight(logged: LoggedEvent) -> int:
+    """Return how many plain tokens an event is as large as."""
+    event = logged.event
+    if not isinstance(event, Token) or event.logprobs is None:
+        return 1
+    return 1 + sum(1 + len(position.top) for position in event.logprobs)

@@ -1,0 +1,156 @@
+"""`LogWriter`: the one writer of a process's streams into their log, and what happens while the log is away.
+
+    mark(stream) ──► take_batch of every marked stream ──► one commit for all ──► on_result of each
+
+Group commit without a timer: what becomes pending during a commit is the next one. One task on the event loop.
+
+    UP    commit fails ───────────────► DOWN: commit the same batches again, after 0.1 … 2 s, jittered
+    DOWN  committed ──────────────────► UP; a batch that was in doubt is found committed (see EventLog.commit)
+    DOWN  for `outage_seconds` ───────► CUT: the streams stop generating and their connections end; readers return later
+
+Only committed events are shown, so an outage looks like a slow reader: its streams stand still, and the engine parks
+those that run ahead.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import logging
+import random
+import time
+from collections.abc import Sequence
+from contextvars import Context
+from typing import Protocol
+
+from streamserve.streams.log.base import Batch, EventLog, LogUnavailable, Result
+
+logger = logging.getLogger("streamserve.streams")
+
+# Events of one batch: while one is written it is in memory several times over, with all its log-probabilities.
+MAX_BATCH_EVENTS = 16
+_FIRST_RETRY_SECONDS, _MAX_RETRY_SECONDS = 0.1, 2.0
+
+
+class Producer(Protocol):
+    """A stream, as far as the writer knows it. No method may raise or wait, but `take_batch` may raise."""
+
+    def take_batch(self) -> Batch | None:
+        """Return what is to be committed next, None if nothing is. Its result follows before it is asked again."""
+
+    def on_result(self, batch: Batch, result: Result | Exception) -> None:
+        """Take the result of a batch."""
+
+    def on_outage(self, reason: LogUnavailable) -> bool:
+        """The log does not commit now. Return whether the stream waits; one that has shown nothing is refused."""
+
+    def on_recovery(self) -> None:
+        """The log commits again."""
+
+    def cut(self) -> None:
+        """The outage lasts: stop generating, end the connections."""
+
+
+class LogWriter:
+    """See above. `outage` is why the log does not commit, None while it does."""
+
+    def __init__(self, log: EventLog, *, outage_seconds: float = 30.0) -> None:
+        self.outage: LogUnavailable | None = None
+        self.log, self._outage_seconds = log, outage_seconds
+        self._marked: dict[Producer, None] = {}
+        self._waiting: dict[Producer, None] = {}  # streams that know of the outage
+        self._refused: list[str] = []  # logs of streams that were refused with a commit in doubt
+        self._down_since = 0.0
+        self._idle: asyncio.Future[None] | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    def refuse_if_down(self) -> None:
+        """Raise LogUnavailable or LogFull while the log does not commit: a new answer would wait for it in vain."""
+        if self.outage is not None:
+            raise copy.copy(self.outage)
+
+    def mark(self, producer: Producer) -> None:
+        """Have `producer` asked for a batch."""
+        self._marked[producer] = None
+        if self._idle is not None:
+            if not self._idle.done():
+                self._idle.set_result(None)
+        elif self._task is None:
+            self._task = asyncio.get_running_loop().create_task(self.run(), name="log writer", context=Context())
+
+    async def run(self) -> None:
+        """Commit what is pending, for ever."""
+        while True:
+            if not self._marked:
+                self._idle = asyncio.get_running_loop().create_future()
+                await self._idle
+            marked, self._marked = self._marked, {}
+            group = [(producer, batch) for producer in marked if (batch := _take(producer)) is not None]
+            if not group:
+                continue
+            results = await self._commit(group)
+            for (producer, batch), result in zip(group, results, strict=True):
+                producer.on_result(batch, result)
+            if self._marked:
+                await asyncio.sleep(0)  # a log in memory never waits
+
+    async def aclose(self) -> None:
+        """End the task. A commit under way is in the log or not."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    async def _commit(self, group: Sequence[tuple[Producer, Batch]]) -> Sequence[Result | Exception]:
+        """Commit these batches, however long that takes."""
+        batches, seconds = [batch for _, batch in group], _FIRST_RETRY_SECONDS
+        while True:
+            try:
+                results = await self.log.commit(batches)
+            except LogUnavailable as reason:
+                self._note_outage(reason, group)
+            except Exception as error:
+                logger.exception("stream log: a commit failed")
+                return [error] * len(batches)
+            else:
+                if self.outage is not None:
+                    await self._note_recovery()
+                return results
+            await asyncio.sleep(seconds * random.uniform(0.5, 1.0))
+            seconds = min(2 * seconds, _MAX_RETRY_SECONDS)
+
+    def _note_outage(self, reason: LogUnavailable, group: Sequence[tuple[Producer, Batch]]) -> None:
+        """Inform the streams that have something to commit; cut them when it lasts too long."""
+        if self.outage is None:
+            logger.error("stream log: %s Streams wait for it.", reason)
+            self._down_since = time.monotonic()
+        self.outage = reason
+        batches = dict(group)
+        for producer in [*batches, *self._marked]:
+            if producer not in self._waiting:
+                self._waiting[producer] = None
+                if not producer.on_outage(reason) and producer in batches:
+                    self._refused.append(batches[producer].log_id)
+        if time.monotonic() - self._down_since >= self._outage_seconds:
+            for producer in self._waiting:
+                producer.cut()
+
+    async def _note_recovery(self) -> None:
+        logger.warning("stream log: it commits again after %.1f s", time.monotonic() - self._down_since)
+        self.outage = None
+        waiting, self._waiting = self._waiting, {}
+        refused, self._refused = self._refused, []
+        for producer in waiting:
+            producer.on_recovery()
+        for log_id in refused:
+            try:
+                await self.log.drop(log_id)
+            except LogUnavailable:
+                logger.warning("stream log: log %s of a refused answer is left to the purge", log_id)
+
+
+def _take(producer: Producer) -> Batch | None:
+    try:
+        return producer.take_batch()
+    except Exception as error:
+        producer.on_result(Batch("", 0, None, (), ()), error)
+        return None
