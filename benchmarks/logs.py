@@ -50,7 +50,7 @@ async def _steps(log: EventLog, log_ids: list[str], num_steps: int) -> list[floa
         began = time.perf_counter()
 
         async def append(log_id: str, token: Token = token, began: float = began) -> None:
-            await log.append(log_id, 1, [token])
+            await append(log, log_id, 1, [token])
             seconds.append(time.perf_counter() - began)
 
         await asyncio.gather(*map(append, log_ids))

@@ -96,7 +96,7 @@ class Load:
     def __init__(self) -> None:
         self.loop = asyncio.get_running_loop()
         self.requests = endless_requests()
-        self.tally = Tally()
+        self.transcript = Tally()
         self.per_step = 0.0
         self.tasks: asyncio.TaskGroup | None = None
         self.client: ThreadClient | None = None
@@ -117,7 +117,7 @@ class Load:
         for _ in range(num_requests):
             assert self.client is not None
             assert self.tasks is not None
-            self.tasks.create_task(self.tally.follow(self.client, next(self.requests)))
+            self.tasks.create_task(self.transcript.follow(self.client, next(self.requests)))
 
 
 @asynccontextmanager
@@ -175,7 +175,7 @@ async def test_overload() -> None:
         best = at_capacity.num_tokens / num_steps
         growth = await overload(load, TIMES * at_capacity.ends["answers"] / num_steps)
         stats = client.stats()
-    tally, num_steps = load.tally, stats.steps - num_steps
+    tally, num_steps = load.transcript, stats.steps - num_steps
     goodput = tally.num_tokens / num_steps
     print(
         f"\noverload, {TIMES}x for {SECONDS} s: {tally.num_asked:,} requests in {num_steps:,} steps ended as"

@@ -12,8 +12,9 @@ from streamserve.protocol.events import Done, Error, Event, Meta, Status, Usage
 from streamserve.streams.config import StreamConfig
 from streamserve.streams.log.base import MemoryLog
 from streamserve.streams.reader.follow import collect
+from streamserve.streams.readers import Attachment
 from streamserve.streams.registry import Streams
-from streamserve.streams.stream import Reader, Stream
+from streamserve.streams.stream import Stream
 from tests.support.streams import ScriptedClient, ask, tok, until
 
 DONE = Done(finish_reason="stop", usage=Usage(prompt_tokens=3, completion_tokens=1))
@@ -27,7 +28,7 @@ async def start(streams: Streams, **rest: object) -> Stream:
     return await streams.start(ask("scripted", **rest), owner="u1", tenant="t1", on_disconnect=on_disconnect)
 
 
-async def read(streams: Streams, reader: Reader, **rest: object) -> Stream:
+async def read(streams: Streams, reader: Attachment, **rest: object) -> Stream:
     """Start a stream that `reader` reads."""
     stream = await start(streams, **rest)
     stream.attach(reader)
@@ -52,7 +53,7 @@ async def test_who_is_too_far_ahead_is_asked_for_when_its_reader_has_read(
     streams: Streams, scripted: ScriptedClient
 ) -> None:
     """The engine hears nothing until no more than the limit is unread; readers see tokens only."""
-    stream = await read(streams, reader := Reader())
+    stream = await read(streams, reader := Attachment())
     tokens = [tok("x", number) for number in range(5)]
     scripted.last.push(*tokens)
     scripted.last.park(LEAD)
@@ -73,7 +74,7 @@ async def test_who_is_too_far_ahead_is_asked_for_when_its_reader_has_read(
 
 async def test_who_made_room_goes_on_when_its_reader_starves(streams: Streams, scripted: ScriptedClient) -> None:
     """Everything is read: it does not wait for its time."""
-    stream = await read(streams, reader := Reader())
+    stream = await read(streams, reader := Attachment())
     scripted.last.push(tok("a"), tok("b"))
     scripted.last.park(LONG_AHEAD)
     await until(lambda: stream.state == "parked", "it is parked")
@@ -88,7 +89,7 @@ async def test_who_made_room_goes_on_when_its_reader_starves(streams: Streams, s
 
 async def test_who_made_room_goes_on_after_a_while(streams: Streams, scripted: ScriptedClient) -> None:
     """Whether its reader has read or not."""
-    stream = await read(streams, Reader())
+    stream = await read(streams, Attachment())
     scripted.last.push(tok("a"))
     scripted.last.park(Park(reason="ahead", resume_seconds=0.01))
     await until(lambda: len(scripted.generations) == 2, "it goes on")
@@ -100,7 +101,7 @@ async def test_readers_are_told_of_an_engine_that_is_not_there(
     streams: Streams, scripted: ScriptedClient, reason: str
 ) -> None:
     """At once, once, in words; and when it goes on. Refusals in between are waited out."""
-    stream = await read(streams, Reader())
+    stream = await read(streams, Attachment())
     scripted.last.push(tok("a", 5), tok("b", 6))
     scripted.refusals.extend([EngineUnavailable("starting", retry_after=9)] * 2)
     scripted.last.park(Park(reason=reason))
@@ -117,12 +118,12 @@ async def test_readers_are_told_of_an_engine_that_is_not_there(
     assert first.first_token_at is None
     assert [request.output_token_ids for request in again] == [((5, 6),)] * 3
     assert {request.arrived_at for request in scripted.requests} == {first.arrived_at}
-    assert {request.first_token_at for request in again} == {stream.tally.pace.first_at}
+    assert {request.first_token_at for request in again} == {stream.transcript.timings.first_at}
 
 
 async def test_an_answer_that_kills_its_engine_ends_in_an_error(streams: Streams, scripted: ScriptedClient) -> None:
     """Lost five times without a new token, it is not asked for a sixth time."""
-    stream = await read(streams, Reader())
+    stream = await read(streams, Attachment())
     scripted.last.push(tok("a"))
     for number in range(1, 6):
         await until(lambda: len(scripted.generations) == number, "it is asked for")  # noqa: B023
@@ -134,7 +135,7 @@ async def test_an_answer_that_kills_its_engine_ends_in_an_error(streams: Streams
 
 async def test_a_model_that_has_failed_is_not_waited_for(streams: Streams, scripted: ScriptedClient) -> None:
     """Nobody replaces that engine any more: the reader hears so."""
-    stream = await read(streams, Reader())
+    stream = await read(streams, Attachment())
     scripted.refusals.append(EngineUnavailable("out of order", code="engine_died", retry_after=30))
     scripted.last.park(Park(reason="lost"))
     *_, end = await events_of(streams, stream)
@@ -143,7 +144,7 @@ async def test_a_model_that_has_failed_is_not_waited_for(streams: Streams, scrip
 
 async def test_stop_does_not_wait_for_a_paused_engine(streams: Streams, scripted: ScriptedClient) -> None:
     """Nor does a reader who leaves: the resume window runs."""
-    stream = await read(streams, Reader())
+    stream = await read(streams, Attachment())
     scripted.refusals.append(EngineUnavailable("paused", code="engine_paused", retry_after=100))
     scripted.last.park(Park(reason="paused"))
     await until(lambda: len(scripted.requests) == 2, "the engine refuses")
@@ -155,7 +156,7 @@ async def test_stop_does_not_wait_for_a_paused_engine(streams: Streams, scripted
 async def test_nobody_asks_for_a_parked_answer_whose_reader_left(scripted: ScriptedClient) -> None:
     """Its window passes as for any other."""
     streams = Streams({"scripted": scripted}, MemoryLog(), StreamConfig(resume_window_seconds=0.01))
-    stream = await read(streams, reader := Reader())
+    stream = await read(streams, reader := Attachment())
     scripted.last.push(tok("a"))
     scripted.last.park(LONG_AHEAD)
     await until(lambda: stream.state == "parked", "it is parked")
@@ -170,11 +171,11 @@ async def test_a_returning_reader_replays_before_the_engine_prefills(
     streams: Streams, scripted: ScriptedClient
 ) -> None:
     """A reload of a long answer asks the engine when the reader is near its end, not before."""
-    stream = await read(streams, reader := Reader())
+    stream = await read(streams, reader := Attachment())
     scripted.last.push(*(tok("x", number) for number in range(200)))
     await until(lambda: stream.last_seq == 201, "the tokens are committed")
     stream.detach(reader)
-    stream.attach(again := Reader())
+    stream.attach(again := Attachment())
     stream.moved(again, 72)
     await few_turns()
     assert (stream.state, stream.summary().park_reason) == ("parked", "reader")
@@ -185,9 +186,9 @@ async def test_a_returning_reader_replays_before_the_engine_prefills(
 
 async def test_the_engine_is_told_how_far_the_reader_is(streams: Streams, scripted: ScriptedClient) -> None:
     """Of the furthest owner's reader; when that one leaves, of the next; never of a watcher."""
-    stream = await read(streams, reader := Reader(), n=2)
+    stream = await read(streams, reader := Attachment(), n=2)
     assert scripted.requests[0].reader_tokens == (0, 0)
-    second, watcher = Reader(), Reader(is_watcher=True)
+    second, watcher = Attachment(), Attachment(is_watcher=True)
     stream.attach(second)
     stream.attach(watcher)
     scripted.last.push(*(tok("x", choice=number % 2) for number in range(100)))
@@ -209,20 +210,20 @@ async def test_a_whole_answer_is_not_held_back(streams: Streams, scripted: Scrip
     await collecting
     finishing = await start(streams, on_disconnect="finish")
     assert scripted.requests[-1].reader_tokens is None
-    finishing.attach(Reader())
+    finishing.attach(Attachment())
     assert scripted.last.positions == []
 
 
 async def test_usage_of_a_stopped_stream_has_its_cached_tokens(streams: Streams, scripted: ScriptedClient) -> None:
     """Those of the prompt that the first run found; later runs find what this answer itself has cached."""
-    stream = await read(streams, reader := Reader())
+    stream = await read(streams, reader := Attachment())
     for num_cached, name in ((2, "a"), (9, "b")):
         scripted.last.num_cached_tokens = num_cached
         scripted.last.push(tok(name))
         await until(lambda: stream.last_seq == len(scripted.requests) + 1, "the token is committed")
         stream.moved(reader, stream.last_seq)
         scripted.last.park(LEAD)
-        await until(lambda: len(scripted.generations) > stream.tally.num_tokens, "it goes on")
+        await until(lambda: len(scripted.generations) > stream.transcript.num_tokens, "it goes on")
     await stream.stop()
     assert isinstance(stream.terminal, Done)
     assert stream.terminal.usage == Usage(prompt_tokens=3, completion_tokens=2, cached_tokens=2)

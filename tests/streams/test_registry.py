@@ -15,8 +15,9 @@ from streamserve.protocol.errors import EngineUnavailable, NotFound, Overloaded
 from streamserve.protocol.events import Done, Error
 from streamserve.streams.config import StreamConfig
 from streamserve.streams.log.base import MemoryLog
+from streamserve.streams.readers import Attachment
 from streamserve.streams.registry import Streams
-from streamserve.streams.stream import Reader, Stream
+from streamserve.streams.stream import Stream
 from tests.support.streams import ScriptedClient, ask, until
 
 REQUEST = ask("scripted")
@@ -149,7 +150,7 @@ async def test_a_stream_is_not_dropped_under_a_reader(scripted: ScriptedClient) 
     """A slow reader finishes reading, whatever the clock says."""
     streams = keeping(scripted, retention_seconds=0.01)
     read, other = await start(streams), await start(streams)
-    reader = Reader(is_watcher=True)
+    reader = Attachment(is_watcher=True)
     read.attach(reader)
     await read.stop()
     await other.stop()
@@ -164,7 +165,7 @@ async def test_room_is_not_made_under_a_reader(scripted: ScriptedClient) -> None
     """Too many are kept: the oldest that nobody reads goes."""
     streams = keeping(scripted, max_finished=1)
     read, other = await start(streams), await start(streams)
-    read.attach(Reader())
+    read.attach(Attachment())
     await read.stop()
     await other.stop()
     await until(lambda: streams.find(other.id) is None, "the younger is dropped")

@@ -11,8 +11,9 @@ from streamserve.protocol.errors import BadRequest, Overloaded
 from streamserve.protocol.events import ChoiceDone, Done, Error, Event, Meta, Status, Usage, is_terminal
 from streamserve.streams.config import StreamConfig
 from streamserve.streams.reader.follow import collect
+from streamserve.streams.readers import Attachment
 from streamserve.streams.registry import Streams
-from streamserve.streams.stream import Reader, Stream
+from streamserve.streams.stream import Stream
 from tests.support.streams import ScriptedClient, StallingLog, ask, tok, until
 
 DONE = Done(finish_reason="stop", usage=Usage(prompt_tokens=3, completion_tokens=1))
@@ -120,7 +121,7 @@ async def test_kept_seq_is_an_event_of_the_log(streams: Streams, seen_seq: int |
 async def test_losing_the_last_reader_cancels_before_detach_returns(streams: Streams, scripted: ScriptedClient) -> None:
     """The engine forgets in the same callback in which the disconnect is seen."""
     stream = await start(streams)
-    one, two, watcher = Reader(), Reader(), Reader(is_watcher=True)
+    one, two, watcher = Attachment(), Attachment(), Attachment(is_watcher=True)
     for reader in (one, two, watcher):
         stream.attach(reader)
     stream.detach(one)
@@ -135,7 +136,7 @@ async def test_losing_the_last_reader_cancels_before_detach_returns(streams: Str
 async def test_watchers_never_hold_a_stream(streams: Streams, scripted: ScriptedClient) -> None:
     """A watcher neither continues a parked stream nor parks a running one by leaving."""
     stream = await start(streams)
-    watcher, reader = Reader(is_watcher=True), Reader()
+    watcher, reader = Attachment(is_watcher=True), Attachment()
     stream.attach(watcher)
     stream.detach(watcher)
     assert stream.state == "running"
@@ -165,7 +166,7 @@ async def test_on_disconnect(scripted: ScriptedClient, on_disconnect: str, reaso
     window = 60 if on_disconnect == "abort" else 0.01
     streams = Streams({"scripted": scripted}, StallingLog(), StreamConfig(resume_window_seconds=window))
     stream = await start(streams, on_disconnect=on_disconnect)
-    reader = Reader()
+    reader = Attachment()
     stream.attach(reader)
     stream.detach(reader)
     if on_disconnect == "finish":
@@ -183,7 +184,7 @@ async def test_a_return_stops_the_resume_window(scripted: ScriptedClient) -> Non
     returned, left = await start(streams), await start(streams)
     returned.release()
     left.release()
-    returned.attach(Reader())
+    returned.attach(Attachment())
     assert isinstance((await events_of(streams, left))[-1], Done)
     for _ in range(5):
         await asyncio.sleep(0)
@@ -203,12 +204,12 @@ async def test_timeout_ends_a_parked_stream_too(streams: Streams) -> None:
 async def test_a_returning_reader_has_it_continued_as_accepted(streams: Streams, scripted: ScriptedClient) -> None:
     """The same request goes to the engine again, with the shown tokens, its arrival time, seed and max_tokens."""
     stream = await start(streams, max_tokens=50)
-    reader = Reader()
+    reader = Attachment()
     stream.attach(reader)
     scripted.last.push(tok("a", 5), tok("b", 6, 7))
     await until(lambda: stream.last_seq == 3, "the tokens are committed")
     stream.detach(reader)
-    stream.attach(Reader())
+    stream.attach(Attachment())
     await until(lambda: len(scripted.generations) == 2, "it is admitted again")
     first, second = scripted.requests
     assert second.output_token_ids == ((5, 6, 7),)
@@ -225,7 +226,7 @@ async def test_a_returning_reader_has_it_continued_as_accepted(streams: Streams,
 async def test_finished_choices_are_not_repeated(streams: Streams, scripted: ScriptedClient) -> None:
     """What a re-admitted generation says again of a choice that had finished is left out."""
     stream = await start(streams, n=2)
-    reader = Reader()
+    reader = Attachment()
     stream.attach(reader)
     scripted.last.push(tok("a", 5), tok("x", 6, choice=1), ChoiceDone(choice=1, finish_reason="stop"))
     await until(lambda: stream.last_seq == 4, "one choice is done")
@@ -244,7 +245,7 @@ async def test_a_reader_who_leaves_during_readmission_frees_it(streams: Streams,
     stream = await start(streams)
     stream.release()
     scripted.hold = asyncio.Event()
-    reader = Reader()
+    reader = Attachment()
     stream.attach(reader)
     await until(lambda: len(scripted.requests) == 2, "the engine is asked again")
     stream.detach(reader)
@@ -259,12 +260,12 @@ async def test_a_refused_return_waits_and_asks_again(streams: Streams, scripted:
     stream = await start(streams)
     stream.release()
     scripted.refusals.extend([Overloaded("full", retry_after=100)] * 2)
-    stream.attach(Reader())
+    stream.attach(Attachment())
     await until(lambda: stream.last_seq == 2, "the reader is told")
-    stream.attach(Reader())
+    stream.attach(Attachment())
     await until(lambda: len(scripted.requests) == 3, "asked again")
     assert stream.state == "parked"
-    stream.attach(Reader())
+    stream.attach(Attachment())
     await until(lambda: len(scripted.generations) == 2, "accepted")
     scripted.last.push(DONE)
     events = await events_of(streams, stream)
@@ -276,7 +277,7 @@ async def test_stop_while_a_refused_return_waits(streams: Streams, scripted: Scr
     stream = await start(streams)
     stream.release()
     scripted.refusals.append(Overloaded("full", retry_after=100))
-    stream.attach(Reader())
+    stream.attach(Attachment())
     await until(lambda: stream.last_seq == 2, "the reader is told")
     async with asyncio.timeout(5):
         await stream.stop()
@@ -287,7 +288,7 @@ async def test_a_return_the_engine_cannot_serve_is_an_error(streams: Streams, sc
     stream = await start(streams)
     stream.release()
     scripted.refusals.append(BadRequest("no longer", code="never_fits"))
-    stream.attach(Reader())
+    stream.attach(Attachment())
     *_, end = await events_of(streams, stream)
     assert end == Error(code="never_fits", message="no longer")
 
@@ -351,7 +352,7 @@ async def test_on_finished_once_after_the_end_is_committed(
 async def test_the_summary_has_figures_and_no_text(streams: Streams, scripted: ScriptedClient) -> None:
     """People see counts and times; never what was asked or answered."""
     stream = await start(streams, prompt="my secret")
-    stream.attach(Reader(transport="sse"))
+    stream.attach(Attachment(transport="sse"))
     scripted.last.push(tok("hidden", 1), tok("words", 2))
     await until(lambda: stream.last_seq == 3, "the tokens are committed")
     summary = stream.summary()

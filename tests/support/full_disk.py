@@ -12,9 +12,10 @@ import sqlite3
 import sys
 from pathlib import Path
 
-from streamserve.streams.log.base import LogFull
-from streamserve.streams.log.file_log import FileLog
 from streamserve.streams.log.spare_log import SpareLog
+
+from streamserve.streams.log.base import LogFull, append
+from streamserve.streams.log.file_log import FileLog
 from tests.support.logs import everything, numbered
 from tests.support.streams import tok, until
 
@@ -23,19 +24,19 @@ async def main(folder: Path) -> None:
     path = folder / "streams.db"
     log = FileLog(path)
     word = tok("word " * 20)
-    assert await log.append("a", 1, [word]) == 1
+    assert await append(log, "a", 1, [word]) == 1
     ballast = folder / "ballast"
     _fill(ballast)
     num_events, num_refused = 1, 0
     while num_refused < 20:
         try:
-            num_events = await log.append("a", 1, [word])
+            num_events = await append(log, "a", 1, [word])
         except LogFull:
             num_refused += 1
     assert await everything(log, "a") == numbered([word] * num_events)
     print("full, ", end="")
     os.unlink(ballast)
-    assert await log.append("a", 1, [word] * 5) == num_events + 5
+    assert await append(log, "a", 1, [word] * 5) == num_events + 5
     assert await everything(FileLog(path), "a") == numbered([word] * (num_events + 5))
     print("recovered, ", end="")
     await log.aclose()
@@ -50,12 +51,12 @@ async def main(folder: Path) -> None:
 async def _go_on(folder: Path) -> None:
     path, ballast, word = folder / "streams.db", folder / "ballast", tok("word " * 20)
     log = SpareLog(FileLog(path))
-    num_events = await log.append("b", 1, [word])
+    num_events = await append(log, "b", 1, [word])
     _fill(ballast)
     while log.is_durable("b"):
-        num_events = await log.append("b", 1, [word])
+        num_events = await append(log, "b", 1, [word])
     for _ in range(500):
-        num_events = await log.append("b", 1, [word] * 3)
+        num_events = await append(log, "b", 1, [word] * 3)
     assert not log.is_durable("b")
     assert await everything(log, "b") == numbered([word] * num_events)
     os.unlink(ballast)

@@ -13,7 +13,7 @@ import os
 import sys
 
 from streamserve.protocol.events import Token
-from streamserve.streams.log.base import EventLog, Fenced, LogUnavailable
+from streamserve.streams.log.base import EventLog, Fenced, LogUnavailable, append
 from streamserve.streams.log.file_log import FileLog
 from streamserve.streams.log.redis_log import RedisLog
 
@@ -29,7 +29,7 @@ async def write(log: EventLog, name: str, log_id: str, fence: int, step: int) ->
     while True:
         texts = [f"{name}:{fence}:{number + more}" for more in range(1 + number % 3)]
         try:
-            last_seq = await log.append(log_id, fence, [Token(text=text, token_ids=(1,)) for text in texts])
+            last_seq = await append(log, log_id, fence, [Token(text=text, token_ids=(1,)) for text in texts])
         except Fenced:
             fence += step
             continue

@@ -14,7 +14,6 @@ from streamserve.protocol.events import Event, LoggedEvent
 from streamserve.streams.log.base import EventLog, MemoryLog
 from streamserve.streams.log.file_log import FileLog
 from streamserve.streams.log.redis_log import RedisLog
-from streamserve.streams.log.spare_log import SpareLog
 from tests.support.redis_server import RedisServer
 
 MakeLog = Callable[[], EventLog]
@@ -27,7 +26,7 @@ def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServ
         yield server
 
 
-@pytest.fixture(params=["memory", "file", "file, full sync", "redis", "spare"])
+@pytest.fixture(params=["memory", "file", "file, full sync", "redis"])
 async def make_log(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[MakeLog]:
     """Each kind in turn. In memory there is one per process, hence one per test."""
     made: list[EventLog] = []
@@ -39,7 +38,6 @@ async def make_log(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncItera
             made[:] = made or [MemoryLog()]
             return made[0]
         log = FileLog(path, is_full_sync="sync" in kind) if server is None else RedisLog(server.url)
-        log = SpareLog(log) if kind == "spare" else log
         made.append(log)
         return log
 

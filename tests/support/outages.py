@@ -11,12 +11,12 @@ from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
 import pytest
+from streamserve.streams.log.spare_log import SPARE_BYTES, SpareLog
 
-from streamserve.streams.log.base import DurableLog, LogFull, LogUnavailable, new_log_id
+from streamserve.streams.log.base import DurableLog, LogFull, LogUnavailable, append, new_log_id
 from streamserve.streams.log.file_log import FileLog
 from streamserve.streams.log.file_store import FileStore, Refusal, Write
 from streamserve.streams.log.redis_log import RedisLog
-from streamserve.streams.log.spare_log import SPARE_BYTES, SpareLog
 from tests.support.redis_server import RedisServer
 from tests.support.streams import tok
 
@@ -91,11 +91,11 @@ class FullFile(Outage):
     async def begin(self) -> None:
         """Fill what room there is in pages that are there, so that the smallest event finds none."""
         log_id, log = new_log_id(), self.filler
-        await log.append(log_id, 1, [tok("x")])
+        await append(log, log_id, 1, [tok("x")])
         self.store.is_full = True
         while log_id not in self.store.refused_alone:
             with contextlib.suppress(LogFull):
-                await log.append(log_id, 1, [tok("x")])
+                await append(log, log_id, 1, [tok("x")])
 
     async def end(self) -> None:
         self.store.is_full = False

@@ -26,7 +26,8 @@ from websockets.extensions.permessage_deflate import PerMessageDeflate
 from websockets.frames import Frame, Opcode
 from websockets.protocol import CLIENT, OPEN, SERVER, Protocol, Side
 
-from streamserve.streams.reader.delivery import NO_FLOW, Delivery, Flow, Pen
+from streamserve.streams.reader.channel import DirectChannel
+from streamserve.streams.reader.delivery import NO_FLOW, Delivery, Flow
 from tests.support.stream_checks import check_relay, check_stream
 
 LEFT, WHOLE, CUT = "left", "whole", "cut"
@@ -274,13 +275,30 @@ def _noting_resets(connection: Connection) -> Iterator[None]:
         raise
 
 
-class _WatchedPen:
-    def __init__(self, pen: Pen, body: Any) -> None:
-        self.is_ready, self._write, self._feed = pen.is_ready, pen.write, body.feed
+class _WatchedChannel:
+    """A server's channel whose frames are looked at."""
 
-    def write(self, data: bytes) -> None:
-        self._write(data)
-        self._feed(data)
+    accepts_at_once = True
+
+    def __init__(self, channel: DirectChannel, body: Any) -> None:
+        self._channel, self._feed = channel, body.feed
+        self.num_untaken, self.end, self.wait_ended = channel.num_untaken, channel.end, channel.wait_ended
+
+    @property
+    def is_writable(self) -> bool:
+        return self._channel.is_writable
+
+    @property
+    def on_writable(self) -> Callable[[], None] | None:
+        return self._channel.on_writable
+
+    @on_writable.setter
+    def on_writable(self, call: Callable[[], None] | None) -> None:
+        self._channel.on_writable = call
+
+    def write(self, frame: bytes) -> None:
+        self._channel.write(frame)
+        self._feed(frame)
 
 
 def _listen_to_deliveries(patches: pytest.MonkeyPatch, watch: Watch) -> None:
@@ -301,8 +319,8 @@ def _listen_to_deliveries(patches: pytest.MonkeyPatch, watch: Watch) -> None:
             await send(data)
             body.feed(data)
 
-        pen = None if flow.pen is None else _WatchedPen(flow.pen, body)
-        await run(self, taken, flow._replace(pen=pen))
+        channel = None if flow.channel is None else _WatchedChannel(flow.channel, body)
+        await run(self, taken, flow._replace(channel=channel))
         body.close(LEFT if self in left else WHOLE)
 
     async def watched_pull(self: Delivery) -> AsyncIterator[bytes]:

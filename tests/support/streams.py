@@ -6,7 +6,6 @@ import asyncio
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
 from itertools import cycle
 
 from streamserve.clients.base import Accepted, EngineClient, Generation, ModelDescription
@@ -15,9 +14,9 @@ from streamserve.clients.thread.client import ThreadClient
 from streamserve.engine.config import EngineConfig
 from streamserve.engine.plan import StepPlan
 from streamserve.engine.sequence import Park
-from streamserve.protocol.events import Event, Token
+from streamserve.protocol.events import Event, LoggedEvent, Token
 from streamserve.protocol.requests import GenerateRequest, SamplingParams
-from streamserve.streams.log.base import MemoryLog, Settle, Withdraw, too_late
+from streamserve.streams.log.base import Batch, LogUnavailable, MemoryLog, Result
 
 _DEADLINE_SECONDS = 30.0
 
@@ -204,46 +203,31 @@ class ParkingClient:
 
 
 class StallingLog(MemoryLog):
-    """A log whose commits take as long as the test says, and which can break."""
+    """A log whose commits take as long as the test says, and which can break or be away."""
 
     def __init__(self) -> None:
         super().__init__()
         self.go = asyncio.Event()
         self.go.set()
-        self.batches: list[list[Event]] = []
-        self.num_reads = 0
+        self.batches: list[list[Event]] = []  # what was committed
+        self.num_commits = self.num_reads = 0
         self.is_broken = False
-        self._stalled: list[Callable[[], None]] = []
+        self.outage: LogUnavailable | None = None  # raised by commits and reads while it is set
 
-    def submit(self, log_id: str, fence: int, events: Sequence[Event], settle: Settle) -> Withdraw:
-        if self.go.is_set() and not self._stalled:
-            self._do(log_id, fence, events, settle)
-            return too_late
-        self._stalled.append(call := partial(self._do, log_id, fence, events, settle))
-        if len(self._stalled) == 1:
-            self._task = asyncio.create_task(self._go_on())
-        return partial(self._withdraw, call)
-
-    def _do(self, log_id: str, fence: int, events: Sequence[Event], settle: Settle) -> None:
-        if self.is_broken:
-            settle(OSError("no space left on device"))
-            return
-        self.batches.append(list(events))
-        super().submit(log_id, fence, events, settle)
-
-    def _withdraw(self, call: Callable[[], None]) -> bool:
-        is_there = call in self._stalled
-        if is_there:
-            self._stalled.remove(call)
-        return is_there
-
-    async def _go_on(self) -> None:
+    async def commit(self, batches: Sequence[Batch]) -> list[Result]:
+        self.num_commits += 1
         await self.go.wait()
-        while self._stalled:
-            self._stalled.pop(0)()
+        if self.outage is not None:
+            raise self.outage
+        if self.is_broken:
+            raise OSError("no space left on device")
+        self.batches += [list(batch.events) for batch in batches]
+        return await super().commit(batches)
 
-    async def read(self, log_id: str, after: int, limit: int = 512) -> list:
+    async def read(self, log_id: str, after: int, limit: int = 512) -> list[LoggedEvent]:
         self.num_reads += 1
+        if self.outage is not None:
+            raise self.outage
         return await super().read(log_id, after, limit)
 
 

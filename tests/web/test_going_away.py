@@ -138,7 +138,7 @@ async def test_who_is_cut_off_in_send_is_sent_back_far_enough(workers: tuple[Wor
     assert last_word is not None
     frames = check_native_part(b"".join([*sent, last_word]))
     gate.open()
-    await until(lambda: not stream.claim.is_held, "it is let go of")
+    await until(lambda: not stream.lease.is_held, "it is let go of")
     after = frames[-1].seq
     rest = check_native(await two.read(stream.id, after), after=after)
     assert text_of(frames + rest) == text_of(check_native(await two.read(stream.id)))

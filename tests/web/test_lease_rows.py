@@ -22,7 +22,7 @@ from streamserve.protocol.requests import GenerateRequest, Message, SamplingPara
 from streamserve.streams.config import StreamConfig
 from streamserve.streams.quota import StreamQuota
 from streamserve.streams.reader.follow import collect, follow
-from streamserve.streams.readers import Reader
+from streamserve.streams.readers import Attachment
 from streamserve.streams.stream import Stream
 from streamserve.web.lease_rows import running_of
 from streamserve.web.records import plain
@@ -150,7 +150,7 @@ async def test_a_reader_at_the_other_worker_follows_live(one: Worker, two: Worke
     gate.open()
     here, there = [check_native(data) for data in await asyncio.gather(reading, other)]
     assert here == there
-    assert stream.claim.fence == 1
+    assert stream.lease.fence == 1
     assert stream.parking.num_parks == 0
 
 
@@ -199,7 +199,7 @@ async def test_a_worker_that_only_seems_dead_cannot_write(one: Worker, two: Work
     stream, reading = await held(one, gate, asked(max_tokens=30), 4)
     one.seem_dead()
     other = asyncio.create_task(two.read(stream.id))
-    await until(lambda: getattr(two.streams.find(stream.id), "claim", stream.claim).fence == 2, "it is claimed")
+    await until(lambda: getattr(two.streams.find(stream.id), "claim", stream.lease).fence == 2, "it is claimed")
     gate.open()
     here, there = [check_native(data) for data in await asyncio.gather(reading, other)]
     assert text_of(here) == text_of(there) == reference
@@ -304,14 +304,14 @@ async def test_a_quota_counts_what_other_workers_run(one: Worker, two: Worker, g
     gate.allow(0)
     places = StreamQuota(Limits(max_streams_per_principal=2), two.streams, running=running_of)
     read, left = await one.start(asked()), await one.start(asked())
-    reader = Reader()
+    reader = Attachment()
     read.attach(reader)
     with pytest.raises(QuotaExceeded):
         async with places.place_for("user:1"):
             pass
-    left.attach(other := Reader())
+    left.attach(other := Attachment())
     left.detach(other)
-    await until(lambda: not left.claim.is_held, "nobody runs it")
+    await until(lambda: not left.lease.is_held, "nobody runs it")
     async with places.place_for("user:1"):
         assert await StreamRow.objects.filter(state="running").acount() == 1
     ended = await StreamRow.objects.aget(pk=left.id)

@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 from django.test import AsyncClient
 from django.test.utils import override_settings
+from streamserve.streams.log.spare_log import SPARE_BYTES
+from streamserve.streams.reader.tail import BrokenStream
 
 from streamserve.clients.thread.client import ThreadClient
 from streamserve.models import Stream as StreamRow
 from streamserve.streams.config import StreamConfig
-from streamserve.streams.log.spare_log import SPARE_BYTES
 from streamserve.streams.reader.follow import follow
-from streamserve.streams.reader.tail import BrokenStream
 from streamserve.streams.stream import Stream
 from streamserve.web import site as runtime
 from tests.conftest import Caller, body_of, until_ready
@@ -140,10 +140,10 @@ async def test_it_is_not_let_go_of_meanwhile(
             seen.append(await anext(events))
     await until(lambda: stream.state == "parked", "it is parked")
     await two.sweep.round()
-    assert stream.claim.is_held
+    assert stream.lease.is_held
     assert (await StreamRow.objects.aget(pk=stream.id)).producer == one.workers.own_id
     await full.end()
-    await until(lambda: not stream.claim.is_held, "it is let go of")
+    await until(lambda: not stream.lease.is_held, "it is let go of")
     gate.open()
     rest = check_native(await two.read(stream.id, seen[-1].seq), after=seen[-1].seq)
     whole = check_native(await two.read(stream.id))
@@ -164,7 +164,7 @@ async def test_without_room_in_memory_it_stands_still(
     await until(lambda: stream.last_seq >= 3, "it runs")
     await away(one, gate, stream, full)
     gate.open()
-    await until(lambda: stream.claim.fence > 1, "it stands still, and asks for the log")
+    await until(lambda: stream.lease.fence > 1, "it stands still, and asks for the log")
     assert 3 < stream.last_seq < NUM_TOKENS
     await full.end()
     frames = check_native(await reading)
@@ -185,7 +185,7 @@ async def test_a_server_that_stops_while_it_stands_still(
     await until(lambda: stream.last_seq >= 3, "it runs")
     await away(one, gate, stream, full)
     gate.open()
-    await until(lambda: stream.claim.fence > 1, "it stands still, and asks for the log")
+    await until(lambda: stream.lease.fence > 1, "it stands still, and asks for the log")
     one.streams.shut_down()
     seen = check_native_part(await reading)
     assert stream.has_left

@@ -83,8 +83,8 @@ async def test_a_watcher_does_not_move_the_lead(make_worker: Callable[..., Worke
     await until(lambda: stream.readers.num_watchers == 1 and stream.last_seq > 6, "the watcher is there")
     [watcher] = [one for one in stream.readers._attached if one.is_watcher]
     await until(lambda: watcher.seq == stream.last_seq and gate.is_holding, "it has all there is")
-    assert stream.lead.reader_tokens == (0,)
-    assert stream.lead.num_unread == stream.tally.num_tokens
+    assert stream.lag.reader_tokens == (0,)
+    assert stream.lag.num_unread == stream.transcript.num_tokens
     idle = Delivery(worker.streams, stream, NativeEncoder(stream.log_id), watcher=True)
     slow_pieces = aiter(idle)
     await anext(slow_pieces)  # and never again

@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 
 from streamserve.protocol.events import Done, Token
 from streamserve.protocol.frames import FrameError
-from streamserve.streams.log.base import LogFull, LogUnavailable, Place, new_log_id
+from streamserve.streams.log.base import LogFull, LogUnavailable, append, new_log_id
 from streamserve.streams.log.file_log import FileLog
 from streamserve.streams.log.file_store import SCHEMA_VERSION, FileStore
 from tests.proofs.scale import scaled
@@ -87,7 +87,7 @@ async def test_a_process_killed_while_making_the_file_leaves_none_that_hinders(p
     for name in (path, Path(f"{path}.lock")):
         _write(name, b"")
     log = FileLog(path)
-    assert await log.append("a", 1, [tok("x")]) == 1
+    assert await append(log, "a", 1, [tok("x")]) == 1
     await log.aclose()
 
 
@@ -110,13 +110,13 @@ async def test_others_append_while_we_read(path: Path, log: FileLog) -> None:
 async def test_what_another_process_appends_is_noticed_within_100_ms(path: Path, log: FileLog) -> None:
     """By the median of many, all of whose delays are far under a second on a busy machine."""
     other, log_id = FileLog(path), new_log_id()
-    await other.append(log_id, 1, [tok("x")])
+    await append(other, log_id, 1, [tok("x")])
     delays = []
     for last_seq in range(1, 21):
-        waiting = asyncio.create_task(log.wait(log_id, Place(last_seq)))
+        waiting = asyncio.create_task(log.wait(log_id, last_seq))
         await asyncio.sleep(random.uniform(0.06, 0.16))
         assert not waiting.done()
-        await other.append(log_id, 1, [tok("y")])
+        await append(other, log_id, 1, [tok("y")])
         committed_at = time.monotonic()
         async with asyncio.timeout(_DEADLINE_SECONDS):
             await waiting
@@ -129,8 +129,8 @@ async def test_what_another_process_appends_is_noticed_within_100_ms(path: Path,
 async def test_waiting_readers_share_one_poller_and_none_is_left(log: FileLog) -> None:
     """However many wait, one task looks; when nobody waits, it ends."""
     log_ids = [new_log_id() for _ in range(50)]
-    await asyncio.gather(*[log.append(log_id, 1, [tok("x")]) for log_id in log_ids])
-    waiting = [asyncio.create_task(log.wait(log_id, Place(1))) for log_id in log_ids]
+    await asyncio.gather(*[append(log, log_id, 1, [tok("x")]) for log_id in log_ids])
+    waiting = [asyncio.create_task(log.wait(log_id, 1)) for log_id in log_ids]
     await asyncio.sleep(0)
     assert sum(task.get_name() == "log poller" for task in asyncio.all_tasks()) == 1
     for task in waiting:
@@ -149,20 +149,20 @@ async def test_threads_do_not_grow_with_streams(log: FileLog) -> None:
 async def test_a_stopped_process_makes_others_wait_only_so_long(path: Path) -> None:
     """Who holds the lock and stands still costs the others LogUnavailable, and nothing once it goes on."""
     log = FileLog(path, busy_seconds=0.3)
-    await log.append("a", 1, [tok("x")])
+    await append(log, "a", 1, [tok("x")])
     holder = multiprocessing.get_context("spawn").Process(target=_hold_lock, args=(path,))
     holder.start()
     try:
         while not path.with_suffix(".held").exists():  # noqa: ASYNC110
             await asyncio.sleep(0.01)
         with pytest.raises(LogUnavailable) as raised:
-            await log.append("a", 1, [tok("y")])
+            await append(log, "a", 1, [tok("y")])
         assert (raised.value.code, raised.value.http_status) == ("log_down", 503)
         assert await log.read("a", 1) == []
     finally:
         holder.kill()
         holder.join()
-    assert await log.append("a", 1, [tok("z")]) == 2
+    assert await append(log, "a", 1, [tok("z")]) == 2
     await log.aclose()
 
 
@@ -192,11 +192,11 @@ async def test_a_full_disk_is_named_and_recovered_from(path: Path) -> None:
     assert (raised.value.code, raised.value.http_status) == ("log_full", 507)
     for _ in range(3):
         with pytest.raises(LogFull):
-            await log.append(log_id, 1, [tok("word " * 500)] * 20)
+            await append(log, log_id, 1, [tok("word " * 500)] * 20)
     assert await log.last_seq(log_id) == num_events
     assert await everything(log, kept) == numbered([tok("kept")] * 50)
     log._writer._store._db().execute("PRAGMA max_page_count = 1000000")
-    assert await log.append(log_id, 1, [tok("word " * 500)] * 20) == num_events + 20
+    assert await append(log, log_id, 1, [tok("word " * 500)] * 20) == num_events + 20
     await log.aclose()
     assert _is_sound(path)
 
@@ -216,19 +216,19 @@ def test_a_full_tmpfs_is_survived(tmp_path: Path) -> None:
 async def test_a_failing_write_is_named_and_recovered_from(path: Path, log: FileLog) -> None:
     """The disk refuses (here: a limit on the size of files): 503 `log_down`; once it takes writes, all is well."""
     log_id = new_log_id()
-    await log.append(log_id, 1, [tok("x")])
+    await append(log, log_id, 1, [tok("x")])
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (_size(f"{path}-wal"), hard))
     try:
         for _ in range(3):
             with pytest.raises(LogUnavailable) as raised:
-                await log.append(log_id, 1, [tok("word " * 5000)])
+                await append(log, log_id, 1, [tok("word " * 5000)])
             assert (raised.value.code, raised.value.http_status) == ("log_down", 503)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
         signal.signal(signal.SIGXFSZ, ignored)
-    assert await log.append(log_id, 1, [tok("y")]) == 2
+    assert await append(log, log_id, 1, [tok("y")]) == 2
     assert await everything(log, log_id) == numbered([tok("x"), tok("y")])
     assert _is_sound(path)
 
@@ -237,11 +237,11 @@ async def test_a_place_that_cannot_be_is_named(tmp_path: Path) -> None:
     """A file where the folder should be: 503, for reading and writing, not a crash; and it is tried again."""
     (tmp_path / "state").write_text("")
     log = FileLog(tmp_path / "state" / "streams.db")
-    for call in (log.append("a", 1, [tok("x")]), log.read("a", 0), log.last_seq("a")):
+    for call in (append(log, "a", 1, [tok("x")]), log.read("a", 0), log.last_seq("a")):
         with pytest.raises(LogUnavailable):
             await call
     (tmp_path / "state").unlink()
-    assert await log.append("a", 1, [tok("x")]) == 1
+    assert await append(log, "a", 1, [tok("x")]) == 1
     await log.aclose()
 
 
@@ -250,14 +250,14 @@ async def test_a_file_that_is_no_log_is_left_alone(path: Path) -> None:
     _write(path, b"not a database, but long enough to look at" * 100)
     log = FileLog(path)
     with pytest.raises(LogUnavailable):
-        await log.append("a", 1, [tok("x")])
+        await append(log, "a", 1, [tok("x")])
     await log.aclose()
     assert _holds(path.parent, b"not a database, but long enough to look at" * 100)
 
 
 async def test_a_later_version_is_refused(path: Path, log: FileLog) -> None:
     """The version is in the file; the message says both."""
-    await log.append("a", 1, [tok("x")])
+    await append(log, "a", 1, [tok("x")])
     await log.aclose()
     db = sqlite3.connect(path)
     assert db.execute("PRAGMA user_version").fetchone()[0] == SCHEMA_VERSION
@@ -274,7 +274,7 @@ async def test_a_later_version_is_refused(path: Path, log: FileLog) -> None:
 
 async def test_the_file_is_its_owners_alone(path: Path, log: FileLog) -> None:
     """Answers are private: 0600, for all files that SQLite makes too."""
-    await log.append("a", 1, [tok("x")])
+    await append(log, "a", 1, [tok("x")])
     files = list(path.parent.iterdir())
     assert len(files) >= 4
     assert {stat.S_IMODE(file.stat().st_mode) for file in files} == {0o600}
@@ -294,15 +294,15 @@ async def test_the_write_ahead_log_does_not_grow_for_ever(path: Path, log: FileL
     """It is moved into the file while streams go on."""
     log_ids = [new_log_id() for _ in range(100)]
     for _ in range(200):
-        await asyncio.gather(*[log.append(log_id, 1, [tok("x" * 100)]) for log_id in log_ids])
+        await asyncio.gather(*[append(log, log_id, 1, [tok("x" * 100)]) for log_id in log_ids])
     assert _size(f"{path}-wal") < 16 * 1024 * 1024
 
 
 async def test_an_event_that_cannot_be_written_costs_only_its_append(log: FileLog) -> None:
     """Half a surrogate is refused before anything is queued."""
     with pytest.raises(FrameError):
-        await log.append("a", 1, [tok("fine"), tok("\ud800")])
-    assert await log.append("a", 1, [tok("x")]) == 1
+        await append(log, "a", 1, [tok("fine"), tok("\ud800")])
+    assert await append(log, "a", 1, [tok("x")]) == 1
 
 
 @settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -316,8 +316,8 @@ def test_any_text_comes_back(batches: list[list[str]], tmp_path: Path) -> None:
     async def through() -> None:
         writer, reader = FileLog(path), FileLog(path)
         for batch in events:
-            await writer.append(log_id, 1, batch)
-        await writer.append(log_id, 1, [Done(finish_reason="stop")])
+            await append(writer, log_id, 1, batch)
+        await append(writer, log_id, 1, [Done(finish_reason="stop")])
         flat = [event for batch in events for event in batch]
         assert await everything(reader, log_id, page=3) == numbered([*flat, Done(finish_reason="stop")])
         await writer.aclose()
@@ -327,14 +327,14 @@ def test_any_text_comes_back(batches: list[list[str]], tmp_path: Path) -> None:
 
 
 async def _use(log: FileLog, log_id: str) -> None:
-    await log.append(log_id, 1, [tok("x")])
+    await append(log, log_id, 1, [tok("x")])
     assert await log.read(log_id, 1) == []
 
 
 async def _fill(log: FileLog) -> str:
     log_id = new_log_id()
     for _ in range(50):
-        await log.append(log_id, 1, [tok("kept")])
+        await append(log, log_id, 1, [tok("kept")])
     return log_id
 
 
@@ -351,13 +351,13 @@ async def _follow(log: FileLog, log_id: str, num_events: int) -> list[str]:
             assert [one.seq for one in page] == list(range(len(texts) + 1, len(texts) + 1 + len(page)))
             texts += [one.event.text for one in page if isinstance(one.event, Token)]
             if not page:
-                await log.wait(log_id, Place(len(texts)))
+                await log.wait(log_id, len(texts))
     return texts
 
 
 async def _append_for_ever(log: FileLog, log_id: str, event: Token) -> None:
     while True:
-        await log.append(log_id, 1, [event])
+        await append(log, log_id, 1, [event])
 
 
 def _write(path: Path, data: bytes) -> None:

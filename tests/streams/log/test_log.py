@@ -8,7 +8,16 @@ import time
 import pytest
 
 from streamserve.protocol.events import Done, Error, Event, Meta, PositionLogprobs, Status, Token, TokenLogprob
-from streamserve.streams.log.base import Ended, Fenced, MemoryLog, Place, new_log_id
+from streamserve.streams.log.base import (
+    UNFINISHED_SECONDS,
+    Ended,
+    Fenced,
+    LogLost,
+    MemoryLog,
+    append,
+    make_batch,
+    new_log_id,
+)
 from tests.support.logs import MakeLog, everything, make_log, numbered, redis_server
 from tests.support.streams import tok
 
@@ -20,8 +29,8 @@ _DEADLINE_SECONDS = 10.0
 async def test_events_are_numbered_densely_from_one(make_log: MakeLog) -> None:
     """Seqs go on from append to append; `after` and `limit` cut exactly."""
     log, log_id = make_log(), new_log_id()
-    assert await log.append(log_id, 1, [tok("x"), tok("y")]) == 2
-    assert await log.append(log_id, 1, [tok("z")]) == 3
+    assert await append(log, log_id, 1, [tok("x"), tok("y")]) == 2
+    assert await append(log, log_id, 1, [tok("z")]) == 3
     assert await log.read(log_id, 1) == numbered([tok("y"), tok("z")], 2)
     assert [entry.seq for entry in await log.read(log_id, 0, limit=2)] == [1, 2]
     assert await log.read(log_id, 3) == []
@@ -34,7 +43,7 @@ async def test_another_process_reads_the_same(make_log: MakeLog) -> None:
     events = [tok(f"{number} ") for number in range(40)]
     for start in (0, 1, 4, 5, 25):
         end = {0: 1, 1: 4, 4: 5, 5: 25, 25: 40}[start]
-        assert await ours.append(log_id, 1, events[start:end]) == end
+        assert await append(ours, log_id, 1, events[start:end]) == end
     for log in (ours, theirs):
         assert await log.last_seq(log_id) == 40
         for after in range(41):
@@ -54,31 +63,31 @@ async def test_every_event_comes_back_as_it_was(make_log: MakeLog) -> None:
         Done(finish_reason="stop", latency=0.25, breakdown={"ttft": 0.1}, kept_seq=2),
     ]
     log_id = new_log_id()
-    await make_log().append(log_id, 1, events)
+    await append(make_log(), log_id, 1, events)
     assert await everything(make_log(), log_id) == numbered(events)
 
 
 async def test_a_stale_producer_is_fenced(make_log: MakeLog) -> None:
     """Once a later fence has written, an earlier one cannot, here or elsewhere."""
     ours, theirs, log_id = make_log(), make_log(), new_log_id()
-    await ours.append(log_id, 1, [tok("x")])
-    assert await theirs.append(log_id, 2, [tok("y")]) == 2
+    await append(ours, log_id, 1, [tok("x")])
+    assert await append(theirs, log_id, 2, [tok("y")]) == 2
     for log in (ours, theirs):
         with pytest.raises(Fenced):
-            await log.append(log_id, 1, [tok("z")])
-    assert await ours.append(log_id, 3, [tok("w")]) == 3
+            await append(log, log_id, 1, [tok("z")])
+    assert await append(ours, log_id, 3, [tok("w")]) == 3
     with pytest.raises(Fenced):
-        await theirs.append(log_id, 2, [tok("z")])
+        await append(theirs, log_id, 2, [tok("z")])
     assert await everything(theirs, log_id) == numbered([tok("x"), tok("y"), tok("w")])
 
 
 async def test_a_claim_fences_without_an_event(make_log: MakeLog) -> None:
     """No events: the fence counts, the last seq is told, nothing is written."""
     ours, theirs, log_id = make_log(), make_log(), new_log_id()
-    await ours.append(log_id, 1, [tok("x")])
-    assert await theirs.append(log_id, 2, []) == 1
+    await append(ours, log_id, 1, [tok("x")])
+    assert await append(theirs, log_id, 2, []) == 1
     with pytest.raises(Fenced):
-        await ours.append(log_id, 1, [tok("y")])
+        await append(ours, log_id, 1, [tok("y")])
     assert await everything(ours, log_id) == numbered([tok("x")])
 
 
@@ -86,7 +95,7 @@ async def test_a_log_that_is_not_there_cannot_be_claimed(make_log: MakeLog) -> N
     """Claiming makes no log."""
     log, log_id = make_log(), new_log_id()
     with pytest.raises(KeyError):
-        await log.append(log_id, 1, [])
+        await append(log, log_id, 1, [])
     with pytest.raises(KeyError):
         await log.last_seq(log_id)
 
@@ -95,29 +104,30 @@ async def test_a_log_that_is_not_there_cannot_be_claimed(make_log: MakeLog) -> N
 async def test_nothing_follows_a_terminal_event(make_log: MakeLog, terminal: Event) -> None:
     """Whoever appends, with whatever fence, is told that the log has ended; claiming it tells where."""
     ours, theirs, log_id = make_log(), make_log(), new_log_id()
-    await ours.append(log_id, 1, [tok("x"), terminal])
+    await append(ours, log_id, 1, [tok("x"), terminal])
     for log in (ours, theirs):
         with pytest.raises(Ended):
-            await log.append(log_id, 2, [terminal])
-    assert await theirs.append(log_id, 2, []) == 2
+            await append(log, log_id, 2, [terminal])
+    assert await append(theirs, log_id, 2, []) == 2
     with pytest.raises(Ended):
-        await theirs.append(log_id, 2, [tok("y")])
+        await append(theirs, log_id, 2, [tok("y")])
     assert await everything(theirs, log_id) == numbered([tok("x"), terminal])
 
 
-@pytest.mark.parametrize("what", ["append", "seal", "drop"])
+@pytest.mark.parametrize("what", ["append", "wake", "drop"])
 async def test_waiting_readers_are_woken(make_log: MakeLog, what: str) -> None:
-    """News, the end, and the loss of the log all wake who waits."""
+    """A commit, `wake` and the loss of the log all end a wait."""
     log, log_id = make_log(), new_log_id()
-    await log.append(log_id, 1, [tok("x")])
-    waiting = [asyncio.create_task(log.wait(log_id, Place(1))) for _ in range(2)]
+    await append(log, log_id, 1, [tok("x")])
+    waiting = [asyncio.create_task(log.wait(log_id, 1)) for _ in range(2)]
     await asyncio.sleep(0)
     assert not any(task.done() for task in waiting)
-    await {
-        "append": lambda: log.append(log_id, 1, [tok("y")]),
-        "seal": lambda: log.seal(log_id),
-        "drop": lambda: log.drop(log_id),
-    }[what]()
+    if what == "append":
+        await append(log, log_id, 1, [tok("y")])
+    elif what == "drop":
+        await log.drop(log_id)
+    else:
+        log.wake(log_id)
     async with asyncio.timeout(_DEADLINE_SECONDS):
         await asyncio.gather(*waiting)
 
@@ -125,18 +135,18 @@ async def test_waiting_readers_are_woken(make_log: MakeLog, what: str) -> None:
 async def test_news_wake_only_who_has_not_seen_them(make_log: MakeLog) -> None:
     """Who waits past the end goes on waiting when others' events come."""
     log, log_id, other_id = make_log(), new_log_id(), new_log_id()
-    await log.append(log_id, 1, [tok("x")])
-    await log.append(other_id, 1, [tok("x")])
-    await _still(log.wait(log_id, Place(1)))
-    waiting = asyncio.create_task(log.wait(log_id, Place(1)))
+    await append(log, log_id, 1, [tok("x")])
+    await append(log, other_id, 1, [tok("x")])
+    await _still(log.wait(log_id, 1))
+    waiting = asyncio.create_task(log.wait(log_id, 1))
     await asyncio.sleep(0)
     for _ in range(20):
-        await log.append(other_id, 1, [tok("y")])
+        await append(log, other_id, 1, [tok("y")])
     await asyncio.sleep(0.2)
     assert not waiting.done()
     waiting.cancel()
     async with asyncio.timeout(_DEADLINE_SECONDS):
-        await log.wait(log_id, Place(0))
+        await log.wait(log_id, 0)
 
 
 async def test_what_others_write_is_noticed_by_all_who_wait(make_log: MakeLog) -> None:
@@ -144,12 +154,12 @@ async def test_what_others_write_is_noticed_by_all_who_wait(make_log: MakeLog) -
     ours, theirs = make_log(), make_log()
     log_ids = [new_log_id() for _ in range(10)]
     for log_id in log_ids:
-        await theirs.append(log_id, 1, [tok("x")])
+        await append(theirs, log_id, 1, [tok("x")])
     readers = [asyncio.create_task(_read_to(ours, log_id, 3)) for log_id in log_ids]
     for _ in range(2):
         await asyncio.sleep(0.15)
         for log_id in log_ids:
-            await theirs.append(log_id, 1, [tok("y")])
+            await append(theirs, log_id, 1, [tok("y")])
     async with asyncio.timeout(_DEADLINE_SECONDS):
         await asyncio.gather(*readers)
     waiting = [asyncio.create_task(_read_to(ours, log_id, 4)) for log_id in log_ids]
@@ -163,41 +173,74 @@ async def test_what_others_write_is_noticed_by_all_who_wait(make_log: MakeLog) -
 async def test_who_comes_after_the_news_is_not_kept_waiting(make_log: MakeLog) -> None:
     """What another process appended before `wait` counts, also when it was noticed, for others, before that."""
     ours, theirs, quiet_id, log_id = make_log(), make_log(), new_log_id(), new_log_id()
-    await theirs.append(quiet_id, 1, [tok("x")])
+    await append(theirs, quiet_id, 1, [tok("x")])
     await _still(ours.wait(quiet_id, 1))
     others = asyncio.create_task(_read_to(ours, quiet_id, 2))
-    await theirs.append(log_id, 1, [tok("x"), tok("y")])
+    await append(theirs, log_id, 1, [tok("x"), tok("y")])
     await asyncio.sleep(0.3)
     async with asyncio.timeout(_DEADLINE_SECONDS):
-        await ours.wait(log_id, Place(1))
+        await ours.wait(log_id, 1)
     others.cancel()
 
 
 async def test_what_is_gone_raises_and_is_not_waited_for(make_log: MakeLog) -> None:
     """A dropped log is unknown everywhere, and nobody waits for it for ever."""
     log, log_id = make_log(), new_log_id()
-    await log.append(log_id, 1, [tok("x")])
+    await append(log, log_id, 1, [tok("x")])
     await log.drop(log_id)
     for one in (log, make_log()):
         with pytest.raises(KeyError):
             await one.read(log_id, 0)
         async with asyncio.timeout(_DEADLINE_SECONDS):
-            await one.wait(log_id, Place(1))
+            await one.wait(log_id, 1)
     await log.drop(log_id)
 
 
-async def test_purge_drops_what_nobody_wrote_since(make_log: MakeLog) -> None:
-    """Old logs go, with their number told; others stay."""
-    log = make_log()
-    await log.purge(time.time() + 3600)
+async def test_purge_deletes_finished_logs_without_an_append_since(make_log: MakeLog) -> None:
+    """Old finished logs go, and their number is returned; others stay."""
+    log, end = make_log(), Done(finish_reason="stop")
+    await log.purge(time.time() + 2 * UNFINISHED_SECONDS)
     log_ids = [new_log_id() for _ in range(120)]
-    await asyncio.gather(*[log.append(log_id, 1, [tok("x")] * 3) for log_id in log_ids])
+    await asyncio.gather(*[append(log, log_id, 1, [tok("x")] * 3 + [end]) for log_id in log_ids])
     assert await log.purge(time.time() - 3600) == 0
-    assert await everything(log, log_ids[0]) == numbered([tok("x")] * 3)
+    assert await everything(log, log_ids[0]) == numbered([tok("x")] * 3 + [end])
     assert await make_log().purge(time.time() + 3600) == 120
     for log_id in log_ids:
         with pytest.raises(KeyError):
             await make_log().last_seq(log_id)
+
+
+async def test_an_unfinished_log_outlives_the_retention(make_log: MakeLog) -> None:
+    """A reader may be that slow: only a log that nothing touched for a day more is deleted."""
+    log, log_id = make_log(), new_log_id()
+    await log.purge(time.time() + 2 * UNFINISHED_SECONDS)
+    await append(log, log_id, 1, [tok("x")])
+    assert await log.purge(time.time() + 3600) == 0
+    assert await append(log, log_id, 1, [tok("y")]) == 2
+    assert await log.purge(time.time() + UNFINISHED_SECONDS + 3600) == 1
+
+
+async def test_a_batch_that_is_retried_is_committed_once(make_log: MakeLog) -> None:
+    """The same batch again, from any process, has its first result; also the one that ends the log."""
+    ours, theirs, log_id = make_log(), make_log(), new_log_id()
+    first = make_batch(log_id, 1, 0, [tok("x"), tok("y")])
+    last = make_batch(log_id, 1, 2, [Done(finish_reason="stop")])
+    for batch, end in ((first, 2), (last, 3)):
+        for log in (ours, ours, theirs):
+            assert await log.commit([batch]) == [end]
+    assert len(await everything(theirs, log_id)) == 3
+
+
+async def test_a_batch_that_does_not_follow_is_refused(make_log: MakeLog) -> None:
+    """The log ends before it: lost. The log went on without it: fenced. Nothing is written, and no log is made."""
+    log, log_id = make_log(), new_log_id()
+    batches = [make_batch(log_id, 1, 3, [tok("z")]), make_batch(log_id, 1, 0, [tok("x")])]
+    lost, made = await log.commit(batches)
+    assert (type(lost), made) == (LogLost, 1)
+    await append(log, log_id, 1, [tok("y")] * 3)
+    results = await log.commit([make_batch(log_id, 1, base, [tok("z")] * 2) for base in (5, 1)])
+    assert [type(result) for result in results] == [LogLost, Fenced]
+    assert await log.last_seq(log_id) == 4
 
 
 async def test_many_streams_at_once_keep_apart(make_log: MakeLog) -> None:
@@ -206,7 +249,7 @@ async def test_many_streams_at_once_keep_apart(make_log: MakeLog) -> None:
 
     async def write(log_id: str) -> None:
         for number in range(15):
-            assert await log.append(log_id, 1, [tok(f"{log_id} {number}")]) == number + 1
+            assert await append(log, log_id, 1, [tok(f"{log_id} {number}")]) == number + 1
 
     await asyncio.gather(*map(write, log_ids))
     other = make_log()
@@ -217,45 +260,41 @@ async def test_many_streams_at_once_keep_apart(make_log: MakeLog) -> None:
 async def test_a_refusal_costs_only_who_is_refused(make_log: MakeLog) -> None:
     """A fenced append among others in one commit leaves theirs whole."""
     log, log_ids = make_log(), [new_log_id() for _ in range(9)]
-    await asyncio.gather(*[log.append(log_id, 2, [tok("x")]) for log_id in log_ids])
+    await asyncio.gather(*[append(log, log_id, 2, [tok("x")]) for log_id in log_ids])
     fences = [1 if number % 3 == 0 else 2 for number in range(9)]
     both = zip(log_ids, fences, strict=True)
     results = await asyncio.gather(
-        *[log.append(log_id, fence, [tok("y")]) for log_id, fence in both], return_exceptions=True
+        *[append(log, log_id, fence, [tok("y")]) for log_id, fence in both], return_exceptions=True
     )
     assert [result if isinstance(result, int) else type(result) for result in results] == [Fenced, 2, 2] * 3
     assert [await log.last_seq(log_id) for log_id in log_ids] == [1, 2, 2] * 3
 
 
-async def test_a_cancelled_append_is_whole_or_not_there(make_log: MakeLog) -> None:
-    """Cancelled at any moment: once CancelledError is there, so is the truth, and what follows goes on from it."""
+async def test_a_cancelled_commit_is_whole_or_not_there(make_log: MakeLog) -> None:
+    """Cancelled at any moment, the same batch again settles it: it is in the log once."""
     log, log_id = make_log(), new_log_id()
-    await log.append(log_id, 1, [tok("start")])
-    num_seen = 1
+    await append(log, log_id, 1, [tok("start")])
+    texts = ["start"]
     for number in range(60):
-        task = asyncio.create_task(log.append(log_id, 1, [tok(f"{number} {part}") for part in range(3)]))
+        words = [f"{number} {part}" for part in range(3)]
+        batch = make_batch(log_id, 1, len(texts), list(map(tok, words)))
+        task = asyncio.create_task(log.commit([batch]))
         for _ in range(number % 6):
             await asyncio.sleep(0)
         if number % 5 == 0:
             await asyncio.sleep(0.0005)
         task.cancel()
         await asyncio.wait([task])
-        assert task.cancelled() or isinstance(task.result(), int)
-        num_now = await log.last_seq(log_id)
-        assert num_now - num_seen in (0, 3)
-        num_seen = num_now
-    assert await log.append(log_id, 1, [tok("end")]) == num_seen + 1
+        texts += words
+        assert await log.commit([batch]) == [len(texts)]
     found = await everything(make_log(), log_id)
-    assert [one.seq for one in found] == list(range(1, num_seen + 2))
-    texts = [one.event.text for one in found[1:-1] if isinstance(one.event, Token)]
-    firsts = [text.split()[0] for text in texts[::3]]
-    assert texts == [f"{first} {part}" for first in firsts for part in range(3)]
+    assert [one.event.text for one in found if isinstance(one.event, Token)] == texts
 
 
 async def test_closing_commits_what_was_appended(make_log: MakeLog) -> None:
     """`aclose` takes nothing back."""
     log, log_ids = make_log(), [new_log_id() for _ in range(5)]
-    appends = [asyncio.create_task(log.append(log_id, 1, [tok("x")])) for log_id in log_ids]
+    appends = [asyncio.create_task(append(log, log_id, 1, [tok("x")])) for log_id in log_ids]
     await asyncio.sleep(0)
     await log.aclose()
     assert await asyncio.gather(*appends) == [1] * 5
@@ -283,4 +322,4 @@ async def _read_to(log: MemoryLog, log_id: str, last_seq: int) -> None:
         page = await log.read(log_id, after)
         after = page[-1].seq if page else after
         if not page:
-            await log.wait(log_id, Place(after))
+            await log.wait(log_id, after)

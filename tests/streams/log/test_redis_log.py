@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import redis
 
-from streamserve.streams.log.base import EventLog, LogFull, LogLost, LogUnavailable, Place, new_log_id
+from streamserve.streams.log.base import EventLog, LogFull, LogLost, LogUnavailable, append, new_log_id
 from streamserve.streams.log.redis_log import RedisLog
 from tests.proofs.scale import scaled
 from tests.support.log_killing import Writer, check, kill_in_turn
@@ -110,17 +110,17 @@ async def test_an_outage_is_named_once_there_is_no_more_patience(make_server: Ma
     """503 `log_down`, for all; the next ones at once; and it is over when Redis is back."""
     server = make_server()
     async with log_at(server, patience_seconds=0.5) as log:
-        await log.append("a", 1, [tok("x")])
+        await append(log, "a", 1, [tok("x")])
         server.kill()
         for _ in range(3):
             with pytest.raises(LogUnavailable) as raised:
-                await log.append("a", 1, [tok("y")])
+                await append(log, "a", 1, [tok("y")])
             assert (raised.value.code, raised.value.http_status) == ("log_down", 503)
         with pytest.raises(LogUnavailable):
             await log.last_seq("a")
         assert await log.read("a", 0) == numbered([tok("x")])
         server.start()
-        assert await log.append("a", 1, [tok("z")]) == 2
+        assert await append(log, "a", 1, [tok("z")]) == 2
 
 
 async def test_an_append_that_was_given_up_does_not_come_in_later(make_server: MakeServer) -> None:
@@ -129,13 +129,13 @@ async def test_an_append_that_was_given_up_does_not_come_in_later(make_server: M
     for number in range(scaled(60, least=3)):
         log_id = f"log{number}"
         async with log_at(server, patience_seconds=0.2) as log:
-            await log.append(log_id, 1, [tok("x")])
+            await append(log, log_id, 1, [tok("x")])
             server.pause()
             with pytest.raises(LogUnavailable):
-                await log.append(log_id, 1, [tok("lost"), tok("lost")])
+                await append(log, log_id, 1, [tok("lost"), tok("lost")])
             server.go_on()
-            last_seq = await log.append(log_id, 1, [tok("y")])
-            assert await log.append(log_id, 1, [tok("z")]) == last_seq + 1
+            last_seq = await append(log, log_id, 1, [tok("y")])
+            assert await append(log, log_id, 1, [tok("z")]) == last_seq + 1
             found = [one.event for one in await everything(log, log_id)]
             lost = [tok("lost")] * 2 if last_seq == 4 else []
             assert found == [tok("x"), *lost, tok("y"), tok("z")]
@@ -145,13 +145,13 @@ async def test_a_redis_that_forgot_is_not_written_to(make_server: MakeServer) ->
     """Restarted without persistence it has lost what it acknowledged: seqs do not start again."""
     server = make_server(appendonly="no")
     async with log_at(server) as log:
-        await log.append("a", 1, [tok("x")])
+        await append(log, "a", 1, [tok("x")])
         server.kill()
         server.start()
         with pytest.raises(LogLost) as raised:
-            await log.append("a", 1, [tok("y")])
+            await append(log, "a", 1, [tok("y")])
         assert raised.value.code == "log_lost"
-        assert await log.append("b", 1, [tok("x")]) == 1
+        assert await append(log, "b", 1, [tok("x")]) == 1
 
 
 async def test_a_full_redis_is_named_and_recovered_from(make_server: MakeServer) -> None:
@@ -164,16 +164,16 @@ async def test_a_full_redis_is_named_and_recovered_from(make_server: MakeServer)
         last_seq = await other.last_seq("a")
         assert [one.seq for one in await everything(other, "a")] == list(range(1, last_seq + 1))
         server.say("CONFIG SET maxmemory 0")
-        assert await log.append("a", 1, [tok("y")]) == last_seq + 1
+        assert await append(log, "a", 1, [tok("y")]) == last_seq + 1
 
 
 async def test_scripts_are_loaded_again(redis_server: RedisServer) -> None:
     """A Redis that has forgotten the scripts is told them, unnoticed."""
     async with log_at(redis_server) as log:
         log_id = new_log_id()
-        await log.append(log_id, 1, [tok("x")])
+        await append(log, log_id, 1, [tok("x")])
         redis_server.say("SCRIPT FLUSH")
-        assert await log.append(log_id, 1, [tok("y")]) == 2
+        assert await append(log, log_id, 1, [tok("y")]) == 2
 
 
 async def test_what_nobody_appends_to_is_forgotten(redis_server: RedisServer) -> None:
@@ -181,7 +181,7 @@ async def test_what_nobody_appends_to_is_forgotten(redis_server: RedisServer) ->
     async with log_at(redis_server, retention_seconds=0.4) as log, log_at(redis_server) as other:
         log_id = new_log_id()
         for last_seq in range(1, 6):
-            assert await log.append(log_id, 1, [tok("x")]) == last_seq
+            assert await append(log, log_id, 1, [tok("x")]) == last_seq
             await asyncio.sleep(0.15)
         assert await other.last_seq(log_id) == 5
         async with asyncio.timeout(_DEADLINE_SECONDS):
@@ -193,8 +193,8 @@ async def test_one_connection_listens_for_all(make_server: MakeServer) -> None:
     server = make_server()
     async with log_at(server) as log:
         log_ids = [new_log_id() for _ in range(50)]
-        await asyncio.gather(*[log.append(log_id, 1, [tok("x")]) for log_id in log_ids])
-        await asyncio.gather(*[log.wait(log_id, Place(1)) for log_id in log_ids])
+        await asyncio.gather(*[append(log, log_id, 1, [tok("x")]) for log_id in log_ids])
+        await asyncio.gather(*[log.wait(log_id, 1) for log_id in log_ids])
         assert _num_listeners(server) == 1
 
 
@@ -203,9 +203,9 @@ async def test_a_process_that_stood_still_asks_again(make_server: MakeServer) ->
     server = make_server()
     log_id = new_log_id()
     async with log_at(server, patience_seconds=1) as log:
-        await log.append(log_id, 1, [tok("a")])
+        await append(log, log_id, 1, [tok("a")])
         server.pause()
-        appending = asyncio.create_task(log.append(log_id, 1, [tok("b")]))
+        appending = asyncio.create_task(append(log, log_id, 1, [tok("b")]))
         await asyncio.sleep(0.05)
         server.go_on()
         time.sleep(1.2)  # noqa: ASYNC251 - the loop is what must stand still
@@ -264,9 +264,9 @@ async def _write_until(log: EventLog, log_id: str, is_over: asyncio.Event) -> in
     """Append one by one and return how many; each is acknowledged under its own seq."""
     for number in itertools.count():
         if is_over.is_set():
-            assert await log.append(log_id, 1, [tok("end")]) == number + 1
+            assert await append(log, log_id, 1, [tok("end")]) == number + 1
             return number
-        assert await log.append(log_id, 1, [tok(f"{number}")]) == number + 1
+        assert await append(log, log_id, 1, [tok(f"{number}")]) == number + 1
     raise AssertionError
 
 
@@ -282,13 +282,13 @@ async def _follow(log: EventLog, log_id: str) -> list[str]:
         assert [one.seq for one in page] == list(range(len(texts) + 1, len(texts) + 1 + len(page)))
         texts += [one.event.text for one in page]
         if not page:
-            await log.wait(log_id, Place(len(texts)))
+            await log.wait(log_id, len(texts))
     return texts
 
 
 async def _append_for_ever(log: EventLog) -> None:
     while True:
-        await log.append("a", 1, [tok("word " * 1000)])
+        await append(log, "a", 1, [tok("word " * 1000)])
 
 
 async def _forgotten(log: EventLog, log_id: str) -> None:

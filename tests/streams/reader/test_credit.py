@@ -155,7 +155,7 @@ async def test_the_engine_decodes_no_further_than_what_is_acknowledged(gate: Gat
         await until(is_over_or_waits, "it is parked, and all was sent")
         if stream.terminal is None:
             assert stream.parking.reason == "lead"
-            assert 0 < stream.lead.num_unread <= LEAD_TOKENS
+            assert 0 < stream.lag.num_unread <= LEAD_TOKENS
             num_stops += 1
             events.ack(dice.randint(events.seq - 2, events.seq))
     async with asyncio.timeout(DEADLINE_SECONDS):

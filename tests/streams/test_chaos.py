@@ -16,8 +16,9 @@ from streamserve.protocol.events import Done, Meta, Token, is_terminal
 from streamserve.streams.config import StreamConfig
 from streamserve.streams.log.base import MemoryLog
 from streamserve.streams.reader.follow import follow
+from streamserve.streams.readers import Attachment
 from streamserve.streams.registry import Streams
-from streamserve.streams.stream import Reader, Stream
+from streamserve.streams.stream import Stream
 from tests.support.streams import ScriptedClient, ask, tok, until
 
 ACTIONS = (
@@ -34,14 +35,14 @@ class Chaos:
     def __init__(self) -> None:
         self.client = ScriptedClient()
         self.streams = Streams({"scripted": self.client}, MemoryLog())
-        self.readers: list[Reader] = []
+        self.readers: list[Attachment] = []
         self.positions: dict[int, int] = {}
 
     async def act(self, stream: Stream, action: str) -> None:
         """Do one thing."""
         match action:
             case "attach" | "attach watcher":
-                self.readers.append(Reader(is_watcher=action != "attach"))
+                self.readers.append(Attachment(is_watcher=action != "attach"))
                 stream.attach(self.readers[-1])
             case "detach" if self.readers:
                 stream.detach(self.readers.pop(0))

@@ -1,0 +1,100 @@
+"""Laws of the lag: what each reader has, in tokens, and how often the engine hears of it."""
+
+from __future__ import annotations
+
+import random
+
+from streamserve.clients.base import Accepted
+from streamserve.protocol.events import ChoiceDone, Status
+from streamserve.streams.readers import Attachment, ReaderLag, Readers
+from streamserve.streams.transcript import Transcript
+from tests.support.streams import ScriptedGeneration, ask, tok
+
+
+def make_transcript(n: int = 1) -> Transcript:
+    return Transcript(Accepted(num_prompt_tokens=3, max_tokens=99, seed=1), n, started_at=0.0)
+
+
+def make_lag(transcript: Transcript, *readers: Attachment, is_bounded: bool = True) -> ReaderLag:
+    attached = Readers()
+    for reader in readers:
+        attached.add(reader)
+    return ReaderLag(transcript, attached, is_bounded=is_bounded, known=(0,))
+
+
+def test_tokens_delivered_are_those_of_the_events_so_far() -> None:
+    """For every seq, as counting them one by one says; other events count nothing."""
+    dice = random.Random(3)
+    transcript, counts, after = make_transcript(n=2), [0, 0], [(0, 0)]
+    for seq in range(1, 200):
+        choice, num_tokens = dice.randrange(2), dice.randrange(4)
+        is_token = dice.random() < 0.7
+        transcript.note(
+            tok("x", *range(1, num_tokens + 1), choice=choice) if is_token else Status(status="resumed"), seq
+        )
+        counts[choice] += (num_tokens or 1) * is_token
+        after.append((counts[0], counts[1]))
+    assert [transcript.delivered(seq) for seq in range(200)] == after
+    assert transcript.delivered(10**6) == after[-1]
+    assert sum(map(len, transcript.token_ids)) == transcript.num_tokens == sum(counts)
+
+
+def test_finished_choices_are_not_waited_for() -> None:
+    """The lag is that of the choice that still runs and is furthest ahead."""
+    transcript = make_transcript(n=3)
+    for choice, num_tokens in enumerate((9, 4, 2)):
+        transcript.note(tok("x", *range(num_tokens), choice=choice), choice + 1)
+    assert transcript.num_unread((0, 0, 0)) == 9
+    transcript.note(ChoiceDone(choice=0, finish_reason="stop"), 4)
+    assert transcript.num_unread((0, 1, 0)) == 3
+
+
+def test_the_furthest_of_the_owners_readers_counts() -> None:
+    """Watchers never do; and who wants all at once lifts the bound."""
+    transcript = make_transcript()
+    for seq in range(1, 11):
+        transcript.note(tok("x"), seq)
+    readers = Attachment(seq=3), Attachment(seq=7), Attachment(seq=9, is_watcher=True)
+    assert make_lag(transcript, *readers).reader_tokens == (7,)
+    assert make_lag(transcript, *readers).num_unread == 3
+    assert make_lag(transcript, Attachment(seq=9, is_watcher=True)).reader_tokens == (0,)
+    unbounded = [
+        make_lag(transcript, *readers, Attachment(is_paced=False)),
+        make_lag(transcript, *readers, is_bounded=False),
+    ]
+    assert [(lag.reader_tokens, lag.num_unread) for lag in unbounded] == [(None, 0)] * 2
+
+
+def test_the_engine_hears_of_reading_in_steps() -> None:
+    """Every 32 tokens behind the end, every 8 at the end, and at once of a reader that is not waited for."""
+    transcript, reader, generation = make_transcript(), Attachment(), ScriptedGeneration(ask())
+    for seq in range(1, 101):
+        transcript.note(tok("x"), seq)
+    readers = Readers()
+    readers.add(reader)
+    lag = ReaderLag(transcript, readers, is_bounded=True, known=(0,))
+    for reader.received_seq in (*range(1, 101), 99, 60):
+        lag.report(generation)
+    assert generation.positions == [(32,), (64,), (96,), (60,)]
+    reader.seq = 100
+    lag.report(generation)
+    for seq in range(101, 121):
+        transcript.note(tok("x"), seq)
+        reader.seq = seq
+        lag.report(generation)
+    assert generation.positions[4:] == [(100,), (108,), (116,)]
+    readers.add(Attachment(is_paced=False))
+    for _ in range(2):
+        lag.report(generation)
+    assert generation.positions[7:] == [None]
+
+
+def test_a_new_generation_knows_what_it_was_asked_with() -> None:
+    """The same position is not told twice."""
+    transcript, generation = make_transcript(), ScriptedGeneration(ask())
+    for seq in range(1, 101):
+        transcript.note(tok("x"), seq)
+    lag = make_lag(transcript, Attachment(seq=50))
+    lag.begin((50,))
+    lag.report(generation)
+    assert generation.positions == []
