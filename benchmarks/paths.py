@@ -8,6 +8,8 @@ DIR does by default stays: the process client, the file log, FlowServer. DEBUG i
 
     1 prompt -> sampler      from: POST /streams enters the ASGI app
                              to:   the engine's runner returns from its first `launch` for it
+      web worker             to:   the web worker is about to write to the engine. That it is accepted reaches the
+                                   worker before the `launch` ends or after, as it happens: that is no part of it
     2 token -> socket        from: the web worker has read the bytes of the engine's frame
                              to:   it is about to write to the reader's socket; a token in the middle of an answer
       whole turn             to:   its event loop blocks after that write
@@ -280,10 +282,16 @@ def prompt_rows(worker: Record, engine: Record) -> list[Row]:
     """Path 1."""
     rounds = []
     for begin in worker.all("app POST /streams")[1:ROUNDS]:
-        end = engine.find("launch", begin.at).at
-        parts = worker.window(begin.at, end), engine.window(begin.at, end)
+        launched = engine.find("launch", begin.at).at
+        told = _last(worker, "send engine", begin.at, launched)
+        parts = worker.window(begin.at, told), engine.window(begin.at, launched)
         rounds.append((parts[0] + parts[1], *parts))
     return _rows(("1 prompt -> sampler", "  web worker", "  engine"), rounds)
+
+
+def _last(record: Record, text: str, begin: int, end: int) -> int:
+    """Return when the last mark of that text between two moments was made."""
+    return max(mark.at for mark in record.all(text) if begin < mark.at < end)
 
 
 def token_rows(worker: Record, port: int) -> list[Row]:
@@ -317,7 +325,7 @@ def leaving_rows(worker: Record, engine: Record, ports: list[int]) -> list[Row]:
         begin = worker.find(f"eof {port}").at
         heard, taken = worker.find("disconnect", begin).at, engine.find("recv engine", begin).at
         dropped = _end_of_drop(engine, taken)
-        told = [mark.at for mark in worker.all("send engine") if begin < mark.at < dropped][-1]
+        told = _last(worker, "send engine", begin, dropped)
         in_worker, in_engine = worker.window(begin, told), engine.window(taken, dropped)
         rounds.append((in_worker + in_engine, in_worker, worker.window(heard, told), in_engine))
     return _rows(("3 socket -> scheduler", "  web worker", "    after the disconnect", "  engine"), rounds)
