@@ -16,7 +16,7 @@ export STREAMSERVE_DTYPE := $(DTYPE)
 endif
 PORT ?= 8000
 
-.PHONY: help run test lint soak mutants clean
+.PHONY: help run test lint soak mutants paths clean
 
 help: ## Show this list
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 16
@@ -45,6 +45,10 @@ soak: ## Run the long versions of the proofs (about two hours); docs/reliability
 mutants: ## Plant faults in a copy of the engine, one by one, and see whether the simulation finds them
 	@$(PYTHON) project/install.py --venv $(VENV) -r requirements.txt -r tests/requirements.txt
 	$(BIN)/python -m tests.sim.mutants
+
+paths: ## Count the functions that a prompt, a token, a disconnect and a resume cross (TREE=<another checkout>)
+	@$(PYTHON) project/install.py --venv $(VENV) -r requirements.txt -r tests/requirements.txt
+	$(BIN)/python -m benchmarks.paths --list $(if $(TREE),--tree $(TREE))
 
 clean: ## Remove the virtual environment, caches and the demo site's state
 	rm -rf $(VENV) .cache .mypy_cache .pytest_cache .ruff_cache .hypothesis state
