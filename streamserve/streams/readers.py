@@ -72,6 +72,16 @@ class Readers:
         """The owner's readers."""
         return self.num_attached - self.num_watchers
 
+    @property
+    def are_paced(self) -> bool:
+        """Whether the engine keeps to the pace of the furthest of the owner's readers."""
+        return all(reader.is_paced for reader in self.attached if not reader.is_watcher)
+
+    @property
+    def furthest_seq(self) -> int:
+        """The last event that one of the owner's readers has; 0 without any."""
+        return max((reader.received_seq for reader in self.attached if not reader.is_watcher), default=0)
+
 
 class ReaderLag:
     """How far a stream's log is ahead of its owner's readers, and what the engine knows of that.
@@ -90,9 +100,8 @@ class ReaderLag:
     @property
     def reader_tokens(self) -> ReaderTokens:
         """Tokens of each choice that the furthest owner's reader has; None: the engine waits for no reader."""
-        holding = [reader for reader in self._readers.attached if not reader.is_watcher]
-        if self._is_bounded and all(reader.is_paced for reader in holding):
-            return self._transcript.delivered(max((reader.received_seq for reader in holding), default=0))
+        if self._is_bounded and self._readers.are_paced:
+            return self._transcript.delivered(self._readers.furthest_seq)
         return self._transcript.num_output_tokens if self.is_log_down else None
 
     @property

@@ -222,18 +222,21 @@ class Stream(Replica):
 
     def _take_generated(self, generation: Generation, limit: int) -> list[Event]:
         """Return what is there of a generation, up to the first terminal event, without what is known already."""
-        ready = generation.ready(limit) if limit else []
-        self._has_backlog = len(ready) == limit
-        if not ready and not self._has_backlog and not generation.is_open:
-            self._is_drained = True
-            self._wake()
         taken: list[Event] = []
-        for event in ready:
-            if isinstance(event, TERMINALS):
-                taken.append(self._as_kept(event))
+        while not taken:
+            ready = generation.ready(limit) if limit else []
+            self._has_backlog = len(ready) == limit
+            if not ready:
+                if limit and not generation.is_open:
+                    self._is_drained = True
+                    self._wake()
                 break
-            if not (self.transcript.has_finished and self.transcript.is_repeated(event)):
-                taken.append(event)
+            for event in ready:
+                if isinstance(event, TERMINALS):
+                    taken.append(self._as_kept(event))
+                    break
+                if not (self.transcript.has_finished and self.transcript.is_repeated(event)):
+                    taken.append(event)
         return taken
 
     def on_result(self, batch: Batch, result: Result | Exception) -> None:
@@ -443,13 +446,13 @@ class Stream(Replica):
     async def _fail(self, error: Error) -> None:
         """Commit `error` if the stream has no end yet. A log that does not take even that leaves it without one."""
         self._cancel()
-        if self.terminal is not None or not self.lease.is_held or self._writer.outage is not None:
+        if self.terminal is not None or not self.lease.is_held or not self._writer.can_commit:
             return
         self._failure = None
         self._ending = error
         self._own.clear()
         self._writer.mark(self)
-        while self.terminal is None and self._failure is None and self._writer.outage is None:
+        while self.terminal is None and self._failure is None and self._writer.can_commit:
             await self._change(RETRY_SECONDS)
         if self._failure is not None:
             logger.error("stream %s: its log does not take the terminal event", self.id, exc_info=self._failure)

@@ -64,6 +64,11 @@ class LogWriter:
         self._idle: asyncio.Future[None] | None = None
         self._task: asyncio.Task[None] | None = None
 
+    @property
+    def can_commit(self) -> bool:
+        """Whether what is marked now is committed soon: the log works, and the writer has not been ended."""
+        return self.outage is None and not (self._task is not None and self._task.done())
+
     def refuse_if_down(self) -> None:
         """Raise LogUnavailable or LogFull while the log does not commit: a new answer would wait for it in vain."""
         if self.outage is not None:

@@ -102,7 +102,7 @@ class Subscriptions:
                 async for logged in events:
                     await self._send(websocket_message(stream.id, stream.log_id, logged))
             if relay.events.reader.is_let_go:
-                await self._send(farewell(stream, relay.events.reader.sent_seq))
+                await self._send(farewell(stream, relay.events.seq))
                 self.is_leaving = True
         except SocketGone:
             raise

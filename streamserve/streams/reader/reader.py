@@ -129,13 +129,7 @@ class Reader(Attachment):
             self.advance()
 
     def ack(self, seq: int) -> None:
-        """Note that the reader has every event up to `seq`; a lower one than before changes nothing.
-
-        Raises BadRequest (code "not_sent") for an event that it was not sent.
-        """
-        if seq > self.sent_seq:
-            message = f"Event {seq} has not been sent; the last one was {self.sent_seq}."
-            raise BadRequest(message, code="not_sent", param="seq")
+        """Note that the reader has every event up to `seq`; a lower one than before changes nothing."""
         if self._credit is None or self._is_closed or seq <= self.received_seq:
             return
         while self._unacked and self._unacked[0] <= seq:

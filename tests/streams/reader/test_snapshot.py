@@ -19,9 +19,10 @@ from streamserve.streams.reader.delivery import Delivery
 from streamserve.streams.reader.follow import follow
 from streamserve.streams.registry import Streams
 from streamserve.streams.stream import Stream
-from tests.streams.reader.test_delivery import DONE, Wire
+from tests.streams.reader.test_delivery import DONE
 from tests.support.stream_checks import Frame, check_native, check_openai, check_tokens, text_of
 from tests.support.streams import ScriptedClient, StallingLog, ask, tok, until
+from tests.support.wire import Wire
 
 BEHIND = 20
 
@@ -94,14 +95,14 @@ async def test_a_reader_who_is_slow_in_mid_stream(scripted: ScriptedClient) -> N
     delivery = Delivery(streams, stream, NativeEncoder(stream.log_id))
     running = asyncio.create_task(delivery.run(wire.send))
     scripted.last.push(tok("first"))
-    await until(lambda: delivery.reader.seq == 2, "the first token is taken")
+    await until(lambda: delivery.reader.received_seq == 2, "the first token is taken")
     wire.go.clear()
     scripted.last.push(tok(" second"))
     await until(lambda: wire.num_waiting == 1, "the second is in send")
     scripted.last.push(*words(100))
     await until(lambda: stream.last_seq == 103, "a hundred more are there")
     wire.go.set()
-    await until(lambda: delivery.reader.seq == 103, "it has caught up")
+    await until(lambda: delivery.reader.received_seq == 103, "it has caught up")
     scripted.last.push(tok(" last"), DONE)
     await running
     frames = check_native(wire.data)
