@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from contextvars import Context
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import structlog
 
@@ -21,19 +21,17 @@ from streamserve.clients.process.client import ProcessClient
 from streamserve.conf import LOG_SCHEMES, SiteConfig, get_settings
 from streamserve.protocol.errors import NotFound
 from streamserve.protocol.requests import GenerateRequest
-from streamserve.streams.lease.liveness import Workers
+from streamserve.streams.lease.liveness import Liveness
 from streamserve.streams.log.base import EventLog, LogUnavailable, MemoryLog
 from streamserve.streams.log.file_log import FileLog
 from streamserve.streams.log.spare_log import SpareLog
-from streamserve.streams.quota import StreamQuota
 from streamserve.streams.registry import Streams
 from streamserve.streams.stream import Stream
-from streamserve.web import records as usage
 from streamserve.web.audit import WatchAudit
 from streamserve.web.auth import Principal, salt_of
-from streamserve.web.lease_rows import RowClaims, running_of
 from streamserve.web.permissions import PermissionChecks
 from streamserve.web.reaper import Reaper
+from streamserve.web.store import RowStore
 
 log = structlog.get_logger("streamserve")
 
@@ -61,16 +59,16 @@ def log_for(settings: SiteConfig) -> EventLog:
     return SpareLog(FileLog(Path(settings.state_dir) / LOG_FILE))
 
 
-def workers_for(settings: SiteConfig) -> Workers | None:
-    """Return this process as a worker, under a new id. None where streams are in its memory: nobody shares them."""
+def liveness_for(settings: SiteConfig) -> Liveness | None:
+    """Return this process as a worker, under a new id. None where streams are in its memory, and not shared."""
     if settings.log == "memory":
         return None
     folder = Path(settings.state_dir) / WORKERS_FOLDER
     if settings.log.startswith(LOG_SCHEMES):
-        from streamserve.streams.lease.redis_liveness import RedisWorkers  # needs the package redis
+        from streamserve.streams.lease.redis_liveness import RedisLiveness  # needs the package redis
 
-        return RedisWorkers(folder, settings.log)
-    return Workers(folder)
+        return RedisLiveness(folder, settings.log)
+    return Liveness(folder)
 
 
 async def check_log(event_log: EventLog) -> list[str]:
@@ -99,14 +97,13 @@ class Runtime:
         self.checking: asyncio.Task[list[str]] | None = None
         if settings.log.startswith(LOG_SCHEMES):
             self.checking = loop.create_task(check_log(self.log), name="check of the log", context=Context())
-        self.workers = workers_for(settings)
-        claims = None if self.workers is None else RowClaims(self.workers)
+        self.liveness = liveness_for(settings)
         self.clients: dict[str, EngineClient] = {alias: client_for(settings, alias) for alias in settings.models}
-        self.streams = Streams(self.clients, self.log, settings.streams, on_finished=self._finished, claims=claims)
-        self.quota = StreamQuota(settings.limits, self.streams, running=None if self.workers is None else running_of)
+        store = RowStore(self.liveness, keeps_text=settings.store)
+        self.streams = Streams(self.clients, self.log, settings.streams, store=store, limits=settings.limits)
         self.watches = WatchAudit(self.streams)
         self.rights = PermissionChecks(self.streams, self.watches)
-        self.sweep = None if self.workers is None else Reaper(self.streams, self.workers)
+        self.sweep = None if self.liveness is None else Reaper(self.streams, self.liveness)
         if self.sweep is not None:
             self.sweep.start()
 
@@ -121,31 +118,15 @@ class Runtime:
     async def start_stream(
         self, principal: Principal, request: GenerateRequest, *, on_disconnect: str = "park"
     ) -> Stream:
-        """Start an answer for `principal`, within its quota, and write its row. Raises what the client is told."""
+        """Start an answer for `principal`, within its quota. Raises what the client is answered."""
         request = dataclasses.replace(request, tenant=principal.tenant, salt=salt_of(principal.tenant))
         if request.model in self.clients:
             self.clients[request.model].start()
-        async with self.quota.place_for(principal.owner):
-            stream = await self.streams.start(
-                request, owner=principal.owner, tenant=principal.tenant, on_disconnect=on_disconnect
-            )
-        await self._record_start(stream)
+        stream = await self.streams.start(
+            request, owner=principal.owner, tenant=principal.tenant, on_disconnect=on_disconnect
+        )
         self.rights.ensure_running()
         return stream
-
-    async def _record_start(self, stream: Stream) -> None:
-        """Write the row before the client learns the id. Without a row there is no owner: the stream is ended."""
-        try:
-            worker_id = "" if self.workers is None else self.workers.own_id
-            await _outside_request(usage.record_start(stream, worker_id))
-        except BaseException:
-            await stream.stop(None)
-            raise
-        if stream.terminal is not None:  # it ended while its row was written, and found no row to finish
-            await self._finished(stream)
-
-    async def _finished(self, stream: Stream) -> None:
-        await _outside_request(usage.record_finish(stream, self.log if self.settings.store else None))
 
     async def aclose(self) -> None:
         """End every stream and engine. For tests, and for servers that say when they stop."""
@@ -160,18 +141,8 @@ class Runtime:
         for client in self.clients.values():
             await client.aclose()
         await self.log.aclose()
-        if self.workers is not None:
-            await asyncio.to_thread(self.workers.close)
-
-
-async def _outside_request(work: Awaitable[Any]) -> Any:
-    """Await `work` outside the request's context: asgiref would else keep a thread for a request that has ended."""
-
-    async def run() -> Any:
-        return await work
-
-    # Shielded: a client who leaves while its row is written must not leave a row that nobody finishes.
-    return await asyncio.shield(asyncio.get_running_loop().create_task(run(), context=Context()))
+        if self.liveness is not None:
+            await asyncio.to_thread(self.liveness.close)
 
 
 _runtime: Runtime | None = None  # touched on the event loop only

@@ -35,8 +35,8 @@ from streamserve.protocol.errors import (
     Unauthorized,
 )
 from streamserve.protocol.json_body import decode_json
+from streamserve.streams.store import answer_text
 from streamserve.streams.stream import Stream
-from streamserve.web import records as usage
 from streamserve.web.access import CHAT_CALLERS, Access, check_access
 from streamserve.web.auth import Principal, authenticate
 from streamserve.web.origin import check_handshake, headers_of
@@ -196,7 +196,7 @@ class StreamConsumer(AsyncConsumer):  # type: ignore[misc]  # channels ships no 
         await stream.stop(message.get("seen_seq"))
         if stream.terminal is None:
             raise EngineUnavailable("The server is shutting down.")
-        answer = await usage.answer_text(get_streams().log, stream.log_id)
+        answer = await answer_text(get_streams().log, stream.log_id)
         await self._begin(turn.after(stream.request, answer, stream.on_disconnect), message)
 
     async def _on_ping(self, message: Mapping[str, Any]) -> None:

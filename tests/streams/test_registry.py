@@ -17,6 +17,8 @@ from streamserve.streams.config import StreamConfig
 from streamserve.streams.log.base import MemoryLog
 from streamserve.streams.registry import Streams
 from streamserve.streams.stream import Reader, Stream
+from streamserve.streams.transcript import StreamSummary
+from tests.support.stores import RecordStore, SharedRecords
 from tests.support.streams import ScriptedClient, ask, until
 
 REQUEST = ask("scripted")
@@ -42,7 +44,7 @@ async def test_a_refusal_creates_nothing(streams: Streams, scripted: ScriptedCli
     scripted.refusals.append(Overloaded("full", retry_after=7))
     with pytest.raises(Overloaded):
         await start(streams)
-    assert (streams.all(), streams.num_live(), streams.num_live("u1")) == ([], 0, 0)
+    assert streams.all() == []
 
 
 @pytest.mark.parametrize(("stage", "was_ready"), [("waiting", True), ("connecting", False)])
@@ -72,7 +74,7 @@ async def test_no_other_engine_is_waited_for(
     scripted.refusals.append(EngineUnavailable("not now"))
     with pytest.raises(EngineUnavailable):
         await start(streams)
-    assert (len(scripted.requests), streams.all(), streams.num_live()) == (1, [], 0)
+    assert (len(scripted.requests), streams.all()) == (1, [])
 
 
 async def test_the_request_is_completed_for_the_engine(streams: Streams, scripted: ScriptedClient) -> None:
@@ -94,19 +96,6 @@ async def test_streams_are_found_by_both_ids(streams: Streams) -> None:
     assert streams.all() == [one, two]
 
 
-async def test_live_streams_are_counted_while_they_start(streams: Streams, scripted: ScriptedClient) -> None:
-    """A check of `num_live` right before `start` cannot be raced; finished streams do not count."""
-    scripted.hold = asyncio.Event()
-    starting = asyncio.create_task(start(streams))
-    await asyncio.sleep(0)
-    assert (streams.num_live("u1"), streams.num_live("u2"), streams.num_live()) == (1, 0, 1)
-    scripted.hold.set()
-    stream = await starting
-    assert streams.num_live("u1") == streams.num_live() == 1
-    await stream.stop()
-    assert streams.num_live() == 0
-
-
 async def test_starting_can_be_cancelled(streams: Streams, scripted: ScriptedClient) -> None:
     """A client that leaves before acceptance leaves nothing behind."""
     scripted.hold = asyncio.Event()
@@ -115,7 +104,7 @@ async def test_starting_can_be_cancelled(streams: Streams, scripted: ScriptedCli
     starting.cancel()
     with pytest.raises(asyncio.CancelledError):
         await starting
-    assert (streams.num_live(), streams.all()) == (0, [])
+    assert streams.all() == []
 
 
 async def test_finished_streams_are_dropped_after_retention(scripted: ScriptedClient) -> None:
@@ -212,10 +201,11 @@ async def test_a_stream_keeps_nothing_of_its_request(scripted: ScriptedClient) -
     seen: list[str | None] = []
     current_request: ContextVar[str | None] = ContextVar("current_request", default=None)
 
-    async def on_finished(stream: Stream) -> None:
-        seen.append(current_request.get())
+    class Store(RecordStore):
+        async def finish(self, summary: StreamSummary, *, last_seq: int, text: str) -> None:
+            seen.append(current_request.get())
 
-    streams = Streams({"scripted": scripted}, MemoryLog(), on_finished=on_finished)
+    streams = Streams({"scripted": scripted}, MemoryLog(), store=Store(SharedRecords(), "one"))
     current_request.set("GET /")
     await (await start(streams)).stop()
     await streams.aclose()
