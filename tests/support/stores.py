@@ -23,7 +23,9 @@ class SharedRecords:
 
 
 class RecordStore:
-    """See `StreamStore`. `calls` counts; `refusals` are raised in turn; `hold`, where set, is waited for by inserts."""
+    """See `StreamStore`. `refusals` are raised by its calls in turn, `finish_refusals` by that one; inserts wait for
+    `hold`, where it is set.
+    """
 
     is_shared, keeps_text = True, False
 
@@ -31,6 +33,7 @@ class RecordStore:
         self.worker_id = worker_id
         self.calls: Counter[str] = Counter()
         self.refusals: deque[Exception] = deque()
+        self.finish_refusals: deque[Exception] = deque()
         self.hold: asyncio.Event | None = None
         self.texts: list[str] = []
         self._shared = shared
@@ -64,6 +67,8 @@ class RecordStore:
 
     async def finish(self, summary: StreamSummary, *, last_seq: int, text: str) -> None:
         self._call("finish")
+        if self.finish_refusals:
+            raise self.finish_refusals.popleft()
         record = self._shared.records[summary.id]
         if not record.is_finished:
             self.texts.append(text)

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
-from contextlib import aclosing
+import sqlite3
+from collections.abc import AsyncIterator, Awaitable, Iterator
+from contextlib import aclosing, closing, contextmanager
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
+import structlog
+from django.db import connections
+from django.db.backends.signals import connection_created
 from django.utils import timezone
 
 from streamserve.clients.thread.client import ThreadClient
@@ -24,6 +29,7 @@ from streamserve.streams.config import StreamConfig
 from streamserve.streams.reader.follow import collect, follow
 from streamserve.streams.readers import Reader
 from streamserve.streams.registry import Streams
+from streamserve.streams.store import Group
 from streamserve.streams.stream import Stream
 from tests.support.stream_checks import check_native, check_native_part, farewell_of, text_of
 from tests.support.streams import Gate, ask, until
@@ -75,6 +81,35 @@ async def held(worker: Worker, gate: Gate, request: GenerateRequest, num_steps: 
 async def left(reading: asyncio.Task[bytes]) -> None:
     reading.cancel()
     await asyncio.gather(reading, return_exceptions=True)
+
+
+async def counted(num: int, call: Awaitable[Any]) -> Any:
+    """Await `call`, and see that it makes so many queries."""
+    statements: list[str] = []
+
+    def note(execute: Any, sql: str, params: Any, many: bool, context: Any) -> Any:
+        statements.append(sql)
+        return execute(sql, params, many, context)
+
+    with query_hook(note):
+        result = await call
+    assert len(statements) == num, statements
+    return result
+
+
+@contextmanager
+def query_hook(note: Any) -> Iterator[None]:
+    """Have `note` wrap the queries of connections that are opened from here on, in any thread."""
+
+    def install(connection: Any, **kwargs: Any) -> None:
+        if note not in connection.execute_wrappers:
+            connection.execute_wrappers.append(note)
+
+    connection_created.connect(install)
+    try:
+        yield
+    finally:
+        connection_created.disconnect(install)
 
 
 async def in_row(stream_id: str, **fields: Any) -> None:
@@ -320,3 +355,71 @@ async def test_a_quota_counts_what_other_workers_run(one: Worker, two: Worker, g
     read.detach(reader)
     gate.open()
     await bounded.aclose()
+
+
+async def test_an_end_is_written_when_the_database_is_unlocked(
+    one: Worker, two: Worker, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Another process holds the write lock of the SQLite file; nothing else notices the end, and no row runs on."""
+    options = connections.settings["default"]["OPTIONS"]
+    stream = await one.start(asked())
+    monkeypatch.setitem(options, "timeout", 0.05)
+    with closing(sqlite3.connect(connections.settings["default"]["NAME"], isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        check_native(await one.read(stream.id))
+        await until(lambda: caplog.text.count("its end is not written yet") >= 2, "it is tried again")
+        assert "database is locked" in caplog.text
+        await in_row(stream.id, state="running")
+        other.execute("ROLLBACK")
+    await in_row(stream.id, state="finished", finish_reason="length", completion_tokens=NUM_TOKENS)
+
+
+async def test_the_reaper_leaves_the_streams_of_another_host(
+    one: Worker, echo: ThreadClient, gate: Gate, tmp_path: Path
+) -> None:
+    """Without Redis it cannot see whether their worker lives; after a day the row is ended all the same."""
+    stream, reading = await held(one, gate, asked(max_tokens=500), 4)
+    there = Worker(tmp_path / "there", echo, FINE)
+    with structlog.testing.capture_logs() as lines:
+        await there.sweep.round()
+        await there.sweep.round()
+    assert [line["host"] for line in lines] == [one.workers.host]
+    await in_row(stream.id, state="running", producer=one.workers.own_id, fence=1)
+    assert await there.streams.reach(stream.id) is None
+    await StreamRow.objects.filter(pk=stream.id).aupdate(created_at=timezone.now() - timedelta(days=1))
+    await there.sweep.round()
+    await in_row(stream.id, state="finished", error_code="producer_lost")
+    await left(reading)
+    gate.open()
+    await there.aclose()
+
+
+async def test_each_call_is_one_query(one: Worker, gate: Gate) -> None:
+    """And what a row says is read back as it was inserted."""
+    gate.allow(0)
+    stream = await one.start(asked())
+    record = await counted(1, one.store.find(stream_id=stream.id))
+    assert record == await counted(1, one.store.find(log_id=stream.log_id))
+    assert (record.owner, record.producer, record.request) == ("user:1", one.workers.own_id, stream.request)
+    assert int(record.created) in (stream.created, stream.created + 1)
+    assert await counted(1, one.store.running(Group("user:1"))) == [(stream.id, one.workers.own_id)]
+    copy = replace(record, id="0" * 32, log_id="0" * 12, producer="")
+    await counted(1, one.store.insert(copy))
+    assert await counted(1, one.store.claim(copy.id, 1)) is True
+    assert await counted(1, one.store.claim(copy.id, 1)) is False
+    await counted(1, one.store.release(copy.id, 2))
+    ended = replace(stream.summary(), id=copy.id, finish_reason="stop", completion_tokens=3)
+    await counted(1, one.store.finish(ended, last_seq=5, text="abc"))
+    found = await one.store.find(stream_id=copy.id)
+    assert found == replace(
+        copy,
+        is_finished=True,
+        fence=2,
+        request=None,
+        finish_reason="stop",
+        prompt_tokens=ended.prompt_tokens,
+        completion_tokens=3,
+        last_seq=5,
+        text="abc",
+    )
+    gate.open()
