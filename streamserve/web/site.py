@@ -59,11 +59,16 @@ def log_for(settings: SiteConfig) -> EventLog:
     return SpareLog(FileLog(Path(settings.state_dir) / LOG_FILE))
 
 
+def workers_folder(settings: SiteConfig) -> Path:
+    """Return where this host's workers keep their locks."""
+    return Path(settings.state_dir) / WORKERS_FOLDER
+
+
 def liveness_for(settings: SiteConfig) -> Liveness | None:
     """Return this process as a worker, under a new id. None where streams are in its memory, and not shared."""
     if settings.log == "memory":
         return None
-    folder = Path(settings.state_dir) / WORKERS_FOLDER
+    folder = workers_folder(settings)
     if settings.log.startswith(LOG_SCHEMES):
         from streamserve.streams.lease.redis_liveness import RedisLiveness  # needs the package redis
 

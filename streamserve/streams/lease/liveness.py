@@ -1,7 +1,7 @@
 """`Liveness`: which of this host's workers are alive, by a locked file for each. For several hosts: redis_liveness.py.
 
     <folder>/<worker id>.lock     held (flock) for as long as the worker lives; the kernel frees it when it dies
-    <folder>/host                 random: with the machine's id it names the host
+    <folder>/host                 a random number: it names the host, which is all who use this folder
 
 A worker id is `<host>-<random>`, and never used again. Locks say nothing about the workers of another host, so those
 are never taken for dead. An id without a host is one of the release before, and judged as one of this host.
@@ -19,7 +19,6 @@ from pathlib import Path
 
 _ID_BYTES = 8
 _HOST_DIGITS = 8
-_MACHINE_ID = Path("/etc/machine-id")
 
 
 def host_of(worker_id: str) -> str:
@@ -29,9 +28,10 @@ def host_of(worker_id: str) -> str:
 
 
 def own_host(folder: Path) -> str:
-    """Return this host's short name, the same for all who use `folder` on this machine.
+    """Return the short name of the host whose processes use `folder`, which is made if it is not there.
 
-    Both count: containers of one machine share its id, and a copied folder has the file of the machine it came from.
+    Neither host name nor machine id counts: containers that share the folder may differ in both. The file's inode does:
+    a folder that was copied to another machine has the number of the first.
     """
     path = folder / "host"
     if not path.exists():
@@ -41,8 +41,8 @@ def own_host(folder: Path) -> str:
         with contextlib.suppress(FileExistsError):  # another process was quicker
             os.link(unnamed, path)
         unnamed.unlink()
-    machine_id = _MACHINE_ID.read_text() if _MACHINE_ID.exists() else ""
-    return hashlib.sha256(f"{machine_id.strip()}:{path.read_text()}".encode()).hexdigest()[:_HOST_DIGITS]
+    identity = f"{path.read_text()}:{path.stat().st_ino}"
+    return hashlib.sha256(identity.encode()).hexdigest()[:_HOST_DIGITS]
 
 
 class Liveness:
@@ -50,7 +50,6 @@ class Liveness:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.host = own_host(folder)
         self.own_id = f"{self.host}-{secrets.token_hex(_ID_BYTES)}"
         self._fd = self._lock_own()

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import fcntl
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
-from streamserve.streams.lease import liveness
 from streamserve.streams.lease.liveness import Liveness, host_of, own_host
 
 PROGRAM = """
@@ -74,17 +72,16 @@ def test_a_worker_of_another_host_is_not_judged(tmp_path: Path) -> None:
     here.close()
 
 
-def test_workers_of_one_folder_have_one_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also after all have ended. A copy of the folder on another machine is another host."""
-    one = Liveness(tmp_path)
+def test_workers_of_one_folder_have_one_host(tmp_path: Path) -> None:
+    """Also after all have ended. A copy of the folder is another host."""
+    one = Liveness(tmp_path / "workers")
     one.close()
-    two = Liveness(tmp_path)
+    two = Liveness(tmp_path / "workers")
     assert host_of(one.own_id) == host_of(two.own_id) == two.host
     assert not two.is_alive(one.own_id)
     two.close()
-    (tmp_path / "machine-id").write_text("another")
-    monkeypatch.setattr(liveness, "_MACHINE_ID", tmp_path / "machine-id")
-    assert own_host(tmp_path) != two.host
+    shutil.copytree(tmp_path / "workers", tmp_path / "copy")
+    assert own_host(tmp_path / "copy") != two.host
 
 
 def test_an_id_fits_its_column(tmp_path: Path) -> None:
