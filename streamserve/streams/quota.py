@@ -54,15 +54,20 @@ class StreamQuota:
         Call what this yields once the engine has accepted: it ends what must make room, without waiting for that, and
         raises the same if readers have come back meanwhile.
         """
-        store, bounds = self._streams.store, self._bounds_of(owner)
-        rows = [await store.running(group) if store.is_shared else () for group, _ in bounds]
-        for (group, limit), others in zip(bounds, rows, strict=True):
-            self._in_excess(group, limit, others, num_more=1)
+        bounds: list[tuple[Group, int, _Rows]] = []
+        if self._limits is not None:
+            bounds.append((Group(owner), self._limits.max_streams_per_principal, ()))
+            if owner.startswith(ANONYMOUS.name):
+                bounds.append((ANONYMOUS, self._limits.max_streams_anonymous, ()))
+        if self._streams.store.is_shared:
+            bounds = [(group, limit, await self._streams.store.running(group)) for group, limit, _ in bounds]
+        for group, limit, rows in bounds:
+            self._in_excess(group, limit, rows, num_more=1)
         self._starting[owner] += 1
 
         def take() -> None:
-            for (group, limit), others in zip(bounds, rows, strict=True):
-                for stream in self._in_excess(group, limit, others):
+            for group, limit, rows in bounds:
+                for stream in self._in_excess(group, limit, rows):
                     self._evict(stream)
 
         try:
@@ -77,20 +82,15 @@ class StreamQuota:
             task.cancel()
         await asyncio.gather(*evicting, return_exceptions=True)
 
-    def _bounds_of(self, owner: str) -> list[tuple[Group, int]]:
-        if self._limits is None:
-            return []
-        bounds = [(Group(owner), self._limits.max_streams_per_principal)]
-        if owner in ANONYMOUS:
-            bounds.append((ANONYMOUS, self._limits.max_streams_anonymous))
-        return bounds
-
     def _in_excess(self, group: Group, limit: int, rows: _Rows, *, num_more: int = 0) -> list[Stream | str]:
         """Return what must end for the group to keep `limit`: streams of this process, ids of those that none runs.
 
         `rows` are the group's unfinished streams in all processes. Raises if ending all that is idle does not suffice.
         """
-        excess = num_more + sum(num for owner, num in self._starting.items() if owner in group) - limit
+        excess = num_more - limit
+        for owner, num_starting in self._starting.items():
+            if owner in group:
+                excess += num_starting
         idle: list[Stream | str] = []
         ours = set(self._evicting)
         for stream in self._streams.all():

@@ -201,8 +201,20 @@ class Streams:
         """Insert the record and commit `meta`, then run the stream. What fails is raised where `begun` is awaited."""
         failure: Exception | None = None
         is_inserted = False
+        record = Record(
+            id=stream.id,
+            log_id=stream.log_id,
+            owner=stream.owner,
+            tenant=stream.tenant,
+            model=stream.model,
+            created=time.time(),
+            on_disconnect=stream.on_disconnect,
+            request=stream.request,
+            fence=stream.claim.fence,
+            producer=self.store.worker_id,
+        )
         try:
-            await self.store.insert(self._record_of(stream))
+            await self.store.insert(record)
             is_inserted = True
             await stream.open()
         except Exception as error:
@@ -239,20 +251,6 @@ class Streams:
                 await self._drop(stream)
         except Exception:
             logger.exception("stream %s: failed after its end", stream.id)
-
-    def _record_of(self, stream: Stream) -> Record:
-        return Record(
-            id=stream.id,
-            log_id=stream.log_id,
-            owner=stream.owner,
-            tenant=stream.tenant,
-            model=stream.model,
-            created=time.time(),
-            on_disconnect=stream.on_disconnect,
-            request=stream.request,
-            fence=stream.claim.fence,
-            producer=self.store.worker_id,
-        )
 
     async def _write_end(self, summary: StreamSummary, last_seq: int, text: str) -> None:
         """Finish the stream's record, again and again until that succeeds. Until then other processes count it."""

@@ -14,7 +14,7 @@ import structlog
 from channels.db import database_sync_to_async
 
 from streamserve.models import Stream as StreamRow
-from streamserve.protocol.requests import GenerateRequest, decode_request
+from streamserve.protocol.requests import decode_request
 from streamserve.streams.lease.liveness import Liveness
 from streamserve.streams.store import Group, Record
 from streamserve.streams.transcript import StreamSummary
@@ -69,7 +69,7 @@ class RowStore:
             completion_tokens=summary.completion_tokens,
             ttft_seconds=summary.ttft,
             last_seq=last_seq,
-            text=text,
+            text=text.replace("\0", "\N{REPLACEMENT CHARACTER}"),  # PostgreSQL refuses NUL, every time
         )
         if is_written:
             log.info("stream_finished", **line_of(summary))
@@ -84,7 +84,13 @@ class RowStore:
 
 
 def record_of(row: StreamRow) -> Record:
-    """Return what the streams need to know of a row."""
+    """Return a row as a record. A request that this release cannot read is None."""
+    request = None
+    if row.request is not None:
+        try:
+            request = decode_request(row.request)
+        except ValueError:
+            log.exception("stream_request_unreadable", stream_id=row.pk)
     return Record(
         id=row.pk,
         log_id=row.log_id,
@@ -93,7 +99,7 @@ def record_of(row: StreamRow) -> Record:
         model=row.model,
         created=row.created_at.timestamp(),
         on_disconnect=row.on_disconnect,
-        request=_request_of(row),
+        request=request,
         fence=row.fence,
         producer=row.producer,
         is_finished=row.state == "finished",
@@ -119,13 +125,3 @@ def line_of(summary: StreamSummary) -> dict[str, Any]:
         "age_seconds": round(summary.age_seconds, 3),
         "num_parks": summary.num_parks,
     }
-
-
-def _request_of(row: StreamRow) -> GenerateRequest | None:
-    if row.request is None:
-        return None
-    try:
-        return decode_request(row.request)
-    except ValueError:
-        log.exception("stream_request_unreadable", stream_id=row.pk)
-        return None
