@@ -106,11 +106,11 @@ class Runtime:
         self.clients: dict[str, EngineClient] = {alias: client_for(settings, alias) for alias in settings.models}
         store = RowStore(self.liveness, keeps_text=settings.store)
         self.streams = Streams(self.clients, self.log, settings.streams, store=store, limits=settings.limits)
-        self.watches = WatchAudit(self.streams)
-        self.rights = PermissionChecks(self.streams, self.watches)
-        self.sweep = None if self.liveness is None else Reaper(self.streams, self.liveness)
-        if self.sweep is not None:
-            self.sweep.start()
+        self.audit = WatchAudit(self.streams)
+        self.permissions = PermissionChecks(self.streams, self.audit)
+        self.reaper = None if self.liveness is None else Reaper(self.streams, self.liveness)
+        if self.reaper is not None:
+            self.reaper.start()
 
     async def control_engine(self, alias: str, action: str) -> str:
         """Pause, resume or drain the engine of a model, for everybody; return the state it is in then."""
@@ -130,7 +130,7 @@ class Runtime:
         stream = await self.streams.start(
             request, owner=principal.owner, tenant=principal.tenant, on_disconnect=on_disconnect
         )
-        self.rights.ensure_running()
+        self.permissions.ensure_running()
         return stream
 
     async def aclose(self) -> None:
@@ -138,10 +138,10 @@ class Runtime:
         if self.checking is not None:
             self.checking.cancel()
             await asyncio.gather(self.checking, return_exceptions=True)
-        await self.rights.aclose()
-        await self.watches.aclose()
-        if self.sweep is not None:
-            await self.sweep.aclose()
+        await self.permissions.aclose()
+        await self.audit.aclose()
+        if self.reaper is not None:
+            await self.reaper.aclose()
         await self.streams.aclose()
         for client in self.clients.values():
             await client.aclose()

@@ -40,7 +40,7 @@ from streamserve.streams.stream import Stream
 from streamserve.web.access import CHAT_CALLERS, Access, check_access
 from streamserve.web.auth import Principal, authenticate
 from streamserve.web.origin import check_handshake, headers_of
-from streamserve.web.permissions import owners_without_rights
+from streamserve.web.permissions import owners_without_permission
 from streamserve.web.site import begin_to_drain, get_runtime, get_streams
 from streamserve.web.subscriptions import SocketGone, Subscriptions
 
@@ -224,7 +224,7 @@ class StreamConsumer(AsyncConsumer):  # type: ignore[misc]  # channels ships no 
     async def _check_rights(self) -> None:
         """A socket may outlive a key or an account: look again before each thing it asks for."""
         owners = {self._principal.owner}
-        if await database_sync_to_async(owners_without_rights)(owners):
+        if await database_sync_to_async(owners_without_permission)(owners):
             raise Unauthorized("Your key or account is no longer active.", code="rights_lost")
 
     def _check_room(self, beside: str = "") -> None:

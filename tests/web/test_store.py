@@ -31,6 +31,8 @@ from streamserve.streams.readers import Reader
 from streamserve.streams.registry import Streams
 from streamserve.streams.store import Group
 from streamserve.streams.stream import Stream
+from streamserve.web import site as runtime
+from tests.conftest import Caller, body_of
 from tests.support.stream_checks import check_native, check_native_part, farewell_of, text_of
 from tests.support.streams import Gate, ask, until
 from tests.support.two_workers import Worker
@@ -286,12 +288,12 @@ async def test_nobody_comes_back(one: Worker, two: Worker, gate: Gate) -> None:
     await left(reading)
     await in_row(stream.id, producer="")
     await StreamRow.objects.filter(pk=stream.id).aupdate(producer="0123456789abcdef", released_at=None)
-    await two.sweep.round()
+    await two.reaper.round()
     await in_row(stream.id, producer="", released_at__isnull=False, state="running")
-    await two.sweep.round()
+    await two.reaper.round()
     assert two.streams.find(stream.id).terminal is None
     await StreamRow.objects.filter(pk=stream.id).aupdate(released_at=timezone.now() - timedelta(seconds=601))
-    await two.sweep.round()
+    await two.reaper.round()
     await in_row(stream.id, state="finished", finish_reason="abandoned", request__isnull=True)
     gate.open()
 
@@ -302,7 +304,7 @@ async def test_an_answer_that_is_to_be_finished_is(one: Worker, two: Worker, gat
     stream = await one.start(asked(max_tokens=40), on_disconnect="finish")
     await until(lambda: gate.is_holding, "the engine is held")
     one.seem_dead()
-    await two.sweep.round()
+    await two.reaper.round()
     await until(lambda: two.streams.find(stream.id) is not None, "it is found")
     gate.open()
     await in_row(stream.id, state="finished", finish_reason="length", completion_tokens=40)
@@ -316,7 +318,7 @@ async def test_a_stream_without_its_log_is_over(one: Worker, two: Worker, gate: 
     await two.log.drop(stream.log_id)
     assert await two.streams.reach(stream.id) is None
     await StreamRow.objects.filter(pk=stream.id).aupdate(released_at=timezone.now() - timedelta(days=1))
-    await two.sweep.round()
+    await two.reaper.round()
     await in_row(stream.id, state="finished", error_code="producer_lost")
     gate.open()
 
@@ -333,7 +335,7 @@ async def test_a_worker_dies_between_the_end_and_its_row(
     if by == "a reader":
         assert check_native(await two.read(stream.id)) == full
     else:
-        await two.sweep.round()
+        await two.reaper.round()
     await in_row(stream.id, state="finished", finish_reason="length", completion_tokens=NUM_TOKENS, error_code="")
 
 
@@ -381,13 +383,13 @@ async def test_the_reaper_leaves_the_streams_of_another_host(
     stream, reading = await held(one, gate, asked(max_tokens=500), 4)
     there = Worker(tmp_path / "there", echo, FINE)
     with structlog.testing.capture_logs() as lines:
-        await there.sweep.round()
-        await there.sweep.round()
+        await there.reaper.round()
+        await there.reaper.round()
     assert [line["host"] for line in lines] == [one.workers.host]
     await in_row(stream.id, state="running", producer=one.workers.own_id, fence=1)
     assert await there.streams.reach(stream.id) is None
     await StreamRow.objects.filter(pk=stream.id).aupdate(created_at=timezone.now() - timedelta(days=1))
-    await there.sweep.round()
+    await there.reaper.round()
     await in_row(stream.id, state="finished", error_code="producer_lost")
     await left(reading)
     gate.open()
@@ -423,3 +425,19 @@ async def test_each_call_is_one_query(one: Worker, gate: Gate) -> None:
         text="abc",
     )
     gate.open()
+
+
+async def test_one_line_a_stream_without_its_text(engine: None, alice_key: str) -> None:
+    """Ids, counts, TTFT, ITL, reason: and neither the question nor the key."""
+    with structlog.testing.capture_logs() as lines:
+        response = await Caller(key=alice_key).post("/streams", {"prompt": "canary-7391", "max_tokens": 6})
+        answer = await body_of(response)
+        await runtime.reset()
+    [line] = [line for line in lines if line["event"] == "stream_finished"]
+    assert line["stream_id"] == response["X-Stream-Id"]
+    assert (line["completion_tokens"], line["finish_reason"]) == (6, "length")
+    assert line["ttft_ms"] > 0
+    assert line["itl_p50_ms"] <= line["itl_p95_ms"]
+    assert "canary" not in str(lines)
+    assert alice_key not in str(lines)
+    assert answer
