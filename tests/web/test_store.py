@@ -1,4 +1,4 @@
-"""Streams of two workers with one database and one log: read anywhere, gone on with anywhere, written by one."""
+"""Laws of streams that two workers share, on one database and one log: read and resumed by both, written by one."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def query_hook(note: Any) -> Iterator[None]:
 
 
 async def in_row(stream_id: str, **fields: Any) -> None:
-    """Wait until the row says so."""
+    """Wait until the row has these values."""
     async with asyncio.timeout(20):
         while not await StreamRow.objects.filter(pk=stream_id, **fields).aexists():  # noqa: ASYNC110
             await asyncio.sleep(0.01)
@@ -196,7 +196,7 @@ async def test_a_reader_at_the_other_worker_follows_live(one: Worker, two: Worke
 
 
 async def test_the_other_worker_goes_on_when_the_first_has_no_reader(one: Worker, two: Worker, gate: Gate) -> None:
-    """Its reader follows; the claim is let go of; it goes on there, and the reader notices a `resumed` at most."""
+    """Its reader follows; the lease is released; the stream resumes there, and the reader sees a `resumed` at most."""
     reference, _ = await quiet(one, asked(max_tokens=30))
     stream, reading = await held(one, gate, asked(max_tokens=30), 4)
     other = asyncio.create_task(two.read(stream.id))
@@ -235,7 +235,7 @@ async def test_back_and_forth(one: Worker, two: Worker, gate: Gate) -> None:
 
 
 async def test_a_worker_that_only_seems_dead_cannot_write(one: Worker, two: Worker, gate: Gate) -> None:
-    """The other goes on; what the first still makes is refused by the log, and its reader follows to the same end."""
+    """The other worker resumes; the log refuses what the first still makes, and its reader follows to the same end."""
     reference, _ = await quiet(one, asked(max_tokens=30))
     stream, reading = await held(one, gate, asked(max_tokens=30), 4)
     one.seem_dead()
@@ -268,7 +268,7 @@ async def test_stop_from_the_other_worker(one: Worker, two: Worker, gate: Gate) 
 
 @pytest.mark.cut_streams("the worker stops")
 async def test_a_worker_that_stops_leaves_its_streams(one: Worker, two: Worker, gate: Gate) -> None:
-    """Readers are told where to go on and their connections end; the other worker goes on at once."""
+    """Readers get a going-away event and their connections end; the other worker resumes at once."""
     reference, _ = await quiet(one, asked(max_tokens=30))
     stream, reading = await held(one, gate, asked(max_tokens=30), 4)
     closing = asyncio.create_task(one.streams.aclose())
@@ -299,7 +299,7 @@ async def test_nobody_comes_back(one: Worker, two: Worker, gate: Gate) -> None:
 
 
 async def test_an_answer_that_is_to_be_finished_is(one: Worker, two: Worker, gate: Gate) -> None:
-    """`on_disconnect="finish"`: when its worker dies, another makes the rest though nobody reads."""
+    """`on_disconnect="finish"`: when its worker dies, another makes the rest without a reader."""
     gate.allow(3)
     stream = await one.start(asked(max_tokens=40), on_disconnect="finish")
     await until(lambda: gate.is_holding, "the engine is held")
@@ -311,7 +311,7 @@ async def test_an_answer_that_is_to_be_finished_is(one: Worker, two: Worker, gat
 
 
 async def test_a_stream_without_its_log_is_over(one: Worker, two: Worker, gate: Gate) -> None:
-    """Nothing to go on from: gone for readers, and its row says why."""
+    """It cannot be resumed: it is gone for readers, and its row has the reason."""
     stream, reading = await held(one, gate, asked(max_tokens=500), 4)
     await left(reading)
     await in_row(stream.id, producer="")
@@ -397,7 +397,7 @@ async def test_the_reaper_leaves_the_streams_of_another_host(
 
 
 async def test_each_call_is_one_query(one: Worker, gate: Gate) -> None:
-    """And what a row says is read back as it was inserted."""
+    """A record is read back as it was inserted."""
     gate.allow(0)
     stream = await one.start(asked())
     record = await counted(1, one.store.find(stream_id=stream.id))
