@@ -153,7 +153,7 @@ class Stream(Replica):
         if not self._is_ending:
             self._ending = ending
             self._cancel()
-            self._own.clear()
+            self._own = deque(event for event in self._own if isinstance(event, Meta))
             self._writer.mark(self)
             self._wake()
 
@@ -211,7 +211,8 @@ class Stream(Replica):
         if self._in_flight is not None or self.terminal is not None or not self.lease.is_held or self._has_left:
             return None
         if self._ending is not None:
-            events: list[Event] = [self._as_kept(self._ending)]
+            events: list[Event] = [*self._own, self._as_kept(self._ending)]
+            self._own.clear()
         else:
             events = [self._own.popleft() for _ in range(min(len(self._own), MAX_BATCH_EVENTS))]
             if self._generation is not None:

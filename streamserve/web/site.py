@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from contextvars import Context
 from pathlib import Path
-from typing import Any
 
 import structlog
 
@@ -21,18 +20,16 @@ from streamserve.clients.process.client import ProcessClient
 from streamserve.conf import LOG_SCHEMES, SiteConfig, get_settings
 from streamserve.protocol.errors import NotFound
 from streamserve.protocol.requests import GenerateRequest
-from streamserve.streams.lease.liveness import Workers
+from streamserve.streams.lease.liveness import Liveness
 from streamserve.streams.log.base import EventLog, LogUnavailable, MemoryLog
 from streamserve.streams.log.file_log import FileLog
-from streamserve.streams.quota import StreamQuota
 from streamserve.streams.registry import Streams
 from streamserve.streams.stream import Stream
-from streamserve.web import records as usage
 from streamserve.web.audit import WatchAudit
 from streamserve.web.auth import Principal, salt_of
-from streamserve.web.lease_rows import RowClaims, running_of
 from streamserve.web.permissions import PermissionChecks
 from streamserve.web.reaper import Reaper
+from streamserve.web.store import RowStore
 
 log = structlog.get_logger("streamserve")
 
@@ -60,16 +57,21 @@ def log_for(settings: SiteConfig) -> EventLog:
     return FileLog(Path(settings.state_dir) / LOG_FILE)
 
 
-def workers_for(settings: SiteConfig) -> Workers | None:
-    """Return this process as a worker, under a new id. None where streams are in its memory: nobody shares them."""
+def workers_folder(settings: SiteConfig) -> Path:
+    """Return where this host's workers keep their locks."""
+    return Path(settings.state_dir) / WORKERS_FOLDER
+
+
+def liveness_for(settings: SiteConfig) -> Liveness | None:
+    """Return this process as a worker, under a new id. None where streams are in its memory, and not shared."""
     if settings.log == "memory":
         return None
-    folder = Path(settings.state_dir) / WORKERS_FOLDER
+    folder = workers_folder(settings)
     if settings.log.startswith(LOG_SCHEMES):
-        from streamserve.streams.lease.redis_liveness import RedisWorkers  # needs the package redis
+        from streamserve.streams.lease.redis_liveness import RedisLiveness  # needs the package redis
 
-        return RedisWorkers(folder, settings.log)
-    return Workers(folder)
+        return RedisLiveness(folder, settings.log)
+    return Liveness(folder)
 
 
 async def check_log(event_log: EventLog) -> list[str]:
@@ -98,16 +100,15 @@ class Runtime:
         self.checking: asyncio.Task[list[str]] | None = None
         if settings.log.startswith(LOG_SCHEMES):
             self.checking = loop.create_task(check_log(self.log), name="check of the log", context=Context())
-        self.workers = workers_for(settings)
-        claims = None if self.workers is None else RowClaims(self.workers)
+        self.liveness = liveness_for(settings)
         self.clients: dict[str, EngineClient] = {alias: client_for(settings, alias) for alias in settings.models}
-        self.streams = Streams(self.clients, self.log, settings.streams, on_finished=self._finished, claims=claims)
-        self.quota = StreamQuota(settings.limits, self.streams, running=None if self.workers is None else running_of)
-        self.watches = WatchAudit(self.streams)
-        self.rights = PermissionChecks(self.streams, self.watches)
-        self.sweep = None if self.workers is None else Reaper(self.streams, self.workers)
-        if self.sweep is not None:
-            self.sweep.start()
+        store = RowStore(self.liveness, keeps_text=settings.store)
+        self.streams = Streams(self.clients, self.log, settings.streams, store=store, limits=settings.limits)
+        self.audit = WatchAudit(self.streams)
+        self.permissions = PermissionChecks(self.streams, self.audit)
+        self.reaper = None if self.liveness is None else Reaper(self.streams, self.liveness)
+        if self.reaper is not None:
+            self.reaper.start()
 
     async def control_engine(self, alias: str, action: str) -> str:
         """Pause, resume or drain the engine of a model, for everybody; return the state it is in then."""
@@ -120,57 +121,31 @@ class Runtime:
     async def start_stream(
         self, principal: Principal, request: GenerateRequest, *, on_disconnect: str = "park"
     ) -> Stream:
-        """Start an answer for `principal`, within its quota, and write its row. Raises what the client is told."""
+        """Start an answer for `principal`, within its quota. Raises what the client is answered."""
         request = dataclasses.replace(request, tenant=principal.tenant, salt=salt_of(principal.tenant))
         if request.model in self.clients:
             self.clients[request.model].start()
-        async with self.quota.place_for(principal.owner):
-            stream = await self.streams.start(
-                request, owner=principal.owner, tenant=principal.tenant, on_disconnect=on_disconnect
-            )
-        await self._record_start(stream)
-        self.rights.ensure_running()
+        stream = await self.streams.start(
+            request, owner=principal.owner, tenant=principal.tenant, on_disconnect=on_disconnect
+        )
+        self.permissions.ensure_running()
         return stream
-
-    async def _record_start(self, stream: Stream) -> None:
-        """Write the row before the client learns the id. Without a row there is no owner: the stream is ended."""
-        try:
-            worker_id = "" if self.workers is None else self.workers.own_id
-            await _outside_request(usage.record_start(stream, worker_id))
-        except BaseException:
-            await stream.stop(None)
-            raise
-        if stream.terminal is not None:  # it ended while its row was written, and found no row to finish
-            await self._finished(stream)
-
-    async def _finished(self, stream: Stream) -> None:
-        await _outside_request(usage.record_finish(stream, self.log if self.settings.store else None))
 
     async def aclose(self) -> None:
         """End every stream and engine. For tests, and for servers that say when they stop."""
         if self.checking is not None:
             self.checking.cancel()
             await asyncio.gather(self.checking, return_exceptions=True)
-        await self.rights.aclose()
-        await self.watches.aclose()
-        if self.sweep is not None:
-            await self.sweep.aclose()
+        await self.permissions.aclose()
+        await self.audit.aclose()
+        if self.reaper is not None:
+            await self.reaper.aclose()
         await self.streams.aclose()
         for client in self.clients.values():
             await client.aclose()
         await self.log.aclose()
-        if self.workers is not None:
-            await asyncio.to_thread(self.workers.close)
-
-
-async def _outside_request(work: Awaitable[Any]) -> Any:
-    """Await `work` outside the request's context: asgiref would else keep a thread for a request that has ended."""
-
-    async def run() -> Any:
-        return await work
-
-    # Shielded: a client who leaves while its row is written must not leave a row that nobody finishes.
-    return await asyncio.shield(asyncio.get_running_loop().create_task(run(), context=Context()))
+        if self.liveness is not None:
+            await asyncio.to_thread(self.liveness.close)
 
 
 _runtime: Runtime | None = None  # touched on the event loop only

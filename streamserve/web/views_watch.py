@@ -34,6 +34,6 @@ async def watch_stream(request: HttpRequest, principal: Principal, stream_id: st
     if stream.terminal is not None and after >= stream.last_seq:
         return HttpResponse(status=204)  # nothing is shown: nothing is written down
     address = request.META.get("REMOTE_ADDR") or ""
-    delivery = await runtime.watches.begin(principal, user.get_username(), stream, after=after, address=address[:45])
-    runtime.rights.ensure_running()
+    delivery = await runtime.audit.begin(principal, user.get_username(), stream, after=after, address=address[:45])
+    runtime.permissions.ensure_running()
     return stream_response(request, delivery)

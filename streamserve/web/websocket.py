@@ -35,12 +35,12 @@ from streamserve.protocol.errors import (
     Unauthorized,
 )
 from streamserve.protocol.json_body import decode_json
+from streamserve.streams.store import answer_text
 from streamserve.streams.stream import Stream
-from streamserve.web import records as usage
 from streamserve.web.access import CHAT_CALLERS, Access, check_access
 from streamserve.web.auth import Principal, authenticate
 from streamserve.web.origin import check_handshake, headers_of
-from streamserve.web.permissions import owners_without_rights
+from streamserve.web.permissions import owners_without_permission
 from streamserve.web.site import begin_to_drain, get_runtime, get_streams
 from streamserve.web.subscriptions import SocketGone, Subscriptions
 
@@ -196,7 +196,7 @@ class StreamConsumer(AsyncConsumer):  # type: ignore[misc]  # channels ships no 
         await stream.stop(message.get("seen_seq"))
         if stream.terminal is None:
             raise EngineUnavailable("The server is shutting down.")
-        answer = await usage.answer_text(get_streams().log, stream.log_id)
+        answer = await answer_text(get_streams().log, stream.log_id)
         await self._begin(turn.after(stream.request, answer, stream.on_disconnect), message)
 
     async def _on_ping(self, message: Mapping[str, Any]) -> None:
@@ -224,7 +224,7 @@ class StreamConsumer(AsyncConsumer):  # type: ignore[misc]  # channels ships no 
     async def _check_rights(self) -> None:
         """A socket may outlive a key or an account: look again before each thing it asks for."""
         owners = {self._principal.owner}
-        if await database_sync_to_async(owners_without_rights)(owners):
+        if await database_sync_to_async(owners_without_permission)(owners):
             raise Unauthorized("Your key or account is no longer active.", code="rights_lost")
 
     def _check_room(self, beside: str = "") -> None:

@@ -16,7 +16,6 @@ from streamserve.streams.config import StreamConfig
 from streamserve.streams.log.base import MemoryLog
 from streamserve.streams.reader.delivery import Delivery
 from streamserve.streams.reader.follow import collect, follow
-from streamserve.streams.reader.reader import BrokenStream
 from streamserve.streams.registry import Streams
 from streamserve.streams.stream import Stream
 from tests.support.stream_checks import check_native, check_native_part, parse_sse
