@@ -13,11 +13,11 @@ import pytest
 
 from streamserve.clients.base import ModelDescription
 from streamserve.protocol.errors import EngineUnavailable, NotFound, Overloaded
-from streamserve.protocol.events import Done, Error, Event
+from streamserve.protocol.events import Done, Error
 from streamserve.protocol.limits import Limits
 from streamserve.streams import registry
 from streamserve.streams.config import StreamConfig
-from streamserve.streams.log.base import EventLog, LogFull, MemoryLog, Settle, Withdraw, too_late
+from streamserve.streams.log.base import Batch, EventLog, LogFull, MemoryLog, Result
 from streamserve.streams.readers import Attachment
 from streamserve.streams.registry import Streams
 from streamserve.streams.stream import Stream
@@ -219,9 +219,8 @@ async def test_a_stream_keeps_nothing_of_its_request(scripted: ScriptedClient) -
 class FullLog(MemoryLog):
     """A log that takes nothing."""
 
-    def submit(self, log_id: str, fence: int, events: Sequence[Event], settle: Settle) -> Withdraw:
-        settle(LogFull("The log is full."))
-        return too_late
+    async def commit(self, batches: Sequence[Batch]) -> list[Result]:
+        raise LogFull("The log is full.")
 
 
 def storing(scripted: ScriptedClient, log: EventLog | None = None) -> tuple[Streams, RecordStore, SharedRecords]:
@@ -346,7 +345,7 @@ async def test_a_record_that_was_read_is_not_read_again(scripted: ScriptedClient
     assert back is stream
     one.store.calls.clear()
     back.attach(Attachment())
-    await until(lambda: back.claim.is_held, "it is claimed again")
+    await until(lambda: back.lease.is_held, "it is claimed again")
     assert one.store.calls == {"claim": 1}
     await one.aclose()
     await two.aclose()

@@ -5,8 +5,6 @@ from __future__ import annotations
 from contextlib import aclosing
 from pathlib import Path
 
-from streamserve.streams.log.spare_log import SpareLog
-
 from streamserve.clients.base import EngineClient
 from streamserve.dialects.native import NativeEncoder
 from streamserve.protocol.requests import GenerateRequest
@@ -25,7 +23,7 @@ class Worker:
     """What runtime.py makes of these parts, with the engine of the test."""
 
     def __init__(self, folder: Path, client: EngineClient, settings: StreamConfig) -> None:
-        self.log = SpareLog(FileLog(folder / "streams.sqlite3"))
+        self.log = FileLog(folder / "streams.sqlite3")
         self.workers = Liveness(folder / "workers")
         self.store = RowStore(self.workers)
         self.streams = Streams({"echo": client}, self.log, settings, store=self.store)

@@ -186,7 +186,7 @@ async def test_a_reader_at_the_other_worker_follows_live(one: Worker, two: Worke
     other = asyncio.create_task(two.read(stream.id))
     await until(lambda: two.streams.find(stream.id) is not None, "it is found")
     shadow = two.streams.find(stream.id)
-    assert (shadow.state, shadow.claim.is_held, shadow.is_live) == ("running", False, False)
+    assert (shadow.state, shadow.lease.is_held, shadow.is_live) == ("running", False, False)
     await asyncio.sleep(1.2)  # it has looked again by now
     gate.open()
     here, there = [check_native(data) for data in await asyncio.gather(reading, other)]
@@ -205,7 +205,7 @@ async def test_the_other_worker_goes_on_when_the_first_has_no_reader(one: Worker
     gate.open()
     frames = check_native(await other)
     assert text_of(frames) == reference
-    assert two.streams.find(stream.id).claim.fence == 2
+    assert two.streams.find(stream.id).lease.fence == 2
     assert [frame.json["status"] for frame in frames if frame.event == "status"] == ["resumed"]
     assert stream.state == "parked"  # as far as it knows; whoever asks makes it look
     assert (await one.streams.reach(stream.id)).state == "finished"

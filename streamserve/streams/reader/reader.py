@@ -88,6 +88,7 @@ class Reader(Attachment):
         super().__init__(is_watcher=is_watcher, transport=transport, seq=after)
         config = streams.settings
         self.stream, self.sent_seq = stream, after
+        self._accepted_seq = after  # by the transport: a frame may still be on its way to it
         self.is_over = False  # nothing more is written
         self.is_let_go = False  # and the stream continues elsewhere, or later
         self._log, self._config, self._encoder = streams.log, config, encoder
@@ -180,7 +181,7 @@ class Reader(Attachment):
 
     def going_away(self) -> GoingAway:
         """Return where and when to resume."""
-        return GoingAway(stream_id=self.stream.id, seq=self.sent_seq, retry_ms=random.randint(*_RETRY_MS))
+        return GoingAway(stream_id=self.stream.id, seq=self._accepted_seq, retry_ms=random.randint(*_RETRY_MS))
 
     # Inside
 
@@ -290,6 +291,7 @@ class Reader(Attachment):
         """The transport has accepted the last frame."""
         assert self._unconfirmed is not None
         (num_bytes, seq), self._unconfirmed = self._unconfirmed, None
+        self._accepted_seq = seq
         if self._received is None or self._is_closed:
             return
         if self._received.send(num_bytes, seq):
