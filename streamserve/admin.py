@@ -7,7 +7,7 @@ it works, and is listed, under the default AdminSite and any other.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import structlog
 from asgiref.sync import sync_to_async
@@ -20,15 +20,14 @@ from django.urls import URLPattern, path, reverse
 from django.utils.html import format_html
 from django.utils.translation import gettext_lazy as _
 
+from streamserve.api.call import Reply
 from streamserve.models import ApiKey, Live, Stream, Watch
 from streamserve.protocol.errors import StreamserveError
-from streamserve.streams.reader.delivery import Delivery
-from streamserve.web.access import non_atomic
+from streamserve.web.chat_page import CONTENT_SECURITY_POLICY
 from streamserve.web.live import LiveDelivery, site_figures
 from streamserve.web.permissions import WATCH_PERMISSION
-from streamserve.web.responses import stream_response
 from streamserve.web.site import get_runtime, get_streams
-from streamserve.web.views_native import CONTENT_SECURITY_POLICY
+from streamserve.web.views import non_atomic, to_django
 
 log = structlog.get_logger("streamserve")
 
@@ -192,8 +191,7 @@ class LiveAdmin(ReadOnlyAdmin):
         if not await self._may(request, "streamserve.view_live"):
             return JsonResponse({"error": {"code": "forbidden"}}, status=403)
         runtime = get_runtime()
-        delivery = LiveDelivery(lambda: site_figures(runtime))
-        return stream_response(request, cast(Delivery, delivery))
+        return to_django(request, Reply(body=LiveDelivery(lambda: site_figures(runtime))))
 
     async def stop(self, request: HttpRequest, stream_id: str) -> HttpResponseBase:
         """POST: stop anybody's stream. The CSRF middleware has looked at it."""

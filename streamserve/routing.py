@@ -22,13 +22,14 @@ def wrap(django_application: Any) -> Any:
 
     from streamserve.asgi.middleware import StreamMiddleware
     from streamserve.conf import get_problems, get_settings
-    from streamserve.web.site import reset, shut_down_streams
+    from streamserve.web.site import begin_to_drain, reset, shut_down_streams
 
     websocket = AuthMiddlewareStack(URLRouter(_websocket_urlpatterns()))
-    hardens = not get_problems() and get_settings().harden_event_streams  # what is wrong, the system checks say
+    hardens = not get_problems() and get_settings().harden_event_streams  # the system checks name the problems
     router = ProtocolTypeRouter({"http": django_application, "websocket": websocket})
     middleware = StreamMiddleware(router, harden=hardens)
     middleware.on_shutdown(reset)
+    middleware.on_drain(begin_to_drain)
     middleware.on_farewell(shut_down_streams)
     middleware.serve_while_draining("/livez", "/readyz", "/metrics")
     return middleware
@@ -54,10 +55,9 @@ def _application() -> Any:
 def _websocket_urlpatterns() -> list[Any]:
     from django.urls import path
 
-    from streamserve.web.access import declared
     from streamserve.web.websocket import StreamConsumer
 
-    return [path("ws/streams", declared(StreamConsumer).as_asgi())]
+    return [path("ws/streams", StreamConsumer.as_asgi())]
 
 
 def __getattr__(name: str) -> Any:

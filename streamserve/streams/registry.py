@@ -21,7 +21,7 @@ from streamserve.clients.base import EngineClient, Generation, ModelDescription
 from streamserve.protocol.errors import EngineUnavailable, NotFound
 from streamserve.protocol.requests import GenerateRequest
 from streamserve.streams.config import StreamConfig
-from streamserve.streams.lease.lease import Claims, Lease
+from streamserve.streams.lease.lease import Claims, Lease, Record
 from streamserve.streams.log.base import EventLog
 from streamserve.streams.restore import recall
 from streamserve.streams.stream import Stream
@@ -90,11 +90,11 @@ class Streams:
         """Return the stream of that id, running or kept in this process."""
         return self._streams.get(stream_id)
 
-    async def reach(self, stream_id: str) -> Stream | None:
+    async def reach(self, stream_id: str, record: Record | None = None) -> Stream | None:
         """Return the stream of that id, whichever process it belongs to, with all that is committed counted.
 
-        None if there is no such stream or its events are no longer kept. Who comes to read must attach soon. Raises
-        LogUnavailable.
+        None if there is no such stream or its events are no longer kept. Who comes to read must attach soon. A `record`
+        that was loaded just now is not loaded again. Raises LogUnavailable.
         """
         stream = self._streams.get(stream_id)
         if self._claims is None:
@@ -102,7 +102,7 @@ class Streams:
         if self._is_closing:
             raise EngineUnavailable("The server is shutting down.")
         if stream is None or stream.has_left:
-            return await self._recall(stream_id, self._claims)
+            return await self._recall(stream_id, self._claims, record)
         try:
             await stream.catch_up()
         except KeyError:
@@ -182,8 +182,8 @@ class Streams:
             await asyncio.sleep(_ENGINE_POLL_SECONDS)
             request = replace(request, arrived_at=time.monotonic())
 
-    async def _recall(self, stream_id: str, claims: Claims) -> Stream | None:
-        record = await claims.find(stream_id)
+    async def _recall(self, stream_id: str, claims: Claims, record: Record | None) -> Stream | None:
+        record = record or await claims.find(stream_id)
         if record is None:
             return None
         stream = await recall(record, claims, self.clients.get(record.model), self.log, self.settings)

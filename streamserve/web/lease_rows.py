@@ -57,6 +57,12 @@ def record_of(row: StreamRow) -> Record:
         fence=row.fence,
         producer=row.producer,
         is_finished=row.state == "finished",
+        finish_reason=row.finish_reason,
+        error_code=row.error_code,
+        last_seq=row.last_seq,
+        prompt_tokens=row.prompt_tokens,
+        completion_tokens=row.completion_tokens,
+        text=row.text,
     )
 
 

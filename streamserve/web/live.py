@@ -1,4 +1,4 @@
-"""`LiveDelivery`: the live page's figures as one `figures` event each second. Speaks like a stream's Delivery.
+"""`LiveDelivery`: the live page's figures as one `figures` event each second. A `Body`, as a stream's Delivery is.
 
 Runs on the event loop; holds no database connection between two events. Streams of this process are shown with all
 that is known of them, those of other processes with what their rows say.

@@ -1,8 +1,8 @@
 """One Channels consumer for `/ws/streams`: it reads what a client asks, and does it. Generation never runs inside
 `receive`.
 
-Messages are handled one after the other, in order; the streams they ask for are sent by tasks of their own (relays.py),
-so "stop" and a disconnect are seen at once. One instance a socket, on the event loop.
+Messages are handled one after the other, in order; the streams they ask for are sent by tasks of their own
+(subscriptions.py), so "stop" and a disconnect are seen at once. One instance a socket, on the event loop.
 """
 
 from __future__ import annotations
@@ -20,26 +20,25 @@ from channels.consumer import AsyncConsumer
 from channels.db import database_sync_to_async
 from channels.exceptions import StopConsumer
 
+from streamserve.api.resume import gone
+from streamserve.api.routes import CHAT_CALLERS, Access
 from streamserve.conf import get_settings
 from streamserve.dialects import native
 from streamserve.dialects.fields import read, required
 from streamserve.dialects.next_turn import NextTurn
 from streamserve.dialects.websocket import CLOSES, FIELDS, CloseCode, about, failure, internal_error, started
-from streamserve.models import Stream as StreamRow
 from streamserve.protocol.errors import (
     BadRequest,
     EngineUnavailable,
     Gone,
-    NotFound,
     StreamserveError,
     Unauthorized,
 )
 from streamserve.protocol.json_body import decode_json
 from streamserve.streams.stream import Stream
 from streamserve.web import records as usage
-from streamserve.web.access import CHAT_CALLERS, Access, check_access
-from streamserve.web.auth import Principal, authenticate
-from streamserve.web.origin import check_handshake, headers_of
+from streamserve.web.access import check_access, check_handshake, headers_of
+from streamserve.web.auth import authenticate
 from streamserve.web.permissions import owners_without_rights
 from streamserve.web.site import begin_to_drain, get_runtime, get_streams
 from streamserve.web.subscriptions import SocketGone, Subscriptions
@@ -52,7 +51,7 @@ _WITHOUT_RIGHTS = ("ack", "ping", "pong")  # they ask for nothing
 class StreamConsumer(AsyncConsumer):  # type: ignore[misc]  # channels ships no types
     """start, resume, ack, stop, input, ping in; started, event, error, farewell, pong out (docs/api.md)."""
 
-    access = Access(callers=CHAT_CALLERS, methods=("WEBSOCKET",))
+    access = Access(callers=CHAT_CALLERS)
 
     def __init__(self) -> None:
         self._relays = Subscriptions(self._send, self._leave)
@@ -76,13 +75,11 @@ class StreamConsumer(AsyncConsumer):  # type: ignore[misc]  # channels ships no 
         headers = headers_of(self.scope)
         try:
             check_handshake(self.scope, headers)
-            principal = await authenticate(headers, self.scope.get("user"), self.scope.get("session"))
-            check_access(self.access, principal)
+            known = await authenticate(headers, self.scope.get("user"), self.scope.get("session"))
+            self._principal = check_access(self.access, known)
         except StreamserveError:
             await self.send({"type": "websocket.close"})  # before accept: HTTP 403
             return
-        assert principal is not None
-        self._principal: Principal = principal
         await self.send({"type": "websocket.accept"})
         self._hear_of_drain()
         seconds = get_settings().streams.ping_seconds
@@ -174,7 +171,7 @@ class StreamConsumer(AsyncConsumer):  # type: ignore[misc]  # channels ships no 
         stream = await self._own_stream(stream_id)
         after = message.get("after", 0)
         if after > stream.last_seq:
-            raise _gone()
+            raise gone()
         self._relays.show(get_streams(), stream, after, message.get("credit"))
 
     async def _on_ack(self, message: Mapping[str, Any]) -> None:
@@ -206,7 +203,7 @@ class StreamConsumer(AsyncConsumer):  # type: ignore[misc]  # channels ships no 
         """The answer to a ping of ours; that it could be sent was enough."""
 
     async def _begin(self, asked: native.NativeRequest, message: Mapping[str, Any]) -> None:
-        stream = await get_runtime().start_stream(self._principal, asked.generate, on_disconnect=asked.on_disconnect)
+        stream = await get_runtime().start(self._principal, asked.generate, asked.on_disconnect)
         await self._send(started(stream, message))
         self._relays.show(get_streams(), stream, 0, message.get("credit"))
 
@@ -214,12 +211,10 @@ class StreamConsumer(AsyncConsumer):  # type: ignore[misc]  # channels ships no 
 
     async def _own_stream(self, stream_id: str) -> Stream:
         """Return the stream. Raises NotFound unless it is the caller's, Gone if its events are no longer kept."""
-        if not await StreamRow.objects.for_principal(self._principal).filter(pk=stream_id).aexists():
-            raise NotFound("There is no stream of that id.", code="stream_not_found")
-        stream = await get_streams().reach(stream_id)
-        if stream is None:
-            raise _gone()
-        return stream
+        found = await get_runtime().find(self._principal, stream_id=stream_id)
+        if found.stream is None:
+            raise gone()
+        return found.stream
 
     async def _check_rights(self) -> None:
         """A socket may outlive a key or an account: look again before each thing it asks for."""
@@ -270,7 +265,3 @@ class StreamConsumer(AsyncConsumer):  # type: ignore[misc]  # channels ships no 
             await self.send(message)
         except OSError:  # what uvicorn raises (ASGI 3, "Disconnected client")
             raise SocketGone from None
-
-
-def _gone() -> Gone:
-    return Gone("These events are no longer kept. Ask the question again.")

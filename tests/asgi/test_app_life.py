@@ -79,13 +79,13 @@ def test_it_serves_one_loop_at_a_time() -> None:
         return int(client.start["status"])
 
     async def leave_open() -> tuple[int, Any]:
-        return await touch(closes=False), ai._service
+        return await touch(closes=False), ai._site
 
-    status, service = asyncio.run(leave_open())
+    status, site = asyncio.run(leave_open())
     assert status == 200
     assert asyncio.run(touch(closes=False)) == 500
-    asyncio.run(service.aclose())
-    ai._service = None
+    asyncio.run(site.aclose())
+    ai._site = None
     assert asyncio.run(touch(closes=True)) == 200
 
 

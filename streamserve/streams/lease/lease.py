@@ -54,6 +54,13 @@ class Record:
     fence: int
     producer: str
     is_finished: bool
+    # How it ended, of a finished stream; `text` only where the site stores it.
+    finish_reason: str = ""
+    error_code: str = ""
+    last_seq: int = 0
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    text: str = ""
 
 
 class Claims(Protocol):
