@@ -25,6 +25,14 @@ async def models(call: Call, site: Site) -> Reply:
     return json_reply(openai_chat.models_json([client.describe() for client in site.clients.values()]))
 
 
+async def model(call: Call, site: Site) -> Reply:
+    """GET /v1/models/{id}: one of them."""
+    alias = call.params["model"]
+    if alias not in site.clients:
+        raise NotFound(f"There is no model {alias!r} here.", code="model_not_found", param="model")
+    return json_reply(openai_chat.model_json(site.clients[alias].describe()))
+
+
 async def unknown(call: Call, site: None) -> Reply:
     """Any other address under /v1/: a 404 that SDKs can read."""
     path = call.params["path"]

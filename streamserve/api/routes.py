@@ -102,6 +102,7 @@ ROUTES = (
     _native("streams/<path:path>", ops.unknown, _OPEN, methods=_ANY, needs_site=False),
     _openai("v1/chat/completions", openai.chat_completions, methods=("POST",), name="chat_completions"),
     _openai("v1/models", openai.models, name="models"),
+    _openai("v1/models/<path:model>", openai.model, name="model"),
     _openai("v1/<path:path>", openai.unknown, _OPEN, methods=_ANY, needs_site=False),
     _native("livez", ops.livez, _OPEN, methods=_READ, name="livez", needs_site=False),
     _native("readyz", ops.readyz, _OPEN, methods=_READ, name="readyz"),

@@ -37,7 +37,7 @@ def route_of(pattern: URLPattern) -> Route:
 
 def address(pattern: URLPattern) -> str:
     path = str(pattern.pattern).replace("<stream_id:stream_id>", UNKNOWN_ID)
-    return "/" + path.replace("<path:path>", "nothing")
+    return "/" + path.replace("<path:path>", "nothing").replace("<path:model>", "nothing")
 
 
 def test_the_urlconf_is_the_table() -> None:
