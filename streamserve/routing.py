@@ -19,12 +19,15 @@ def wrap(django_application: Any) -> Any:
     """
     from channels.auth import AuthMiddlewareStack
     from channels.routing import ProtocolTypeRouter, URLRouter
+    from django.urls import re_path
 
     from streamserve.asgi.middleware import StreamMiddleware
     from streamserve.conf import get_problems, get_settings
     from streamserve.web.site import begin_to_drain, reset, shut_down_streams
+    from streamserve.web.websocket import deny_unknown_path
 
-    websocket = AuthMiddlewareStack(URLRouter(_websocket_urlpatterns()))
+    unknown = re_path("", deny_unknown_path)  # type: ignore[arg-type]  # without it the router raises: a 500
+    websocket = AuthMiddlewareStack(URLRouter([*_websocket_urlpatterns(), unknown]))
     hardens = not get_problems() and get_settings().harden_event_streams  # the system checks name the problems
     router = ProtocolTypeRouter({"http": django_application, "websocket": websocket})
     middleware = StreamMiddleware(router, harden=hardens)

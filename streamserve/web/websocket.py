@@ -22,6 +22,7 @@ from channels.exceptions import StopConsumer
 
 from streamserve.api.resume import gone
 from streamserve.api.routes import CHAT_CALLERS, Access
+from streamserve.asgi.types import Receive, Scope, Send
 from streamserve.conf import get_settings
 from streamserve.dialects import native
 from streamserve.dialects.fields import read, required
@@ -45,6 +46,7 @@ from streamserve.web.subscriptions import SocketGone, Subscriptions
 
 log = structlog.get_logger("streamserve")
 
+_UNKNOWN_PATH = 4404  # a close code of ours, as HTTP's 404
 _WITHOUT_RIGHTS = ("ack", "ping", "pong")  # they ask for nothing
 
 
@@ -265,3 +267,19 @@ class StreamConsumer(AsyncConsumer):  # type: ignore[misc]  # channels ships no 
             await self.send(message)
         except OSError:  # what uvicorn raises (ASGI 3, "Disconnected client")
             raise SocketGone from None
+
+
+async def deny_unknown_path(scope: Scope, receive: Receive, send: Send) -> None:
+    """Answer a handshake at an unknown path: 404 where the server can (ASGI's "WebSocket Denial Response").
+
+    Else the socket is opened and closed with 4404, which a page sees; a refusal before that would be a 403.
+    """
+    await receive()
+    if "websocket.http.response" in scope.get("extensions", {}):
+        headers = [(b"content-type", b"text/plain; charset=utf-8")]
+        await send({"type": "websocket.http.response.start", "status": 404, "headers": headers})
+        await send({"type": "websocket.http.response.body", "body": b"There is no WebSocket at this address.\n"})
+        return
+    await send({"type": "websocket.accept"})
+    reason = "There is no WebSocket at this address."
+    await send({"type": "websocket.close", "code": _UNKNOWN_PATH, "reason": reason})

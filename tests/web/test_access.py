@@ -304,6 +304,19 @@ async def test_a_websocket_handshake_is_looked_at(
     await socket.disconnect()
 
 
+def test_an_unknown_websocket_path_is_no_failure(streamserve_server: DaphneServer) -> None:
+    """Over the wire the socket is closed with 4404, and the server's log has no traceback."""
+    from websockets.exceptions import ConnectionClosed
+    from websockets.sync.client import connect
+
+    with connect(f"{streamserve_server.websocket_url}/ws/nothing", proxy=None) as socket:
+        with pytest.raises(ConnectionClosed) as raised:
+            socket.recv(timeout=30)
+        assert raised.value.rcvd is not None
+        assert raised.value.rcvd.code == 4404
+    assert "Traceback" not in streamserve_server.log()
+
+
 def test_a_real_server_serves_the_users_fixture(streamserve_server: DaphneServer) -> None:
     """What streamserve.pytest_fixtures gives to other sites' tests."""
     import httpx
