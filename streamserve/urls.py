@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from django.urls import path, register_converter
+from django.urls.converters import StringConverter
 
 from streamserve.api.routes import CONVERTERS, ROUTES
 from streamserve.web.views import view_of
@@ -10,16 +11,10 @@ from streamserve.web.views import view_of
 app_name = "streamserve"
 
 
-class StreamIdConverter:
+class StreamIdConverter(StringConverter):
     """128 random bits in hex; anything else is not an id, and no query is made for it."""
 
     regex = CONVERTERS["stream_id"]
-
-    def to_python(self, value: str) -> str:
-        return value
-
-    def to_url(self, value: str) -> str:
-        return value
 
 
 register_converter(StreamIdConverter, "stream_id")

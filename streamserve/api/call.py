@@ -61,7 +61,7 @@ class Call:
     headers: Mapping[str, str]
     caller: Caller
     request_id: str
-    body: AsyncIterator[bytes]  # unbounded: read it through `chunks` or `json`
+    body: Callable[[], AsyncIterator[bytes]]  # unbounded: read it through `chunks` or `json`
     wait: Wait
     params: Mapping[str, str] = field(default_factory=dict)
     query_string: str = ""
@@ -85,7 +85,7 @@ class Call:
         """Yield the body as it comes, up to the limit. What the headers say of it is checked before a byte is read."""
         check_head(self.headers.get("content-length", ""), self.headers.get("content-encoding", ""), limits)
         num_bytes = 0
-        async for chunk in self.body:
+        async for chunk in self.body():
             num_bytes += len(chunk)
             if num_bytes > limits.max_body_bytes:
                 raise too_large(limits)

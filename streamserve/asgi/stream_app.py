@@ -225,7 +225,7 @@ class StreamApp:
                 headers=request.headers,
                 caller=NOBODY if route.access.callers == ANYONE else await self._caller(request.scope),
                 request_id=request.id,
-                body=request.chunks(),
+                body=request.chunks,
                 wait=request.wait,
                 params=params,
                 query_string=request.query_string,

@@ -152,7 +152,8 @@ class Runtime:
 
     async def find(self, caller: Caller, *, stream_id: str = "", log_id: str = "") -> Found:
         """Return the stream with its row, by one query. Another tenant's is as unknown as one that never was."""
-        row = await _row(pk=stream_id) if stream_id else await _row(log_id=log_id)
+        lookup = {"pk": stream_id} if stream_id else {"log_id": log_id}
+        row = await database_sync_to_async(StreamRow.objects.filter(**lookup).first)()
         if row is None or row.tenant != caller.tenant:
             raise NotFound("There is no stream of that id.", code="stream_not_found")
         record = record_of(row)
@@ -161,7 +162,7 @@ class Runtime:
     async def find_for_watcher(self, caller: Caller, stream_id: str) -> tuple[str, Found]:
         """Return the caller's user name and the stream, of any tenant, if the user may watch."""
         user = await database_sync_to_async(watching_user)(caller.owner)
-        row = None if user is None else await _row(pk=stream_id)
+        row = await database_sync_to_async(StreamRow.objects.for_watcher(user).filter(pk=stream_id).first)()
         if row is None:
             raise NotFound("There is no stream of that id.", code="stream_not_found")
         record = record_of(row)
@@ -202,11 +203,6 @@ class Runtime:
         await self.log.aclose()
         if self.workers is not None:
             await asyncio.to_thread(self.workers.close)
-
-
-async def _row(**lookup: str) -> StreamRow | None:
-    row: StreamRow | None = await database_sync_to_async(StreamRow.objects.filter(**lookup).first)()
-    return row
 
 
 async def _outside_request(work: Awaitable[Any]) -> Any:

@@ -51,7 +51,7 @@ def view_of(route: Route) -> View:
                 headers=headers,
                 caller=await admit(route.access, request, headers),
                 request_id=request_id,
-                body=_chunks(request),
+                body=functools.partial(_chunks, request),
                 wait=_wait,
                 params=params,
                 query_string=request.META.get("QUERY_STRING", ""),
