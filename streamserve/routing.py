@@ -1,7 +1,7 @@
 """The ASGI side of a site: `wrap` for one with an asgi.py, `application` for one without, `websocket_urlpatterns`.
 
-Importing this module needs no set-up apps: what does is made on first use (PEP 562), so that an asgi.py may import it
-anywhere.
+Importing this module needs no set-up apps, so that an asgi.py may import it anywhere: what needs them is made on first
+use (PEP 562).
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ from streamserve.asgi.types import App, Receive, Scope, Send
 class StreamMiddleware:
     """Wraps an ASGI app. `scope["streamserve"]` is this object: there is one, and `on_shutdown` can be reached.
 
-    `harden`: see to the app's own `text/event-stream` responses too (harden.py).
+    `harden`: also mend the app's own `text/event-stream` responses (hardening.py).
     """
 
     def __init__(self, app: App, *, harden: bool | Hardening = False) -> None:
@@ -35,7 +35,7 @@ class StreamMiddleware:
         self._drain: Drain | None = None  # of the server, from the first scope that has it
 
     def on_farewell(self, callback: Callable[[], None]) -> None:
-        """Call `callback` when FlowServer goes down and the time of those in flight is up: end your streams."""
+        """Call `callback` when FlowServer goes down and its drain time is over: end your streams."""
         if callback not in self._on_farewell:
             self._on_farewell.append(callback)
             if self._drain is not None:

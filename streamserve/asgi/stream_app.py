@@ -70,7 +70,7 @@ class StreamApp:
     `models`: alias → a folder, a hub id or "echo"; a `ModelConfig`; or an `EngineClient`, which is closed with the app.
     `authenticate(scope)` returns the `Caller`, or None for a 401; it may be async. To let everybody in, say so:
     `authenticate=anyone`. `state_dir`: engines are processes of their own, which all workers that name this folder
-    share; None: they live in this process. `prefix`: a path before all routes, where no mount takes it off.
+    share; None: they live in this process. `prefix`: a path before all routes, where no mount removes it.
     `default_model` "": the first. `log` (None: in memory) holds the events; streams are this process's own with any.
     """
 

@@ -1,8 +1,7 @@
-"""One Channels consumer for `/ws/streams`: it reads what a client asks, and does it. Generation never runs inside
-`receive`.
+"""`StreamConsumer`: the Channels consumer for `/ws/streams`. One instance a socket, on the event loop.
 
-Messages are handled one after the other, in order; the streams they ask for are sent by tasks of their own
-(subscriptions.py), so "stop" and a disconnect are seen at once. One instance a socket, on the event loop.
+Messages are handled in order, one at a time. The streams they ask for are sent by tasks of their own
+(subscriptions.py), never inside `receive`, so a stop and a disconnect take effect at once.
 """
 
 from __future__ import annotations
@@ -28,13 +27,7 @@ from streamserve.dialects import native
 from streamserve.dialects.fields import read, required
 from streamserve.dialects.next_turn import NextTurn
 from streamserve.dialects.websocket import CLOSES, FIELDS, CloseCode, about, failure, internal_error, started
-from streamserve.protocol.errors import (
-    BadRequest,
-    EngineUnavailable,
-    Gone,
-    StreamserveError,
-    Unauthorized,
-)
+from streamserve.protocol.errors import BadRequest, EngineUnavailable, Gone, StreamserveError, Unauthorized
 from streamserve.protocol.json_body import decode_json
 from streamserve.streams.stream import Stream
 from streamserve.web import records as usage
@@ -46,8 +39,7 @@ from streamserve.web.subscriptions import SocketGone, Subscriptions
 
 log = structlog.get_logger("streamserve")
 
-_UNKNOWN_PATH = 4404  # a close code of ours, as HTTP's 404
-_WITHOUT_RIGHTS = ("ack", "ping", "pong")  # they ask for nothing
+_WITHOUT_RIGHTS = ("ack", "ping", "pong")  # they start and read nothing
 
 
 class StreamConsumer(AsyncConsumer):  # type: ignore[misc]  # channels ships no types
@@ -56,21 +48,21 @@ class StreamConsumer(AsyncConsumer):  # type: ignore[misc]  # channels ships no 
     access = Access(callers=CHAT_CALLERS)
 
     def __init__(self) -> None:
-        self._relays = Subscriptions(self._send, self._leave)
+        self._shown = Subscriptions(self._send, self._leave)
         self._tasks: list[asyncio.Task[None]] = []
         self._on_drain: set[Callable[[], None]] = set()
         self._is_busy = self._has_closed = False  # with a message; for good
         self._sent_at = time.monotonic()
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        """Serve one socket. However it ends, its reader has left the streams then."""
+        """Serve one socket. When this returns, its reader is detached from every stream."""
         try:
             await super().__call__(scope, receive, send)
         finally:
             self._on_drain.discard(self._begin_to_leave)
             for task in self._tasks:
                 task.cancel()
-            await self._relays.aclose()
+            await self._shown.aclose()
 
     async def websocket_connect(self, message: Mapping[str, Any]) -> None:
         """Accept a caller who may chat, from our own pages or from no page."""
@@ -83,34 +75,30 @@ class StreamConsumer(AsyncConsumer):  # type: ignore[misc]  # channels ships no 
             await self.send({"type": "websocket.close"})  # before accept: HTTP 403
             return
         await self.send({"type": "websocket.accept"})
-        self._hear_of_drain()
+        self._join_drain()
         seconds = get_settings().streams.ping_seconds
         if seconds:
             self._spawn(self._ping(seconds))
 
     async def websocket_receive(self, message: Mapping[str, Any]) -> None:
-        """Do what one message asks; what is wrong with it is answered, not punished."""
+        """Act on one message. A wrong one is answered by an error, and the socket stays open."""
         if self._has_closed:
-            return  # sent before the client knew
+            return  # sent before the close frame arrived
         self._is_busy = True
+        frame, max_bytes = message.get("text"), get_settings().limits.max_websocket_message_bytes
         with suppress(SocketGone):
-            await self._receive(message.get("text"))
+            if frame is None:
+                await self._close(CloseCode.NOT_TEXT)
+            elif len(body := frame.encode("utf-8", "surrogatepass")) > max_bytes:
+                await self._close(CloseCode.TOO_BIG)
+            else:
+                await self._answer(body)
         self._is_busy = False
-        if self._relays.is_leaving:
+        if self._shown.is_leaving:
             await self._leave()
 
-    async def _receive(self, frame: str | None) -> None:
-        if frame is None:
-            await self._close(CloseCode.NOT_TEXT)
-            return
-        body = frame.encode("utf-8", "surrogatepass")
-        if len(body) > get_settings().limits.max_websocket_message_bytes:
-            await self._close(CloseCode.TOO_BIG)
-            return
-        await self._answer(body)
-
-    def _hear_of_drain(self) -> None:
-        """Be told when the server begins to go down, if it is one that says so (asgi/drain.py)."""
+    def _join_drain(self) -> None:
+        """Hang `_begin_to_leave` into the server's drain, where it has one (asgi/drain.py)."""
         drain = self.scope.get("extensions", {}).get("streamserve.flow", {}).get("drain")
         if drain is not None:
             drain.on_drain(begin_to_drain)
@@ -120,8 +108,8 @@ class StreamConsumer(AsyncConsumer):  # type: ignore[misc]  # channels ships no 
                 self._begin_to_leave()
 
     def _begin_to_leave(self) -> None:
-        """Take nothing new, and close once nothing is shown."""
-        self._relays.is_leaving = True
+        """Take nothing new, and close once no stream is shown."""
+        self._shown.is_leaving = True
         self._spawn(self._leave())
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
@@ -143,7 +131,7 @@ class StreamConsumer(AsyncConsumer):  # type: ignore[misc]  # channels ships no 
         except SocketGone:
             raise
         except Exception:
-            # The edge of a socket: the cause is logged, the client learns that it was not its fault.
+            # The edge of a socket: the cause is logged, the client gets an internal error.
             log.exception("websocket_message_failed", **subject)
             await self._send(failure(internal_error(), subject))
 
@@ -174,19 +162,19 @@ class StreamConsumer(AsyncConsumer):  # type: ignore[misc]  # channels ships no 
         after = message.get("after", 0)
         if after > stream.last_seq:
             raise gone()
-        self._relays.show(get_streams(), stream, after, message.get("credit"))
+        self._shown.show(get_streams(), stream, after, message.get("credit"))
 
     async def _on_ack(self, message: Mapping[str, Any]) -> None:
-        self._relays.ack(required(message, "id"), required(message, "seq"))
+        self._shown.ack(required(message, "id"), required(message, "seq"))
 
     async def _on_stop(self, message: Mapping[str, Any]) -> None:
         stream_id = required(message, "id")
-        with suppress(Gone):  # nothing is left to be stopped
+        with suppress(Gone):  # there is nothing to stop
             stream = await self._own_stream(stream_id)
             await stream.stop(message.get("seen_seq"))
 
     async def _on_input(self, message: Mapping[str, Any]) -> None:
-        """Stop the answer, and go on with its conversation. Refused before anything is stopped, where it can be."""
+        """Stop the answer and continue its conversation. What can be refused is refused before the stop."""
         stream_id = required(message, "id")
         turn = NextTurn(message, get_settings().limits)
         self._check_room(beside=stream_id)
@@ -202,12 +190,12 @@ class StreamConsumer(AsyncConsumer):  # type: ignore[misc]  # channels ships no 
         await self._send({**message, "type": "pong"})
 
     async def _on_pong(self, message: Mapping[str, Any]) -> None:
-        """The answer to a ping of ours; that it could be sent was enough."""
+        """The answer to a ping of ours. Nothing depends on it: the ping itself kept the connection open."""
 
     async def _begin(self, asked: native.NativeRequest, message: Mapping[str, Any]) -> None:
         stream = await get_runtime().start(self._principal, asked.generate, asked.on_disconnect)
         await self._send(started(stream, message))
-        self._relays.show(get_streams(), stream, 0, message.get("credit"))
+        self._shown.show(get_streams(), stream, 0, message.get("credit"))
 
     ### What it takes
 
@@ -219,23 +207,23 @@ class StreamConsumer(AsyncConsumer):  # type: ignore[misc]  # channels ships no 
         return found.stream
 
     async def _check_rights(self) -> None:
-        """A socket may outlive a key or an account: look again before each thing it asks for."""
+        """Raise Unauthorized once the key or account is no longer active: a socket may outlive both."""
         owners = {self._principal.owner}
         if await database_sync_to_async(owners_without_rights)(owners):
             raise Unauthorized("Your key or account is no longer active.", code="rights_lost")
 
     def _check_room(self, beside: str = "") -> None:
-        """Refuse one stream too many, and any while the server goes down; `beside` is one that makes room for it."""
-        if self._relays.is_leaving:
+        """Refuse a stream too many, and any while the server goes down. `beside`: the stream that it replaces."""
+        if self._shown.is_leaving:
             raise EngineUnavailable("The server is restarting. Connect again.", retry_after=1)
-        num_shown = len(self._relays) - (beside in self._relays)
+        num_shown = len(self._shown) - (beside in self._shown)
         if num_shown >= get_settings().limits.max_streams_per_principal:
             raise BadRequest("This socket shows as many streams as it may. Open another.", code="too_many_on_socket")
 
     ### What the client is sent
 
     async def _ping(self, seconds: float) -> None:
-        """Send a ping after `seconds` in which nothing was sent, again and again."""
+        """Send a ping whenever nothing was sent for `seconds`."""
         with suppress(SocketGone):
             while True:
                 left = self._sent_at + seconds - time.monotonic()
@@ -251,8 +239,8 @@ class StreamConsumer(AsyncConsumer):  # type: ignore[misc]  # channels ships no 
         await self._send_raw({"type": "websocket.send", "text": json.dumps(value, ensure_ascii=False)})
 
     async def _leave(self) -> None:
-        """Close, unless something is shown or asked for still: when that is over, this is called again."""
-        if not self._relays and not self._is_busy:
+        """Close, unless a stream is shown or a message is being handled: this is called again when that ends."""
+        if not self._shown and not self._is_busy:
             with suppress(SocketGone):
                 await self._close(CloseCode.GOING_DOWN)
 
@@ -282,4 +270,4 @@ async def deny_unknown_path(scope: Scope, receive: Receive, send: Send) -> None:
         return
     await send({"type": "websocket.accept"})
     reason = "There is no WebSocket at this address."
-    await send({"type": "websocket.close", "code": _UNKNOWN_PATH, "reason": reason})
+    await send({"type": "websocket.close", "code": int(CloseCode.UNKNOWN_PATH), "reason": reason})
