@@ -11,10 +11,12 @@ from typing import Any
 from django.apps import apps
 from django.conf import settings
 from django.core.checks import CheckMessage, Error, Warning, register
+from django.db import DatabaseError
 from django.utils.module_loading import import_string
 
 from streamserve.conf import ECHO_PATH, LOG_SCHEMES, SiteConfig, get_problems, get_settings
 from streamserve.engine.config import EngineConfig
+from streamserve.streams.lease.liveness import host_of, own_host
 
 _ENGINE_PACKAGES = ("torch", "transformers", "tokenizers", "safetensors")
 _PROBLEM_IDS = {"key": "streamserve.E001", "value": "streamserve.E002", "missing": "streamserve.E003"}
@@ -62,6 +64,33 @@ def check_redis(app_configs: Any, **kwargs: Any) -> list[CheckMessage]:
             id="streamserve.W009",
         )
         for complaint in asyncio.run(_complaints(get_settings()))
+    ]
+
+
+@register(deploy=True)
+def check_hosts(app_configs: Any, **kwargs: Any) -> list[CheckMessage]:
+    """W010: several hosts with a log in a file. Their rows are in the database; without one there is nothing to see."""
+    if get_problems() or get_settings().log != "file":
+        return []
+    from streamserve.models import Stream  # not loaded yet up there
+    from streamserve.web.site import workers_folder
+
+    folder = workers_folder(get_settings())
+    try:
+        own = own_host(folder) if (folder / "host").exists() else ""  # a check makes no folder
+        producers = list(Stream.objects.producers())
+    except (DatabaseError, OSError):
+        return []
+    foreign = {host_of(producer) for producer in producers} - {own, ""}
+    if not foreign:
+        return []
+    return [
+        Warning(
+            f"Answers run on other hosts ({', '.join(sorted(foreign))}), and the log of each is a file of its own: no "
+            "host can show or resume the answers of another.",
+            hint='Set "LOG": "redis://..." on all hosts, or one STATE_DIR for all processes of one machine.',
+            id="streamserve.W010",
+        )
     ]
 
 

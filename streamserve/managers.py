@@ -1,4 +1,4 @@
-"""Querysets: who may see which row, and state changes with their guard in the WHERE.
+"""Querysets: which rows a caller may see, and state changes with their guard in the WHERE.
 
 Who may read a stream is decided by its row's tenant (web/site.py, `find`), who may watch one by `for_watcher`.
 """
@@ -64,12 +64,18 @@ class StreamQuerySet(models.QuerySet["Stream"]):
     """Stream rows: running until the one terminal event."""
 
     def for_watcher(self, user: Any) -> StreamQuerySet:
-        """Return what `user`, who may watch (see rights.watching_user), reaches: everybody's streams; None: nothing."""
+        """Return everybody's streams for a `user` who may watch (see permissions.watching_user); nothing for None."""
         return self.none() if user is None else self.all()
 
     def unfinished(self) -> StreamQuerySet:
-        """Return the streams that somebody must go on with or end, without what was asked."""
+        """Return the streams that are still to be ended, without request and text."""
         return self.filter(state="running").defer("request", "text")
+
+    def producers(self) -> models.QuerySet[Stream, str]:
+        """Return the workers that run streams now."""
+        return (
+            self.filter(state="running").exclude(producer="").order_by().values_list("producer", flat=True).distinct()
+        )
 
     def running_of(self, owner: str, is_prefix: bool) -> models.QuerySet[Stream, tuple[str, str]]:
         """Return (id, producer) of the unfinished streams of `owner`, or of all that begin like it; oldest first."""
@@ -81,12 +87,12 @@ class StreamQuerySet(models.QuerySet["Stream"]):
         return self.filter(state="finished", finished_at__lt=when)
 
     def claim(self, stream_id: str, seen_fence: int, worker_id: str) -> int:
-        """Make `worker_id` the producer, with the next fence; 0 if another was quicker, or it is finished."""
+        """Make `worker_id` the producer, with the next fence; 0 if `seen_fence` is old, or it is finished."""
         seen = self.filter(pk=stream_id, state="running", fence=seen_fence)
         return seen.update(fence=F("fence") + 1, producer=worker_id, released_at=None)
 
     def release(self, stream_id: str, fence: int, worker_id: str) -> int:
-        """Note that `worker_id` produces the stream no more; 0 if it does not with that fence."""
+        """Note that `worker_id` no longer produces the stream; 0 if it did not with that fence."""
         held = self.filter(pk=stream_id, state="running", fence=fence, producer=worker_id)
         return held.update(producer="", released_at=timezone.now())
 

@@ -17,9 +17,9 @@ from streamserve.protocol.errors import BadRequest
 from streamserve.protocol.json_body import check_head, read_body, too_large
 from streamserve.protocol.limits import Limits
 from streamserve.protocol.requests import GenerateRequest
-from streamserve.streams.lease.lease import Record
 from streamserve.streams.reader.delivery import NO_FLOW, Flow
 from streamserve.streams.registry import Streams
+from streamserve.streams.store import Record
 from streamserve.streams.stream import Stream
 
 T = TypeVar("T")

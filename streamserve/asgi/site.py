@@ -21,7 +21,6 @@ from streamserve.protocol.limits import Limits
 from streamserve.protocol.requests import GenerateRequest
 from streamserve.streams.config import StreamConfig
 from streamserve.streams.log.base import EventLog
-from streamserve.streams.quota import StreamQuota
 from streamserve.streams.registry import Streams
 from streamserve.streams.stream import Stream
 
@@ -42,8 +41,7 @@ class LocalSite:
         self.loop = asyncio.get_running_loop()
         self.clients, self.limits, self.default_model = clients, limits, default_model
         self.is_draining = False
-        self.streams = Streams(clients, log, settings)
-        self._quota = StreamQuota(limits, self.streams)
+        self.streams = Streams(clients, log, settings, limits=limits)
         self._secret = secrets.token_bytes(32)
 
     def start_loading(self) -> None:
@@ -58,10 +56,7 @@ class LocalSite:
         request = dataclasses.replace(request, salt=salt)
         if request.model in self.clients:
             self.clients[request.model].start()
-        async with self._quota.place_for(caller.owner):
-            return await self.streams.start(
-                request, owner=caller.owner, tenant=caller.tenant, on_disconnect=on_disconnect
-            )
+        return await self.streams.start(request, owner=caller.owner, tenant=caller.tenant, on_disconnect=on_disconnect)
 
     async def find(self, caller: Caller, *, stream_id: str = "", log_id: str = "") -> Found:
         """Return the stream; another tenant's is as unknown as one that never was. Raises NotFound."""

@@ -1,8 +1,8 @@
-"""`Streams`: every stream of this process: started here, found here, forgotten here.
+"""`Streams`: every stream of this process: started here, found here, dropped here.
 
-Owns one task per stream, which runs the stream to its end, reports it, keeps it for replay and drops it. With `claims`,
-the log and the streams in it are shared with other processes: what is not here is looked for there (`reach`). Lives on
-one event loop; knows no wire, no users beyond the `owner` and `tenant` strings it is given, and no framework.
+Owns one task per stream, which writes its record, runs it to its end, records that, keeps the stream for replay and
+drops it. With a shared store, other processes have the same log and streams: `reach` restores what is not here. Lives
+on one event loop; knows no wire, no users beyond the `owner` and `tenant` strings, and no framework.
 """
 
 from __future__ import annotations
@@ -10,36 +10,38 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import random
 import secrets
 import time
-from collections import Counter, OrderedDict
-from collections.abc import Awaitable, Callable, Mapping
+from collections import OrderedDict
+from collections.abc import Mapping
 from contextvars import Context
 from dataclasses import replace
 
 from streamserve.clients.base import EngineClient, Generation, ModelDescription
-from streamserve.protocol.errors import EngineUnavailable, NotFound
+from streamserve.protocol.errors import EngineUnavailable, NotFound, StreamserveError
+from streamserve.protocol.limits import Limits
 from streamserve.protocol.requests import GenerateRequest
 from streamserve.streams.config import StreamConfig
-from streamserve.streams.lease.lease import Claims, Lease, Record
-from streamserve.streams.log.base import EventLog
-from streamserve.streams.restore import recall
+from streamserve.streams.lease.lease import Lease
+from streamserve.streams.log.base import EventLog, LogUnavailable
+from streamserve.streams.quota import StreamQuota
+from streamserve.streams.restore import restore
+from streamserve.streams.store import NullStore, Record, StreamStore, answer_text
 from streamserve.streams.stream import Stream
+from streamserve.streams.transcript import StreamSummary
 
 logger = logging.getLogger("streamserve.streams")
 
-# `aclose` waits this long for terminal events to be committed and reported, then cancels.
+# `aclose` waits this long for terminal events to be committed and their records finished, then cancels.
 _CLOSE_SECONDS = 5.0
 _ENGINE_POLL_SECONDS = 0.05
-
-OnFinished = Callable[[Stream], Awaitable[None]]
+# Between attempts to write a stream's end. The longest leaves room for one more while the process closes.
+_RETRY_SECONDS, _MAX_RETRY_SECONDS = 0.1, 4.0
 
 
 class Streams:
-    """The directory. `on_finished` is awaited for each stream, after its terminal event is committed, at least once.
-
-    Again where a stream is recalled whose producer is gone: it may have died between the two.
-    """
+    """The registry. `limits` bounds how many streams an owner may have at once; None is no bound."""
 
     def __init__(
         self,
@@ -47,43 +49,64 @@ class Streams:
         log: EventLog,
         settings: StreamConfig | None = None,
         *,
-        on_finished: OnFinished | None = None,
-        claims: Claims | None = None,
+        store: StreamStore | None = None,
+        limits: Limits | None = None,
     ) -> None:
         self.clients = clients
         self.log = log
         self.settings = settings or StreamConfig()
-        self._on_finished = on_finished
-        self._claims = claims
+        self.store = store or NullStore()
+        self._quota = StreamQuota(limits, self)
         self._streams: dict[str, Stream] = {}
         self._by_log: dict[str, Stream] = {}
-        self._starting: Counter[str] = Counter()
         self._kept: OrderedDict[str, asyncio.Event] = OrderedDict()  # finished streams; set the event to drop one
         self._expired: OrderedDict[str, None] = OrderedDict()  # ids and log ids of dropped streams
         self._tasks: set[asyncio.Task[None]] = set()
         self._is_closing = False
 
     async def start(self, request: GenerateRequest, *, owner: str, tenant: str, on_disconnect: str = "park") -> Stream:
-        """Have the engine accept `request` and return its running stream. Whatever is raised, nothing was created.
+        """Start an answer: a place in the quota, the engine's acceptance, the record, `meta`; then its task runs.
 
-        Raises NotFound for an unknown model, and what the client raises: BadRequest, Refused.
+        Whatever is raised, no stream runs: NotFound for an unknown model, QuotaExceeded, Overloaded, LogUnavailable,
+        what the store raises, and what the client raises: BadRequest, Refused.
         """
-        client = self._find_client(request.model)
-        arrived_at = time.monotonic() if request.arrived_at is None else request.arrived_at
-        reader_tokens = None if on_disconnect == "finish" else (0,) * request.n
+        client = self.clients.get(request.model)
+        if client is None:
+            raise NotFound(f"There is no model {request.model!r} here.", code="model_not_found", param="model")
         request = replace(
             request,
             tenant=tenant,
             stream_id=secrets.token_hex(16),
-            arrived_at=arrived_at,
-            reader_tokens=reader_tokens,
+            arrived_at=time.monotonic() if request.arrived_at is None else request.arrived_at,
+            reader_tokens=None if on_disconnect == "finish" else (0,) * request.n,
         )
-        self._starting[owner] += 1
+        async with self._quota.place_for(owner) as take_place:
+            generation, request = await self._accept(client, request)
+            try:
+                if self._is_closing:
+                    raise EngineUnavailable("The server is shutting down.")
+                take_place()
+                lease = Lease(self.store, request.stream_id)
+                stream = Stream(
+                    client,
+                    self.log,
+                    self.settings,
+                    request,
+                    generation,
+                    owner=owner,
+                    on_disconnect=on_disconnect,
+                    claim=lease,
+                )
+            except BaseException:
+                generation.cancel()
+                raise
+            begun: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._add(stream, generation, begun)
         try:
-            stream = await self._open(client, request, owner, on_disconnect)
-        finally:
-            self._starting -= Counter([owner])
-        self._add(stream)
+            await begun
+        except asyncio.CancelledError:
+            stream.abandon()
+            raise
         return stream
 
     def find(self, stream_id: str) -> Stream | None:
@@ -91,22 +114,33 @@ class Streams:
         return self._streams.get(stream_id)
 
     async def reach(self, stream_id: str, record: Record | None = None) -> Stream | None:
-        """Return the stream of that id, whichever process it belongs to, with all that is committed counted.
+        """Return the stream of that id, whichever process runs it, with all that is committed counted.
 
-        None if there is no such stream or its events are no longer kept. Who comes to read must attach soon. A `record`
-        that was loaded just now is not loaded again. Raises LogUnavailable.
+        `record` is the stream's, if the caller has just read it. None if there is no such stream or its events are no
+        longer kept. A reader must attach soon. Raises LogUnavailable.
         """
         stream = self._streams.get(stream_id)
-        if self._claims is None:
+        if not self.store.is_shared:
             return stream
         if self._is_closing:
             raise EngineUnavailable("The server is shutting down.")
-        if stream is None or stream.has_left:
-            return await self._recall(stream_id, self._claims, record)
-        try:
-            await stream.catch_up()
-        except KeyError:
+        if stream is not None and not stream.has_left:
+            if record is not None:
+                stream.claim.note(record)
+            try:
+                await stream.catch_up()
+            except KeyError:
+                return None
+            return stream
+        record = record or await self.store.find(stream_id=stream_id)
+        if record is None:
             return None
+        stream = await restore(record, self.store, self.clients.get(record.model), self.log, self.settings)
+        quicker = self._streams.get(stream_id)
+        if quicker is not None and not quicker.has_left:
+            return quicker
+        if stream is not None:
+            self._add(stream)
         return stream
 
     def find_log(self, log_id: str) -> Stream | None:
@@ -114,26 +148,22 @@ class Streams:
         return self._by_log.get(log_id)
 
     def is_expired(self, some_id: str) -> bool:
-        """Tell whether a stream of that id or log id was here and has been dropped: 410 rather than 404."""
+        """Return whether a stream of that id or log id was here and has been dropped: 410 rather than 404."""
         return some_id in self._expired
 
     def all(self) -> list[Stream]:
         """Return every stream, oldest first, the finished ones that are kept too."""
         return list(self._streams.values())
 
-    def num_live(self, owner: str | None = None) -> int:
-        """Count this process's unfinished streams, and those being started: right before `start` it cannot race."""
-        starting = self._starting.total() if owner is None else self._starting[owner]
-        return starting + sum(stream.is_live for stream in self.all() if owner in (None, stream.owner))
-
     def shut_down(self) -> None:
-        """Take no new stream, and end those that are here; on a shared log another worker can go on with them."""
+        """Take no new stream, and end those that are here; on a shared log another worker can resume them."""
         self._is_closing = True
         for stream in self.all():
-            stream.shut_down()
+            if stream.last_seq:  # else its client is still being answered, and `aclose` gives it some seconds
+                stream.shut_down()
 
     async def aclose(self) -> None:
-        """End every live stream with a retryable `error`; returns when that is committed and no task is left."""
+        """End every live stream with a retryable `error`; return when that is committed and no task is left."""
         self.shut_down()
         for drop in self._kept.values():
             drop.set()
@@ -142,33 +172,7 @@ class Streams:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-
-    def _find_client(self, model: str) -> EngineClient:
-        client = self.clients.get(model)
-        if client is None:
-            raise NotFound(f"There is no model {model!r} here.", code="model_not_found", param="model")
-        return client
-
-    async def _open(self, client: EngineClient, request: GenerateRequest, owner: str, on_disconnect: str) -> Stream:
-        generation, request = await self._accept(client, request)
-        try:
-            if self._is_closing:
-                raise EngineUnavailable("The server is shutting down.")
-            stream = Stream(
-                client,
-                self.log,
-                self.settings,
-                request,
-                generation,
-                owner=owner,
-                on_disconnect=on_disconnect,
-                claim=Lease(self._claims, request.stream_id),
-            )
-            await stream.open()
-        except BaseException:
-            generation.cancel()
-            raise
-        return stream
+        await self._quota.aclose()
 
     async def _accept(self, client: EngineClient, request: GenerateRequest) -> tuple[Generation, GenerateRequest]:
         """Have the engine accept `request`; the wait for one that is being replaced is no queue time."""
@@ -182,32 +186,65 @@ class Streams:
             await asyncio.sleep(_ENGINE_POLL_SECONDS)
             request = replace(request, arrived_at=time.monotonic())
 
-    async def _recall(self, stream_id: str, claims: Claims, record: Record | None) -> Stream | None:
-        record = record or await claims.find(stream_id)
-        if record is None:
-            return None
-        stream = await recall(record, claims, self.clients.get(record.model), self.log, self.settings)
-        quicker = self._streams.get(stream_id)
-        if quicker is not None and not quicker.has_left:
-            return quicker
-        if stream is not None:
-            self._add(stream)
-        return stream
-
-    def _add(self, stream: Stream) -> None:
+    def _add(
+        self, stream: Stream, generation: Generation | None = None, begun: asyncio.Future[None] | None = None
+    ) -> None:
+        """Enter the stream and run its task. A new one has a `generation`; `begun` is set once it may be read."""
         self._streams[stream.id] = self._by_log[stream.log_id] = stream
+        live = self._live(stream) if generation is None or begun is None else self._begin(stream, generation, begun)
         # An empty context: the stream outlives the request that started it, and must keep nothing of it alive.
-        task = asyncio.get_running_loop().create_task(self._live(stream), name=f"stream {stream.id}", context=Context())
+        task = asyncio.get_running_loop().create_task(live, name=f"stream {stream.id}", context=Context())
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
+    async def _begin(self, stream: Stream, generation: Generation, begun: asyncio.Future[None]) -> None:
+        """Insert the record and commit `meta`, then run the stream. What fails is raised where `begun` is awaited."""
+        failure: Exception | None = None
+        is_inserted = False
+        record = Record(
+            id=stream.id,
+            log_id=stream.log_id,
+            owner=stream.owner,
+            tenant=stream.tenant,
+            model=stream.model,
+            created=time.time(),
+            on_disconnect=stream.on_disconnect,
+            request=stream.request,
+            fence=stream.claim.fence,
+            producer=self.store.worker_id,
+        )
+        try:
+            await self.store.insert(record)
+            is_inserted = True
+            await stream.open()
+        except Exception as error:
+            failure = error
+        except asyncio.CancelledError:
+            generation.cancel()
+            if not begun.done():
+                begun.set_exception(EngineUnavailable("The server is shutting down."))
+            raise
+        if failure is None:
+            if not begun.done():
+                begun.set_result(None)
+            await self._live(stream)
+            return
+        generation.cancel()
+        stream.ended.set()
+        self._remove(stream)
+        if not begun.done():
+            begun.set_exception(failure)
+        if is_inserted:
+            code = failure.code if isinstance(failure, StreamserveError) else "internal_error"
+            await self._write_end(replace(stream.summary(), error_code=code), stream.last_seq, "")
+
     async def _live(self, stream: Stream) -> None:
-        """The life of one stream. When the server stops, logs are left to the readers who still read them."""
+        """Run a stream that is open to its end, write that and keep it. When the server stops, nothing is dropped."""
         try:
             await stream.run()
             is_ended = stream.terminal is not None and not stream.claim.is_elsewhere
-            if stream.claim.is_held or is_ended:  # else that is for whoever wrote its end, who lives
-                await self._report(stream)
+            if stream.claim.is_held or is_ended:  # else the process that wrote the end is alive, and records it
+                await self._write_end(stream.summary(), stream.last_seq, await self._text_of(stream))
             if not self._is_closing and not stream.has_left:
                 await self._keep(stream)
             if not self._is_closing:
@@ -215,16 +252,33 @@ class Streams:
         except Exception:
             logger.exception("stream %s: failed after its end", stream.id)
 
-    async def _report(self, stream: Stream) -> None:
-        if self._on_finished is None:
-            return
+    async def _write_end(self, summary: StreamSummary, last_seq: int, text: str) -> None:
+        """Finish the stream's record, again and again until that succeeds. Until then other processes count it."""
+        delay = _RETRY_SECONDS
+        while True:
+            try:
+                await self.store.finish(summary, last_seq=last_seq, text=text)
+                return
+            except Exception as error:
+                if delay == _RETRY_SECONDS:
+                    logger.exception("stream %s: its end is not written yet", summary.id)
+                else:
+                    logger.warning("stream %s: its end is not written yet: %s", summary.id, error)
+            await asyncio.sleep(delay * random.uniform(0.5, 1.0))
+            delay = min(2 * delay, _MAX_RETRY_SECONDS)
+
+    async def _text_of(self, stream: Stream) -> str:
+        """Return the answer as it is to be stored: nothing of one that ends while the log cannot be read."""
+        if not self.store.keeps_text:
+            return ""
         try:
-            await self._on_finished(stream)
-        except Exception:
-            logger.exception("stream %s: on_finished failed", stream.id)
+            return await answer_text(self.log, stream.log_id)
+        except (KeyError, LogUnavailable):
+            logger.exception("stream %s: its text is not stored", stream.id)
+            return ""
 
     async def _keep(self, stream: Stream) -> None:
-        """Wait until the finished stream may go: its time is over, or newer ones need its room."""
+        """Wait until the finished stream may be dropped: its time is over, or newer ones need its room."""
         self._kept[stream.id] = drop = asyncio.Event()
         self._make_room()
         while not drop.is_set():
@@ -236,7 +290,7 @@ class Streams:
         self._kept.pop(stream.id, None)
 
     def _make_room(self) -> None:
-        """Let the oldest finished stream without readers go, if there are too many."""
+        """Drop the oldest finished stream without readers, if there are too many."""
         if len(self._kept) > self.settings.max_finished:
             idle = (name for name in self._kept if self._streams[name].readers.num_attached == 0)
             oldest = next(idle, None)
@@ -244,20 +298,23 @@ class Streams:
                 self._kept.pop(oldest).set()
 
     async def _drop(self, stream: Stream) -> None:
-        if self._streams.get(stream.id) is stream:
-            del self._streams[stream.id], self._by_log[stream.log_id]
-        if self._claims is not None:
-            return  # others may read the log; it is purged when it is old
+        self._remove(stream)
+        if self.store.is_shared:
+            return  # other processes may read the log; it is purged when it is old
         for name in (stream.id, stream.log_id):
             self._expired[name] = None
         while len(self._expired) > 2 * self.settings.max_expired:
             self._expired.popitem(last=False)
         await self.log.drop(stream.log_id)
 
+    def _remove(self, stream: Stream) -> None:
+        if self._streams.get(stream.id) is stream:
+            del self._streams[stream.id], self._by_log[stream.log_id]
+
 
 def _is_coming(model: ModelDescription) -> bool:
-    """Tell whether an engine may be expected in a moment: there was one, or this process has not looked yet.
+    """Return whether an engine may be expected in a moment: there was one, or this process has not looked yet.
 
-    One that drains may make way for another; that it is "ready" may be old news.
+    One that drains may be replaced; that it is "ready" may be out of date.
     """
     return (model.was_ready and model.state in ("ready", "draining", "loading")) or model.stage == "connecting"

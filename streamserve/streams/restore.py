@@ -1,6 +1,6 @@
-"""`recall`: a stream of another process, or of one that has died, rebuilt here from its record and its log.
+"""`restore`: a stream of another process, or of one that has died, rebuilt from its record and its log.
 
-It begins as a follower of the log; an owner's reader has it claim the stream (claim.py) and go on. asyncio.
+It begins as a replica, which follows the log; an owner's reader has it claim the stream (lease.py) and resume. asyncio.
 """
 
 from __future__ import annotations
@@ -13,18 +13,19 @@ from streamserve.clients.base import EngineClient, Generation
 from streamserve.protocol.errors import NotFound, StreamserveError
 from streamserve.protocol.requests import GenerateRequest
 from streamserve.streams.config import StreamConfig
-from streamserve.streams.lease.lease import Claims, Lease, Record
+from streamserve.streams.lease.lease import Lease
 from streamserve.streams.log.base import EventLog
+from streamserve.streams.store import Record, StreamStore
 from streamserve.streams.stream import Stream
 
-# The machine's monotonic clock begins anew when it boots: a moment that far off what the calendar says is of another.
+# The monotonic clock restarts when the machine boots: a time further off wall time than this is of another boot.
 _CLOCK_SECONDS = 5.0
 
 
-async def recall(
-    record: Record, claims: Claims, client: EngineClient | None, log: EventLog, settings: StreamConfig
+async def restore(
+    record: Record, store: StreamStore, client: EngineClient | None, log: EventLog, settings: StreamConfig
 ) -> Stream | None:
-    """Return the stream with all that is committed noted; None if its log is gone. `run` must follow."""
+    """Return the stream with all that is committed counted; None if its log is gone. `run` must follow."""
     stream = Stream(
         client if client is not None and record.request is not None else _unable(record),
         log,
@@ -33,7 +34,7 @@ async def recall(
         None,
         owner=record.owner,
         on_disconnect=record.on_disconnect,
-        claim=Lease(claims, record.id, fence=record.fence, is_held=False, producer=record.producer),
+        claim=Lease(store, record.id, fence=record.fence, is_held=False, producer=record.producer),
         log_id=record.log_id,
         created=int(record.created),
     )
@@ -41,25 +42,25 @@ async def recall(
         await stream.catch_up()
     except KeyError:
         return None
-    # Finished, and without an end in the log: that was shown elsewhere while the log was away, and is not there (yet).
+    # A finished record without an end in the log: the end was shown elsewhere while the log was away.
     return stream if stream.last_seq and (stream.terminal is not None or not record.is_finished) else None
 
 
 def _request_of(record: Record) -> GenerateRequest:
-    """Return what was asked, with its place in time; of a finished stream, which needs neither, a stand-in."""
+    """Return the request with its arrival on this machine's clock; a stand-in for a finished stream's."""
     arrived_at = time.monotonic() - (time.time() - record.created)
     if record.request is None:
         return GenerateRequest(
             model=record.model, prompt="", tenant=record.tenant, stream_id=record.id, arrived_at=arrived_at
         )
-    said = record.request.arrived_at
-    if said is not None and abs(said - arrived_at) < _CLOCK_SECONDS:
-        arrived_at = said
+    kept = record.request.arrived_at
+    if kept is not None and abs(kept - arrived_at) < _CLOCK_SECONDS:
+        arrived_at = kept
     return replace(record.request, tenant=record.tenant, stream_id=record.id, arrived_at=arrived_at)
 
 
 class _Unable:
-    """Stands where an engine would, and says why there is none."""
+    """Stands in for an engine, and raises why there is none."""
 
     def __init__(self, error: StreamserveError) -> None:
         self._error = error

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from contextvars import Context
 from pathlib import Path
 from typing import Any, cast
@@ -22,22 +22,19 @@ from streamserve.clients.base import EngineClient
 from streamserve.clients.factory import make_client
 from streamserve.clients.process.client import ProcessClient
 from streamserve.conf import LOG_SCHEMES, SiteConfig, get_settings
-from streamserve.models import Stream as StreamRow
 from streamserve.protocol.errors import NotFound
 from streamserve.protocol.requests import GenerateRequest
-from streamserve.streams.lease.liveness import Workers
+from streamserve.streams.lease.liveness import Liveness
 from streamserve.streams.log.base import EventLog, LogUnavailable, MemoryLog
 from streamserve.streams.log.file_log import FileLog
 from streamserve.streams.log.spare_log import SpareLog, trouble_of
-from streamserve.streams.quota import StreamQuota
 from streamserve.streams.registry import Streams
 from streamserve.streams.stream import Stream
-from streamserve.web import records as usage
 from streamserve.web.audit import WatchAudit
 from streamserve.web.auth import salt_of
-from streamserve.web.lease_rows import RowClaims, record_of, running_of
 from streamserve.web.permissions import PermissionChecks, watching_user
 from streamserve.web.reaper import Reaper
+from streamserve.web.store import RowStore
 
 log = structlog.get_logger("streamserve")
 
@@ -65,16 +62,21 @@ def log_for(settings: SiteConfig) -> EventLog:
     return SpareLog(FileLog(Path(settings.state_dir) / LOG_FILE))
 
 
-def workers_for(settings: SiteConfig) -> Workers | None:
-    """Return this process as a worker, under a new id. None where streams are in its memory: nobody shares them."""
+def workers_folder(settings: SiteConfig) -> Path:
+    """Return where this host's workers keep their locks."""
+    return Path(settings.state_dir) / WORKERS_FOLDER
+
+
+def liveness_for(settings: SiteConfig) -> Liveness | None:
+    """Return this process as a worker, under a new id. None where streams are in its memory, and not shared."""
     if settings.log == "memory":
         return None
-    folder = Path(settings.state_dir) / WORKERS_FOLDER
+    folder = workers_folder(settings)
     if settings.log.startswith(LOG_SCHEMES):
-        from streamserve.streams.lease.redis_liveness import RedisWorkers  # needs the package redis
+        from streamserve.streams.lease.redis_liveness import RedisLiveness  # needs the package redis
 
-        return RedisWorkers(folder, settings.log)
-    return Workers(folder)
+        return RedisLiveness(folder, settings.log)
+    return Liveness(folder)
 
 
 async def check_log(event_log: EventLog) -> list[str]:
@@ -104,14 +106,13 @@ class Runtime:
         self.checking: asyncio.Task[list[str]] | None = None
         if settings.log.startswith(LOG_SCHEMES):
             self.checking = loop.create_task(check_log(self.log), name="check of the log", context=Context())
-        self.workers = workers_for(settings)
-        claims = None if self.workers is None else RowClaims(self.workers)
+        self.liveness = liveness_for(settings)
         self.clients: dict[str, EngineClient] = {alias: client_for(settings, alias) for alias in settings.models}
-        self.streams = Streams(self.clients, self.log, settings.streams, on_finished=self._finished, claims=claims)
-        self.quota = StreamQuota(settings.limits, self.streams, running=None if self.workers is None else running_of)
+        store = RowStore(self.liveness, keeps_text=settings.store)
+        self.streams = Streams(self.clients, self.log, settings.streams, store=store, limits=settings.limits)
         self.watches = WatchAudit(self.streams)
         self.rights = PermissionChecks(self.streams, self.watches)
-        self.sweep = None if self.workers is None else Reaper(self.streams, self.workers)
+        self.sweep = None if self.liveness is None else Reaper(self.streams, self.liveness)
         if self.sweep is not None:
             self.sweep.start()
 
@@ -124,48 +125,29 @@ class Runtime:
         return client.describe().state
 
     async def start(self, principal: Caller, request: GenerateRequest, on_disconnect: str = "park") -> Stream:
-        """Start an answer for `principal`, within its quota, and write its row. Raises what the client is told."""
+        """Start an answer for `principal`, within its quota. Raises what the client is answered."""
         request = dataclasses.replace(request, tenant=principal.tenant, salt=salt_of(principal.tenant))
         if request.model in self.clients:
             self.clients[request.model].start()
-        async with self.quota.place_for(principal.owner):
-            stream = await self.streams.start(
-                request, owner=principal.owner, tenant=principal.tenant, on_disconnect=on_disconnect
-            )
-        await self._record_start(stream)
+        stream = await self.streams.start(
+            request, owner=principal.owner, tenant=principal.tenant, on_disconnect=on_disconnect
+        )
         self.rights.ensure_running()
         return stream
 
-    async def _record_start(self, stream: Stream) -> None:
-        """Write the row before the client learns the id. Without a row there is no owner: the stream is ended."""
-        try:
-            worker_id = "" if self.workers is None else self.workers.own_id
-            await _outside_request(usage.record_start(stream, worker_id))
-        except BaseException:
-            await stream.stop(None)
-            raise
-        if stream.terminal is not None:  # it ended while its row was written, and found no row to finish
-            await self._finished(stream)
-
-    async def _finished(self, stream: Stream) -> None:
-        await _outside_request(usage.record_finish(stream, self.log if self.settings.store else None))
-
     async def find(self, caller: Caller, *, stream_id: str = "", log_id: str = "") -> Found:
         """Return the stream with its row, by one query. Another tenant's is as unknown as one that never was."""
-        lookup = {"pk": stream_id} if stream_id else {"log_id": log_id}
-        row = await database_sync_to_async(StreamRow.objects.filter(**lookup).first)()
-        if row is None or row.tenant != caller.tenant:
+        record = await self.streams.store.find(stream_id=stream_id, log_id=log_id)
+        if record is None or record.tenant != caller.tenant:
             raise NotFound("There is no stream of that id.", code="stream_not_found")
-        record = record_of(row)
         return Found(stream=await self.streams.reach(record.id, record), record=record)
 
     async def find_for_watcher(self, caller: Caller, stream_id: str) -> tuple[str, Found]:
         """Return the caller's user name and the stream, of any tenant, if the user may watch."""
         user = await database_sync_to_async(watching_user)(caller.owner)
-        row = await database_sync_to_async(StreamRow.objects.for_watcher(user).filter(pk=stream_id).first)()
-        if row is None:
+        record = None if user is None else await self.streams.store.find(stream_id=stream_id)
+        if record is None:
             raise NotFound("There is no stream of that id.", code="stream_not_found")
-        record = record_of(row)
         return user.get_username(), Found(stream=await self.streams.reach(record.id, record), record=record)
 
     async def watch(self, call: Call, username: str, stream: Stream, after: int) -> Body:
@@ -201,18 +183,8 @@ class Runtime:
         for client in self.clients.values():
             await client.aclose()
         await self.log.aclose()
-        if self.workers is not None:
-            await asyncio.to_thread(self.workers.close)
-
-
-async def _outside_request(work: Awaitable[Any]) -> Any:
-    """Await `work` outside the request's context: asgiref would else keep a thread for a request that has ended."""
-
-    async def run() -> Any:
-        return await work
-
-    # Shielded: a client who leaves while its row is written must not leave a row that nobody finishes.
-    return await asyncio.shield(asyncio.get_running_loop().create_task(run(), context=Context()))
+        if self.liveness is not None:
+            await asyncio.to_thread(self.liveness.close)
 
 
 _runtime: Runtime | None = None  # touched on the event loop only

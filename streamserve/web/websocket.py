@@ -29,8 +29,8 @@ from streamserve.dialects.next_turn import NextTurn
 from streamserve.dialects.websocket import CLOSES, FIELDS, CloseCode, about, failure, internal_error, started
 from streamserve.protocol.errors import BadRequest, EngineUnavailable, Gone, StreamserveError, Unauthorized
 from streamserve.protocol.json_body import decode_json
+from streamserve.streams.store import answer_text
 from streamserve.streams.stream import Stream
-from streamserve.web import records as usage
 from streamserve.web.access import check_access, check_handshake, headers_of
 from streamserve.web.auth import authenticate
 from streamserve.web.permissions import owners_without_rights
@@ -183,7 +183,7 @@ class StreamConsumer(AsyncConsumer):  # type: ignore[misc]  # channels ships no 
         await stream.stop(message.get("seen_seq"))
         if stream.terminal is None:
             raise EngineUnavailable("The server is shutting down.")
-        answer = await usage.answer_text(get_streams().log, stream.log_id)
+        answer = await answer_text(get_streams().log, stream.log_id)
         await self._begin(turn.after(stream.request, answer, stream.on_disconnect), message)
 
     async def _on_ping(self, message: Mapping[str, Any]) -> None:

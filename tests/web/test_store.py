@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import aclosing
-from dataclasses import asdict
+import json
+import sqlite3
+from collections.abc import AsyncIterator, Awaitable, Iterator
+from contextlib import aclosing, closing, contextmanager
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
+import structlog
+from django.db import connections
+from django.db.backends.signals import connection_created
 from django.utils import timezone
 
 from streamserve.clients.thread.client import ThreadClient
@@ -20,12 +26,11 @@ from streamserve.protocol.events import Done, Status
 from streamserve.protocol.limits import Limits
 from streamserve.protocol.requests import GenerateRequest, Message, SamplingParams, decode_request
 from streamserve.streams.config import StreamConfig
-from streamserve.streams.quota import StreamQuota
 from streamserve.streams.reader.follow import collect, follow
 from streamserve.streams.readers import Reader
+from streamserve.streams.registry import Streams
+from streamserve.streams.store import Group
 from streamserve.streams.stream import Stream
-from streamserve.web.lease_rows import running_of
-from streamserve.web.records import plain
 from tests.support.stream_checks import check_native, check_native_part, farewell_of, text_of
 from tests.support.streams import Gate, ask, until
 from tests.support.two_workers import Worker
@@ -78,11 +83,45 @@ async def left(reading: asyncio.Task[bytes]) -> None:
     await asyncio.gather(reading, return_exceptions=True)
 
 
+async def counted(num: int, call: Awaitable[Any]) -> Any:
+    """Await `call`, and see that it makes so many queries."""
+    statements: list[str] = []
+
+    def note(execute: Any, sql: str, params: Any, many: bool, context: Any) -> Any:
+        statements.append(sql)
+        return execute(sql, params, many, context)
+
+    with query_hook(note):
+        result = await call
+    assert len(statements) == num, statements
+    return result
+
+
+@contextmanager
+def query_hook(note: Any) -> Iterator[None]:
+    """Have `note` wrap the queries of connections that are opened from here on, in any thread."""
+
+    def install(connection: Any, **kwargs: Any) -> None:
+        if note not in connection.execute_wrappers:
+            connection.execute_wrappers.append(note)
+
+    connection_created.connect(install)
+    try:
+        yield
+    finally:
+        connection_created.disconnect(install)
+
+
 async def in_row(stream_id: str, **fields: Any) -> None:
     """Wait until the row says so."""
     async with asyncio.timeout(20):
         while not await StreamRow.objects.filter(pk=stream_id, **fields).aexists():  # noqa: ASYNC110
             await asyncio.sleep(0.01)
+
+
+async def forever(*args: Any, **kwargs: Any) -> None:
+    """Never return, as a call of a process that dies in it."""
+    await asyncio.Event().wait()
 
 
 async def test_a_request_is_read_back_as_it_was_kept() -> None:
@@ -104,7 +143,7 @@ async def test_a_request_is_read_back_as_it_was_kept() -> None:
         first_token_at=6.5,
         reader_tokens=(0, 0),
     )
-    kept = plain(asdict(request))
+    kept = json.loads(json.dumps(msgspec.to_builtins(request)))
     assert decode_request(kept) == request
     for wrong in ({**kept, "n": "2"}, {**kept, "new": 1}, {"n": 1}, [], "x"):
         with pytest.raises(ValueError):
@@ -145,7 +184,7 @@ async def test_a_reader_at_the_other_worker_follows_live(one: Worker, two: Worke
     other = asyncio.create_task(two.read(stream.id))
     await until(lambda: two.streams.find(stream.id) is not None, "it is found")
     shadow = two.streams.find(stream.id)
-    assert (shadow.state, shadow.claim.is_held, two.streams.num_live()) == ("running", False, 0)
+    assert (shadow.state, shadow.claim.is_held, shadow.is_live) == ("running", False, False)
     await asyncio.sleep(1.2)  # it has looked again by now
     gate.open()
     here, there = [check_native(data) for data in await asyncio.gather(reading, other)]
@@ -250,7 +289,7 @@ async def test_nobody_comes_back(one: Worker, two: Worker, gate: Gate) -> None:
     await two.sweep.round()
     await in_row(stream.id, producer="", released_at__isnull=False, state="running")
     await two.sweep.round()
-    assert two.streams.find(stream.id) is None
+    assert two.streams.find(stream.id).terminal is None
     await StreamRow.objects.filter(pk=stream.id).aupdate(released_at=timezone.now() - timedelta(seconds=601))
     await two.sweep.round()
     await in_row(stream.id, state="finished", finish_reason="abandoned", request__isnull=True)
@@ -282,10 +321,12 @@ async def test_a_stream_without_its_log_is_over(one: Worker, two: Worker, gate: 
     gate.open()
 
 
-@pytest.mark.parametrize("by", ["a reader", "the sweep"])
-async def test_a_worker_dies_between_the_end_and_its_row(one: Worker, two: Worker, by: str) -> None:
-    """The log has the end: whoever comes upon it writes the row, with the answer's own figures."""
-    one.streams._on_finished = None
+@pytest.mark.parametrize("by", ["a reader", "the reaper"])
+async def test_a_worker_dies_between_the_end_and_its_row(
+    one: Worker, two: Worker, by: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The log has the end: a reader, or the reaper's first round, has the row written with the answer's own figures."""
+    monkeypatch.setattr(one.store, "finish", forever)
     stream = await one.start(asked())
     full = check_native(await one.read(stream.id))
     one.seem_dead()
@@ -293,27 +334,92 @@ async def test_a_worker_dies_between_the_end_and_its_row(one: Worker, two: Worke
         assert check_native(await two.read(stream.id)) == full
     else:
         await two.sweep.round()
-        await in_row(stream.id, state="running", producer="")
-        await StreamRow.objects.filter(pk=stream.id).aupdate(released_at=timezone.now() - timedelta(days=1))
-        await two.sweep.round()
     await in_row(stream.id, state="finished", finish_reason="length", completion_tokens=NUM_TOKENS, error_code="")
 
 
 async def test_a_quota_counts_what_other_workers_run(one: Worker, two: Worker, gate: Gate) -> None:
-    """And those that nobody runs give way there too, the oldest first."""
+    """And those that no worker runs make room there too, the oldest first."""
     gate.allow(0)
-    places = StreamQuota(Limits(max_streams_per_principal=2), two.streams, running=running_of)
     read, left = await one.start(asked()), await one.start(asked())
     reader = Reader()
     read.attach(reader)
+    bounded = Streams(two.streams.clients, two.log, FINE, store=two.store, limits=Limits(max_streams_per_principal=2))
     with pytest.raises(QuotaExceeded):
-        async with places.place_for("user:1"):
-            pass
+        await bounded.start(asked(), owner="user:1", tenant="user:1")
     left.attach(other := Reader())
     left.detach(other)
-    await until(lambda: not left.claim.is_held, "nobody runs it")
-    async with places.place_for("user:1"):
-        assert await StreamRow.objects.filter(state="running").acount() == 1
-    ended = await StreamRow.objects.aget(pk=left.id)
-    assert (ended.state, ended.finish_reason) == ("finished", "cancelled")
+    await until(lambda: not left.claim.is_held, "no worker runs it")
+    newcomer = await bounded.start(asked(), owner="user:1", tenant="user:1")
+    await in_row(left.id, state="finished", finish_reason="abandoned")
+    assert (read.terminal, newcomer.terminal) == (None, None)
     read.detach(reader)
+    gate.open()
+    await bounded.aclose()
+
+
+async def test_an_end_is_written_when_the_database_is_unlocked(
+    one: Worker, two: Worker, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Another process holds the write lock of the SQLite file; nothing else notices the end, and no row runs on."""
+    options = connections.settings["default"]["OPTIONS"]
+    stream = await one.start(asked())
+    monkeypatch.setitem(options, "timeout", 0.05)
+    with closing(sqlite3.connect(connections.settings["default"]["NAME"], isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        check_native(await one.read(stream.id))
+        await until(lambda: caplog.text.count("its end is not written yet") >= 2, "it is tried again")
+        assert "database is locked" in caplog.text
+        await in_row(stream.id, state="running")
+        other.execute("ROLLBACK")
+    await in_row(stream.id, state="finished", finish_reason="length", completion_tokens=NUM_TOKENS)
+
+
+async def test_the_reaper_leaves_the_streams_of_another_host(
+    one: Worker, echo: ThreadClient, gate: Gate, tmp_path: Path
+) -> None:
+    """Without Redis it cannot see whether their worker lives; after a day the row is ended all the same."""
+    stream, reading = await held(one, gate, asked(max_tokens=500), 4)
+    there = Worker(tmp_path / "there", echo, FINE)
+    with structlog.testing.capture_logs() as lines:
+        await there.sweep.round()
+        await there.sweep.round()
+    assert [line["host"] for line in lines] == [one.workers.host]
+    await in_row(stream.id, state="running", producer=one.workers.own_id, fence=1)
+    assert await there.streams.reach(stream.id) is None
+    await StreamRow.objects.filter(pk=stream.id).aupdate(created_at=timezone.now() - timedelta(days=1))
+    await there.sweep.round()
+    await in_row(stream.id, state="finished", error_code="producer_lost")
+    await left(reading)
+    gate.open()
+    await there.aclose()
+
+
+async def test_each_call_is_one_query(one: Worker, gate: Gate) -> None:
+    """And what a row says is read back as it was inserted."""
+    gate.allow(0)
+    stream = await one.start(asked())
+    record = await counted(1, one.store.find(stream_id=stream.id))
+    assert record == await counted(1, one.store.find(log_id=stream.log_id))
+    assert (record.owner, record.producer, record.request) == ("user:1", one.workers.own_id, stream.request)
+    assert int(record.created) in (stream.created, stream.created + 1)
+    assert await counted(1, one.store.running(Group("user:1"))) == [(stream.id, one.workers.own_id)]
+    copy = replace(record, id="0" * 32, log_id="0" * 12, producer="")
+    await counted(1, one.store.insert(copy))
+    assert await counted(1, one.store.claim(copy.id, 1)) is True
+    assert await counted(1, one.store.claim(copy.id, 1)) is False
+    await counted(1, one.store.release(copy.id, 2))
+    ended = replace(stream.summary(), id=copy.id, finish_reason="stop", completion_tokens=3)
+    await counted(1, one.store.finish(ended, last_seq=5, text="abc"))
+    found = await one.store.find(stream_id=copy.id)
+    assert found == replace(
+        copy,
+        is_finished=True,
+        fence=2,
+        request=None,
+        finish_reason="stop",
+        prompt_tokens=ended.prompt_tokens,
+        completion_tokens=3,
+        last_seq=5,
+        text="abc",
+    )
+    gate.open()
