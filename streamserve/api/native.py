@@ -8,7 +8,7 @@ from streamserve.api.call import AuditedSite, Call, Found, Reply, Site, json_rep
 from streamserve.api.resume import after_of, encoder_for, gone, gone_reply, resume
 from streamserve.dialects import native
 from streamserve.dialects.native import NativeRequest
-from streamserve.protocol.errors import Gone, NotFound
+from streamserve.protocol.errors import NotFound
 from streamserve.protocol.ids import parse_event_id
 from streamserve.streams.reader.delivery import Delivery
 
@@ -30,7 +30,7 @@ async def new_stream(call: Call, site: Site) -> Reply:
     log_id, after = parsed
     try:
         found = await site.find(call.caller, log_id=log_id)
-    except (NotFound, Gone):
+    except NotFound:
         return gone_reply(call)
     return gone_reply(call) if found.stream is None else resume(call, site, found.stream, after, call.query())
 

@@ -82,27 +82,27 @@ _WATCH = Access(callers=("session", "key"), scope="watch")
 _OPS = Access(callers=OPS_CALLERS, scope="ops", open_in_debug=True)
 
 
-def _openai(path: str, endpoint: Callable[[Call, Any], Awaitable[Reply]], access: Access = _CHAT, **rest: Any) -> Route:
+def _openai(path: str, endpoint: Callable[[Call, Any], Awaitable[Reply]], access: Access, **rest: Any) -> Route:
     return Route(path=path, endpoint=endpoint, access=access, error_json=openai_chat.error_json, **rest)
 
 
-def _native(path: str, endpoint: Callable[[Call, Any], Awaitable[Reply]], access: Access = _CHAT, **rest: Any) -> Route:
+def _native(path: str, endpoint: Callable[[Call, Any], Awaitable[Reply]], access: Access, **rest: Any) -> Route:
     return Route(path=path, endpoint=endpoint, access=access, **rest)
 
 
 _ID = "<stream_id:stream_id>"
 
 ROUTES = (
-    _native("streams", native.start_stream, methods=("POST",), name="streams"),
-    _native("streams/new", native.new_stream, name="new_stream"),
-    _native(f"streams/{_ID}", native.stream_state, name="stream"),
-    _native(f"streams/{_ID}/events", native.stream_events, name="stream_events"),
-    _native(f"streams/{_ID}/stop", native.stop_stream, methods=("POST",), name="stop_stream"),
+    _native("streams", native.start_stream, _CHAT, methods=("POST",), name="streams"),
+    _native("streams/new", native.new_stream, _CHAT, name="new_stream"),
+    _native(f"streams/{_ID}", native.stream_state, _CHAT, name="stream"),
+    _native(f"streams/{_ID}/events", native.stream_events, _CHAT, name="stream_events"),
+    _native(f"streams/{_ID}/stop", native.stop_stream, _CHAT, methods=("POST",), name="stop_stream"),
     _native(f"streams/{_ID}/watch", native.watch, _WATCH, name="watch_stream"),
     _native("streams/<path:path>", ops.unknown, _OPEN, methods=_ANY, needs_site=False),
-    _openai("v1/chat/completions", openai.chat_completions, methods=("POST",), name="chat_completions"),
-    _openai("v1/models", openai.models, name="models"),
-    _openai("v1/models/<path:model>", openai.model, name="model"),
+    _openai("v1/chat/completions", openai.chat_completions, _CHAT, methods=("POST",), name="chat_completions"),
+    _openai("v1/models", openai.models, _CHAT, name="models"),
+    _openai("v1/models/<path:model>", openai.model, _CHAT, name="model"),
     _openai("v1/<path:path>", openai.unknown, _OPEN, methods=_ANY, needs_site=False),
     _native("livez", ops.livez, _OPEN, methods=_READ, name="livez", needs_site=False),
     _native("readyz", ops.readyz, _OPEN, methods=_READ, name="readyz"),

@@ -16,9 +16,11 @@ from typing import Any, Protocol
 
 from asgiref.sync import sync_to_async
 from django.conf import settings as django_settings
+from django.utils import timezone
 
 from streamserve.api.call import Caller
 from streamserve.conf import get_settings
+from streamserve.managers import LAST_USED_EVERY
 from streamserve.models import SCOPES, ApiKey
 from streamserve.protocol.errors import Unauthorized
 
@@ -77,7 +79,8 @@ def _use_key(key: str) -> Principal:
     row = ApiKey.objects.find_active(key)
     if row is None:
         raise Unauthorized("This API key is unknown, expired or revoked.", code="invalid_api_key")
-    ApiKey.objects.filter(pk=row.pk).touch()
+    if row.last_used_at is None or row.last_used_at < timezone.now() - LAST_USED_EVERY:
+        ApiKey.objects.filter(pk=row.pk).touch()
     scopes = frozenset(row.scopes) & frozenset(SCOPES)
     owner = f"key:{row.pk}"
     return Principal(kind="key", tenant=row.tenant, owner=owner, user_id=row.user_id, key_id=row.pk, scopes=scopes)
