@@ -34,7 +34,7 @@ def check_settings(app_configs: Any, **kwargs: Any) -> list[CheckMessage]:
 
 @register()
 def check_site(app_configs: Any, **kwargs: Any) -> list[CheckMessage]:
-    """What the site around us must have for streaming to work."""
+    """What the site must have for streaming to work."""
     return [*_check_asgi(), *_check_daphne(), *_check_flow_server(), *_check_middleware()]
 
 
@@ -124,7 +124,7 @@ def _check_models(conf: SiteConfig) -> Iterator[CheckMessage]:
 
 
 def _check_memory(conf: SiteConfig) -> Iterator[CheckMessage]:
-    """W007: engines that take more memory together than there is. Each takes its own without asking the others."""
+    """W007: engines that take more memory together than there is. Each sizes itself alone."""
     local = [entry for entry in conf.models.values() if entry.model.path != ECHO_PATH]
     shares = [entry.engine.memory_share for entry in local if entry.engine.memory_share is not None]
     num_greedy = sum(entry.model.device == "cuda" and _has_no_bound(entry.engine) for entry in local)
@@ -151,7 +151,7 @@ def _check_log(conf: SiteConfig) -> Iterator[CheckMessage]:
 
 
 def is_folder_like(path: str) -> bool:
-    """Tell whether `path` means a folder rather than a hub id (one slash, no dot or root in front)."""
+    """Return whether `path` means a folder rather than a hub id (one slash, no dot or root in front)."""
     return path.startswith(("/", ".", "~")) or path.count("/") > 1 or "\\" in path
 
 

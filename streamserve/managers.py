@@ -26,7 +26,7 @@ class ApiKeyQuerySet(models.QuerySet["ApiKey"]):
     """Keys: make, find, revoke."""
 
     def active(self, now: datetime | None = None) -> ApiKeyQuerySet:
-        """Return the keys that open the door: not revoked, not expired, owner not deactivated."""
+        """Return the valid keys: not revoked, not expired, owner not deactivated."""
         now = now or timezone.now()
         unexpired = Q(expires_at__isnull=True) | Q(expires_at__gt=now)
         return self.filter(unexpired, Q(user__isnull=True) | Q(user__is_active=True), revoked_at__isnull=True)
@@ -103,7 +103,7 @@ class StreamQuerySet(models.QuerySet["Stream"]):
 
 
 class WatchQuerySet(models.QuerySet["Watch"]):
-    """Who has read another's stream."""
+    """Watches: from their beginning to their end."""
 
     def note(self, pk: int, last_seq: int) -> int:
         """Note how far a watch that lasts has come."""

@@ -112,14 +112,14 @@ def test_persistent_connections_are_found(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_a_redis_log_needs_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Said by `manage.py check`, not by the first request."""
+    """`manage.py check` finds it, not the first request."""
     monkeypatch.setattr(checks, "find_spec", lambda name: None)
     with override_settings(STREAMSERVE={"MODELS": {"echo": {"PATH": "echo"}}, "LOG": "redis://127.0.0.1"}):
         assert ids() == {"streamserve.E008"}
 
 
 def test_a_site_that_would_serve_by_stock_daphne_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    """W008: whoever turns FlowServer off, or has a daphne that it does not fit, learns what that costs."""
+    """W008: FlowServer is off, or does not fit this daphne."""
     import daphne.server
     from daphne.cli import CommandLineInterface
 

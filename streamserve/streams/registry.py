@@ -14,9 +14,10 @@ import random
 import secrets
 import time
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Coroutine, Mapping
 from contextvars import Context
 from dataclasses import replace
+from typing import Any
 
 from streamserve.clients.base import EngineClient, Generation, ModelDescription
 from streamserve.protocol.errors import EngineUnavailable, NotFound, StreamserveError
@@ -101,7 +102,7 @@ class Streams:
                 generation.cancel()
                 raise
             begun: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._add(stream, generation, begun)
+            self._add(stream, self._begin(stream, generation, begun))
         try:
             await begun
         except asyncio.CancelledError:
@@ -140,7 +141,7 @@ class Streams:
         if quicker is not None and not quicker.has_left:
             return quicker
         if stream is not None:
-            self._add(stream)
+            self._add(stream, is_recorded=record.is_finished)
         return stream
 
     def find_log(self, log_id: str) -> Stream | None:
@@ -187,18 +188,18 @@ class Streams:
             request = replace(request, arrived_at=time.monotonic())
 
     def _add(
-        self, stream: Stream, generation: Generation | None = None, begun: asyncio.Future[None] | None = None
+        self, stream: Stream, beginning: Coroutine[Any, Any, bool] | None = None, *, is_recorded: bool = False
     ) -> None:
-        """Enter the stream and run its task. A new one has a `generation`; `begun` is set once it may be read."""
+        """Enter the stream and run its task: the `beginning` of a new one first; its end may be recorded already."""
         self._streams[stream.id] = self._by_log[stream.log_id] = stream
-        live = self._live(stream) if generation is None or begun is None else self._begin(stream, generation, begun)
+        live = self._live(stream, beginning, is_recorded)
         # An empty context: the stream outlives the request that started it, and must keep nothing of it alive.
         task = asyncio.get_running_loop().create_task(live, name=f"stream {stream.id}", context=Context())
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _begin(self, stream: Stream, generation: Generation, begun: asyncio.Future[None]) -> None:
-        """Insert the record and commit `meta`, then run the stream. What fails is raised where `begun` is awaited."""
+    async def _begin(self, stream: Stream, generation: Generation, begun: asyncio.Future[None]) -> bool:
+        """Insert the record, commit `meta` and set `begun`. Return False if that failed; `begun` has the exception."""
         failure: Exception | None = None
         is_inserted = False
         record = Record(
@@ -227,8 +228,7 @@ class Streams:
         if failure is None:
             if not begun.done():
                 begun.set_result(None)
-            await self._live(stream)
-            return
+            return True
         generation.cancel()
         stream.ended.set()
         self._remove(stream)
@@ -237,13 +237,17 @@ class Streams:
         if is_inserted:
             code = failure.code if isinstance(failure, StreamserveError) else "internal_error"
             await self._write_end(replace(stream.summary(), error_code=code), stream.last_seq, "")
+        return False
 
-    async def _live(self, stream: Stream) -> None:
-        """Run a stream that is open to its end, write that and keep it. When the server stops, nothing is dropped."""
+    async def _live(self, stream: Stream, beginning: Coroutine[Any, Any, bool] | None, is_recorded: bool) -> None:
+        """Run the stream to its end, write that and keep the stream. When the server stops, nothing is dropped."""
         try:
+            if beginning is not None and not await beginning:
+                return
             await stream.run()
             is_ended = stream.terminal is not None and not stream.claim.is_elsewhere
-            if stream.claim.is_held or is_ended:  # else the process that wrote the end is alive, and records it
+            # One that ended elsewhere is recorded by the process that wrote its end, if that is alive.
+            if (stream.claim.is_held or is_ended) and not is_recorded:
                 await self._write_end(stream.summary(), stream.last_seq, await self._text_of(stream))
             if not self._is_closing and not stream.has_left:
                 await self._keep(stream)

@@ -72,7 +72,7 @@ class Reaper:
             try:
                 await self._look_at(row)
             except Exception:
-                # One log that cannot be read must not keep the others waiting.
+                # One log that cannot be read must not hold up the other streams.
                 log.exception("stream_reaper_failed", stream_id=row.pk)
         await asyncio.to_thread(self._liveness.tidy)
         if time.monotonic() >= self._purge_at:

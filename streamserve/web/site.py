@@ -110,11 +110,11 @@ class Runtime:
         self.clients: dict[str, EngineClient] = {alias: client_for(settings, alias) for alias in settings.models}
         store = RowStore(self.liveness, keeps_text=settings.store)
         self.streams = Streams(self.clients, self.log, settings.streams, store=store, limits=settings.limits)
-        self.watches = WatchAudit(self.streams)
-        self.rights = PermissionChecks(self.streams, self.watches)
-        self.sweep = None if self.liveness is None else Reaper(self.streams, self.liveness)
-        if self.sweep is not None:
-            self.sweep.start()
+        self.audit = WatchAudit(self.streams)
+        self.permissions = PermissionChecks(self.streams, self.audit)
+        self.reaper = None if self.liveness is None else Reaper(self.streams, self.liveness)
+        if self.reaper is not None:
+            self.reaper.start()
 
     async def control_engine(self, alias: str, action: str) -> str:
         """Pause, resume or drain the engine of a model, for everybody; return the state it is in then."""
@@ -132,7 +132,7 @@ class Runtime:
         stream = await self.streams.start(
             request, owner=principal.owner, tenant=principal.tenant, on_disconnect=on_disconnect
         )
-        self.rights.ensure_running()
+        self.permissions.ensure_running()
         return stream
 
     async def find(self, caller: Caller, *, stream_id: str = "", log_id: str = "") -> Found:
@@ -152,8 +152,8 @@ class Runtime:
 
     async def watch(self, call: Call, username: str, stream: Stream, after: int) -> Body:
         """Write the watch down and return what the watcher is sent."""
-        delivery = await self.watches.begin(call.caller, username, stream, after=after, address=call.address[:45])
-        self.rights.ensure_running()
+        delivery = await self.audit.begin(call.caller, username, stream, after=after, address=call.address[:45])
+        self.permissions.ensure_running()
         return delivery
 
     @property
@@ -175,10 +175,10 @@ class Runtime:
         if self.checking is not None:
             self.checking.cancel()
             await asyncio.gather(self.checking, return_exceptions=True)
-        await self.rights.aclose()
-        await self.watches.aclose()
-        if self.sweep is not None:
-            await self.sweep.aclose()
+        await self.permissions.aclose()
+        await self.audit.aclose()
+        if self.reaper is not None:
+            await self.reaper.aclose()
         await self.streams.aclose()
         for client in self.clients.values():
             await client.aclose()

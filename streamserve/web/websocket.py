@@ -33,7 +33,7 @@ from streamserve.streams.store import answer_text
 from streamserve.streams.stream import Stream
 from streamserve.web.access import check_access, check_handshake, headers_of
 from streamserve.web.auth import authenticate
-from streamserve.web.permissions import owners_without_rights
+from streamserve.web.permissions import owners_without_permission
 from streamserve.web.site import begin_to_drain, get_runtime, get_streams
 from streamserve.web.subscriptions import SocketGone, Subscriptions
 
@@ -209,7 +209,7 @@ class StreamConsumer(AsyncConsumer):  # type: ignore[misc]  # channels ships no 
     async def _check_rights(self) -> None:
         """Raise Unauthorized once the key or account is no longer active: a socket may outlive both."""
         owners = {self._principal.owner}
-        if await database_sync_to_async(owners_without_rights)(owners):
+        if await database_sync_to_async(owners_without_permission)(owners):
             raise Unauthorized("Your key or account is no longer active.", code="rights_lost")
 
     def _check_room(self, beside: str = "") -> None:

@@ -71,7 +71,7 @@ async def test_an_engine_that_is_coming_is_waited_for(scripted: ScriptedClient, 
 async def test_no_other_engine_is_waited_for(
     scripted: ScriptedClient, state: str, was_ready: bool, seconds: float
 ) -> None:
-    """The refusal is told at once, and nothing was created."""
+    """The refusal is raised at once, and nothing was created."""
     streams = keeping(scripted, engine_wait_seconds=seconds)
     scripted.description = ModelDescription(alias="scripted", state=state, was_ready=was_ready)
     scripted.refusals.append(EngineUnavailable("not now"))
@@ -91,7 +91,7 @@ async def test_the_request_is_completed_for_the_engine(streams: Streams, scripte
 
 
 async def test_streams_are_found_by_both_ids(streams: Streams) -> None:
-    """Both ids lead to the stream; others to nothing."""
+    """Both ids find the stream; unknown ids find None."""
     one, two = await start(streams), await start(streams)
     assert (streams.find(one.id), streams.find_log(two.log_id)) == (one, two)
     assert streams.find(one.log_id) is streams.find_log(one.id) is None
@@ -153,7 +153,7 @@ async def test_a_stream_is_not_dropped_under_a_reader(scripted: ScriptedClient) 
 
 
 async def test_room_is_not_made_under_a_reader(scripted: ScriptedClient) -> None:
-    """Too many are kept: the oldest that nobody reads goes."""
+    """Too many are kept: the oldest without a reader is dropped."""
     streams = keeping(scripted, max_finished=1)
     read, other = await start(streams), await start(streams)
     read.attach(Reader())
@@ -352,12 +352,31 @@ async def test_a_record_that_was_read_is_not_read_again(scripted: ScriptedClient
 
 
 async def test_streams_are_reached_by_their_record(scripted: ScriptedClient) -> None:
-    """Without one it is one query; of an id that never was, nothing comes."""
+    """Without one it is one query; an unknown id finds None. A finished one is not written again."""
     log, shared = MemoryLog(), SharedRecords()
     one, two = (Streams({"scripted": scripted}, log, store=shared.worker(name)) for name in ("one", "two"))
     stream = await start(one)
     assert (await two.reach(stream.id)).log_id == stream.log_id
     assert await two.reach("0" * 32) is None
     assert two.store.calls == {"find": 2}
+    await stream.stop()
+    await until(lambda: shared.records[stream.id].is_finished, "its end is written")
+    three = Streams({"scripted": scripted}, log, store=shared.worker("three"))
+    ended = await three.reach(stream.id)
+    await ended.ended.wait()
+    await three.aclose()
+    assert (ended.terminal, three.store.calls) == (stream.terminal, {"find": 1})
     await one.aclose()
     await two.aclose()
+
+
+async def test_a_parked_stream_keeps_nothing_of_its_generation(streams: Streams, scripted: ScriptedClient) -> None:
+    """Neither its task nor its start holds it, however many streams are parked."""
+    stream = await start(streams)
+    remains = weakref.ref(scripted.generations.pop())
+    stream.release()
+    await until(lambda: stream.state == "parked", "it is parked")
+    for _ in range(3):
+        await asyncio.sleep(0)
+    gc.collect()
+    assert remains() is None

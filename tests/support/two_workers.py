@@ -28,7 +28,7 @@ class Worker:
         self.workers = Liveness(folder / "workers")
         self.store = RowStore(self.workers)
         self.streams = Streams({"echo": client}, self.log, settings, store=self.store)
-        self.sweep = Reaper(self.streams, self.workers)
+        self.reaper = Reaper(self.streams, self.workers)
 
     async def start(self, request: GenerateRequest, *, on_disconnect: str = "park") -> Stream:
         """Start an answer."""

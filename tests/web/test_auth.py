@@ -9,7 +9,7 @@ from django.db.backends.utils import CursorWrapper
 
 from streamserve.protocol.errors import Unauthorized
 from streamserve.web.auth import authenticate, key_in, salt_of
-from streamserve.web.permissions import owners_without_rights
+from streamserve.web.permissions import owners_without_permission
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -76,4 +76,4 @@ def test_rights_are_two_queries_whatever_the_number(
     bob.save()
     owners = {f"user:{alice.pk}", f"user:{bob.pk}", "user:99999", "key:99999", "anon:abc"}
     with django_assert_num_queries(2):
-        assert owners_without_rights(owners) == {f"user:{bob.pk}", "user:99999", "key:99999"}
+        assert owners_without_permission(owners) == {f"user:{bob.pk}", "user:99999", "key:99999"}

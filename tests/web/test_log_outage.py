@@ -139,7 +139,7 @@ async def test_it_is_not_let_go_of_meanwhile(
         while seen[-1].seq < stream.last_seq:
             seen.append(await anext(events))
     await until(lambda: stream.state == "parked", "it is parked")
-    await two.sweep.round()
+    await two.reaper.round()
     assert stream.claim.is_held
     assert (await StreamRow.objects.aget(pk=stream.id)).producer == one.workers.own_id
     await full.end()

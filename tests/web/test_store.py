@@ -1,4 +1,4 @@
-"""Streams of two workers with one database and one log: read anywhere, gone on with anywhere, written by one."""
+"""Laws of streams that two workers share, on one database and one log: read and resumed by both, written by one."""
 
 from __future__ import annotations
 
@@ -31,6 +31,8 @@ from streamserve.streams.readers import Reader
 from streamserve.streams.registry import Streams
 from streamserve.streams.store import Group
 from streamserve.streams.stream import Stream
+from streamserve.web import site as runtime
+from tests.conftest import Caller, body_of
 from tests.support.stream_checks import check_native, check_native_part, farewell_of, text_of
 from tests.support.streams import Gate, ask, until
 from tests.support.two_workers import Worker
@@ -113,7 +115,7 @@ def query_hook(note: Any) -> Iterator[None]:
 
 
 async def in_row(stream_id: str, **fields: Any) -> None:
-    """Wait until the row says so."""
+    """Wait until the row has these values."""
     async with asyncio.timeout(20):
         while not await StreamRow.objects.filter(pk=stream_id, **fields).aexists():  # noqa: ASYNC110
             await asyncio.sleep(0.01)
@@ -194,7 +196,7 @@ async def test_a_reader_at_the_other_worker_follows_live(one: Worker, two: Worke
 
 
 async def test_the_other_worker_goes_on_when_the_first_has_no_reader(one: Worker, two: Worker, gate: Gate) -> None:
-    """Its reader follows; the claim is let go of; it goes on there, and the reader notices a `resumed` at most."""
+    """Its reader follows; the lease is released; the stream resumes there, and the reader sees a `resumed` at most."""
     reference, _ = await quiet(one, asked(max_tokens=30))
     stream, reading = await held(one, gate, asked(max_tokens=30), 4)
     other = asyncio.create_task(two.read(stream.id))
@@ -233,7 +235,7 @@ async def test_back_and_forth(one: Worker, two: Worker, gate: Gate) -> None:
 
 
 async def test_a_worker_that_only_seems_dead_cannot_write(one: Worker, two: Worker, gate: Gate) -> None:
-    """The other goes on; what the first still makes is refused by the log, and its reader follows to the same end."""
+    """The other worker resumes; the log refuses what the first still makes, and its reader follows to the same end."""
     reference, _ = await quiet(one, asked(max_tokens=30))
     stream, reading = await held(one, gate, asked(max_tokens=30), 4)
     one.seem_dead()
@@ -266,7 +268,7 @@ async def test_stop_from_the_other_worker(one: Worker, two: Worker, gate: Gate) 
 
 @pytest.mark.cut_streams("the worker stops")
 async def test_a_worker_that_stops_leaves_its_streams(one: Worker, two: Worker, gate: Gate) -> None:
-    """Readers are told where to go on and their connections end; the other worker goes on at once."""
+    """Readers get a going-away event and their connections end; the other worker resumes at once."""
     reference, _ = await quiet(one, asked(max_tokens=30))
     stream, reading = await held(one, gate, asked(max_tokens=30), 4)
     closing = asyncio.create_task(one.streams.aclose())
@@ -286,37 +288,37 @@ async def test_nobody_comes_back(one: Worker, two: Worker, gate: Gate) -> None:
     await left(reading)
     await in_row(stream.id, producer="")
     await StreamRow.objects.filter(pk=stream.id).aupdate(producer="0123456789abcdef", released_at=None)
-    await two.sweep.round()
+    await two.reaper.round()
     await in_row(stream.id, producer="", released_at__isnull=False, state="running")
-    await two.sweep.round()
+    await two.reaper.round()
     assert two.streams.find(stream.id).terminal is None
     await StreamRow.objects.filter(pk=stream.id).aupdate(released_at=timezone.now() - timedelta(seconds=601))
-    await two.sweep.round()
+    await two.reaper.round()
     await in_row(stream.id, state="finished", finish_reason="abandoned", request__isnull=True)
     gate.open()
 
 
 async def test_an_answer_that_is_to_be_finished_is(one: Worker, two: Worker, gate: Gate) -> None:
-    """`on_disconnect="finish"`: when its worker dies, another makes the rest though nobody reads."""
+    """`on_disconnect="finish"`: when its worker dies, another makes the rest without a reader."""
     gate.allow(3)
     stream = await one.start(asked(max_tokens=40), on_disconnect="finish")
     await until(lambda: gate.is_holding, "the engine is held")
     one.seem_dead()
-    await two.sweep.round()
+    await two.reaper.round()
     await until(lambda: two.streams.find(stream.id) is not None, "it is found")
     gate.open()
     await in_row(stream.id, state="finished", finish_reason="length", completion_tokens=40)
 
 
 async def test_a_stream_without_its_log_is_over(one: Worker, two: Worker, gate: Gate) -> None:
-    """Nothing to go on from: gone for readers, and its row says why."""
+    """It cannot be resumed: it is gone for readers, and its row has the reason."""
     stream, reading = await held(one, gate, asked(max_tokens=500), 4)
     await left(reading)
     await in_row(stream.id, producer="")
     await two.log.drop(stream.log_id)
     assert await two.streams.reach(stream.id) is None
     await StreamRow.objects.filter(pk=stream.id).aupdate(released_at=timezone.now() - timedelta(days=1))
-    await two.sweep.round()
+    await two.reaper.round()
     await in_row(stream.id, state="finished", error_code="producer_lost")
     gate.open()
 
@@ -333,7 +335,7 @@ async def test_a_worker_dies_between_the_end_and_its_row(
     if by == "a reader":
         assert check_native(await two.read(stream.id)) == full
     else:
-        await two.sweep.round()
+        await two.reaper.round()
     await in_row(stream.id, state="finished", finish_reason="length", completion_tokens=NUM_TOKENS, error_code="")
 
 
@@ -381,13 +383,13 @@ async def test_the_reaper_leaves_the_streams_of_another_host(
     stream, reading = await held(one, gate, asked(max_tokens=500), 4)
     there = Worker(tmp_path / "there", echo, FINE)
     with structlog.testing.capture_logs() as lines:
-        await there.sweep.round()
-        await there.sweep.round()
+        await there.reaper.round()
+        await there.reaper.round()
     assert [line["host"] for line in lines] == [one.workers.host]
     await in_row(stream.id, state="running", producer=one.workers.own_id, fence=1)
     assert await there.streams.reach(stream.id) is None
     await StreamRow.objects.filter(pk=stream.id).aupdate(created_at=timezone.now() - timedelta(days=1))
-    await there.sweep.round()
+    await there.reaper.round()
     await in_row(stream.id, state="finished", error_code="producer_lost")
     await left(reading)
     gate.open()
@@ -395,7 +397,7 @@ async def test_the_reaper_leaves_the_streams_of_another_host(
 
 
 async def test_each_call_is_one_query(one: Worker, gate: Gate) -> None:
-    """And what a row says is read back as it was inserted."""
+    """A record is read back as it was inserted."""
     gate.allow(0)
     stream = await one.start(asked())
     record = await counted(1, one.store.find(stream_id=stream.id))
@@ -423,3 +425,19 @@ async def test_each_call_is_one_query(one: Worker, gate: Gate) -> None:
         text="abc",
     )
     gate.open()
+
+
+async def test_one_line_a_stream_without_its_text(engine: None, alice_key: str) -> None:
+    """Ids, counts, TTFT, ITL, reason: and neither the question nor the key."""
+    with structlog.testing.capture_logs() as lines:
+        response = await Caller(key=alice_key).post("/streams", {"prompt": "canary-7391", "max_tokens": 6})
+        answer = await body_of(response)
+        await runtime.reset()
+    [line] = [line for line in lines if line["event"] == "stream_finished"]
+    assert line["stream_id"] == response["X-Stream-Id"]
+    assert (line["completion_tokens"], line["finish_reason"]) == (6, "length")
+    assert line["ttft_ms"] > 0
+    assert line["itl_p50_ms"] <= line["itl_p95_ms"]
+    assert "canary" not in str(lines)
+    assert alice_key not in str(lines)
+    assert answer

@@ -35,7 +35,7 @@ def test_a_worker_is_alive_until_it_closes(tmp_path: Path) -> None:
 
 
 def test_a_killed_process_is_dead_at_once(tmp_path: Path) -> None:
-    """Its file is left and says nothing; `tidy` removes it, and leaves those of living workers."""
+    """Its file is left without a lock; `tidy` removes it, and leaves those of living workers."""
     one = Liveness(tmp_path)
     with subprocess.Popen(
         [sys.executable, "-c", PROGRAM, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True

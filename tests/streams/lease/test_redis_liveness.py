@@ -1,4 +1,4 @@
-"""Who is alive on several machines: keys in a real Redis that is killed and stalls, and processes that do."""
+"""Laws of liveness on several hosts: keys in a real Redis that is killed and stalls, and processes that do."""
 
 from __future__ import annotations
 
@@ -67,9 +67,9 @@ def start(redis_server: RedisServer) -> Iterator[Start]:
 def test_a_worker_of_another_machine_is_alive_until_it_closes(
     here: RedisLiveness, redis_server: RedisServer, tmp_path: Path
 ) -> None:
-    """Who never was is dead as well, after the time that a first key may take."""
+    """A worker that never was is dead as well, after the time that a first key may take."""
     there = RedisLiveness(tmp_path / "there", redis_server.url, life_seconds=LIFE)
-    wait_for(lambda: not here.is_alive(NOBODY), "nobody is dead")
+    wait_for(lambda: not here.is_alive(NOBODY), "an unknown worker is dead")
     assert here.is_alive(there.own_id)
     assert there.is_alive(here.own_id)
     assert here.is_alive(here.own_id)
@@ -101,7 +101,7 @@ def test_a_stopped_process_is_dead_until_it_goes_on(here: RedisLiveness, start: 
     assert not here.is_alive(other)
 
 
-def test_who_is_killed_on_this_machine_is_dead_at_once(here: RedisLiveness, start: Start, tmp_path: Path) -> None:
+def test_a_process_killed_on_this_host_is_dead_at_once(here: RedisLiveness, start: Start, tmp_path: Path) -> None:
     """By its lock, before its key goes. `tidy` takes its file away."""
     other, process = start(tmp_path / "here")
     assert here.is_alive(other)
@@ -113,8 +113,8 @@ def test_who_is_killed_on_this_machine_is_dead_at_once(here: RedisLiveness, star
 
 
 @pytest.mark.parametrize("outage", ["killed", "stalled"])
-def test_while_redis_is_away_nobody_dies(tmp_path: Path, outage: str) -> None:
-    """Longer than any key lives, and also as it comes back without the keys: who is there has time to say so."""
+def test_while_redis_is_away_no_worker_dies(tmp_path: Path, outage: str) -> None:
+    """Longer than any key lives, and also when it comes back without the keys: workers have time to renew them."""
     with RedisServer(tmp_path) as redis:
         here, there = (RedisLiveness(tmp_path / name, redis.url, life_seconds=LIFE) for name in ("here", "there"))
         assert here.is_alive(there.own_id)
