@@ -1,13 +1,13 @@
 """Querysets: which rows a caller may see, and state changes with their guard in the WHERE.
 
-The only place with ORM queries. Views and consumers reach objects through `.for_principal()` and nothing else.
+Who may read a stream is decided by its row's tenant (web/site.py, `find`), who may watch one by `for_watcher`.
 """
 
 from __future__ import annotations
 
 import hmac
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from django.db import models
 from django.db.models import F, Q
@@ -20,13 +20,6 @@ if TYPE_CHECKING:
 
 LAST_USED_EVERY = timedelta(minutes=1)  # one write a minute a key, not one a request
 _NO_DIGEST = "0" * 64
-
-
-class Tenant(Protocol):
-    """A caller, as far as rows care: `web.auth.Principal` is one."""
-
-    @property
-    def tenant(self) -> str: ...
 
 
 class ApiKeyQuerySet(models.QuerySet["ApiKey"]):
@@ -69,10 +62,6 @@ class ApiKeyQuerySet(models.QuerySet["ApiKey"]):
 
 class StreamQuerySet(models.QuerySet["Stream"]):
     """Stream rows: running until the one terminal event."""
-
-    def for_principal(self, principal: Tenant) -> StreamQuerySet:
-        """Return what `principal` may see: its tenant's streams."""
-        return self.filter(tenant=principal.tenant)
 
     def for_watcher(self, user: Any) -> StreamQuerySet:
         """Return everybody's streams for a `user` who may watch (see permissions.watching_user); nothing for None."""

@@ -20,7 +20,7 @@ WITHOUT_DJANGO = LAYERS[: LAYERS.index("base")]
 DJANGO = {"django", "channels", "daphne", "asgiref"}
 LIBRARIES = {"torch": "engine/model", "transformers": "engine", "tokenizers": "engine", "safetensors": "engine/model"}
 NO_ASYNCIO = {"protocol", "dialects", "engine"}
-MAX_FILES = 18
+MAX_FILES = 14
 
 
 def python_files() -> Iterator[Path]:

@@ -18,7 +18,17 @@ from streamserve.protocol.events import ChoiceDone, Done, Event, GoingAway, Logg
 from streamserve.protocol.ids import event_id
 from streamserve.protocol.sse import CONTENT_TYPE, FIRST_BYTES, KEEPALIVE, frame, one_line_json
 
-__all__ = ["ChatEncoder", "ChatRequest", "collect", "encoder_for", "error_json", "identity", "models_json", "parse"]
+__all__ = [
+    "ChatEncoder",
+    "ChatRequest",
+    "collect",
+    "encoder_for",
+    "error_json",
+    "identity",
+    "model_json",
+    "models_json",
+    "parse",
+]
 
 _ERROR_TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 
@@ -196,10 +206,11 @@ def error_json(body: ErrorBody) -> dict[str, Any]:
 
 def models_json(models: Sequence[DescribesModel]) -> dict[str, Any]:
     """Return the body of `GET /v1/models`."""
-    return {"object": "list", "data": [_model_json(model) for model in models]}
+    return {"object": "list", "data": [model_json(model) for model in models]}
 
 
-def _model_json(model: DescribesModel) -> dict[str, Any]:
+def model_json(model: DescribesModel) -> dict[str, Any]:
+    """Return the body of `GET /v1/models/{id}`."""
     out: dict[str, Any] = {
         "id": model.alias,
         "object": "model",

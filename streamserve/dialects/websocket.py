@@ -29,6 +29,7 @@ class CloseCode(IntEnum):
     TOO_BIG = 1009
     GOING_DOWN = 1012
     RIGHTS_LOST = 4401
+    UNKNOWN_PATH = 4404
     TOO_MANY = 4429
 
 

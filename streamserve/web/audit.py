@@ -14,12 +14,12 @@ from typing import Any
 import structlog
 from channels.db import database_sync_to_async
 
+from streamserve.api.call import Caller
 from streamserve.dialects.native import NativeEncoder
 from streamserve.models import Watch
 from streamserve.streams.reader.delivery import NO_FLOW, Delivery, Flow
 from streamserve.streams.registry import Streams
 from streamserve.streams.stream import Stream
-from streamserve.web.auth import Principal
 
 log = structlog.get_logger("streamserve")
 
@@ -62,18 +62,16 @@ class WatchAudit:
 
     @property
     def watchers(self) -> set[str]:
-        """The owners (`Principal.owner`) who watch now."""
+        """The owners (`Caller.owner`) who watch now."""
         return {row.watcher for row in self._live.values()}
 
-    async def begin(
-        self, principal: Principal, username: str, stream: Stream, *, after: int, address: str
-    ) -> WatchDelivery:
+    async def begin(self, caller: Caller, username: str, stream: Stream, *, after: int, address: str) -> WatchDelivery:
         """Write the row of a watch, and return its delivery. Raises what `Delivery` or the database does."""
         delivery = WatchDelivery(self._streams, stream, after)
         row = self._live[delivery] = Watch(
             stream_id=stream.id,
             stream_owner=stream.owner,
-            watcher=principal.owner,
+            watcher=caller.owner,
             username=username,
             address=address,
             after_seq=after,

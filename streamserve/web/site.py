@@ -11,9 +11,13 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from contextvars import Context
 from pathlib import Path
+from typing import Any
 
 import structlog
+from channels.db import database_sync_to_async
+from django.conf import settings as django_settings
 
+from streamserve.api.call import Body, Call, Caller, Found
 from streamserve.clients.base import EngineClient
 from streamserve.clients.factory import make_client
 from streamserve.clients.process.client import ProcessClient
@@ -26,8 +30,8 @@ from streamserve.streams.log.file_log import FileLog
 from streamserve.streams.registry import Streams
 from streamserve.streams.stream import Stream
 from streamserve.web.audit import WatchAudit
-from streamserve.web.auth import Principal, salt_of
-from streamserve.web.permissions import PermissionChecks
+from streamserve.web.auth import salt_of
+from streamserve.web.permissions import PermissionChecks, watching_user
 from streamserve.web.reaper import Reaper
 from streamserve.web.store import RowStore
 
@@ -90,11 +94,12 @@ async def check_log(event_log: EventLog) -> list[str]:
 
 
 class Runtime:
-    """What serves, on one event loop."""
+    """What serves, on one event loop: the `Site` of Django's views and WebSockets."""
 
     def __init__(self, settings: SiteConfig, loop: asyncio.AbstractEventLoop) -> None:
         self.settings = settings
         self.loop = loop
+        self.limits, self.default_model = settings.limits, settings.default_model
         self.on_drain: set[Callable[[], None]] = set()  # open WebSockets
         self.log = log_for(settings)
         self.checking: asyncio.Task[list[str]] | None = None
@@ -118,9 +123,7 @@ class Runtime:
         await client.control(action)
         return client.describe().state
 
-    async def start_stream(
-        self, principal: Principal, request: GenerateRequest, *, on_disconnect: str = "park"
-    ) -> Stream:
+    async def start(self, principal: Caller, request: GenerateRequest, on_disconnect: str = "park") -> Stream:
         """Start an answer for `principal`, within its quota. Raises what the client is answered."""
         request = dataclasses.replace(request, tenant=principal.tenant, salt=salt_of(principal.tenant))
         if request.model in self.clients:
@@ -130,6 +133,42 @@ class Runtime:
         )
         self.permissions.ensure_running()
         return stream
+
+    async def find(self, caller: Caller, *, stream_id: str = "", log_id: str = "") -> Found:
+        """Return the stream with its row, by one query. Another tenant's is as unknown as one that never was."""
+        record = await self.streams.store.find(stream_id=stream_id, log_id=log_id)
+        if record is None or record.tenant != caller.tenant:
+            raise NotFound("There is no stream of that id.", code="stream_not_found")
+        return Found(stream=await self.streams.reach(record.id, record), record=record)
+
+    async def find_for_watcher(self, caller: Caller, stream_id: str) -> tuple[str, Found]:
+        """Return the caller's user name and the stream, of any tenant, if the user may watch."""
+        user = await database_sync_to_async(watching_user)(caller.owner)
+        record = None if user is None else await self.streams.store.find(stream_id=stream_id)
+        if record is None:
+            raise NotFound("There is no stream of that id.", code="stream_not_found")
+        return user.get_username(), Found(stream=await self.streams.reach(record.id, record), record=record)
+
+    async def watch(self, call: Call, username: str, stream: Stream, after: int) -> Body:
+        """Write the watch down and return what the watcher is sent."""
+        delivery = await self.audit.begin(call.caller, username, stream, after=after, address=call.address[:45])
+        self.permissions.ensure_running()
+        return delivery
+
+    @property
+    def is_draining(self) -> bool:
+        """Whether the server goes down and takes nothing new."""
+        return _is_draining
+
+    @property
+    def is_debug(self) -> bool:
+        """Whether responses may name folders and libraries."""
+        return bool(django_settings.DEBUG)
+
+    def health(self) -> dict[str, Any]:
+        """Return how the log is, for `/readyz`."""
+        outage = self.streams.writer.outage
+        return {"log": "ok" if outage is None else outage.code}
 
     async def aclose(self) -> None:
         """End every stream and engine. For tests, and for servers that say when they stop."""
@@ -149,6 +188,7 @@ class Runtime:
 
 
 _runtime: Runtime | None = None  # touched on the event loop only
+_is_draining = False
 
 
 def get_runtime() -> Runtime:
@@ -177,7 +217,9 @@ def start_loading() -> None:
 
 
 def begin_to_drain() -> None:
-    """Have WebSockets end once nothing is shown on them. For servers that begin to go down; on the loop."""
+    """Have WebSockets end once nothing is shown on them, and probes fail. For servers that begin to go down."""
+    global _is_draining
+    _is_draining = True
     if _runtime is not None:
         for begin_to_leave in list(_runtime.on_drain):
             begin_to_leave()
@@ -191,7 +233,7 @@ def shut_down_streams() -> None:
 
 async def reset() -> None:
     """Close what there is and forget it; the next use reads the settings again. For tests."""
-    global _runtime
-    runtime, _runtime = _runtime, None
+    global _runtime, _is_draining
+    runtime, _runtime, _is_draining = _runtime, None, False
     if runtime is not None and runtime.loop is asyncio.get_running_loop():
         await runtime.aclose()

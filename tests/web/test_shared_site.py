@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from asgiref.sync import sync_to_async
 from django.core.management import CommandError, call_command
+from django.db.backends.utils import CursorWrapper
 from django.test.utils import override_settings
 
 from streamserve.conf import get_settings
@@ -72,6 +73,27 @@ async def test_streams_outlive_the_process(shared: Path, caller: Caller) -> None
     state = (await caller.get(f"/streams/{part['X-Stream-Id']}")).json()
     assert (state["state"], state["finish_reason"], state["usage"]["completion_tokens"]) == ("finished", "length", 60)
     assert await StreamRow.objects.acount() == 2
+
+
+async def test_a_resume_elsewhere_is_one_select(shared: Path, caller: Caller, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that takes a stream over reads its row once, and then claims it."""
+    response = await caller.post("/streams", ask(max_tokens=60))
+    seen = check_native_part(await read_some(response, 2))
+    await runtime.reset()
+    await until_ready()
+    statements: list[str] = []
+    execute = CursorWrapper.execute
+
+    def noted(cursor: Any, sql: str, params: Any = None) -> Any:
+        if '"streamserve_stream"."id" = ' in sql:  # the reaper looks at all rows, in its own time
+            statements.append(sql.partition(" ")[0])
+        return execute(cursor, sql, params)
+
+    monkeypatch.setattr(CursorWrapper, "execute", noted)
+    rest = await caller.get(f"/streams/{response['X-Stream-Id']}/events?after={seen[-1].seq}")
+    check_native(await body_of(rest), after=seen[-1].seq)
+    await runtime.reset()
+    assert statements == ["SELECT", "UPDATE", "UPDATE"]  # its row, the claim, the end
 
 
 async def test_another_tenant_finds_nothing(shared: Path, caller: Caller, lonely_key: str) -> None:

@@ -240,7 +240,7 @@ async def test_a_worker_that_only_seems_dead_cannot_write(one: Worker, two: Work
     stream, reading = await held(one, gate, asked(max_tokens=30), 4)
     one.seem_dead()
     other = asyncio.create_task(two.read(stream.id))
-    await until(lambda: getattr(two.streams.find(stream.id), "claim", stream.claim).fence == 2, "it is claimed")
+    await until(lambda: getattr(two.streams.find(stream.id), "lease", stream.lease).fence == 2, "it is claimed")
     gate.open()
     here, there = [check_native(data) for data in await asyncio.gather(reading, other)]
     assert text_of(here) == text_of(there) == reference

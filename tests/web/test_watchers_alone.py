@@ -82,7 +82,7 @@ async def test_a_watcher_does_not_move_the_lead(make_worker: Callable[..., Worke
     watching = asyncio.create_task(watched(worker, stream.id))
     await until(lambda: stream.readers.num_watchers == 1 and stream.last_seq > 6, "the watcher is there")
     [watcher] = [one for one in stream.readers.attached if one.is_watcher]
-    await until(lambda: watcher.seq == stream.last_seq and gate.is_holding, "it has all there is")
+    await until(lambda: watcher.received_seq == stream.last_seq and gate.is_holding, "it has all there is")
     assert stream.lag.reader_tokens == (0,)
     assert stream.lag.num_unread == stream.transcript.num_tokens
     idle = Delivery(worker.streams, stream, NativeEncoder(stream.log_id), watcher=True)

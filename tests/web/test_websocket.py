@@ -277,3 +277,28 @@ class _House:
         pass
 
     end_all = cancel_all = stop_listening
+
+
+def at_unknown_path(**scope: Any) -> WebsocketCommunicator:
+    socket = WebsocketCommunicator(routing.application, "/ws/nothing", headers=[(b"host", b"testserver")])
+    socket.scope |= scope
+    return socket
+
+
+async def test_an_unknown_path_is_closed_with_4404() -> None:
+    """A server that cannot deny a handshake with a status opens the socket and closes it with 4404."""
+    socket = at_unknown_path()
+    assert await socket.connect() == (True, None)
+    closed = await socket.receive_output()
+    assert (closed["type"], closed["code"]) == ("websocket.close", 4404)
+    await socket.wait()
+
+
+async def test_an_unknown_path_is_a_404_where_the_server_can() -> None:
+    """With ASGI's denial response the handshake itself is answered with 404."""
+    socket = at_unknown_path(extensions={"websocket.http.response": {}})
+    await socket.send_input({"type": "websocket.connect"})
+    start, body = await socket.receive_output(), await socket.receive_output()
+    assert (start["type"], start["status"]) == ("websocket.http.response.start", 404)
+    assert body["type"] == "websocket.http.response.body"
+    await socket.wait()
