@@ -4,8 +4,6 @@ text in the log; the answer in the row only if STORE is on.
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Mapping
 from typing import Any
 
 import structlog
@@ -13,6 +11,7 @@ from channels.db import database_sync_to_async
 
 from streamserve.models import Stream as StreamRow
 from streamserve.protocol.events import Done, Token
+from streamserve.protocol.requests import encode_request
 from streamserve.streams.log.base import EventLog, LogUnavailable
 from streamserve.streams.stream import Stream
 
@@ -30,7 +29,7 @@ async def record_start(stream: Stream, worker_id: str) -> None:
         on_disconnect=stream.on_disconnect,
         fence=stream.claim.fence,
         producer=worker_id,
-        request=plain(dataclasses.asdict(stream.request)),
+        request=encode_request(stream.request),
     )
     await database_sync_to_async(row.save)(force_insert=True)
 
@@ -95,10 +94,3 @@ async def answer_text(events: EventLog, log_id: str, choice: int = 0) -> str:
             elif isinstance(logged.event, Done):
                 kept_seq = logged.event.kept_seq
     return "".join(text for seq, text in pieces if kept_seq is None or seq <= kept_seq)
-
-
-def plain(value: Any) -> Any:
-    """Return `value` with tuples and mappings as JSON has them."""
-    if isinstance(value, Mapping):
-        return {str(name): plain(item) for name, item in value.items()}
-    return [plain(item) for item in value] if isinstance(value, list | tuple) else value

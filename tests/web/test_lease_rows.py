@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import aclosing
-from dataclasses import asdict
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -18,14 +17,13 @@ from streamserve.models import Stream as StreamRow
 from streamserve.protocol.errors import QuotaExceeded
 from streamserve.protocol.events import Done, Status
 from streamserve.protocol.limits import Limits
-from streamserve.protocol.requests import GenerateRequest, Message, SamplingParams, decode_request
+from streamserve.protocol.requests import GenerateRequest, Message, SamplingParams, decode_request, encode_request
 from streamserve.streams.config import StreamConfig
 from streamserve.streams.quota import StreamQuota
 from streamserve.streams.reader.follow import collect, follow
 from streamserve.streams.readers import Reader
 from streamserve.streams.stream import Stream
 from streamserve.web.lease_rows import running_of
-from streamserve.web.records import plain
 from tests.support.stream_checks import check_native, check_native_part, farewell_of, text_of
 from tests.support.streams import Gate, ask, until
 from tests.support.two_workers import Worker
@@ -104,7 +102,7 @@ async def test_a_request_is_read_back_as_it_was_kept() -> None:
         first_token_at=6.5,
         reader_tokens=(0, 0),
     )
-    kept = plain(asdict(request))
+    kept = encode_request(request)
     assert decode_request(kept) == request
     for wrong in ({**kept, "n": "2"}, {**kept, "new": 1}, {"n": 1}, [], "x"):
         with pytest.raises(ValueError):
