@@ -184,4 +184,4 @@ class Delivery:
 
     def _farewell(self) -> bytes:
         farewell = GoingAway(stream_id=self.stream.id, seq=self._sent_seq, retry_ms=random.randint(*_RETRY_MS))
-        return self._encoder.farewell(farewell)
+        return self._encoder.going_away(farewell)
