@@ -22,6 +22,7 @@ from websockets.sync.server import ServerConnection, serve
 
 from streamserve.dialects.native import NativeEncoder
 from streamserve.protocol.events import Done, LoggedEvent, is_terminal
+from streamserve.streams.log.base import MemoryLog
 from streamserve.streams.reader.delivery import Delivery
 from streamserve.streams.registry import Streams
 from tests.support.planted_streams import DONE, GOOD, LOG_ID, META, OK, TOKEN, answering, by_httpx, native, tokens
@@ -168,10 +169,10 @@ class Doubling(NativeEncoder):
 
 
 @pytest.mark.parametrize("how", ["run", "pull"])
-async def test_a_client_in_this_process_is_watched(
-    stream_watch: Watch, streams: Streams, scripted: ScriptedClient, how: str
-) -> None:
+async def test_a_client_in_this_process_is_watched(stream_watch: Watch, how: str) -> None:
     """What a delivery sends, and what it yields."""
+    scripted = ScriptedClient()
+    streams = Streams({"scripted": scripted}, MemoryLog())
     stream = await streams.start(ask("scripted"), owner="u1", tenant="t1")
     scripted.last.push(tok("a"), Done(finish_reason="stop"))
     await stream.ended.wait()
@@ -182,13 +183,15 @@ async def test_a_client_in_this_process_is_watched(
         else:
             assert [data async for data in delivery]
         assert len(stream_watch.faults()) == num_faults
+    await streams.aclose()
 
 
 async def _take(data: bytes) -> None:
     pass
 
 
-def event(seq: int, name: str = "status") -> dict[str, object]:
+def event(seq: int, name: str = "") -> dict[str, object]:
+    name = name or ("meta" if seq == 1 else "status")
     return {"type": "event", "id": "s", "event_id": f"{LOG_ID}-{seq}", "seq": seq, "event": name, "data": {}}
 
 
@@ -201,7 +204,7 @@ def event(seq: int, name: str = "status") -> dict[str, object]:
         ([event(1), event(3, "done")], 1),
         ([event(1), event(1)], 1),
         ([event(2)], 1),
-        ([event(1, "done"), event(2)], 1),
+        ([event(1), event(2, "done"), event(3)], 1),
         ([event(1), {"resume": 7}, event(8), event(1)], 1),
     ],
     ids=["whole", "resumed", "gap", "twice", "no beginning", "after the end", "back without a resume"],
