@@ -11,7 +11,7 @@ from streamserve.clients.base import ModelDescription
 from streamserve.dialects.openai_chat import ChatEncoder, collect, error_json, models_json
 from streamserve.protocol.errors import Cancelled, EngineUnavailable, ErrorBody, StreamserveError
 from streamserve.protocol.events import LoggedEvent
-from tests.support.event_logs import IDENTITY, LOG_ID, failure, split_emoji, success, tok, two_choices
+from tests.support.event_logs import IDENTITY, LOG_ID, blocks, failure, split_emoji, success, tok, two_choices
 from tests.support.sse_reader import read_events
 
 HEAD = '{"id":"chatcmpl-1","object":"chat.completion.chunk","created":1700000000,"model":"helpdesk","choices":['
@@ -40,7 +40,7 @@ def test_the_wire_of_a_short_answer():
 
 
 def test_two_choices_are_told_apart():
-    """Each has its own role chunk first and its own finish chunk last, with its own reason."""
+    """Each choice has its own role chunk first and its own finish chunk last, with its own reason."""
     seen = [chunk["choices"][0] for chunk in chunks(two_choices(), n=2)[:-1]]
     by_choice = {index: [one for one in seen if one["index"] == index] for index in (0, 1)}
     for index, text, reason in ((0, "AB", "stop"), (1, "x", "length")):
@@ -59,7 +59,7 @@ def test_a_choice_that_said_nothing_is_finished_too():
 
 
 def test_usage_is_sent_when_asked_for():
-    """One chunk without choices before [DONE]; every other chunk says null, as in the public API."""
+    """One chunk without choices before [DONE]; it is null in every other chunk, as in the public API."""
     *others, last, done = chunks(success(tok("Hi")), include_usage=True)
     assert done == "[DONE]"
     assert last["choices"] == []
@@ -85,7 +85,7 @@ def test_logprobs_carry_split_code_points():
 
 
 def test_a_token_without_text_makes_no_frame_unless_it_has_logprobs():
-    """Half a code point is no news; its log probability is."""
+    """Half a code point makes no chunk; its log probability does."""
     position = split_emoji().logprobs
     assert position is not None
     assert len(chunks(success(tok("")))) == 3
@@ -111,7 +111,7 @@ def test_only_success_is_done(log: list[LoggedEvent], code: str, kind: str):
 
 @given(st.lists(st.tuples(st.text(), st.integers(0, 1)), max_size=12))
 def test_stream_and_collected_agree(pieces: list[tuple[str, int]]):
-    """The deltas of each choice join to its collected content; both ends say the same."""
+    """The deltas of each choice join to its collected content; both end with the same reason."""
     log = success(*[tok(text, choice=choice) for text, choice in pieces])
     whole = collect(log, n=2, **IDENTITY)
     *seen, _, done = chunks(log, n=2, include_usage=True)
@@ -120,6 +120,17 @@ def test_stream_and_collected_agree(pieces: list[tuple[str, int]]):
         mine = [one["choices"][0] for one in seen if one["choices"][0]["index"] == choice["index"]]
         assert "".join(one["delta"].get("content", "") for one in mine) == choice["message"]["content"]
         assert mine[-1]["finish_reason"] == choice["finish_reason"]
+
+
+def test_only_text_blocks_are_shown():
+    """Thinking and calls make no chunk, streamed or collected; reasoning tokens are counted."""
+    *seen, usage, done = chunks(blocks(), include_usage=True)
+    assert done == "[DONE]"
+    assert "".join(chunk["choices"][0]["delta"].get("content", "") for chunk in seen) == "Hello"
+    assert usage["usage"]["completion_tokens_details"] == {"reasoning_tokens": 2}
+    (choice,) = collect(blocks(), n=1, **IDENTITY)["choices"]
+    assert choice["message"]["content"] == "Hello"
+    assert choice["finish_reason"] == "tool_calls"
 
 
 def test_a_collected_answer():

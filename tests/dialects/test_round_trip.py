@@ -20,7 +20,21 @@ from streamserve.dialects.native import NativeEncoder
 from streamserve.dialects.openai_chat import ChatEncoder
 from streamserve.dialects.text import TextEncoder
 from streamserve.dialects.tokens import TokensEncoder
-from streamserve.protocol.events import ChoiceDone, Done, Error, Event, LoggedEvent, Meta, Status, Token, Usage
+from streamserve.protocol.events import (
+    BLOCK_KINDS,
+    BlockStart,
+    BlockStop,
+    ChoiceDone,
+    Citation,
+    Done,
+    Error,
+    Event,
+    LoggedEvent,
+    Meta,
+    Status,
+    Token,
+    Usage,
+)
 from streamserve.protocol.frames import FrameCutter, decode_event, encode_event, frame
 from tests.support.event_logs import IDENTITY, LOG_ID, numbered
 from tests.support.sse_reader import Read, read_events
@@ -33,14 +47,32 @@ EVERYTHING = "\r\n\r\ndata: x\nid: 7\r\0\ufeff\x85\u2028\u2029\x0b\x0c\x1cðŸŽ‰æ—
 def events_of(any_text: st.SearchStrategy[str]) -> st.SearchStrategy[Event]:
     """Return events whose every text is such a text."""
     ids = st.lists(st.integers(0, 2**32), max_size=4).map(tuple)
-    usage = st.builds(Usage, prompt_tokens=counts, completion_tokens=counts, cached_tokens=counts)
+    usage = st.builds(
+        Usage, prompt_tokens=counts, completion_tokens=counts, cached_tokens=counts, reasoning_tokens=counts
+    )
+    choice, index, kind = st.integers(0, 3), st.integers(0, 9), st.sampled_from(BLOCK_KINDS)
     seconds = st.integers(0, 10**7).map(lambda number: number / 1e4)
     reason = st.sampled_from(["stop", "length", "tool_calls", "content_filter", "cancelled", "abandoned"])
     return st.one_of(
         st.builds(Meta, model=any_text, stream_id=any_text, created=counts, prompt_tokens=counts, cached_tokens=counts),
         st.builds(Status, status=any_text, step=st.none() | counts, of=st.none() | counts, message=any_text),
-        st.builds(Token, text=any_text, token_ids=ids, index=st.integers(0, 9), choice=st.integers(0, 3)),
-        st.builds(ChoiceDone, choice=st.integers(0, 3), finish_reason=reason),
+        st.builds(Token, text=any_text, token_ids=ids, index=index, choice=choice),
+        st.builds(
+            BlockStart, choice=choice, index=index, kind=kind, id=st.none() | any_text, name=st.none() | any_text
+        ),
+        st.builds(BlockStop, choice=choice, index=index, signature=st.none() | any_text),
+        st.builds(
+            Citation,
+            source=any_text,
+            id=any_text,
+            title=st.none() | any_text,
+            url=st.none() | any_text,
+            choice=st.none() | choice,
+            index=st.none() | index,
+            start=st.none() | counts,
+            end=st.none() | counts,
+        ),
+        st.builds(ChoiceDone, choice=choice, finish_reason=reason, stop_string=st.none() | any_text),
         st.builds(Error, code=any_text, message=any_text, retryable=st.booleans()),
         st.builds(
             Done,
@@ -49,6 +81,7 @@ def events_of(any_text: st.SearchStrategy[str]) -> st.SearchStrategy[Event]:
             latency=seconds,
             breakdown=st.dictionaries(any_text, seconds, max_size=3),
             kept_seq=st.none() | counts,
+            stop_string=st.none() | any_text,
         ),
     )
 
@@ -103,9 +136,10 @@ def decoded(read: Read) -> LoggedEvent:
         cached = usage.pop("prompt_tokens_details")["cached_tokens"]
         assert usage.pop("total_tokens") == usage["prompt_tokens"] + usage["completion_tokens"]
         assert data.pop("totalTokens") == usage["completion_tokens"]
-        data["usage"] = Usage(**usage, cached_tokens=cached)
+        reasoning = usage.pop("completion_tokens_details", {"reasoning_tokens": 0})["reasoning_tokens"]
+        data["usage"] = Usage(**usage, cached_tokens=cached, reasoning_tokens=reasoning)
     kinds: dict[str, Callable[..., Event]] = {
-        kind.type: kind for kind in (Meta, Status, Token, ChoiceDone, Error, Done)
+        kind.type: kind for kind in (Meta, Status, Citation, BlockStart, Token, BlockStop, ChoiceDone, Error, Done)
     }
     return LoggedEvent(seq=int(read.id.removeprefix(f"{LOG_ID}-")), event=kinds[read.event](**data))
 

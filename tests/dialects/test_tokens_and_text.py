@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from streamserve.dialects.text import TextEncoder
 from streamserve.dialects.tokens import TokensEncoder
-from streamserve.protocol.events import LoggedEvent
-from tests.support.event_logs import LOG_ID, failure, numbered, success, tok
+from streamserve.protocol.events import GoingAway, LoggedEvent
+from tests.support.event_logs import LOG_ID, blocks, failure, numbered, success, tok
 from tests.support.sse_reader import read_events
 
 
@@ -43,7 +43,7 @@ def test_tokens_until_done():
     ],
 )
 def test_only_success_is_done(log: list[LoggedEvent], code: str):
-    """Invariant: `[DONE]` never follows a failure, a stop or an abandonment; an error says which it was."""
+    """Invariant: `[DONE]` never follows a failure, a stop or an abandonment; an error names which it was."""
     read = read_events(tokens_wire(log))
     assert "[DONE]" not in [one.data for one in read]
     assert json.loads(read[-1].data)["error"]["code"] == code
@@ -66,8 +66,25 @@ def test_both_carry_the_text_whole(pieces: list[str]):
     assert "".join(frames) == "".join(pieces) == text_wire(log)
 
 
+def test_only_text_blocks_are_shown():
+    """Thinking, calls and citations make no frame; a resumed reader's encoder has seen the block begin."""
+    assert tokens_wire(blocks()) == (
+        b'id: abcdefghijkl-8\ndata: {"token":"Hel"}\n\n'
+        b'id: abcdefghijkl-9\ndata: {"token":"lo"}\n\n'
+        b"id: abcdefghijkl-18\ndata: [DONE]\n\n"
+    )
+    assert text_wire(blocks()) == "Hello"
+
+
+def test_going_away_is_an_error_where_a_reader_cannot_tell():
+    """Plain text ends in an error line; `tokens` ends without `[DONE]`."""
+    notice = GoingAway(stream_id="s", seq=3, retry_ms=500)
+    assert TextEncoder().going_away(notice) == b"\n[error engine_unavailable: The server is shutting down.]\n"
+    assert TokensEncoder(LOG_ID).going_away(notice) == b""
+
+
 def test_plain_text_survives_a_lone_surrogate():
-    """What UTF-8 cannot carry becomes a question mark, not an exception."""
+    """A character that UTF-8 cannot carry becomes a question mark, not an exception."""
     assert text_wire(numbered(tok("a\ud800b"))) == "a?b"
 
 
