@@ -72,7 +72,7 @@ class Ending:
 # client that took them for success would keep half an answer as a whole one.
 _ENDING_MESSAGES = {
     "cancelled": "The stream was stopped before the answer was complete.",
-    "abandoned": "The stream ended because nobody was reading it.",
+    "abandoned": "The stream ended because it had no reader for too long.",
 }
 # For dialects that cannot ask their reader to connect again: only a whole answer ends without an error.
 GOING_DOWN = Error(code="engine_unavailable", message="The server is shutting down.", retryable=True)

@@ -246,7 +246,7 @@ class ChoiceText:
     stop_string: str | None = None
 
     def as_json(self) -> dict[str, Any]:
-        """Return what the `snapshot` event says of a choice, but for its number."""
+        """Return the choice's JSON object in the `snapshot` event, without its number."""
         out: dict[str, Any] = {"text": self.text, **_given(self, "finish_reason", "stop_string")}
         return {**out, "blocks": [block.as_json() for block in self.blocks]} if self.blocks else out
 

@@ -23,7 +23,7 @@ from streamserve.protocol.errors import UnmetNeeds
 KNOWN_NEEDS: frozenset[str] = frozenset()
 
 LATENCY_CLASSES = ("chat", "completion", "document", "batch")
-# What a model's generation config may decide where the caller does not.
+# Fields that a model's generation config may set where the caller does not.
 MODEL_DEFAULTS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 
 
@@ -33,7 +33,7 @@ class SamplingParams:
 
     `temperature` 0 is greedy. `top_k` 0, `top_p` 1, `min_p` 0, penalties 0 / 0 / 1 mean off. `max_tokens` None means
     as many as fit (clamped at acceptance). `logprobs` None is off, 0 the chosen token only, k the k likeliest as well.
-    `seed` None lets the server draw one at acceptance, which is then fixed for the life of the stream.
+    `seed` None lets acceptance draw one, which is then fixed for the life of the stream.
     """
 
     temperature: float = 1.0
@@ -54,7 +54,7 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Message:
-    """One turn of a conversation. `content` is text; `extra` is for the chat template (tool calls, name)."""
+    """One turn of a conversation. `content` is text; the chat template gets `extra` too (tool calls, name)."""
 
     role: str
     content: str
