@@ -1,4 +1,4 @@
-"""Laws of the native dialect: what a body becomes, and how a log looks on the wire."""
+"""Laws of the native dialect: the request that a body becomes, and the frames of a log."""
 
 import json
 from itertools import accumulate
@@ -39,12 +39,12 @@ from tests.support.sse_reader import read_events
 
 
 def parse(**body: Any) -> NativeRequest:
-    """Return what the dialect makes of a body."""
+    """Return the request that a body becomes."""
     return native.parse(body, Limits(), default_model="echo")
 
 
 def parse_query(**query: str) -> NativeRequest:
-    """Return what the dialect makes of a query."""
+    """Return the request that a query becomes."""
     return native.parse_query(query, Limits(), default_model="echo")
 
 
@@ -55,14 +55,14 @@ def wire(log: list[LoggedEvent]) -> bytes:
 
 
 def test_a_prompt_alone_is_enough():
-    """Everything else has its default."""
+    """Every field but the prompt has a default."""
     assert parse(prompt="Hi") == NativeRequest(
         generate=GenerateRequest(model="echo", prompt="Hi", unset=MODEL_DEFAULTS)
     )
 
 
 def test_every_field_arrives():
-    """All documented fields at once."""
+    """All documented fields of one body are in the request."""
     sampling = {
         "temperature": 0.5,
         "top_k": 40,
@@ -107,13 +107,13 @@ def test_bounds_are_inclusive(field: str, value: int, extra: dict[str, Any]):
 
 
 def test_null_is_absent():
-    """Clients send null for fields that they do not set."""
+    """A null field counts as absent: clients send null for fields that they do not set."""
     assert parse(prompt="Hi", messages=None, temperature=None, stop=None, format=None) == parse(prompt="Hi")
 
 
 @pytest.mark.parametrize(("asked", "used"), [(0, 0.0), (-0.0, 0.0), (1e-320, 0.0), (0.0009, 0.0), (0.001, 0.001)])
 def test_a_tiny_temperature_is_greedy(asked: float, used: float):
-    """Logits divided by less than a thousandth overflow."""
+    """A temperature below 0.001 is 0: logits divided by less overflow."""
     assert parse(prompt="Hi", temperature=asked).generate.sampling.temperature == used
 
 
@@ -146,7 +146,7 @@ def test_a_query_value_of_another_type_is_refused(field: str, value: str):
 
 
 def test_the_wire_of_a_short_answer():
-    """The exact bytes."""
+    """A short answer has exactly these bytes."""
     assert wire(success(tok("Hé", 5))).decode() == (
         f"event: meta\nid: {LOG_ID}-1\n"
         f'data: {{"model":"helpdesk","stream_id":"{"f" * 32}",'
@@ -245,13 +245,13 @@ ADDED: list[tuple[Event, str]] = [
 
 @pytest.mark.parametrize(("event", "data"), GOLDEN + ADDED, ids=lambda value: getattr(value, "type", ""))
 def test_the_wire_of_each_event(event: Event, data: str):
-    """The exact frame; what 0.1.0 writes keeps its bytes, and optional fields that are not given are left out."""
+    """Each event has exactly this frame; optional fields that are not given are left out."""
     frame_ = f"event: {event.type}\nid: {LOG_ID}-7\ndata: {data}\n\n"
     assert wire([LoggedEvent(seq=7, event=event)]) == frame_.encode()
 
 
 def test_the_notice_that_the_server_goes_away():
-    """It has no id, so that an EventSource keeps that of the last event."""
+    """The notice has no id, so that an EventSource keeps that of the last event."""
     notice = GoingAway(stream_id="s", seq=12, retry_ms=870)
     assert NativeEncoder(LOG_ID).going_away(notice).decode() == (
         'event: farewell\nretry: 870\ndata: {"id":"s","after":12,"event_id":"abcdefghijkl-12","retry":870}\n\n'
@@ -259,7 +259,7 @@ def test_the_notice_that_the_server_goes_away():
 
 
 def test_a_failure_ends_in_an_error_event():
-    """Code, message, and whether to try again."""
+    """The last event has code, message, and whether to try again."""
     last = read_events(wire(failure(tok("Hi"))))[-1]
     assert last.event == "error"
     assert json.loads(last.data) == {
@@ -285,7 +285,7 @@ def test_nothing_is_lost_on_the_wire(log: list[LoggedEvent]):
 
 
 def test_split_code_points_keep_their_bytes():
-    """Each token's own bytes stand in its logprobs, though the text comes whole; a masked token has a finite number."""
+    """Logprobs have each token's own bytes, though its text comes whole; a masked token has a finite number."""
     (token,) = [json.loads(one.data) for one in read_events(wire(success(split_emoji()))) if one.event == "token"]
     assert token["text"] == "🎉"
     assert bytes(byte for position in token["logprobs"] for byte in position["bytes"]).decode() == "🎉"
@@ -309,7 +309,7 @@ def test_coalescing_loses_no_text(pieces: list[tuple[str, int]], max_tokens: int
 
 @given(st.lists(st.tuples(st.integers(1, 5), st.integers(0, 1)), max_size=20), st.integers(1, 8))
 def test_coalescing_joins_all_it_may(pieces: list[tuple[int, int]], max_tokens: int):
-    """Neighbours of one choice are apart only where they would be too many together."""
+    """Neighbours of one choice stay apart only where they would be too many together."""
     log = success(*[tok("x", *range(num_ids), choice=choice) for num_ids, choice in pieces])
     tokens = [one.event for one in coalesce(log, max_tokens=max_tokens) if isinstance(one.event, Token)]
     sizes = [len(token.token_ids) for token in tokens]
@@ -344,6 +344,6 @@ def test_a_token_is_framed_like_any_event(text: str, token_ids: list[int], choic
 
 
 def test_an_error_response_has_three_fields():
-    """The native shape."""
+    """An error response is code, message and param."""
     body = ErrorBody(code="model_not_found", message="No.", param="model", http_status=404)
     assert native.error_json(body) == {"error": {"code": "model_not_found", "message": "No.", "param": "model"}}

@@ -24,12 +24,12 @@ def wire(log: list[LoggedEvent], *, include_usage: bool = False, n: int = 1) -> 
 
 
 def chunks(log: list[LoggedEvent], **options: Any) -> list[Any]:
-    """Return the frames' data, decoded, the last word as text."""
+    """Return the frames' data, decoded; `[DONE]` as text."""
     return [one.data if one.data == "[DONE]" else json.loads(one.data) for one in read_events(wire(log, **options))]
 
 
 def test_the_wire_of_a_short_answer():
-    """The exact bytes: role, delta, finish, [DONE]; the id stands on the last frame of each event."""
+    """A short answer has exactly these bytes: role, delta, finish, [DONE]; `id:` is on the last frame of each event."""
     nothing = '"logprobs":null,"finish_reason":null}]}'
     assert wire(success(tok("Hé"))).decode() == (
         f'data: {HEAD}{{"index":0,"delta":{{"role":"assistant","content":"","refusal":null}},{nothing}\n\n'
@@ -59,7 +59,7 @@ def test_a_choice_that_said_nothing_is_finished_too():
 
 
 def test_usage_is_sent_when_asked_for():
-    """One chunk without choices before [DONE]; it is null in every other chunk, as in the public API."""
+    """One chunk without choices comes before [DONE]; every other chunk has null usage, as in the public API."""
     *others, last, done = chunks(success(tok("Hi")), include_usage=True)
     assert done == "[DONE]"
     assert last["choices"] == []
@@ -102,7 +102,7 @@ def test_a_token_without_text_makes_no_frame_unless_it_has_logprobs():
     ],
 )
 def test_only_success_is_done(log: list[LoggedEvent], code: str, kind: str):
-    """Invariant: a stream that did not succeed ends in one error frame, without finish chunk, usage or [DONE]."""
+    """A stream that did not succeed ends in one error frame, without finish chunk, usage or [DONE]."""
     *deltas, last = chunks(log, include_usage=True)
     assert set(last) == {"error"}
     assert (last["error"]["code"], last["error"]["type"], last["error"]["param"]) == (code, kind, None)
@@ -134,7 +134,7 @@ def test_only_text_blocks_are_shown():
 
 
 def test_a_collected_answer():
-    """The golden object."""
+    """A whole answer is exactly this object."""
     assert collect(two_choices(), n=2, **IDENTITY) == {
         "id": "chatcmpl-1",
         "object": "chat.completion",
@@ -159,7 +159,7 @@ def test_a_collected_answer():
 
 
 def test_collected_logprobs_join():
-    """Positions of all tokens in order."""
+    """A whole answer has the positions of all tokens in order."""
     (choice,) = collect(success(split_emoji(), split_emoji()), n=1, **IDENTITY)["choices"]
     assert bytes(byte for one in choice["logprobs"]["content"] for byte in one["bytes"]).decode() == "🎉🎉"
 
@@ -173,7 +173,7 @@ def test_collected_logprobs_join():
     ],
 )
 def test_collecting_a_failure_raises_it(log: list[LoggedEvent], error: type[StreamserveError]):
-    """Half an answer is never a 200."""
+    """A failure raises: half an answer is never a 200."""
     with pytest.raises(error):
         collect(log, n=1, **IDENTITY)
 
@@ -192,13 +192,13 @@ def test_collecting_a_failure_raises_it(log: list[LoggedEvent], error: type[Stre
     ],
 )
 def test_error_objects_have_a_type(status: int, kind: str):
-    """Clients branch on it."""
+    """Each status has the type that clients branch on."""
     body = ErrorBody(code="c", message="m", param="p", http_status=status)
     assert error_json(body) == {"error": {"message": "m", "type": kind, "param": "p", "code": "c"}}
 
 
 def test_the_models_list():
-    """Alias as id; the context length where it is known."""
+    """A model has its alias as id, and its context length where it is known."""
     ready = ModelDescription(alias="helpdesk", state="ready", created=5, max_model_len=1024)
     model = {"object": "model", "owned_by": "streamserve"}
     found = models_json([ready, ModelDescription(alias="other", state="idle")])

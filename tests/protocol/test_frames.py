@@ -100,7 +100,7 @@ KINDS = {kind.type for kind in (Meta, Status, Citation, BlockStart, Token, Block
 
 @given(events)
 def test_an_event_comes_back_as_it_went(event: Event) -> None:
-    """decode(encode(e)) == e, and of the same class."""
+    """decode(encode(e)) == e, of the same class."""
     back = decode_event(encode_event(event))
     assert back == event
     assert type(back) is type(event)
@@ -222,7 +222,7 @@ GOLDEN: list[tuple[Event, bytes]] = [
 
 @pytest.mark.parametrize(("event", "data"), GOLDEN, ids=lambda value: getattr(value, "type", ""))
 def test_an_event_of_0_1_0_has_the_bytes_of_0_1_0(event: Event, data: bytes) -> None:
-    """During a rolling restart both releases write into one log: what needs nothing new is byte-identical."""
+    """Both releases write into one log during a rolling restart: an event without new fields has the old bytes."""
     assert encode_event(event) == data
     assert decode_event(data) == event
 
@@ -262,7 +262,7 @@ def test_a_field_that_is_unknown_is_skipped_and_counted() -> None:
 
 @given(st.from_regex(r"[a-z_]{1,32}", fullmatch=True), st.dictionaries(st.text(), st.integers(0, 9) | st.text()))
 def test_an_event_that_is_unknown_is_kept_and_counted(kind: str, values: dict[str, object]) -> None:
-    """It has a place in the numbering, and is written again as it was read."""
+    """It keeps its number, and is written again with the bytes it was read from."""
     kind += "_later"[: 32 - len(kind)]
     if kind in KINDS:
         return

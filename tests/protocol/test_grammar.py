@@ -1,4 +1,4 @@
-"""Laws of the grammar: right sequences pass, and each wrong one is refused with the law that it breaks."""
+"""Laws of the grammar: right sequences pass, and each wrong one is refused under the law that it breaks."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ def test_a_right_sequence_passes(name: str) -> None:
 
 @pytest.mark.parametrize("name", WRONG)
 def test_a_wrong_sequence_names_the_law_it_breaks(name: str) -> None:
-    """Each violation is found, under its own law."""
+    """Each violation is found under its own law."""
     law, events = WRONG[name]
     with pytest.raises(GrammarError) as caught:
         check_events(events)
@@ -183,7 +183,7 @@ PARTS: dict[str, tuple[Law, list[Event]]] = {
 
 @pytest.mark.parametrize("name", PARTS)
 def test_a_part_is_judged_by_what_it_shows(name: str) -> None:
-    """What a reader that resumed has seen itself must be in order."""
+    """Events after a resume must be in order among themselves."""
     law, events = PARTS[name]
     with pytest.raises(GrammarError) as caught:
         check_events(events, is_part=True)
@@ -197,7 +197,7 @@ ALPHABET += [choice_done(0), choice_done(1), cite(), cite(0), cite(1), cite(None
 
 @given(st.lists(st.sampled_from(ALPHABET), max_size=10))
 def test_any_sequence_is_taken_or_refused_by_law(events: list[Event]) -> None:
-    """The tables have no hole: whatever comes, nothing but a GrammarError is raised."""
+    """The tables have no hole: a sequence passes or raises GrammarError."""
     try:
         check_events([META, *events])
     except GrammarError:

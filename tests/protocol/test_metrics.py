@@ -17,7 +17,7 @@ def test_nothing_has_no_percentile():
 
 @given(st.lists(st.floats(0, 1e6), min_size=2, max_size=50))
 def test_percentiles_agree_with_the_standard_library(values: list[float]):
-    """Linear interpolation as in `statistics.quantiles(method="inclusive")`."""
+    """Percentiles are those of `statistics.quantiles(method="inclusive")`."""
     values.sort()
     quartiles = statistics.quantiles(values, n=4, method="inclusive")
     for q, expected in zip((0.25, 0.5, 0.75), quartiles, strict=True):
@@ -75,7 +75,7 @@ def test_any_number_renders(value: float):
 
 
 def test_declarations_are_well_formed():
-    """Names fit Prometheus, kinds are known, every metric is explained."""
+    """Names fit Prometheus, kinds are known, every metric has a help text and a unit."""
     for name, metric in METRICS.items():
         assert re.fullmatch(r"[a-z][a-z0-9_]*", name)
         assert metric.kind in ("counter", "gauge", "histogram")

@@ -50,13 +50,13 @@ def test_a_request_without_needs_has_the_fields_of_0_1_0() -> None:
 
 
 def test_a_need_is_kept() -> None:
-    """A request that needs something says so in its row, which 0.1.0 then refuses."""
+    """A request that needs something names it in its row, which 0.1.0 then refuses."""
     assert kept(GenerateRequest(model="m", prompt="a", needs=("grammar",)))["needs"] == ["grammar"]
 
 
 @pytest.mark.parametrize("changes", [{"needs": ["grammar"]}, {"needs": ["grammar", "tools"], "grammar": {"root": "x"}}])
 def test_an_unknown_need_is_refused(changes: dict[str, object]) -> None:
-    """Not dropped, whether or not the field that it is about is there: the caller may ask a newer worker."""
+    """The need is not dropped, with or without the field that it is about; a newer worker may serve the request."""
     with pytest.raises(UnmetNeeds, match="needs grammar") as caught:
         decode_request(kept(**changes))
     body = to_body(caught.value)
@@ -65,7 +65,7 @@ def test_an_unknown_need_is_refused(changes: dict[str, object]) -> None:
 
 
 def test_acceptance_refuses_an_unknown_need() -> None:
-    """The check is the engine's too: what crosses its socket may come from a newer worker."""
+    """A request that crosses the engine's socket is checked too: it may come from a newer worker."""
     check_needs(REQUEST)
     with pytest.raises(Refused, match="tools"):
         check_needs(GenerateRequest(model="m", prompt="a", needs=("tools",)))
@@ -76,7 +76,7 @@ def test_acceptance_refuses_an_unknown_need() -> None:
     [kept(n="2"), kept(mood="good"), kept(needs="grammar"), kept(needs=[1]), kept(needs=7), {"n": 1}, [], "x", None],
 )
 def test_what_is_no_request_is_a_value_error(value: object) -> None:
-    """A wrong type, a missing field, and an unknown field that no need explains."""
+    """A wrong type, a missing field, or an unknown field that no need explains is no request."""
     with pytest.raises(ValueError, match=r".") as caught:
         decode_request(value)
     assert not isinstance(caught.value, UnmetNeeds)
