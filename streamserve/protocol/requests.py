@@ -4,7 +4,8 @@ Dialects make these from bodies, after checking every field once; everything bel
 
 Two releases share the rows and the engine processes during a rolling restart. An event's unknown field is skipped, a
 request's must not be: without its grammar an answer is silently another one. So a request names in `needs` what it
-cannot do without, and `check_needs` refuses what is not in `KNOWN_NEEDS`. A field that may be dropped is no need.
+cannot do without, and `check_needs` refuses what is not in `KNOWN_NEEDS`. A field that may be dropped is no need. An
+answer in blocks is a need: an engine that does not parse them would continue it with tokens outside of any block.
 0.1.0 knows no `needs`: it refuses a row that has the field (hence none is written where there are none), and its engine
 would drop it, but no worker uses an engine process of another version. Pure: no I/O, no clock.
 """
