@@ -69,7 +69,10 @@ class _Unable:
 
 
 def _unable(record: Record) -> EngineClient:
-    if record.request is None:
+    error: StreamserveError
+    if record.refusal is not None:
+        error = record.refusal
+    elif record.request is None:
         error = StreamserveError("The server can no longer go on with this answer. Ask again.", code="producer_lost")
     else:
         error = NotFound(f"There is no model {record.model!r} here any more.", code="model_not_found", param="model")

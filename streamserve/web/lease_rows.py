@@ -9,6 +9,7 @@ import structlog
 from channels.db import database_sync_to_async
 
 from streamserve.models import Stream as StreamRow
+from streamserve.protocol.errors import UnmetNeeds
 from streamserve.protocol.requests import GenerateRequest, decode_request
 from streamserve.streams.lease.lease import Record
 from streamserve.streams.lease.liveness import Workers
@@ -45,6 +46,7 @@ async def running_of(group: Group) -> list[tuple[str, str]]:
 
 def record_of(row: StreamRow) -> Record:
     """Return what the streams need to know of a row."""
+    request, refusal = _request_of(row)
     return Record(
         id=row.pk,
         log_id=row.log_id,
@@ -53,18 +55,22 @@ def record_of(row: StreamRow) -> Record:
         model=row.model,
         created=row.created_at.timestamp(),
         on_disconnect=row.on_disconnect,
-        request=_request_of(row),
+        request=request,
         fence=row.fence,
         producer=row.producer,
         is_finished=row.state == "finished",
+        refusal=refusal,
     )
 
 
-def _request_of(row: StreamRow) -> GenerateRequest | None:
+def _request_of(row: StreamRow) -> tuple[GenerateRequest | None, UnmetNeeds | None]:
+    """Return the row's request, or why this release cannot serve it."""
     if row.request is None:
-        return None
+        return None, None
     try:
-        return decode_request(row.request)
+        return decode_request(row.request), None
+    except UnmetNeeds as error:
+        return None, error
     except ValueError:
         log.exception("stream_request_unreadable", stream_id=row.pk)
-        return None
+        return None, None

@@ -9,8 +9,9 @@ from typing import Any
 import structlog
 from channels.db import database_sync_to_async
 
+from streamserve.dialects.base import TextBlocks
 from streamserve.models import Stream as StreamRow
-from streamserve.protocol.events import Done, Token
+from streamserve.protocol.events import BlockStart, Done, Token
 from streamserve.protocol.requests import encode_request
 from streamserve.streams.log.base import EventLog, LogUnavailable
 from streamserve.streams.stream import Stream
@@ -84,12 +85,14 @@ def line_of(stream: Stream) -> dict[str, Any]:
 
 async def answer_text(events: EventLog, log_id: str, choice: int = 0) -> str:
     """Return the text of one choice from the log, up to where the user stopped reading."""
-    pieces: list[tuple[int, str]] = []
+    blocks, pieces = TextBlocks(), list[tuple[int, str]]()
     after, kept_seq = 0, None
     while batch := await events.read(log_id, after):
         after = batch[-1].seq
         for logged in batch:
-            if isinstance(logged.event, Token) and logged.event.choice == choice:
+            if isinstance(logged.event, BlockStart):
+                blocks.note(logged.event)
+            elif isinstance(logged.event, Token) and logged.event.choice == choice and logged.event in blocks:
                 pieces.append((logged.seq, logged.event.text))
             elif isinstance(logged.event, Done):
                 kept_seq = logged.event.kept_seq

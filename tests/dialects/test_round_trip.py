@@ -100,7 +100,7 @@ def by_httpx_sse(pieces: list[bytes]) -> list[Read]:
 
 
 def by_lines(pieces: list[bytes]) -> list[Read]:
-    """Read over httpx's `iter_lines`, as httpx-sse before 0.4.1 and many scripts do: it splits like `str.splitlines`."""
+    """Read over httpx's `iter_lines`, as httpx-sse before 0.4.1 and many scripts: it splits like `str.splitlines`."""
     decoder = SSELines()
     events = [decoder.decode(line) for line in _response(pieces).iter_lines()]
     return [Read(one.event, one.data, one.id) for one in events if one is not None and one.data]

@@ -8,9 +8,14 @@ import pytest
 import structlog
 
 from streamserve.models import ApiKey
+from streamserve.streams.log.base import MemoryLog
+from streamserve.streams.registry import Streams
 from streamserve.web import site as runtime
 from streamserve.web.permissions import PermissionChecks
+from streamserve.web.records import answer_text
 from tests.conftest import Caller, body_of, until_ready
+from tests.support.event_logs import blocks
+from tests.support.streams import ScriptedClient, ask
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("engine")]
 
@@ -29,6 +34,17 @@ async def test_one_line_a_stream_without_its_text(alice_key: str) -> None:
     assert "canary" not in str(lines)
     assert alice_key not in str(lines)
     assert answer
+
+
+async def test_the_stored_text_is_that_of_text_blocks() -> None:
+    """Thinking and tool calls are no part of the answer that is stored, and that a next turn continues."""
+    scripted = ScriptedClient()
+    streams = Streams({"scripted": scripted}, MemoryLog())
+    stream = await streams.start(ask("scripted"), owner="u1", tenant="t1", on_disconnect="finish")
+    scripted.last.push(*(logged.event for logged in blocks()[1:]))
+    await stream.ended.wait()
+    assert await answer_text(streams.log, stream.log_id) == "Hello"
+    await streams.aclose()
 
 
 async def test_answers_of_a_revoked_key_end(alice: Any) -> None:

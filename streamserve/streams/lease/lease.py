@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
 
+from streamserve.protocol.errors import Refused
 from streamserve.protocol.requests import GenerateRequest
 
 logger = logging.getLogger("streamserve.streams")
@@ -39,7 +40,8 @@ class LeaseResult(Enum):
 class Record:
     """What is kept of a stream beside its log: enough to go on with it in any process.
 
-    `request` is forgotten when the stream is finished, and None if it cannot be read. `producer` is the worker that
+    `request` is forgotten when the stream is finished, and None if it cannot be read; `refusal` is why, where a newer
+    worker could. `producer` is the worker that
     writes it, "" if none does. `created` is as `time.time()`.
     """
 
@@ -54,6 +56,7 @@ class Record:
     fence: int
     producer: str
     is_finished: bool
+    refusal: Refused | None = None
 
 
 class Claims(Protocol):
