@@ -72,7 +72,7 @@ def test_values_at_their_bounds_pass(name: str, value: Any, expected: Any):
         ("object", {"flat": 1}, "Unknown field it.flat. The nearest known field is it.flag."),
     ],
 )
-def test_what_is_wrong_is_said_in_a_sentence(name: str, value: Any, message: str):
+def test_a_wrong_value_is_named_in_a_sentence(name: str, value: Any, message: str):
     """The message names the field, the rule and the value."""
     with pytest.raises(BadRequest) as caught:
         READERS[name](value, "it")

@@ -24,7 +24,7 @@ def test_known_roles_pass(role: str):
 
 
 @pytest.mark.parametrize("role", ["system", "assistant", "tool"])
-def test_only_a_user_must_say_something(role: str):
+def test_only_a_user_must_have_content(role: str):
     """A blank system prompt, an answer stopped before its first token and a tool without output are valid."""
     assert read({"role": role, "content": ""})[0].content == ""
 

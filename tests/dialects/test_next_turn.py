@@ -40,8 +40,8 @@ def accepted(request: GenerateRequest) -> GenerateRequest:
     return replace(placed, sampling=sampling, unset=request.unset + unset)
 
 
-def next_turn(before: GenerateRequest, answer: str = "Hi.", on_disconnect: str = "park", **said: Any) -> Any:
-    return NextTurn({"text": "More.", **said} if "messages" not in said else said, LIMITS).after(
+def next_turn(before: GenerateRequest, answer: str = "Hi.", on_disconnect: str = "park", **fields: Any) -> Any:
+    return NextTurn({"text": "More.", **fields} if "messages" not in fields else fields, LIMITS).after(
         before, answer, on_disconnect
     )
 
@@ -79,7 +79,7 @@ def test_what_a_readers_leaving_means() -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "code", "param"),
+    ("message", "code", "param"),
     [
         ({}, "missing_field", "text"),
         ({"text": "a", "messages": HELLO}, "conflicting_fields", "text"),
@@ -92,10 +92,10 @@ def test_what_a_readers_leaving_means() -> None:
         ({"text": "a", "request": {"top_p": 7}}, "invalid_value", "top_p"),
     ],
 )
-def test_what_is_said_is_checked_alone(said: dict[str, Any], code: str, param: str) -> None:
+def test_an_input_is_checked_alone(message: dict[str, Any], code: str, param: str) -> None:
     """A wrong input is refused before anything is stopped."""
     with pytest.raises(BadRequest) as caught:
-        NextTurn(said, LIMITS)
+        NextTurn(message, LIMITS)
     assert (caught.value.code, caught.value.param) == (code, param)
 
 

@@ -39,7 +39,7 @@ def test_the_wire_of_a_short_answer():
     )
 
 
-def test_two_choices_are_told_apart():
+def test_two_choices_are_kept_apart():
     """Each choice has its own role chunk first and its own finish chunk last, with its own reason."""
     seen = [chunk["choices"][0] for chunk in chunks(two_choices(), n=2)[:-1]]
     by_choice = {index: [one for one in seen if one["index"] == index] for index in (0, 1)}
@@ -51,7 +51,7 @@ def test_two_choices_are_told_apart():
         assert (last["delta"], last["finish_reason"]) == ({}, reason)
 
 
-def test_a_choice_that_said_nothing_is_finished_too():
+def test_a_choice_without_tokens_is_finished_too():
     """An answer of no tokens still has its role and its finish chunk."""
     seen = [chunk["choices"][0] for chunk in chunks(success(reason="length"), n=2)[:-1]]
     assert [one["index"] for one in seen] == [0, 0, 1, 1]

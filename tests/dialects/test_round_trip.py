@@ -195,11 +195,11 @@ def test_openai_chat(
         *(Token(text=text, token_ids=(1,), choice=choice) for text, choice in pieces), Done(finish_reason="stop")
     )
     *chunks, last = read(wire(ChatEncoder(LOG_ID, n=2, **IDENTITY), log, places))  # type: ignore[arg-type]
-    said: dict[int, list[str]] = {0: [], 1: []}
+    texts_of: dict[int, list[str]] = {0: [], 1: []}
     for chunk in chunks:
         for choice in json.loads(chunk.data)["choices"]:
-            said[choice["index"]].append(choice["delta"].get("content", ""))
-    assert {index: "".join(some) for index, some in said.items()} == {
+            texts_of[choice["index"]].append(choice["delta"].get("content", ""))
+    assert {index: "".join(some) for index, some in texts_of.items()} == {
         index: "".join(text for text, choice in pieces if choice == index) for index in (0, 1)
     }
     assert last.data == "[DONE]"

@@ -44,7 +44,7 @@ def test_the_code_of_an_error_event_finds_its_status(code: str, retryable: bool,
     assert (body.code, body.message, body.http_status) == (code, "So it is.", status)
 
 
-@pytest.mark.parametrize(("asked", "told"), [(-5, 1), (0, 1), (7, 7), (10_000, 120)])
-def test_retry_after_is_what_clients_obey(asked: int, told: int):
+@pytest.mark.parametrize(("asked", "shown"), [(-5, 1), (0, 1), (7, 7), (10_000, 120)])
+def test_retry_after_is_what_clients_obey(asked: int, shown: int):
     """Retry-After is 1 to 120 seconds: SDKs ignore longer waits."""
-    assert Refused("Not now.", retry_after=asked).retry_after == told
+    assert Refused("Not now.", retry_after=asked).retry_after == shown

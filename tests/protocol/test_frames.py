@@ -227,6 +227,33 @@ def test_an_event_of_0_1_0_has_the_bytes_of_0_1_0(event: Event, data: bytes) -> 
     assert decode_event(data) == event
 
 
+# The fields of 0.1.0, in the order in which it writes them.
+FIELDS_OF_0_1_0 = {
+    "meta": ("model", "stream_id", "created", "prompt_tokens", "cached_tokens"),
+    "status": ("status", "step", "of", "message", "resumable"),
+    "token": ("text", "token_ids", "index", "choice", "logprobs"),
+    "choice_done": ("choice", "finish_reason"),
+    "error": ("code", "message", "retryable"),
+    "done": ("finish_reason", "usage", "latency", "breakdown", "kept_seq"),
+}
+
+
+@given(events)
+def test_any_event_without_new_fields_has_the_bytes_of_0_1_0(event: Event) -> None:
+    """The bytes are those of a map of the old fields, in the old order, for any values."""
+    if event.type not in FIELDS_OF_0_1_0:
+        return
+    added = {name: None for name in ("stop_string",) if hasattr(event, name)}
+    if isinstance(event, Done):
+        event = replace(event, usage=replace(event.usage, reasoning_tokens=0))
+    event = replace(event, **added)
+    old: dict[str, object] = {name: getattr(event, name) for name in FIELDS_OF_0_1_0[event.type]}
+    if isinstance(event, Done):
+        names = ("prompt_tokens", "completion_tokens", "cached_tokens")
+        old["usage"] = {name: getattr(event.usage, name) for name in names}
+    assert encode_event(event) == msgspec.msgpack.encode((event.type, old))
+
+
 @given(events)
 def test_0_1_0_finds_all_fields_it_knows(event: Event) -> None:
     """A field that 0.1.0 writes is written whatever its value; an added one only where it is not at its default."""

@@ -32,7 +32,7 @@ def test_a_byte_order_mark_is_ignored():
 
 
 @pytest.mark.parametrize(
-    ("body", "says"),
+    ("body", "message"),
     [
         (b"", "empty"),
         (b" \r\n\t", "empty"),
@@ -63,12 +63,12 @@ def test_a_byte_order_mark_is_ignored():
         (b"[" * 500_000, "nested"),
     ],
 )
-def test_what_is_not_one_clean_object_is_refused(body: bytes, says: str):
+def test_what_is_not_one_clean_object_is_refused(body: bytes, message: str):
     """Each refusal has the code `invalid_json` and a message that names the fault."""
     with pytest.raises(BadRequest) as caught:
         decode_json(body, LIMITS)
     assert caught.value.code == "invalid_json"
-    assert says in caught.value.message
+    assert message in caught.value.message
 
 
 def test_the_depth_limit_is_inclusive():

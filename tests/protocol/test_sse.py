@@ -50,7 +50,7 @@ def test_text_stays_readable_on_the_wire():
 
 
 @pytest.mark.parametrize("data", ["a\nb", "a\rb", "\r\n"])
-def test_data_of_several_lines_is_our_mistake(data: str):
+def test_data_of_several_lines_raises(data: str):
     """Data with a line end raises: it would forge the next line."""
     with pytest.raises(ValueError, match="one line"):
         frame(data)
@@ -67,7 +67,7 @@ def test_ids_and_event_names_keep_to_their_alphabet(bad: str):
         frame("{}", event=bad)
 
 
-def test_a_number_that_json_cannot_say_is_our_mistake():
+def test_a_number_that_json_lacks_raises():
     """NaN raises and never reaches a reader."""
     with pytest.raises(ValueError, match="JSON compliant"):
         one_line_json({"latency": float("nan")})

@@ -40,7 +40,7 @@ def bad_bodies() -> list[BadBody]:
     return [bad for maker in makers for bad in maker()]
 
 
-# Literals, as JSON text. The second column says what each is.
+# Literals, as JSON text, and the kind of each.
 _LITERALS = {
     "-1": "int",
     "0": "int",

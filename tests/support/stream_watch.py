@@ -290,7 +290,7 @@ def _listen_to_deliveries(patches: pytest.MonkeyPatch, watch: Watch) -> None:
 
     def watched_close(self: Delivery) -> None:
         if running.get(self) is not asyncio.current_task():
-            left.add(self)  # its client, says another task
+            left.add(self)  # another task closed it: its client disconnected
         close(self)
 
     async def watched_run(self: Delivery, send: Callable[[bytes], Awaitable[None]], flow: Flow = NO_FLOW) -> None:
@@ -359,7 +359,7 @@ def _listen_to_communicators(patches: pytest.MonkeyPatch, watch: Watch) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """Install the watch for the whole run."""
     config.addinivalue_line("markers", "cut_streams(why): its streams are cut off on purpose, not by their own client")
-    config.addinivalue_line("markers", "sampled(why): a real model says anything, bytes that are no text too")
+    config.addinivalue_line("markers", "sampled(why): a real model generates any bytes, also such as are no text")
     config.stash[_WATCH] = Watch()
     config.add_cleanup(install(config.stash[_WATCH]))
 

@@ -270,13 +270,13 @@ def test_a_test_with_a_wrong_stream_fails(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "pytest", "-q", "-rA", "--strict-markers", "-p", "no:cacheprovider", "-p"]
     command += ["tests.support.stream_watch", "-c", os.devnull, f"--rootdir={tmp_path}", str(tmp_path)]
     environ = {**os.environ, "PYTHONPATH": str(ROOT)}
-    said = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=120)
-    assert "the connection broke within a stream" in said.stdout
-    ends = {line.split()[1].rpartition("::")[2]: line.split()[0] for line in said.stdout.splitlines() if "::" in line}
+    run = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=120)
+    assert "the connection broke within a stream" in run.stdout
+    ends = {line.split()[1].rpartition("::")[2]: line.split()[0] for line in run.stdout.splitlines() if "::" in line}
     assert ends == {
         "test_good": "PASSED",
         "test_gap": "ERROR",
         "test_cut": "ERROR",
         "test_excused": "PASSED",
         "test_gap_and_cut": "ERROR",
-    }, said.stdout
+    }, run.stdout
