@@ -116,11 +116,9 @@ _USUAL_HEADS = {kind: 0x80 | len(names - ADDED_FIELDS) for kind, names in _NAMES
 
 def encode_event(event: Event) -> bytes:
     """Return an event as bytes."""
-    kind = type(event)
-    if kind is Unknown:
-        assert isinstance(event, Unknown)
+    if isinstance(event, Unknown):
         return pack(_ENCODER, (event.kind, msgspec.Raw(event.fields)))
-    return pack(_ENCODER, (event.type, _without_defaults(event) if kind in _WITH_ADDED_FIELDS else event))
+    return pack(_ENCODER, (event.type, _without_defaults(event) if type(event) in _WITH_ADDED_FIELDS else event))
 
 
 def _without_defaults(value: Any) -> dict[str, Any]:

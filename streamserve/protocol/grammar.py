@@ -4,17 +4,18 @@
 
 A stream has one state, and each choice another. In a choice one block is open at a time:
 
-    FRESH ── token ───────► IMPLIED ───────────────────────────── choice_done ──► DONE
-      │                        │ block_start 1                                     ▲
-      └── block_start 0 ──► BLOCK ── block_stop ──► BETWEEN ───── choice_done ─────┤
-                              ▲                        │                           │
-                              └──── block_start n+1 ───┘                           │
-    UNSEEN, and RESUMED where it stays open: a reader that came in the middle ─────┘
+    FRESH ─ token 0 ───────► IMPLIED ────────────────────── choice_done ─► DONE
+      │                         │ block_start 1                             ▲
+      └──── block_start 0 ──► BLOCK ─ block_stop ─► BETWEEN ─ choice_done ──┘
+                                ▲                      │
+                                └── block_start n + 1 ─┘
 
-IMPLIED is text block 0 of a choice that had no `block_start`; it has no `block_stop` either, and a later block may
-follow it. Unknown events may stand wherever a status may. Modelled on h11's `_state.py`: the tables are the law, the
-code below looks them up, and checks what a table cannot hold: indexes and counts. Pure; the engine and the readers
-trust each other and do not call this, the tests do, on every stream that they read.
+IMPLIED is text block 0 of a choice without a `block_start`. It has no `block_stop` either, and a block may follow it. A
+choice that a reader meets in the middle begins in UNSEEN; RESUMED is its block 0, which may be implied or not. Unknown
+events may stand wherever a status may.
+
+Modelled on h11's `_state.py`: the tables are the law; the code looks them up, and checks what a table cannot hold,
+indexes and counts. Pure. Engines and readers do not call this; the tests do, on every stream that they read.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ SOURCES = {
     "error codes": [*(cls.code for cls in CLASSES), *(bad.code for bad in bad_bodies())],
     "finish reasons": events.FINISH_REASONS,
     "events": [*(event.type for event in get_args(events.Event)), "farewell"],
-    "figures of done": BREAKDOWN,
+    "breakdown of done": BREAKDOWN,
 }
 
 
