@@ -145,7 +145,7 @@ class EventOrder:
         event = event_of(frame.event, frame.json)
         if isinstance(event, Token):
             self._num_ids += len(event.token_ids)
-        elif isinstance(event, Done) and not event.usage.completion_tokens:  # made by hand, or by a scripted engine
+        elif isinstance(event, Done) and event.usage == Usage():  # made by hand, or by a scripted engine
             event = Done(finish_reason=event.finish_reason, usage=Usage(completion_tokens=self._num_ids))
         try:
             self._grammar.feed(event)
@@ -175,7 +175,9 @@ def event_of(name: str, data: Mapping[str, Any]) -> Event:
             choices = data.get("choices", [data])
             return Snapshot(seq=data["seq"], choices=tuple(map(_choice_of, choices)))
         case "done":
-            usage = Usage(completion_tokens=data.get("usage", {}).get("completion_tokens", 0))
+            counts = data.get("usage", {})
+            names = ("prompt_tokens", "completion_tokens")
+            usage = Usage(**{name: counts.get(name, 0) for name in names})
             return Done(finish_reason=data.get("finish_reason", "stop"), usage=usage)
         case "error":
             return Error(code=data.get("code", ""), message="")
