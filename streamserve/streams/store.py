@@ -11,7 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from streamserve.protocol.events import Done, Token
+from streamserve.dialects.base import TextBlocks
+from streamserve.protocol.errors import Refused
+from streamserve.protocol.events import BlockStart, Done, Token
 from streamserve.protocol.requests import GenerateRequest
 from streamserve.streams.log.base import EventLog
 from streamserve.streams.transcript import StreamSummary
@@ -46,6 +48,7 @@ class Record:
     completion_tokens: int = 0
     last_seq: int = 0
     text: str = ""
+    refusal: Refused | None = None  # why `request` cannot be served here, although a newer worker can
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,12 +121,14 @@ class NullStore:
 
 async def answer_text(log: EventLog, log_id: str, choice: int = 0) -> str:
     """Return the text of one choice from the log, up to where the user stopped reading."""
-    pieces: list[tuple[int, str]] = []
+    blocks, pieces = TextBlocks(), list[tuple[int, str]]()
     after, kept_seq = 0, None
     while page := await log.read(log_id, after):
         after = page[-1].seq
         for logged in page:
-            if isinstance(logged.event, Token) and logged.event.choice == choice:
+            if isinstance(logged.event, BlockStart):
+                blocks.note(logged.event)
+            elif isinstance(logged.event, Token) and logged.event.choice == choice and logged.event in blocks:
                 pieces.append((logged.seq, logged.event.text))
             elif isinstance(logged.event, Done):
                 kept_seq = logged.event.kept_seq

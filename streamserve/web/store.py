@@ -9,12 +9,12 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Any
 
-import msgspec
 import structlog
 from channels.db import database_sync_to_async
 
 from streamserve.models import Stream as StreamRow
-from streamserve.protocol.requests import decode_request
+from streamserve.protocol.errors import UnmetNeeds
+from streamserve.protocol.requests import decode_request, encode_request
 from streamserve.streams.lease.liveness import Liveness
 from streamserve.streams.store import Group, Record
 from streamserve.streams.transcript import StreamSummary
@@ -41,7 +41,7 @@ class RowStore:
             on_disconnect=record.on_disconnect,
             fence=record.fence,
             producer=record.producer,
-            request=msgspec.to_builtins(record.request),
+            request=None if record.request is None else encode_request(record.request),
             created_at=datetime.fromtimestamp(record.created, UTC),
         )
         await database_sync_to_async(row.save)(force_insert=True)
@@ -85,10 +85,12 @@ class RowStore:
 
 def record_of(row: StreamRow) -> Record:
     """Return a row as a record. A request that this release cannot read is None."""
-    request = None
+    request, refusal = None, None
     if row.request is not None:
         try:
             request = decode_request(row.request)
+        except UnmetNeeds as error:
+            refusal = error
         except ValueError:
             log.exception("stream_request_unreadable", stream_id=row.pk)
     return Record(
@@ -100,6 +102,7 @@ def record_of(row: StreamRow) -> Record:
         created=row.created_at.timestamp(),
         on_disconnect=row.on_disconnect,
         request=request,
+        refusal=refusal,
         fence=row.fence,
         producer=row.producer,
         is_finished=row.state == "finished",

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, Page, Route
 
-from tests.support.browser import Watched, ask, browser, fake_answer, site, wait_for_status, watched, watching
+from tests.support.browser import Watched, ask, browser, fake_answer, site, sse, wait_for_status, watched, watching
 
 __all__ = ["browser", "site", "watched"]  # fixtures
 
@@ -329,6 +329,29 @@ def test_thinking_is_folded_and_tool_calls_are_labelled(watched: Watched) -> Non
     assert page.locator(".ss-tool .ss-code-label").inner_text() == "Tool call · look_up"
     assert page.locator(".ss-tool code").inner_text() == json.dumps(json.loads(call), indent=2)
     assert page.locator(".ss-text code").inner_text() == "<think>"
+
+
+def test_a_page_shows_text_blocks_and_ignores_what_it_does_not_know(watched: Watched) -> None:
+    """Thinking and tool calls are not the answer; citations, and events and fields of later releases, are no fault."""
+    page = watched.page
+
+    def token(index: int, text: str) -> tuple[str, dict[str, Any]]:
+        return "token", {"text": text, "token_ids": [1], "index": index, "choice": 0, "mood": "good"}
+
+    def block(index: int, kind: str) -> tuple[str, dict[str, Any]]:
+        return "block_start", {"choice": 0, "index": index, "kind": kind}
+
+    head, end = ("meta", {"model": "echo"}), ("done", {"finish_reason": "stop", "totalTokens": 1, "latency": 0.5})
+    stops = [("block_stop", {"choice": 0, "index": index}) for index in range(4)]
+    first = [block(0, "thinking"), token(0, "Hm."), stops[0], block(1, "text"), token(1, "Shown "), stops[1]]
+    later = [("citation", {"source": "docs", "id": "d1"}), ("mood", {"index": 1}), ("unknown", {"kind": "mood"})]
+    last = [block(2, "tool_use"), token(2, "{}"), stops[2], block(3, "text"), token(3, "answer."), stops[3]]
+    body = sse(head, *first, *later, *last, end)
+    headers = {"Content-Type": "text/event-stream", "X-Stream-Id": "0" * 32}
+    page.route("**/streams", lambda route: route.fulfill(status=200, body=body, headers=headers))
+    ask(page, "Anything")
+    wait_for_status(page, "Answer complete")
+    assert page.locator(".ss-text").inner_text() == "Shown answer."
 
 
 TEXTS = [

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import sqlite3
 from collections.abc import AsyncIterator, Awaitable, Iterator
 from contextlib import aclosing, closing, contextmanager
@@ -12,7 +11,6 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 import structlog
 from django.db import connections
@@ -21,10 +19,10 @@ from django.utils import timezone
 
 from streamserve.clients.thread.client import ThreadClient
 from streamserve.models import Stream as StreamRow
-from streamserve.protocol.errors import QuotaExceeded
+from streamserve.protocol.errors import QuotaExceeded, UnmetNeeds
 from streamserve.protocol.events import Done, Status
 from streamserve.protocol.limits import Limits
-from streamserve.protocol.requests import GenerateRequest, Message, SamplingParams, decode_request
+from streamserve.protocol.requests import GenerateRequest, Message, SamplingParams, decode_request, encode_request
 from streamserve.streams.config import StreamConfig
 from streamserve.streams.reader.follow import collect, follow
 from streamserve.streams.readers import Attachment
@@ -32,6 +30,7 @@ from streamserve.streams.registry import Streams
 from streamserve.streams.store import Group
 from streamserve.streams.stream import Stream
 from streamserve.web import site as runtime
+from streamserve.web.store import record_of
 from tests.conftest import Caller, body_of
 from tests.support.stream_checks import check_native, check_native_part, farewell_of, text_of
 from tests.support.streams import Gate, ask, until
@@ -145,7 +144,7 @@ async def test_a_request_is_read_back_as_it_was_kept() -> None:
         first_token_at=6.5,
         reader_tokens=(0, 0),
     )
-    kept = json.loads(json.dumps(msgspec.to_builtins(request)))
+    kept = encode_request(request)
     assert decode_request(kept) == request
     for wrong in ({**kept, "n": "2"}, {**kept, "new": 1}, {"n": 1}, [], "x"):
         with pytest.raises(ValueError):
@@ -280,6 +279,38 @@ async def test_a_worker_that_stops_leaves_its_streams(one: Worker, two: Worker, 
     assert farewell_of(data) is not None
     rest = check_native(await two.read(stream.id, first[-1].seq), after=first[-1].seq)
     assert text_of(first + rest) == reference
+
+
+@pytest.mark.cut_streams("the reader leaves")
+async def test_a_worker_that_lacks_what_a_request_needs_keeps_it(one: Worker, two: Worker, gate: Gate) -> None:
+    """An older worker shows a newer one's stream, and neither continues it without what it needs nor ends it."""
+    stream, reading = await held(one, gate, asked(max_tokens=30), 4)
+    row = await StreamRow.objects.aget(pk=stream.id)
+    await StreamRow.objects.filter(pk=stream.id).aupdate(request={**row.request, "needs": ["grammar"], "grammar": "x"})
+    assert check_native_part(await two.read(stream.id, 0, 3))[-1].seq >= 3
+    record = record_of(await StreamRow.objects.aget(pk=stream.id))
+    assert record.request is None
+    assert isinstance(record.refusal, UnmetNeeds)
+    gate.open()
+    check_native(await reading)
+    await in_row(stream.id, state="finished", completion_tokens=30)
+
+
+async def test_an_unmet_need_is_no_end(one: Worker, two: Worker, gate: Gate) -> None:
+    """When the newer worker has died, the older one's reader waits: the stream is not ended with an error."""
+    stream, reading = await held(one, gate, asked(max_tokens=30), 4)
+    await left(reading)
+    row = await StreamRow.objects.aget(pk=stream.id)
+    await StreamRow.objects.filter(pk=stream.id).aupdate(request={**row.request, "needs": ["grammar"]})
+    one.seem_dead()
+    reading = asyncio.create_task(two.read(stream.id))
+    await until(lambda: two.streams.find(stream.id) is not None, "the older worker has it")
+    found = two.streams.find(stream.id)
+    assert found is not None
+    await until(lambda: found.terminal is not None or found.parking._refused_at is not None, "the engine has answered")
+    assert found.terminal is None
+    await left(reading)
+    gate.open()
 
 
 async def test_nobody_comes_back(one: Worker, two: Worker, gate: Gate) -> None:

@@ -19,7 +19,7 @@ from streamserve.engine.sequence import SequenceRequest
 from streamserve.engine.text.choice import Choice
 from streamserve.engine.text.tokenizer import Prompt, Tokenizer
 from streamserve.protocol.errors import BadRequest, PromptTooLong, StreamserveError
-from streamserve.protocol.requests import GenerateRequest, SamplingParams
+from streamserve.protocol.requests import GenerateRequest, SamplingParams, check_needs
 
 logger = logging.getLogger(__name__)
 
@@ -94,6 +94,7 @@ class Prepared:
 
 def prepare(engine: LoadedEngine, config: EngineConfig, request: GenerateRequest) -> Prepared:
     """Make a request ready, or raise BadRequest. Text already shown is fed to the choices silently."""
+    check_needs(request)
     latency_class = config.classes.get(request.latency_class)
     if latency_class is None:
         raise BadRequest(f"latency_class is one of {', '.join(config.classes)}.", param="latency_class")

@@ -174,7 +174,7 @@ class Reader(Attachment):
         self.is_let_go = True
         channel = self._channel
         if channel is not None and channel.is_writable and self._encoder is not None:
-            frame = self._encoder.farewell(self.going_away())
+            frame = self._encoder.going_away(self.going_away())
             if frame:
                 channel.write(frame)
         self._end(None)

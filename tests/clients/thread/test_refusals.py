@@ -12,7 +12,7 @@ import pytest
 from streamserve.engine.config import LatencyClass
 from streamserve.engine.echo import EchoRunner, EchoTokenizer
 from streamserve.engine.text.tokenizer import Prompt
-from streamserve.protocol.errors import BadRequest, Overloaded, PromptTooLong
+from streamserve.protocol.errors import BadRequest, Overloaded, PromptTooLong, UnmetNeeds
 from streamserve.protocol.events import Done
 from streamserve.protocol.requests import GenerateRequest
 from tests.support.clients import CONFIG, ask, collect, echo_runner, serving, until
@@ -37,6 +37,14 @@ async def test_unknown_class_is_refused() -> None:
         with pytest.raises(BadRequest, match="latency_class"):
             await client.generate(replace(ask(), latency_class="vip"))
         assert isinstance((await collect(await client.generate(ask(seed=2**63 - 1, n=2, temperature=1.0))))[-1], Done)
+
+
+async def test_a_need_that_the_engine_lacks_is_refused() -> None:
+    """A newer worker's request is not answered without what it cannot do without."""
+    async with serving() as client:
+        with pytest.raises(UnmetNeeds, match="grammar"):
+            await client.generate(replace(ask(), needs=("grammar",)))
+        assert client._bounds.is_empty
 
 
 async def test_reader_positions_are_one_for_each_choice() -> None:
