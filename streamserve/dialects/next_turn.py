@@ -59,7 +59,7 @@ def _user_turn(text: str) -> tuple[Message, ...]:
 
 def _conversation(before: GenerateRequest) -> tuple[Message, ...]:
     """Return the turns so far, or raise an error that says what to send instead."""
-    if before.messages is None and before.prompt == "":  # a finished stream of another process (streams/restore.py)
+    if before.messages is None and before.prompt == "":  # a finished stream of another process (streams/registry.py)
         message = "What was asked is no longer kept here. Send the whole conversation with start."
         raise Gone(message, code="conversation_gone", param="id")
     if before.messages is None:

@@ -3,6 +3,10 @@
 Owns one task per stream, which writes its record, runs it to its end, records that, keeps the stream for replay and
 drops it. With a shared store, other processes have the same log and streams: `reach` restores what is not here. Lives
 on one event loop; knows no wire, no users beyond the `owner` and `tenant` strings, and no framework.
+
+`restore`: a stream of another process, or of one that has died, rebuilt from its record and its log.
+
+It begins as a replica, which follows the log; an owner's reader has it claim the stream (lease.py) and resume. asyncio.
 """
 
 from __future__ import annotations
@@ -17,7 +21,7 @@ from collections import OrderedDict
 from collections.abc import Coroutine, Mapping
 from contextvars import Context
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 from streamserve.clients.base import EngineClient, Generation, ModelDescription
 from streamserve.protocol.errors import EngineUnavailable, NotFound, StreamserveError
@@ -27,7 +31,6 @@ from streamserve.streams.config import StreamConfig
 from streamserve.streams.lease.lease import Lease
 from streamserve.streams.log.base import EventLog, LogUnavailable
 from streamserve.streams.quota import StreamQuota
-from streamserve.streams.restore import restore
 from streamserve.streams.store import NullStore, Record, StreamStore, answer_text
 from streamserve.streams.stream import Stream
 from streamserve.streams.transcript import StreamSummary
@@ -326,3 +329,62 @@ def _is_coming(model: ModelDescription) -> bool:
     One that drains may be replaced; that it is "ready" may be out of date.
     """
     return (model.was_ready and model.state in ("ready", "draining", "loading")) or model.stage == "connecting"
+
+
+# The monotonic clock restarts when the machine boots: a time further off wall time than this is of another boot.
+_CLOCK_SECONDS = 5.0
+
+
+async def restore(
+    record: Record, store: StreamStore, client: EngineClient | None, writer: LogWriter, settings: StreamConfig
+) -> Stream | None:
+    """Return the stream with all that is committed counted; None if its log is gone. `run` must follow."""
+    stream = Stream(
+        client if client is not None and record.request is not None else _unable(record),
+        writer,
+        settings,
+        _request_of(record),
+        None,
+        owner=record.owner,
+        on_disconnect=record.on_disconnect,
+        lease=Lease(store, record.id, fence=record.fence, is_held=False, producer=record.producer),
+        log_id=record.log_id,
+        created=int(record.created),
+    )
+    try:
+        await stream.catch_up()
+    except KeyError:
+        return None
+    # A finished record without an end in the log: the end was shown elsewhere while the log was away.
+    return stream if stream.last_seq and (stream.terminal is not None or not record.is_finished) else None
+
+
+def _request_of(record: Record) -> GenerateRequest:
+    """Return the request with its arrival on this machine's clock; a stand-in for a finished stream's."""
+    arrived_at = time.monotonic() - (time.time() - record.created)
+    if record.request is None:
+        return GenerateRequest(
+            model=record.model, prompt="", tenant=record.tenant, stream_id=record.id, arrived_at=arrived_at
+        )
+    kept = record.request.arrived_at
+    if kept is not None and abs(kept - arrived_at) < _CLOCK_SECONDS:
+        arrived_at = kept
+    return replace(record.request, tenant=record.tenant, stream_id=record.id, arrived_at=arrived_at)
+
+
+class _Unable:
+    """Stands in for an engine, and raises why there is none."""
+
+    def __init__(self, error: StreamserveError) -> None:
+        self._error = error
+
+    async def generate(self, request: GenerateRequest) -> Generation:
+        raise self._error
+
+
+def _unable(record: Record) -> EngineClient:
+    if record.request is None:
+        error = StreamserveError("The server can no longer go on with this answer. Ask again.", code="producer_lost")
+    else:
+        error = NotFound(f"There is no model {record.model!r} here any more.", code="model_not_found", param="model")
+    return cast(EngineClient, _Unable(error))
