@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from streamserve.clients.base import ModelDescription
+from streamserve.protocol.stats import ModelDescription
 
 # What a state means to whoever asks, where the engine itself says nothing.
 _STATE_WORDS = {

@@ -6,61 +6,12 @@ asyncio; every method is called on the event loop. Implementations: thread (this
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import Protocol
 
-from streamserve.engine.core import CoreStats
-from streamserve.engine.sequence import Park
 from streamserve.protocol.events import Event
+from streamserve.protocol.park import Accepted, Park
 from streamserve.protocol.requests import GenerateRequest
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Accepted:
-    """What acceptance fixes: sizes, the seed and the clamped max_tokens. Cached tokens are known at first schedule."""
-
-    num_prompt_tokens: int
-    max_tokens: int
-    seed: int
-    queue_position: int = 0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelDescription:
-    """What an engine says of itself.
-
-    `state`: "idle" (not asked for yet), "loading", "ready", "paused" and "draining" (by an operator: it takes nothing
-    new), "failed". `stage`, `fraction` (0 to 1), bytes and `elapsed_seconds` describe loading; `message` names the
-    failure and the way out. `was_ready`: there was an engine before, so that another may be expected.
-    """
-
-    alias: str
-    state: str
-    stage: str = ""
-    fraction: float = 0.0
-    loaded_bytes: int = 0
-    total_bytes: int = 0
-    elapsed_seconds: float = 0.0
-    message: str = ""
-    max_model_len: int = 0
-    has_chat_template: bool = False
-    dtype: str = ""
-    device: str = ""
-    num_parameters: int = 0
-    created: int = 0
-    was_ready: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineStats(CoreStats):
-    """Live figures of one engine: the core's counts, and what its client has measured lately.
-
-    `lost_engines`: how many died, hung or did not start since this worker began.
-    """
-
-    tokens_per_second: float = 0.0
-    latency: dict[str, float] = field(default_factory=dict)
-    lost_engines: int = 0
+from streamserve.protocol.stats import EngineStats, ModelDescription
 
 
 class Generation(Protocol):

@@ -19,12 +19,11 @@ from streamserve.engine.config import EngineConfig
 from streamserve.engine.in_flight import InFlight, Launched, RunnerFailed, check_chunks, halves, still_ready
 from streamserve.engine.kv.integrity import IntegrityError
 from streamserve.engine.kv.pool import BlockPool
-from streamserve.engine.output import CoreStats, Ledger, SequenceUpdate
+from streamserve.engine.output import Ledger, SequenceUpdate
 from streamserve.engine.plan import Chunk, Runner, StepOutOfMemory, StepPlan, StepResult
 from streamserve.engine.scheduler import Scheduler
-from streamserve.engine.sequence import Park, SequenceRequest
-
-__all__ = ["CoreStats", "EngineCore", "Park", "SequenceUpdate"]
+from streamserve.engine.sequence import SequenceRequest
+from streamserve.protocol.stats import CoreStats
 
 logger = logging.getLogger(__name__)
 

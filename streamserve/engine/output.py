@@ -17,7 +17,8 @@ from streamserve.engine.in_flight import Launched, Part
 from streamserve.engine.kv.pool import BlockPool
 from streamserve.engine.plan import Chunk, RawLogprobs, Sampled, StepResult
 from streamserve.engine.scheduler import Scheduler
-from streamserve.engine.sequence import Park, Sequence, SequenceRequest, State
+from streamserve.engine.sequence import Sequence, SequenceRequest, State
+from streamserve.protocol.park import Park
 
 
 @dataclass(slots=True, kw_only=True)
@@ -44,38 +45,6 @@ class SequenceUpdate:
     def is_last(self) -> bool:
         """Whether nothing follows."""
         return self.finish_reason is not None or self.error is not None or self.park is not None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CoreStats:
-    """Figures after the last step. Block counts exclude the null block: used + cached + free = total.
-
-    `blocks_used` are held by running sequences; `blocks_cached` are reclaimable and hold reusable prefixes.
-    `queued_tokens` are those that waiting sequences still have to compute, `queued_seconds` how long that takes by the
-    step-time model (0 until there is one). `parks` counts sequences that the engine itself parked, `out_of_memory` and
-    `quarantines` steps that ended so; `token_budget` is what a step may compute now.
-    """
-
-    running: int = 0
-    waiting: int = 0
-    blocks_total: int = 0
-    blocks_used: int = 0
-    blocks_cached: int = 0
-    blocks_free: int = 0
-    prefix_queries: int = 0
-    prefix_hits: int = 0
-    prompt_tokens: int = 0
-    generation_tokens: int = 0
-    preemptions: int = 0
-    steps: int = 0
-    unknown_ids: int = 0
-    queued_tokens: int = 0
-    queued_seconds: float = 0.0
-    parks: int = 0
-    out_of_memory: int = 0
-    quarantines: int = 0
-    token_budget: int = 0
-    is_paused: bool = False
 
 
 # More than any model takes; the real bound comes from the config or the pool.

@@ -25,8 +25,9 @@ from streamserve.engine.kv.free_list import Block
 from streamserve.engine.kv.integrity import IntegrityError
 from streamserve.engine.kv.pool import BlockPool
 from streamserve.engine.plan import Chunk
-from streamserve.engine.sequence import Park, Sequence, State
+from streamserve.engine.sequence import Sequence, State
 from streamserve.engine.step_time import StepTime
+from streamserve.protocol.park import Park
 
 # Share of their remaining max_tokens kept free for running sequences on admission. Most answers end long before
 # max_tokens, so it decays while nothing goes wrong, and starts again after a preemption (SGLang's new_token_ratio).

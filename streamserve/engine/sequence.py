@@ -48,20 +48,6 @@ class SequenceRequest:
     first_token_at: float | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Park:
-    """The engine has ended a sequence before its end and forgotten it; asking again goes on. When to ask:
-
-    - "lead": its reader is too far behind: when no more than `resume_at_lead` tokens are unread
-    - "ahead": others needed the room more than a reader who has enough to read: after `resume_seconds`
-    - "paused": an operator paused the engine; "lost": the engine is gone: at once, and again until it is taken
-    """
-
-    reason: str
-    resume_at_lead: int = 0
-    resume_seconds: float = 0.0
-
-
 class State(Enum):
     """Where a sequence is: in the queue, in the batch, or gone."""
 

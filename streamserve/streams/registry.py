@@ -17,9 +17,10 @@ from collections.abc import Awaitable, Callable, Mapping
 from contextvars import Context
 from dataclasses import replace
 
-from streamserve.clients.base import EngineClient, Generation, ModelDescription
+from streamserve.clients.base import EngineClient, Generation
 from streamserve.protocol.errors import EngineUnavailable, NotFound
 from streamserve.protocol.requests import GenerateRequest
+from streamserve.protocol.stats import ModelDescription
 from streamserve.streams.config import StreamConfig
 from streamserve.streams.lease.lease import Claims, Lease
 from streamserve.streams.log.base import EventLog

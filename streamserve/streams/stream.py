@@ -24,10 +24,10 @@ import logging
 import time
 from dataclasses import replace
 
-from streamserve.clients.base import Accepted, EngineClient, Generation
-from streamserve.engine.sequence import Park
+from streamserve.clients.base import EngineClient, Generation
 from streamserve.protocol.errors import Refused, StreamserveError
 from streamserve.protocol.events import Done, Error, Meta, Status, Usage
+from streamserve.protocol.park import Accepted, Park
 from streamserve.protocol.requests import GenerateRequest
 from streamserve.streams.config import StreamConfig
 from streamserve.streams.lead import Lead

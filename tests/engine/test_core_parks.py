@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from streamserve.engine.core import Park
 from streamserve.engine.sequence import SequenceRequest
+from streamserve.protocol.park import Park
 from tests.support.cores import PATIENT, Drive, alone, request, sampling
 
 LONG = sampling(max_tokens=60)

@@ -15,10 +15,11 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from streamserve.clients.base import EngineClient, EngineStats, Generation
+from streamserve.clients.base import EngineClient, Generation
 from streamserve.engine.config import EngineConfig
 from streamserve.protocol.events import Event, Token
 from streamserve.protocol.requests import GenerateRequest, SamplingParams
+from streamserve.protocol.stats import EngineStats
 from tests.proofs.engines import ECHO, serving
 from tests.proofs.pairs import MODEL_LEN, Answer, config_of, whole_answer
 from tests.proofs.scale import IS_SOAK, scaled

@@ -14,7 +14,8 @@ from streamserve.engine.core import EngineCore
 from streamserve.engine.kv.integrity import IntegrityError
 from streamserve.engine.output import SequenceUpdate
 from streamserve.engine.plan import StepPlan
-from streamserve.engine.sequence import Park, Sequence, SequenceRequest
+from streamserve.engine.sequence import Sequence, SequenceRequest
+from streamserve.protocol.park import Park
 from streamserve.protocol.requests import SamplingParams
 from tests.sim.asked import CLASSES, Asked, Shape
 from tests.sim.laws import Laws

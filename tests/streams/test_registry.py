@@ -10,9 +10,9 @@ from dataclasses import replace
 
 import pytest
 
-from streamserve.clients.base import ModelDescription
 from streamserve.protocol.errors import EngineUnavailable, NotFound, Overloaded
 from streamserve.protocol.events import Done, Error
+from streamserve.protocol.stats import ModelDescription
 from streamserve.streams.config import StreamConfig
 from streamserve.streams.log.base import MemoryLog
 from streamserve.streams.registry import Streams

@@ -7,10 +7,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from streamserve.engine.config import CLASSES, EngineConfig
-from streamserve.engine.core import EngineCore, Park, SequenceUpdate
+from streamserve.engine.core import EngineCore
 from streamserve.engine.echo import EchoRunner
+from streamserve.engine.output import SequenceUpdate
 from streamserve.engine.plan import RawLogprobs, Runner, StepPlan
 from streamserve.engine.sequence import SequenceRequest
+from streamserve.protocol.park import Park
 from streamserve.protocol.requests import SamplingParams
 from tests.support.engines import FakeClock
 

@@ -19,7 +19,6 @@ from contextlib import suppress
 from contextvars import Context
 from dataclasses import replace
 
-from streamserve.clients.base import EngineStats, ModelDescription
 from streamserve.clients.process.circuit_breaker import CircuitBreaker
 from streamserve.clients.process.client_session import ClientSession, ProcessGeneration
 from streamserve.clients.process.config import LaunchConfig, config_hash, dated
@@ -42,6 +41,7 @@ from streamserve.clients.thread.generation import error_event
 from streamserve.protocol.errors import EngineUnavailable
 from streamserve.protocol.frames import FrameError
 from streamserve.protocol.requests import GenerateRequest
+from streamserve.protocol.stats import EngineStats, ModelDescription
 
 logger = logging.getLogger(__name__)
 

@@ -11,7 +11,6 @@ import itertools
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from streamserve.clients.base import Accepted
 from streamserve.clients.process.frame_socket import Connection
 from streamserve.clients.process.messages import (
     Cancel,
@@ -29,10 +28,10 @@ from streamserve.clients.process.messages import (
     encode,
     error_of,
 )
-from streamserve.engine.sequence import Park
 from streamserve.protocol.errors import BadRequest, EngineUnavailable
 from streamserve.protocol.events import Error, Event
 from streamserve.protocol.frames import FrameError, decode_event
+from streamserve.protocol.park import Accepted, Park
 from streamserve.protocol.requests import GenerateRequest
 
 _LOST = Park(reason="lost")

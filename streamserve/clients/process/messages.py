@@ -19,11 +19,11 @@ from collections.abc import Iterator
 
 import msgspec
 
-from streamserve.clients.base import Accepted, EngineStats, ModelDescription
-from streamserve.engine.sequence import Park
 from streamserve.protocol.errors import Refused, StreamserveError
 from streamserve.protocol.frames import pack, unpack
+from streamserve.protocol.park import Accepted, Park
 from streamserve.protocol.requests import GenerateRequest
+from streamserve.protocol.stats import EngineStats, ModelDescription
 
 PROTOCOL = 1
 

@@ -20,7 +20,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import IO
 
-from streamserve.clients.base import ModelDescription
 from streamserve.clients.factory import make_client
 from streamserve.clients.process.config import LaunchConfig, config_hash, dated, spec_from_json
 from streamserve.clients.process.frame_socket import Connection
@@ -39,6 +38,7 @@ from streamserve.clients.process.server_session import ServerSession
 from streamserve.clients.process.watchdog import Watchdog
 from streamserve.protocol.errors import StreamserveError
 from streamserve.protocol.frames import FrameError
+from streamserve.protocol.stats import ModelDescription
 
 logger = logging.getLogger(__name__)
 

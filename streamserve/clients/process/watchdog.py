@@ -11,7 +11,7 @@ import logging
 import os
 from collections.abc import Callable
 
-from streamserve.clients.base import EngineStats
+from streamserve.protocol.stats import EngineStats
 
 logger = logging.getLogger(__name__)
 

@@ -12,8 +12,9 @@ from contextlib import contextmanager
 
 from streamserve.clients.thread.recent import RecentFigures
 from streamserve.engine.config import EngineConfig
-from streamserve.engine.core import CoreStats, SequenceUpdate
+from streamserve.engine.output import SequenceUpdate
 from streamserve.protocol.errors import Overloaded
+from streamserve.protocol.stats import CoreStats
 
 # Weight of the newest prompt in the share that the prefix cache lacks: about the last ten count.
 _NEWEST = 0.1

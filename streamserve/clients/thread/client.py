@@ -14,7 +14,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
 from typing import TypeVar
 
-from streamserve.clients.base import Accepted, EngineStats, ModelDescription
 from streamserve.clients.thread.acceptance import LoadedEngine, Prepared, encode, prepare
 from streamserve.clients.thread.admission import AdmissionControl
 from streamserve.clients.thread.engine_thread import EngineThread, Load
@@ -25,7 +24,9 @@ from streamserve.engine.config import EngineConfig
 from streamserve.engine.core import EngineCore
 from streamserve.engine.plan import StepPlan
 from streamserve.protocol.errors import BadRequest, EngineUnavailable
+from streamserve.protocol.park import Accepted
 from streamserve.protocol.requests import GenerateRequest
+from streamserve.protocol.stats import EngineStats, ModelDescription
 
 T = TypeVar("T")
 

@@ -14,13 +14,14 @@ from concurrent.futures import Future
 from dataclasses import replace
 from typing import Protocol
 
-from streamserve.clients.base import ModelDescription
 from streamserve.clients.thread.acceptance import LoadedEngine
 from streamserve.engine.config import EngineConfig
-from streamserve.engine.core import EngineCore, SequenceUpdate
+from streamserve.engine.core import EngineCore
+from streamserve.engine.output import SequenceUpdate
 from streamserve.engine.plan import StepPlan
 from streamserve.engine.progress import Progress
 from streamserve.protocol.errors import StreamserveError
+from streamserve.protocol.stats import ModelDescription
 
 logger = logging.getLogger(__name__)
 

@@ -11,12 +11,11 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
-from streamserve.clients.base import Accepted
-from streamserve.engine.core import SequenceUpdate
-from streamserve.engine.sequence import Park
+from streamserve.engine.output import SequenceUpdate
 from streamserve.engine.text.choice import Choice
 from streamserve.protocol.events import ChoiceDone, Done, Error, Event, Usage
 from streamserve.protocol.metrics import percentile
+from streamserve.protocol.park import Accepted, Park
 
 # What a client is told for a sequence's error code, and whether trying again can help.
 ERRORS = {

@@ -17,7 +17,7 @@ from streamserve.clients.thread.admission import AdmissionControl
 from streamserve.clients.thread.engine_thread import EngineThread
 from streamserve.clients.thread.generation import LocalGeneration, error_event
 from streamserve.clients.thread.recent import RecentFigures
-from streamserve.engine.core import SequenceUpdate
+from streamserve.engine.output import SequenceUpdate
 from streamserve.engine.sequence import SequenceRequest
 
 logger = logging.getLogger(__name__)

@@ -9,7 +9,7 @@ import math
 from collections import deque
 from collections.abc import Callable
 
-from streamserve.engine.core import SequenceUpdate
+from streamserve.engine.output import SequenceUpdate
 from streamserve.protocol.metrics import percentile
 
 # How many finished requests, and how many seconds, the figures look back on.

@@ -6,7 +6,7 @@ already seen is in the state it had when they had seen them, and yields only wha
 
 from __future__ import annotations
 
-from streamserve.engine.core import SequenceUpdate
+from streamserve.engine.output import SequenceUpdate
 from streamserve.engine.plan import RawLogprobs
 from streamserve.engine.text.detokenizer import StopStrings, make_detokenizer
 from streamserve.engine.text.tokenizer import Tokenizer

@@ -18,13 +18,13 @@ from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError
 
-from streamserve.clients.base import EngineStats, ModelDescription
 from streamserve.clients.process import server as host
 from streamserve.clients.process.client import ProcessClient
 from streamserve.clients.process.config import LaunchConfig
 from streamserve.clients.process.paths import PlaceError, is_claimed, place_of, prepare_folder
 from streamserve.conf import get_settings
 from streamserve.protocol.errors import StreamserveError
+from streamserve.protocol.stats import EngineStats, ModelDescription
 from streamserve.web.cli.loading_bar import LoadingBar, progress_line
 
 _ACTIONS = {

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from streamserve.clients.base import EngineStats
 from streamserve.clients.process import server as host
 from streamserve.clients.process.circuit_breaker import CircuitBreaker
 from streamserve.clients.process.config import config_hash, dated, spec_from_json, spec_to_json
@@ -28,6 +27,7 @@ from streamserve.clients.process.paths import (
 )
 from streamserve.clients.process.watchdog import Watchdog
 from streamserve.engine.config import EngineConfig, LatencyClass, ModelConfig
+from streamserve.protocol.stats import EngineStats
 from tests.support.engine_processes import spec_in
 
 

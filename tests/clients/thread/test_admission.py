@@ -9,8 +9,9 @@ import pytest
 from streamserve.clients.thread.admission import AdmissionControl
 from streamserve.clients.thread.recent import RecentFigures
 from streamserve.engine.config import EngineConfig
-from streamserve.engine.core import CoreStats, SequenceUpdate
+from streamserve.engine.output import SequenceUpdate
 from streamserve.protocol.errors import Overloaded
+from streamserve.protocol.stats import CoreStats
 from tests.support.engines import FakeClock
 
 # What the core says while something waits: a token takes a hundredth of a second.

@@ -7,13 +7,13 @@ import threading
 
 import pytest
 
-from streamserve.clients.base import Accepted
 from streamserve.clients.factory import echo_client
 from streamserve.clients.thread.acceptance import LoadedEngine, Prepared
 from streamserve.clients.thread.client import ThreadClient
 from streamserve.engine.progress import Progress
 from streamserve.protocol.errors import BadRequest, EngineUnavailable
 from streamserve.protocol.events import Done, Error, Event, Token
+from streamserve.protocol.park import Accepted
 from tests.support.clients import CONFIG, ask, collect, echo_runner, load_of, ready, serving, until
 from tests.support.engines import DEADLINE_SECONDS, DyingRunner, GatedRunner
 

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from streamserve.clients.base import Accepted
 from streamserve.clients.thread.generation import LocalGeneration
-from streamserve.engine.core import Park, SequenceUpdate
 from streamserve.engine.echo import EchoTokenizer
+from streamserve.engine.output import SequenceUpdate
 from streamserve.engine.text.choice import Choice
 from streamserve.protocol.events import ChoiceDone, Done, Error, Token
+from streamserve.protocol.park import Accepted, Park
 from streamserve.protocol.requests import SamplingParams
 from tests.support.clients import collect, text
 

@@ -6,7 +6,7 @@ import pytest
 
 from streamserve.clients.thread.generation import Timings
 from streamserve.clients.thread.recent import RecentFigures
-from streamserve.engine.core import SequenceUpdate
+from streamserve.engine.output import SequenceUpdate
 from tests.support.engines import FakeClock
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamserve.engine.core import SequenceUpdate
 from streamserve.engine.echo import EOS, EchoTokenizer
+from streamserve.engine.output import SequenceUpdate
 from streamserve.engine.plan import RawLogprobs
 from streamserve.engine.text.choice import Choice
 from streamserve.protocol.events import Token

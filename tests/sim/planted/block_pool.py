@@ -6,7 +6,7 @@ from functools import partial
 
 from tests.sim.planted import Mutant
 
-_pool = partial(Mutant, file="block_pool.py")
+_pool = partial(Mutant, file="kv/pool.py")
 
 MUTANTS = (
     _pool(
@@ -138,42 +138,42 @@ MUTANTS = (
     Mutant(
         name="a block's name ignores what is before it",
         law=4,
-        file="block_hash.py",
+        file="kv/hashing.py",
         old="hashlib.sha256(parent + _framed(",
         new="hashlib.sha256(_framed(",
     ),
     Mutant(
         name="no salt",
         law=17,
-        file="block_hash.py",
+        file="kv/hashing.py",
         old="return sequence.request.salt if is_first_private and sequence.request.salt else None",
         new="return None",
     ),
     Mutant(
         name="no salt where the public part ends with a block",
         law=17,
-        file="block_hash.py",
+        file="kv/hashing.py",
         old="is_first_private = start <= public < end",
         new="is_first_private = start < public < end",
     ),
     Mutant(
         name="a block that is partly the caller's is public",
         law=17,
-        file="block_hash.py",
+        file="kv/hashing.py",
         old="public = sequence.request.num_public_tokens",
         new="public = -(-sequence.request.num_public_tokens // (end - start)) * (end - start)",
     ),
     Mutant(
         name="the free list loses count",
         law=2,
-        file="free_list.py",
+        file="kv/free_list.py",
         old="        self._len -= 1\n",
         new="",
     ),
     Mutant(
         name="the free list forgets the link back",
         law=2,
-        file="free_list.py",
+        file="kv/free_list.py",
         old="        after.next.prev = block\n",
         new="",
     ),

@@ -7,7 +7,7 @@ from functools import partial
 from tests.sim.planted import Mutant
 
 _core = partial(Mutant, file="core.py")
-_ledger = partial(Mutant, file="ledger.py")
+_ledger = partial(Mutant, file="output.py")
 
 MUTANTS = (
     _ledger(

@@ -8,7 +8,7 @@ from tests.sim.planted import Mutant
 
 _core = partial(Mutant, file="core.py")
 _in_flight = partial(Mutant, file="in_flight.py")
-_ledger = partial(Mutant, file="ledger.py")
+_ledger = partial(Mutant, file="output.py")
 
 MUTANTS = (
     _core(

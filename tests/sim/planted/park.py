@@ -7,7 +7,7 @@ from functools import partial
 from tests.sim.planted import Mutant
 
 _scheduler = partial(Mutant, file="scheduler.py")
-_ledger = partial(Mutant, file="ledger.py")
+_ledger = partial(Mutant, file="output.py")
 
 MUTANTS = (
     _ledger(

@@ -7,9 +7,9 @@ from functools import partial
 from tests.sim.planted import Mutant
 
 _core = partial(Mutant, file="core.py")
-_halves = partial(Mutant, file="halves.py")
+_halves = partial(Mutant, file="in_flight.py")
 _in_flight = partial(Mutant, file="in_flight.py")
-_ledger = partial(Mutant, file="ledger.py")
+_ledger = partial(Mutant, file="output.py")
 _scheduler = partial(Mutant, file="scheduler.py")
 
 MUTANTS = (
