@@ -189,6 +189,8 @@ class ProcessClient:
             raise NobodyAnswers("The engine hung up.")
         welcome = decode_welcome(payload)
         if is_replaced(welcome, self._hello):
+            # Invariant: `was_ready` promises an engine, so that requests wait for the next one instead of being refused.
+            self._description = replace(self._description, was_ready=True)
             self._describe("loading", "replacing")
             await connection.lost()
             raise NobodyAnswers("The engine of older settings has gone.")

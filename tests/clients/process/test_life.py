@@ -270,6 +270,28 @@ async def test_younger_settings_replace_the_engine(folder: Path) -> None:
             assert engine_of(new_spec) != pid
 
 
+async def test_a_replacement_is_announced_while_the_old_engine_drains(folder: Path) -> None:
+    """A worker that meets a draining engine of other settings says that another one comes, until it serves."""
+    old_spec = spec_in(folder, echo_step_seconds=SLOW, drain_seconds=60.0, made_at=1.0)
+    new_spec = replace(old_spec, engine=replace(ENGINE, max_model_len=256), made_at=2.0)
+    async with connected(old_spec) as old:
+        generation = await old.generate(ask(max_tokens=LONG))
+        await anext(generation)
+        new = ProcessClient(new_spec)
+        new.start()
+        seen = []
+        while new.describe().state != "ready":
+            if new.describe().stage == "replacing":
+                generation.cancel()  # the drain has nothing to wait for any more
+            if new.describe().stage != "connecting":
+                seen.append(new.describe())
+            await asyncio.sleep(0.01)
+        assert seen[0].stage == "replacing"
+        assert {(model.state, model.was_ready) for model in seen} == {("loading", True)}
+        assert isinstance((await collect(await new.generate(ask())))[-1], Done)
+        await new.aclose()
+
+
 async def test_older_settings_make_do_with_the_engine(folder: Path) -> None:
     """A worker that has not been restarted yet does not take the engine away from those that have."""
     new_spec = spec_in(folder, made_at=2.0)
