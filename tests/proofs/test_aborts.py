@@ -134,8 +134,8 @@ async def process_bench(config: EngineConfig) -> AsyncIterator[Bench]:
         spec = spec_in(folder, engine=engine, echo_step_seconds=0.002, drain_seconds=1e6, hang_seconds=2.0)
         try:
             async with connected(spec) as client:
-                link, pid = client._link, client.engine_pid
-                assert link is not None
+                session, pid = client._session, client.engine_pid
+                assert session is not None
                 assert pid is not None
 
                 async def stats() -> EngineStats:
@@ -143,7 +143,12 @@ async def process_bench(config: EngineConfig) -> AsyncIterator[Bench]:
                     await until(lambda: client.stats() is not seen)
                     return client.stats()
 
-                yield Bench(client, link.cancel, lambda: not link._generations and not link._questions, stats, (pid,))
+                def abort_unknown(request_id: int) -> None:
+                    session.connection.send(encode(Cancel(request_id)))
+
+                yield Bench(
+                    client, abort_unknown, lambda: not session.generations and not session._questions, stats, (pid,)
+                )
                 await client.control("stop")
                 await until(lambda: not is_alive(pid))
         finally:

@@ -14,7 +14,7 @@ from typing import Any
 from streamserve.clients.process.client import ProcessClient
 from streamserve.clients.process.config import LaunchConfig
 from streamserve.clients.process.frame_socket import peer_of
-from streamserve.clients.process.paths import place_of
+from streamserve.clients.process.paths import engine_paths
 from streamserve.engine.config import EngineConfig, ModelConfig
 from streamserve.protocol.requests import GenerateRequest, SamplingParams
 
@@ -71,7 +71,7 @@ async def connected(spec: LaunchConfig) -> AsyncIterator[ProcessClient]:
 def pid_of(spec: LaunchConfig) -> int | None:
     """Return the process that listens for a spec, answering or not; None if there is none."""
     with socket.socket(socket.AF_UNIX) as sock, suppress(OSError):
-        sock.connect(str(place_of(spec).socket))
+        sock.connect(str(engine_paths(spec).socket))
         return peer_of(sock).pid
     return None
 

@@ -21,7 +21,7 @@ from django.core.management.base import BaseCommand, CommandError
 from streamserve.clients.process import server as host
 from streamserve.clients.process.client import ProcessClient
 from streamserve.clients.process.config import LaunchConfig
-from streamserve.clients.process.paths import PlaceError, is_claimed, place_of, prepare_folder
+from streamserve.clients.process.paths import EnginePathError, engine_paths, is_locked, prepare_folder
 from streamserve.conf import get_settings
 from streamserve.protocol.errors import StreamserveError
 from streamserve.protocol.stats import EngineStats, ModelDescription
@@ -52,13 +52,13 @@ class Command(BaseCommand):
     def handle(self, *args: Any, alias: str | None, action: str | None, **options: Any) -> None:
         spec = _spec(alias)
         try:
-            prepare_folder(place_of(spec))
+            prepare_folder(engine_paths(spec))
             if action is None:
                 sys.exit(self._run(spec))
-            if not is_claimed(place_of(spec)):
+            if not is_locked(engine_paths(spec)):
                 raise CommandError(f"No engine runs for the model {spec.model.alias!r}.")
             answer = asyncio.run(_ask(spec, action))
-        except PlaceError as error:
+        except EnginePathError as error:
             raise CommandError(str(error)) from None
         except TimeoutError:
             raise CommandError(f"The engine of {spec.model.alias!r} does not answer in time.") from None
@@ -68,7 +68,7 @@ class Command(BaseCommand):
 
     def _run(self, spec: LaunchConfig) -> int:
         """Be the engine, until SIGTERM or Ctrl-C; returns the exit status."""
-        if is_claimed(place_of(spec)):
+        if is_locked(engine_paths(spec)):
             self.stderr.write(f"An engine runs for the model {spec.model.alias!r} already; see --status.")
             return 0
         _log_to_stderr()
@@ -141,7 +141,7 @@ async def _stop(client: ProcessClient, pid: int, spec: LaunchConfig) -> None:
         async with asyncio.timeout(spec.drain_seconds + _ANSWER_SECONDS):
             await client.control("stop")
             # Neither another process's lock nor its end has an event on this loop.
-            while is_claimed(place_of(spec)) or (process is not None and not _has_ended(process)):  # noqa: ASYNC110
+            while is_locked(engine_paths(spec)) or (process is not None and not _has_ended(process)):  # noqa: ASYNC110
                 await asyncio.sleep(_POLL_SECONDS)
     finally:
         if process is not None:

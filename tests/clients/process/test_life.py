@@ -17,7 +17,7 @@ import pytest
 from streamserve.clients.base import Generation
 from streamserve.clients.process.client import ProcessClient
 from streamserve.clients.process.config import LaunchConfig
-from streamserve.clients.process.paths import is_claimed, place_of
+from streamserve.clients.process.paths import engine_paths, is_locked
 from streamserve.clients.process.spawn import SpawnFailed, spawn
 from streamserve.engine.config import ModelConfig
 from streamserve.protocol.errors import EngineUnavailable
@@ -188,7 +188,7 @@ async def test_a_stale_socket_is_in_nobodys_way(folder: Path) -> None:
     spec = spec_in(folder)
     (folder / "run").mkdir(mode=0o700)
     with socket.socket(socket.AF_UNIX) as dead:
-        dead.bind(str(place_of(spec).socket))
+        dead.bind(str(engine_paths(spec).socket))
     async with connected(spec) as client:
         assert isinstance((await collect(await client.generate(ask())))[-1], Done)
 
@@ -325,7 +325,7 @@ async def test_without_autostart_nobody_is_started(folder: Path) -> None:
     assert refused.value.code == "engine_loading"
     try:
         await until(lambda: "streamserve_engine" in client.describe().message)
-        assert not is_claimed(place_of(spec))
+        assert not is_locked(engine_paths(spec))
         await spawn(spec)
         await ready(client)
     finally:

@@ -29,7 +29,7 @@ from streamserve.clients.process.messages import (
     Tokenize,
     Welcome,
 )
-from streamserve.clients.process.paths import listening, place_of, prepare_folder
+from streamserve.clients.process.paths import engine_paths, listening, prepare_folder
 from streamserve.clients.process.spawn import spawn
 from streamserve.protocol.events import Done
 from streamserve.protocol.frames import MAX_FRAME_BYTES, FrameError, frame
@@ -46,7 +46,7 @@ def hello(spec: LaunchConfig, protocol: int = PROTOCOL) -> bytes:
 @asynccontextmanager
 async def dialled(spec: LaunchConfig, first: bytes | None = None) -> AsyncIterator[Connection]:
     """A connection of our own making, which has sent `first` (a good greeting) and is closed in the end."""
-    loop, path = asyncio.get_running_loop(), str(place_of(spec).socket)
+    loop, path = asyncio.get_running_loop(), str(engine_paths(spec).socket)
     _, connection = await loop.create_unix_connection(Connection, path)
     connection.send(hello(spec) if first is None else first)
     try:
@@ -99,7 +99,7 @@ async def test_an_oversized_frame_is_refused_by_its_length(shared_engine: Launch
     with socket.socket(socket.AF_UNIX) as sock:
         sock.setblocking(False)
         loop = asyncio.get_running_loop()
-        await loop.sock_connect(sock, str(place_of(shared_engine).socket))
+        await loop.sock_connect(sock, str(engine_paths(shared_engine).socket))
         await loop.sock_sendall(sock, frame(hello(shared_engine)) + raw)
         async with asyncio.timeout(DEADLINE_SECONDS):
             while await loop.sock_recv(sock, 65536):
@@ -153,8 +153,8 @@ async def test_a_worker_of_another_protocol_says_so(folder: Path) -> None:
     """It cannot use the engine, and gives up after a few tries."""
     spec = spec_in(folder, max_failures=2, made_at=1.0)
     welcome = Welcome(protocol=PROTOCOL + 1, config_hash="other", made_at=2.0, pid=1, started_at=0.0)
-    prepare_folder(place_of(spec))
-    with listening(place_of(spec)) as listener:
+    prepare_folder(engine_paths(spec))
+    with listening(engine_paths(spec)) as listener:
         greet = lambda: Connection(lambda connection: connection.send(messages.encode(welcome)))  # noqa: E731
         server = await asyncio.get_running_loop().create_unix_server(greet, sock=listener)
         client = ProcessClient(spec)
@@ -179,9 +179,9 @@ async def test_nobody_else_can_use_the_engine(folder: Path) -> None:
     """The folder and the socket are ours alone."""
     spec = spec_in(folder)
     await spawn(spec)
-    assert place_of(spec).socket.stat().st_mode & 0o777 == 0o600
-    assert place_of(spec).socket.parent.stat().st_mode & 0o777 == 0o700
-    assert place_of(spec).log.stat().st_mode & 0o777 == 0o600
+    assert engine_paths(spec).socket.stat().st_mode & 0o777 == 0o600
+    assert engine_paths(spec).socket.parent.stat().st_mode & 0o777 == 0o700
+    assert engine_paths(spec).log.stat().st_mode & 0o777 == 0o600
 
 
 _DIAL = """
@@ -202,9 +202,9 @@ async def test_another_user_is_turned_away_even_if_the_files_let_him_in(folder: 
     """SO_PEERCRED says who is there; he gets not a byte."""
     spec = spec_in(folder)
     await spawn(spec)
-    for path, mode in ((folder, 0o755), (folder / "run", 0o755), (place_of(spec).socket, 0o666)):
+    for path, mode in ((folder, 0o755), (folder / "run", 0o755), (engine_paths(spec).socket, 0o666)):
         path.chmod(mode)
-    command = [sys.executable, "-I", "-c", _DIAL, str(place_of(spec).socket), frame(hello(spec)).hex()]
+    command = [sys.executable, "-I", "-c", _DIAL, str(engine_paths(spec).socket), frame(hello(spec)).hex()]
     for user, is_answered in ((NOBODY, False), (os.geteuid(), True)):
         result = await asyncio.to_thread(subprocess.run, [*command, str(user)], check=False)
         assert result.returncode == is_answered
@@ -226,7 +226,7 @@ async def test_another_users_engine_is_not_spoken_to(folder: Path) -> None:
     """Nor do we ever send it a byte, should he get a socket into our folder."""
     spec, run = spec_in(folder, autostart=False), folder / "run"
     _open_for_others(folder, run)
-    command = [sys.executable, "-I", "-c", _LISTEN, str(place_of(spec).socket), str(NOBODY)]
+    command = [sys.executable, "-I", "-c", _LISTEN, str(engine_paths(spec).socket), str(NOBODY)]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as theirs:  # noqa: ASYNC220
         assert theirs.stdout is not None
         await asyncio.to_thread(theirs.stdout.readline)
