@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 import pytest
 
 from streamserve.clients.base import EngineClient, Generation
+from streamserve.clients.process.messages import Cancel, encode
 from streamserve.engine.config import EngineConfig
 from streamserve.protocol.events import Event, Token
 from streamserve.protocol.requests import GenerateRequest, SamplingParams
