@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from streamserve.clients.factory import echo_client, hf_client, make_client
-from streamserve.clients.thread.acceptance import fill
+from streamserve.clients.thread.acceptance import resolve_params
 from streamserve.clients.thread.client import ThreadClient
 from streamserve.engine.config import EngineConfig, ModelConfig
 from streamserve.engine.model.load.source import sampling_defaults
@@ -129,6 +129,6 @@ async def test_the_models_own_defaults_fill_what_the_caller_leaves_open(tmp_path
     defaults = sampling_defaults(tmp_path)
     assert defaults == {"temperature": 0.25, "top_k": 7}
     open_request = GenerateRequest(model="m", prompt="x", unset=("temperature", "top_p", "min_p"))
-    filled = fill(open_request, defaults)
+    filled = resolve_params(open_request, defaults, 1, 100, None)
     assert (filled.temperature, filled.top_k, filled.top_p) == (0.25, 0, 1.0)
     assert sampling_defaults(tmp_path / "none") == {}

@@ -119,12 +119,12 @@ async def thread_bench(config: EngineConfig) -> AsyncIterator[Bench]:
         poison=lambda runner, block_id: ECHO.poison(runner.inner, block_id),  # type: ignore[attr-defined]
     )
     async with serving(echo, config) as client:
-        sequences = client._sequences
+        sequences = client._router
 
         async def stats() -> EngineStats:
             return client.stats()
 
-        yield Bench(client, sequences.abort, lambda: not len(sequences) and client._bounds.is_empty, stats)
+        yield Bench(client, sequences.abort, lambda: not len(sequences) and client._admission.is_empty, stats)
 
 
 @asynccontextmanager

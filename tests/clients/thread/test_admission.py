@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from streamserve.clients.thread.admission import AdmissionControl
-from streamserve.clients.thread.recent import RecentFigures
+from streamserve.clients.thread.admission import AdmissionControl, RecentTimings
 from streamserve.engine.config import EngineConfig
 from streamserve.engine.output import SequenceUpdate
 from streamserve.protocol.errors import Overloaded
@@ -20,7 +19,7 @@ IDLE = CoreStats()
 
 
 def bounds_of(**config: Any) -> AdmissionControl:
-    return AdmissionControl(EngineConfig(**config), RecentFigures(FakeClock()))
+    return AdmissionControl(EngineConfig(**config), RecentTimings(FakeClock()))
 
 
 def scheduled(seq_id: int, num_cached_tokens: int = 0) -> SequenceUpdate:
@@ -32,8 +31,8 @@ def test_a_place_is_held_while_a_prompt_is_read() -> None:
     bounds = bounds_of(max_num_seqs=1, max_waiting=1)
 
     def fail_to_read() -> None:
-        with bounds.place(2):
-            with pytest.raises(Overloaded, match="2 answers are waiting"), bounds.place(1):
+        with bounds.reserve(2):
+            with pytest.raises(Overloaded, match="2 answers are waiting"), bounds.reserve(1):
                 pass
             raise KeyError
 
@@ -47,10 +46,10 @@ def test_a_seat_that_is_taken_is_no_place() -> None:
     bounds = bounds_of(max_num_seqs=1, max_waiting=1)
     bounds.add(1, 10)
     bounds.note(scheduled(1))
-    with pytest.raises(Overloaded), bounds.place(2):
+    with pytest.raises(Overloaded), bounds.reserve(2):
         pass
-    bounds.forget(1)
-    with bounds.place(2):
+    bounds.remove(1)
+    with bounds.reserve(2):
         pass
     assert bounds.is_empty
 
@@ -113,6 +112,6 @@ def test_a_resume_counts_as_scheduled_once() -> None:
     for _ in range(3):
         bounds.note(scheduled(1))
     assert bounds.num_waiting == 0
-    bounds.forget(1)
+    bounds.remove(1)
     bounds.note(scheduled(1))
     assert bounds.is_empty

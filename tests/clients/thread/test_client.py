@@ -173,7 +173,7 @@ async def test_cancelling_while_tokenising_leaves_nothing() -> None:
 
     async with serving(tokenizer=Slow()) as client:
         task = asyncio.ensure_future(client.generate(ask()))
-        await until(lambda: client._bounds.num_in_preparation == 1)
+        await until(lambda: client._admission.num_in_preparation == 1)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
@@ -197,8 +197,8 @@ async def test_leaving_at_every_moment_leaves_nothing() -> None:
     async with serving() as client:
         await asyncio.gather(*(read_some(client, number) for number in range(150)))
         await until(lambda: client.stats().running == client.stats().waiting == client.stats().blocks_used == 0)
-        assert client._bounds.is_empty
-        assert len(client._sequences) == 0
+        assert client._admission.is_empty
+        assert len(client._router) == 0
 
 
 async def test_one_bad_sequence_costs_only_itself() -> None:
@@ -270,7 +270,7 @@ async def test_one_wake_per_step(monkeypatch: pytest.MonkeyPatch) -> None:
         original = loop.call_soon_threadsafe
 
         def count(callback: Any, *args: Any, **kwargs: Any) -> Any:
-            if callback == client._sequences._deliver:
+            if callback == client._router._deliver:
                 wakes.append(len(args[0]))
             return original(callback, *args, **kwargs)
 

@@ -39,7 +39,7 @@ async def test_pause_parks_all_and_refuses_all() -> None:
         assert (client.describe().state, client.stats().is_paused, client.stats().blocks_used) == ("paused", True, 0)
         assert await refused(client) == "engine_paused"
         assert await refused(client, output_token_ids=((65,),)) == "engine_paused"
-        assert client._bounds.is_empty
+        assert client._admission.is_empty
 
 
 async def test_resume_goes_on_with_the_same_answer() -> None:

@@ -8,12 +8,12 @@ import threading
 import pytest
 
 from streamserve.clients.factory import echo_client
-from streamserve.clients.thread.acceptance import LoadedEngine, Prepared
+from streamserve.clients.thread.acceptance import LoadedEngine
 from streamserve.clients.thread.client import ThreadClient
 from streamserve.engine.progress import Progress
 from streamserve.protocol.errors import BadRequest, EngineUnavailable
 from streamserve.protocol.events import Done, Error, Event, Token
-from streamserve.protocol.park import Accepted
+from streamserve.protocol.stats import CoreStats
 from tests.support.clients import CONFIG, ask, collect, echo_runner, load_of, ready, serving, until
 from tests.support.engines import DEADLINE_SECONDS, DyingRunner, GatedRunner
 
@@ -126,14 +126,14 @@ async def test_close_ends_generations_and_frees_the_runner() -> None:
 async def test_accepted_in_the_moment_of_the_end() -> None:
     """A request that is accepted while the thread ends is told so, and does not wait for ever."""
     client = await ready(ThreadClient("echo", load_of(echo_runner()), CONFIG))
-    accepted = client._accepted
+    check_prefill = client._admission.check_prefill
 
-    def end_first(prepared: Prepared) -> Accepted:
+    def end_first(num_tokens: int, stats: CoreStats) -> None:
         client._thread.close()
         client._thread.join()
-        return accepted(prepared)
+        check_prefill(num_tokens, stats)
 
-    client._accepted = end_first  # type: ignore[method-assign]
+    client._admission.check_prefill = end_first  # type: ignore[method-assign]
     events = await collect(await client.generate(ask()))
     assert [event.code for event in events if isinstance(event, Error)] == ["engine_closed"]
     await client.aclose()

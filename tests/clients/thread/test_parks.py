@@ -100,7 +100,7 @@ async def test_one_choice_that_parks_takes_the_others_along() -> None:
         await collect(generation)
         assert generation.parked is not None
         await until(lambda: client.stats().running == client.stats().blocks_used == 0)
-        assert client._bounds.is_empty
+        assert client._admission.is_empty
 
 
 async def test_who_waits_too_long_is_told() -> None:
@@ -138,5 +138,5 @@ async def test_reruns_do_not_count_as_answers() -> None:
     """The latency figures are of whole answers; the runs of one that parked only say how long seats are taken."""
     async with serving(config=LEAD_4) as client:
         await read_all(client)
-        assert len(client._figures._breakdowns) == 0
-        assert len(client._figures._seat_seconds) == 3
+        assert len(client._timings._breakdowns) == 0
+        assert len(client._timings._running_seconds) == 3
