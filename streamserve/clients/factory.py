@@ -16,8 +16,7 @@ from streamserve.clients.thread.acceptance import EngineFacts, LoadedEngine
 from streamserve.clients.thread.client import ThreadClient
 from streamserve.engine.config import EngineConfig, ModelConfig
 from streamserve.engine.echo import EchoRunner, EchoTokenizer
-from streamserve.engine.plan import Runner, StepPlan
-from streamserve.engine.progress import Progress
+from streamserve.engine.plan import Progress, Runner, StepPlan
 from streamserve.protocol.errors import EngineUnavailable
 
 # Long enough for a page of text, small enough that a test can fill it.

@@ -125,10 +125,10 @@ def test_who_parks_gives_back_all_that_was_planned() -> None:
     budget = StepBudget(64, config, 4, desk.scheduler.step_time)
     decoding, prompt = desk.sequences[1], desk.sequences[2]
     before = (budget.num_tokens, budget.num_prefill_tokens(0))
-    budget.decode(decoding)
+    budget.add(decoding, 1)
     budget.prefill(prompt)
     assert budget.num_tokens == 0
-    budget.take_back(prompt)
+    budget.remove(prompt)
     assert (budget.num_tokens, [chunk.seq_id for chunk in budget.chunks]) == (63, [1])
-    budget.take_back(decoding)
+    budget.remove(decoding)
     assert ((budget.num_tokens, budget.num_prefill_tokens(0)), budget.chunks) == (before, [])

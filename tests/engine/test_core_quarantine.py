@@ -32,7 +32,7 @@ def miscount_free(drive: Drive) -> None:
 
 
 def miscount_cached(drive: Drive) -> None:
-    drive.core.pool._num_free_named -= 1
+    drive.core.pool._num_free_cached -= 1
 
 
 def lose_a_block(drive: Drive) -> None:

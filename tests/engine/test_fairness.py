@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from streamserve.engine.fairness import WINDOW_SECONDS, TenantDebt
+from streamserve.engine.budget import WINDOW_SECONDS, TenantDebt
 
 
 def test_single_tenant_has_no_debt() -> None:

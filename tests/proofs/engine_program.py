@@ -22,8 +22,7 @@ from streamserve.clients.process.paths import engine_paths, listening, locked, o
 from streamserve.clients.process.server import EngineServer
 from streamserve.clients.thread.acceptance import LoadedEngine
 from streamserve.clients.thread.engine_thread import Load
-from streamserve.engine.plan import Runner, StepPlan
-from streamserve.engine.progress import Progress
+from streamserve.engine.plan import Progress, Runner, StepPlan
 from tests.support.engine_processes import pid_of
 from tests.support.engines import WrappedRunner
 

@@ -81,7 +81,7 @@ class Drive:
             self.clock,
             on_plan=self.plans.append,
             revision=revision,
-            on_forget=None if runner else echo.poison,
+            on_evict=None if runner else echo.poison,
             on_step=on_step,
         )
 

@@ -18,8 +18,7 @@ from streamserve.clients.thread.acceptance import LoadedEngine
 from streamserve.engine.config import EngineConfig
 from streamserve.engine.core import EngineCore
 from streamserve.engine.output import SequenceUpdate
-from streamserve.engine.plan import StepPlan
-from streamserve.engine.progress import Progress
+from streamserve.engine.plan import Progress, StepPlan
 from streamserve.protocol.errors import StreamserveError
 from streamserve.protocol.stats import ModelDescription
 

@@ -23,8 +23,7 @@ from streamserve.engine.model.load.loader import LoadedModel, load_model
 from streamserve.engine.model.load.support import max_model_len
 from streamserve.engine.model.sampler import sample
 from streamserve.engine.model.step import LaunchedStep
-from streamserve.engine.plan import StepOutOfMemory, StepPlan, StepResult
-from streamserve.engine.progress import Progress, no_progress
+from streamserve.engine.plan import Progress, StepOutOfMemory, StepPlan, StepResult, no_progress
 
 T = TypeVar("T")
 

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from streamserve.clients.thread.client import ThreadClient
-from streamserve.engine.plan import StepPlan
-from streamserve.engine.progress import Progress
+from streamserve.engine.plan import Progress, StepPlan
 from streamserve.protocol.errors import BadRequest, EngineUnavailable
 from streamserve.protocol.events import Done, Token
 from tests.support.clients import CONFIG, ask, collect, echo_runner, ids, load_of, ready, serving, text, until

@@ -10,7 +10,7 @@ import pytest
 from streamserve.clients.factory import echo_client
 from streamserve.clients.thread.acceptance import LoadedEngine
 from streamserve.clients.thread.client import ThreadClient
-from streamserve.engine.progress import Progress
+from streamserve.engine.plan import Progress
 from streamserve.protocol.errors import BadRequest, EngineUnavailable
 from streamserve.protocol.events import Done, Error, Event, Token
 from streamserve.protocol.stats import CoreStats

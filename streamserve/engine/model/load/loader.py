@@ -19,7 +19,7 @@ from streamserve.engine.model.load.errors import ModelLoadError, UnsupportedMode
 from streamserve.engine.model.load.memory import available_memory
 from streamserve.engine.model.load.source import require_safetensors, resolve, revision
 from streamserve.engine.model.load.support import eos_token_ids, require_supported
-from streamserve.engine.progress import Progress, no_progress
+from streamserve.engine.plan import Progress, no_progress
 
 READ_BYTES = 16 << 20  # at once: a few hundred reports a minute from a disk, each a chance to give up
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from streamserve.engine.model.load.errors import HubUnreachable, ModelLoadError, ModelNotFound, NoSafetensors
-from streamserve.engine.progress import Progress, no_progress
+from streamserve.engine.plan import Progress, no_progress
 
 SMALL_FILES = ("*.json", "*.jinja", "*.txt", "*.model", "tokenizer*")
 OTHER_WEIGHTS = (".bin", ".pt", ".pth", ".ckpt", ".gguf", ".msgpack", ".h5", ".onnx")
