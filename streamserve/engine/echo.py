@@ -17,7 +17,7 @@ from itertools import chain
 
 from streamserve.engine.plan import PENDING, Chunk, RawLogprobs, Sampled, SampleSpec, StepPlan, StepResult
 from streamserve.engine.text.tokenizer import Prompt, checked_bytes, checked_ids
-from streamserve.protocol.requests import GenerateRequest, Message
+from streamserve.protocol.requests import GenerateRequest
 
 _WORD_LIST = (
     "a about above across after again air all almost along also always and answer any around as at autumn away "
@@ -200,15 +200,14 @@ class EchoTokenizer:
     is_byte_exact = True
     strips_leading_space = True
 
-    def render(self, messages: tuple[Message, ...]) -> tuple[int, ...]:
-        """Apply the chat template: role, content, end of turn; then the assistant's turn begins."""
-        turns = [(_ROLES.get(message.role, USER), *checked_bytes(message.content), END_OF_TURN) for message in messages]
-        return (*chain.from_iterable(turns), ASSISTANT)
-
     def encode(self, request: GenerateRequest) -> Prompt:
-        """Return the prompt's ids."""
+        """Return the prompt's ids. The chat template: role, content, end of turn; then the assistant's turn begins."""
         if request.messages is not None:
-            return Prompt(token_ids=self.render(request.messages))
+            turns = [
+                (_ROLES.get(message.role, USER), *checked_bytes(message.content), END_OF_TURN)
+                for message in request.messages
+            ]
+            return Prompt(token_ids=(*chain.from_iterable(turns), ASSISTANT))
         ids = request.prompt_token_ids
         if ids is None:
             ids = tuple(checked_bytes(request.prompt or ""))

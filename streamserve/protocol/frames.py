@@ -45,21 +45,17 @@ class FrameCutter:
         """Return the payloads that are whole now. Raises FrameError as soon as a length is over the limit."""
         self._held += data
         out, start = [], 0
-        while (end := self._end_of(start)) is not None:
+        while len(self._held) >= start + _HEAD:
+            size = int.from_bytes(self._held[start : start + _HEAD], "big")
+            if size > MAX_FRAME_BYTES:
+                raise FrameError(f"a frame of {size:,} bytes is announced; {MAX_FRAME_BYTES:,} is the limit")
+            end = start + _HEAD + size
+            if end > len(self._held):
+                break
             out.append(bytes(self._held[start + _HEAD : end]))
             start = end
         del self._held[:start]
         return out
-
-    def _end_of(self, start: int) -> int | None:
-        """Return where the frame at `start` ends, or None while it is unfinished."""
-        if len(self._held) < start + _HEAD:
-            return None
-        size = int.from_bytes(self._held[start : start + _HEAD], "big")
-        if size > MAX_FRAME_BYTES:
-            raise FrameError(f"a frame of {size:,} bytes is announced; {MAX_FRAME_BYTES:,} is the limit")
-        end = start + _HEAD + size
-        return end if end <= len(self._held) else None
 
 
 _ENCODER = msgspec.msgpack.Encoder()

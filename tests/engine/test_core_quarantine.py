@@ -20,7 +20,7 @@ def free_twice(drive: Drive) -> None:
 def give_out_held_block(drive: Drive) -> None:
     pool = drive.core.pool
     held = pool._blocks[drive.core.scheduler.running[0].block_table[0]]
-    pool._free.push_front(held)
+    pool._free.push(held, at_front=True)
 
 
 def give_out_null_block(drive: Drive) -> None:

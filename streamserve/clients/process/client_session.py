@@ -13,6 +13,8 @@ from collections.abc import Callable, Sequence
 
 from streamserve.clients.process.frame_socket import Connection
 from streamserve.clients.process.messages import (
+    MSGPACK_ERRORS,
+    TO_WORKER,
     Cancel,
     Control,
     GenerationNews,
@@ -26,7 +28,6 @@ from streamserve.clients.process.messages import (
     State,
     Tokenize,
     Warm,
-    decode_to_worker,
     encode,
     error_of,
 )
@@ -143,7 +144,10 @@ class ClientSession:
 
     def take(self, payload: bytes) -> None:
         """Handle a frame. Messages for ids that are no longer open are ignored. Raises FrameError."""
-        message = decode_to_worker(payload)
+        try:
+            message = TO_WORKER.decode(payload)
+        except MSGPACK_ERRORS as error:
+            raise FrameError(f"not understood: {error}") from error
         match message:
             case News():
                 for news in message.generations:

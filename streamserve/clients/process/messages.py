@@ -149,46 +149,31 @@ ToEngine = Open | Warm | Tokenize | Control | ReaderAt | Cancel
 ToWorker = Opened | Reply | Refusal | News | State | Goodbye
 
 # What msgspec raises for bytes or values that do not fit: a wrong type, a number beyond 64 bits, half a surrogate.
-_MSGPACK_ERRORS = (ValueError, TypeError, OverflowError, RecursionError)
+MSGPACK_ERRORS = (ValueError, TypeError, OverflowError, RecursionError)
 _ENCODER = msgspec.msgpack.Encoder()
 _HELLO: msgspec.msgpack.Decoder[Hello] = msgspec.msgpack.Decoder(Hello)
 _WELCOME: msgspec.msgpack.Decoder[Welcome] = msgspec.msgpack.Decoder(Welcome)
-_TO_ENGINE: msgspec.msgpack.Decoder[ToEngine] = msgspec.msgpack.Decoder(ToEngine)
-_TO_WORKER: msgspec.msgpack.Decoder[ToWorker] = msgspec.msgpack.Decoder(ToWorker)
+# The later frames; both raise MSGPACK_ERRORS.
+TO_ENGINE: msgspec.msgpack.Decoder[ToEngine] = msgspec.msgpack.Decoder(ToEngine)
+TO_WORKER: msgspec.msgpack.Decoder[ToWorker] = msgspec.msgpack.Decoder(ToWorker)
 
 
 def encode(message: Hello | Welcome | ToEngine | ToWorker) -> bytes:
     """Return a frame's payload; raises FrameError for a value without a place in MessagePack."""
     try:
         return _ENCODER.encode(message)
-    except _MSGPACK_ERRORS as error:
+    except MSGPACK_ERRORS as error:
         raise FrameError(f"not to be encoded: {error}") from error
 
 
 def decode_hello(payload: bytes) -> Hello:
-    """Read a worker's first frame; raises FrameError, as the three below."""
+    """Read a worker's first frame; raises FrameError."""
     return unpack(_HELLO, payload)
 
 
 def decode_welcome(payload: bytes) -> Welcome:
-    """Read an engine's first frame."""
+    """Read an engine's first frame; raises FrameError."""
     return unpack(_WELCOME, payload)
-
-
-def decode_to_engine(payload: bytes) -> ToEngine:
-    """Read any later frame of a worker."""
-    try:
-        return _TO_ENGINE.decode(payload)
-    except _MSGPACK_ERRORS as error:
-        raise FrameError(f"not understood: {error}") from error
-
-
-def decode_to_worker(payload: bytes) -> ToWorker:
-    """Read any later frame of an engine."""
-    try:
-        return _TO_WORKER.decode(payload)
-    except _MSGPACK_ERRORS as error:
-        raise FrameError(f"not understood: {error}") from error
 
 
 def is_replaced(welcome: Welcome, hello: Hello) -> bool:

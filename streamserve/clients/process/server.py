@@ -46,6 +46,7 @@ OnProgress = Callable[[ModelDescription], None]
 _HELLO_SECONDS = 10.0
 # How often the engine is checked, and how often at least its state is sent: the heartbeat.
 _TICK_SECONDS, _STATE_SECONDS = 0.2, 1.0
+_DRAIN_POLL_SECONDS = 0.05
 # How long workers may take to read the last frames, and how long threads may take to end.
 _LEAVE_SECONDS, _EXIT_SECONDS = 2.0, 10.0
 _LISTENING = b"+"
@@ -69,7 +70,6 @@ class EngineServer:
         self._alone_seconds = 0.0
         self._sent: tuple[ModelDescription | None, float] = (None, 0.0)
         self._drain: asyncio.Task[None] | None = None
-        self._has_drained = asyncio.Event()
         self._end: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
     async def serve(self, listener: socket.socket) -> int:
@@ -95,7 +95,7 @@ class EngineServer:
 
     async def _serve_worker(self, connection: Connection) -> None:
         """Serve a worker until its connection is lost, then cancel what it left open."""
-        session = ServerSession(connection, self._client, self.control, self._note_idle)
+        session = ServerSession(connection, self._client, self.control)
         try:
             await self._handshake(connection)
             self._sessions.add(session)
@@ -155,13 +155,9 @@ class EngineServer:
             async with asyncio.timeout(self._spec.drain_seconds):
                 await self._client.control("drain")
                 self._send_state()
-                self._note_idle()
-                await self._has_drained.wait()
+                while any(session.is_busy for session in self._sessions):  # noqa: ASYNC110  (asked in many places)
+                    await asyncio.sleep(_DRAIN_POLL_SECONDS)
         self._finish(reason)
-
-    def _note_idle(self) -> None:
-        if self._drain is not None and not any(session.is_busy for session in self._sessions):
-            self._has_drained.set()
 
     def _finish(self, reason: str) -> None:
         if not self._end.done():

@@ -11,6 +11,8 @@ from collections.abc import Awaitable, Callable
 
 from streamserve.clients.process.frame_socket import Connection
 from streamserve.clients.process.messages import (
+    MSGPACK_ERRORS,
+    TO_ENGINE,
     Cancel,
     Control,
     GenerationNews,
@@ -23,7 +25,6 @@ from streamserve.clients.process.messages import (
     Tokenize,
     ToWorker,
     Warm,
-    decode_to_engine,
     encode,
     refusal,
 )
@@ -42,21 +43,13 @@ _MAX_EVENTS = 2048
 class ServerSession:
     """One connection's open requests and generations, by id.
 
-    `control` is the server's; `on_done` is called whenever one of them has ended. Output of a dead engine is not sent:
-    the process ends, and the workers ask its successor.
+    `control` is the server's. Output of a dead engine is not sent: the process ends, and the workers ask its successor.
     """
 
-    def __init__(
-        self,
-        connection: Connection,
-        client: ThreadClient,
-        control: Callable[[str], Awaitable[None]],
-        on_done: Callable[[], None],
-    ) -> None:
+    def __init__(self, connection: Connection, client: ThreadClient, control: Callable[[str], Awaitable[None]]) -> None:
         self.connection = connection
         self._client = client
         self._control = control
-        self._on_done = on_done
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._generations: dict[int, LocalGeneration] = {}
         self._with_news: list[int] = []
@@ -68,7 +61,10 @@ class ServerSession:
 
     def take(self, payload: bytes) -> None:
         """Handle a frame; returns at once. Ids that are not open (any more) are ignored. Raises FrameError."""
-        message = decode_to_engine(payload)
+        try:
+            message = TO_ENGINE.decode(payload)
+        except MSGPACK_ERRORS as error:
+            raise FrameError(f"not understood: {error}") from error
         match message:
             case ReaderAt():
                 generation = self._generations.get(message.id)
@@ -84,7 +80,7 @@ class ServerSession:
             case _:
                 task = asyncio.get_running_loop().create_task(self._answer(message))
                 self._tasks[message.id] = task
-                task.add_done_callback(lambda _: self._finish(message.id))
+                task.add_done_callback(lambda _: self._tasks.pop(message.id))
 
     def cancel(self, request_id: int) -> None:
         """End a request or a generation. No step planned after this holds its sequences."""
@@ -93,7 +89,6 @@ class ServerSession:
             task.cancel()
         if generation is not None:
             generation.cancel()
-            self._on_done()
 
     def close(self) -> None:
         """Cancel everything."""
@@ -109,8 +104,20 @@ class ServerSession:
             self.connection.abort()
 
     async def _answer(self, message: Open | Warm | Tokenize | Control) -> None:
+        answer: ToWorker = Reply(message.id)
         try:
-            answer = await self._do(message)
+            match message:
+                case Open():
+                    generation = self._generations[message.id] = await self._client.generate(message.request)
+                    answer = Opened(message.id, generation.accepted)
+                    generation.on_news = lambda: self._note_news(message.id)
+                    self._note_news(message.id)  # what is there already; sent after `Opened`, in a later loop turn
+                case Warm():
+                    await self._client.warm(message.request)
+                case Tokenize():
+                    answer = Reply(message.id, await self._client.tokenize(message.request))
+                case Control():
+                    await self._control(message.action)
         except StreamserveError as error:
             answer = refusal(message.id, error)
         except Exception:  # the edge of one request
@@ -118,25 +125,6 @@ class ServerSession:
             answer = refusal(message.id, StreamserveError("the engine could not take this request."))
         if not (isinstance(answer, Refusal) and self._is_engine_dead):
             self.send(answer)
-
-    async def _do(self, message: Open | Warm | Tokenize | Control) -> ToWorker:
-        match message:
-            case Open():
-                generation = self._generations[message.id] = await self._client.generate(message.request)
-                generation.on_news = lambda: self._note_news(message.id)
-                self._note_news(message.id)  # what is there already; it is sent after `Opened`, in a later loop turn
-                return Opened(message.id, generation.accepted)
-            case Warm():
-                await self._client.warm(message.request)
-            case Tokenize():
-                return Reply(message.id, await self._client.tokenize(message.request))
-            case Control():
-                await self._control(message.action)
-        return Reply(message.id)
-
-    def _finish(self, request_id: int) -> None:
-        self._tasks.pop(request_id, None)
-        self._on_done()
 
     # News: collected during one turn of the loop, sent in the next.
 
@@ -163,7 +151,6 @@ class ServerSession:
         is_end = not generation.is_open
         if is_end:
             del self._generations[request_id]
-            self._on_done()
         *earlier, last = [events[start : start + _MAX_EVENTS] for start in range(0, len(events), _MAX_EVENTS)] or [[]]
         return [
             *(_news(request_id, generation, piece, is_end=False) for piece in earlier),

@@ -91,11 +91,6 @@ class AdmissionControl:
         self._cold_share = 1.0  # of the tokens of recent prompts, those that had to be computed
 
     @property
-    def num_waiting(self) -> int:
-        """Sequences that no step has held yet."""
-        return len(self._waiting)
-
-    @property
     def is_empty(self) -> bool:
         """Whether nothing is counted any more."""
         return not (self._waiting or self._running or self.num_in_preparation)
@@ -116,8 +111,11 @@ class AdmissionControl:
         finally:
             self.num_in_preparation -= num_new
 
-    def check_prefill(self, num_tokens: int, stats: CoreStats) -> None:
-        """Refuse `num_tokens` more to compute if the queue would take too long, by the time a token takes now."""
+    def check_prefill(self, num_tokens: int, stats: CoreStats) -> int:
+        """Refuse `num_tokens` more to compute if the queue would take too long, by the time a token takes now.
+
+        Returns the queue position: how many sequences wait for their first step.
+        """
         if stats.queued_tokens and stats.queued_seconds:
             self._seconds_per_token = stats.queued_seconds / stats.queued_tokens
         num_queued = sum(self._waiting.copy().values())
@@ -128,6 +126,7 @@ class AdmissionControl:
                 f"the prompts that wait take {num_queued * seconds_each:,.0f} s to compute. Try again later.",
                 retry_after=math.ceil(excess),
             )
+        return len(self._waiting)
 
     def add(self, seq_id: int, num_tokens: int) -> None:
         """Count a new sequence with `num_tokens` to compute."""

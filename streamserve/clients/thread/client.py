@@ -73,14 +73,14 @@ class ThreadClient:
             )
         # Nothing is awaited from here on, so that the checks still hold when the sequences are added.
         _, core = self._require_engine(request)
-        self._admission.check_prefill(prepared.num_tokens, core.stats())
+        queue_position = self._admission.check_prefill(prepared.num_tokens, core.stats())
         assert prepared.sampling.max_tokens is not None
         assert prepared.sampling.seed is not None
         accepted = Accepted(
             num_prompt_tokens=len(prepared.prompt.token_ids),
             max_tokens=prepared.sampling.max_tokens,
             seed=prepared.sampling.seed,
-            queue_position=self._admission.num_waiting,
+            queue_position=queue_position,
         )
         choices = {next(self._seq_ids): choice for choice in prepared.choices}
         generation = LocalGeneration(accepted, choices, accepted_at=accepted_at, engine=self._router)

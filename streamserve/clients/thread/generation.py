@@ -43,14 +43,11 @@ class Timings:
     """The times of one request, in seconds of the engine's clock, and what is computed from them."""
 
     accepted_at: float
+    last_at: float
     scheduled_at: float | None = None
     first_token_at: float | None = None
-    last_at: float = field(init=False)
     gaps: list[float] = field(default_factory=list)
     _last_token_at: dict[int, float] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        self.last_at = self.accepted_at
 
     def note(self, update: SequenceUpdate) -> None:
         """Record an update's times."""
@@ -113,7 +110,7 @@ class LocalGeneration:
         self.num_cached_tokens = 0
         self.is_open = True
         self.loop = asyncio.get_running_loop()
-        self.timings = Timings(accepted_at)
+        self.timings = Timings(accepted_at, last_at=accepted_at)
         self.on_news: Callable[[], None] | None = None
         self._choices = dict(choices)
         self._open = dict(choices)
@@ -163,6 +160,7 @@ class LocalGeneration:
         if self.is_open:
             self._events.append(error)
             self._end()
+            self._announce()
 
     def take(self, update: SequenceUpdate) -> None:
         """Turn an update into events."""
@@ -184,7 +182,7 @@ class LocalGeneration:
         elif update.park is not None:  # the other choices end with the one that the engine has parked
             self.parked = update.park
             self._end()
-        if self._events and not self._is_announced:
+        if not self.is_open or (self._events and not self._is_announced):
             self._announce()
 
     def _finish_choice(self, choice: Choice, update: SequenceUpdate) -> None:
@@ -222,7 +220,7 @@ class LocalGeneration:
         for seq_id in self._open:
             self._engine.abort(seq_id)
         self._open.clear()
-        self._announce()
+        self._has_news.set()
 
     def _announce(self) -> None:
         """Wake the reader, once until everything is taken."""

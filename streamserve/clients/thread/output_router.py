@@ -46,13 +46,15 @@ class OutputRouter:
 
     def abort(self, seq_id: int) -> None:
         """End a sequence: no step planned later holds it."""
-        self._remove(seq_id)
+        self._generations.pop(seq_id, None)
+        self._admission.remove(seq_id)
         if self._thread.core is not None:
             self._thread.core.abort(seq_id)
 
     def stop(self, seq_id: int, at: int) -> None:
         """End a sequence after `at` output tokens."""
-        self._remove(seq_id)
+        self._generations.pop(seq_id, None)
+        self._admission.remove(seq_id)
         if self._thread.core is not None:
             self._thread.core.stop(seq_id, at)
 
@@ -96,7 +98,8 @@ class OutputRouter:
             self._admission.note(update)
             self._timings.note(update)
             if update.is_last:
-                self._remove(update.seq_id)
+                del self._generations[update.seq_id]
+                self._admission.remove(update.seq_id)
             try:
                 generation.take(update)
             except Exception:  # the edge of one request: its text side failed, the other requests are not affected
@@ -104,7 +107,3 @@ class OutputRouter:
                 generation.fail(error_event("internal_error"))
             if not generation.is_open and generation.timings.scheduled_at is not None:
                 self._timings.note_finished(generation.timings.breakdown(), is_whole=generation.is_whole)
-
-    def _remove(self, seq_id: int) -> None:
-        self._generations.pop(seq_id, None)
-        self._admission.remove(seq_id)

@@ -46,14 +46,17 @@ class FreeList:
             yield block
             block = block.next
 
-    def push_front(self, block: Block) -> None:
-        """Make `block` the next to be allocated."""
-        self._insert(block, after=self._end)
-
-    def push_back(self, block: Block) -> None:
-        """Make `block` the last to be allocated."""
-        assert self._end.prev is not None
-        self._insert(block, after=self._end.prev)
+    def push(self, block: Block, *, at_front: bool) -> None:
+        """Make `block` the next to be allocated, or the last."""
+        if block.prev is not None:
+            raise IntegrityError(f"block {block.block_id} is freed twice")
+        after = self._end if at_front else self._end.prev
+        assert after is not None
+        assert after.next is not None
+        block.prev, block.next = after, after.next
+        after.next.prev = block
+        after.next = block
+        self._len += 1
 
     def pop_front(self) -> Block:
         """Remove and return the block that is worth least."""
@@ -70,12 +73,3 @@ class FreeList:
         block.prev.next, block.next.prev = block.next, block.prev
         block.prev = block.next = None
         self._len -= 1
-
-    def _insert(self, block: Block, after: Block) -> None:
-        if block.prev is not None:
-            raise IntegrityError(f"block {block.block_id} is freed twice")
-        assert after.next is not None
-        block.prev, block.next = after, after.next
-        after.next.prev = block
-        after.next = block
-        self._len += 1

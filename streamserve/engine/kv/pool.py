@@ -65,7 +65,7 @@ class BlockPool:
         self._prefix_queries = 0
         self._prefix_hits = 0
         for block in self._blocks[1:]:
-            self._free.push_back(block)
+            self._free.push(block, at_front=False)
 
     def renewed(self) -> BlockPool:
         """Return an empty pool of the same kind, with this one's query and hit counts."""
@@ -196,11 +196,11 @@ class BlockPool:
 
     def _put_back(self, block: Block) -> None:
         if block.block_hash is None:
-            self._free.push_front(block)
+            self._free.push(block, at_front=True)
             if self._on_evict is not None:
                 self._on_evict(block.block_id)
         else:
-            self._free.push_back(block)
+            self._free.push(block, at_front=False)
             self._num_free_cached += 1
 
     def _cache(self, block: Block, hash_: bytes) -> None:

@@ -62,7 +62,7 @@ async def answer(connection: Connection) -> messages.ToWorker:
     while True:
         payload = await connection.receive()
         assert payload is not None, "the connection is lost"
-        message = messages.decode_to_worker(payload)
+        message = messages.TO_WORKER.decode(payload)
         if not isinstance(message, State):
             return message
 

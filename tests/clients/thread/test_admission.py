@@ -111,7 +111,7 @@ def test_a_resume_counts_as_scheduled_once() -> None:
     bounds.add(1, 10)
     for _ in range(3):
         bounds.note(scheduled(1))
-    assert bounds.num_waiting == 0
+    assert bounds.check_prefill(0, IDLE) == 0
     bounds.remove(1)
     bounds.note(scheduled(1))
     assert bounds.is_empty

@@ -128,10 +128,10 @@ async def test_accepted_in_the_moment_of_the_end() -> None:
     client = await ready(ThreadClient("echo", load_of(echo_runner()), CONFIG))
     check_prefill = client._admission.check_prefill
 
-    def end_first(num_tokens: int, stats: CoreStats) -> None:
+    def end_first(num_tokens: int, stats: CoreStats) -> int:
         client._thread.close()
         client._thread.join()
-        check_prefill(num_tokens, stats)
+        return check_prefill(num_tokens, stats)
 
     client._admission.check_prefill = end_first  # type: ignore[method-assign]
     events = await collect(await client.generate(ask()))

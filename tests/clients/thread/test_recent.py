@@ -42,7 +42,7 @@ def test_retry_after_is_what_the_queue_will_take() -> None:
 
 def test_timings_add_up() -> None:
     """Queue, prefill and decode are the latency; gaps are between tokens of one choice, not between choices."""
-    timings = Timings(accepted_at=10.0)
+    timings = Timings(accepted_at=10.0, last_at=10.0)
     assert set(timings.breakdown().values()) == {0.0}
     for one in (update(12.0), update(13.0, 1), update(13.5, 1, seq_id=2), update(15.0, 1), update(15.5, 1, seq_id=2)):
         timings.note(one)

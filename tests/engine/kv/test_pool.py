@@ -230,7 +230,7 @@ def test_held_block_is_not_given_out(block_id: int) -> None:
     """However it came into the free list; the null block counts as held."""
     pool = new_pool()
     pool.allocate(1)
-    pool._free.push_front(pool._blocks[block_id])
+    pool._free.push(pool._blocks[block_id], at_front=True)
     with pytest.raises(IntegrityError, match="is allocated"):
         pool.allocate(1)
 
