@@ -79,8 +79,7 @@ def _load_echo(config: EngineConfig, step_delay_seconds: float, progress: Progre
 
 
 def _load_hf(model: ModelConfig, config: EngineConfig, progress: Progress) -> LoadedEngine:
-    from streamserve.engine.model.load.errors import ModelLoadError
-    from streamserve.engine.model.load.source import resolve, sampling_defaults
+    from streamserve.engine.model.load.source import ModelLoadError, resolve, sampling_defaults
     from streamserve.engine.model.runner import load_runner
     from streamserve.engine.text.hf_tokenizer import HFTokenizer
 

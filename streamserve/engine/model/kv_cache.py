@@ -16,7 +16,7 @@ import torch
 
 from streamserve.engine import capacity
 from streamserve.engine.config import EngineConfig
-from streamserve.engine.model.load.memory import total_memory
+from streamserve.engine.model.load.source import total_memory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

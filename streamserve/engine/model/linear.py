@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch.nn.functional import linear
 
-from streamserve.engine.model.load.memory import available_memory
+from streamserve.engine.model.load.source import available_memory
 
 BATCH_HINT = 32
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 2e-2}  # relative to the largest output

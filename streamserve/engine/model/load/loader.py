@@ -15,9 +15,14 @@ import torch
 from streamserve.engine.config import ModelConfig
 from streamserve.engine.model import attention
 from streamserve.engine.model.linear import choose_packed_dtype, pack_linears
-from streamserve.engine.model.load.errors import ModelLoadError, UnsupportedModel
-from streamserve.engine.model.load.memory import available_memory
-from streamserve.engine.model.load.source import require_safetensors, resolve, revision
+from streamserve.engine.model.load.source import (
+    ModelLoadError,
+    UnsupportedModel,
+    available_memory,
+    require_safetensors,
+    resolve,
+    revision,
+)
 from streamserve.engine.model.load.support import eos_token_ids, require_supported
 from streamserve.engine.plan import Progress, no_progress
 

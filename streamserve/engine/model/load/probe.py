@@ -18,7 +18,7 @@ import torch
 from streamserve.engine.capacity import NULL_BLOCKS, blocks_for_tokens
 from streamserve.engine.model.attention import implementation
 from streamserve.engine.model.batch import build_batch
-from streamserve.engine.model.load.errors import UnsupportedModel
+from streamserve.engine.model.load.source import UnsupportedModel
 from streamserve.engine.plan import Chunk, StepPlan
 
 if TYPE_CHECKING:

@@ -1,6 +1,13 @@
-"""Where a model's files are: a folder, or a hub id brought to one. Never reads anything but safetensors and JSON/text.
+"""What a load starts from: a model's files (a folder, or a hub id downloaded to one), and the memory of the machine.
 
-Knows files and names; not architectures, not tensors. No remote code, no pickles.
+Reads only safetensors, JSON and text: no remote code, no pickles. No torch: the capacity command uses this too. Why a
+model cannot be loaded; each message names the problem and the way out, for the operator:
+
+ModelLoadError
+├── ModelNotFound      no folder there, or no such repository on the hub
+├── HubUnreachable     the hub is offline or was switched off
+├── NoSafetensors      the folder has no weights we read
+└── UnsupportedModel   our attention would not compute what the model means
 """
 
 from __future__ import annotations
@@ -13,7 +20,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from streamserve.engine.model.load.errors import HubUnreachable, ModelLoadError, ModelNotFound, NoSafetensors
 from streamserve.engine.plan import Progress, no_progress
 
 SMALL_FILES = ("*.json", "*.jinja", "*.txt", "*.model", "tokenizer*")
@@ -26,6 +32,26 @@ SAMPLING_RANGES = {
     "min_p": (0.0, 1.0),
     "repetition_penalty": (0.1, 10.0),
 }
+
+
+class ModelLoadError(Exception):
+    """The model cannot be loaded as configured."""
+
+
+class ModelNotFound(ModelLoadError):
+    """Nothing is at that path or under that name."""
+
+
+class HubUnreachable(ModelLoadError):
+    """The name is a hub id, and the hub does not answer."""
+
+
+class NoSafetensors(ModelLoadError):
+    """There are weights, but only in formats that can run code or that we do not read."""
+
+
+class UnsupportedModel(ModelLoadError):
+    """The architecture would give wrong answers in this engine."""
 
 
 def resolve(
@@ -174,3 +200,21 @@ def _header(file: Path) -> bytes:
         if len(length) < 8:
             raise ModelLoadError(f"{file} is cut short. Copy or download it again.")
         return stream.read(min(struct.unpack("<Q", length)[0], 100_000_000))
+
+
+def total_memory(cgroup_limit: Path = Path("/sys/fs/cgroup/memory.max")) -> int:
+    """RAM this process may use: the machine's, or its container's limit if that is lower."""
+    physical = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    try:
+        return min(physical, int(cgroup_limit.read_text()))
+    except (OSError, ValueError):  # no cgroup v2, or "max"
+        return physical
+
+
+def available_memory() -> int:
+    """Bytes that can be had without swapping: free ones and those of the page cache."""
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
+    except (OSError, StopIteration):  # not Linux
+        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from streamserve.engine.capacity import DEFAULT_MODEL_LEN
-from streamserve.engine.model.load.errors import ModelLoadError, UnsupportedModel
+from streamserve.engine.model.load.source import ModelLoadError, UnsupportedModel
 
 WINDOWED = {"full_attention", "sliding_attention"}
 
