@@ -1,4 +1,4 @@
-"""How the rest of the site reaches an engine: `EngineClient` and `Generation`, whatever stands behind them.
+"""The interface to an engine for the rest of the site: `EngineClient` and `Generation`.
 
 asyncio; every method is called on the event loop. Implementations: thread (this process), process, remote.
 """
@@ -17,12 +17,12 @@ from streamserve.protocol.stats import EngineStats, ModelDescription
 class Generation(Protocol):
     """One accepted request: an async iterator of events that ends after `Done` or `Error`.
 
-    It also ends, without either, after `cancel()`, and when the engine has parked the sequences: `parked` then says
-    why, and when to ask again with the tokens so far. `num_cached_tokens`: found in the prefix cache, as far as known
-    by now; after a resume shown output tokens may be among them.
+    It also ends, without either, after `cancel()`, and when the engine has parked the sequences: `parked` then has
+    the reason, and when to ask again with the tokens so far. `num_cached_tokens`: found in the prefix cache, as far as
+    known by now; after a resume shown output tokens may be among them.
 
-    Who sets `on_news` is called, on the loop, when there is something to take after `ready` or `__anext__` left
-    nothing, and at the end, but for `cancel`; what came before is there already.
+    `on_news` is called on the loop when there are events to take after `ready` or `__anext__` left none, and at the
+    end, but not for `cancel`. Events that came before it was set are there already: the caller takes them first.
     """
 
     accepted: Accepted
@@ -39,12 +39,12 @@ class Generation(Protocol):
     async def __anext__(self) -> Event: ...
 
     def ready(self, most: int | None = None) -> list[Event]:
-        """Take the events that are there now, or the first `most`, without waiting; [] says nothing of the end."""
+        """Take the events that are there now, or the first `most`, without waiting; [] does not mean the end."""
 
     def reader_at(self, num_tokens: Sequence[int] | None) -> None:
-        """Say how many output tokens of each choice the furthest reader has received; None: do not wait for readers.
+        """Set how many output tokens of each choice the furthest reader has received; None: do not wait for readers.
 
-        The engine parks who is `lead_tokens` ahead of that. Never blocks.
+        The engine parks a sequence that is `lead_tokens` ahead of that. Never blocks.
         """
 
     def cancel(self) -> None:
@@ -66,20 +66,20 @@ class EngineClient(Protocol):
         """Prefill the prompt into the prefix cache and generate nothing."""
 
     def start(self) -> None:
-        """Begin loading, if that has not begun; returns at once."""
+        """Start loading, once; returns at once."""
 
     async def control(self, action: str) -> None:
-        """Do what an operator asks, for all who use this engine; returns when it has taken effect.
+        """Carry out an operator's action, for all workers of this engine; returns when it has taken effect.
 
-        "pause" parks every sequence and refuses all until "resume". "drain" refuses new requests and lets those that
-        have begun come to their end, parks in between included ("resume" takes it back).
+        "pause" parks every sequence and refuses all until "resume". "drain" refuses new requests and finishes the open
+        answers, parks in between included ("resume" takes it back).
         """
 
     def describe(self) -> ModelDescription:
-        """Say what the model is and how far loading has come. Never blocks."""
+        """Return what the model is and how far loading has come. Never blocks."""
 
     def stats(self) -> EngineStats:
-        """Return live figures. Never blocks."""
+        """Return live counts. Never blocks."""
 
     async def aclose(self) -> None:
         """End every generation with an `error` event and free the engine."""

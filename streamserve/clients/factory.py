@@ -88,7 +88,7 @@ def _load_hf(model: ModelConfig, config: EngineConfig, progress: Progress) -> Lo
         folder = str(resolve(model.path, progress=progress))
         tokenizer = HFTokenizer(folder)
         runner: Any = load_runner(replace(model, path=folder), config, progress)
-    except ModelLoadError as error:  # its text is written for whoever runs the site
+    except ModelLoadError as error:  # its message is written for operators
         raise EngineUnavailable(str(error), code="load_failed") from error
     facts = EngineFacts(
         max_model_len=runner.max_model_len,

@@ -70,7 +70,7 @@ class EchoRunner:
     """Implements `Runner` on lists of ints. `pause` is called once per step (a delay, for demonstrations).
 
     Top-k and the seed are honoured; top-p, min-p and penalties change nothing here. It takes a second plan before the
-    first is collected, as a GPU does; `can_overlap` says whether the core should by default: nothing is gained by it.
+    first is collected, as a GPU does; `can_overlap`: whether the core does so by default, though it gains nothing.
     """
 
     vocab_size = VOCAB_SIZE
@@ -115,7 +115,7 @@ class EchoRunner:
         self._slots = array("q")
 
     def poison(self, block_id: int) -> None:
-        """Overwrite a block, so that whoever still reads it gets another text (pass as the core's `on_evict`)."""
+        """Overwrite a block: a sequence that still reads it gets another text (pass as the core's `on_evict`)."""
         start = block_id * self.block_size
         self._slots[start : start + self.block_size] = array("q", [_POISON]) * self.block_size
 
@@ -170,7 +170,7 @@ def _candidate(draw: int) -> int:
 
 
 def _choose(scores: dict[int, float], spec: SampleSpec) -> int:
-    """The likeliest, or `argmax(logit / temperature + Gumbel(seed, position, token))` among the top-k."""
+    """Return the likeliest, or `argmax(logit / temperature + Gumbel(seed, position, token))` among the top-k."""
     candidates = list(scores)[: spec.top_k or None]
     if spec.temperature == 0:
         return candidates[0]
@@ -220,7 +220,7 @@ class EchoTokenizer:
         return _PIECES[token_id - _FIRST_PIECE] if _FIRST_PIECE <= token_id < VOCAB_SIZE else b""
 
     def is_special(self, token_id: int) -> bool:
-        """Tell whether a token is left out of the text."""
+        """Return whether a token is left out of the text."""
         return 256 <= token_id < _FIRST_PIECE
 
     def decode(self, token_ids: Sequence[int]) -> str:

@@ -17,12 +17,12 @@ from streamserve.engine.sequence import Sequence, State
 
 # The limit before any step time is known: compiling kernels and touching memory for the first time takes long.
 FIRST_STEPS_SECONDS = 120.0
-# A step is hung when it takes this many times what the step-time model says (and longer than `step_seconds`).
+# A step is hung when it takes this many times the step-time model's prediction (and longer than `step_seconds`).
 HUNG_FACTOR = 8
 
 
 class RunnerFailed(Exception):
-    """The runner raised: the engine is dead. Tells its exception from those of our own bookkeeping."""
+    """The runner raised: the engine is dead. Keeps its exception apart from those of our own code."""
 
     def __init__(self, error: Exception) -> None:
         super().__init__(str(error))

@@ -1,4 +1,4 @@
-"""`ClientSession`: what this worker has asked of an engine process, over one connection. Event loop of the worker.
+"""`ClientSession`: this worker's requests to an engine process, over one connection. Event loop of the worker.
 
 The counterpart of `ServerSession`. When the connection is lost, open questions are refused and generations end as
 parked: their streams ask again, and the next engine answers.

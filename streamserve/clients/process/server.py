@@ -56,7 +56,7 @@ class EngineServer:
     """Serves one engine until `stop`, idleness, or the engine's death."""
 
     def __init__(self, config: LaunchConfig, on_progress: OnProgress | None = None) -> None:
-        self._spec = dated(config)
+        self._config = dated(config)
         self._hash = config_hash(config)
         self._started_at = time.monotonic()
         self._watchdog = Watchdog(max(config.engine.step_seconds, config.hang_seconds))
@@ -125,11 +125,11 @@ class EngineServer:
 
     @property
     def _welcome(self) -> Welcome:
-        assert self._spec.made_at is not None
+        assert self._config.made_at is not None
         return Welcome(
             protocol=PROTOCOL,
             config_hash=self._hash,
-            made_at=self._spec.made_at,
+            made_at=self._config.made_at,
             pid=os.getpid(),
             started_at=self._started_at,
         )
@@ -147,15 +147,15 @@ class EngineServer:
     def stop(self, reason: str) -> None:
         """Drain: end when every open answer is finished, or after `drain_seconds`."""
         if self._drain is None:
-            logger.info("the engine of model %s drains: %s", self._spec.model.alias, reason)
+            logger.info("the engine of model %s drains: %s", self._config.model.alias, reason)
             self._drain = asyncio.get_running_loop().create_task(self._drain_and_end(reason))
 
     async def _drain_and_end(self, reason: str) -> None:
         with suppress(TimeoutError, StreamserveError):  # a dead engine ends as well
-            async with asyncio.timeout(self._spec.drain_seconds):
+            async with asyncio.timeout(self._config.drain_seconds):
                 await self._client.control("drain")
                 self._send_state()
-                while any(session.is_busy for session in self._sessions):  # noqa: ASYNC110  (asked in many places)
+                while any(session.is_busy for session in self._sessions):  # noqa: ASYNC110  (sessions have no event)
                     await asyncio.sleep(_DRAIN_POLL_SECONDS)
         self._finish(reason)
 
@@ -165,7 +165,7 @@ class EngineServer:
 
     def _add_signal_handlers(self, loop: asyncio.AbstractEventLoop) -> None:
         loop.add_signal_handler(signal.SIGTERM, self._on_signal)
-        if self._spec.autostart:  # Ctrl-C is meant for the worker
+        if self._config.autostart:  # Ctrl-C is for the worker
             signal.signal(signal.SIGINT, signal.SIG_IGN)
         else:
             loop.add_signal_handler(signal.SIGINT, self._on_signal)
@@ -178,7 +178,7 @@ class EngineServer:
 
     async def _leave(self, reason: str) -> None:
         """Send every worker a goodbye and close the engine. A dead engine sends its state, with the error, instead."""
-        logger.info("the engine of model %s ends: %s", self._spec.model.alias, reason)
+        logger.info("the engine of model %s ends: %s", self._config.model.alias, reason)
         for session in self._sessions:
             session.send(self._state() if reason == "failed" else Goodbye(reason))
         for connection in self._connections:
@@ -206,7 +206,7 @@ class EngineServer:
             self._on_progress(description)
         if description.state == "failed":
             self._finish("failed")
-        elif self._spec.autostart and self._is_idle():
+        elif self._config.autostart and self._is_idle():
             self._finish("idle")
         elif description != self._sent[0] or now - self._sent[1] >= self._state_seconds:
             self._send_state()
@@ -214,7 +214,7 @@ class EngineServer:
     def _is_idle(self) -> bool:
         """Count the seconds without a worker, except those in which loading holds the GIL and none can connect."""
         self._alone_seconds = 0.0 if self._connections else self._alone_seconds + _TICK_SECONDS
-        return self._alone_seconds > self._spec.idle_seconds
+        return self._alone_seconds > self._config.idle_seconds
 
     def _send_state(self) -> None:
         """Send the state to all workers. A worker that receives none for `hang_seconds` kills this process."""

@@ -1,4 +1,4 @@
-"""`ServerSession`: what one worker has asked of the engine, on the engine's side. Event loop of the engine process.
+"""`ServerSession`: the requests of one worker, on the engine's side. Event loop of the engine process.
 
 It lives as long as its connection; when that is lost, everything the worker has open here is cancelled at once.
 """

@@ -65,7 +65,7 @@ class Watchdog:
         self._seconds = seconds
         self._give_up = give_up
         self._is_in_step = False
-        self._seen: tuple[int, float] | None = None  # the number of steps, and since when it stands there
+        self._seen: tuple[int, float] | None = None  # the number of steps, and when it was first seen
 
     def on_step(self, seconds_allowed: float | None) -> None:
         """A step begins, and may take so long; None: it is over. Engine thread; 28 us: faulthandler starts a thread."""

@@ -1,7 +1,7 @@
 """`LocalGeneration`: one accepted request of an engine in this process, as the events its reader pulls.
 
-Lives on the event loop that asked for it. It turns the engine's updates into events, times them, and reaches the engine
-only by its `EngineSide`. Its queue of events needs no bound: n * max_tokens is one.
+Lives on the event loop that made the request. It turns the engine's updates into events, times them, and reaches the
+engine only by its `EngineSide`. Its queue of events needs no bound: n * max_tokens is one.
 """
 
 from __future__ import annotations

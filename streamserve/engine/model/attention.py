@@ -30,7 +30,7 @@ QUERY_SLICE_CUDA = 1024  # fewer launches
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """What distinguishes one layer's attention from the plain kind."""
+    """The parameters of one layer's attention."""
 
     scaling: float
     window: int | None = None
@@ -149,7 +149,7 @@ def _decode_sdpa(
     query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor | None, variant: Variant
 ) -> torch.Tensor:
     out = scaled_dot_product_attention(
-        query.transpose(0, 1),  # (S, Hkv, G, D): the head group stands where queries stand
+        query.transpose(0, 1),  # (S, Hkv, G, D): the head group takes the axis of the queries
         keys.transpose(0, 1),
         values.transpose(0, 1),
         attn_mask=None if mask is None else mask[:, None, None, :],

@@ -141,7 +141,7 @@ class StepBatch:
 
 
 def build_batch(plan: StepPlan, block_size: int, device: torch.device) -> StepBatch:
-    """Turn a plan into a batch: single-token chunks first, grouped by context length, then the others."""
+    """Turn a plan into a batch: single-token chunks first, grouped by context length, then the rest."""
     chunks = tuple(sorted(plan.chunks, key=_group_of))
     num_decodes = sum(len(chunk.token_ids) == 1 for chunk in chunks)
     decodes = _build_decodes(chunks[:num_decodes], block_size)

@@ -44,7 +44,7 @@ _HEALTHY = "healthy"
 
 @dataclass(frozen=True, slots=True)
 class LaunchedStep:
-    """A step whose tensors may still be in the making. `rows[seq_id]` is where its token stands in `draws`."""
+    """A step whose tensors may not be computed yet. `rows[seq_id]` is the row of its token in `draws`."""
 
     plan: StepPlan
     chunks: tuple[Chunk, ...]  # in the batch's order
@@ -55,7 +55,7 @@ class LaunchedStep:
 
     @classmethod
     def of(cls, plan: StepPlan, batch: StepBatch, hidden: torch.Tensor, draws: Draws | None) -> LaunchedStep:
-        """Put together what a pass gave, and send it on its way to the host. hidden (num_tokens, hidden_size)."""
+        """Start copying the results of a pass to the host. hidden (num_tokens, hidden_size)."""
         sampling = [chunk for chunk in batch.chunks if chunk.sample is not None]
         tensors = {} if draws is None else draws.tensors()
         return cls(
@@ -116,7 +116,7 @@ class HFRunner:
         self.revision = loaded.revision
         self.can_overlap = loaded.device.type == "cuda" if can_overlap is None else can_overlap
         self.kv = self.new_kv(num_blocks)
-        self._last: LaunchedStep | None = None  # whose tokens the next plan may take from the device
+        self._last: LaunchedStep | None = None  # the next plan may take its tokens from the device
 
     @property
     def max_tokens_that_fit(self) -> int:
@@ -212,7 +212,7 @@ def _failed(seq_id: int) -> Sampled:
 
 @contextmanager
 def _last_hidden_state(model: torch.nn.Module) -> Iterator[list[torch.Tensor]]:
-    """Collect what the model's body gives its head."""
+    """Collect the last hidden state, as the model's body passes it to the head."""
     seen: list[torch.Tensor] = []
     hook = model.base_model.register_forward_hook(lambda _module, _inputs, out: seen.append(out[0]))
     try:
@@ -222,7 +222,7 @@ def _last_hidden_state(model: torch.nn.Module) -> Iterator[list[torch.Tensor]]:
 
 
 def load_runner(model_config: ModelConfig, engine_config: EngineConfig, progress: Progress = no_progress) -> HFRunner:
-    """Load a model, give it KV memory, and prove by numbers that it answers as transformers would."""
+    """Load a model, allocate its KV memory, and check by numbers that it computes what transformers does."""
     from streamserve.engine.model.load.probe import probe
 
     loaded = load_model(model_config, progress)
@@ -266,7 +266,7 @@ def record_layers(loaded: LoadedModel) -> dict[int, LayerShape]:
 
 
 def choose_num_blocks(loaded: LoadedModel, layers: dict[int, LayerShape], config: EngineConfig, longest: int) -> int:
-    """Blocks by the config, or by the bytes that it gives them, as far as a batch can use them."""
+    """Return the number of blocks by the config, or by its bytes, as far as a batch can use them."""
     if config.num_blocks is not None:
         return config.num_blocks
     budget = pool_bytes(config, loaded.device)
@@ -275,7 +275,7 @@ def choose_num_blocks(loaded: LoadedModel, layers: dict[int, LayerShape], config
     num_blocks = num_blocks_for(budget, block_bytes, most_useful=useful)
     if num_blocks < 2:
         raise ModelLoadError(
-            f"KV memory of {budget:,} bytes holds less than two blocks of {block_bytes:,} bytes. Raise kv_cache_bytes "
+            f"KV memory of {budget:,} bytes holds fewer than two blocks of {block_bytes:,} bytes. Raise kv_cache_bytes "
             "or memory_share."
         )
     return num_blocks

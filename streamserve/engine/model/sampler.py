@@ -33,10 +33,10 @@ _TENSORS = ("token_ids", "finite", "chosen_logprobs", "top_logprobs", "top_ids")
 
 @dataclass(frozen=True, slots=True)
 class Draws:
-    """What the sampler found: tensors still on the device, so that `collect` decides when to wait.
+    """The result of the sampler: tensors still on the device, so that `collect` decides when to wait.
 
-    token_ids (num_rows,); finite (num_rows,) bool; chosen_logprobs and top (values, ids) for rows that asked.
-    A row that is not finite has some token id all the same.
+    token_ids (num_rows,); finite (num_rows,) bool; chosen_logprobs and top (values, ids) for rows with
+    logprobs. A row that is not finite has an arbitrary token id.
     """
 
     token_ids: torch.Tensor

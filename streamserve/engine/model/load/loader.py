@@ -109,9 +109,9 @@ def read_config(folder: Path) -> Any:
 
 
 def read_ahead(files: Sequence[Path], progress: Progress) -> None:
-    """Bring the weights into the system's cache, front to back, telling the bytes: the slow part of a cold load.
+    """Bring the weights into the system's cache, front to back, reporting the bytes: the slow part of a cold load.
 
-    transformers then maps what is there already (which tells nobody how far it is). Weights larger than the memory that
+    transformers then maps what is there already (without reporting progress). Weights larger than the memory that
     is free would push themselves out again: they are left to it.
     """
     total = sum(file.stat().st_size for file in files)
@@ -130,7 +130,7 @@ def _read_weights(folder: Path, config: Any, dtype: torch.dtype | str, device: t
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging
 
-    logging.disable_progress_bar()  # `progress` tells it instead
+    logging.disable_progress_bar()  # `progress` reports it instead
     try:
         model = AutoModelForCausalLM.from_pretrained(
             folder,

@@ -59,7 +59,7 @@ def resolve(
 ) -> Path:
     """Return the local folder of the model named `path`; downloads a hub id's files when the hub allows.
 
-    `progress` hears of the bytes downloaded, from threads of the hub library; what it raises ends the download.
+    `progress` gets the bytes downloaded, on threads of the hub library; an exception of it ends the download.
     """
     folder = Path(path).expanduser()
     if folder.is_dir():
@@ -83,7 +83,7 @@ def _download(hub_id: str, patterns: Sequence[str], progress: Progress) -> Path:
     def on_bytes(loaded: int, total: int) -> None:
         try:
             progress("download", loaded / total if total else 0.0, loaded, total)
-        except Exception as error:  # carried past the hub library, which would make an error of its own of it
+        except Exception as error:  # carried past the hub library, which would replace it by its own error
             raised.append(error)
             raise
 
@@ -96,7 +96,7 @@ def _download(hub_id: str, patterns: Sequence[str], progress: Progress) -> Path:
 
 
 def _bar(on_bytes: Callable[[int, int], None]) -> type[Any]:
-    """A progress bar for the hub library that shows nothing and tells the bytes written to disk."""
+    """Return a progress bar for the hub library that shows nothing and reports the bytes written to disk."""
     from tqdm import tqdm  # type: ignore[import-untyped]  # comes with the hub library, without types
 
     class Bar(tqdm):  # type: ignore[misc]
@@ -147,7 +147,7 @@ def require_safetensors(folder: Path) -> list[Path]:
 
 
 def sampling_defaults(folder: Path) -> dict[str, float]:
-    """What the model's generation_config.json says of sampling, where that is a number in range."""
+    """Return the sampling defaults of the model's generation_config.json that are numbers in range."""
     file = folder / "generation_config.json"
     given = json.loads(file.read_text()) if file.exists() else {}
     return {
@@ -158,7 +158,7 @@ def sampling_defaults(folder: Path) -> dict[str, float]:
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """The folder's config.json, as it is."""
+    """Return the folder's config.json, unchanged."""
     file = folder / "config.json"
     if not file.exists():
         raise ModelLoadError(f"{folder} has no config.json; it is not a model folder. Name the folder that has one.")
@@ -166,7 +166,7 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def read_headers(folder: Path) -> list[dict[str, Any]]:
-    """The headers of the folder's .safetensors files: tensor name -> dtype, shape, place. [] where there are none."""
+    """Return the headers of the folder's .safetensors files: tensor name -> dtype, shape, place. [] if none."""
     return [_parse(file, _header(file)) for file in sorted(folder.glob("*.safetensors"))]
 
 
@@ -181,7 +181,7 @@ def _parse(file: Path, text: bytes) -> dict[str, Any]:
 
 
 def revision(folder: Path) -> str:
-    """A hash that changes when config or weights change: salt of the prefix cache."""
+    """Return a hash that changes when config or weights change: salt of the prefix cache."""
     digest = hashlib.sha256()
     for name in ("config.json", "generation_config.json"):
         file = folder / name
@@ -194,7 +194,7 @@ def revision(folder: Path) -> str:
 
 
 def _header(file: Path) -> bytes:
-    """The JSON header of a safetensors file: 8 bytes of length, then names, dtypes, shapes, offsets."""
+    """Return the JSON header of a safetensors file: 8 bytes of length, then names, dtypes, shapes, offsets."""
     with file.open("rb") as stream:
         length = stream.read(8)
         if len(length) < 8:
@@ -203,7 +203,7 @@ def _header(file: Path) -> bytes:
 
 
 def total_memory(cgroup_limit: Path = Path("/sys/fs/cgroup/memory.max")) -> int:
-    """RAM this process may use: the machine's, or its container's limit if that is lower."""
+    """Return the RAM this process may use: the machine's, or its container's limit if that is lower."""
     physical = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     try:
         return min(physical, int(cgroup_limit.read_text()))
@@ -212,7 +212,7 @@ def total_memory(cgroup_limit: Path = Path("/sys/fs/cgroup/memory.max")) -> int:
 
 
 def available_memory() -> int:
-    """Bytes that can be had without swapping: free ones and those of the page cache."""
+    """Return the bytes available without swapping: free ones and those of the page cache."""
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
         return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
