@@ -47,8 +47,8 @@ class EngineConfig:
     `max_queued_prefill_seconds` bound the queue. `lead_tokens`: a sequence this far ahead of what its reader has
     received parks. `min_ahead_seconds`: one this far ahead of its reader's pace may be parked for a waiting sequence.
     `max_debt_seconds` bounds how much later a busy tenant's requests queue, and how much earlier a light one's.
-    `overlap`: launch a step before the one before it is collected; None: where the runner can. `step_seconds`: a step that takes longer, and
-    longer than eight times the step-time model's prediction, counts as hung.
+    `overlap`: launch a step before the one before it is collected; None: where the runner can. `step_seconds`: a step
+    that takes longer, and longer than eight times the step-time model's prediction, counts as hung.
     """
 
     block_size: int = 32
