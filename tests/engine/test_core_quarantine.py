@@ -1,4 +1,4 @@
-"""Laws of quarantine: a mistake in the engine's own books costs those it touches, and the engine goes on."""
+"""Laws of quarantine: a failed integrity check ends the sequences with blocks, and the engine continues."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ FAULTS = [
 @BOTH_WAYS
 @pytest.mark.parametrize("fault", FAULTS)
 def test_engine_goes_on_after_a_fault(fault: Callable[[Drive], None], overlap: bool) -> None:
-    """Who ran ends with an error or as it would alone; who waited and who comes later get their answers whole."""
+    """Running sequences end with an error or as they would alone; waiting and later ones are complete."""
     drive = Drive(num_blocks=25, max_num_seqs=2, overlap=overlap, check_integrity=False)
     requests = [request(seq_id, range(seq_id % 4, seq_id + 18)) for seq_id in range(1, 6)]
     drive.add(*requests[:4])
@@ -110,7 +110,7 @@ def test_nothing_of_the_old_pool_is_found(overlap: bool) -> None:
 
 
 def test_mistake_that_stays_ends_who_waits_too() -> None:
-    """If it happens again at once, it may be in the queue: then nobody is kept, and the next ones are served."""
+    """A second quarantine in a row ends the waiting sequences too; later ones are served."""
     drive = Drive(max_num_seqs=1)
 
     def broken(running: tuple[Sequence, ...]) -> tuple[Sequence, ...]:

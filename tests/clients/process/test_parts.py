@@ -31,7 +31,7 @@ from tests.support.engine_processes import spec_in
 
 
 def test_a_spec_survives_json(folder: Path) -> None:
-    """The engine is told exactly what the worker was told."""
+    """The engine gets exactly the worker's config."""
     classes = {"chat": LatencyClass(ttft_seconds=0.3, pace=9.0)}
     spec = dated(spec_in(folder, engine=EngineConfig(classes=classes, num_blocks=7), idle_seconds=3.0))
     assert config_from_json(config_to_json(spec)) == spec
@@ -40,7 +40,7 @@ def test_a_spec_survives_json(folder: Path) -> None:
 
 
 def test_the_hash_is_of_what_the_engine_computes_with(folder: Path) -> None:
-    """Not of how long it waits, nor of how a number was written; it survives the way to the engine."""
+    """The hash covers model and engine config, not timeouts or number formats, and is equal on both sides."""
     spec = spec_in(folder)
     assert config_hash(spec) == config_hash(replace(spec, idle_seconds=1.0, made_at=3.0, site="x"))
     assert config_hash(spec) == config_hash(replace(spec, engine=replace(spec.engine, step_seconds=12)))
@@ -53,13 +53,13 @@ def test_the_hash_is_of_what_the_engine_computes_with(folder: Path) -> None:
     ("is_equal", "worker_made_at", "expected"), [(True, 9.0, False), (False, 9.0, True), (False, 5.0, False)]
 )
 def test_only_younger_and_other_settings_replace(is_equal: bool, worker_made_at: float, expected: bool) -> None:
-    """Equal ones have nothing to change; older ones must not."""
+    """Equal settings and older ones never replace the engine."""
     welcome = Welcome(protocol=1, config_hash="a", made_at=5.0, pid=1, started_at=8.0)
     hello = Hello(protocol=1, config_hash="a" if is_equal else "b", made_at=worker_made_at)
     assert is_replaced(welcome, hello) is expected
 
 
-def test_the_place_is_named_by_site_and_alias_alone(folder: Path) -> None:
+def test_the_paths_depend_on_site_and_alias_alone(folder: Path) -> None:
     """Workers with different settings meet; different models and sites do not."""
     spec = spec_in(folder)
     assert engine_paths(spec) == engine_paths(replace(spec, engine=EngineConfig(), made_at=1.0))
@@ -69,13 +69,13 @@ def test_the_place_is_named_by_site_and_alias_alone(folder: Path) -> None:
 
 
 def test_without_a_folder_it_is_ours_among_the_temporary_ones(folder: Path) -> None:
-    """One to a user."""
+    """The default folder is one per user."""
     expected = Path(tempfile.gettempdir()) / f"streamserve-{os.geteuid()}"
     assert engine_paths(spec_in(folder, runtime_dir="")).socket.parent == expected
 
 
 def test_a_folder_that_others_can_write_is_refused(folder: Path) -> None:
-    """Wrong rights, a link to elsewhere, a file."""
+    """A folder with wrong permissions, or a link, is refused."""
     place = engine_paths(spec_in(folder))
     run = folder / "run"
     prepare_folder(place)
@@ -91,7 +91,7 @@ def test_a_folder_that_others_can_write_is_refused(folder: Path) -> None:
 
 
 def test_a_path_too_long_for_a_socket_is_named(folder: Path) -> None:
-    """Before the kernel refuses it, in worse words."""
+    """The error names the limit of a socket path."""
     with pytest.raises(EnginePathError, match="107"):
         prepare_folder(engine_paths(spec_in(folder, runtime_dir=f"{folder}/{'x' * 90}")))
 
@@ -108,7 +108,7 @@ def test_one_holds_the_lock_and_others_see_it(folder: Path) -> None:
     assert not is_locked(place)
 
 
-def test_who_loses_the_lock_is_no_engine_and_no_failure(folder: Path) -> None:
+def test_a_process_without_the_lock_ends_without_failure(folder: Path) -> None:
     """It ends with 0 and leaves the winner's socket alone."""
     place = engine_paths(spec_in(folder))
     prepare_folder(place)

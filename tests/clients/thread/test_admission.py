@@ -1,4 +1,4 @@
-"""Laws of the queue's bounds: by number, by the time that waiting prompts take, and what Retry-After then says."""
+"""Laws of the queue's bounds: by number, by the time that waiting prompts take, and their Retry-After."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_retry_after_is_at_most_two_minutes() -> None:
 
 
 def test_a_prompt_that_waits_for_nobody_is_taken() -> None:
-    """However long: an empty queue refuses nobody."""
+    """An empty queue accepts a prompt of any length."""
     bounds = bounds_of()
     bounds.check_prefill(1_000_000, BUSY)
     bounds.add(1, 1_000_000)
@@ -83,7 +83,7 @@ def test_a_prompt_that_waits_for_nobody_is_taken() -> None:
 
 
 def test_what_a_token_takes_is_remembered() -> None:
-    """The core tells only while something waits in it; a burst within one step is bounded all the same."""
+    """The core measures only while something waits; a burst within one step is bounded too."""
     bounds = bounds_of()
     bounds.add(1, 7000)
     bounds.check_prefill(1, IDLE)

@@ -68,7 +68,7 @@ async def test_choices() -> None:
 
 
 async def test_stop_string_ends_the_text_and_frees_the_sequence() -> None:
-    """The text is cut before the stop string, `done` says stop, and the engine forgets the rest."""
+    """The text is cut before the stop string, `done` has reason stop, and the sequence ends."""
     async with serving() as client:
         whole = text(await collect(await client.generate(ask(max_tokens=60))))
         stop = whole[20:25]
@@ -120,7 +120,7 @@ async def test_tokenize() -> None:
 
 
 async def test_cancelled_is_absent_from_the_next_plan() -> None:
-    """A step is running; its reader leaves; the next plan holds the others only, and the blocks are free."""
+    """After a cancel during a step, the next plan is without that sequence, and its blocks are free."""
     runner = GatedRunner(echo_runner(), hold_from=2)
     async with serving(runner) as client:
         leaving, staying = [await client.generate(ask(prompt)) for prompt in ("one", "another")]
@@ -151,8 +151,8 @@ async def test_cancel_ends_the_iterator_without_an_event() -> None:
     generation.cancel()
 
 
-async def test_cancel_wakes_the_one_who_waits() -> None:
-    """A reader that waits for the next event is told that none will come."""
+async def test_cancel_ends_a_waiting_anext() -> None:
+    """A waiting `anext` ends with StopAsyncIteration."""
     runner = GatedRunner(echo_runner())
     async with serving(runner) as client:
         generation = await client.generate(ask())
@@ -214,7 +214,7 @@ async def test_one_bad_sequence_costs_only_itself() -> None:
 
 
 async def test_failing_choice_ends_the_request() -> None:
-    """If one of several choices fails, the request ends in one error and the others are aborted."""
+    """If one of several choices fails, the request ends in one error and the other choices are aborted."""
     runner = FaultyRunner(echo_runner(), lambda step, seq_id: seq_id == 2 and step >= 3)
     async with serving(runner) as client:
         events = await collect(await client.generate(ask(n=3, max_tokens=400)))

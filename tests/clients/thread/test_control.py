@@ -124,7 +124,7 @@ async def test_paused_while_loading_comes_up_paused() -> None:
 
 
 async def test_an_engine_that_is_gone_cannot_be_controlled() -> None:
-    """Neither one that ends before it has heard, nor one that had ended before."""
+    """A control ends with the engine, before or after its step."""
     runner = GatedRunner(echo_runner(), hold_from=2)
     async with serving(runner) as client:
         await client.generate(ask())
@@ -157,7 +157,7 @@ async def test_who_asks_may_leave() -> None:
 
 
 async def test_each_step_is_announced_and_ended() -> None:
-    """`on_step` hears how long a step may take before it runs, and None when nothing runs any more."""
+    """`on_step` gets how long a step may take before it runs, and None after it."""
     heard: list[float | None] = []
     armed: list[bool] = []
 

@@ -34,7 +34,7 @@ async def test_engine_death_ends_everything_with_an_error() -> None:
 
 
 async def test_failed_load_is_described() -> None:
-    """What went wrong is said, as far as it is fit to be shown; requests are refused."""
+    """The description names the failure without internals; requests are refused."""
 
     def load(progress: Progress) -> LoadedEngine:
         raise BadRequest("no model at /nowhere. Give a folder with config.json.")
@@ -63,7 +63,7 @@ async def test_foreign_failure_is_not_shown() -> None:
 
 
 async def test_first_request_begins_loading() -> None:
-    """An engine that nobody started is started by the first request, which is told to come back."""
+    """The first request starts an idle engine, and is refused with a Retry-After."""
     gate = threading.Event()
 
     def load(progress: Progress) -> LoadedEngine:
@@ -124,7 +124,7 @@ async def test_close_ends_generations_and_frees_the_runner() -> None:
 
 
 async def test_accepted_in_the_moment_of_the_end() -> None:
-    """A request that is accepted while the thread ends is told so, and does not wait for ever."""
+    """A request that is accepted while the thread ends gets an error event."""
     client = await ready(ThreadClient("echo", load_of(echo_runner()), CONFIG))
     check_prefill = client._admission.check_prefill
 

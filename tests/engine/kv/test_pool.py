@@ -1,4 +1,4 @@
-"""Laws of the block pool: who holds what, what is evicted first, and who may find whose blocks."""
+"""Laws of the block pool: reference counts, eviction order, and which prefixes are shared."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_one_token_is_always_left_to_compute() -> None:
 
 
 def test_block_is_found_only_after_its_step() -> None:
-    """Between allocation and the end of the step nobody can hit the block."""
+    """Between allocation and the end of the step a block is not cached."""
     pool = new_pool()
     start(pool, 1, 10)
     assert start(pool, 2, 10).num_computed_tokens == 0
@@ -129,7 +129,7 @@ def test_unnamed_blocks_are_reused_first_and_newest_first() -> None:
 
 
 def test_evicted_block_is_not_found() -> None:
-    """A block that was given to somebody else has lost its name."""
+    """A block that is allocated again has lost its hash."""
     pool = new_pool(num_blocks=4)
     sequence = start(pool, 1, 12)
     compute(pool, sequence)
@@ -220,7 +220,7 @@ def test_double_free_is_a_mistake() -> None:
 
 
 def test_null_block_cannot_be_freed() -> None:
-    """Nobody ever holds it."""
+    """It is never allocated."""
     with pytest.raises(IntegrityError, match="block 0 is freed"):
         new_pool().free([0])
 
@@ -236,7 +236,7 @@ def test_held_block_is_not_given_out(block_id: int) -> None:
 
 
 def test_more_blocks_than_there_are_is_a_mistake() -> None:
-    """Whoever asks has compared with `num_free`."""
+    """The caller has compared with `num_free`."""
     with pytest.raises(IntegrityError, match="none is free"):
         new_pool().allocate(11)
 
@@ -353,7 +353,7 @@ def test_integrity_check_sees(damage: object) -> None:
 
 
 def test_forgetting_is_told() -> None:
-    """Whoever wants to know (a poisoning runner) hears when a block's content has lost its last use."""
+    """`on_evict` is called when a block's content is lost for reuse."""
     forgotten: list[int] = []
     pool = new_pool(num_blocks=4, on_evict=forgotten.append)
     sequence = start(pool, 1, 9)
