@@ -65,6 +65,8 @@ class Connection(asyncio.Protocol):
         """Return the next payload; None when the connection is lost and everything is read. Before `run` only."""
         while not self._frames:
             if self._is_lost.is_set():
+                if self._error is not None:
+                    logger.warning("process %d: %s: connection dropped", self.peer.pid, self._error)
                 return None
             self._has_frames.clear()
             await self._has_frames.wait()
