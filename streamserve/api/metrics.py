@@ -6,9 +6,10 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from streamserve.clients.base import EngineClient, EngineStats, ModelDescription
+from streamserve.clients.base import EngineClient
 from streamserve.protocol.frames import UNKNOWN_COUNT
 from streamserve.protocol.metrics import CONTENT_TYPE, Sample, render_prometheus
+from streamserve.protocol.stats import EngineStats, ModelDescription
 from streamserve.streams.registry import Streams
 from streamserve.streams.stream import Stream
 

@@ -23,10 +23,11 @@ from contextvars import Context
 from dataclasses import replace
 from typing import Any, cast
 
-from streamserve.clients.base import EngineClient, Generation, ModelDescription
+from streamserve.clients.base import EngineClient, Generation
 from streamserve.protocol.errors import EngineUnavailable, NotFound, StreamserveError
 from streamserve.protocol.limits import Limits
 from streamserve.protocol.requests import GenerateRequest
+from streamserve.protocol.stats import ModelDescription
 from streamserve.streams.config import StreamConfig
 from streamserve.streams.lease.lease import Lease
 from streamserve.streams.log.base import EventLog, LogUnavailable
@@ -383,7 +384,10 @@ class _Unable:
 
 
 def _unable(record: Record) -> EngineClient:
-    if record.request is None:
+    error: StreamserveError
+    if record.refusal is not None:
+        error = record.refusal
+    elif record.request is None:
         error = StreamserveError("The server can no longer go on with this answer. Ask again.", code="producer_lost")
     else:
         error = NotFound(f"There is no model {record.model!r} here any more.", code="model_not_found", param="model")

@@ -27,10 +27,10 @@ from collections import deque
 from dataclasses import replace
 from itertools import count
 
-from streamserve.clients.base import Accepted, EngineClient, Generation
-from streamserve.engine.sequence import Park
+from streamserve.clients.base import EngineClient, Generation
 from streamserve.protocol.errors import Refused, StreamserveError
 from streamserve.protocol.events import TERMINALS, Done, Error, Event, LoggedEvent, Meta, Status, Usage
+from streamserve.protocol.park import Accepted, Park
 from streamserve.protocol.requests import GenerateRequest
 from streamserve.streams.config import StreamConfig
 from streamserve.streams.lease.lease import Lease

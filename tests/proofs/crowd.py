@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from streamserve.engine.config import EngineConfig
-from streamserve.engine.core import EngineCore, SequenceUpdate
+from streamserve.engine.core import EngineCore
 from streamserve.engine.echo import EchoRunner
+from streamserve.engine.output import SequenceUpdate
 from streamserve.engine.plan import StepPlan, StepResult
 from streamserve.engine.sequence import SequenceRequest
 from tests.support.cores import request, sampling

@@ -36,13 +36,13 @@ async def _held() -> dict[str, Any]:
         await asyncio.gather(*(asyncio.to_thread(time.sleep, 0.01) for _ in range(_POOL_THREADS)))
     await begun()
     streams = runtime.get_streams().all()
-    links = [client._link for client in runtime.get_clients().values() if getattr(client, "_link", None)]
+    sessions = [found for client in runtime.get_clients().values() if (found := getattr(client, "_session", None))]
     tasks = (task.get_name().split(" ")[0].rstrip("0123456789") for task in asyncio.all_tasks())
     return {
         "readers": sum(stream.readers.num_attached for stream in streams),
         "streams": len(streams),
         "live": sum(stream.is_live for stream in streams),
-        "generations": sum(len(link._generations) + len(link._questions) for link in links),
+        "generations": sum(len(session.generations) + len(session._questions) for session in sessions),
         "tasks": Counter(tasks),
         **held_by("self"),
     }

@@ -17,13 +17,12 @@ from functools import partial
 from itertools import repeat
 from pathlib import Path
 
-from streamserve.clients.process.config import LaunchConfig, spec_from_json, spec_to_json
-from streamserve.clients.process.paths import claimed, listening, open_log, place_of, prepare_folder
+from streamserve.clients.process.config import LaunchConfig, config_from_json, config_to_json
+from streamserve.clients.process.paths import engine_paths, listening, locked, open_log, prepare_folder
 from streamserve.clients.process.server import EngineServer
 from streamserve.clients.thread.acceptance import LoadedEngine
 from streamserve.clients.thread.engine_thread import Load
-from streamserve.engine.plan import Runner, StepPlan
-from streamserve.engine.progress import Progress
+from streamserve.engine.plan import Progress, Runner, StepPlan
 from tests.support.engine_processes import pid_of
 from tests.support.engines import WrappedRunner
 
@@ -58,8 +57,8 @@ def _with_fault(load: Load, at_step: int, holds_gil: bool, progress: Progress) -
 
 async def serve(spec: LaunchConfig, options: argparse.Namespace) -> int:
     """Do as `host.run`, with what the options ask for."""
-    prepare_folder(place_of(spec))
-    with claimed(place_of(spec)) as is_ours, listening(place_of(spec)) as listener:
+    prepare_folder(engine_paths(spec))
+    with locked(engine_paths(spec)) as is_ours, listening(engine_paths(spec)) as listener:
         assert is_ours
         host = EngineServer(spec)
         thread = host._client._thread
@@ -76,12 +75,12 @@ def running(spec: LaunchConfig, *options: str) -> Iterator[subprocess.Popen[byte
     """Run this program until it listens, and kill it in the end; its output goes where an engine's does."""
     command = [sys.executable, "-m", "tests.proofs.engine_program", *options]
     with (
-        open_log(place_of(spec)) as log,
+        open_log(engine_paths(spec)) as log,
         subprocess.Popen(command, stdin=subprocess.PIPE, stdout=log, stderr=log, cwd=_ROOT) as process,
     ):
         try:
             assert process.stdin is not None
-            process.stdin.write(spec_to_json(spec))
+            process.stdin.write(config_to_json(spec))
             process.stdin.close()
             while pid_of(spec) != process.pid:
                 assert process.poll() is None
@@ -104,7 +103,7 @@ def main() -> int:
     parser.add_argument("--hang-at", type=int)
     parser.add_argument("--hold-gil", action="store_true")
     options = parser.parse_args()
-    return asyncio.run(serve(spec_from_json(sys.stdin.buffer.read()), options))
+    return asyncio.run(serve(config_from_json(sys.stdin.buffer.read()), options))
 
 
 if __name__ == "__main__":

@@ -108,7 +108,7 @@ async def serving(model: Model, config: EngineConfig, features: Iterable[Feature
     client = ThreadClient("proof", load_of(runner, model.tokenizer, MODEL_LEN), config)
     try:
         core = core_of(await ready(client))
-        core.pool._on_forget = lambda block_id: model.poison(runner, block_id)
+        core.pool._on_evict = lambda block_id: model.poison(runner, block_id)
         for feature in features:
             if feature.prepare is not None:
                 feature.prepare(core)

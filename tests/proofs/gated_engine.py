@@ -90,14 +90,14 @@ async def serve(path: str) -> int:
     import django
 
     django.setup()
-    from streamserve.clients.process.paths import claimed, listening, place_of, prepare_folder
+    from streamserve.clients.process.paths import engine_paths, listening, locked, prepare_folder
     from streamserve.clients.process.server import EngineServer
     from streamserve.conf import get_settings
 
     settings = get_settings()
     spec = replace(settings.engine_spec(settings.default_model), autostart=False)
-    prepare_folder(place_of(spec))
-    with claimed(place_of(spec)) as is_ours, listening(place_of(spec)) as listener:
+    prepare_folder(engine_paths(spec))
+    with locked(engine_paths(spec)) as is_ours, listening(engine_paths(spec)) as listener:
         assert is_ours
         host, gate = EngineServer(spec), Gate()
         host._client._thread._on_plan = gate
@@ -108,18 +108,17 @@ async def serve(path: str) -> int:
 
 
 def _note_cancels(gate: Gate) -> None:
-    """Have the gate hear of each message that cancels, before anything is done about it."""
-    from streamserve.clients.process.messages import Cancel
+    """Note each generation that a worker cancels, before it is cancelled."""
     from streamserve.clients.process.server_session import ServerSession
 
-    take = ServerSession.take
+    cancel = ServerSession.cancel
 
-    def noted(self: Any, message: Any) -> None:
-        if isinstance(message, Cancel) and message.id in self._generations:
-            gate.note_left(self._generations[message.id]._open)
-        take(self, message)
+    def noted(self: Any, request_id: int) -> None:
+        if request_id in self._generations:
+            gate.note_left(self._generations[request_id]._open)
+        cancel(self, request_id)
 
-    ServerSession.take = noted
+    ServerSession.cancel = noted
 
 
 class _Control:
@@ -150,7 +149,7 @@ class _Control:
             "is_holding": self._gate.is_holding,
             "num_plans": len(self._gate.plans),
             "stats": asdict(self._host._client.stats()),
-            "open": sum(len(session._generations) + len(session._asked) for session in self._host._sessions),
+            "open": sum(len(session._generations) + len(session._tasks) for session in self._host._sessions),
             "tasks": len(asyncio.all_tasks()),
         }
 

@@ -15,12 +15,13 @@ from dataclasses import dataclass, field, replace
 from itertools import combinations
 from typing import Any
 
-from streamserve.clients.base import EngineStats, Generation
+from streamserve.clients.base import Generation
 from streamserve.engine.config import CLASSES, EngineConfig
 from streamserve.engine.core import EngineCore
 from streamserve.engine.sequence import Sequence
 from streamserve.protocol.events import ChoiceDone, Done, Error, Event, Token
 from streamserve.protocol.requests import GenerateRequest, SamplingParams
+from streamserve.protocol.stats import EngineStats
 
 BLOCK_SIZE = 4
 NUM_BLOCKS = 257

@@ -15,10 +15,12 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from streamserve.clients.base import EngineClient, EngineStats, Generation
+from streamserve.clients.base import EngineClient, Generation
+from streamserve.clients.process.messages import Cancel, encode
 from streamserve.engine.config import EngineConfig
 from streamserve.protocol.events import Event, Token
 from streamserve.protocol.requests import GenerateRequest, SamplingParams
+from streamserve.protocol.stats import EngineStats
 from tests.proofs.engines import ECHO, serving
 from tests.proofs.pairs import MODEL_LEN, Answer, config_of, whole_answer
 from tests.proofs.scale import IS_SOAK, scaled
@@ -117,12 +119,12 @@ async def thread_bench(config: EngineConfig) -> AsyncIterator[Bench]:
         poison=lambda runner, block_id: ECHO.poison(runner.inner, block_id),  # type: ignore[attr-defined]
     )
     async with serving(echo, config) as client:
-        sequences = client._sequences
+        sequences = client._router
 
         async def stats() -> EngineStats:
             return client.stats()
 
-        yield Bench(client, sequences.abort, lambda: not len(sequences) and client._bounds.is_empty, stats)
+        yield Bench(client, sequences.abort, lambda: not len(sequences) and client._admission.is_empty, stats)
 
 
 @asynccontextmanager
@@ -133,8 +135,8 @@ async def process_bench(config: EngineConfig) -> AsyncIterator[Bench]:
         spec = spec_in(folder, engine=engine, echo_step_seconds=0.002, drain_seconds=1e6, hang_seconds=2.0)
         try:
             async with connected(spec) as client:
-                link, pid = client._link, client.engine_pid
-                assert link is not None
+                session, pid = client._session, client.engine_pid
+                assert session is not None
                 assert pid is not None
 
                 async def stats() -> EngineStats:
@@ -142,7 +144,12 @@ async def process_bench(config: EngineConfig) -> AsyncIterator[Bench]:
                     await until(lambda: client.stats() is not seen)
                     return client.stats()
 
-                yield Bench(client, link.cancel, lambda: not link._generations and not link._questions, stats, (pid,))
+                def abort_unknown(request_id: int) -> None:
+                    session.connection.send(encode(Cancel(request_id)))
+
+                yield Bench(
+                    client, abort_unknown, lambda: not session.generations and not session._questions, stats, (pid,)
+                )
                 await client.control("stop")
                 await until(lambda: not is_alive(pid))
         finally:

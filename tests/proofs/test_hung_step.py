@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from streamserve.clients.process.paths import place_of
+from streamserve.clients.process.paths import engine_paths
 from streamserve.engine.config import EngineConfig
 from tests.proofs.engine_program import running
 from tests.proofs.killing import STEADY, Readers
@@ -40,7 +40,7 @@ async def test_a_step_that_never_ends_is_ended_and_readers_go_on(folder: Path, h
             assert client.engine_pid not in (None, first.pid)
             calm = await asyncio.gather(*map(readers.read, STEADY, requests))
             await readers.streams.aclose()
-    output = place_of(spec).log.read_text()
+    output = engine_paths(spec).log.read_text()
     assert re.search(r"Timeout \(0:0\d:\d\d", output), "one second, or eight times what a step took on a busy machine"
     assert "in never_end" in output
     assert [one.answer for one in seen] == [one.answer for one in calm]

@@ -13,13 +13,14 @@ from signal import SIGKILL
 
 import pytest
 
-from streamserve.clients.base import EngineStats, Generation
+from streamserve.clients.base import Generation
 from streamserve.clients.process.client import ProcessClient
 from streamserve.clients.process.config import LaunchConfig
 from streamserve.engine.config import ModelConfig
 from streamserve.protocol.errors import EngineUnavailable
 from streamserve.protocol.events import Event, Token
 from streamserve.protocol.requests import GenerateRequest
+from streamserve.protocol.stats import EngineStats
 from tests.proofs.engines import ECHO, serving
 from tests.proofs.pairs import (
     CACHE,

@@ -32,7 +32,7 @@ async def serving() -> AsyncIterator[ThreadClient]:
     config = EngineConfig(block_size=BLOCK_SIZE, max_num_seqs=8, classes=PATIENT, check_integrity=True)
     client = ThreadClient("proof", load_of(runner, max_len=4_096), config)
     try:
-        core_of(await ready(client)).pool._on_forget = runner.poison
+        core_of(await ready(client)).pool._on_evict = runner.poison
         yield client
     finally:
         await client.aclose()

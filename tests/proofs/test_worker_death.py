@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from streamserve.clients.process.client import ProcessClient
-from streamserve.clients.process.config import LaunchConfig, spec_to_json
+from streamserve.clients.process.config import LaunchConfig, config_to_json
 from streamserve.engine.config import EngineConfig
 from streamserve.protocol.requests import GenerateRequest
 from tests.proofs.engine_program import plans_of, running
@@ -74,7 +74,7 @@ def live_and_die(spec: LaunchConfig, plans: Path, num_steps: int) -> dict[str, f
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as worker:
         assert worker.stdin is not None
         assert worker.stdout is not None
-        worker.stdin.write(spec_to_json(spec))
+        worker.stdin.write(config_to_json(spec))
         worker.stdin.close()
         assert worker.stdout.readline() == b"at work\n"
         num_seen = len(plans_of(plans))

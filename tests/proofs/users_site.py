@@ -28,8 +28,7 @@ from streamserve.clients.thread.acceptance import LoadedEngine
 from streamserve.clients.thread.client import ThreadClient
 from streamserve.engine.config import EngineConfig, ModelConfig
 from streamserve.engine.echo import EchoTokenizer
-from streamserve.engine.plan import Sampled, StepPlan, StepResult
-from streamserve.engine.progress import Progress
+from streamserve.engine.plan import Progress, Sampled, StepPlan, StepResult
 from streamserve.web import site as runtime
 from tests.proofs.log_threads import begun
 from tests.support.engines import WrappedRunner

@@ -10,14 +10,14 @@ import sys
 
 from streamserve.clients.base import Generation
 from streamserve.clients.process.client import ProcessClient
-from streamserve.clients.process.config import spec_from_json
+from streamserve.clients.process.config import config_from_json
 from streamserve.protocol.requests import GenerateRequest
 from tests.support.engine_processes import ask, ready
 
 
 async def work(num_requests: int, num_seats: int) -> None:
     """Read as many answers as there are seats for; the other requests wait."""
-    client = await ready(ProcessClient(spec_from_json(sys.stdin.buffer.read())))
+    client = await ready(ProcessClient(config_from_json(sys.stdin.buffer.read())))
     generations = [await client.generate(request(number)) for number in range(num_requests)]
     await asyncio.gather(*(anext(one) for one in generations[:num_seats]))
     print("at work", flush=True)

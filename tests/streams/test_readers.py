@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import random
 
-from streamserve.clients.base import Accepted
 from streamserve.protocol.events import ChoiceDone, Status
+from streamserve.protocol.park import Accepted
 from streamserve.streams.readers import Attachment, ReaderLag, Readers
 from streamserve.streams.transcript import Transcript
 from tests.support.streams import ScriptedGeneration, ask, tok

@@ -19,12 +19,12 @@ from urllib.parse import urlsplit
 
 import structlog
 
-from streamserve.clients.base import ModelDescription
 from streamserve.conf import SiteConfig
 from streamserve.dialects import native
 from streamserve.dialects.base import TextBlocks
 from streamserve.protocol.errors import EngineUnavailable, StreamserveError, error_for
 from streamserve.protocol.events import BlockStart, Error, Token
+from streamserve.protocol.stats import ModelDescription
 from streamserve.streams.log.base import MemoryLog
 from streamserve.streams.reader.follow import follow
 from streamserve.streams.registry import Streams

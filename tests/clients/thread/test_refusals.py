@@ -53,7 +53,7 @@ async def test_reader_positions_are_one_for_each_choice() -> None:
         for positions in ((), (1, 2, 3)):
             with pytest.raises(BadRequest, match="each of the 2 choices"):
                 await client.generate(ask(n=2, reader_tokens=positions))
-        assert client._bounds.is_empty
+        assert client._admission.is_empty
 
 
 async def test_broken_tokenizer_is_a_bad_request() -> None:
@@ -147,7 +147,7 @@ async def test_tokenising_is_bounded() -> None:
 
     async with serving(config=replace(CONFIG, max_waiting=8), tokenizer=Slow()) as client:
         tasks = [asyncio.ensure_future(client.generate(ask())) for _ in range(16)]
-        await until(lambda: client._bounds.num_in_preparation == 16)
+        await until(lambda: client._admission.num_in_preparation == 16)
         for refused in (client.generate(ask()), client.tokenize(ask())):
             with pytest.raises(Overloaded, match="16 answers are waiting already"):
                 await refused

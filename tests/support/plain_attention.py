@@ -1,6 +1,6 @@
-"""Paged attention once more, as plainly as it can be said: one query at a time, in float32. The oracle of the tests.
+"""Paged attention in its plainest form: one query at a time, in float32. The oracle of the tests.
 
-Same arguments as the fast functions in `attention`, none of their tricks.
+The arguments are those of the fast functions in `attention`.
 """
 
 from __future__ import annotations
