@@ -25,16 +25,18 @@ import logging
 import time
 from collections import deque
 from dataclasses import replace
+from functools import partial
 from itertools import count
 
 from streamserve.clients.base import EngineClient, Generation
 from streamserve.protocol.errors import Refused, StreamserveError
 from streamserve.protocol.events import TERMINALS, Done, Error, Event, LoggedEvent, Meta, Status, Usage
+from streamserve.protocol.frames import encode_event
 from streamserve.protocol.park import Accepted, Park
 from streamserve.protocol.requests import GenerateRequest
 from streamserve.streams.config import StreamConfig
 from streamserve.streams.lease.lease import Lease
-from streamserve.streams.log.base import Batch, Ended, Fenced, LogLost, LogUnavailable, Result, make_batch, new_log_id
+from streamserve.streams.log.base import Batch, Ended, Fenced, LogLost, LogUnavailable, Result, new_log_id
 from streamserve.streams.parking import MESSAGES, NO_READER, Parking
 from streamserve.streams.readers import Attachment, ReaderLag
 from streamserve.streams.replica import RETRY_SECONDS, Replica
@@ -210,42 +212,42 @@ class Stream(Replica):
         """Return what is to be committed next: the ending alone, or own events and then the generation's."""
         if self._in_flight is not None or self.terminal is not None or not self.lease.is_held or self._has_left:
             return None
+        is_end = self._ending is not None
+        events: list[Event] = []
         if self._ending is not None:
-            events: list[Event] = [*self._own, self._as_kept(self._ending)]
+            events = [*self._own, self._as_kept(self._ending)]
             self._own.clear()
         else:
-            events = [self._own.popleft() for _ in range(min(len(self._own), MAX_BATCH_EVENTS))]
-            if self._generation is not None:
-                events += self._take_generated(self._generation, MAX_BATCH_EVENTS - len(events))
-        if events:
-            self._in_flight = make_batch(self.log_id, self.lease.fence, self.last_seq, events)
-        return self._in_flight
-
-    def _take_generated(self, generation: Generation, limit: int) -> list[Event]:
-        """Return what is there of a generation, up to the first terminal event, without what is known already."""
-        taken: list[Event] = []
-        while not taken:
-            ready = generation.ready(limit) if limit else []
-            self._has_backlog = len(ready) == limit
-            if not ready:
-                if limit and not generation.is_open:
+            while self._own and len(events) < MAX_BATCH_EVENTS:
+                events.append(self._own.popleft())
+            generation, limit = self._generation, MAX_BATCH_EVENTS - len(events)
+            self._has_backlog = limit == 0
+            while generation is not None and limit and not is_end:
+                ready = generation.ready(limit)
+                self._has_backlog = len(ready) == limit
+                for event in ready:
+                    if isinstance(event, TERMINALS):
+                        events.append(self._as_kept(event))
+                        is_end = True
+                        break
+                    if not (self.transcript.has_finished and self.transcript.is_repeated(event)):
+                        events.append(event)
+                if not ready and not generation.is_open and not events:
                     self._is_drained = True
                     self._wake()
-                break
-            for event in ready:
-                if isinstance(event, TERMINALS):
-                    taken.append(self._as_kept(event))
+                if events or not ready:
                     break
-                if not (self.transcript.has_finished and self.transcript.is_repeated(event)):
-                    taken.append(event)
-        return taken
+        if events:
+            bodies = [encode_event(event) for event in events]
+            self._in_flight = Batch(self.log_id, self.lease.fence, self.last_seq, events, bodies, is_end)
+        return self._in_flight
 
-    def on_result(self, batch: Batch, result: Result | Exception) -> None:
+    def on_result(self, batch: Batch | None, result: Result | Exception) -> None:
         """Count and show what is committed now; leave a refusal to the task."""
         if self._in_flight is batch:
             self._in_flight = None
-        if not isinstance(result, int):
-            if self.lease.is_held:
+        if batch is None or not isinstance(result, int):
+            if self.lease.is_held and isinstance(result, Exception):
                 self._failure = result
                 self._wake()
             return
@@ -307,7 +309,7 @@ class Stream(Replica):
             if self._failure is not None:
                 raise self._failure
         if self._generation is not None:
-            self._generation.on_news = self._on_generated
+            self._generation.on_news = partial(self._writer.mark, self)
             self._writer.mark(self)
         self._timers.arm("first_reader", self._config.first_reader_seconds, self.release)
         self._arm_timeout()
@@ -434,7 +436,7 @@ class Stream(Replica):
             self._own.append(Status(status="resumed"))
         self._generation = generation
         self._is_drained = self._has_backlog = False
-        generation.on_news = self._on_generated
+        generation.on_news = partial(self._writer.mark, self)
         self._note_position()
         self._writer.mark(self)
 
@@ -501,10 +503,6 @@ class Stream(Replica):
             self.lag.report(self._generation)
         elif not self._is_ending and self._seconds_left() == 0:
             self._wake()
-
-    def _on_generated(self) -> None:
-        """The generation has events to take, or has ended."""
-        self._writer.mark(self)
 
     def _cancel(self) -> None:
         """Once this returns, no StepPlan built later holds the sequence."""

@@ -38,8 +38,8 @@ class Producer(Protocol):
     def take_batch(self) -> Batch | None:
         """Return what is to be committed next, None if nothing is. Its result follows before it is asked again."""
 
-    def on_result(self, batch: Batch, result: Result | Exception) -> None:
-        """Take the result of a batch."""
+    def on_result(self, batch: Batch | None, result: Result | Exception) -> None:
+        """Take the result of a batch; None: `take_batch` raised that."""
 
     def on_outage(self, reason: LogUnavailable) -> bool:
         """The log does not commit now. Return whether the stream waits; one that has shown nothing is refused."""
@@ -89,7 +89,19 @@ class LogWriter:
             if not self._marked:
                 self._idle = asyncio.get_running_loop().create_future()
                 await self._idle
-            await self._commit_marked()
+            marked, self._marked = self._marked, {}
+            group: list[tuple[Producer, Batch]] = []
+            for producer in marked:
+                try:
+                    if (batch := producer.take_batch()) is not None:
+                        group.append((producer, batch))
+                except Exception as error:
+                    producer.on_result(None, error)
+            if group:
+                results = await self._commit(group)
+                for (producer, batch), result in zip(group, results, strict=True):
+                    producer.on_result(batch, result)
+            marked = group = results = producer = batch = None  # type: ignore[assignment]  # idle, it refers to no stream
             if self._marked:
                 await asyncio.sleep(0)  # a log in memory never waits
 
@@ -98,15 +110,6 @@ class LogWriter:
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
-
-    async def _commit_marked(self) -> None:
-        """Commit one batch of each marked stream. A method of its own: while idle, the writer refers to no stream."""
-        marked, self._marked = self._marked, {}
-        group = [(producer, batch) for producer in marked if (batch := _take(producer)) is not None]
-        if group:
-            results = await self._commit(group)
-            for (producer, batch), result in zip(group, results, strict=True):
-                producer.on_result(batch, result)
 
     async def _commit(self, group: Sequence[tuple[Producer, Batch]]) -> Sequence[Result | Exception]:
         """Commit these batches, however long that takes."""
@@ -154,11 +157,3 @@ class LogWriter:
                 await self.log.drop(log_id)
             except LogUnavailable:
                 logger.warning("stream log: log %s of a refused answer is left to the purge", log_id)
-
-
-def _take(producer: Producer) -> Batch | None:
-    try:
-        return producer.take_batch()
-    except Exception as error:
-        producer.on_result(Batch("", 0, None, (), ()), error)
-        return None

@@ -154,10 +154,37 @@ class Reader(Attachment):
 
     def advance(self) -> None:
         """Write what is due, as far as the channel and the credit allow. An exception ends this reader only."""
-        if self._channel is None or self._is_closed:
+        channel = self._channel
+        if channel is None or self._is_closed:
             return
+        now = time.monotonic()
         try:
-            self._advance(self._channel)
+            while channel.is_writable:
+                if self._paging is None and self._read_seq < self.stream.last_seq and len(self._held) < _PAGE:
+                    self._take_recent()
+                due_at = self._due_at()
+                if due_at > now:
+                    break
+                if self._held:
+                    if self._credit is not None and len(self._unacked) >= self._credit:
+                        due_at = math.inf
+                        break
+                    self._write(channel, self._flush(now), now)
+                    if self._is_closed:
+                        return
+                elif self.stream.ended.is_set() or self.stream.terminal is not None:
+                    if self._paging is not None or self._read_seq < self.stream.last_seq:
+                        due_at = math.inf  # a page is on its way
+                        break
+                    self._end_with_stream(channel)
+                    return
+                else:
+                    assert self._encoder is not None
+                    self._written_at = now
+                    channel.write(self._encoder.keepalive)
+            else:
+                due_at = math.inf
+            self._arm(min(due_at, self._poll_at))
         except Exception as error:
             self._end(error)
 
@@ -184,35 +211,6 @@ class Reader(Attachment):
         return GoingAway(stream_id=self.stream.id, seq=self._accepted_seq, retry_ms=random.randint(*_RETRY_MS))
 
     # Inside
-
-    def _advance(self, channel: Channel) -> None:
-        now = time.monotonic()
-        while channel.is_writable:
-            if self._paging is None and self._read_seq < self.stream.last_seq and len(self._held) < _PAGE:
-                self._take_recent()
-            due_at = self._due_at()
-            if due_at > now:
-                break
-            if self._held:
-                if self._credit is not None and len(self._unacked) >= self._credit:
-                    due_at = math.inf
-                    break
-                self._write(channel, self._flush(now), now)
-                if self._is_closed:
-                    return
-            elif self.stream.ended.is_set() or self.stream.terminal is not None:
-                if self._paging is not None or self._read_seq < self.stream.last_seq:
-                    due_at = math.inf  # a page is on its way
-                    break
-                self._end_with_stream(channel)
-                return
-            else:
-                assert self._encoder is not None
-                self._written_at = now
-                channel.write(self._encoder.keepalive)
-        else:
-            due_at = math.inf
-        self._arm(min(due_at, self._poll_at))
 
     def _take_recent(self) -> None:
         """Hold what follows of the stream's recent events; have a task read the log if they are older."""
