@@ -236,12 +236,16 @@ class Stream(Replica):
                 taken.append(event)
         return taken
 
-    def on_result(self, batch: Batch, result: Result | Exception) -> None:
-        """Count and show what is committed now; leave a refusal to the task."""
-        if self._in_flight is batch:
+    def on_result(self, batch: Batch | None, result: Result | Exception) -> None:
+        """Count and show what is committed now; leave a refusal to the task.
+
+        A batch that is not in flight any more was given up in an outage: the log may have it, and its fence is old.
+        """
+        is_awaited = batch is self._in_flight
+        if is_awaited:
             self._in_flight = None
-        if not isinstance(result, int):
-            if self.lease.is_held:
+        if batch is None or not isinstance(result, int):
+            if is_awaited and self.lease.is_held and isinstance(result, Exception):
                 self._failure = result
                 self._wake()
             return
@@ -265,6 +269,8 @@ class Stream(Replica):
         """Show the readers that the answer waits; refuse a stream whose first event is not committed."""
         if self.last_seq == 0:
             self._in_flight, self._failure = None, copy.copy(reason)
+            self._own.clear()
+            self._cancel()
             self._wake()
             return False
         self.lag.is_log_down = True

@@ -82,17 +82,17 @@ def check_native(data: bytes, *, after: int = 0) -> list[Frame]:
 
 
 def check_native_part(data: bytes, *, after: int = 0) -> list[Frame]:
-    """Check a native stream that may have been cut off, or let go: what came must be in order and without a gap.
+    """Check a native stream that may have been cut off: what came must be in order and without a gap.
 
-    A farewell is checked and left out: it is no event of the log. See `farewell_of`.
+    Notices (a farewell, a status without an id) are checked and left out: they are no events of the log.
     """
     frames, farewell = parse_sse(data), farewell_of(data)
+    assert not any(frame.event in {*_TERMINAL, _FAREWELL} for frame in frames[:-1]), "something follows the end"
+    frames = [frame for frame in frames if frame.id or frame.event not in ("status", _FAREWELL)]
     if farewell is not None:
-        del frames[-1]
-        assert frames[-1].event not in {"done", "error"}, "a farewell after the end"
+        assert frames[-1].event not in _TERMINAL, "a farewell after the end"
         assert (farewell.id, farewell.json["event_id"]) == ("", frames[-1].id), farewell
         assert farewell.json["after"] == frames[-1].seq, farewell
-    assert not any(frame.event in {*_TERMINAL, _FAREWELL} for frame in frames[:-1]), "something follows the end"
     _check_ids(frames, after)
     if after == 0 and frames:
         assert frames[0].event == "meta", f"the first event is {frames[0].event}"
@@ -107,8 +107,19 @@ def farewell_of(data: bytes) -> Frame | None:
     return frames[-1] if frames and frames[-1].event == "farewell" else None
 
 
+def notices_of(data: bytes) -> list[Frame]:
+    """Return the frames without an id, other than a farewell: what a reader is shown and no log has."""
+    return [frame for frame in parse_sse(data) if not frame.id and frame.event in ("status", "error")]
+
+
 def _check_ids(frames: list[Frame], after: int) -> None:
-    """Ids are dense, but that a frame of joined tokens takes the id of the last one, and a snapshot skips."""
+    """Ids are dense, but that a frame of joined tokens takes the id of the last one, and a snapshot skips.
+
+    Only an answer that the log has lost ends in an `error` without an id.
+    """
+    if frames and frames[-1].event == "error" and not frames[-1].id:
+        assert frames[-1].json["code"] == "log_lost", frames[-1]
+        frames = frames[:-1]
     assert len({frame.log_id for frame in frames}) <= 1, "ids of two logs in one stream"
     before = after
     for frame in frames:
@@ -208,6 +219,9 @@ def check_relay(messages: list[dict[str, Any]]) -> None:
         own_id = message["id"]
         if message["type"] == "resume":
             resumed.setdefault(own_id, []).append(message.get("after", 0))
+            continue
+        if "seq" not in message:
+            assert message["event"] == "status" or message["data"]["code"] == "log_lost", message
             continue
         frame = Frame(message["event"], json.dumps(message["data"]), message["event_id"])
         assert frame.seq == message["seq"], message
