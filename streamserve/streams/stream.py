@@ -55,8 +55,8 @@ _INTERNAL = Error(code="internal_error", message="The server failed while answer
 _HOPELESS = Error(code="engine_died", message="The engine failed repeatedly on this answer. Try again.", retryable=True)
 _STOPPING = Error(code="engine_unavailable", message="The server is shutting down.", retryable=True)
 _TIMEOUT = Error(code="timeout", message="The answer was not finished within timeout_seconds.")
-_LOST = Error(code="log_lost", message="The server has lost this answer. Ask again.", retryable=True)
-_LOG_AWAY = Status(status="waiting", message="The server cannot save the answer now. It continues by itself.")
+LOST = Error(code="log_lost", message="The server has lost this answer. Ask again.", retryable=True)
+LOG_AWAY = Status(status="waiting", message="The server cannot save the answer now. It continues by itself.")
 _LOG_BACK = Status(status="resumed")
 
 
@@ -204,6 +204,15 @@ class Stream(Replica):
         window = self._config.resume_window_seconds
         self._timers.arm("resume_window", window, lambda: self.end_with(_ABANDONED))
 
+    def on_loss(self) -> bool:
+        """The log no longer has what it had acknowledged. Return whether the stream ends here in an error for that."""
+        if self.lease.is_held and self.terminal is None:
+            self._failure = LogLost(self.log_id)
+            self._wake()
+            return True
+        self.is_lost = self.is_lost or self.terminal is not None
+        return self.is_lost
+
     # What the log writer asks for
 
     def take_batch(self) -> Batch | None:
@@ -276,7 +285,7 @@ class Stream(Replica):
         self.lag.is_log_down = True
         self._note_position()
         for reader in self.readers.attached:
-            reader.notify(_LOG_AWAY)
+            reader.notify(LOG_AWAY)
         return True
 
     def on_recovery(self) -> None:
@@ -324,7 +333,7 @@ class Stream(Replica):
             raise
         except LogLost:
             logger.error("stream %s: log %s no longer has it", self.id, self.log_id)
-            self.is_lost, self.terminal = True, _LOST
+            self.is_lost, self.terminal = True, LOST
         except Fenced:
             logger.warning("stream %s: another producer has claimed it", self.id)
         except Exception:

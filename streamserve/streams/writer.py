@@ -84,12 +84,7 @@ class LogWriter:
             if not self._marked:
                 self._idle = asyncio.get_running_loop().create_future()
                 await self._idle
-            marked, self._marked = self._marked, {}
-            group = [(producer, batch) for producer in marked if (batch := _take(producer)) is not None]
-            if group:
-                results = await self._commit(group)
-                for (producer, batch), result in zip(group, results, strict=True):
-                    producer.on_result(batch, result)
+            await self._commit_marked()
             if self._marked:
                 await asyncio.sleep(0)  # a log in memory never waits
 
@@ -98,6 +93,15 @@ class LogWriter:
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
+
+    async def _commit_marked(self) -> None:
+        """Take, commit and bring the results. Not in `run`, whose frame would keep these streams while it waits."""
+        marked, self._marked = self._marked, {}
+        group = [(producer, batch) for producer in marked if (batch := _take(producer)) is not None]
+        if group:
+            results = await self._commit(group)
+            for (producer, batch), result in zip(group, results, strict=True):
+                producer.on_result(batch, result)
 
     async def _commit(self, group: Sequence[tuple[Producer, Batch]]) -> Sequence[Result | Exception]:
         """Commit these batches, however long that takes."""
