@@ -378,6 +378,39 @@ async def test_a_cut_connection_ends_with_its_place(
     assert (farewell.json["after"], farewell.json["event_id"]) == (3, f"{stream.log_id}-3")
 
 
+async def test_a_notice_waits_for_room(log: StallingLog, streams: Streams, scripted: ScriptedClient) -> None:
+    """It is shown when the frame before has left; an outage that is over by then is not shown at all."""
+    stream = await start(streams)
+    delivery, sent = Delivery(streams, stream, NativeEncoder(stream.log_id)), bytearray()
+    go, is_stuck = asyncio.Event(), asyncio.Event()
+
+    async def send(data: bytes) -> None:
+        if b"event: token" in data:
+            is_stuck.set()
+            await go.wait()
+        sent.extend(data)
+
+    reading = asyncio.create_task(delivery.run(send))
+    for turn in range(2):
+        go.clear()
+        is_stuck.clear()
+        scripted.last.push(tok("a"))
+        await is_stuck.wait()
+        log.outage = DOWN
+        scripted.last.push(tok("b"))
+        await until(lambda: streams.writer.outage is not None, "it is away")
+        if turn:
+            go.set()
+            await until(lambda: len(notices_of(bytes(sent))) == 1, "it is shown")
+        log.outage = None
+        await until(lambda: streams.writer.outage is None, "it is back")
+        go.set()
+        await until(lambda turn=turn: len(parse_sse(bytes(sent))) >= 3 + 2 * turn, "the tokens are sent")
+    scripted.last.push(DONE)
+    await reading
+    assert [frame.json["status"] for frame in notices_of(bytes(sent))] == ["waiting", "resumed"]
+
+
 async def test_a_connection_without_room_for_its_place_breaks(
     log: StallingLog, hasty: Streams, scripted: ScriptedClient
 ) -> None:

@@ -107,6 +107,7 @@ class Reader(Attachment):
         self._held: list[LoggedEvent] = []
         self._num_tokens = 0  # of those held
         self._holds_more = False  # than tokens
+        self._notice: Status | None = None  # to be shown
         self._wait_seconds = config.coalesce_seconds - _SOON_SECONDS
         self._token_due_at = -math.inf  # until then tokens wait to be joined: the first one never does
         self._written_at = -math.inf
@@ -134,7 +135,7 @@ class Reader(Attachment):
             channel.end(None)
             return
         if self.stream.lag.is_log_down:
-            self.notify(LOG_AWAY)
+            self._notice = LOG_AWAY
         self.advance()
 
     def ack(self, seq: int) -> None:
@@ -176,10 +177,10 @@ class Reader(Attachment):
             self._end(error)
 
     def notify(self, status: Status) -> None:
-        """Show a status that is not in the log, if there is room for it: it has no id."""
-        channel = self._channel
-        if channel is not None and channel.is_writable and not self._is_closed:
-            self._write_notice(channel, status)
+        """Show a status that is not in the log, once there is room: it has no id. One not shown yet is taken back."""
+        if self._channel is not None:
+            self._notice = status if self._notice is None else None
+            self.advance()
 
     def go_away(self) -> None:
         """End the connection with the place to resume from; without room for that it breaks. The stream continues."""
@@ -206,6 +207,10 @@ class Reader(Attachment):
     def _advance(self, channel: Channel) -> None:
         now = time.monotonic()
         while channel.is_writable:
+            if self._notice is not None:
+                notice, self._notice = self._notice, None
+                self._write_notice(channel, notice)
+                continue
             if self._paging is None and self._read_seq < self.stream.last_seq and len(self._held) < _PAGE:
                 self._take_recent()
             due_at = self._due_at()
