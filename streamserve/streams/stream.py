@@ -349,6 +349,7 @@ class Stream(Replica):
             self._away = None
         except LogUnavailable as reason:
             self._away = reason
+            await self.lease.release()  # else a claim without a producer keeps every other process away
             await self._change(RETRY_SECONDS)
         except (Fenced, Ended):
             self.lease.lose()

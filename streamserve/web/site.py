@@ -121,6 +121,7 @@ class Runtime:
         self, principal: Principal, request: GenerateRequest, *, on_disconnect: str = "park"
     ) -> Stream:
         """Start an answer for `principal`, within its quota, and write its row. Raises what the client is told."""
+        self.streams.writer.refuse_if_down()
         request = dataclasses.replace(request, tenant=principal.tenant, salt=salt_of(principal.tenant))
         if request.model in self.clients:
             self.clients[request.model].start()

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from streamserve.streams.log.base import EventLog, LogFull, LogUnavailable, Result, append, new_log_id
+from streamserve.streams.log.base import EventLog, LogFull, Result, append, new_log_id
 from streamserve.streams.log.file_log import FileLog
 from streamserve.streams.log.file_store import FileStore, Write
 from streamserve.streams.log.redis_log import RedisLog
@@ -23,9 +23,9 @@ _PATIENCE_SECONDS = 20.0
 
 
 class FussyStore(FileStore):
-    """Its file may not grow while `is_full`: SQLITE_FULL. While `is_mute` it commits, and then fails to say so."""
+    """Its file may not grow while `is_full`: SQLITE_FULL; with `refuses_claims` not even a claim finds room then."""
 
-    is_full = is_mute = False
+    is_full = refuses_claims = False
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
@@ -34,15 +34,14 @@ class FussyStore(FileStore):
     def transact(self, writes: Sequence[Write]) -> list[Result]:
         with self._errors():
             self._db().execute(f"PRAGMA max_page_count = {1 if self.is_full else 2**30}")
+        if self.is_full and self.refuses_claims:
+            raise LogFull("No room.", retry_after=30)
         try:
-            results = super().transact(writes)
+            return super().transact(writes)
         except LogFull:
             if len(writes) == 1:
                 self.refused_alone.add(getattr(writes[0], "log_id", ""))
             raise
-        if self.is_mute and any(getattr(write, "num_events", 0) for write in writes):
-            raise LogUnavailable("Committed, and the answer was lost.")
-        return results
 
 
 class Outage:

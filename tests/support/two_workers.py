@@ -11,7 +11,6 @@ from streamserve.protocol.requests import GenerateRequest
 from streamserve.streams.config import StreamConfig
 from streamserve.streams.lease.liveness import Workers
 from streamserve.streams.log.file_log import FileLog
-from streamserve.streams.log.spare_log import SpareLog
 from streamserve.streams.reader.delivery import Delivery
 from streamserve.streams.registry import Streams
 from streamserve.streams.stream import Stream
@@ -25,7 +24,7 @@ class Worker:
     """What runtime.py makes of these parts, with the engine of the test."""
 
     def __init__(self, folder: Path, client: EngineClient, settings: StreamConfig) -> None:
-        self.log = SpareLog(FileLog(folder / "streams.sqlite3"))
+        self.log = FileLog(folder / "streams.sqlite3")
         self.workers = Workers(folder / "workers")
         self.streams = Streams(
             {"echo": client}, self.log, settings, on_finished=self._finished, claims=RowClaims(self.workers)

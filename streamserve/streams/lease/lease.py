@@ -113,8 +113,11 @@ class Lease:
             return LeaseResult.UNKNOWN
 
     async def release(self) -> None:
-        """Let others go on with the stream. Without a database it stays ours."""
-        if self._claims is None or not self.is_held:
+        """Let others go on with the stream, also one that was claimed and is not held yet.
+
+        Without a database it stays ours.
+        """
+        if self._claims is None or not (self.is_held or self._producer == self._claims.worker_id):
             return
         try:
             await self._claims.release(self._stream_id, self.fence)
