@@ -57,8 +57,8 @@ _INTERNAL = Error(code="internal_error", message="The server failed while answer
 _HOPELESS = Error(code="engine_died", message="The engine failed repeatedly on this answer. Try again.", retryable=True)
 _STOPPING = Error(code="engine_unavailable", message="The server is shutting down.", retryable=True)
 _TIMEOUT = Error(code="timeout", message="The answer was not finished within timeout_seconds.")
-_LOST = Error(code="log_lost", message="The server has lost this answer. Ask again.", retryable=True)
-_LOG_AWAY = Status(status="waiting", message="The server cannot save the answer now. It continues by itself.")
+LOST = Error(code="log_lost", message="The server has lost this answer. Ask again.", retryable=True)
+LOG_AWAY = Status(status="waiting", message="The server cannot save the answer now. It continues by itself.")
 _LOG_BACK = Status(status="resumed")
 
 
@@ -206,6 +206,15 @@ class Stream(Replica):
         window = self._config.resume_window_seconds
         self._timers.arm("resume_window", window, lambda: self.end_with(_ABANDONED))
 
+    def on_loss(self) -> bool:
+        """The log no longer has what it had acknowledged. Return whether the stream ends here in an error for that."""
+        if self.lease.is_held and self.terminal is None:
+            self._failure = LogLost(self.log_id)
+            self._wake()
+            return True
+        self.is_lost = self.is_lost or self.terminal is not None
+        return self.is_lost
+
     # What the log writer asks for
 
     def take_batch(self) -> Batch | None:
@@ -243,11 +252,15 @@ class Stream(Replica):
         return self._in_flight
 
     def on_result(self, batch: Batch | None, result: Result | Exception) -> None:
-        """Count and show what is committed now; leave a refusal to the task."""
-        if self._in_flight is batch:
+        """Count and show what is committed now; leave a refusal to the task.
+
+        A batch that is not in flight any more was given up in an outage: the log may have it, and its fence is old.
+        """
+        is_awaited = batch is self._in_flight
+        if is_awaited:
             self._in_flight = None
         if batch is None or not isinstance(result, int):
-            if self.lease.is_held and isinstance(result, Exception):
+            if is_awaited and self.lease.is_held and isinstance(result, Exception):
                 self._failure = result
                 self._wake()
             return
@@ -271,12 +284,14 @@ class Stream(Replica):
         """Show the readers that the answer waits; refuse a stream whose first event is not committed."""
         if self.last_seq == 0:
             self._in_flight, self._failure = None, copy.copy(reason)
+            self._own.clear()
+            self._cancel()
             self._wake()
             return False
         self.lag.is_log_down = True
         self._note_position()
         for reader in self.readers.attached:
-            reader.notify(_LOG_AWAY)
+            reader.notify(LOG_AWAY)
         return True
 
     def on_recovery(self) -> None:
@@ -324,7 +339,7 @@ class Stream(Replica):
             raise
         except LogLost:
             logger.error("stream %s: log %s no longer has it", self.id, self.log_id)
-            self.is_lost, self.terminal = True, _LOST
+            self.is_lost, self.terminal = True, LOST
         except Fenced:
             logger.warning("stream %s: another producer has claimed it", self.id)
         except Exception:
@@ -340,6 +355,7 @@ class Stream(Replica):
             self._away = None
         except LogUnavailable as reason:
             self._away = reason
+            await self.lease.release()  # else a claim without a producer keeps every other process away
             await self._change(RETRY_SECONDS)
         except (Fenced, Ended):
             self.lease.lose()

@@ -48,7 +48,7 @@ class Producer(Protocol):
         """The log commits again."""
 
     def cut(self) -> None:
-        """The outage lasts: stop generating, end the connections."""
+        """The outage lasts: stop generating, end the connections. Called once in an outage."""
 
 
 class LogWriter:
@@ -58,7 +58,7 @@ class LogWriter:
         self.outage: LogUnavailable | None = None
         self.log, self._outage_seconds = log, outage_seconds
         self._marked: dict[Producer, None] = {}
-        self._waiting: dict[Producer, None] = {}  # streams that know of the outage
+        self._waiting: dict[Producer, bool] = {}  # streams that know of the outage, and whether they were cut
         self._refused: list[str] = []  # logs of streams that were refused with a commit in doubt
         self._down_since = 0.0
         self._idle: asyncio.Future[None] | None = None
@@ -138,12 +138,14 @@ class LogWriter:
         batches = dict(group)
         for producer in [*batches, *self._marked]:
             if producer not in self._waiting:
-                self._waiting[producer] = None
+                self._waiting[producer] = False
                 if not producer.on_outage(reason) and producer in batches:
                     self._refused.append(batches[producer].log_id)
         if time.monotonic() - self._down_since >= self._outage_seconds:
-            for producer in self._waiting:
-                producer.cut()
+            for producer, is_cut in self._waiting.items():
+                if not is_cut:
+                    self._waiting[producer] = True
+                    producer.cut()
 
     async def _note_recovery(self) -> None:
         logger.warning("stream log: it commits again after %.1f s", time.monotonic() - self._down_since)
