@@ -28,7 +28,7 @@ __all__ = ["browser"]  # a fixture
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(180)]
 
-SETTINGS = {"DJANGO_SETTINGS_MODULE": "tests.e2e.far_behind_site"}
+SETTINGS = {"DJANGO_SETTINGS_MODULE": "tests.support.sites.far_behind_site"}
 # As a device would have it that was switched off long ago: an early event, and text that no token can mend.
 STALE = """
 for (const key of [KEY]) {
