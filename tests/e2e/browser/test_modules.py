@@ -10,9 +10,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, Page, Route
 
-from tests.support.browser import Watched, ask, browser, fake_answer, site, wait_for_status, watched, watching
-
-__all__ = ["browser", "site", "watched"]  # fixtures
+from tests.support.browser import Watched, ask, fake_answer, wait_for_status, watching
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(180)]
 

@@ -12,7 +12,6 @@ from playwright.sync_api import Browser, Page, Route
 from tests.support.browser import (
     STORAGE_KEY,
     ask,
-    browser,
     log_text,
     server_log,
     sse,
@@ -23,8 +22,6 @@ from tests.support.browser import (
 )
 from tests.support.demo_site import environment, manage
 from tests.support.servers import daphne, wait_until_ready
-
-__all__ = ["browser"]  # a fixture
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(180)]
 
