@@ -259,6 +259,7 @@ def test_quick_messages_are_answered_in_order(hard_server: DaphneServer, socket:
         assert pongs(connection) == QUICK
 
 
+@pytest.mark.proof
 def test_who_only_sends_is_held_back(server: DaphneServer, key: str) -> None:
     """Nobody reads the answers: once they fill the connection, nothing more is taken of what is sent, nor lost."""
     with open_raw(server.websocket_url, key) as connection, pings(connection, num_spaces=16_000) as sent:

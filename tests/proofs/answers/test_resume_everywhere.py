@@ -20,7 +20,7 @@ from tests.support.demo_site import environment, manage
 from tests.support.servers import Server, daphne, wait_until_ready
 from tests.support.stream_checks import Frame, check_native, check_native_part, check_tokens, text_of
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
+pytestmark = [pytest.mark.timeout(3600)]
 
 KEY = "a-key-for-these-tests"
 HEADERS = {"Authorization": f"Bearer {KEY}"}

@@ -26,7 +26,7 @@ from tests.support.demo_site import environment, manage
 from tests.support.servers import SERVERS, Server, wait_until_ready
 from tests.support.stream_checks import check_native, text_of
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
+pytestmark = [pytest.mark.timeout(3600)]
 
 NUM_ENDS = scaled(10_000)  # at both servers together
 STAGES = ("prefill", "first token", "middle", "queued", "last token", "running on")

@@ -17,7 +17,7 @@ from project.settings import HELPDESK
 from tests.support.demo_site import environment, manage, processes_of
 from tests.support.servers import Server, daphne, wait_until_ready
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.timeout(300)]
 
 KEY = "a-key-for-these-tests"
 # What `-X importtime` prints for each module: "import time: self | cumulative | name".

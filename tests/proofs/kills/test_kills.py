@@ -26,7 +26,6 @@ from tests.proofs.support.killing import STEADY, Readers, kill_under_readers, si
 from tests.support.engine_processes import ready, spec_in, until
 
 pytestmark = [
-    pytest.mark.slow,
     pytest.mark.timeout(3600 if IS_SOAK else 400),
     pytest.mark.sampled("the demo model at temperature 1, by a new seed each time"),
 ]

@@ -39,7 +39,7 @@ from tests.proofs.support.pairs import (
 )
 from tests.support.engine_processes import DEADLINE_SECONDS, connected, end_engine, ready, spec_in, until
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600 if IS_SOAK else 400)]
+pytestmark = [pytest.mark.timeout(3600 if IS_SOAK else 400)]
 
 # Forced preemption reaches into a core; in another process it takes too little memory.
 PREEMPTION = replace(LITTLE_MEMORY, name="preemption", has_bitten=lambda stats: stats.preemptions > 0)

@@ -21,7 +21,7 @@ from tests.proofs.support.engine_program import plans_of, running
 from tests.proofs.support.pairs import PATIENT, Answer, whole_answer
 from tests.support.engine_processes import ask, connected, spec_in, until
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600 if IS_SOAK else 400)]
+pytestmark = [pytest.mark.timeout(3600 if IS_SOAK else 400)]
 
 NUM_OURS, NUM_SEATS, NUM_THEIRS = 3, 8, 12  # of theirs some wait for a seat
 ENGINE = EngineConfig(

@@ -25,7 +25,7 @@ from tests.support.nginx_server import nginx
 from tests.support.redis_server import RedisServer
 from tests.support.stream_checks import text_of
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(7200), pytest.mark.cut_streams("workers are killed with -9")]
+pytestmark = [pytest.mark.timeout(7200), pytest.mark.cut_streams("workers are killed with -9")]
 
 NUM_STREAMS = 20
 NUM_KILLS = scaled(100)  # on each of the two logs

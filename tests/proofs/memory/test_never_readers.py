@@ -20,7 +20,7 @@ from tests.support.flow_driver import connect
 from tests.support.servers import SERVERS, wait_until_ready
 from tests.support.stream_checks import check_native, text_of
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.timeout(1200)]
 
 NUM_READERS = 50 if IS_SOAK else 20
 NUM_OTHERS = scaled(200)

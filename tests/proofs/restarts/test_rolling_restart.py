@@ -28,7 +28,7 @@ from tests.support.nginx_server import nginx
 from tests.support.servers import Server, free_port, wait_until_listening, wait_until_ready
 from tests.support.stream_checks import Frame, check_native_part, text_of
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
+pytestmark = [pytest.mark.timeout(3600)]
 
 KEY = "a-key-for-these-tests"
 SETTINGS = {"DJANGO_SETTINGS_MODULE": "tests.support.sites.rolling_site"}

@@ -26,7 +26,7 @@ from tests.support.redis_server import RedisServer
 from tests.support.servers import Server, daphne, wait_until_ready
 from tests.support.stream_checks import check_native, text_of
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
+pytestmark = [pytest.mark.timeout(3600)]
 
 NUM_STREAMS = 5
 NUM_TOKENS = 200

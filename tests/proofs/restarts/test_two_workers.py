@@ -11,7 +11,7 @@ import pytest
 from tests.proofs.support.workers import OTHER_KEY, SECONDS, STALLING, Reader, Site, client, quiet, two_workers
 from tests.support.stream_checks import text_of
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600), pytest.mark.cut_streams("workers are killed with -9")]
+pytestmark = [pytest.mark.timeout(600), pytest.mark.cut_streams("workers are killed with -9")]
 
 NUM_READERS = 20
 NUM_TOKENS = 200
