@@ -15,6 +15,8 @@ ifneq ($(origin DTYPE),undefined)
 export STREAMSERVE_DTYPE := $(DTYPE)
 endif
 PORT ?= 8000
+# Processes of `make test`. A file runs in one of them, so that its tests share their server.
+JOBS ?= 2
 # The folders whose tests have a long version: `scaled` and `IS_SOAK` of tests/proofs/scale.py, SIM_STEPS.
 SOAK := tests/proofs tests/sim tests/asgi tests/streams tests/e2e/test_sockets.py
 
@@ -32,7 +34,7 @@ run: ## Install, migrate, and serve the demo site with its chat on http://127.0.
 test: ## Install the test dependencies; run ruff, mypy and the tests (minutes)
 	@$(PYTHON) project/install.py --venv $(VENV) -r requirements.txt -r tests/requirements.txt
 	@$(MAKE) --no-print-directory lint
-	$(BIN)/python -m pytest -m "not proof"
+	$(BIN)/python -m pytest -m "not proof" -n $(JOBS) --dist loadfile
 
 proofs: ## Run the tests that kill, restart, abandon and overload real servers, one after the other
 	@$(PYTHON) project/install.py --venv $(VENV) -r requirements.txt -r tests/requirements.txt

@@ -6,10 +6,9 @@ import os
 
 import pytest
 
-from tests.sim.conftest import StepCount
+from tests.sim.conftest import NUM_SHARDS, StepCount
 from tests.sim.seeds import check_repeats, run
 
-NUM_SHARDS = 8
 STEPS_PER_SHARD = int(os.environ.get("SIM_STEPS", "170_000")) // NUM_SHARDS
 # Each shard has its own seeds, so that a longer run repeats none.
 SEEDS_PER_SHARD = 1_000_000
