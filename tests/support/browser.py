@@ -154,7 +154,7 @@ def ask(page: Page, question: str) -> None:
 
 
 def status(page: Page) -> str:
-    """Return what the page's one status region says."""
+    """Return the text of the page's one status region."""
     return page.get_by_role("status").first.inner_text()
 
 

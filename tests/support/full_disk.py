@@ -1,4 +1,4 @@
-"""Fill the file system of a folder, append until the log says so, make room, append again. For test_file_log.py.
+"""Fill the file system of a folder, append until the log refuses, make room, append again. For test_file_log.py.
 
 Then the same with memory to spare: appends go on while there is no room, and are all there when there is.
 """

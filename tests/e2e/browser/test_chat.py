@@ -47,7 +47,7 @@ def words(text: str) -> str:
 
 
 def notice(page: Page) -> Locator:
-    """Return the line under the last answer that says how it ended."""
+    """Return the line under the last answer with its ending."""
     return page.locator(".ss-notice").last
 
 
@@ -74,7 +74,7 @@ def post_bodies(page: Page) -> list[dict[str, Any]]:
 
 
 def test_an_answer_grows_on_screen_and_ends_as_the_servers_log(watched: Watched) -> None:
-    """Text appears while the model writes; at the end page and log hold the same, and the page says so once."""
+    """Text appears while the model writes; at the end page and log hold the same, and the status changes once."""
     page = watched.page
     page.evaluate(RECORD)
     ask(page, "How do I pause my subscription?")
@@ -145,7 +145,7 @@ def test_an_answer_survives_reloads_without_gap_or_duplicate(watched: Watched) -
 
 
 def test_a_lost_network_is_shown_and_bridged(watched: Watched) -> None:
-    """Reads fail in the middle of an answer: a banner says so, and the rest follows without a seam."""
+    """When reads fail in mid-answer a banner shows it, and the rest follows without a seam."""
     page = watched.page
     watched.expect_complaint("Failed to load resource", "net::ERR")
     page.route("**/events", lambda route: route.abort())
@@ -274,7 +274,7 @@ def test_a_question_that_reaches_no_server_is_kept(watched: Watched) -> None:
 
 
 def test_an_answer_whose_log_has_expired_says_so(watched: Watched) -> None:
-    """What was seen stays; the rest is said to be gone."""
+    """The text on screen stays, and a notice names the rest as gone."""
     page = watched.page
     watched.expect_complaint("404", "410")
     turn = {

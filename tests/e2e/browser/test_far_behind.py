@@ -56,7 +56,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 def test_a_snapshot_replaces_what_is_shown(browser: Browser, site: str) -> None:
-    """Opened in mid-answer by who has an early part of it: the text is the log's, without that part."""
+    """A page that holds an early part of a running answer replaces it by the log's text."""
     with watching(browser, site) as visit:
         page = visit.page
         page.goto(site)
@@ -82,7 +82,7 @@ def shown(page: Page) -> str:
 
 
 def test_a_farewell_is_no_alarm(browser: Browser, site: str) -> None:
-    """The page comes back by itself after the last event it has, and says nothing of it."""
+    """The page reconnects by itself after the last event it has, without an alarm."""
     first = [("meta", {"model": "echo", "stream_id": "0" * 32, "created": 0}), token("Half "), token("an ")]
     bye = {"id": "0" * 32, "after": 3, "event_id": "aaaaaaaaaaaa-3", "retry": 600}
     farewell = f"event: farewell\nretry: 600\ndata: {json.dumps(bye)}\n\n"

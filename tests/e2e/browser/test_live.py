@@ -71,7 +71,7 @@ def test_an_answer_is_watched_from_the_admin(browser: Browser, site: str) -> Non
 
 
 def test_a_model_is_paused_and_resumed_from_the_live_page(browser: Browser, site: str) -> None:
-    """Its readers see why their answers stand still, and then the rest, without a gap; a new page says so too."""
+    """Readers see that the model is paused, then the rest without a gap; a new page shows it too."""
     with watching(browser, site) as staff, watching(browser, site) as visitor:
         open_live_page(staff)
         card = staff.page.locator(".ss-card")

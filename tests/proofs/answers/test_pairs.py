@@ -56,7 +56,7 @@ async def test_pairs_on_a_real_model(tiny: Model, is_greedy: bool) -> None:
 
 
 async def prove(model: Model, is_greedy: bool, pairs: list[tuple[Feature, Feature]], num_seeds: int) -> None:
-    """Try every pair with every seed, and say what was counted."""
+    """Try every pair with every seed; return what was counted."""
     counts: dict[str, int] = {}
     for seed in range(num_seeds):
         requests = workload(seed, is_greedy=is_greedy, num_ids=model.num_ids, max_tokens=model.max_tokens)

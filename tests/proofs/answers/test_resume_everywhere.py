@@ -173,7 +173,7 @@ async def test_resume_at_every_event(site: Site, http: httpx.AsyncClient, websoc
 
 
 class Follower:
-    """Reads a stream that is still being written, and says how far it is."""
+    """Reads a stream that is still being written, and returns how far it has read."""
 
     def __init__(self, http: httpx.AsyncClient, reference: Reference, after: int, *, by_id: bool) -> None:
         headers = {"Last-Event-ID": f"{reference.log_id}-{after}"} if by_id else {}

@@ -1,4 +1,4 @@
-"""Aborts at every stage of an answer, beside others: nothing of it is left, and the others do not notice.
+"""An abort at any stage of an answer leaves nothing behind, and the answers beside it do not change.
 
 `BENCHES` has the clients that this is proved for.
 """
@@ -41,7 +41,7 @@ FULL = replace(ROOMY, max_num_seqs=NUM_COMPANIONS)
 
 @dataclass
 class Bench:
-    """A client under test. `abort_unknown` aborts an id that nobody has; `is_clean`: it remembers no request.
+    """A client under test. `abort_unknown` aborts an id that is not in use; `is_clean`: it remembers no request.
 
     `stats` returns figures of now, also where the client's own are a moment old. `pids`: further processes that are to
     hold nothing. Ids that no worker of an engine process can have given are ignored by it, and not counted.
@@ -78,7 +78,7 @@ class Bench:
         return await self.client.generate(request_of(prompt, max_tokens, seed=number))
 
     def tick(self, _: Event) -> None:
-        """A companion heard something: a step is over."""
+        """A companion received an event: a step is over."""
         self.num_ticks += 1
         self._next_tick.set()
         self._next_tick = asyncio.Event()
@@ -109,7 +109,7 @@ COMPANIONS = [
 
 @asynccontextmanager
 async def thread_bench(config: EngineConfig) -> AsyncIterator[Bench]:
-    """The thread client. Its engine has no device to wait for: it is held to the pace of those who abort."""
+    """The thread client. Its engine has no device to wait for: it is held to the pace of the aborts."""
     loop = asyncio.get_running_loop()
     echo = replace(
         ECHO,
@@ -198,7 +198,7 @@ async def twice(bench: Bench) -> None:
 
 
 async def unknown(bench: Bench) -> None:
-    """Nobody has that id."""
+    """An id that is not in use."""
     bench.abort_unknown(10**12 + next(bench.numbers))
     bench.num_aborts += 1
     await bench.ticks(1)
@@ -245,7 +245,7 @@ async def companion(bench: Bench, request: GenerateRequest, reference: Answer, i
 @pytest.mark.parametrize("stage", STAGES)
 @pytest.mark.parametrize("name", BENCHES)
 async def test_aborts_leave_nothing(name: str, stage: str) -> None:
-    """Afterwards 0 blocks, sequences, tasks and descriptors more than before; who was beside them got the same.
+    """Afterwards no block, sequence, task or descriptor is left; the answers beside the aborts are the same.
 
     What was aborted made less than half of the tokens that it would have made.
     """
@@ -289,7 +289,7 @@ async def work(bench: Bench, ways: tuple[Callable[[Bench], Awaitable[None]], ...
 
 
 def is_empty(stats: EngineStats) -> bool:
-    """Nobody waits or runs, and each block is free or a prefix to be found again."""
+    """No sequence waits or runs, and each block is free or holds a cached prefix."""
     idle = stats.running == stats.waiting == stats.blocks_used == 0
     return idle and stats.blocks_cached + stats.blocks_free == stats.blocks_total
 

@@ -1,4 +1,4 @@
-"""Ten thousand abrupt ends at the site: the engine plans no further step for who has left, and nothing is left behind.
+"""Ten thousand abrupt ends at the site: no later step has a reader that left, and nothing is left behind.
 
 The engine, a process of its own, is held in a step while its readers leave. When the site has seen that, it is asked
 for one more answer: it tells the engine things in order, so that once that answer is accepted the engine knows who has
@@ -52,7 +52,7 @@ Leaver = tuple[Callable[[Any], None], Any]  # how it will leave, and its client
 
 @dataclass
 class Site:
-    """A server, its engine, and an answer that goes on all the time."""
+    """A server, its engine, and an answer that runs all the time."""
 
     server: Server
     engine: GatedEngine
@@ -75,7 +75,7 @@ class Site:
         return sum(line[1].endswith(port) and line[9] != "0" for line in lines) - 2  # its listener, and ours
 
     def step(self, num_steps: int = 1) -> list[int]:
-        """Let the engine go on; return who is in the step that it is held in then."""
+        """Release the engine; return the sequences of the step it is held in next."""
         self.num_companion += num_steps
         return self.engine.step(num_steps)
 
@@ -153,7 +153,7 @@ def test_abrupt_ends(site: Site, request: pytest.FixtureRequest) -> None:
 
 
 def companion_starts(site: Site, prompt: dict[str, Any]) -> None:
-    """An answer begins that all others come and go beside; the engine is held in its first step."""
+    """Begin the answer that runs beside all others; the engine is held in its first step."""
     begun = site.engine.hold()
     site.companion, site.num_companion = site.ask(HttpClient, max_tokens=COMPANION_TOKENS, **prompt), 0
     assert len(site.engine.held(begun + 1)) == 1
@@ -236,7 +236,7 @@ def first_token(site: Site, num_readers: int) -> list[Leaver]:
 
 
 def middle_and_queued(site: Site, num_readers: int) -> list[Leaver]:
-    """All seats are taken, and as many wait in the queue; those who sit have read some tokens meanwhile."""
+    """Fill all seats and as many places in the queue; the readers in the seats have some tokens by then."""
     sitting = with_tokens(site, num_readers, NUM_MIDDLE - 2)
     others = come(site, NUM_READERS)
     held = site.step(2)

@@ -1,4 +1,4 @@
-"""An exception after the third token of one answer harms nobody else, on the whole site under real servers."""
+"""An exception after the third token of one answer changes no other answer, on the whole site under real servers."""
 
 from __future__ import annotations
 

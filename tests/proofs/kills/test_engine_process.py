@@ -90,7 +90,7 @@ def test_the_web_process_never_imports_torch(helpdesk: Server, folder: Path) -> 
 
 
 def test_an_answer_survives_the_death_of_its_engine(echo: Server, folder: Path) -> None:
-    """Killed in the middle: the reader is told to wait, then that it goes on; the text is that of a quiet run."""
+    """After kill -9 in mid-answer a reader gets a status, then the rest; the text is that of an undisturbed run."""
     asked = {"prompt": "tell me", "max_tokens": 3000, "ignore_eos": True, "seed": 5}
     quiet = list(ask(echo, **asked))
     seen: list[dict[str, Any]] = []

@@ -1,4 +1,4 @@
-"""A step that never ends, in a real engine process: it is ended from inside, says where it was, and is replaced."""
+"""An engine process whose step never ends dumps its stacks, exits by itself and is replaced."""
 
 from __future__ import annotations
 

@@ -122,7 +122,7 @@ async def test_kills_of_the_demo_model(folder: Path) -> None:
 
 @pytest.mark.skipif(not IS_SOAK, reason="waits for ten seconds: needs STREAMSERVE_SOAK=1")
 async def test_a_hang_with_the_patience_of_the_default(folder: Path) -> None:
-    """Nobody waits for a hung engine for much longer than `hang_seconds`."""
+    """A reader waits for a hung engine not much longer than `hang_seconds`."""
     rng = random.Random(seed_of("default patience"))
     spec = spec_in(folder, engine=ENGINE, max_failures=TIRELESS, echo_step_seconds=0.004)
     assert spec.hang_seconds == 10.0
@@ -133,7 +133,7 @@ async def test_a_hang_with_the_patience_of_the_default(folder: Path) -> None:
 
 
 async def test_after_too_many_failures_readers_are_told_and_later_it_serves_again(folder: Path) -> None:
-    """A pause at first; then an error that says so, 503 from /readyz and for new requests; it mends by itself."""
+    """Readers see a pause, then an honest error; /readyz and new requests answer 503; service returns by itself."""
     rng = random.Random(seed_of("failures"))
     spec = spec_in(folder, engine=ENGINE, max_failures=2, failure_seconds=5.0, echo_step_seconds=0.02)
     request = GenerateRequest(model="echo", prompt="So long", sampling=SamplingParams(max_tokens=400, ignore_eos=True))

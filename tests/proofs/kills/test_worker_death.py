@@ -1,4 +1,4 @@
-"""A worker is killed beside another one: its sequences are gone from the engine within a step; nobody else notices."""
+"""A killed worker's sequences leave the engine within one step; the other worker's answers do not change."""
 
 from __future__ import annotations
 

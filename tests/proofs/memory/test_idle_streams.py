@@ -1,4 +1,4 @@
-"""A stream that waits costs its server neither a thread nor a database connection, whoever has opened it."""
+"""A stream that waits holds neither a thread nor a database connection of its server."""
 
 from __future__ import annotations
 

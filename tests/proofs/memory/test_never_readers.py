@@ -1,4 +1,4 @@
-"""Readers who ask the site for a large answer and never read it: what each costs its server, and what others notice."""
+"""Readers that ask the site for a large answer and never read it cost its server little and other readers nothing."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def asked(site: Site, answer: dict[str, Any], number: int) -> socket.socket:
     ],
 )
 def test_readers_who_never_read(name: str, answer: dict[str, Any], kilobytes: int, site: Site) -> None:
-    """The engine stops for each, each costs little, others are answered whole, and when they leave nothing is left."""
+    """The engine stops for each, each costs little, other answers are whole, and nothing is left when they leave."""
     with site.client(NUM_READERS) as other:
         whole = text_of(check_native(other.get("/streams/new", params=SMALL).content))
         with never_reading(site, answer, 3):  # what the server needs once

@@ -16,7 +16,7 @@ NUM_TOKENS, CHUNK, NUM_LOGPROBS = 8, 7, 20
 
 @pytest.mark.parametrize("model_type", sorted(CONFIGS) if IS_SOAK else ["gemma3_text", "llama"])
 def test_pages_poisoned_and_permuted(tmp_path: Path, model_type: str) -> None:
-    """With NaN in every page that nobody has written, and pages dealt in another order: the same log-probabilities."""
+    """NaN in every unwritten page and another order of pages change no log-probability."""
     pytest.importorskip("torch", reason="needs torch: pip install streamserve[engine]")
     pytest.importorskip("transformers", reason="needs transformers: pip install streamserve[engine]")
     from transformers.utils import logging
@@ -37,7 +37,7 @@ def test_pages_poisoned_and_permuted(tmp_path: Path, model_type: str) -> None:
 
 
 def logprobs(runner: Any, seed: int) -> list[Any]:
-    """The log-probabilities of a mixed batch whose pages are dealt as the seed says."""
+    """Return the log-probabilities of a mixed batch whose pages are dealt by the seed."""
     from tests.support.model_driver import Driver, prompts
 
     driver = Driver(runner, seed=seed)

@@ -78,7 +78,7 @@ def read_on(drive: Drive, one: SequenceRequest, said: list[int]) -> list[int]:
 @pytest.mark.parametrize("overlap", [False, True], ids=["one step at a time", "overlapped steps"])
 @pytest.mark.parametrize("what", SCARCE)
 def test_slow_reader(what: str, overlap: bool) -> None:
-    """It stops at the lead limit, the others end in fewer steps than without park, it comes back to the same text."""
+    """A slow reader parks at the lead limit, fast ones end in fewer steps than without parks, its text is the same."""
     num_scenes, steps, steps_without = scaled(100, least=10), 0, 0
     for seed in range(num_scenes):
         scene = Scene.of(seed)

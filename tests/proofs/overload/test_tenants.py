@@ -48,7 +48,7 @@ async def ask(client: ThreadClient, tenant: str) -> tuple[int, tuple[int, ...]]:
 
 
 async def test_in_any_order() -> None:
-    """The first request of a tenant finds nothing, however often others asked the same; its next find their own."""
+    """A tenant's first request finds no cached block, however often another sent the same prompt; its next do."""
     rng, num_requests, num_cached, answers = random.Random(7), 0, 0, set()
     async with serving() as client:
         for number in range(NUM_ROUNDS):
@@ -67,7 +67,7 @@ async def test_in_any_order() -> None:
 
 
 async def test_at_the_same_time() -> None:
-    """Tenants who ask side by side share nothing either, while blocks of those before are taken and poisoned."""
+    """Tenants with concurrent requests share no block, while freed blocks are reused and poisoned."""
     answers, num_tenants = set(), 6
     async with serving() as client:
         for number in range(NUM_ROUNDS):

@@ -1,4 +1,4 @@
-"""How long anybody waits in an engine that is asked for ten times what it can give. Pure core, fake clock, steps."""
+"""The bound on a request's wait in an engine with ten times the load it can serve. Pure core, fake clock, steps."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def some_tokens(crowd: Crowd) -> int:
 
 
 class WaitBound:
-    """Who waits, and who was passed over by whom: checked against the bound for every pair."""
+    """Waiting requests, and which of them overtook which: every pair is checked against the bound."""
 
     def __init__(self, config: EngineConfig) -> None:
         self.waiting: dict[int, Life] = {}
@@ -54,7 +54,7 @@ class WaitBound:
         self.waiting[life.request.seq_id] = life
 
     def admitted(self, life: Life) -> None:
-        """It goes before all who still wait: none of them came too much earlier."""
+        """An admitted request overtakes no waiting request that arrived earlier by more than the bound."""
         del self.waiting[life.request.seq_id]
         for other in self.waiting.values():
             later = life.request.arrived_at - other.request.arrived_at
@@ -64,12 +64,12 @@ class WaitBound:
             self.largest_share = max(self.largest_share, share)
 
     def _bound(self, life: Life) -> float:
-        """Seconds by which others may have come later, and still go before it. See scheduler.py."""
+        """Seconds by which a request may arrive later and still be admitted first. See scheduler.py."""
         return CLASSES[life.request.latency_class].ttft_seconds + 2 * self._max_debt_seconds - SMALLEST_TTFT
 
 
 def test_wait_bound() -> None:
-    """Nobody goes before r who came later by more than r's TTFT + twice the largest debt - the smallest TTFT."""
+    """A request later than r by more than r's TTFT + twice the largest debt - the smallest TTFT never goes first."""
     crowd = crowd_of(classes=PATIENT, seed=1)
     bound = WaitBound(crowd.config)
     crowd.on_admitted = bound.admitted

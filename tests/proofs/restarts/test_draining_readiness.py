@@ -1,4 +1,4 @@
-"""/readyz of a worker that drains: not ready at once, while what is in flight goes on."""
+"""/readyz of a draining worker answers not ready at once, while open streams continue."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ STREAMSERVE = {**STREAMSERVE, "CLIENT": "thread", "FLOW": {"DRAIN_SECONDS": 600}
 
 
 def test_a_draining_worker_is_alive_and_not_ready(tmp_path: Path) -> None:
-    """Probes are answered to the end, anything new is refused, and the open stream goes on."""
+    """Probes are answered to the end, new requests are refused, and the open stream continues."""
     (tmp_path / "draining_settings.py").write_text(_SETTINGS)
     path = os.pathsep.join([str(tmp_path), str(ROOT)])
     variables = {"DJANGO_SETTINGS_MODULE": "draining_settings", "PYTHONPATH": path}

@@ -1,4 +1,4 @@
-"""Two daphnes of one site, one is told to go down: its readers hear where to go on, and have it all at the other."""
+"""One of two daphnes shuts down: each of its readers gets the place to resume at, and the whole answer at the other."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture
 def staying(folder: Path) -> Iterator[Server]:
-    """The worker that goes on."""
+    """The worker that stays."""
     with daphne("project.asgi:application", env=environment(folder, **SETTINGS)) as server:
         wait_until_ready(server.url)
         yield server
@@ -74,7 +74,7 @@ async def down(server: Server) -> int:
 
 @pytest.mark.cut_streams("tokens and text have no farewell")
 async def test_readers_of_a_worker_that_goes_down(folder: Path, staying: Server) -> None:
-    """Each ends properly and truthfully in its dialect; native and tokens go on at the other worker without a gap."""
+    """Each response ends truthfully in its dialect; native and tokens resume at the other worker without a gap."""
     with daphne("project.asgi:application", env=environment(folder, **SETTINGS)) as leaving:
         wait_until_ready(leaving.url)
         async with client(leaving) as http, client(staying) as other:

@@ -1,4 +1,4 @@
-"""A worker goes down with WebSockets open: each is told where to go on, and the other worker gives the rest.
+"""A worker shuts down with WebSockets open: each gets the place to resume at, and the other worker sends the rest.
 
 Real daphne with FlowServer, two processes on one FileLog, SIGTERM. Answers wait for acks, so that none is over before.
 """
@@ -116,7 +116,7 @@ def test_an_answer_in_flight_may_finish(start: Start, other: Server) -> None:
 
 
 def test_a_conversation_goes_on_at_the_other_worker(start: Start, other: Server) -> None:
-    """While its answer runs; of a finished one the question is not known there, and the error says what to do."""
+    """A turn can be continued at the other worker while its answer runs; after it ended the error names the way out."""
     worker = start(0)
     with open_socket(worker.websocket_url, KEY) as socket, open_socket(other.websocket_url, KEY) as elsewhere:
         finished = socket.ask("start", request=ASK)["id"]

@@ -96,7 +96,7 @@ def test_who_asks_the_worker_itself_hears_of_no_redirect() -> None:
 
 
 def test_two_draining_workers_are_a_503_with_retry_after() -> None:
-    """Nobody is asked for ever."""
+    """Two draining workers end in one 503, not in a loop of retries."""
     with front(FOR_LONG) as site:
         first, second = site.workers
         with get(first, "/wait") as one, get(second, "/wait") as two:
@@ -119,7 +119,7 @@ def test_a_worker_that_does_not_listen_costs_no_request() -> None:
 
 
 def test_a_post_that_was_begun_is_never_sent_again() -> None:
-    """Its worker is killed: nobody knows how far it came, so it is a 502, and the other worker hears nothing."""
+    """A POST whose worker is killed is a 502, and nginx does not send it to the other worker."""
     with front(AT_ONCE) as site:
         asking = site.begin("POST", "/wait?kind=none")
         dying, other = taken(site.workers)

@@ -121,7 +121,7 @@ def site(tmp_path: Path) -> Iterator[Site]:
 
 
 class Load:
-    """Who uses the site meanwhile. Each answer is compared with what the quiet site said."""
+    """Users of the site during the restarts. Each answer is compared with the undisturbed site's."""
 
     def __init__(self, url: str) -> None:
         self.counts: Counter[str] = Counter()

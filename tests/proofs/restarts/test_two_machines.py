@@ -192,7 +192,7 @@ async def test_a_machine_that_stands_still_is_fenced(site: Site) -> None:
 
 
 async def test_redis_restarted_under_streams(site: Site) -> None:
-    """Killed with -9: what was acknowledged is there, streams stand still and go on."""
+    """After kill -9 of Redis every acknowledged event is there; streams pause and continue."""
     readers, reading = await begun(site.one)
     site.redis.kill()
     await asyncio.to_thread(site.redis.start)

@@ -24,7 +24,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
 
 
 async def test_a_worker_that_comes_back_serves_its_own_readers(site: Site) -> None:
-    """Killed under 20 readers and started again, with nobody else: the same holds. The engine was not told anything."""
+    """A worker killed under 20 readers and restarted alone serves them again, without a message to the engine."""
     url = site.servers[0].url
     texts = await asyncio.gather(*(quiet(url, number, NUM_TOKENS) for number in range(NUM_READERS)))
     readers = [Reader(number, NUM_TOKENS) for number in range(NUM_READERS)]

@@ -1,4 +1,4 @@
-"""uvicorn going down by its own means: what finishes, what is cut, who is told. docs/deploy.md says the same."""
+"""uvicorn's own shutdown: what finishes, what is cut, which readers get a notice. docs/deploy.md describes it."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def test_what_ends_in_time_is_whole_and_nobody_new_comes_in(folder: Path) -> Non
 
 @pytest.mark.cut_streams("uvicorn cuts what does not end in time")
 def test_what_does_not_end_in_time_is_let_go_and_goes_on_elsewhere(folder: Path) -> None:
-    """A farewell, or, where nobody can go on with it, no terminator: its reader can tell. The next gives the rest."""
+    """A cut response ends in a farewell, or unterminated if it cannot be resumed; the next worker has the rest."""
     with site(folder, *AT_ONCE) as server:
         wait_until_ready(server.url)
         let_go = Reader(server, "/streams", question(400)).begun()

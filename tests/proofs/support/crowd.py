@@ -1,4 +1,4 @@
-"""A crowd at a pure core: time passes as steps cost it, requests come as chance has it, and all is counted in steps."""
+"""Random requests at a pure core: the clock advances by what a step costs, and everything is counted in steps."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ BASE_SECONDS, SECONDS_PER_TOKEN = 0.02, 0.0005
 
 
 class TimedRunner(WrappedRunner):
-    """Lets the clock go on by what a step costs."""
+    """Advances the clock by what a step costs."""
 
     def __init__(self, clock: FakeClock, num_blocks: int, block_size: int) -> None:
         super().__init__(EchoRunner(num_blocks=num_blocks, block_size=block_size))
@@ -48,7 +48,7 @@ class Life:
 
 
 class Crowd:
-    """A core that steps, with everybody's life. `on_admitted` hears of each when a step first holds it, in order."""
+    """A core and the life of each request. `on_admitted` is called, in order, when a step first holds a request."""
 
     def __init__(self, *, num_blocks: int = 513, block_size: int = 16, seed: int = 0, **config: Any) -> None:
         self.clock = FakeClock()

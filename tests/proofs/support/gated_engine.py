@@ -64,7 +64,7 @@ class Gate:
             self._changed.notify_all()
 
     def note_left(self, seq_ids: Iterable[int]) -> None:
-        """Note that the engine's process has been told to forget them."""
+        """Note that the engine's process has received their cancel."""
         with self._changed:
             self.left += [(seq_id, len(self.plans)) for seq_id in seq_ids]
 
@@ -108,7 +108,7 @@ async def serve(path: str) -> int:
 
 
 def _note_cancels(gate: Gate) -> None:
-    """Have the gate hear of each message that cancels, before anything is done about it."""
+    """Report each cancel message to the gate before the engine acts on it."""
     from streamserve.clients.process.messages import Cancel
     from streamserve.clients.process.server_session import ServerSession
 

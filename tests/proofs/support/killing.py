@@ -1,4 +1,4 @@
-"""Readers who ask one answer after the other, and somebody who kills the engine under them again and again.
+"""Readers that ask for one answer after the other while the engine is killed again and again.
 
 Nothing here is timed but what is reported. Everything that must happen is waited for with a deadline: a hang fails.
 """
@@ -89,7 +89,7 @@ class Readers:
                     await until(lambda: stream.state != "running")
 
     async def _start(self, request: GenerateRequest) -> Stream:
-        """Ask as a client does that is told to come back later."""
+        """Ask, and ask again after `Retry-After`, as a client does."""
         async with asyncio.timeout(DEADLINE_SECONDS):
             while True:
                 try:
@@ -112,7 +112,7 @@ class Readers:
         self._num_since += 1
 
     def kill(self, pid: int, how: Signals) -> None:
-        """Kill the engine; who is away comes back."""
+        """Kill the engine; readers that are away come back."""
         os.kill(pid, how)
         self._killed = pid, time.monotonic()
         self._gone_on.clear()

@@ -1,4 +1,4 @@
-"""Raw clients that ask the site for an answer, read as far as they are told, and leave abruptly."""
+"""Raw clients that ask the site for an answer, read a given part of it, and leave abruptly."""
 
 from __future__ import annotations
 

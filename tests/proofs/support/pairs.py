@@ -177,7 +177,7 @@ async def ask_all(
     features: Iterable[Feature],
     on_event: Callable[[Event], None] = lambda event: None,
 ) -> list[Answer]:
-    """Return what the readers have in the end. The first is asked alone; the others, all at once, find its prefix."""
+    """Return the readers' final answers. The first request runs alone; the rest, all at once, find its prefix."""
     n = max((feature.n for feature in features), default=1)
     has_reader = any(feature.has_reader for feature in features)
     first, *others = [
@@ -209,7 +209,7 @@ async def whole_answer(
 async def _listen(
     generation: Generation, answer: Answer, on_event: Callable[[Event], None]
 ) -> tuple[Answer, Done | None]:
-    """Add what comes; a choice that was over before says its end again, and nothing else of it is new."""
+    """Add an event; a choice that was over before repeats its end and nothing else."""
     told = list(answer)
     async for event in generation:
         on_event(event)

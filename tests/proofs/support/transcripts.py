@@ -40,7 +40,7 @@ async def over_follow(streams: Streams, stream: Stream, after: int) -> AsyncIter
 
 
 class Transcript:
-    """What one reader has: no number missing or twice, one end, and no wait that it was not told the end of."""
+    """The events one reader has: each number once, one end, and an end for every waiting status."""
 
     def __init__(self, n: int) -> None:
         self.answer: Answer = (Said(),) * n

@@ -1,4 +1,4 @@
-"""A real server under tests/support/sites/users_site.py, its logged-in users, and what /proc says of it."""
+"""A real server under tests/support/sites/users_site.py, its logged-in users, and its threads by /proc."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class Site:
         return sum(_target(link) == str(self.folder / "site.sqlite3") for link in links)
 
     def until(self, claim: Callable[[], Any], what: str) -> Any:
-        """Ask until `claim()` is true, and return what it said."""
+        """Ask until `claim()` is true, and return its value."""
         deadline = time.monotonic() + DEADLINE_SECONDS
         while time.monotonic() < deadline:
             if value := claim():

@@ -53,7 +53,7 @@ def main(kind: str) -> None:
 
 
 def vanish(server: Server, request: bytes, *, num_steps: int) -> dict[str, Any]:
-    """Read an answer's beginning, vanish, let the engine run `num_steps` more, and say what the server makes of it."""
+    """Read an answer's beginning, vanish, let the engine run `num_steps` more; return what the server did."""
     wait_until_ready(f"{server.url}/ai")
     get(server, "/control?allow=3")
     reader = server.connect()

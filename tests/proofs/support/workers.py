@@ -1,4 +1,4 @@
-"""Two web processes of one site, which are killed and come back, and readers who never ask for what they have."""
+"""Two web processes of one site, which are killed and restarted, and readers that never ask for an event twice."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Site:
         self._note(index, "stall").write_text(str(num_events))
 
     def go_on(self, index: int) -> None:
-        """Let what hangs there go on."""
+        """Release the appends that are held there."""
         self._note(index, "stall").unlink()
 
     async def stalled(self, index: int) -> Counter[str]:
@@ -74,7 +74,7 @@ class Site:
         return counts
 
     def _all_stalled(self, note: Path) -> Counter[str]:
-        """Return the counts, once every unfinished stream of whoever writes that file is in it."""
+        """Return the counts, once every unfinished stream of that file's writer is in it."""
         lines = [line.split() for line in (note.read_text() if note.exists() else "").splitlines(keepends=True)]
         stalled = {words[0] for words in lines}
         producer_of = self._producers()
@@ -90,7 +90,7 @@ class Site:
         return self.folder / f"{name}-{self.servers[index].process.pid}"
 
     def _producers(self) -> dict[str, str]:
-        """Return who writes each unfinished stream, by its log's id."""
+        """Return the producer of each unfinished stream, by its log's id."""
         with sqlite3.connect(self.folder / "site.sqlite3", timeout=SECONDS) as database:
             rows = database.execute("select log_id, producer from streamserve_stream where state = 'running'")
             return dict(rows.fetchall())

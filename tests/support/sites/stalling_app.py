@@ -39,7 +39,7 @@ class _StallingLog(Appending):
         return getattr(self._log, name)
 
     def submit(self, log_id: str, fence: int, events: Sequence[Event], settle: Settle) -> Withdraw:
-        """Commit, perhaps after a while, or say so after a while."""
+        """Commit, perhaps late, or acknowledge late."""
         note = partial(self._note, log_id, settle)
         commit = partial(self._log.submit, log_id, fence, events)
         if not events or not self._is_to_stall(log_id):

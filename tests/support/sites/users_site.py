@@ -1,4 +1,4 @@
-"""The demo site for proofs on real servers: settings, URLs and ASGI application, with an engine that obeys the test.
+"""The demo site for proofs on real servers: settings, URLs and ASGI application, with an engine that the test controls.
 
 The engine is the echo engine in the web process, with two planted faults: it can be held, and a prompt of `FAIL` gets,
 after three tokens, one whose bytes raise. Besides the site's own routes there are
@@ -51,7 +51,7 @@ class BrittleTokenizer(EchoTokenizer):
 
 
 class BadTokenRunner(WrappedRunner):
-    """Gives that token, as the fourth, to whoever asks for it."""
+    """Gives that token, as the fourth, to a prompt that asks for it."""
 
     def __init__(self, runner: Any) -> None:
         super().__init__(runner)
