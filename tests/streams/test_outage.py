@@ -20,7 +20,9 @@ from streamserve.streams.reader.delivery import Delivery
 from streamserve.streams.reader.follow import collect, follow
 from streamserve.streams.reader.reader import BrokenStream
 from streamserve.streams.registry import Streams
+from streamserve.streams.store import NullStore
 from streamserve.streams.stream import Stream
+from streamserve.streams.transcript import StreamSummary
 from tests.support.logs import everything
 from tests.support.outages import Outage, RedisKilled, outage
 from tests.support.redis_server import RedisServer
@@ -502,10 +504,11 @@ async def test_a_lost_answer_ends_in_one_error_without_an_id(
     """All of it is gone, or a part: each reader gets `log_lost` once, and the stream is finished."""
     finished: list[str | None] = []
 
-    async def on_finished(stream: Stream) -> None:
-        finished.append(stream.summary().error_code)
+    class Store(NullStore):
+        async def finish(self, summary: StreamSummary, *, last_seq: int, text: str) -> None:
+            finished.append(summary.error_code)
 
-    streams._on_finished = on_finished
+    streams.store = Store()
     stream = await start(streams)
     readers = [Follower(streams, stream) for _ in range(2)]
     scripted.last.push(*words(0, 3))
