@@ -125,6 +125,7 @@ class Runtime:
 
     async def start(self, principal: Caller, request: GenerateRequest, on_disconnect: str = "park") -> Stream:
         """Start an answer for `principal`, within its quota. Raises what the client is answered."""
+        self.streams.writer.refuse_if_down()
         request = dataclasses.replace(request, tenant=principal.tenant, salt=salt_of(principal.tenant))
         if request.model in self.clients:
             self.clients[request.model].start()
