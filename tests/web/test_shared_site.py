@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -16,10 +16,10 @@ from django.test.utils import override_settings
 
 from streamserve.conf import get_settings
 from streamserve.models import Stream as StreamRow
-from streamserve.streams.log.base import LogFull, Settle, Withdraw, too_late
-from streamserve.streams.log.spare_log import SpareLog
+from streamserve.streams.log.base import Batch, LogFull, Result
+from streamserve.streams.log.file_log import FileLog
 from streamserve.web import site as runtime
-from tests.conftest import Caller, body_of, until_ready
+from tests.conftest import Caller, body_of, until, until_ready
 from tests.support.stream_checks import check_native, check_native_part, parse_sse, text_of
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -102,15 +102,15 @@ async def test_stop_after_a_restart(shared: Path, caller: Caller) -> None:
 async def test_no_room_in_the_log(shared: Path, caller: Caller, monkeypatch: pytest.MonkeyPatch) -> None:
     """A new answer is refused before anything is streamed, and nothing of it stays in the engine."""
 
-    def refuse(log_id: str, fence: int, events: Any, settle: Settle) -> Withdraw:
-        settle(LogFull("The stream log's disk is full.", retry_after=30))
-        return too_late
+    async def refuse(batches: Sequence[Batch]) -> list[Result]:
+        raise LogFull("The stream log's disk is full.", retry_after=30)
 
-    monkeypatch.setattr(runtime.get_runtime().log, "submit", refuse)
+    monkeypatch.setattr(runtime.get_runtime().log, "commit", refuse)
     response = await caller.post("/streams", ask())
     assert (response.status_code, response["Retry-After"]) == (507, "30")
     assert runtime.get_streams().num_live() == 0
     monkeypatch.undo()
+    await until(lambda: runtime.get_streams().writer.outage is None)
     assert (await caller.post("/streams", ask())).status_code == 200
 
 
@@ -119,20 +119,18 @@ async def test_a_log_that_is_down_for_a_while(shared: Path, caller: Caller, monk
     text = text_of(check_native(await body_of(await caller.post("/streams", ask(max_tokens=60)))))
     response = await caller.post("/streams", ask(max_tokens=60))
     log = runtime.get_runtime().log
-    submit = log.submit
+    commit = log.commit
     num_refused = 0
 
-    def stumble(log_id: str, fence: int, events: Any, settle: Settle) -> Withdraw:
-        def heard(result: int | Exception) -> None:
-            nonlocal num_refused
-            if isinstance(result, int) and result > 5 and not num_refused:
-                num_refused += 1
-                result = LogFull("The stream log's disk is full.")
-            settle(result)
+    async def stumble(batches: Sequence[Batch]) -> list[Result]:
+        nonlocal num_refused
+        results = await commit(batches)
+        if not num_refused and any(isinstance(result, int) and result > 5 for result in results):
+            num_refused += 1
+            raise LogFull("The stream log's disk is full.")
+        return results
 
-        return submit(log_id, fence, events, heard)
-
-    monkeypatch.setattr(log, "submit", stumble)
+    monkeypatch.setattr(log, "commit", stumble)
     frames = check_native(await body_of(response))
     assert num_refused == 1
     assert text_of(frames) == text
@@ -171,7 +169,7 @@ async def test_purge_of_logs_in_memory(transactional_db: Any) -> None:
 async def test_a_process_leaves_no_lock(shared: Path) -> None:
     """While it runs it has one; and the log is the file that docs/settings.md names."""
     assert len(list((shared / "workers").iterdir())) == 1
-    assert isinstance(runtime.get_runtime().log, SpareLog)
+    assert isinstance(runtime.get_runtime().log, FileLog)
     await runtime.get_runtime().log.purge(0)
     assert (shared / "streams.sqlite3").exists()
     assert get_settings().log == "file"
