@@ -24,7 +24,8 @@ from pathlib import Path
 
 from benchmarks.machine import describe_machine, parser, progress
 from streamserve.engine.config import EngineConfig, LatencyClass, ModelConfig
-from streamserve.engine.core import EngineCore, SequenceUpdate
+from streamserve.engine.core import EngineCore
+from streamserve.engine.output import SequenceUpdate
 from streamserve.engine.plan import Runner, Sampled, StepPlan, StepResult
 from streamserve.engine.sequence import SequenceRequest
 from streamserve.protocol.requests import SamplingParams

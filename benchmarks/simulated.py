@@ -14,7 +14,8 @@ from dataclasses import dataclass, replace
 
 from benchmarks.readers import LONGEST_ANSWER, Reading, Visit
 from streamserve.engine.config import EngineConfig
-from streamserve.engine.core import EngineCore, SequenceUpdate
+from streamserve.engine.core import EngineCore
+from streamserve.engine.output import SequenceUpdate
 from streamserve.engine.plan import Runner, Sampled, StepPlan, StepResult
 from streamserve.engine.sequence import SequenceRequest
 from streamserve.engine.step_time import size_of

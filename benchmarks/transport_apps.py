@@ -34,11 +34,12 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.routing import Route
 
+from streamserve.api.call import Reply
 from streamserve.asgi.middleware import StreamMiddleware
 from streamserve.asgi.types import App, Receive, Scope, Send
-from streamserve.clients.base import Accepted
 from streamserve.dialects.native import NativeEncoder, websocket_message
 from streamserve.protocol.events import Done, Event, Token
+from streamserve.protocol.park import Accepted
 from streamserve.protocol.requests import GenerateRequest
 from streamserve.streams.config import StreamConfig
 from streamserve.streams.log.base import MemoryLog
@@ -47,7 +48,7 @@ from streamserve.streams.reader.delivery import Delivery
 from streamserve.streams.reader.follow import follow
 from streamserve.streams.registry import Streams
 from streamserve.streams.stream import Stream
-from streamserve.web.responses import stream_response
+from streamserve.web.views import to_django
 
 _gone: list[float] = [0.0]  # by the machine's monotonic clock
 
@@ -188,16 +189,15 @@ async def _start(query: dict[str, str]) -> Stream:
 async def ours(request: HttpRequest) -> HttpResponseBase:
     """A Django view that hands over."""
     stream = await _start(request.GET.dict())
-    return stream_response(request, Delivery(STREAMS, stream, NativeEncoder(stream.log_id)))
+    return to_django(request, Reply(body=Delivery(STREAMS, stream, NativeEncoder(stream.log_id))))
 
 
 async def events(request: HttpRequest) -> HttpResponseBase:
     """Resume."""
     stream = STREAMS.find(request.GET["id"])
     assert stream is not None
-    return stream_response(
-        request, Delivery(STREAMS, stream, NativeEncoder(stream.log_id), after=int(request.GET["after"]))
-    )
+    delivery = Delivery(STREAMS, stream, NativeEncoder(stream.log_id), after=int(request.GET["after"]))
+    return to_django(request, Reply(body=delivery))
 
 
 async def plain(request: HttpRequest) -> HttpResponseBase:

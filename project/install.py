@@ -1,4 +1,4 @@
-"""Make the virtual environment that `make run` and `make test` use; say what is downloaded before it is.
+"""Make the virtual environment that `make run`, `make test` and `make proofs` use; say what is downloaded before it is.
 
 Runs on a bare Python: standard library only, nothing of this project imported. Doing nothing when nothing changed is
 the common case: a stamp in the venv holds the hash of each requirement file it was made from.

@@ -1,13 +1,13 @@
 """Models in the admin, and the live page: what runs now, figures each second by SSE, a stop for each stream, and for
 each engine pause, resume and drain.
 
-Rows are read-only here: they say what happened. The live page is the admin of a model without rows of its own, so that
-it works, and is listed, under the default AdminSite and any other.
+Rows are read-only here: they are a record. The live page is the admin of a model without rows of its own, so that it
+works, and is listed, under the default AdminSite and any other.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import structlog
 from asgiref.sync import sync_to_async
@@ -20,15 +20,14 @@ from django.urls import URLPattern, path, reverse
 from django.utils.html import format_html
 from django.utils.translation import gettext_lazy as _
 
+from streamserve.api.call import Reply
 from streamserve.models import ApiKey, Live, Stream, Watch
 from streamserve.protocol.errors import StreamserveError
-from streamserve.streams.reader.delivery import Delivery
-from streamserve.web.access import non_atomic
+from streamserve.web.chat_page import CONTENT_SECURITY_POLICY
 from streamserve.web.live import LiveDelivery, site_figures
 from streamserve.web.permissions import WATCH_PERMISSION
-from streamserve.web.responses import stream_response
 from streamserve.web.site import get_runtime, get_streams
-from streamserve.web.views_native import CONTENT_SECURITY_POLICY
+from streamserve.web.views import non_atomic, to_django
 
 log = structlog.get_logger("streamserve")
 
@@ -42,7 +41,7 @@ else:
 
 
 class ReadOnlyAdmin(ModelAdmin):
-    """Looks, adds and changes nothing."""
+    """Adds, changes and deletes nothing."""
 
     def has_add_permission(self, request: HttpRequest) -> bool:
         return False
@@ -76,7 +75,7 @@ class ApiKeyAdmin(ReadOnlyAdmin):
 
 @admin.register(Stream)
 class StreamAdmin(ReadOnlyAdmin):
-    """Every answer, newest first. What was asked and answered is not shown; who may watch has a link."""
+    """Every answer, newest first. Neither prompt nor answer is shown; a user who may watch has a link."""
 
     list_display = (
         "id",
@@ -102,7 +101,7 @@ class StreamAdmin(ReadOnlyAdmin):
         return [watch, *super().get_urls()]
 
     def get_readonly_fields(self, request: HttpRequest, obj: Any = None) -> tuple[str, ...]:
-        """Return the link as well, for who may follow it."""
+        """Return the link as well, for a user who may watch."""
         return ("watch",) if request.user.has_perm(WATCH_PERMISSION) else ()
 
     @admin.display(description=_("answer"))
@@ -112,7 +111,7 @@ class StreamAdmin(ReadOnlyAdmin):
         return format_html('<a href="{}">{}</a>', address, _("Watch"))
 
     def show_watch(self, request: HttpRequest, stream_id: str) -> HttpResponse:
-        """The page; its script asks for the events, which are refused, or written down, there."""
+        """The page. Its script asks for the events; that request is refused or written down."""
         if not request.user.has_perm(WATCH_PERMISSION):
             raise PermissionDenied
         if self.get_object(request, stream_id) is None:
@@ -131,7 +130,7 @@ class StreamAdmin(ReadOnlyAdmin):
 
 @admin.register(Watch)
 class WatchAdmin(ReadOnlyAdmin):
-    """Who has read whose stream, newest first."""
+    """Which user has read whose stream, newest first."""
 
     list_display = (
         "username",
@@ -151,10 +150,10 @@ class WatchAdmin(ReadOnlyAdmin):
 
 @admin.register(Live)
 class LiveAdmin(ReadOnlyAdmin):
-    """The live page, in the place of a list of rows. Who may look, stop and control has a permission for each."""
+    """The live page, in the place of a list of rows. Viewing, stopping and control each need a permission."""
 
     def get_urls(self) -> list[URLPattern]:
-        """Return the page, its events and its buttons. Nothing of a model's own pages is left."""
+        """Return the page, its events and its buttons, instead of a model's own pages."""
         return [
             path("", self.admin_site.admin_view(self.show), name="streamserve_live_changelist"),
             path("events", non_atomic(self.events), name="streamserve_live_events"),
@@ -192,11 +191,10 @@ class LiveAdmin(ReadOnlyAdmin):
         if not await self._may(request, "streamserve.view_live"):
             return JsonResponse({"error": {"code": "forbidden"}}, status=403)
         runtime = get_runtime()
-        delivery = LiveDelivery(lambda: site_figures(runtime))
-        return stream_response(request, cast(Delivery, delivery))
+        return to_django(request, Reply(body=LiveDelivery(lambda: site_figures(runtime))))
 
     async def stop(self, request: HttpRequest, stream_id: str) -> HttpResponseBase:
-        """POST: stop anybody's stream. The CSRF middleware has looked at it."""
+        """POST: stop a stream of any owner. The CSRF middleware has checked the request."""
         if request.method != "POST":
             return HttpResponseNotAllowed(["POST"])
         if not await self._may(request, "streamserve.stop_stream"):
@@ -209,7 +207,7 @@ class LiveAdmin(ReadOnlyAdmin):
         return JsonResponse({"id": stream.id, "state": stream.state})
 
     async def control(self, request: HttpRequest, action: str, alias: str) -> HttpResponseBase:
-        """POST: pause, resume or drain a model's engine. The CSRF middleware has looked at it."""
+        """POST: pause, resume or drain a model's engine. The CSRF middleware has checked the request."""
         if request.method != "POST":
             return HttpResponseNotAllowed(["POST"])
         if not await self._may(request, "streamserve.control_engine"):
@@ -222,7 +220,7 @@ class LiveAdmin(ReadOnlyAdmin):
         return JsonResponse({"model": alias, "state": state})
 
     async def _may(self, request: HttpRequest, permission: str) -> bool:
-        """Tell whether this is staff of this site with `permission`."""
+        """Return whether the user is staff of this site with `permission`."""
 
         def look() -> bool:
             return self.admin_site.has_permission(request) and request.user.has_perm(permission)

@@ -11,10 +11,12 @@ from typing import Any
 from django.apps import apps
 from django.conf import settings
 from django.core.checks import CheckMessage, Error, Warning, register
+from django.db import DatabaseError
 from django.utils.module_loading import import_string
 
 from streamserve.conf import ECHO_PATH, LOG_SCHEMES, SiteConfig, get_problems, get_settings
 from streamserve.engine.config import EngineConfig
+from streamserve.streams.lease.liveness import host_of, own_host
 
 _ENGINE_PACKAGES = ("torch", "transformers", "tokenizers", "safetensors")
 _PROBLEM_IDS = {"key": "streamserve.E001", "value": "streamserve.E002", "missing": "streamserve.E003"}
@@ -32,7 +34,7 @@ def check_settings(app_configs: Any, **kwargs: Any) -> list[CheckMessage]:
 
 @register()
 def check_site(app_configs: Any, **kwargs: Any) -> list[CheckMessage]:
-    """What the site around us must have for streaming to work."""
+    """What the site must have for streaming to work."""
     return [*_check_asgi(), *_check_daphne(), *_check_flow_server(), *_check_middleware()]
 
 
@@ -62,6 +64,33 @@ def check_redis(app_configs: Any, **kwargs: Any) -> list[CheckMessage]:
             id="streamserve.W009",
         )
         for complaint in asyncio.run(_complaints(get_settings()))
+    ]
+
+
+@register(deploy=True)
+def check_hosts(app_configs: Any, **kwargs: Any) -> list[CheckMessage]:
+    """W010: several hosts with a log in a file. Their rows are in the database; without one there is nothing to see."""
+    if get_problems() or get_settings().log != "file":
+        return []
+    from streamserve.models import Stream  # not loaded yet up there
+    from streamserve.web.site import workers_folder
+
+    folder = workers_folder(get_settings())
+    try:
+        own = own_host(folder) if (folder / "host").exists() else ""  # a check makes no folder
+        producers = list(Stream.objects.producers())
+    except (DatabaseError, OSError):
+        return []
+    foreign = {host_of(producer) for producer in producers} - {own, ""}
+    if not foreign:
+        return []
+    return [
+        Warning(
+            f"Answers run on other hosts ({', '.join(sorted(foreign))}), and the log of each is a file of its own: no "
+            "host can show or resume the answers of another.",
+            hint='Set "LOG": "redis://..." on all hosts, or one STATE_DIR for all processes of one machine.',
+            id="streamserve.W010",
+        )
     ]
 
 
@@ -95,7 +124,7 @@ def _check_models(conf: SiteConfig) -> Iterator[CheckMessage]:
 
 
 def _check_memory(conf: SiteConfig) -> Iterator[CheckMessage]:
-    """W007: engines that take more memory together than there is. Each takes its own without asking the others."""
+    """W007: engines that take more memory together than there is. Each sizes itself alone."""
     local = [entry for entry in conf.models.values() if entry.model.path != ECHO_PATH]
     shares = [entry.engine.memory_share for entry in local if entry.engine.memory_share is not None]
     num_greedy = sum(entry.model.device == "cuda" and _has_no_bound(entry.engine) for entry in local)
@@ -122,7 +151,7 @@ def _check_log(conf: SiteConfig) -> Iterator[CheckMessage]:
 
 
 def is_folder_like(path: str) -> bool:
-    """Tell whether `path` means a folder rather than a hub id (one slash, no dot or root in front)."""
+    """Return whether `path` means a folder rather than a hub id (one slash, no dot or root in front)."""
     return path.startswith(("/", ".", "~")) or path.count("/") > 1 or "\\" in path
 
 

@@ -1,13 +1,13 @@
-"""Querysets: who may see which row, and state changes with their guard in the WHERE.
+"""Querysets: which rows a caller may see, and state changes with their guard in the WHERE.
 
-The only place with ORM queries. Views and consumers reach objects through `.for_principal()` and nothing else.
+Who may read a stream is decided by its row's tenant (web/site.py, `find`), who may watch one by `for_watcher`.
 """
 
 from __future__ import annotations
 
 import hmac
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from django.db import models
 from django.db.models import F, Q
@@ -22,18 +22,11 @@ LAST_USED_EVERY = timedelta(minutes=1)  # one write a minute a key, not one a re
 _NO_DIGEST = "0" * 64
 
 
-class Tenant(Protocol):
-    """A caller, as far as rows care: `web.auth.Principal` is one."""
-
-    @property
-    def tenant(self) -> str: ...
-
-
 class ApiKeyQuerySet(models.QuerySet["ApiKey"]):
     """Keys: make, find, revoke."""
 
     def active(self, now: datetime | None = None) -> ApiKeyQuerySet:
-        """Return the keys that open the door: not revoked, not expired, owner not deactivated."""
+        """Return the valid keys: not revoked, not expired, owner not deactivated."""
         now = now or timezone.now()
         unexpired = Q(expires_at__isnull=True) | Q(expires_at__gt=now)
         return self.filter(unexpired, Q(user__isnull=True) | Q(user__is_active=True), revoked_at__isnull=True)
@@ -70,17 +63,19 @@ class ApiKeyQuerySet(models.QuerySet["ApiKey"]):
 class StreamQuerySet(models.QuerySet["Stream"]):
     """Stream rows: running until the one terminal event."""
 
-    def for_principal(self, principal: Tenant) -> StreamQuerySet:
-        """Return what `principal` may see: its tenant's streams."""
-        return self.filter(tenant=principal.tenant)
-
     def for_watcher(self, user: Any) -> StreamQuerySet:
-        """Return what `user`, who may watch (see rights.watching_user), reaches: everybody's streams; None: nothing."""
+        """Return everybody's streams for a `user` who may watch (see permissions.watching_user); nothing for None."""
         return self.none() if user is None else self.all()
 
     def unfinished(self) -> StreamQuerySet:
-        """Return the streams that somebody must go on with or end, without what was asked."""
+        """Return the streams that are still to be ended, without request and text."""
         return self.filter(state="running").defer("request", "text")
+
+    def producers(self) -> models.QuerySet[Stream, str]:
+        """Return the workers that run streams now."""
+        return (
+            self.filter(state="running").exclude(producer="").order_by().values_list("producer", flat=True).distinct()
+        )
 
     def running_of(self, owner: str, is_prefix: bool) -> models.QuerySet[Stream, tuple[str, str]]:
         """Return (id, producer) of the unfinished streams of `owner`, or of all that begin like it; oldest first."""
@@ -92,12 +87,12 @@ class StreamQuerySet(models.QuerySet["Stream"]):
         return self.filter(state="finished", finished_at__lt=when)
 
     def claim(self, stream_id: str, seen_fence: int, worker_id: str) -> int:
-        """Make `worker_id` the producer, with the next fence; 0 if another was quicker, or it is finished."""
+        """Make `worker_id` the producer, with the next fence; 0 if `seen_fence` is old, or it is finished."""
         seen = self.filter(pk=stream_id, state="running", fence=seen_fence)
         return seen.update(fence=F("fence") + 1, producer=worker_id, released_at=None)
 
     def release(self, stream_id: str, fence: int, worker_id: str) -> int:
-        """Note that `worker_id` produces the stream no more; 0 if it does not with that fence."""
+        """Note that `worker_id` no longer produces the stream; 0 if it did not with that fence."""
         held = self.filter(pk=stream_id, state="running", fence=fence, producer=worker_id)
         return held.update(producer="", released_at=timezone.now())
 
@@ -108,7 +103,7 @@ class StreamQuerySet(models.QuerySet["Stream"]):
 
 
 class WatchQuerySet(models.QuerySet["Watch"]):
-    """Who has read another's stream."""
+    """Watches: from their beginning to their end."""
 
     def note(self, pk: int, last_seq: int) -> int:
         """Note how far a watch that lasts has come."""

@@ -14,7 +14,7 @@ SCOPES = ("chat", "ops", "watch")
 
 
 def default_scopes() -> list[str]:
-    """A key may chat, and nothing else, unless someone says so."""
+    """A key may chat, and nothing else, unless its scopes are set."""
     return ["chat"]
 
 
@@ -57,12 +57,12 @@ class ApiKey(models.Model):
 
     @property
     def tenant(self) -> str:
-        """Whose objects this key reaches: its user's, or its own."""
+        """The tenant whose objects this key reaches: its user, or itself."""
         return f"user:{self.user_id}" if self.user_id is not None else f"key:{self.pk}"
 
     @property
     def state(self) -> str:
-        """Say in one word whether the key opens the door."""
+        """Return active, revoked or expired."""
         if self.revoked_at is not None:
             return "revoked"
         return "expired" if self.expires_at is not None and self.expires_at <= timezone.now() else "active"
@@ -134,7 +134,7 @@ class Live(Stream):
 
 
 class Watch(models.Model):
-    """That somebody has read another's stream. Written before the first byte is sent; kept when the stream's row goes.
+    """One reading of another owner's stream. Written before the first byte is sent; kept when the stream's row goes.
 
     Users, keys and streams are named, not referred to: they may be deleted, this stays.
     """

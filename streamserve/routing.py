@@ -1,7 +1,7 @@
 """The ASGI side of a site: `wrap` for one with an asgi.py, `application` for one without, `websocket_urlpatterns`.
 
-Importing this module needs no set-up apps: what does is made on first use (PEP 562), so that an asgi.py may import it
-anywhere.
+Importing this module needs no set-up apps, so that an asgi.py may import it anywhere: what needs them is made on first
+use (PEP 562).
 """
 
 from __future__ import annotations
@@ -19,16 +19,20 @@ def wrap(django_application: Any) -> Any:
     """
     from channels.auth import AuthMiddlewareStack
     from channels.routing import ProtocolTypeRouter, URLRouter
+    from django.urls import re_path
 
     from streamserve.asgi.middleware import StreamMiddleware
     from streamserve.conf import get_problems, get_settings
-    from streamserve.web.site import reset, shut_down_streams
+    from streamserve.web.site import begin_to_drain, reset, shut_down_streams
+    from streamserve.web.websocket import deny_unknown_path
 
-    websocket = AuthMiddlewareStack(URLRouter(_websocket_urlpatterns()))
-    hardens = not get_problems() and get_settings().harden_event_streams  # what is wrong, the system checks say
+    unknown = re_path("", deny_unknown_path)  # type: ignore[arg-type]  # without it the router raises: a 500
+    websocket = AuthMiddlewareStack(URLRouter([*_websocket_urlpatterns(), unknown]))
+    hardens = not get_problems() and get_settings().harden_event_streams  # the system checks name the problems
     router = ProtocolTypeRouter({"http": django_application, "websocket": websocket})
     middleware = StreamMiddleware(router, harden=hardens)
     middleware.on_shutdown(reset)
+    middleware.on_drain(begin_to_drain)
     middleware.on_farewell(shut_down_streams)
     middleware.serve_while_draining("/livez", "/readyz", "/metrics")
     return middleware
@@ -54,10 +58,9 @@ def _application() -> Any:
 def _websocket_urlpatterns() -> list[Any]:
     from django.urls import path
 
-    from streamserve.web.access import declared
     from streamserve.web.websocket import StreamConsumer
 
-    return [path("ws/streams", declared(StreamConsumer).as_asgi())]
+    return [path("ws/streams", StreamConsumer.as_asgi())]
 
 
 def __getattr__(name: str) -> Any:

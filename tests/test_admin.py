@@ -16,7 +16,7 @@ from structlog.testing import capture_logs
 from streamserve.api.metrics import live_figures
 from streamserve.models import ApiKey
 from streamserve.models import Stream as StreamRow
-from streamserve.streams.lease.liveness import Workers
+from streamserve.streams.lease.liveness import Liveness
 from streamserve.web import site as runtime
 from streamserve.web.live import site_figures
 from tests.conftest import Caller, until_ready
@@ -150,7 +150,7 @@ async def test_the_live_page_says_how_loading_comes_on(engine: None, root: Any) 
 async def test_streams_of_other_processes_are_seen(root: Any, tmp_path: Path) -> None:
     """Who runs one, and which wait for anybody; what is finished is not shown."""
     log = {"LOG": "file", "STATE_DIR": str(tmp_path), "MODELS": {"echo": {"PATH": "echo"}}, "CLIENT": "thread"}
-    other = Workers(tmp_path / "workers")
+    other = Liveness(tmp_path / "workers")
     kinds = {"a": {"producer": other.own_id}, "b": {"released_at": timezone.now()}, "c": {"state": "finished"}}
     for name, fields in kinds.items():
         row = {"id": name * 32, "log_id": name * 12, "model": "echo", "owner": "user:9", "tenant": "user:9"}

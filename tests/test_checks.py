@@ -12,6 +12,8 @@ from django.test.utils import modify_settings, override_settings
 from structlog.testing import capture_logs
 
 from streamserve import checks
+from streamserve.models import Stream as StreamRow
+from streamserve.streams.lease.liveness import Liveness
 from streamserve.web import site as runtime
 from tests.support.redis_server import RedisServer
 
@@ -110,14 +112,14 @@ def test_persistent_connections_are_found(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_a_redis_log_needs_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Said by `manage.py check`, not by the first request."""
+    """`manage.py check` finds it, not the first request."""
     monkeypatch.setattr(checks, "find_spec", lambda name: None)
     with override_settings(STREAMSERVE={"MODELS": {"echo": {"PATH": "echo"}}, "LOG": "redis://127.0.0.1"}):
         assert ids() == {"streamserve.E008"}
 
 
 def test_a_site_that_would_serve_by_stock_daphne_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    """W008: whoever turns FlowServer off, or has a daphne that it does not fit, learns what that costs."""
+    """W008: FlowServer is off, or does not fit this daphne."""
     import daphne.server
     from daphne.cli import CommandLineInterface
 
@@ -156,3 +158,23 @@ async def test_a_process_says_so_when_it_begins(tmp_path: Path) -> None:
             await runtime.reset()
     [line] = [line for line in lines if line["event"] == "stream_log_unsafe"]
     assert "appendonly no" in line["complaint"]
+
+
+@pytest.mark.django_db
+def test_several_hosts_without_redis_are_found(tmp_path: Path) -> None:
+    """W010: at `check --deploy` only, by the rows of running streams. This host's are right, and so are old ids."""
+    row = {"model": "echo", "owner": "user:1", "tenant": "user:1"}
+    here, there = Liveness(tmp_path / "workers"), Liveness(tmp_path / "there")
+    producers = [here.own_id, "0123456789abcdef", there.own_id]
+    for name, producer in zip("abc", producers, strict=True):
+        StreamRow.objects.create(id=name * 32, log_id=name * 12, producer=producer, **row)
+    models = {"MODELS": {"m": {"PATH": "echo"}}, "LOG": "file", "STATE_DIR": str(tmp_path)}
+    with override_settings(STREAMSERVE=models):
+        assert "streamserve.W010" not in ids()
+        [found] = [one for one in run_checks(include_deployment_checks=True) if one.id == "streamserve.W010"]
+        assert there.host in found.msg
+        assert here.host not in found.msg
+        StreamRow.objects.finish("c" * 32)
+        assert not [one for one in run_checks(include_deployment_checks=True) if one.id == "streamserve.W010"]
+    here.close()
+    there.close()

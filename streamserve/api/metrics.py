@@ -6,8 +6,10 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from streamserve.clients.base import EngineClient, EngineStats, ModelDescription
+from streamserve.clients.base import EngineClient
+from streamserve.protocol.frames import UNKNOWN_COUNT
 from streamserve.protocol.metrics import CONTENT_TYPE, Sample, render_prometheus
+from streamserve.protocol.stats import EngineStats, ModelDescription
 from streamserve.streams.registry import Streams
 from streamserve.streams.stream import Stream
 
@@ -16,7 +18,7 @@ __all__ = ["CONTENT_TYPE", "live_figures", "render_metrics"]
 
 def render_metrics(clients: Mapping[str, EngineClient], streams: Streams) -> str:
     """Return every figure of this process in Prometheus' text format."""
-    return render_prometheus([*_engine_samples(clients), *_stream_samples(clients, streams.all())])
+    return render_prometheus([*_engine_samples(clients), *_stream_samples(clients, streams.all()), *_log_samples()])
 
 
 def _engine_samples(clients: Mapping[str, EngineClient]) -> Iterator[Sample]:
@@ -63,6 +65,11 @@ def _stream_samples(clients: Mapping[str, EngineClient], streams: Iterable[Strea
         parked = states[alias, "parked"]
         yield Sample(name="streams_active", value=states[alias, "running"] + parked, labels=labels)
         yield Sample(name="streams_parked", value=parked, labels=labels)
+
+
+def _log_samples() -> Iterator[Sample]:
+    yield Sample(name="num_unknown_events", value=UNKNOWN_COUNT.num_events)
+    yield Sample(name="num_unknown_fields", value=UNKNOWN_COUNT.num_fields)
 
 
 def live_figures(clients: Mapping[str, EngineClient], streams: Streams) -> dict[str, Any]:

@@ -1,10 +1,10 @@
-"""Reading on: where a reader stands by what it sends, and the delivery that goes on from there.
-
-asyncio; framework-free. Who may read, and what a 204 looks like, is up to the routes that ask.
-"""
+"""Resuming: where a reader stands by what it sends, and the delivery that continues from there. asyncio."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
+from streamserve.api.call import Call, Reply, Site
 from streamserve.dialects.base import Encoder
 from streamserve.dialects.native import FORMATS, NativeEncoder
 from streamserve.dialects.text import TextEncoder
@@ -12,7 +12,6 @@ from streamserve.dialects.tokens import TokensEncoder
 from streamserve.protocol.errors import BadRequest, Gone
 from streamserve.protocol.ids import parse_event_id
 from streamserve.streams.reader.delivery import Delivery
-from streamserve.streams.registry import Streams
 from streamserve.streams.stream import Stream
 
 _MAX_SEQ_CHARS = 16  # 2**53, what JavaScript counts exactly, has that many
@@ -25,8 +24,9 @@ def encoder_for(format_: str, log_id: str) -> Encoder:
     return TextEncoder() if format_ == "text" else NativeEncoder(log_id)
 
 
-def place_in(stream: Stream, event_id: str | None, after: str | None) -> int | None:
-    """Return the seq that a `Last-Event-ID`, else an `after` parameter names; None if it is of another log."""
+def after_of(call: Call, stream: Stream, query: Mapping[str, str]) -> int | None:
+    """Return the seq that `Last-Event-ID`, else the parameter `after` names; None if it is of another log."""
+    event_id, after = call.headers.get("last-event-id"), query.get("after")
     if event_id:
         parsed = parse_event_id(event_id)
         return parsed[1] if parsed is not None and parsed[0] == stream.log_id else None
@@ -37,18 +37,16 @@ def place_in(stream: Stream, event_id: str | None, after: str | None) -> int | N
     return int(after)
 
 
-def read_on(streams: Streams, stream: Stream, after: int | None, format_: str) -> Delivery | None:
-    """Return the delivery of what follows event `after`; None when the reader has everything (answer 204).
-
-    Raises Gone for events that are not there, BadRequest for an unknown format, and what `Delivery` does.
-    """
+def resume(call: Call, site: Site, stream: Stream, after: int | None, query: Mapping[str, str]) -> Reply:
+    """Return what follows event `after`; 204 to a reader that has everything."""
+    format_ = query.get("format", "native")
     if format_ not in FORMATS:
         raise BadRequest(f"'format' is one of {', '.join(FORMATS)}.", param="format")
     if after is None or not 0 <= after <= stream.last_seq:
-        raise gone()
+        return gone_reply(call)
     if stream.terminal is not None and after >= stream.last_seq:
-        return None
-    return Delivery(streams, stream, encoder_for(format_, stream.log_id), after=after)
+        return Reply(status=204)
+    return Reply(body=Delivery(site.streams, stream, encoder_for(format_, stream.log_id), after=after))
 
 
 def gone() -> Gone:
@@ -56,6 +54,8 @@ def gone() -> Gone:
     return Gone("These events are no longer kept. Ask the question again.")
 
 
-def is_event_source(accept: str) -> bool:
-    """Tell by its `Accept` header whether an EventSource asks: it reconnects for ever unless told 204."""
-    return "text/event-stream" in accept
+def gone_reply(call: Call) -> Reply:
+    """Raise `gone()`, or return 204 to an EventSource, which would reconnect for ever."""
+    if "text/event-stream" in call.headers.get("accept", ""):
+        return Reply(status=204)
+    raise gone()

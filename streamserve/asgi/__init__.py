@@ -9,14 +9,15 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from streamserve.asgi.callers import Caller, anyone
+    from streamserve.api.call import Caller
     from streamserve.asgi.stream_app import StreamApp as app
+    from streamserve.asgi.stream_app import anyone
 
 __all__ = ["Caller", "anyone", "app"]
 
 _NAMES = {
-    "Caller": ("streamserve.asgi.callers", "Caller"),
-    "anyone": ("streamserve.asgi.callers", "anyone"),
+    "Caller": ("streamserve.api.call", "Caller"),
+    "anyone": ("streamserve.asgi.stream_app", "anyone"),
     "app": ("streamserve.asgi.stream_app", "StreamApp"),
 }
 

@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import Protocol
 
 logger = logging.getLogger("streamserve.asgi")
 
@@ -105,12 +105,6 @@ class Drain:
         since = clock()
         while claim() and clock() - since < (min(seconds, hurried) if self._is_hurried else seconds):  # noqa: ASYNC110
             await asyncio.sleep(_POLL_SECONDS)
-
-
-def is_going_down(scope: Mapping[str, Any]) -> bool:
-    """Tell whether the server drains that this request came through; only FlowServer says so."""
-    drain = scope.get("extensions", {}).get("streamserve.flow", {}).get("drain")
-    return drain is not None and drain.is_draining
 
 
 def _add(hook: Hook, hooks: list[Hook]) -> None:

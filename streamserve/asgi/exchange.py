@@ -9,10 +9,11 @@ from __future__ import annotations
 import asyncio
 import logging
 
+from streamserve.api.call import Body
 from streamserve.asgi import handover
 from streamserve.asgi.types import App, Message, Receive, Scope, Send
 from streamserve.streams.reader.channel import nothing
-from streamserve.streams.reader.delivery import Delivery, Flow
+from streamserve.streams.reader.delivery import Flow
 
 logger = logging.getLogger("streamserve.asgi")
 
@@ -32,7 +33,7 @@ class Exchange:
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self._scope, self._receive, self._send = scope, receive, send
         self._start: Message | None = None
-        self._delivery: Delivery | None = None
+        self._delivery: Body | None = None
         self._has_left = False
 
     async def serve(self, app: App) -> None:
@@ -45,7 +46,7 @@ class Exchange:
             if self._delivery is not None:
                 self._delivery.close()
 
-    async def respond(self, start: Message, delivery: Delivery) -> None:
+    async def respond(self, start: Message, delivery: Body) -> None:
         """Stream `delivery` for an app that has no StreamMiddleware outside."""
         try:
             await self._answer(start, delivery)
@@ -80,7 +81,7 @@ class Exchange:
         if self._delivery is None:
             raise RuntimeError("the response hands over a delivery that was taken before, or has expired")
 
-    async def _answer(self, start: Message, delivery: Delivery) -> None:
+    async def _answer(self, start: Message, delivery: Body) -> None:
         try:
             await self._send({**start, "headers": merge(start.get("headers", ()), delivery.headers)})
             if self._scope["method"] != "HEAD":
@@ -90,7 +91,7 @@ class Exchange:
         except OSError:  # ASGI 2.4: the client has left
             logger.debug("stream %s: the client left while it was sent to", delivery.stream.id)
 
-    async def _stream(self, delivery: Delivery) -> None:
+    async def _stream(self, delivery: Body) -> None:
         """Run the delivery and watch the client; whichever ends first ends the other."""
         running = asyncio.create_task(self._run(delivery), name="delivery")
         watching = asyncio.create_task(self._watch(delivery), name="delivery watch")
@@ -110,7 +111,7 @@ class Exchange:
                 await self._send(_END)
         self._judge(delivery, results[0])
 
-    async def _run(self, delivery: Delivery) -> None:
+    async def _run(self, delivery: Body) -> None:
         """Run it with what FlowServer offers: its channel only where no middleware stands between it and this one."""
         offered = self._scope.get("extensions", {}).get("streamserve.flow", {})
         channel = offered.get("channel")
@@ -118,7 +119,7 @@ class Exchange:
         flow = Flow(offered.get("num_untaken", nothing), channel if is_ours else None)
         await delivery.run(self._send_frame, flow)
 
-    async def _watch(self, delivery: Delivery) -> None:
+    async def _watch(self, delivery: Body) -> None:
         """Wait for the client to leave; the engine knows before anything else runs."""
         while (await self.receive())["type"] != "http.disconnect":
             pass
@@ -127,7 +128,7 @@ class Exchange:
     async def _send_frame(self, data: bytes) -> None:
         await self._send({"type": "http.response.body", "body": data, "more_body": True})
 
-    def _judge(self, delivery: Delivery, result: BaseException | None) -> None:
+    def _judge(self, delivery: Body, result: BaseException | None) -> None:
         """Raise what ended the delivery early: the server then breaks the connection. A clean end, with a last chunk,
         would make half an answer look whole.
         """

@@ -11,20 +11,20 @@ import asyncio
 import secrets
 from contextvars import ContextVar
 
-from streamserve.streams.reader.delivery import Delivery
+from streamserve.api.call import Body
 
 HEADER = "streamserve-handover"
 
 # A framework that takes longer from offer to response start has lost the response.
 _EXPIRES_SECONDS = 30.0
 
-_offers: dict[str, tuple[Delivery, asyncio.TimerHandle]] = {}
+_offers: dict[str, tuple[Body, asyncio.TimerHandle]] = {}
 
 # Ids offered while one request is being worked on; StreamMiddleware sets it, and withdraws what was not taken.
 made_here: ContextVar[list[str] | None] = ContextVar("streamserve_offers", default=None)
 
 
-def offer(delivery: Delivery, *, expires_seconds: float = _EXPIRES_SECONDS) -> str:
+def offer(delivery: Body, *, expires_seconds: float = _EXPIRES_SECONDS) -> str:
     """Keep `delivery` until its id is taken, and return the id."""
     offer_id = secrets.token_urlsafe(16)
     timer = asyncio.get_running_loop().call_later(expires_seconds, withdraw, offer_id)
@@ -35,7 +35,7 @@ def offer(delivery: Delivery, *, expires_seconds: float = _EXPIRES_SECONDS) -> s
     return offer_id
 
 
-def take(offer_id: str) -> Delivery | None:
+def take(offer_id: str) -> Body | None:
     """Return the delivery of that id, once. Whoever takes it must run or close it."""
     delivery, timer = _offers.pop(offer_id, (None, None))
     if timer is not None:

@@ -22,34 +22,42 @@ from streamserve.asgi.types import App, Receive, Scope, Send
 class StreamMiddleware:
     """Wraps an ASGI app. `scope["streamserve"]` is this object: there is one, and `on_shutdown` can be reached.
 
-    `harden`: see to the app's own `text/event-stream` responses too (harden.py).
+    `harden`: also mend the app's own `text/event-stream` responses (hardening.py).
     """
 
     def __init__(self, app: App, *, harden: bool | Hardening = False) -> None:
         options = harden if isinstance(harden, Hardening) else Hardening()
         self._app = Hardened(app, options) if harden else app
         self._on_shutdown: list[Callback] = []
+        self._on_drain: list[Callable[[], None]] = []
         self._on_farewell: list[Callable[[], None]] = []
-        self._paths_while_draining: frozenset[str] = frozenset()
+        self._paths_while_draining: set[str] = set()
+        self._drain: Drain | None = None  # of the server, from the first scope that has it
 
     def on_farewell(self, callback: Callable[[], None]) -> None:
-        """Call `callback` when FlowServer goes down and the time of those in flight is up: end your streams."""
+        """Call `callback` when FlowServer goes down and its drain time is over: end your streams."""
         if callback not in self._on_farewell:
             self._on_farewell.append(callback)
+            if self._drain is not None:
+                self._drain.on_farewell(callback)
+
+    def on_drain(self, callback: Callable[[], None]) -> None:
+        """Call `callback` when FlowServer begins to go down. Name it before the first request."""
+        self._on_drain.append(callback)
 
     def serve_while_draining(self, *paths: str) -> None:
         """Name the paths that are answered while FlowServer drains; any other new request gets a 503."""
-        self._paths_while_draining |= set(paths)
+        self._paths_while_draining.update(paths)
 
     def on_shutdown(self, callback: Callback) -> None:
-        """Have `callback` awaited when a server that speaks lifespan stops; the same callback counts once."""
+        """Await `callback` when a server that speaks lifespan stops; the same callback counts once."""
         if callback not in self._on_shutdown:
             self._on_shutdown.append(callback)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         drain = scope.get("extensions", {}).get("streamserve.flow", {}).get("drain")
-        if drain is not None:
-            self._hang_in(drain)
+        if drain is not None and drain is not self._drain:
+            self._join(drain)
         if scope["type"] == "lifespan":
             await Lifespan(receive, send, self._on_shutdown).serve(self._app, scope)
             return
@@ -59,8 +67,13 @@ class StreamMiddleware:
         else:
             await self._app(scope, receive, send)
 
-    def _hang_in(self, drain: Drain) -> None:
-        """Hear from the server when it goes down. The same hooks count once."""
+    def _join(self, drain: Drain) -> None:
+        """Hang the callbacks into the server's drain; one that has begun calls `on_drain` now."""
+        self._drain = drain
         drain.serves = self._paths_while_draining.__contains__
+        for callback in self._on_drain:
+            drain.on_drain(callback)
+            if drain.is_draining:
+                callback()
         for callback in self._on_farewell:
             drain.on_farewell(callback)

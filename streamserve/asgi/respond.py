@@ -8,17 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from streamserve.api.call import Body
 from streamserve.asgi.exchange import Exchange
 from streamserve.asgi.handover import HEADER, offer
 from streamserve.asgi.types import Message, Receive, Scope, Send
-from streamserve.streams.reader.delivery import Delivery
 
 
 async def respond(
     scope: Scope,
     receive: Receive,
     send: Send,
-    delivery: Delivery,
+    delivery: Body,
     *,
     status: int = 200,
     headers: Iterable[tuple[bytes, bytes]] = (),
@@ -36,6 +36,6 @@ async def respond(
     await send({"type": "http.response.body", "body": b""})
 
 
-def hand_over(delivery: Delivery) -> dict[str, str]:
+def hand_over(delivery: Body) -> dict[str, str]:
     """Return the header of an empty response that has the StreamMiddleware outside stream `delivery`. Send it once."""
     return {HEADER: offer(delivery)}

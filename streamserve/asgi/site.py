@@ -1,6 +1,7 @@
-"""`Service`: what the framework-free app serves with on one event loop: engines, streams, places. asyncio.
+"""`LocalSite`: what the ASGI app serves with on one event loop: engines, streams, quota. asyncio.
 
-Streams are this process's own: no other can read or go on with them, whatever their log.
+Streams are this process's own: another can neither read nor resume them, whatever their log. There is no database: no
+stored text, no watching.
 """
 
 from __future__ import annotations
@@ -11,30 +12,36 @@ import hashlib
 import hmac
 import secrets
 from collections.abc import Mapping
+from typing import Any
 
-from streamserve.api.resume import gone
-from streamserve.asgi.callers import Caller
+from streamserve.api.call import Caller, Found
 from streamserve.clients.base import EngineClient
 from streamserve.protocol.errors import NotFound
 from streamserve.protocol.limits import Limits
 from streamserve.protocol.requests import GenerateRequest
 from streamserve.streams.config import StreamConfig
 from streamserve.streams.log.base import EventLog
-from streamserve.streams.quota import StreamQuota
 from streamserve.streams.registry import Streams
 from streamserve.streams.stream import Stream
 
 
-class Service:
-    """Made on the loop that serves; `aclose` ends every stream, and closes engines and log."""
+class LocalSite:
+    """A `Site`. Made on the loop that serves; `aclose` ends every stream, and closes engines and log."""
+
+    is_debug = False
 
     def __init__(
-        self, clients: Mapping[str, EngineClient], log: EventLog, settings: StreamConfig, limits: Limits
+        self,
+        clients: Mapping[str, EngineClient],
+        log: EventLog,
+        settings: StreamConfig,
+        limits: Limits,
+        default_model: str,
     ) -> None:
         self.loop = asyncio.get_running_loop()
-        self.clients, self.limits = clients, limits
-        self.streams = Streams(clients, log, settings)
-        self._quota = StreamQuota(limits, self.streams)
+        self.clients, self.limits, self.default_model = clients, limits, default_model
+        self.is_draining = False
+        self.streams = Streams(clients, log, settings, limits=limits)
         self._secret = secrets.token_bytes(32)
 
     def start_loading(self) -> None:
@@ -42,29 +49,27 @@ class Service:
         for client in self.clients.values():
             client.start()
 
-    async def start_stream(self, caller: Caller, request: GenerateRequest, on_disconnect: str) -> Stream:
-        """Start an answer for `caller`, within its limits. Raises what the client is told."""
-        request = dataclasses.replace(request, salt=self._salt_of(caller.tenant))
+    async def start(self, caller: Caller, request: GenerateRequest, on_disconnect: str = "park") -> Stream:
+        """Start an answer for `caller`, within its limits. Raises StreamserveError."""
+        # The tenant's prefix-cache salt: blocks of two tenants never match, and a salt cannot be guessed.
+        salt = hmac.new(self._secret, caller.tenant.encode(), hashlib.sha256).hexdigest()
+        request = dataclasses.replace(request, salt=salt)
         if request.model in self.clients:
             self.clients[request.model].start()
-        async with self._quota.place_for(caller.owner):
-            return await self.streams.start(
-                request, owner=caller.owner, tenant=caller.tenant, on_disconnect=on_disconnect
-            )
+        return await self.streams.start(request, owner=caller.owner, tenant=caller.tenant, on_disconnect=on_disconnect)
 
-    def find(self, caller: Caller, stream_id: str) -> Stream:
-        """Return the stream; another tenant's is as unknown as one that never was. Raises NotFound, Gone."""
-        stream = self.streams.find(stream_id)
-        if stream is None and self.streams.is_expired(stream_id):
-            raise gone()
+    async def find(self, caller: Caller, *, stream_id: str = "", log_id: str = "") -> Found:
+        """Return the stream; another tenant's is as unknown as one that never was. Raises NotFound."""
+        stream = self.streams.find(stream_id) if stream_id else self.streams.find_log(log_id)
+        if stream is None and self.streams.is_expired(stream_id or log_id):
+            return Found(stream=None)
         if stream is None or stream.tenant != caller.tenant:
             raise NotFound("There is no stream of that id.", code="stream_not_found")
-        return stream
+        return Found(stream=stream)
 
-    def find_log(self, caller: Caller, log_id: str) -> Stream | None:
-        """Return the stream whose events carry that log id, if `caller` may read it."""
-        stream = self.streams.find_log(log_id)
-        return stream if stream is not None and stream.tenant == caller.tenant else None
+    def health(self) -> Mapping[str, Any]:
+        """Return nothing more for `/readyz`."""
+        return {}
 
     async def aclose(self) -> None:
         """End everything."""
@@ -72,7 +77,3 @@ class Service:
         for client in self.clients.values():
             await client.aclose()
         await self.streams.log.aclose()
-
-    def _salt_of(self, tenant: str) -> str:
-        """Return the tenant's prefix-cache salt: blocks of two tenants never match, and nobody can guess a salt."""
-        return hmac.new(self._secret, tenant.encode(), hashlib.sha256).hexdigest()

@@ -14,30 +14,26 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from streamserve.asgi.callers import Authenticate, Caller
-from streamserve.asgi.endpoints import Call, Route, find_route
+from streamserve.api import ops
+from streamserve.api.call import NOBODY, Call, Caller, Site
+from streamserve.api.routes import ANYONE, ROUTES, Access, Route, failure
+from streamserve.asgi.drain import Drain
 from streamserve.asgi.middleware import StreamMiddleware
 from streamserve.asgi.request import ClientLeft, Request
-from streamserve.asgi.site import Service
+from streamserve.asgi.site import LocalSite
 from streamserve.asgi.types import Receive, Scope, Send
 from streamserve.clients.base import EngineClient
 from streamserve.clients.factory import make_client
 from streamserve.clients.process.client import ProcessClient
 from streamserve.clients.process.config import LaunchConfig
 from streamserve.engine.config import EngineConfig, ModelConfig
-from streamserve.protocol.errors import (
-    MethodNotAllowed,
-    StreamserveError,
-    Unauthorized,
-    headers_of,
-    to_body,
-)
+from streamserve.protocol.errors import MethodNotAllowed, StreamserveError, Unauthorized
 from streamserve.protocol.limits import Limits
 from streamserve.protocol.requests import GenerateRequest
 from streamserve.streams.config import StreamConfig
@@ -47,8 +43,25 @@ from streamserve.streams.stream import Stream
 
 logger = logging.getLogger("streamserve.asgi")
 
-_NOBODY = Caller("nobody")  # at routes that are open
 Model = str | ModelConfig | EngineClient
+# Given the ASGI scope. None is an unknown caller: 401. On the event loop: what blocks must be awaited. May raise a
+# StreamserveError of its own, which is shown as it is.
+Authenticate = Callable[[Scope], Caller | Awaitable[Caller | None] | None]
+
+# The host's callers may chat and nothing else: what needs another scope needs users and a database as well.
+_ROUTES = [(route.pattern(), route) for route in ROUTES if route.access.scope == "chat"]
+_ELSEWHERE = Route(
+    path="",
+    endpoint=ops.unknown,
+    access=Access(callers=ANYONE),
+    methods=("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"),
+    needs_site=False,
+)
+
+
+def anyone(scope: Scope) -> Caller:
+    """Let everybody in as one and the same visitor, who may read every stream whose id it knows."""
+    return Caller("anon:anyone")
 
 
 class StreamApp:
@@ -57,7 +70,7 @@ class StreamApp:
     `models`: alias → a folder, a hub id or "echo"; a `ModelConfig`; or an `EngineClient`, which is closed with the app.
     `authenticate(scope)` returns the `Caller`, or None for a 401; it may be async. To let everybody in, say so:
     `authenticate=anyone`. `state_dir`: engines are processes of their own, which all workers that name this folder
-    share; None: they live in this process. `prefix`: a path before all routes, where no mount takes it off.
+    share; None: they live in this process. `prefix`: a path before all routes, where no mount removes it.
     `default_model` "": the first. `log` (None: in memory) holds the events; streams are this process's own with any.
     """
 
@@ -84,10 +97,13 @@ class StreamApp:
         self._engine, self._log = engine or EngineConfig(), log
         self._settings, self._limits = settings or StreamConfig(), limits or Limits()
         self._prefix = prefix.rstrip("/")
-        self._service: Service | None = None
+        self._site: LocalSite | None = None
+        self._drain: Drain | None = None
+        self._is_draining = False
         self._middleware = StreamMiddleware(self._serve)
         self._middleware.on_shutdown(self.shutdown)
-        self._middleware.on_farewell(self._say_farewell)
+        self._middleware.on_drain(self._begin_to_drain)
+        self._middleware.on_farewell(self._shut_down_streams)
         self._middleware.serve_while_draining(f"{self._prefix}/livez", f"{self._prefix}/readyz")
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -97,8 +113,12 @@ class StreamApp:
             return
         outer.on_shutdown(self.shutdown)
         drain = scope.get("extensions", {}).get("streamserve.flow", {}).get("drain")
-        if drain is not None:
-            drain.on_farewell(self._say_farewell)
+        if drain is not None and drain is not self._drain:
+            self._drain = drain
+            drain.on_drain(self._begin_to_drain)
+            drain.on_farewell(self._shut_down_streams)
+            if drain.is_draining:
+                self._begin_to_drain()
         await self._serve(scope, receive, send)
 
     # For the host
@@ -109,9 +129,9 @@ class StreamApp:
 
     async def shutdown(self) -> None:
         """End every stream, and close engines and log. Twice is no mistake."""
-        service, self._service = self._service, None
-        if service is not None:
-            await service.aclose()
+        site, self._site, self._is_draining = self._site, None, False
+        if site is not None:
+            await site.aclose()
 
     async def __aenter__(self) -> Self:
         await self.startup()
@@ -134,20 +154,22 @@ class StreamApp:
 
     async def start_stream(self, caller: Caller, request: GenerateRequest, *, on_disconnect: str = "park") -> Stream:
         """Start an answer within the caller's limits, for an endpoint of the host's own. Raises StreamserveError."""
-        return await self._serving().start_stream(caller, request, on_disconnect)
+        return await self._serving().start(caller, request, on_disconnect)
 
     # What is made
 
-    def _serving(self) -> Service:
+    def _serving(self) -> LocalSite:
         loop = asyncio.get_running_loop()
-        if self._service is None:
+        if self._site is None:
             clients = {alias: self._client(alias, model) for alias, model in self._models.items()}
-            self._service = Service(clients, self._log or MemoryLog(), self._settings, self._limits)
-        if self._service.loop is not loop:
+            log = self._log or MemoryLog()
+            self._site = LocalSite(clients, log, self._settings, self._limits, self._default_model)
+            self._site.is_draining = self._is_draining
+        if self._site.loop is not loop:
             raise RuntimeError(
                 "This app serves another event loop, and was not shut down there. In tests: `with TestClient(...)`."
             )
-        return self._service
+        return self._site
 
     def _client(self, alias: str, model: Model) -> EngineClient:
         if isinstance(model, str):
@@ -161,15 +183,20 @@ class StreamApp:
             LaunchConfig(model=model, engine=self._engine, site=self._state_dir, state_dir=self._state_dir)
         )
 
-    def _say_farewell(self) -> None:
-        if self._service is not None:
-            self._service.streams.shut_down()
+    def _begin_to_drain(self) -> None:
+        self._is_draining = True
+        if self._site is not None:
+            self._site.is_draining = True
+
+    def _shut_down_streams(self) -> None:
+        if self._site is not None:
+            self._site.streams.shut_down()
 
     # Requests
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
-            await self._answer(Request(scope, receive, send, self._limits, self._prefix))
+            await self._answer(Request(scope, receive, send, self._prefix))
         elif scope["type"] == "lifespan":
             await self._live(receive, send)
         else:
@@ -184,47 +211,42 @@ class StreamApp:
         await send({"type": "lifespan.shutdown.complete"})
 
     async def _answer(self, request: Request) -> None:
-        route, stream_id = find_route(request.path)
+        route, params = _ELSEWHERE, {}
+        for pattern, one in _ROUTES:
+            match = pattern.fullmatch(request.path)
+            if match is not None:
+                route, params = one, match.groupdict()
+                break
         try:
-            await self._call(request, route, stream_id)
+            if request.method not in route.methods:
+                raise MethodNotAllowed(f"This address takes {' and '.join(route.methods)}, not {request.method}.")
+            call = Call(
+                method=request.method,
+                headers=request.headers,
+                caller=NOBODY if route.access.callers == ANYONE else await self._caller(request.scope),
+                request_id=request.id,
+                body=request.chunks,
+                wait=request.wait,
+                params=params,
+                query_string=request.query_string,
+                address=(request.scope.get("client") or ("",))[0],
+            )
+            site: Site | None = self._serving() if route.needs_site else None
+            reply = await route.endpoint(call, site)
         except ClientLeft:
             return
         except StreamserveError as error:
-            await _send_error(request, route, error)
+            reply = route.error_reply(error)
         except Exception:
             # The edge of a request: what went wrong goes to the log, the client gets the id to ask about.
-            if request.has_begun:
-                raise
             logger.exception("request %s to %s failed", request.id, request.path)
-            message = f"The server failed on this request. Its log has the cause under {request.id}."
-            await _send_error(request, route, StreamserveError(message))
+            reply = route.error_reply(failure(request.id))
+        await request.send(reply)
 
-    async def _call(self, request: Request, route: Route, stream_id: str) -> None:
-        if request.method not in route.methods:
-            raise MethodNotAllowed(f"This address takes {' and '.join(route.methods)}, not {request.method}.")
-        caller = _NOBODY if route.is_open else await self._caller(request)
-        await route.endpoint(
-            Call(
-                request=request,
-                service=self._serving(),
-                caller=caller,
-                default_model=self._default_model,
-                stream_id=stream_id,
-            )
-        )
-
-    async def _caller(self, request: Request) -> Caller:
-        caller = self._authenticate(request.scope)
+    async def _caller(self, scope: Scope) -> Caller:
+        caller = self._authenticate(scope)
         if inspect.isawaitable(caller):
             caller = await caller
         if caller is None:
             raise Unauthorized("Nobody you are known as may call this. Send your credentials.")
         return caller
-
-
-async def _send_error(request: Request, route: Route, error: StreamserveError) -> None:
-    """Answer with `error` as the route's dialect shows it."""
-    headers = headers_of(error)
-    if error.http_status == 405:
-        headers["Allow"] = ", ".join(route.methods)
-    await request.send_json(route.error_json(to_body(error)), status=error.http_status, headers=headers)

@@ -1,4 +1,4 @@
-"""How the rest of the site reaches an engine: `EngineClient` and `Generation`, whatever stands behind them.
+"""The interface to an engine for the rest of the site: `EngineClient` and `Generation`.
 
 asyncio; every method is called on the event loop. Implementations: thread (this process), process, remote.
 """
@@ -6,72 +6,23 @@ asyncio; every method is called on the event loop. Implementations: thread (this
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import Protocol
 
-from streamserve.engine.core import CoreStats
-from streamserve.engine.sequence import Park
 from streamserve.protocol.events import Event
+from streamserve.protocol.park import Accepted, Park
 from streamserve.protocol.requests import GenerateRequest
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Accepted:
-    """What acceptance fixes: sizes, the seed and the clamped max_tokens. Cached tokens are known at first schedule."""
-
-    num_prompt_tokens: int
-    max_tokens: int
-    seed: int
-    queue_position: int = 0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelDescription:
-    """What an engine says of itself.
-
-    `state`: "idle" (not asked for yet), "loading", "ready", "paused" and "draining" (by an operator: it takes nothing
-    new), "failed". `stage`, `fraction` (0 to 1), bytes and `elapsed_seconds` describe loading; `message` names the
-    failure and the way out. `was_ready`: there was an engine before, so that another may be expected.
-    """
-
-    alias: str
-    state: str
-    stage: str = ""
-    fraction: float = 0.0
-    loaded_bytes: int = 0
-    total_bytes: int = 0
-    elapsed_seconds: float = 0.0
-    message: str = ""
-    max_model_len: int = 0
-    has_chat_template: bool = False
-    dtype: str = ""
-    device: str = ""
-    num_parameters: int = 0
-    created: int = 0
-    was_ready: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineStats(CoreStats):
-    """Live figures of one engine: the core's counts, and what its client has measured lately.
-
-    `lost_engines`: how many died, hung or did not start since this worker began.
-    """
-
-    tokens_per_second: float = 0.0
-    latency: dict[str, float] = field(default_factory=dict)
-    lost_engines: int = 0
+from streamserve.protocol.stats import EngineStats, ModelDescription
 
 
 class Generation(Protocol):
     """One accepted request: an async iterator of events that ends after `Done` or `Error`.
 
-    It also ends, without either, after `cancel()`, and when the engine has parked the sequences: `parked` then says
-    why, and when to ask again with the tokens so far. `num_cached_tokens`: found in the prefix cache, as far as known
-    by now; after a resume shown output tokens may be among them.
+    It also ends, without either, after `cancel()`, and when the engine has parked the sequences: `parked` then has
+    the reason, and when to ask again with the tokens so far. `num_cached_tokens`: found in the prefix cache, as far as
+    known by now; after a resume shown output tokens may be among them.
 
-    Who sets `on_news` is called, on the loop, when there is something to take after `ready` or `__anext__` left
-    nothing, and at the end, but for `cancel`; what came before is there already.
+    `on_news` is called on the loop when there are events to take after `ready` or `__anext__` left none, and at the
+    end, but not for `cancel`. Events that came before it was set are there already: the caller takes them first.
     """
 
     accepted: Accepted
@@ -88,12 +39,12 @@ class Generation(Protocol):
     async def __anext__(self) -> Event: ...
 
     def ready(self, most: int | None = None) -> list[Event]:
-        """Take the events that are there now, or the first `most`, without waiting; [] says nothing of the end."""
+        """Take the events that are there now, or the first `most`, without waiting; [] does not mean the end."""
 
     def reader_at(self, num_tokens: Sequence[int] | None) -> None:
-        """Say how many output tokens of each choice the furthest reader has received; None: do not wait for readers.
+        """Set how many output tokens of each choice the furthest reader has received; None: do not wait for readers.
 
-        The engine parks who is `lead_tokens` ahead of that. Never blocks.
+        The engine parks a sequence that is `lead_tokens` ahead of that. Never blocks.
         """
 
     def cancel(self) -> None:
@@ -115,20 +66,20 @@ class EngineClient(Protocol):
         """Prefill the prompt into the prefix cache and generate nothing."""
 
     def start(self) -> None:
-        """Begin loading, if that has not begun; returns at once."""
+        """Start loading, once; returns at once."""
 
     async def control(self, action: str) -> None:
-        """Do what an operator asks, for all who use this engine; returns when it has taken effect.
+        """Carry out an operator's action, for all workers of this engine; returns when it has taken effect.
 
-        "pause" parks every sequence and refuses all until "resume". "drain" refuses new requests and lets those that
-        have begun come to their end, parks in between included ("resume" takes it back).
+        "pause" parks every sequence and refuses all until "resume". "drain" refuses new requests and finishes the open
+        answers, parks in between included ("resume" takes it back).
         """
 
     def describe(self) -> ModelDescription:
-        """Say what the model is and how far loading has come. Never blocks."""
+        """Return what the model is and how far loading has come. Never blocks."""
 
     def stats(self) -> EngineStats:
-        """Return live figures. Never blocks."""
+        """Return live counts. Never blocks."""
 
     async def aclose(self) -> None:
         """End every generation with an `error` event and free the engine."""

@@ -16,8 +16,7 @@ from streamserve.clients.thread.acceptance import EngineFacts, LoadedEngine
 from streamserve.clients.thread.client import ThreadClient
 from streamserve.engine.config import EngineConfig, ModelConfig
 from streamserve.engine.echo import EchoRunner, EchoTokenizer
-from streamserve.engine.plan import Runner, StepPlan
-from streamserve.engine.progress import Progress
+from streamserve.engine.plan import Progress, Runner, StepPlan
 from streamserve.protocol.errors import EngineUnavailable
 
 # Long enough for a page of text, small enough that a test can fill it.
@@ -80,8 +79,7 @@ def _load_echo(config: EngineConfig, step_delay_seconds: float, progress: Progre
 
 
 def _load_hf(model: ModelConfig, config: EngineConfig, progress: Progress) -> LoadedEngine:
-    from streamserve.engine.model.load.errors import ModelLoadError
-    from streamserve.engine.model.load.source import resolve, sampling_defaults
+    from streamserve.engine.model.load.source import ModelLoadError, resolve, sampling_defaults
     from streamserve.engine.model.runner import load_runner
     from streamserve.engine.text.hf_tokenizer import HFTokenizer
 
@@ -90,7 +88,7 @@ def _load_hf(model: ModelConfig, config: EngineConfig, progress: Progress) -> Lo
         folder = str(resolve(model.path, progress=progress))
         tokenizer = HFTokenizer(folder)
         runner: Any = load_runner(replace(model, path=folder), config, progress)
-    except ModelLoadError as error:  # its text is written for whoever runs the site
+    except ModelLoadError as error:  # its message is written for operators
         raise EngineUnavailable(str(error), code="load_failed") from error
     facts = EngineFacts(
         max_model_len=runner.max_model_len,

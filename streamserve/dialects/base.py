@@ -1,15 +1,27 @@
 """The seam between a log of events and the wire of a client: `Encoder`, a pure fold. No I/O, no clock.
 
 An encoder is fed the log from seq 1, whatever the reader has already seen; the caller drops the output up to the
-reader's cursor. `coalesce` is applied before, by delivery.
+reader's cursor. Delivery applies `coalesce` before. What several dialects need to fold is here too: which tokens are
+text, and what error an end without success is.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
-from streamserve.protocol.events import GoingAway, LoggedEvent, Token
+from streamserve.protocol.events import (
+    SUCCESS_REASONS,
+    TEXT,
+    BlockStart,
+    Done,
+    Error,
+    Event,
+    GoingAway,
+    LoggedEvent,
+    Token,
+)
 
 
 class Encoder(Protocol):
@@ -18,8 +30,8 @@ class Encoder(Protocol):
     `first_bytes` are sent at once, before any event; `keepalive` after silence, only between events; b"" means the
     dialect has none. `encode` returns the frames of one event, b"" for an event this dialect does not show; the SSE
     `id:` line stands on the last frame of the event only. One that `takes_snapshots` can begin anywhere: it is given a
-    `Snapshot` for what a reader far behind lacks, and not fed what its reader has. `farewell` is the last word to a
-    reader when its stream is not over, and goes on elsewhere or nowhere; b"" where the missing end says enough.
+    `Snapshot` for what a reader far behind lacks, and not fed what its reader has. `going_away` returns the last bytes
+    for a reader whose stream is not over when its server stops; b"" where the missing end is enough.
     """
 
     content_type: str
@@ -27,13 +39,57 @@ class Encoder(Protocol):
     keepalive: bytes
     takes_snapshots: bool
 
-    def farewell(self, farewell: GoingAway) -> bytes: ...
+    def going_away(self, notice: GoingAway) -> bytes: ...
 
     def encode(self, logged: LoggedEvent) -> bytes: ...
 
 
+class TextBlocks:
+    """A fold: which tokens are the answer's text. Those of thinking and tool_use blocks are not."""
+
+    def __init__(self) -> None:
+        self._others: set[tuple[int, int]] = set()  # (choice, index) of the blocks that are not text
+
+    def note(self, block: BlockStart) -> None:
+        """Take the kind of a block that begins."""
+        if block.kind != TEXT:
+            self._others.add((block.choice, block.index))
+
+    def __contains__(self, token: Token) -> bool:
+        return not self._others or (token.choice, token.index) not in self._others
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ending:
+    """The error that a terminal event without success is, in dialects that have one word for it."""
+
+    code: str
+    message: str
+    retryable: bool = False
+
+
+# `cancelled` and `abandoned` are finish reasons that no other dialect has. There they are errors with these codes: a
+# client that took them for success would keep half an answer as a whole one.
+_ENDING_MESSAGES = {
+    "cancelled": "The stream was stopped before the answer was complete.",
+    "abandoned": "The stream ended because it had no reader for too long.",
+}
+# For dialects that cannot ask their reader to connect again: only a whole answer ends without an error.
+GOING_DOWN = Error(code="engine_unavailable", message="The server is shutting down.", retryable=True)
+
+
+def ending(event: Event) -> Ending | None:
+    """Return the error that a terminal event stands for, None after success."""
+    if isinstance(event, Error):
+        return Ending(code=event.code, message=event.message, retryable=event.retryable)
+    if isinstance(event, Done) and event.finish_reason not in SUCCESS_REASONS:
+        message = _ENDING_MESSAGES.get(event.finish_reason, "The stream ended early.")
+        return Ending(code=event.finish_reason, message=message)
+    return None
+
+
 def coalesce(events: Sequence[LoggedEvent], *, max_tokens: int | None = None) -> list[LoggedEvent]:
-    """Join neighbouring `Token` events of one choice into one, which takes the last one's seq.
+    """Join neighbouring `Token` events of one block into one, which takes the last one's seq.
 
     `max_tokens` bounds how many token ids a joined event may hold.
     """
@@ -60,7 +116,7 @@ def _are_alike(a: Token, b: Token) -> bool:
 
 
 def _close(run: list[Token], seq: int, out: list[LoggedEvent]) -> None:
-    """Put the run's tokens out as one event, and begin another."""
+    """Append the run's tokens to `out` as one event, and empty the run."""
     if len(run) > 1:
         first = run[0]
         token = Token(

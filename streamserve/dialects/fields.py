@@ -1,8 +1,7 @@
 """Typed, range-checked readers of body fields. A dialect is a table of names and readers; `read` applies it.
 
-A reader takes a decoded JSON value and the name to blame, and returns the checked value or raises `BadRequest` with
-that name in `param`. Nothing is converted that was not asked for: true is not 1, 3.0 is not 3, "1" is not 1.
-It knows nothing of any dialect. Pure.
+A reader takes a decoded JSON value and its name, and returns the checked value or raises `BadRequest` with that name in
+`param`. Types are not converted: true is not 1, 3.0 is not 3, "1" is not 1. This module knows no dialect. Pure.
 """
 
 from __future__ import annotations
@@ -17,18 +16,18 @@ Reader = Callable[[Any, str], Any]
 Table = Mapping[str, Reader]
 
 _KINDS = {bool: "a boolean", int: "an integer", float: "a number", str: "a string", list: "an array", dict: "an object"}
-# Long keys of a caller's making are cut before they are compared or shown: difflib is quadratic.
+# A caller's long keys are cut before they are compared or shown: difflib is quadratic.
 _MAX_SHOWN_CHARS = 48
 
 
 def read(body: Mapping[str, Any], table: Table, *, prefix: str = "") -> dict[str, Any]:
-    """Return the checked values of the fields that are present. Null means absent; an unknown name is an error."""
+    """Return the checked values of the fields that are present. Null is absent; an unknown name raises."""
     refuse_unknown(body, table, prefix=prefix)
     return {name: table[name](value, prefix + name) for name, value in body.items() if value is not None}
 
 
 def refuse_unknown(body: Mapping[str, Any], table: Table, *, prefix: str = "") -> None:
-    """Raise `BadRequest` for the first name that is not in `table`, and name the nearest one that is."""
+    """Raise `BadRequest` for the first name that is not in `table`; the message has the nearest one that is."""
     for name in body:
         if name not in table:
             shown = shorten(name)
@@ -94,7 +93,7 @@ def text(low: int, high: int) -> Reader:
 
 
 def one_of(*names: str) -> Reader:
-    """Read one of a few words."""
+    """Read one of these words."""
 
     def reader(value: Any, param: str) -> str:
         if not isinstance(value, str):
@@ -107,7 +106,7 @@ def one_of(*names: str) -> Reader:
 
 
 def list_of(item: Reader, *, high: int, low: int = 0) -> Reader:
-    """Read an array of `low` to `high` items; blame `param[i]` for item i."""
+    """Read an array of `low` to `high` items; the `param` of item i is `param[i]`."""
 
     def reader(value: Any, param: str) -> tuple[Any, ...]:
         if not isinstance(value, list):
@@ -122,7 +121,7 @@ def list_of(item: Reader, *, high: int, low: int = 0) -> Reader:
 
 
 def object_of(table: Table) -> Reader:
-    """Read an object by a table of its own; blame `param.name`."""
+    """Read an object by a table of its own; the `param` of its fields is `param.name`."""
 
     def reader(value: Any, param: str) -> dict[str, Any]:
         return read(any_object(value, param), table, prefix=param + ".")
@@ -131,14 +130,14 @@ def object_of(table: Table) -> Reader:
 
 
 def any_object(value: Any, param: str) -> dict[str, Any]:
-    """Read an object and leave its content unread."""
+    """Read an object without checking its content."""
     if not isinstance(value, dict):
         wrong_type(value, param, "an object")
     return dict(value)
 
 
 def any_list(value: Any, param: str) -> list[Any]:
-    """Read an array and leave its content unread."""
+    """Read an array without checking its content."""
     if not isinstance(value, list):
         wrong_type(value, param, "an array")
     return list(value)

@@ -1,6 +1,6 @@
 """What generating dialects share: the sampling fields with their ranges, the prompt, and the request made of them.
 
-A dialect renames its own fields to these first. Combinations of fields are judged here, single fields in their
+A dialect renames its own fields to these first. Combinations of fields are checked here, single fields in their
 readers. Pure.
 """
 
@@ -32,7 +32,7 @@ _MAX_TOKEN_ID = 2**31 - 1
 _MAX_SEED = 2**63 - 1
 _MAX_MODEL_CHARS = 256
 
-# Chat templates take any variable; these, of these types, may come from a caller (CVE-2025-62426: `tokenize`).
+# Chat templates take any variable; a caller may set only these, of these types (CVE-2025-62426: `tokenize`).
 TEMPLATE_KWARGS: Table = {
     "enable_thinking": boolean,
     "thinking": boolean,
@@ -61,7 +61,7 @@ def sampling_fields(limits: Limits) -> dict[str, Reader]:
 
 
 def request_fields(limits: Limits) -> dict[str, Reader]:
-    """Return the readers of the fields around sampling: what is asked, of whom, and how long it may take."""
+    """Return the readers of the other fields: model, prompt, choices, template variables, timeout, metadata."""
     return {
         "model": text(1, _MAX_MODEL_CHARS),
         "messages": messages(limits),
@@ -74,7 +74,7 @@ def request_fields(limits: Limits) -> dict[str, Reader]:
 
 
 def build(values: Mapping[str, Any], limits: Limits, *, default_model: str) -> GenerateRequest:
-    """Make the request of checked fields; names that are not its own are left alone."""
+    """Return the request made of checked fields; other names in `values` are ignored."""
     refuse_conflicts(values)
     sampling = {name: values[name] for name in sampling_fields(limits) if name in values}
     return GenerateRequest(
@@ -90,7 +90,7 @@ def build(values: Mapping[str, Any], limits: Limits, *, default_model: str) -> G
 
 
 def refuse_conflicts(values: Mapping[str, Any]) -> None:
-    """Raise `BadRequest` for fields that are right alone and wrong together."""
+    """Raise `BadRequest` for fields that are valid alone and not together."""
     has_messages, has_prompt = "messages" in values, "prompt" in values
     if not has_messages and not has_prompt:
         raise BadRequest("Send messages, or prompt.", code="missing_field", param="messages")
@@ -148,7 +148,7 @@ def _prompt(limits: Limits) -> Reader:
 
 
 def _metadata(limits: Limits) -> Reader:
-    """Read the caller's own notes, which nobody here looks at, so that their size is bounded all the same."""
+    """Read the caller's own notes. They are not used; the check bounds their size."""
     note = text(0, limits.max_metadata_chars)
 
     def reader(value: Any, param: str) -> dict[str, str]:

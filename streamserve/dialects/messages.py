@@ -1,7 +1,7 @@
 """The `messages` field, as the native and the OpenAI dialect share it: turns of a conversation → `Message` values.
 
-Text only: parts of type text are joined by newlines, any other part is refused. What chat templates may want besides
-(`name`, `tool_call_id`, `tool_calls`, `reasoning_content`) goes to `Message.extra`, checked. Pure.
+Text only: parts of type text are joined by newlines, any other part is refused. Other fields that chat templates use
+(`name`, `tool_call_id`, `tool_calls`, `reasoning_content`) are checked and go to `Message.extra`. Pure.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def _message_table(limits: Limits) -> Table:
         "tool_calls": list_of(_tool_call, low=0, high=_MAX_TOOL_CALLS),
         "reasoning_content": some_text,
         "reasoning": some_text,
-        # What the official clients send back when a reply is appended to the history as it came; null or ignored.
+        # Fields of a reply that the official clients append to the history as it came; null or ignored.
         "refusal": some_text,
         "annotations": any_list,
         "audio": _unsupported,
@@ -83,7 +83,7 @@ def _message(value: Any, param: str, table: Table, limits: Limits) -> Message:
 
 
 def _refuse_empty(role: str, content: str | None, fields: Mapping[str, Any], param: str) -> None:
-    """A user says something. Others may be "", and an assistant that only calls tools may have no content at all."""
+    """Raise for a user's empty content, and for a missing one without tool calls. "" of another role is valid."""
     if role == "user" and content is not None:
         raise BadRequest(f"{param} must not be empty.", code="empty_prompt", param=param)
     if content is None and not fields.get("tool_calls"):
@@ -109,7 +109,7 @@ def _content(value: Any, param: str, some_text: Reader) -> str:
 
 
 def _part(value: Any, param: str) -> str:
-    """Read one content part; its type is judged first, so that an image is called unsupported and not malformed."""
+    """Read one content part. Its type is checked first: an image is unsupported, not malformed."""
     part = any_object(value, param)
     kind = text(1, 64)(required(part, "type", prefix=param + "."), param + ".type")
     if kind != "text":
@@ -140,7 +140,7 @@ def _tool_call(value: Any, param: str) -> dict[str, Any]:
 
 
 def _for_template(call: Mapping[str, Any], limits: Limits) -> dict[str, Any]:
-    """Parse the arguments: templates print them with `tojson`. Arguments that are no object stay the text they are."""
+    """Parse the arguments: templates print them with `tojson`. Arguments that are no object stay text."""
     function = dict(call["function"])
     try:
         function["arguments"] = decode_json(function["arguments"].encode("utf-8", "replace"), limits)

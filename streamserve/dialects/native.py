@@ -1,6 +1,8 @@
 """The native dialect: `POST /streams` bodies in, numbered SSE events and WebSocket messages out (docs/api.md).
 
-Events go out whole, as `event.payload()` has them; other dialects are poorer views of the same log. Pure.
+Every event of the log is one frame or message, with `event.payload()` as its data: blocks and citations too, and an
+`unknown` one, so that ids stay dense. Clients ignore events whose name they do not know. Other dialects show less of
+the same log. Pure.
 """
 
 from __future__ import annotations
@@ -42,7 +44,7 @@ _TEXT_FIELDS = frozenset({"prompt", "model", "stop", "format", "on_disconnect"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NativeRequest:
-    """A checked body: what to generate, how to show it, and what a reader's leaving means."""
+    """A checked body: what to generate, how to show it, and what becomes of the answer when its reader disconnects."""
 
     generate: GenerateRequest
     format: str = "native"
@@ -77,7 +79,7 @@ def parse_stop(body: Mapping[str, Any]) -> int | None:
 
 
 def _scalar(name: str, text: str) -> Any:
-    """Return a query value as the JSON value it spells; what spells none stays text, which its reader then refuses."""
+    """Return a query value as the JSON value it spells; any other stays text, which its field's reader refuses."""
     try:
         (name + text).encode()
     except UnicodeEncodeError:
@@ -106,32 +108,27 @@ class NativeEncoder:
     def encode(self, logged: LoggedEvent) -> bytes:
         """Return the event's one frame."""
         event = logged.event
-        if isinstance(event, Token) and event.logprobs is None:  # nearly all: the same, written out
+        if isinstance(event, Token) and event.logprobs is None:  # nearly every event: the general case, written out
             data = f'"token_ids":{_int_list(event.token_ids)},"index":{event.index},"choice":{event.choice}'
             text = one_line_json_string(event.text)
             return f'{self._token_head}{logged.seq}\ndata: {{"text":{text},{data}}}\n\n'.encode()
         id = event_id(self._log_id, logged.seq) if logged.seq else None  # seq 0: not in the log
         return frame(one_line_json(event.payload()), event=event.type, id=id)
 
-    def farewell(self, farewell: GoingAway) -> bytes:
-        """Return where to go on, and when. Without an `id:` line: an EventSource's last event stays the last one."""
-        data = farewell_json(self._log_id, farewell)
-        return frame(one_line_json(data), event="farewell", retry_ms=farewell.retry_ms)
+    def going_away(self, notice: GoingAway) -> bytes:
+        """Return where to resume, and when. Without an `id:` line: an EventSource keeps the id of its last event."""
+        data = {
+            "id": notice.stream_id,
+            "after": notice.seq,
+            "event_id": event_id(self._log_id, notice.seq),
+            "retry": notice.retry_ms,
+        }
+        return frame(one_line_json(data), event="farewell", retry_ms=notice.retry_ms)
 
 
 def _int_list(numbers: tuple[int, ...]) -> str:
     """Return them as compact JSON."""
     return f"[{numbers[0]}]" if len(numbers) == 1 else f"[{','.join(map(str, numbers))}]"
-
-
-def farewell_json(log_id: str, farewell: GoingAway) -> dict[str, Any]:
-    """Return what a reader is told who is let go."""
-    return {
-        "id": farewell.stream_id,
-        "after": farewell.seq,
-        "event_id": event_id(log_id, farewell.seq),
-        "retry": farewell.retry_ms,
-    }
 
 
 def websocket_message(stream_id: str, log_id: str, logged: LoggedEvent) -> dict[str, Any]:

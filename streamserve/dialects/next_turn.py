@@ -1,6 +1,7 @@
-"""The next turn of a conversation: the request before, what was answered, and what is said now → the next request.
+"""The next turn of a conversation: the request before, its answer and a WebSocket `input` message → the next request.
 
-What the caller gave of the request before stands unless it is given anew; what it left open is open again. Pure.
+A field that the caller set in the request before keeps its value unless the input changes it; a field that it left open
+is open again. Pure.
 """
 
 from __future__ import annotations
@@ -21,22 +22,23 @@ _FIXED = frozenset({"messages", "prompt", "n"})  # fields of a start that `reque
 
 
 class NextTurn:
-    """What is said now, checked. `text` or `messages` in `said`; in its `request`, fields that change."""
+    """A checked input message: `text` or `messages`, and in `request` the fields that change."""
 
-    def __init__(self, said: Mapping[str, Any], limits: Limits) -> None:
-        if ("text" in said) == ("messages" in said):
-            code = "conflicting_fields" if "text" in said else "missing_field"
+    def __init__(self, message: Mapping[str, Any], limits: Limits) -> None:
+        if ("text" in message) == ("messages" in message):
+            code = "conflicting_fields" if "text" in message else "missing_field"
             raise BadRequest("Send text or messages.", code=code, param="text")
-        self._turns = _user_turn(said["text"]) if "text" in said else messages(limits)(said["messages"], "messages")
+        has_text = "text" in message
+        self._turns = _user_turn(message["text"]) if has_text else messages(limits)(message["messages"], "messages")
         self._limits = limits
         table = {**sampling_fields(limits), **request_fields(limits), "on_disconnect": on_disconnect}
         changeable = {name: reader for name, reader in table.items() if name not in _FIXED}
-        self._changed = read(said.get("request", {}), changeable)
+        self._changed = read(message.get("request", {}), changeable)
 
     def after(self, before: GenerateRequest, answer: str, on_disconnect: str) -> NativeRequest:
-        """Return the request for `before`'s conversation, then `answer`, then what is said now.
+        """Return the request for `before`'s conversation, then `answer`, then the new turns.
 
-        Raises BadRequest or Gone for one that cannot be gone on with, BadRequest for one that is too long.
+        Raises BadRequest or Gone for a conversation that cannot be continued, BadRequest for one that is too long.
         """
         values = {"on_disconnect": on_disconnect, **_given(before, self._limits), **self._changed}
         values["messages"] = (*_conversation(before), Message(role="assistant", content=answer), *self._turns)
@@ -56,8 +58,8 @@ def _user_turn(text: str) -> tuple[Message, ...]:
 
 
 def _conversation(before: GenerateRequest) -> tuple[Message, ...]:
-    """Return the turns so far, or raise what to do instead."""
-    if before.messages is None and before.prompt == "":  # a finished stream of another process (streams/restore.py)
+    """Return the turns so far, or raise an error that says what to send instead."""
+    if before.messages is None and before.prompt == "":  # a finished stream of another process (streams/registry.py)
         message = "What was asked is no longer kept here. Send the whole conversation with start."
         raise Gone(message, code="conversation_gone", param="id")
     if before.messages is None:
@@ -69,7 +71,7 @@ def _conversation(before: GenerateRequest) -> tuple[Message, ...]:
 
 
 def _given(before: GenerateRequest, limits: Limits) -> dict[str, Any]:
-    """Return the fields that the caller gave, as their readers have left them."""
+    """Return the fields that the caller set, with their checked values."""
     names = set(sampling_fields(limits)) - set(before.unset)
     sampling = {name: getattr(before.sampling, name) for name in names}
     around = {"chat_template_kwargs": before.chat_template_kwargs, "timeout_seconds": before.timeout_seconds}

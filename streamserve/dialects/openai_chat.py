@@ -1,8 +1,8 @@
 """The OpenAI chat dialect: the log as `chat.completion.chunk` frames, or collected into one `chat.completion`.
 
 Shapes as the official client's types have them (openai 3.52, `types/chat`). A failure after the head is one
-`data: {"error": {…}}`, which makes that client raise, and then no `[DONE]`. Pure folds; bodies are parsed in
-`openai_request`.
+`data: {"error": {…}}`, which makes that client raise, and then no `[DONE]`. Thinking and tool calls are left out: this
+API's requests cannot ask for them yet. Pure folds; bodies are parsed in `openai_request`.
 """
 
 from __future__ import annotations
@@ -11,20 +11,40 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from streamserve.dialects.ending import LET_GO, ending
+from streamserve.dialects.base import GOING_DOWN, TextBlocks, ending
 from streamserve.dialects.openai_request import ChatRequest, parse
 from streamserve.protocol.errors import ErrorBody, error_for, to_body
-from streamserve.protocol.events import ChoiceDone, Done, Event, GoingAway, LoggedEvent, Token, Usage, is_terminal
+from streamserve.protocol.events import (
+    BlockStart,
+    ChoiceDone,
+    Done,
+    Event,
+    GoingAway,
+    LoggedEvent,
+    Token,
+    Usage,
+    is_terminal,
+)
 from streamserve.protocol.ids import event_id
 from streamserve.protocol.sse import CONTENT_TYPE, FIRST_BYTES, KEEPALIVE, frame, one_line_json
 
-__all__ = ["ChatEncoder", "ChatRequest", "collect", "encoder_for", "error_json", "identity", "models_json", "parse"]
+__all__ = [
+    "ChatEncoder",
+    "ChatRequest",
+    "collect",
+    "encoder_for",
+    "error_json",
+    "identity",
+    "model_json",
+    "models_json",
+    "parse",
+]
 
 _ERROR_TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 
 
 class DescribesModel(Protocol):
-    """What `models_json` reads of a `ModelDescription`, which lives in a layer above."""
+    """What `models_json` needs of a `ModelDescription`, which lives in a layer above."""
 
     @property
     def alias(self) -> str: ...
@@ -35,7 +55,7 @@ class DescribesModel(Protocol):
 
 
 class IsStream(Protocol):
-    """What a completion is named by, of a `Stream`, which lives in a layer above."""
+    """What names a completion, of a `Stream`, which lives in a layer above."""
 
     id: str
     log_id: str
@@ -58,6 +78,7 @@ class ChatEncoder:
         self._head = {"id": completion_id, "object": "chat.completion.chunk", "created": created, "model": model}
         self._include_usage = include_usage
         self._n = n
+        self._blocks = TextBlocks()
         self._started: set[int] = set()
         self._finished: set[int] = set()
 
@@ -69,19 +90,21 @@ class ChatEncoder:
         frames = [frame(one) for one in data[:-1]]
         return b"".join([*frames, frame(data[-1], id=event_id(self._log_id, logged.seq))])
 
-    def farewell(self, farewell: GoingAway) -> bytes:
-        """Return an error: its clients take a clean end for a whole answer, and cannot come again."""
-        return b"".join(map(frame, self._end(LET_GO)))
+    def going_away(self, notice: GoingAway) -> bytes:
+        """Return an error: the clients of this API take a clean end for a whole answer, and cannot resume."""
+        return b"".join(map(frame, self._end(GOING_DOWN)))
 
     def _data(self, event: Event) -> list[str]:
         if isinstance(event, Token):
             return self._delta(event)
         if isinstance(event, ChoiceDone):
             return self._finish(event.choice, event.finish_reason)
+        if isinstance(event, BlockStart):
+            self._blocks.note(event)
         return self._end(event) if is_terminal(event) else []
 
     def _delta(self, token: Token) -> list[str]:
-        if not token.text and not token.logprobs:
+        if token not in self._blocks or not (token.text or token.logprobs):
             return []
         chunk = self._choice(token.choice, {"content": token.text}, logprobs=_logprobs_json([token]))
         return [*self._start(token.choice), chunk]
@@ -122,7 +145,7 @@ class ChatEncoder:
 
 
 def identity(stream: IsStream, asked: ChatRequest) -> dict[str, Any]:
-    """Return what names a completion, in each of its chunks and as a whole."""
+    """Return what names a completion, in each of its chunks or as a whole."""
     completion_id = f"chatcmpl-{stream.id}"
     return {"completion_id": completion_id, "model": stream.model, "created": stream.created, "n": asked.generate.n}
 
@@ -152,11 +175,15 @@ class _Choice:
 def collect(events: Iterable[LoggedEvent], *, completion_id: str, model: str, created: int, n: int) -> dict[str, Any]:
     """Return the whole log as one `chat.completion`; raise the error that it ended in."""
     choices = [_Choice() for _ in range(n)]
+    blocks = TextBlocks()
     done: Done | None = None
     for logged in events:
         event = logged.event
         if isinstance(event, Token):
-            choices[event.choice].tokens.append(event)
+            if event in blocks:
+                choices[event.choice].tokens.append(event)
+        elif isinstance(event, BlockStart):
+            blocks.note(event)
         elif isinstance(event, ChoiceDone):
             choices[event.choice].finish_reason = event.finish_reason
         elif is_terminal(event):
@@ -196,10 +223,11 @@ def error_json(body: ErrorBody) -> dict[str, Any]:
 
 def models_json(models: Sequence[DescribesModel]) -> dict[str, Any]:
     """Return the body of `GET /v1/models`."""
-    return {"object": "list", "data": [_model_json(model) for model in models]}
+    return {"object": "list", "data": [model_json(model) for model in models]}
 
 
-def _model_json(model: DescribesModel) -> dict[str, Any]:
+def model_json(model: DescribesModel) -> dict[str, Any]:
+    """Return the body of `GET /v1/models/{id}`."""
     out: dict[str, Any] = {
         "id": model.alias,
         "object": "model",

@@ -1,7 +1,7 @@
-"""`POST /v1/chat/completions` bodies → `ChatRequest`. Every field of the public API has one of four fates:
+"""`POST /v1/chat/completions` bodies → `ChatRequest`. A field of the public API is treated in one of four ways:
 
-honoured (the table of `_own_fields`), ignored after a type check (`IGNORED`), refused when it asks for what this server
-cannot do (`_REFUSED`: better a 400 than an answer that silently lacks it), or unknown and refused by name. Pure.
+honoured (the table of `_own_fields`), ignored after a type check (`IGNORED`), refused when it asks for a feature that
+this server lacks (`_REFUSED`: a 400 is better than an answer that silently lacks it), or unknown and refused. Pure.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def _table(limits: Limits) -> Table:
 
 
 def _own_fields(limits: Limits) -> dict[str, Reader]:
-    """Return the fields whose name or meaning is this API's."""
+    """Return the readers of the fields whose name or meaning is this API's own."""
     return {
         "stream": boolean,
         "stream_options": object_of(_STREAM_OPTIONS),
@@ -110,7 +110,7 @@ def _without_empty_messages(body: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _renamed(values: dict[str, Any]) -> dict[str, Any]:
-    """Say in `SamplingParams`' words what this API says in its own."""
+    """Rename this API's fields to those of `SamplingParams`."""
     _rename_max_tokens(values)
     _rename_logprobs(values)
     if "seed" in values:
@@ -170,7 +170,7 @@ def _never(value: Any, param: str) -> bool:
     return False
 
 
-# Each field with the values that ask for nothing special.
+# Each field, and which of its values ask for nothing that this server lacks.
 _REFUSED: Mapping[str, Callable[[Any, str], bool]] = {
     "tools": _is_empty_list,
     "tool_choice": _is_no_choice,

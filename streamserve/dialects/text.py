@@ -1,13 +1,14 @@
 """`"format": "text"`: the answer as plain text over a chunked response. A pure fold.
 
 Plain text has no keepalive, no ids and no place for an error apart from the text itself, so an answer that did not
-succeed ends in a line of its own, `[error <code>: <message>]`. Who needs certainty reads `tokens` or `native`.
+succeed ends in a line of its own, `[error <code>: <message>]`. A reader that needs certainty asks for `tokens` or
+`native`. Thinking and tool calls are not text, and are left out.
 """
 
 from __future__ import annotations
 
-from streamserve.dialects.ending import LET_GO, ending
-from streamserve.protocol.events import Event, GoingAway, LoggedEvent, Token
+from streamserve.dialects.base import GOING_DOWN, TextBlocks, ending
+from streamserve.protocol.events import BlockStart, Event, GoingAway, LoggedEvent, Token
 
 
 class TextEncoder:
@@ -18,16 +19,21 @@ class TextEncoder:
     keepalive = b""
     takes_snapshots = False
 
+    def __init__(self) -> None:
+        self._blocks = TextBlocks()
+
     def encode(self, logged: LoggedEvent) -> bytes:
         """Return the new text; a lone surrogate, which UTF-8 cannot carry, becomes a question mark."""
         event = logged.event
         if isinstance(event, Token):
-            return event.text.encode("utf-8", "replace")
+            return event.text.encode("utf-8", "replace") if event in self._blocks else b""
+        if isinstance(event, BlockStart):
+            self._blocks.note(event)
         return self._end(event)
 
-    def farewell(self, farewell: GoingAway) -> bytes:
-        """Say that this is not all: the text does not show it, and has no place to come back to."""
-        return self._end(LET_GO)
+    def going_away(self, notice: GoingAway) -> bytes:
+        """Return an error line: the text does not show that it is incomplete, and has no place to resume from."""
+        return self._end(GOING_DOWN)
 
     def _end(self, event: Event) -> bytes:
         end = ending(event)

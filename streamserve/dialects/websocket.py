@@ -1,6 +1,6 @@
-"""What goes over `/ws/streams`: the fields of each message a client sends, the messages we send, the close codes.
+"""The messages of `/ws/streams`: the fields of those a client sends, those the server sends, and the close codes.
 
-docs/api.md says the same in words; a test compares the two.
+An event of a stream is `native.websocket_message`. docs/api.md describes the same; a test compares the two. Pure.
 """
 
 from __future__ import annotations
@@ -16,23 +16,24 @@ from streamserve.protocol.ids import event_id
 
 
 class NamedStream(Protocol):
-    """The part of a stream that its messages name."""
+    """What a message needs of a stream, which lives in a layer above."""
 
     id: str
     log_id: str
 
 
 class CloseCode(IntEnum):
-    """Why we close (RFC 6455, 7.4, and its registry). Server and proxies have theirs: 1000, 1001, 1006, 1011."""
+    """Why the app closes (RFC 6455, 7.4, and its registry). Server and proxies use 1000, 1001, 1006 and 1011."""
 
     NOT_TEXT = 1003
     TOO_BIG = 1009
     GOING_DOWN = 1012
     RIGHTS_LOST = 4401
+    UNKNOWN_PATH = 4404
     TOO_MANY = 4429
 
 
-# Errors that end the socket too.
+# Errors that close the socket too.
 CLOSES = {"rights_lost": CloseCode.RIGHTS_LOST, "too_many_on_socket": CloseCode.TOO_MANY}
 
 MAX_CREDIT = 1000
@@ -86,8 +87,8 @@ def started(stream: NamedStream, message: Mapping[str, Any]) -> dict[str, Any]:
     return {**out, "continues": message["id"]} if "id" in message else out
 
 
-def farewell(stream: NamedStream, after: int) -> dict[str, Any]:
-    """Return where to resume a stream that goes on elsewhere."""
+def going_away(stream: NamedStream, after: int) -> dict[str, Any]:
+    """Return the notice that this server stops showing a stream, which can be resumed after event `after`."""
     return {"type": "farewell", "id": stream.id, "after": after, "event_id": event_id(stream.log_id, after)}
 
 
@@ -97,5 +98,5 @@ def failure(error: StreamserveError, subject: Mapping[str, Any]) -> dict[str, An
 
 
 def internal_error() -> StreamserveError:
-    """Return what is said of a mistake of ours."""
+    """Return the error for a fault of the server's own."""
     return StreamserveError("The server failed on this message. Its log has the cause.")

@@ -1,9 +1,11 @@
-"""How much a step may compute: `TokenBudget` over time, `StepBudget` while one plan is made.
+"""Token budgets: `TokenBudget` over time, `StepBudget` while one plan is made, `TenantDebt` between tenants.
 
-Counts tokens; knows no queue and no blocks. Engine thread only.
+Counts tokens; knows no queue, no blocks and no clock (time is an argument). Engine thread only.
 """
 
 from __future__ import annotations
+
+from collections import Counter, deque
 
 from streamserve.engine.config import EngineConfig
 from streamserve.engine.plan import PENDING, Chunk
@@ -11,14 +13,17 @@ from streamserve.engine.sequence import Sequence
 from streamserve.engine.step_time import StepTime, num_pairs
 
 # A lowered budget doubles after this many steps without another lowering: some ten seconds of work. Memory that ran out
-# once may be free again, and asking too often costs a failed step each time.
+# once may be free again, and each early try costs a failed step.
 _STEPS_TO_RECOVER = 500
+WINDOW_SECONDS = 10
+# The window moves in slices of one second: it is between nine and ten seconds long.
+_SLICE_SECONDS = 1.0
 
 
 class TokenBudget:
     """Tokens that a step may compute. Halved when a step ran out of memory, and slowly back to what is configured.
 
-    Never less than `max_num_seqs`, so that everybody who decodes still does in every step, nor less than one block.
+    Never less than `max_num_seqs`, so that every decoding sequence still advances in each step, nor than one block.
     """
 
     def __init__(self, config: EngineConfig, block_size: int) -> None:
@@ -28,7 +33,7 @@ class TokenBudget:
         self._num_good_steps = 0
 
     def lower(self, num_tokens: int) -> None:
-        """A step of `num_tokens` ran out of memory: half of that from now on, or of the present budget if less."""
+        """Halve the budget after a step of `num_tokens` ran out of memory: half of that, or of the present if less."""
         self.num_tokens = max(self._least, min(self.num_tokens, num_tokens) // 2)
         self._num_good_steps = 0
 
@@ -43,7 +48,7 @@ class TokenBudget:
 
 
 class StepBudget:
-    """What one step may still compute, and what it computes so far. Decodes are spent first."""
+    """The tokens one step may still compute, and its chunks so far. Decodes are added first."""
 
     def __init__(self, num_tokens: int, config: EngineConfig, block_size: int, step_time: StepTime) -> None:
         self.num_tokens = num_tokens
@@ -58,23 +63,20 @@ class StepBudget:
         self._num_prefill = 0
         self._prefills: dict[int, int] = {}  # the same by sequence
 
-    def decode(self, sequence: Sequence) -> None:
-        """Plan the one token of a decoding sequence."""
-        self._spend(sequence, 1)
-
     def prefill(self, sequence: Sequence) -> None:
-        """Plan as much of a prompt as may be: at least a token, unless the budget is spent."""
+        """Add as much of a prompt as the budget allows: at least a token, unless it is spent."""
         most = min(sequence.num_unplanned_tokens, self.num_tokens)
         num_tokens = min(most, max(1, self.num_prefill_tokens(sequence.num_launched_tokens)))
         self._num_prefill += num_tokens
         self._prefills[sequence.seq_id] = num_tokens
-        self._spend(sequence, num_tokens)
+        self.add(sequence, num_tokens)
 
     def num_prefill_tokens(self, start: int) -> int:
         """Return how much prefill from position `start` may still join.
 
         Without decodes: what is left of the budget. With them: what keeps the step within `itl_target_seconds`, or
-        `prefill_chunk` until the step-time model knows; in both cases a block's worth, so that every step advances it.
+        `prefill_chunk` until the step-time model is fitted; in both cases at least a block, so that every step advances
+        the prompt.
         """
         if not self.has_decodes:
             return self.num_tokens
@@ -86,35 +88,81 @@ class StepBudget:
             within = self._config.prefill_chunk - self._num_prefill
         return min(self.num_tokens, max(least, within))
 
-    def take_back(self, sequence: Sequence) -> None:
-        """Undo what is planned of a sequence, a decode or a part of a prompt: it leaves."""
+    def add(self, sequence: Sequence, num_tokens: int) -> None:
+        """Add the next `num_tokens` of a sequence; only the chunk that reaches its last token samples.
+
+        [ computed )[ in flight )[ start .... end )
+        """
+        start = sequence.num_launched_tokens
+        end = start + num_tokens
+        is_pending = end > sequence.num_tokens
+        self.chunks.append(
+            Chunk(
+                seq_id=sequence.seq_id,
+                start=start,
+                token_ids=(PENDING,) if is_pending else tuple(sequence.token_ids[start:end]),
+                block_table=tuple(sequence.block_table[: -(-end // self._block_size)]),
+                sample=sequence.sample_spec() if num_tokens == sequence.num_unplanned_tokens else None,
+            )
+        )
+        self.num_tokens -= num_tokens
+        self._num_spent += num_tokens
+        self._num_pairs += num_pairs(start, num_tokens)
+
+    def remove(self, sequence: Sequence) -> None:
+        """Remove the chunk of a sequence that ends, a decode or a part of a prompt."""
         for chunk in [one for one in self.chunks if one.seq_id == sequence.seq_id]:
             self.chunks.remove(chunk)
-            self._count(chunk.start, len(chunk.token_ids), sign=-1)
+            num_tokens = len(chunk.token_ids)
+            self.num_tokens += num_tokens
+            self._num_spent -= num_tokens
+            self._num_pairs -= num_pairs(chunk.start, num_tokens)
         self._num_prefill -= self._prefills.pop(sequence.seq_id, 0)
 
-    def _spend(self, sequence: Sequence, num_tokens: int) -> None:
-        self.chunks.append(_make_chunk(sequence, num_tokens, self._block_size))
-        self._count(sequence.num_launched_tokens, num_tokens)
 
-    def _count(self, start: int, num_tokens: int, sign: int = 1) -> None:
-        self.num_tokens -= sign * num_tokens
-        self._num_spent += sign * num_tokens
-        self._num_pairs += sign * num_pairs(start, num_tokens)
+class TenantDebt:
+    """How far each tenant is above or below its fair share of what the engine computed in the last seconds.
 
+    O(1) amortised; memory is bounded by the tenants of the last `WINDOW_SECONDS`. (Idea: the counters of VTC, arXiv
+    2401.00588, over a window instead of all time.)
 
-def _make_chunk(sequence: Sequence, num_tokens: int, block_size: int) -> Chunk:
-    """Cut the next `num_tokens` out of a sequence; only the chunk that reaches its last token samples.
-
-    [ computed )[ in flight )[ start .... end )
+    slices:  [ second 91: a 300, b 20 | second 92: a 280 | ... | second 100: b 5 ]
     """
-    start = sequence.num_launched_tokens
-    end = start + num_tokens
-    is_pending = end > sequence.num_tokens
-    return Chunk(
-        seq_id=sequence.seq_id,
-        start=start,
-        token_ids=(PENDING,) if is_pending else tuple(sequence.token_ids[start:end]),
-        block_table=tuple(sequence.block_table[: -(-end // block_size)]),
-        sample=sequence.sample_spec() if num_tokens == sequence.num_unplanned_tokens else None,
-    )
+
+    def __init__(self) -> None:
+        self._slices: deque[tuple[int, Counter[str]]] = deque()
+        self._tokens: Counter[str] = Counter()
+        self._total = 0
+
+    def charge(self, tenant: str, num_tokens: int, now: float) -> None:
+        """Record that the engine computed `num_tokens` for a tenant."""
+        self._drop_before(now)
+        second = int(now // _SLICE_SECONDS)
+        if not self._slices or self._slices[-1][0] != second:
+            self._slices.append((second, Counter()))
+        self._slices[-1][1][tenant] += num_tokens
+        self._tokens[tenant] += num_tokens
+        self._total += num_tokens
+
+    def seconds(self, tenant: str, now: float) -> float:
+        """Return how long the engine worked for this tenant's tokens above its share; negative below it.
+
+        A share is everything computed ÷ the tenants it was computed for, a new tenant included: it would otherwise
+        wait behind a flood of requests for ever. A lone tenant has exactly its share. Idle seconds do not count.
+        """
+        self._drop_before(now)
+        if not self._total:
+            return 0.0
+        num_tenants = len(self._tokens) + (tenant not in self._tokens)
+        excess = self._tokens[tenant] - self._total / num_tenants
+        tokens_per_second = self._total / (len(self._slices) * _SLICE_SECONDS)
+        return excess / tokens_per_second
+
+    def _drop_before(self, now: float) -> None:
+        first = int(now // _SLICE_SECONDS) - WINDOW_SECONDS + 1
+        while self._slices and self._slices[0][0] < first:
+            for tenant, num_tokens in self._slices.popleft()[1].items():
+                self._total -= num_tokens
+                self._tokens[tenant] -= num_tokens
+                if not self._tokens[tenant]:
+                    del self._tokens[tenant]

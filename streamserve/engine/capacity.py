@@ -1,7 +1,7 @@
 """How much an engine holds: bytes and blocks from plain numbers, before anything is loaded.
 
-The runner shares out memory by the same functions, so that what `streamserve_capacity` promises is what a load gives.
-Pure: no files, no torch. Knows config.json as a mapping; its keys are transformers'.
+A load allocates memory by the same functions, so that `streamserve_capacity` reports what a load gives.
+Pure: no files, no torch. config.json is a mapping here; its keys are transformers'.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ LENGTHS = (1024, 4096, 8192)
 
 
 class UnknownShape(Exception):
-    """config.json does not say what the KV memory depends on."""
+    """config.json lacks a number that the size of the KV memory depends on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +51,7 @@ def capacity(
     on_gpu: bool,
     parameters: int | None,
 ) -> Capacity:
-    """Work out what an engine would hold whose device has `memory_bytes`. `model` is its config.json."""
+    """Compute the capacity of an engine on a device with `memory_bytes`. `model` is its config.json."""
     bytes_per_token = numbers_per_token(model) * DTYPE_BYTES[dtype]
     weight_bytes = None if parameters is None else parameters * DTYPE_BYTES[dtype]
     block_bytes, longest = bytes_per_token * engine.block_size, engine.max_model_len or model_len(model)
@@ -132,7 +132,7 @@ def _numbers_of_layer(text: Mapping[str, Any]) -> int:
 
 
 def _unlike_layers(text: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """What differs in the layers that are shaped unlike the others (Gemma 4: those that see everything)."""
+    """Return the fields of the layers with another shape (Gemma 4: those with full attention)."""
     if text.get("per_layer_config"):
         return list(text["per_layer_config"].values())
     if not text.get("global_head_dim"):
@@ -146,7 +146,7 @@ def _unlike_layers(text: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 
 def model_len(model: Mapping[str, Any]) -> int:
-    """The longest sequence by the model's own word, or what a load takes when it says none."""
+    """Return the longest sequence by config.json, or the default of a load without one."""
     text = text_config(model)
     return text.get("max_position_embeddings") or text.get("n_positions") or DEFAULT_MODEL_LEN
 
@@ -158,7 +158,7 @@ def has_sliding_window(model: Mapping[str, Any]) -> bool:
 
 
 def text_config(model: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The part of config.json about text, where a model has others too."""
+    """Return the part of config.json about text, of a multimodal model."""
     nested = model.get("text_config")
     return nested if isinstance(nested, Mapping) else model
 

@@ -9,7 +9,7 @@ from types import MappingProxyType
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LatencyClass:
-    """What the requests of one class are planned with. Seconds; `pace` is how many tokens a second its readers take in.
+    """The scheduling parameters of one class of requests, in seconds; `pace`: tokens a second that its readers read.
 
     `ttft_seconds` is the time to the first token: the head start in the order key. `max_queue_seconds` None: four times
     that. `timeout_seconds` is for requests that name none; None: they may take as long as they need.
@@ -45,10 +45,10 @@ class EngineConfig:
     `max_model_len` None: the model's own. `itl_target_seconds` bounds how much prefill may join a step that also
     decodes, by a fitted step-time model; until there is one, `prefill_chunk` tokens may. `max_waiting` and
     `max_queued_prefill_seconds` bound the queue. `lead_tokens`: a sequence this far ahead of what its reader has
-    received parks. `min_ahead_seconds`: one this far ahead of its reader's pace may be parked for somebody who waits.
-    `max_debt_seconds` bounds how far a busy tenant is put back, and a light one forward. `overlap`: launch a step
-    before the one before it is collected; None: where the runner can. `step_seconds`: a step that takes longer, and
-    longer than eight times what the step-time model says, counts as hung.
+    received parks. `min_ahead_seconds`: one this far ahead of its reader's pace may be parked for a waiting sequence.
+    `max_debt_seconds` bounds how much later a busy tenant's requests queue, and how much earlier a light one's.
+    `overlap`: launch a step before the one before it is collected; None: where the runner can. `step_seconds`: a step
+    that takes longer, and longer than eight times the step-time model's prediction, counts as hung.
     """
 
     block_size: int = 32

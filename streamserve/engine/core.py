@@ -1,11 +1,11 @@
-"""`EngineCore`: add, abort and stop sequences; `step()` runs the batch once and says what came out.
+"""`EngineCore`: add, abort and stop sequences; `step()` runs the batch once and returns the updates.
 
 Pure and synchronous: no thread, no clock (it is given one), no tensor, no text. `step` and `stats` belong to one
-thread; all else only appends to a deque and may be called from any. (Idea: nano-vllm's `LLMEngine.step`; SGLang's
-overlap loop; vLLM's EngineCore, with its lesson that an unknown id is ignored and counted, never asserted.)
+thread; all else only appends to a deque and may be called from any thread. (Idea: nano-vllm's `LLMEngine.step`;
+SGLang's overlap loop; vLLM's EngineCore, with its lesson that an unknown id is ignored and counted, never asserted.)
 
-What may go wrong: a sequence's own failure (`Sampled.error`) ends that sequence; too little memory splits the step; a
-mistake in our books ends whoever holds blocks (quarantine); an exception of the runner is raised: the engine is dead.
+Failures: a sequence's own (`Sampled.error`) ends that sequence; too little memory splits the step; a failed integrity
+check ends the sequences that hold blocks (quarantine); an exception of the runner is raised: the engine is dead.
 """
 
 from __future__ import annotations
@@ -16,24 +16,23 @@ from collections.abc import Callable
 from functools import partial
 
 from streamserve.engine.config import EngineConfig
-from streamserve.engine.in_flight import InFlight, Launched, RunnerFailed, check_chunks, halves, still_ready
-from streamserve.engine.kv.integrity import IntegrityError
+from streamserve.engine.in_flight import InFlight, Launched, RunnerFailed, halves, still_ready
+from streamserve.engine.kv.free_list import IntegrityError
 from streamserve.engine.kv.pool import BlockPool
-from streamserve.engine.output import CoreStats, Ledger, SequenceUpdate
+from streamserve.engine.output import OutputProcessor, SequenceUpdate
 from streamserve.engine.plan import Chunk, Runner, StepOutOfMemory, StepPlan, StepResult
 from streamserve.engine.scheduler import Scheduler
-from streamserve.engine.sequence import Park, SequenceRequest
-
-__all__ = ["CoreStats", "EngineCore", "Park", "SequenceUpdate"]
+from streamserve.engine.sequence import SequenceRequest
+from streamserve.protocol.stats import CoreStats
 
 logger = logging.getLogger(__name__)
 
 
 class EngineCore:
-    """One model's engine. `on_plan` and `on_step` are `InFlight`'s; `on_forget` is `BlockPool`'s (tests).
+    """One model's engine. `on_plan` and `on_step` are `InFlight`'s; `on_evict` is `BlockPool`'s (tests).
 
-    With overlap a step is launched before the one before it is collected, so that the device never waits for us. A
-    sequence then turns out to be over when one more token of it is under way: that is dropped, and never cached.
+    With overlap a step is launched before the one before it is collected, so that the device never waits for the core.
+    A sequence may then turn out to be over with one more token in flight: that token is dropped, and never cached.
     """
 
     def __init__(
@@ -44,21 +43,21 @@ class EngineCore:
         on_plan: Callable[[StepPlan], None] | None = None,
         *,
         revision: str = "",
-        on_forget: Callable[[int], None] | None = None,
+        on_evict: Callable[[int], None] | None = None,
         on_step: Callable[[float | None], None] | None = None,
     ) -> None:
         self._config = config
         self._clock = clock
-        pool = BlockPool(
+        self.pool = BlockPool(  # another one after a quarantine
             runner.num_blocks,
             runner.block_size,
             revision=revision,
             prefix_caching=config.prefix_caching,
-            on_forget=on_forget,
+            on_evict=on_evict,
         )
-        self.scheduler = Scheduler(config, pool)
-        self._ledger = Ledger(config, pool, self.scheduler)
-        self._sequences = self._ledger.sequences
+        self.scheduler = Scheduler(config, self.pool)
+        self._output = OutputProcessor(config, self.pool, self.scheduler)
+        self._sequences = self._output.sequences
         self._in_flight = InFlight(
             runner,
             clock,
@@ -68,8 +67,8 @@ class EngineCore:
             on_step=on_step,
         )
         self._most_in_flight = 1 if _overlaps(config, runner) else 0
-        # Grows by one add per accepted request, which the client bounds, and for each by at most an abort, a stop, and
-        # what its reader reads during one step.
+        # Bounded by the accepted requests, which the client bounds: each adds at most an add, an abort, a stop, and its
+        # reader's positions during one step.
         self._inbox: deque[Callable[[], None]] = deque()
         self._num_out_of_memory = 0
         self._num_quarantines = 0
@@ -77,52 +76,47 @@ class EngineCore:
 
     def add(self, request: SequenceRequest) -> None:
         """Queue a sequence. The caller has checked that it can fit (`max_servable_tokens`)."""
-        self._inbox.append(lambda: self._ledger.begin(request, self._clock()))
+        self._inbox.append(lambda: self._output.add(request, self._clock()))
 
     def abort(self, seq_id: int) -> None:
         """End a sequence without an update: no plan made after this call holds it. Unknown ids are counted."""
-        self._inbox.append(partial(self._ledger.abort, seq_id))
+        self._inbox.append(partial(self._output.abort, seq_id))
 
     def stop(self, seq_id: int, at: int) -> None:
         """End a sequence after `at` output tokens (a stop string, found late): later tokens are dropped, not cached."""
-        self._inbox.append(lambda: self._ledger.cut(seq_id, at, self._clock()))
+        self._inbox.append(lambda: self._output.truncate(seq_id, at, self._clock()))
 
     def reader_at(self, seq_id: int, num_tokens: int | None) -> None:
-        """Say how many output tokens the reader has received; None: nobody's reading is waited for any more."""
-        self._inbox.append(partial(self._ledger.move_reader, seq_id, num_tokens))
+        """Set how many output tokens the reader has received; None: stop waiting for readers."""
+        self._inbox.append(partial(self._output.reader_at, seq_id, num_tokens))
 
     def pause(self) -> None:
-        """Park everything, and what is added from now on, until `resume`."""
-        self._inbox.append(lambda: self._ledger.pause(self._clock()))
+        """Park every sequence, and each new one until `resume`."""
+        self._inbox.append(lambda: self._output.pause(self._clock()))
 
     def resume(self) -> None:
-        """Take sequences again."""
-        self._inbox.append(self._ledger.resume)
+        """Accept sequences again."""
+        self._inbox.append(self._output.resume)
 
     @property
     def has_work(self) -> bool:
         """Whether `step` would do anything."""
         return bool(self._inbox or self._sequences or self._in_flight)
 
-    @property
-    def pool(self) -> BlockPool:
-        """The blocks; another pool after a quarantine."""
-        return self._ledger.pool
-
     def stats(self) -> CoreStats:
-        """Return the figures as they were after the last step."""
+        """Return the counts after the last step."""
         return self._stats
 
     def step(self) -> tuple[SequenceUpdate, ...]:
-        """Launch a step, collect the one that is due, and return what is new, in the plans' order."""
+        """Launch a step, collect the one that is due, and return the updates, in the plans' order."""
         try:
             self._drain()
             has_launched = self._launch(self._plan(self._clock()))
             if not has_launched or len(self._in_flight) > self._most_in_flight:
                 self._collect()
-            self._check_books()
+            self._check_counts()
         except RunnerFailed as failed:
-            raise failed.error from failed.error.__cause__  # as it was
+            raise failed.error from failed.error.__cause__  # unchanged
         except Exception:
             self._quarantine()
         finally:
@@ -130,95 +124,108 @@ class EngineCore:
         if self._config.check_integrity:
             self.pool.check_integrity(self._sequences.values())
         self._stats = self._count()
-        return self._ledger.take_updates()
+        return self._output.take_updates()
 
     def _drain(self) -> None:
         while self._inbox:
             self._inbox.popleft()()
 
     def _plan(self, now: float) -> tuple[Chunk, ...]:
-        """Choose what to compute, after those who are out of time have left."""
-        self._ledger.end_late(now)
+        """Choose what to compute, after sequences past their deadline have ended."""
+        self._output.expire_deadlines(now)
         schedule = self.scheduler.schedule(now)
         for sequence, park in schedule.parked:
-            self._ledger.tell(sequence, now, park=park)
+            self._output.emit(sequence, now, park=park)
         self._check_plan(schedule.chunks)
         for sequence in self.scheduler.expired(now):
-            self._ledger.tell(sequence, now, error="queue_timeout")
+            self._output.emit(sequence, now, error="queue_timeout")
         if not (schedule.chunks or schedule.parked or self._in_flight):
             self._refuse_first(now)
         return schedule.chunks
 
     def _refuse_first(self, now: float) -> None:
-        """Nothing can be done: whoever is first in the queue can never be served."""
+        """Fail the first of the queue: nothing runs and nothing can start, so it can never be served."""
         if self.scheduler.running:
             raise IntegrityError(f"{len(self.scheduler.running)} sequences run, and none of them can advance")
         if self.scheduler.waiting:
-            self._ledger.fail(self.scheduler.waiting[0], "never_fits", now)
+            self._output.fail(self.scheduler.waiting[0], "never_fits", now)
 
     def _check_plan(self, chunks: tuple[Chunk, ...]) -> None:
+        """Raise `IntegrityError` unless each chunk continues its sequence, in its own blocks, within the budget."""
         num_tokens, most = sum(len(chunk.token_ids) for chunk in chunks), self._config.max_num_batched_tokens
         if num_tokens > most or len(chunks) > self._config.max_num_seqs:
             raise IntegrityError(f"{num_tokens} tokens in {len(chunks)} chunks are planned; {most} is the budget")
-        check_chunks(chunks, self._sequences, self.pool.block_size)
+        if len({chunk.seq_id for chunk in chunks}) != len(chunks):
+            raise IntegrityError("a plan holds a sequence twice")
+        block_size = self.pool.block_size
+        for chunk in chunks:
+            sequence = self._sequences[chunk.seq_id]
+            num_launched, num_computed = sequence.num_launched_tokens, sequence.num_computed_tokens
+            first, end = chunk.start // block_size, chunk.start + len(chunk.token_ids)
+            has_blocks = end <= len(chunk.block_table) * block_size and 0 not in chunk.block_table[first:]
+            if chunk.start != num_launched or num_computed > num_launched or not has_blocks:
+                raise IntegrityError(
+                    f"sequence {chunk.seq_id} has {num_launched} launched and {num_computed} computed tokens; its chunk"
+                    f" covers {chunk.start} to {end} in {len(chunk.block_table)} blocks"
+                )
 
-    def _check_books(self) -> None:
+    def _check_counts(self) -> None:
         self.pool.check_counts()
         running, waiting, known = len(self.scheduler.running), len(self.scheduler.waiting), len(self._sequences)
         if running + waiting != known:
             raise IntegrityError(f"running {running} + waiting {waiting} != known {known} sequences")
 
     def _launch(self, chunks: tuple[Chunk, ...]) -> bool:
-        """Start a step, if there is one to start; True if it is under way."""
+        """Launch a step; False if there is nothing to compute or too little memory."""
         if not chunks:
             return False
         try:
             self._in_flight.launch(chunks, self._sequences)
         except StepOutOfMemory:
             self._note_out_of_memory(chunks)
-            if not self._in_flight:  # else that one needs memory too: collect it, and plan less then
+            if not self._in_flight:  # otherwise the step in flight needs memory too: collect it, and plan less next
                 self._run_halves(chunks)
             return False
         return True
 
     def _collect(self) -> None:
-        """Wait for the oldest step under way, if there is one, and book it."""
+        """Wait for the oldest step in flight, if there is one, and process its result."""
         if not self._in_flight:
             return
         step = self._in_flight.pop()
         try:
             result, seconds = self._in_flight.collect(step)
         except StepOutOfMemory:
-            self._in_flight.discard_all()  # they were launched on top of what is not there
+            self._in_flight.discard_all()  # they were launched on top of it
             self._note_out_of_memory(step.plan.chunks)
             self._run_halves(step.plan.chunks)
         else:
-            self._book(step, result, seconds)
+            self._process(step, result, seconds)
 
-    def _book(self, step: Launched, result: StepResult, seconds: float) -> None:
-        self._drain()  # whoever left meanwhile hears nothing more
+    def _process(self, step: Launched, result: StepResult, seconds: float) -> None:
+        self._drain()  # sequences aborted meanwhile get no update
         self.scheduler.step_time.note(step.plan, seconds)
-        self._ledger.enter(step, result, self._clock())
+        self._output.process_step(step, result, self._clock())
 
     def _run_halves(self, chunks: tuple[Chunk, ...]) -> None:
-        """Run a plan that was too large for memory in two parts, one after the other; nothing else is under way."""
+        """Run a plan that was too large for memory in two parts, one after the other; no other step is in flight."""
         for half in halves(chunks, self.pool.block_size):
-            self._drain()  # whoever left since the plan was made is in no plan made now
+            self._drain()  # sequences aborted since the plan was made are in no new plan
             ready = still_ready(half, self._sequences)
             if ready:
                 self._run_alone(ready)
 
     def _run_alone(self, chunks: tuple[Chunk, ...]) -> None:
-        """Run a step from launch to end. If that fails, its largest chunk was too much; the rest is planned again."""
+        """Launch and collect a step. If memory runs out again, the largest chunk fails; the rest is planned again."""
         try:
             self._in_flight.launch(chunks, self._sequences)
             step = self._in_flight.pop()
             result, seconds = self._in_flight.collect(step)
         except StepOutOfMemory:
             largest = max(chunks, key=lambda chunk: len(chunk.token_ids))
-            self._ledger.fail(self._sequences[largest.seq_id], "out_of_memory", self._clock())
+            self._output.fail(self._sequences[largest.seq_id], "out_of_memory", self._clock())
         else:
-            self._book(step, result, seconds)
+            self._process(step, result, seconds)
 
     def _note_out_of_memory(self, chunks: tuple[Chunk, ...]) -> None:
         num_tokens = sum(len(chunk.token_ids) for chunk in chunks)
@@ -229,13 +236,14 @@ class EngineCore:
         )
 
     def _quarantine(self) -> None:
-        """Answer a mistake in our own books, whatever it was."""
-        logger.exception("the engine's books do not add up: it goes on with an empty block pool")
+        """Recover from a failed integrity check, or any other error of our own bookkeeping."""
+        logger.exception("the engine's bookkeeping is inconsistent: it continues with an empty block pool")
         self._num_quarantines += 1
-        self._ledger.quarantine(self._clock())
+        self._output.quarantine(self._clock())
+        self.pool = self._output.pool
 
     def _count(self) -> CoreStats:
-        pool, ledger = self.pool.stats(), self._ledger
+        pool, output = self.pool.stats(), self._output
         return CoreStats(
             running=len(self.scheduler.running),
             waiting=len(self.scheduler.waiting),
@@ -245,18 +253,18 @@ class EngineCore:
             blocks_free=pool.free,
             prefix_queries=pool.prefix_queries,
             prefix_hits=pool.prefix_hits,
-            prompt_tokens=ledger.num_prompt_tokens,
-            generation_tokens=ledger.num_generation_tokens,
+            prompt_tokens=output.num_prompt_tokens,
+            generation_tokens=output.num_generation_tokens,
             preemptions=self.scheduler.num_preemptions,
             steps=self._in_flight.num_launched,
-            unknown_ids=ledger.num_unknown_ids,
+            unknown_ids=output.num_unknown_ids,
             queued_tokens=self.scheduler.queued_tokens,
             queued_seconds=self.scheduler.queued_seconds(),
-            parks=ledger.num_parks,
+            parks=output.num_parks,
             out_of_memory=self._num_out_of_memory,
             quarantines=self._num_quarantines,
             token_budget=self.scheduler.token_budget,
-            is_paused=ledger.is_paused,
+            is_paused=output.is_paused,
         )
 
 

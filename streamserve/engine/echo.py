@@ -17,7 +17,7 @@ from itertools import chain
 
 from streamserve.engine.plan import PENDING, Chunk, RawLogprobs, Sampled, SampleSpec, StepPlan, StepResult
 from streamserve.engine.text.tokenizer import Prompt, checked_bytes, checked_ids
-from streamserve.protocol.requests import GenerateRequest, Message
+from streamserve.protocol.requests import GenerateRequest
 
 _WORD_LIST = (
     "a about above across after again air all almost along also always and answer any around as at autumn away "
@@ -70,7 +70,7 @@ class EchoRunner:
     """Implements `Runner` on lists of ints. `pause` is called once per step (a delay, for demonstrations).
 
     Top-k and the seed are honoured; top-p, min-p and penalties change nothing here. It takes a second plan before the
-    first is collected, as a GPU does; `can_overlap` says whether the core should by default: nothing is gained by it.
+    first is collected, as a GPU does; `can_overlap`: whether the core does so by default, though it gains nothing.
     """
 
     vocab_size = VOCAB_SIZE
@@ -92,7 +92,11 @@ class EchoRunner:
 
     def launch(self, plan: StepPlan) -> StepResult:
         """Write every chunk's tokens, then read every sampled sequence back. Nothing later changes the result."""
-        chunks = [self._resolved(chunk) for chunk in plan.chunks]
+        chunks = [
+            # The token of the step before, which the plan did not know yet.
+            replace(chunk, token_ids=(self._last_token_ids[chunk.seq_id],)) if chunk.token_ids == (PENDING,) else chunk
+            for chunk in plan.chunks
+        ]
         for chunk in chunks:
             self._write(chunk)
         sampled = tuple(self._sample(chunk, chunk.sample) for chunk in chunks if chunk.sample is not None)
@@ -111,25 +115,19 @@ class EchoRunner:
         self._slots = array("q")
 
     def poison(self, block_id: int) -> None:
-        """Overwrite a block, so that whoever still reads it gets another text (pass as the core's `on_forget`)."""
+        """Overwrite a block: a sequence that still reads it gets another text (pass as the core's `on_evict`)."""
         start = block_id * self.block_size
         self._slots[start : start + self.block_size] = array("q", [_POISON]) * self.block_size
 
-    def _resolved(self, chunk: Chunk) -> Chunk:
-        """Put in the token that the step before gave, where the plan did not know it yet."""
-        if chunk.token_ids != (PENDING,):
-            return chunk
-        return replace(chunk, token_ids=(self._last_token_ids[chunk.seq_id],))
-
     def _write(self, chunk: Chunk) -> None:
-        """Write what a token's K/V are in a real model: a function of the token and of everything before it."""
-        before = self._slots[self._slot(chunk, chunk.start - 1)] if chunk.start else 0
+        """Write for each token what its K/V are in a real model: a function of it and of everything before it."""
+        table, size = chunk.block_table, self.block_size
+        # Slot of position i = table[i // size] * size + i % size.
+        last = chunk.start - 1
+        before = self._slots[table[last // size] * size + last % size] if chunk.start else 0
         for position, token_id in enumerate(chunk.token_ids, chunk.start):
             before = (before * _MIX + (position << 32 | token_id)) & _MAX_SLOT
-            self._slots[self._slot(chunk, position)] = before
-
-    def _slot(self, chunk: Chunk, position: int) -> int:
-        return chunk.block_table[position // self.block_size] * self.block_size + position % self.block_size
+            self._slots[table[position // size] * size + position % size] = before
 
     def _read(self, chunk: Chunk) -> bytes:
         """Return what the sequence's slots hold, from position 0 to the end of the chunk."""
@@ -152,9 +150,9 @@ def _scores(state: bytes, last_token_id: int, banned: frozenset[int]) -> dict[in
 
     After the opening half of a code point comes its ending. A sentence ends about every eighth token.
     """
-    ending = _ending_of(last_token_id)
-    if ending is not None and ending not in banned:
-        return {ending: 0.0}
+    is_opening = last_token_id >= _FIRST_SPLIT and (last_token_id - _FIRST_SPLIT) % 2 == 0
+    if is_opening and last_token_id + 1 not in banned:
+        return {last_token_id + 1: 0.0}
     drawn = array("Q", hashlib.shake_256(state).digest(8 * _NUM_DRAWS))
     candidates = list(dict.fromkeys(token for token in map(_candidate, drawn) if token not in banned))
     if not candidates:
@@ -171,13 +169,8 @@ def _candidate(draw: int) -> int:
     return _FIRST_PIECE + draw % len(_WORDS)
 
 
-def _ending_of(token_id: int) -> int | None:
-    is_opening = token_id >= _FIRST_SPLIT and (token_id - _FIRST_SPLIT) % 2 == 0
-    return token_id + 1 if is_opening else None
-
-
 def _choose(scores: dict[int, float], spec: SampleSpec) -> int:
-    """The likeliest, or `argmax(logit / temperature + Gumbel(seed, position, token))` among the top-k."""
+    """Return the likeliest, or `argmax(logit / temperature + Gumbel(seed, position, token))` among the top-k."""
     candidates = list(scores)[: spec.top_k or None]
     if spec.temperature == 0:
         return candidates[0]
@@ -207,15 +200,14 @@ class EchoTokenizer:
     is_byte_exact = True
     strips_leading_space = True
 
-    def render(self, messages: tuple[Message, ...]) -> tuple[int, ...]:
-        """Apply the chat template: role, content, end of turn; then the assistant's turn begins."""
-        turns = [(_ROLES.get(message.role, USER), *checked_bytes(message.content), END_OF_TURN) for message in messages]
-        return (*chain.from_iterable(turns), ASSISTANT)
-
     def encode(self, request: GenerateRequest) -> Prompt:
-        """Return the prompt's ids."""
+        """Return the prompt's ids. The chat template: role, content, end of turn; then the assistant's turn begins."""
         if request.messages is not None:
-            return Prompt(token_ids=self.render(request.messages))
+            turns = [
+                (_ROLES.get(message.role, USER), *checked_bytes(message.content), END_OF_TURN)
+                for message in request.messages
+            ]
+            return Prompt(token_ids=(*chain.from_iterable(turns), ASSISTANT))
         ids = request.prompt_token_ids
         if ids is None:
             ids = tuple(checked_bytes(request.prompt or ""))
@@ -228,7 +220,7 @@ class EchoTokenizer:
         return _PIECES[token_id - _FIRST_PIECE] if _FIRST_PIECE <= token_id < VOCAB_SIZE else b""
 
     def is_special(self, token_id: int) -> bool:
-        """Tell whether a token is left out of the text."""
+        """Return whether a token is left out of the text."""
         return 256 <= token_id < _FIRST_PIECE
 
     def decode(self, token_ids: Sequence[int]) -> str:

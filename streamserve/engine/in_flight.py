@@ -1,9 +1,7 @@
-"""How a step that ran out of memory is tried again: in two halves. Pure functions on chunks.
+"""`InFlight`: the launched steps that are not collected yet, oldest first; `halves`, to retry a step in less memory.
 
-`InFlight`: the steps that a runner was given and that are not yet collected, oldest first.
-
-Knows plans, and which sequences they were made for; not what a result means. Engine thread only. A step's result
-counts for a sequence only while that is where it was: one that ended, or was preempted, has no part in it any more.
+Knows plans and their sequences; does not interpret results. Engine thread only. A step's result counts for a sequence
+only while that is where it was at the launch: a sequence that ended or was preempted takes no part in it any more.
 (Idea: SGLang's overlap loop; mini-sglang's lesson that a late result must find one state machine, not three lists.)
 """
 
@@ -14,71 +12,17 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 
-from streamserve.engine.kv.integrity import IntegrityError
 from streamserve.engine.plan import Chunk, Runner, StepOutOfMemory, StepPlan, StepResult
 from streamserve.engine.sequence import Sequence, State
 
-
-def halves(chunks: tuple[Chunk, ...], block_size: int) -> tuple[tuple[Chunk, ...], ...]:
-    """Split a plan's chunks into two with half the tokens each; the chunk in the middle is cut.
-
-    plan:   [ a ][ b ][ ...... c ...... ][ d ]
-    halves: [ a ][ b ][ .. c .. ] and [ .. c .. ][ d ]
-
-    One token cannot be split: it is tried once more as it is.
-    """
-    num_left = sum(len(chunk.token_ids) for chunk in chunks) // 2
-    first: list[Chunk] = []
-    for index, chunk in enumerate(chunks):
-        if num_left < len(chunk.token_ids):
-            head, tail = _cut(chunk, num_left, block_size)
-            return tuple(half for half in ((*first, *head), (*tail, *chunks[index + 1 :])) if half)
-        first.append(chunk)
-        num_left -= len(chunk.token_ids)
-    return (chunks,)
-
-
-def still_ready(chunks: tuple[Chunk, ...], sequences: Mapping[int, Sequence]) -> tuple[Chunk, ...]:
-    """Return those chunks that can be computed as they were planned, with the tokens that were pending then."""
-    return tuple(
-        replace(chunk, token_ids=tuple(sequences[chunk.seq_id].token_ids[chunk.start : _end(chunk)]))
-        for chunk in chunks
-        if _stands_at(chunk, sequences.get(chunk.seq_id))
-    )
-
-
-def _cut(chunk: Chunk, num_tokens: int, block_size: int) -> tuple[list[Chunk], list[Chunk]]:
-    """Cut a chunk after `num_tokens`; only the rest samples."""
-    if num_tokens == 0:
-        return [], [chunk]
-    middle = chunk.start + num_tokens
-    table = chunk.block_table[: -(-middle // block_size)]
-    head = replace(chunk, token_ids=chunk.token_ids[:num_tokens], block_table=table, sample=None)
-    return [head], [replace(chunk, start=middle, token_ids=chunk.token_ids[num_tokens:])]
-
-
-def _stands_at(chunk: Chunk, sequence: Sequence | None) -> bool:
-    """Whether the sequence still is where the chunk begins, in the same blocks, and its tokens are known."""
-    return (
-        sequence is not None
-        and sequence.num_launched_tokens == chunk.start
-        and sequence.num_tokens >= _end(chunk)
-        and tuple(sequence.block_table[: len(chunk.block_table)]) == chunk.block_table
-    )
-
-
-def _end(chunk: Chunk) -> int:
-    return chunk.start + len(chunk.token_ids)
-
-
-# Until anything is known of step times: compiling kernels and touching memory for the first time takes long.
+# The limit before any step time is known: compiling kernels and touching memory for the first time takes long.
 FIRST_STEPS_SECONDS = 120.0
-# A step is hung when it takes this many times what the step-time model says (and longer than `step_seconds`).
+# A step is hung when it takes this many times the step-time model's prediction (and longer than `step_seconds`).
 HUNG_FACTOR = 8
 
 
 class RunnerFailed(Exception):
-    """The runner raised: the engine is dead. Keeps its exception apart from those of our own bookkeeping."""
+    """The runner raised: the engine is dead. Keeps its exception apart from those of our own code."""
 
     def __init__(self, error: Exception) -> None:
         super().__init__(str(error))
@@ -101,7 +45,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Launched:
-    """One step under way."""
+    """One step in flight."""
 
     plan: StepPlan
     parts: tuple[Part, ...]
@@ -110,10 +54,10 @@ class Launched:
 
 
 class InFlight:
-    """A runner and its uncollected steps. `num_launched` counts all there ever were.
+    """A runner and its uncollected steps. `num_launched` counts all steps so far.
 
-    `on_plan` sees each plan before it runs. `on_step` hears how many seconds from now on are too long (a watchdog), and
-    None when there is nothing to wait for; `predict` says how long a step should take, if that is known.
+    `on_plan` gets each plan before it runs. `on_step` gets the seconds after which a step counts as hung (a watchdog),
+    and None when there is nothing to wait for; `predict` returns how long a step should take, if that is known.
     """
 
     def __init__(
@@ -141,7 +85,7 @@ class InFlight:
         return len(self._steps)
 
     def launch(self, chunks: tuple[Chunk, ...], sequences: Mapping[int, Sequence]) -> None:
-        """Start a step. After `StepOutOfMemory` it is as if this had not been called."""
+        """Launch a step. `StepOutOfMemory` leaves everything as it was."""
         plan = StepPlan(step_id=self.num_launched, chunks=chunks)
         self.num_launched += 1
         at = self._clock()  # a runner without a device of its own computes in `launch`
@@ -155,13 +99,13 @@ class InFlight:
         self._steps.append(Launched(plan, parts, handle, at))
 
     def pop(self) -> Launched:
-        """Take out the oldest step; `collect` it next."""
+        """Remove and return the oldest step; `collect` it next."""
         return self._steps.popleft()
 
     def collect(self, step: Launched) -> tuple[StepResult, float]:
-        """Wait for a step; return what it gave and the seconds that it alone took.
+        """Wait for a step; return its result and the seconds that it alone took.
 
-        After `StepOutOfMemory` it is as if it had not been launched.
+        After `StepOutOfMemory` its launch is undone.
         """
         try:
             with self._guarding(step.plan):
@@ -176,7 +120,7 @@ class InFlight:
         return result, seconds
 
     def discard_all(self) -> None:
-        """Wait for every step there is, and go on as if none had been launched."""
+        """Wait for every step and undo its launch."""
         while self._steps:
             step = self.pop()
             with suppress(StepOutOfMemory):
@@ -184,31 +128,31 @@ class InFlight:
                 _take_back(step)
 
     def rest(self) -> None:
-        """Say that nothing is waited for now."""
+        """Disarm the watchdog."""
         if self._on_step is not None:
             self._on_step(None)
 
     @contextmanager
     def _guarding(self, plan: StepPlan) -> Iterator[None]:
-        """Arm the watchdog, and mark what the runner raises."""
+        """Arm the watchdog, and mark what the runner raises.
+
+        A step counts as hung by the step-time model; until that is fitted, by the most expensive token so far.
+        """
+        if self._on_step is not None:
+            predicted, most = self._predict(plan), self._most_seconds_per_token
+            if predicted is not None:
+                allowed = max(self._step_seconds, HUNG_FACTOR * predicted)
+            elif most is None:
+                allowed = FIRST_STEPS_SECONDS
+            else:
+                allowed = min(FIRST_STEPS_SECONDS, max(self._step_seconds, HUNG_FACTOR * most * plan.num_tokens))
+            self._on_step(allowed)
         try:
-            if self._on_step is not None:
-                self._on_step(self._allowed_seconds(plan))
             yield
         except StepOutOfMemory:
             raise
         except Exception as error:
             raise RunnerFailed(error) from error
-
-    def _allowed_seconds(self, plan: StepPlan) -> float:
-        """Say when a step counts as hung: by the step-time model; until there is one, by the dearest token so far."""
-        predicted = self._predict(plan)
-        if predicted is not None:
-            return max(self._step_seconds, HUNG_FACTOR * predicted)
-        if self._most_seconds_per_token is None:
-            return FIRST_STEPS_SECONDS
-        guess = HUNG_FACTOR * self._most_seconds_per_token * plan.num_tokens
-        return min(FIRST_STEPS_SECONDS, max(self._step_seconds, guess))
 
 
 def _take_back(step: Launched) -> None:
@@ -217,15 +161,53 @@ def _take_back(step: Launched) -> None:
             part.sequence.take_back(len(part.chunk.token_ids))
 
 
-def check_chunks(chunks: tuple[Chunk, ...], sequences: Mapping[int, Sequence], block_size: int) -> None:
-    """Raise `IntegrityError` unless each chunk goes on where its sequence stands, in blocks that are its own."""
-    if len({chunk.seq_id for chunk in chunks}) != len(chunks):
-        raise IntegrityError("a plan holds a sequence twice")
-    for chunk in chunks:
-        stands_at = sequences[chunk.seq_id].num_launched_tokens
-        first, end = chunk.start // block_size, chunk.start + len(chunk.token_ids)
-        if chunk.start != stands_at or end > len(chunk.block_table) * block_size or 0 in chunk.block_table[first:]:
-            raise IntegrityError(
-                f"sequence {chunk.seq_id} stands at {stands_at}; its chunk covers {chunk.start} to {end}"
-                f" in {len(chunk.block_table)} blocks"
-            )
+def halves(chunks: tuple[Chunk, ...], block_size: int) -> tuple[tuple[Chunk, ...], ...]:
+    """Split a plan's chunks into two with half the tokens each; the chunk in the middle is cut.
+
+    plan:   [ a ][ b ][ ...... c ...... ][ d ]
+    halves: [ a ][ b ][ .. c .. ] and [ .. c .. ][ d ]
+
+    One token cannot be split: it is retried as it is.
+    """
+    num_left = sum(len(chunk.token_ids) for chunk in chunks) // 2
+    first: list[Chunk] = []
+    for index, chunk in enumerate(chunks):
+        if num_left < len(chunk.token_ids):
+            head, tail = _split(chunk, num_left, block_size)
+            return tuple(half for half in ((*first, *head), (*tail, *chunks[index + 1 :])) if half)
+        first.append(chunk)
+        num_left -= len(chunk.token_ids)
+    return (chunks,)
+
+
+def still_ready(chunks: tuple[Chunk, ...], sequences: Mapping[int, Sequence]) -> tuple[Chunk, ...]:
+    """Return the chunks that can still be computed as planned, with the values of tokens that were pending then."""
+    return tuple(
+        replace(chunk, token_ids=tuple(sequences[chunk.seq_id].token_ids[chunk.start : _end(chunk)]))
+        for chunk in chunks
+        if _is_ready(chunk, sequences.get(chunk.seq_id))
+    )
+
+
+def _split(chunk: Chunk, num_tokens: int, block_size: int) -> tuple[list[Chunk], list[Chunk]]:
+    """Split a chunk after `num_tokens`; only the rest samples."""
+    if num_tokens == 0:
+        return [], [chunk]
+    middle = chunk.start + num_tokens
+    table = chunk.block_table[: -(-middle // block_size)]
+    head = replace(chunk, token_ids=chunk.token_ids[:num_tokens], block_table=table, sample=None)
+    return [head], [replace(chunk, start=middle, token_ids=chunk.token_ids[num_tokens:])]
+
+
+def _is_ready(chunk: Chunk, sequence: Sequence | None) -> bool:
+    """Whether the sequence is still where the chunk begins, in the same blocks, and its tokens are known."""
+    return (
+        sequence is not None
+        and sequence.num_launched_tokens == chunk.start
+        and sequence.num_tokens >= _end(chunk)
+        and tuple(sequence.block_table[: len(chunk.block_table)]) == chunk.block_table
+    )
+
+
+def _end(chunk: Chunk) -> int:
+    return chunk.start + len(chunk.token_ids)

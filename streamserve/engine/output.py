@@ -1,15 +1,12 @@
-"""What `EngineCore` says: `SequenceUpdate`, news of one sequence, and `CoreStats`, the figures of all. Values only.
+"""The output of an engine: `SequenceUpdate`, and `OutputProcessor`, which makes updates from the results of steps.
 
-`Ledger`: the sequences an engine knows, what each was told, and what was counted.
-
-It books what happens to sequences, by messages or by a step's result; it launches nothing and plans nothing. Each
-sequence is told its end exactly once, or was aborted and is told nothing more. Engine thread only.
+It launches nothing and plans nothing. Each sequence gets exactly one last update, or was aborted and gets no more.
+Engine thread only.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from streamserve.engine.config import EngineConfig
@@ -17,16 +14,17 @@ from streamserve.engine.in_flight import Launched, Part
 from streamserve.engine.kv.pool import BlockPool
 from streamserve.engine.plan import Chunk, RawLogprobs, Sampled, StepResult
 from streamserve.engine.scheduler import Scheduler
-from streamserve.engine.sequence import Park, Sequence, SequenceRequest, State
+from streamserve.engine.sequence import Sequence, SequenceRequest, State
+from streamserve.protocol.park import Park
 
 
 @dataclass(slots=True, kw_only=True)
 class SequenceUpdate:
-    """News of one sequence. The last has one of `finish_reason` ("stop", "length"), `error` (a code) and `park`.
+    """What is new of one sequence. The last has one of `finish_reason` ("stop", "length"), `error` (a code) and `park`.
 
     After "stop" the last token is the eos or stop token: counted, but no part of the text. `num_cached_tokens`,
-    `scheduled_at` and `first_token_at` are repeated in each update; an update without tokens says that the sequence
-    was scheduled, or that it ended. Times are the core's clock; `at` is when the step was over.
+    `scheduled_at` and `first_token_at` are repeated in each update; an update without tokens means that the sequence
+    was scheduled, or that it ended. Times are the core's clock; `at` is the end of the step.
     """
 
     seq_id: int
@@ -46,45 +44,16 @@ class SequenceUpdate:
         return self.finish_reason is not None or self.error is not None or self.park is not None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CoreStats:
-    """Figures after the last step. Block counts exclude the null block: used + cached + free = total.
-
-    `blocks_used` are held by running sequences; `blocks_cached` are reclaimable and hold reusable prefixes.
-    `queued_tokens` are those that waiting sequences still have to compute, `queued_seconds` how long that takes by the
-    step-time model (0 until there is one). `parks` counts sequences that the engine itself parked, `out_of_memory` and
-    `quarantines` steps that ended so; `token_budget` is what a step may compute now.
-    """
-
-    running: int = 0
-    waiting: int = 0
-    blocks_total: int = 0
-    blocks_used: int = 0
-    blocks_cached: int = 0
-    blocks_free: int = 0
-    prefix_queries: int = 0
-    prefix_hits: int = 0
-    prompt_tokens: int = 0
-    generation_tokens: int = 0
-    preemptions: int = 0
-    steps: int = 0
-    unknown_ids: int = 0
-    queued_tokens: int = 0
-    queued_seconds: float = 0.0
-    parks: int = 0
-    out_of_memory: int = 0
-    quarantines: int = 0
-    token_budget: int = 0
-    is_paused: bool = False
-
-
 # More than any model takes; the real bound comes from the config or the pool.
 _NO_MODEL_LIMIT = 1 << 40
 _PAUSED = Park(reason="paused")
 
 
-class Ledger:
-    """`sequences` by id: all that wait or run. `is_suspect`: the books were wrong, and nothing went right since."""
+class OutputProcessor:
+    """The open sequences by id, their pending updates, and counts.
+
+    `is_suspect`: an integrity check has failed, and no step has succeeded since.
+    """
 
     def __init__(self, config: EngineConfig, pool: BlockPool, scheduler: Scheduler) -> None:
         self.sequences: dict[int, Sequence] = {}
@@ -100,72 +69,76 @@ class Ledger:
         self._scheduler = scheduler
         self._updates: list[SequenceUpdate] = []
 
-    def begin(self, request: SequenceRequest, now: float) -> None:
+    def add(self, request: SequenceRequest, now: float) -> None:
         """Queue a new sequence, unless it is over already, or the engine is paused."""
         sequence = Sequence(request)
         self.sequences[sequence.seq_id] = sequence
         self._scheduler.add(sequence, now)
         reason = sequence.finish_reason(self.max_model_len) if sequence.num_output_tokens else None
         if reason is not None:  # resumed after its last token
-            self.tell(sequence, now, finish_reason=reason)
+            self.emit(sequence, now, finish_reason=reason)
         elif self.is_paused:
-            self.tell(sequence, now, park=_PAUSED)
+            self.emit(sequence, now, park=_PAUSED)
 
     def abort(self, seq_id: int) -> None:
-        """Take a sequence out without a word; what this step would have told of it is not told any more."""
-        self._with_known(seq_id, self._take_out)
+        """Remove a sequence without an update; its pending updates are dropped."""
+        sequence = self._find(seq_id)
+        if sequence is not None:
+            self._remove(sequence)
         self._updates = [update for update in self._updates if update.seq_id != seq_id]
 
-    def cut(self, seq_id: int, at: int, now: float) -> None:
-        """Keep `at` output tokens: blocks that hold a later token lose their names."""
-
-        def cut(sequence: Sequence) -> None:
+    def truncate(self, seq_id: int, at: int, now: float) -> None:
+        """End a sequence after `at` output tokens; blocks that hold a later token are evicted."""
+        sequence = self._find(seq_id)
+        if sequence is not None:
             kept = len(sequence.request.prompt_token_ids) + at
-            self.pool.forget(sequence.block_hashes[kept // self.pool.block_size :])
-            self.tell(sequence, now, finish_reason="stop")
+            self.pool.evict(sequence.block_hashes[kept // self.pool.block_size :])
+            self.emit(sequence, now, finish_reason="stop")
 
-        self._with_known(seq_id, cut)
-
-    def move_reader(self, seq_id: int, num_tokens: int | None) -> None:
-        """Note how far a reader is. Answers end before they are read to the end: an unknown id is nothing odd here."""
+    def reader_at(self, seq_id: int, num_tokens: int | None) -> None:
+        """Record a reader's position. Answers end before they are read to the end: unknown ids are not counted here."""
         sequence = self.sequences.get(seq_id)
         if sequence is not None:
             sequence.reader_tokens = num_tokens
 
     def pause(self, now: float) -> None:
-        """Park everybody, and whoever comes until `resume`."""
+        """Park every sequence, and each new one until `resume`."""
         self.is_paused = True
         for sequence in list(self.sequences.values()):
-            self.tell(sequence, now, park=_PAUSED)
+            self.emit(sequence, now, park=_PAUSED)
 
     def resume(self) -> None:
-        """Let sequences begin again."""
+        """Accept sequences again."""
         self.is_paused = False
 
-    def end_late(self, now: float) -> None:
-        """End those whose deadline is over."""
+    def expire_deadlines(self, now: float) -> None:
+        """End the sequences whose deadline has passed."""
         late = [one for one in self.sequences.values() if one.request.deadline is not None]
         for sequence in late:
             if sequence.request.deadline is not None and sequence.request.deadline <= now:
-                self.tell(sequence, now, error="timeout")
+                self.emit(sequence, now, error="timeout")
 
-    def enter(self, step: Launched, result: StepResult, now: float) -> None:
-        """Book what a step gave to those who still have a part in it."""
-        self._charge(step, now)
+    def process_step(self, step: Launched, result: StepResult, now: float) -> None:
+        """Record a step's result for the sequences that still take part in it; all tenants are charged."""
+        num_tokens: Counter[str] = Counter()
+        for part in step.parts:
+            num_tokens[part.sequence.request.tenant] += len(part.chunk.token_ids)
+        for tenant, number in num_tokens.items():
+            self._scheduler.charge(tenant, number, now)
         sampled = {one.seq_id: one for one in result.sampled}
         for part in step.parts:
             if part.is_current and self.sequences.get(part.chunk.seq_id) is part.sequence:
-                self._advance(part, sampled.get(part.chunk.seq_id), now)
+                self._process_part(part, sampled.get(part.chunk.seq_id), now)
 
     def fail(self, sequence: Sequence, error: str, now: float) -> None:
-        """End one sequence with an error code. None of its blocks is found again: any may be what broke it."""
-        self.pool.forget(sequence.block_hashes)
-        self.tell(sequence, now, error=error)
+        """End one sequence with an error code. All its blocks are evicted: any of them may be the cause."""
+        self.pool.evict(sequence.block_hashes)
+        self.emit(sequence, now, error=error)
 
     def quarantine(self, now: float) -> None:
-        """Go on with an empty pool, as nothing is known of the old one: whoever holds blocks ends with an error.
+        """Continue with an empty pool: the sequences that hold blocks of the inconsistent one end with an error.
 
-        Whoever waits goes on, unless this is the second time in a row: then the mistake may be in one of them.
+        The waiting ones stay, unless this is the second quarantine in a row: then one of them may be the cause.
         """
         self.pool = self.pool.renewed()
         lost = self._scheduler.start_over(self.pool, list(self.sequences.values()))
@@ -173,9 +146,9 @@ class Ledger:
             lost = list(self.sequences.values())
         self.is_suspect = True
         for sequence in lost:
-            self.tell(sequence, now, error="internal_error")
+            self.emit(sequence, now, error="internal_error")
 
-    def tell(
+    def emit(
         self,
         sequence: Sequence,
         now: float,
@@ -186,7 +159,7 @@ class Ledger:
         error: str | None = None,
         park: Park | None = None,
     ) -> None:
-        """Note an update; the last takes the sequence out. In this order: it is told even if the books then break."""
+        """Queue an update; the last one removes the sequence, after it is queued, in case the removal fails."""
         update = SequenceUpdate(
             seq_id=sequence.seq_id,
             at=now,
@@ -202,31 +175,23 @@ class Ledger:
         self._updates.append(update)
         self.num_parks += park is not None
         if update.is_last:
-            self._take_out(sequence)
+            self._remove(sequence)
 
     def take_updates(self) -> tuple[SequenceUpdate, ...]:
-        """Return the news since the last call."""
+        """Return the updates since the last call."""
         updates, self._updates = tuple(self._updates), []
         return updates
 
-    def _charge(self, step: Launched, now: float) -> None:
-        """Tell the scheduler whose work it was, wanted or not."""
-        num_tokens: Counter[str] = Counter()
-        for part in step.parts:
-            num_tokens[part.sequence.request.tenant] += len(part.chunk.token_ids)
-        for tenant, number in num_tokens.items():
-            self._scheduler.charge(tenant, number, now)
-
-    def _advance(self, part: Part, sampled: Sampled | None, now: float) -> None:
-        """Book one sequence's part of a step."""
+    def _process_part(self, part: Part, sampled: Sampled | None, now: float) -> None:
+        """Record one sequence's part of a step."""
         sequence, num_tokens = part.sequence, len(part.chunk.token_ids)
         error = _error_of(part.chunk, sampled)
         if error is not None:
             self.fail(sequence, error, now)
             return
         is_first = sequence.num_computed_tokens == sequence.num_cached_tokens and sequence.num_preemptions == 0
-        sequence.land(num_tokens)
-        self.pool.register(sequence, num_tokens)
+        sequence.mark_computed(num_tokens)
+        self.pool.cache_blocks(sequence, num_tokens)
         token_ids = self._append(sequence, sampled, now)
         reason = sequence.finish_reason(self.max_model_len)
         park = self._lead_park(sequence) if token_ids and reason is None else None
@@ -234,7 +199,7 @@ class Ledger:
             self.num_prompt_tokens += len(sequence.request.prompt_token_ids)
         if token_ids or reason or is_first:
             logprobs = (sampled.logprobs,) if sampled is not None and token_ids else ()
-            self.tell(sequence, now, token_ids=token_ids, logprobs=logprobs, finish_reason=reason, park=park)
+            self.emit(sequence, now, token_ids=token_ids, logprobs=logprobs, finish_reason=reason, park=park)
         self.is_suspect = False
 
     def _append(self, sequence: Sequence, sampled: Sampled | None, now: float) -> tuple[int, ...]:
@@ -247,28 +212,27 @@ class Ledger:
         return (sampled.token_id,)
 
     def _lead_park(self, sequence: Sequence) -> Park | None:
-        """Park a sequence that has said more than its reader will have read soon."""
+        """Return a park for a sequence that is `lead_tokens` ahead of its reader."""
         reader = sequence.reader_tokens
         if reader is None or sequence.num_output_tokens - reader < self._lead_tokens:
             return None
         return Park(reason="lead", resume_at_lead=self._lead_tokens // 2)
 
-    def _with_known(self, seq_id: int, action: Callable[[Sequence], None]) -> None:
-        """Act on a sequence if it is still there; it may have ended while the message was on its way."""
+    def _find(self, seq_id: int) -> Sequence | None:
+        """Return an open sequence; one that ended while the message was queued is counted as unknown."""
         sequence = self.sequences.get(seq_id)
         if sequence is None:
             self.num_unknown_ids += 1
-        else:
-            action(sequence)
+        return sequence
 
-    def _take_out(self, sequence: Sequence) -> None:
+    def _remove(self, sequence: Sequence) -> None:
         del self.sequences[sequence.seq_id]
         if sequence.state is not State.FINISHED:
             self._scheduler.finish(sequence)
 
 
 def _error_of(chunk: Chunk, sampled: Sampled | None) -> str | None:
-    """Return the code a runner gave, or that of a runner which forgot to answer."""
+    """Return the runner's error code, or "runner_error" where its result is missing."""
     if sampled is None:
         return "runner_error" if chunk.sample is not None else None
     return sampled.error

@@ -1,9 +1,9 @@
 """Into and out of a step: `StepPlan`, `StepResult`, and the `Runner` that turns one into the other.
 
 Ints in, ints out. The scheduler makes plans and knows no tensors; a runner holds the model and the KV memory and knows
-no requests. Lives on the engine thread. Nothing here changes once it is made; those of which thousands are made a
-second are not declared frozen, which would triple what making one costs. (Idea: nano-vllm's three-beat step; vLLM V1's
-"no prefill or decode phase".)
+no requests. Lives on the engine thread. Nothing here changes once it is made; classes of which thousands are made a
+second are not declared frozen, which would triple their cost. `Progress` reports the load of a runner. (Idea:
+nano-vllm's three-beat step; vLLM V1's "no prefill or decode phase".)
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-# Stands in a chunk for the token that the step before, launched and not yet collected, gives its sequence.
+# In a chunk: the token that the step before, launched and not yet collected, gives its sequence.
 PENDING = -1
 
 
 class StepOutOfMemory(Exception):
-    """A runner had not enough memory for a plan. Nothing of it counts; a smaller plan may work."""
+    """A runner had not enough memory for a plan. Its results are dropped; a smaller plan may work."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -88,7 +88,7 @@ class RawLogprobs:
 
 @dataclass(slots=True, kw_only=True)
 class Sampled:
-    """What a step gave one sequence. `error` (a code such as "numerical_error") means: do not use the chunk's blocks.
+    """The result of a step for one sequence. With an `error` (a code: "numerical_error") its blocks are unusable.
 
     One entry for every chunk that had `sample`, and for every chunk that failed. `token_id` is None iff `error` is set.
     """
@@ -101,7 +101,7 @@ class Sampled:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepResult:
-    """What came out of the step `step_id`, in the plan's order."""
+    """The result of step `step_id`, in the plan's order."""
 
     step_id: int
     sampled: tuple[Sampled, ...]
@@ -124,7 +124,17 @@ class Runner(Protocol):
         """Start the step and return a handle for `collect`."""
 
     def collect(self, handle: object) -> StepResult:
-        """Wait for the step and return what it gave."""
+        """Wait for the step and return its result."""
 
     def close(self) -> None:
         """Free the model and its memory."""
+
+
+class Progress(Protocol):
+    """Reports how far a load is: the stage, its fraction (0 to 1), and bytes read. It may raise to end the load."""
+
+    def __call__(self, stage: str, fraction: float, loaded_bytes: int = 0, total_bytes: int = 0) -> None: ...
+
+
+def no_progress(stage: str, fraction: float, loaded_bytes: int = 0, total_bytes: int = 0) -> None:
+    """Report nothing."""

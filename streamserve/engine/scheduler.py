@@ -3,12 +3,12 @@
 No prefill and no decode phase: every running sequence's computed tokens chase its known ones under one token budget.
 Decodes come first, so that no prompt makes readers wait; prefill takes what is left, or what the step-time model
 allows. Knows ints, one order key and how far readers are; no tensors, no text. Engine thread only; time is an argument.
-(Idea: vLLM V1's scheduler; SGLang's decaying reserve for admission; Andes, arXiv 2404.16283, for parking whoever is
-ahead of its reader; nano-vllm for the size.)
+(Idea: vLLM V1's scheduler; SGLang's decaying reserve for admission; Andes, arXiv 2404.16283, for parking sequences that
+are ahead of their readers; nano-vllm for the size.)
 
 Wait bound. A key is arrival + the class's TTFT budget + the tenant's debt, which is within ± `max_debt_seconds` and
-fixed when a sequence is added; waiting sequences are admitted strictly in its order. So nobody who arrived more than
-(TTFT of r's class + 2 * max_debt_seconds - the smallest TTFT of any class) after r is admitted before r.
+fixed when a sequence is added; waiting sequences are admitted strictly in its order. So a request that arrives more
+than (TTFT of r's class + 2 * max_debt_seconds - the smallest TTFT of any class) after r is never admitted before r.
 """
 
 from __future__ import annotations
@@ -18,15 +18,14 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from operator import attrgetter, itemgetter
 
-from streamserve.engine.budget import StepBudget, TokenBudget
-from streamserve.engine.config import EngineConfig, LatencyClass
-from streamserve.engine.fairness import TenantDebt
-from streamserve.engine.kv.free_list import Block
-from streamserve.engine.kv.integrity import IntegrityError
+from streamserve.engine.budget import StepBudget, TenantDebt, TokenBudget
+from streamserve.engine.config import EngineConfig
+from streamserve.engine.kv.free_list import Block, IntegrityError
 from streamserve.engine.kv.pool import BlockPool
 from streamserve.engine.plan import Chunk
-from streamserve.engine.sequence import Park, Sequence, State
+from streamserve.engine.sequence import Sequence, State
 from streamserve.engine.step_time import StepTime
+from streamserve.protocol.park import Park
 
 # Share of their remaining max_tokens kept free for running sequences on admission. Most answers end long before
 # max_tokens, so it decays while nothing goes wrong, and starts again after a preemption (SGLang's new_token_ratio).
@@ -34,7 +33,7 @@ RESERVE_SHARE = 0.7
 MIN_RESERVE_SHARE = 0.1
 RESERVE_DECAY = 0.995
 
-# Place in the queue: smaller goes first. Set by `Scheduler.add`.
+# Order of the queue and of the batch: smaller goes first. Set by `Scheduler.add`.
 order_key = attrgetter("order_key")
 
 
@@ -45,9 +44,9 @@ def max_servable_tokens(max_model_len: int, num_blocks: int, block_size: int) ->
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Schedule:
-    """The next step's chunks, decodes first, and those who parked to make room: finished, holding nothing.
+    """The next step's chunks, decodes first, and the sequences parked to make room: finished, without blocks.
 
-    No chunks: nothing is known, or all that is known is in flight, or (when nothing runs) the first in the queue can
+    No chunks: there are no tokens to compute, or all are in flight, or (when nothing runs) the first in the queue can
     never fit.
     """
 
@@ -58,7 +57,7 @@ class Schedule:
 class Scheduler:
     """Waiting and running sequences, both in order of `order_key`.
 
-    The core tells `step_time` and `charge` what each step cost. `forced_preempt` (tests) names running sequences to
+    The core feeds each step's cost to `step_time` and `charge`. `forced_preempt` (tests) returns running sequences to
     preempt before a step.
     """
 
@@ -72,7 +71,6 @@ class Scheduler:
         self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
         self.num_preemptions = 0
-        self.queued_tokens = 0
         self.step_time = StepTime()
         self.forced_preempt: Callable[[tuple[Sequence, ...]], Iterable[Sequence]] | None = None
         self._config = config
@@ -86,44 +84,51 @@ class Scheduler:
         """Tokens that a step may compute now."""
         return self._budget.num_tokens
 
+    @property
+    def queued_tokens(self) -> int:
+        """Known tokens of all that wait."""
+        return sum(sequence.num_tokens for sequence in self.waiting)
+
     def lower_budget(self, num_tokens: int) -> None:
         """Plan smaller steps for a while: one of `num_tokens` ran out of memory. See `TokenBudget`."""
         self._budget.lower(num_tokens)
 
     def charge(self, tenant: str, num_tokens: int, now: float) -> None:
-        """Note what a step computed for a tenant; who takes more than its share goes later in the queue."""
+        """Record what a step computed for a tenant; above its share, its new requests queue later."""
         self._debt.charge(tenant, num_tokens, now)
 
     def queued_seconds(self) -> float:
-        """Return how long the prefill of all that wait takes by the step-time model; 0 until there is one."""
-        num_steps = -(-self.queued_tokens // self.token_budget)
-        return self.step_time.seconds_for(self.queued_tokens, num_steps) or 0.0 if num_steps else 0.0
+        """Return how long the prefill of all that wait takes by the step-time model; 0 until that is fitted."""
+        num_tokens = self.queued_tokens
+        num_steps = -(-num_tokens // self.token_budget)
+        return self.step_time.seconds_for(num_tokens, num_steps) or 0.0 if num_steps else 0.0
 
     def add(self, sequence: Sequence, now: float) -> None:
-        """Queue a new sequence; its place is fixed from here on."""
+        """Queue a new sequence; its order key never changes."""
         request = sequence.request
+        latency_class = self._config.classes[request.latency_class]
         most = self._config.max_debt_seconds
         debt = max(-most, min(self._debt.seconds(request.tenant, now), most))
-        sequence.order_key = request.arrived_at + self._class(sequence).ttft_seconds + debt, request.seq_id
+        sequence.order_key = request.arrived_at + latency_class.ttft_seconds + debt, request.seq_id
         if not sequence.num_output_tokens:
-            sequence.expires_at = now + self._class(sequence).queue_seconds
+            sequence.expires_at = now + latency_class.queue_seconds
         self._enqueue(sequence)
 
     def finish(self, sequence: Sequence) -> None:
-        """End a sequence wherever it is, and free what it holds."""
+        """End a waiting or running sequence and free its blocks."""
         if sequence.state is State.RUNNING:
             self.running.remove(sequence)
         else:
-            self._dequeue(sequence)
+            self.waiting.remove(sequence)
         sequence.transition(State.FINISHED)
         sequence.release(self._pool)
 
     def start_over(self, pool: BlockPool, sequences: Iterable[Sequence]) -> list[Sequence]:
-        """Take a new pool, after the old one's books broke: of all the engine's `sequences`, those that wait go on.
+        """Use a new pool, after an integrity check failed; of all the engine's `sequences`, the waiting ones stay.
 
-        Returns the others, finished, their blocks given to nobody.
+        Returns the others, finished; their blocks are not freed.
         """
-        self._pool, self.running, self.waiting, self.queued_tokens = pool, [], [], 0
+        self._pool, self.running, self.waiting = pool, [], []
         touched: list[Sequence] = []
         for sequence in sequences:
             if sequence.state is State.WAITING and not sequence.block_table:
@@ -136,16 +141,17 @@ class Scheduler:
         return touched
 
     def expired(self, now: float) -> list[Sequence]:
-        """Return who has waited for its first step longer than its class allows; whoever was shown anything may wait.
+        """Return the sequences that waited for their first step longer than their class allows; resumed ones may wait.
 
-        Ask after `schedule`: who can start now is not turned away, however long the step before took.
+        Called after `schedule`: a sequence that can start now is not refused, however long the step before took.
         """
         return [one for one in self.waiting if one.expires_at < now and one.scheduled_at is None]
 
     def schedule(self, now: float) -> Schedule:
-        """Choose the next step's chunks, and who parks for somebody who waits."""
-        for sequence in self._to_preempt():
-            self._preempt(sequence)
+        """Choose the next step's chunks, and the sequences that park for a waiting one."""
+        if self.forced_preempt is not None:
+            for sequence in list(self.forced_preempt(tuple(self.running))):
+                self._preempt(sequence)
         budget = StepBudget(self._budget.num_tokens, self._config, self._pool.block_size, self.step_time)
         self._schedule_decodes(budget)
         self._schedule_prefills(budget)
@@ -160,10 +166,10 @@ class Scheduler:
                 continue
             budget.has_decodes = True
             if not sequence.must_wait(self._config.max_model_len) and self._make_room(sequence, budget):
-                budget.decode(sequence)
+                budget.add(sequence, 1)
 
     def _schedule_prefills(self, budget: StepBudget) -> None:
-        """Go on with chunked prompts; their blocks were given out at admission."""
+        """Continue chunked prompts; their blocks were allocated at admission."""
         for sequence in [one for one in self.running if one.num_unplanned_tokens > 1]:
             if budget.num_prefill_tokens(sequence.num_launched_tokens) > 0:
                 budget.prefill(sequence)
@@ -171,7 +177,7 @@ class Scheduler:
     def _admit(self, budget: StepBudget, now: float) -> Iterable[tuple[Sequence, Park]]:
         """Start waiting sequences, strictly in order: one that does not fit holds back those behind it.
 
-        Yields those who park for it.
+        Yields the sequences that park for it.
         """
         while self.waiting and budget.num_prefill_tokens(0) > 0:
             sequence = self.waiting[0]
@@ -187,39 +193,36 @@ class Scheduler:
             budget.prefill(sequence)
 
     def _start(self, sequence: Sequence) -> bool:
-        """Let the sequence run, with blocks for all its known tokens, if they and the reserve for growth are there."""
+        """Start the sequence, with blocks for all its known tokens, if these and the reserve for growth are free."""
         if len(self.running) == self._config.max_num_seqs:
             return False
         prefix = self._pool.find_prefix(sequence)
         if not self._fits(sequence, prefix, self.running, self._pool.num_free):
             return False
-        self._dequeue(sequence)
+        self.waiting.remove(sequence)
         self._pool.start(sequence, prefix)
         sequence.transition(State.RUNNING)
         insort(self.running, sequence, key=order_key)
         return True
 
     def _fits(self, sequence: Sequence, prefix: list[Block], beside: list[Sequence], num_free: int) -> bool:
+        """Whether `num_free` blocks are enough for its known tokens and the reserve for the growth of all."""
         num_held = sum(block.ref_count > 0 for block in prefix)
         needed = self._pool.num_blocks_for(sequence.num_tokens) - num_held
-        return needed + self._num_reserved(sequence, beside) <= num_free
-
-    def _num_reserved(self, sequence: Sequence, beside: list[Sequence]) -> int:
-        """Blocks to keep free for growth; none for a sequence that would run alone, which always has room."""
-        if not beside:
-            return 0
-        growth = sum(self._num_growth_blocks(other) for other in (*beside, sequence))
-        return int(growth * self._reserve_share)
+        if beside:  # a sequence that would run alone always has room
+            growth = sum(self._num_growth_blocks(other) for other in (*beside, sequence))
+            needed += int(growth * self._reserve_share)
+        return needed <= num_free
 
     def _num_growth_blocks(self, sequence: Sequence) -> int:
         most = sequence.num_tokens + sequence.num_remaining_tokens
         return self._pool.num_blocks_for(most) - self._pool.num_blocks_for(sequence.num_tokens)
 
     def _furthest_ahead(self, waiting: Sequence, now: float) -> Sequence | None:
-        """Return whose reader has most to read, if that is enough; None if not even all such together make room.
+        """Return the sequence furthest ahead of its reader, if far enough; None if all such together free too little.
 
-        They may share blocks, so in the end one may have parked in vain. Only for somebody whose reader has nothing
-        yet: an answer that comes back from a park waits for a place, or they would all take turns and compute twice.
+        They may share blocks, so one may park in vain. Only for a sequence without output: a resumed one waits for a
+        place, or all would take turns and compute twice.
         """
         if waiting.num_output_tokens:
             return None
@@ -234,27 +237,29 @@ class Scheduler:
         return max(spare, key=itemgetter(1))[0]
 
     def _ahead_seconds(self, sequence: Sequence, now: float) -> float:
-        """How long its reader has enough to read; minus infinity for one that may not park."""
-        seconds = sequence.ahead_seconds(self._class(sequence).pace, now)
+        """Return how far it is ahead of its reader; minus infinity for a sequence that may not park."""
+        seconds = sequence.ahead_seconds(self._config.classes[sequence.request.latency_class].pace, now)
         return float("-inf") if seconds is None else seconds
 
     def _park(self, sequence: Sequence, budget: StepBudget, now: float) -> tuple[Sequence, Park]:
         seconds = self._ahead_seconds(sequence, now)
-        budget.take_back(sequence)
+        budget.remove(sequence)
         self.finish(sequence)
         return sequence, Park(reason="ahead", resume_seconds=seconds / 2)
 
     def _make_room(self, sequence: Sequence, budget: StepBudget) -> bool:
-        """See to a slot for the next token, preempting from the back; False if that hit the sequence itself."""
+        """Allocate a block for the next token, preempting from the back; False if the sequence itself was preempted."""
         if self._pool.num_blocks_for(sequence.num_launched_tokens + 1) <= len(sequence.block_table):
             return True
         if sequence.num_launched_tokens > len(sequence.block_table) * self._pool.block_size:
-            raise IntegrityError(f"sequence {sequence.seq_id} has less blocks than it has filled")
+            raise IntegrityError(f"sequence {sequence.seq_id} has fewer blocks than it has filled")
         while self._pool.num_free == 0:
             # Invariant: the oldest is never a victim, and alone it always has room.
             victim = self.running[-1]
             if victim is self.running[0]:
-                raise IntegrityError(f"sequence {victim.seq_id} runs alone and has no room: who holds the blocks?")
+                raise IntegrityError(
+                    f"sequence {victim.seq_id} runs alone and has no room: its blocks have other holders"
+                )
             self._preempt(victim)
             budget.has_preempted = True
             if victim is sequence:
@@ -263,7 +268,7 @@ class Scheduler:
         return True
 
     def _preempt(self, sequence: Sequence) -> None:
-        """Send a running sequence back to the queue without its blocks; it will find most of them cached."""
+        """Return a running sequence to the queue without its blocks; most of them stay cached."""
         self.running.remove(sequence)
         sequence.transition(State.WAITING)
         sequence.release(self._pool)
@@ -274,14 +279,3 @@ class Scheduler:
 
     def _enqueue(self, sequence: Sequence) -> None:
         insort(self.waiting, sequence, key=order_key)
-        self.queued_tokens += sequence.num_tokens
-
-    def _dequeue(self, sequence: Sequence) -> None:
-        self.waiting.remove(sequence)
-        self.queued_tokens -= sequence.num_tokens
-
-    def _class(self, sequence: Sequence) -> LatencyClass:
-        return self._config.classes[sequence.request.latency_class]
-
-    def _to_preempt(self) -> list[Sequence]:
-        return list(self.forced_preempt(tuple(self.running))) if self.forced_preempt is not None else []

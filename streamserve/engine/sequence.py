@@ -1,8 +1,8 @@
 """`SequenceRequest` and `Sequence`: the tokens of one answer, and where they stand in the engine.
 
-A sequence knows its tokens, its blocks and how far they are computed; it knows no text, no request, no reader. Engine
-thread only. (Idea: vLLM V1's `num_computed_tokens` chasing the known tokens; mini-sglang's lesson that one guarded
-`release()` beats set membership.)
+A sequence knows its tokens, its blocks and how far they are computed; no text and no stream. Engine thread only. (Idea:
+vLLM V1's `num_computed_tokens` chasing the known tokens; mini-sglang's lesson that one guarded `release()` beats set
+membership.)
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING
 
-from streamserve.engine.kv.integrity import IntegrityError
+from streamserve.engine.kv.free_list import IntegrityError
 from streamserve.engine.plan import SampleSpec
 from streamserve.protocol.requests import SamplingParams
 
@@ -24,13 +24,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SequenceRequest:
-    """One answer to make. `sampling.seed` and `sampling.max_tokens` are resolved; ids are never reused.
+    """One answer to generate. `sampling.seed` and `sampling.max_tokens` are resolved; ids are never reused.
 
     `output_token_ids` were already shown: they count towards max_tokens and min_tokens, so that a resumed sequence ends
     where the uninterrupted one would. `max_tokens` 0 only fills the prefix cache. The first `num_public_tokens` of the
-    prompt were put there by the server for everybody, and are cached without the salt. `reader_tokens`: how many output
-    tokens the reader has received by now; None: nobody's reading is waited for. `first_token_at`: when the answer's
-    first token was made, if that was before this admission.
+    prompt are the server's own, the same for all tenants, and are cached without the salt. `reader_tokens`: how many
+    output tokens the reader has received by now; None: the engine does not wait for readers. `first_token_at`: when the
+    answer's first token was generated, if that was before this admission.
     """
 
     seq_id: int
@@ -48,22 +48,8 @@ class SequenceRequest:
     first_token_at: float | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Park:
-    """The engine has ended a sequence before its end and forgotten it; asking again goes on. When to ask:
-
-    - "lead": its reader is too far behind: when no more than `resume_at_lead` tokens are unread
-    - "ahead": others needed the room more than a reader who has enough to read: after `resume_seconds`
-    - "paused": an operator paused the engine; "lost": the engine is gone: at once, and again until it is taken
-    """
-
-    reason: str
-    resume_at_lead: int = 0
-    resume_seconds: float = 0.0
-
-
 class State(Enum):
-    """Where a sequence is: in the queue, in the batch, or gone."""
+    """In the queue, in the batch, or ended."""
 
     WAITING = "waiting"
     RUNNING = "running"
@@ -83,14 +69,15 @@ _TRANSITIONS = frozenset(
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """The mutable state of one `SequenceRequest`; see `check_integrity` in block_pool.py for what must hold.
+    """The mutable state of one `SequenceRequest`; its invariants are in `BlockPool.check_integrity`.
 
     token_ids:  [ prompt ............ | output ............ ]
                 [ computed: K/V in blocks )[ in flight )[ to be computed ]( pending )
+                                           ^num_computed ^num_launched
 
     In flight are the tokens of launched, uncollected steps. While `is_pending` the last of these gives the sequence one
-    more token, which a runner that can overlap knows before we do. A step's result counts only if `num_preemptions` is
-    what it was at the launch and the sequence still runs: otherwise its blocks were given back, and it starts afresh.
+    more token, which a runner that can overlap knows before the core does. A step's result counts only if the sequence
+    still runs and `num_preemptions` is what it was at the launch: otherwise its blocks were freed, and it starts again.
     `order_key` and `expires_at` (its first step must come before) are the scheduler's, fixed when it is added.
     """
 
@@ -98,33 +85,31 @@ class Sequence:
     state: State = State.WAITING
     token_ids: list[int] = field(default_factory=list)
     num_computed_tokens: int = 0
+    num_launched_tokens: int = 0  # computed or in flight: the next chunk starts here
     block_table: list[int] = field(default_factory=list)
     block_hashes: list[bytes] = field(default_factory=list)
     num_cached_tokens: int = 0
     num_preemptions: int = 0
-    num_in_flight: int = 0
     is_pending: bool = False
     order_key: tuple[float, int] = (0.0, 0)
     expires_at: float = math.inf
     scheduled_at: float | None = None
     first_token_at: float | None = None
     reader_tokens: int | None = None
+    seq_id: int = field(init=False)
+    max_tokens: int = field(init=False)  # the most output tokens, shown ones included
+    has_penalties: bool = field(init=False)
 
     def __post_init__(self) -> None:
+        sampling = self.request.sampling
+        assert sampling.max_tokens is not None, "max_tokens is resolved at acceptance"
+        self.seq_id = self.request.seq_id
+        self.max_tokens = sampling.max_tokens
+        penalties = (sampling.presence_penalty, sampling.frequency_penalty, sampling.repetition_penalty)
+        self.has_penalties = penalties != (0.0, 0.0, 1.0)
         self.token_ids = [*self.request.prompt_token_ids, *self.request.output_token_ids]
         self.first_token_at = self.request.first_token_at
         self.reader_tokens = self.request.reader_tokens
-
-    @property
-    def seq_id(self) -> int:
-        """The engine's own id of this sequence."""
-        return self.request.seq_id
-
-    @property
-    def max_tokens(self) -> int:
-        """The most output tokens, shown ones included."""
-        assert self.request.sampling.max_tokens is not None, "max_tokens is resolved at acceptance"
-        return self.request.sampling.max_tokens
 
     @property
     def num_tokens(self) -> int:
@@ -142,14 +127,14 @@ class Sequence:
         return len(self.token_ids) - self.num_computed_tokens
 
     @property
-    def num_launched_tokens(self) -> int:
-        """Tokens that are computed or in flight: the next chunk starts here."""
-        return self.num_computed_tokens + self.num_in_flight
+    def num_in_flight(self) -> int:
+        """Tokens of launched, uncollected steps."""
+        return self.num_launched_tokens - self.num_computed_tokens
 
     @property
     def num_unplanned_tokens(self) -> int:
         """Tokens, the pending one included, that no step has been launched for; 1 means the sequence decodes."""
-        return len(self.token_ids) + self.is_pending - self.num_computed_tokens - self.num_in_flight
+        return len(self.token_ids) + self.is_pending - self.num_launched_tokens
 
     @property
     def num_remaining_tokens(self) -> int:
@@ -163,34 +148,33 @@ class Sequence:
         self.state = state
 
     def launch(self, num_tokens: int, *, is_sampled: bool) -> None:
-        """Note that a step with the next `num_tokens` was launched; `is_sampled`: it gives a token."""
-        self.num_in_flight += num_tokens
+        """Record that a step with the next `num_tokens` was launched; `is_sampled`: it gives a token."""
+        self.num_launched_tokens += num_tokens
         self.is_pending = is_sampled
 
-    def land(self, num_tokens: int) -> None:
-        """Note that the oldest launched step with this sequence is over, and computed `num_tokens`."""
-        self.num_in_flight -= num_tokens
+    def mark_computed(self, num_tokens: int) -> None:
+        """Record that the oldest launched step with this sequence has computed its `num_tokens`."""
         self.num_computed_tokens += num_tokens
-        self.is_pending = self.is_pending and self.num_in_flight > 0
+        self.is_pending = self.is_pending and self.num_launched_tokens > self.num_computed_tokens
 
     def take_back(self, num_tokens: int) -> None:
-        """Undo a launch whose result is not wanted. The same must be done to every step launched after it."""
-        self.num_in_flight -= num_tokens
+        """Undo a launch whose result is dropped. The same must be done to every step launched after it."""
+        self.num_launched_tokens -= num_tokens
         self.is_pending = False
 
     def release(self, pool: BlockPool) -> None:
-        """Give every block back. Only outside RUNNING; a second call finds nothing to give.
+        """Free every block. Only outside RUNNING; a second call finds nothing to free.
 
-        What is in flight will be dropped; one stream runs the steps in order, so the blocks may be given out at once.
+        Results in flight are dropped; the device runs the steps in order, so the blocks may be allocated again at once.
         """
         if self.state is State.RUNNING:
-            raise IntegrityError(f"sequence {self.seq_id} gives blocks back while running")
+            raise IntegrityError(f"sequence {self.seq_id} frees its blocks while running")
         pool.free(self.lose_blocks())
 
     def lose_blocks(self) -> list[int]:
-        """Forget what is computed and where; returns the blocks, which nobody has given back."""
+        """Drop the block table and what is computed; returns the blocks, which are not freed yet."""
         blocks, self.block_table = self.block_table, []
-        self.num_computed_tokens = self.num_in_flight = 0
+        self.num_computed_tokens = self.num_launched_tokens = 0
         self.is_pending = False
         return blocks
 
@@ -198,36 +182,39 @@ class Sequence:
         """Return why the sequence is over, or None. The eos or stop token is its last token and no part of the text."""
         if self.max_tokens == 0:
             return None if self.num_uncomputed_tokens else "length"
-        if self._ends_with_stop_token():
+        has_min_tokens = self.num_output_tokens > self.request.sampling.min_tokens
+        if has_min_tokens and self.token_ids[-1] in self._stop_token_ids():
             return "stop"
         if self.num_output_tokens >= self.max_tokens or self.num_tokens >= max_model_len:
             return "length"
         return None
 
     def must_wait(self, max_model_len: int | None) -> bool:
-        """Whether the pending token has to be known first: a penalty counts it, or it is the last there can be."""
+        """Whether the pending token must be known first: a penalty counts it, or it may be the last token."""
         if not self.is_pending:
             return False
         is_last = self.num_output_tokens + 1 >= self.max_tokens
-        return is_last or self.num_tokens + 1 >= (max_model_len or sys.maxsize) or self._has_penalties()
+        return is_last or self.num_tokens + 1 >= (max_model_len or sys.maxsize) or self.has_penalties
 
     def ahead_seconds(self, pace: float, now: float) -> float | None:
-        """Return how long a reader who takes in `pace` tokens a second has enough to read.
+        """Return how many seconds of unread tokens its reader has at `pace` tokens a second.
 
-        One who is slower has more. None: nobody reads, or nothing came of this admission yet.
+        A slower reader has more. None: the engine does not wait for readers, or this admission gave no token yet.
         """
-        has_said_nothing = self.num_output_tokens == len(self.request.output_token_ids)
-        if self.reader_tokens is None or self.first_token_at is None or has_said_nothing:
+        has_no_new_token = self.num_output_tokens == len(self.request.output_token_ids)
+        if self.reader_tokens is None or self.first_token_at is None or has_no_new_token:
             return None
         return (self.num_output_tokens - min(self.reader_tokens, pace * (now - self.first_token_at))) / pace
 
     def sample_spec(self) -> SampleSpec | None:
-        """Say how to choose the token after the last known or pending one; None if none is wanted."""
+        """Return how to choose the token after the last known or pending one; None if none is wanted."""
         if self.max_tokens == 0:
             return None
-        sampling = self.request.sampling
+        sampling, prompt = self.request.sampling, self.request.prompt_token_ids
         assert sampling.seed is not None, "the seed is resolved at acceptance"
-        prompt, output = self._penalised_token_ids()
+        banned: tuple[int, ...] = ()
+        if self.num_output_tokens + self.is_pending < sampling.min_tokens:
+            banned = tuple(sorted(self._stop_token_ids()))
         return SampleSpec(
             position=self.num_tokens + self.is_pending,
             seed=sampling.seed,
@@ -238,9 +225,9 @@ class Sequence:
             presence_penalty=sampling.presence_penalty,
             frequency_penalty=sampling.frequency_penalty,
             repetition_penalty=sampling.repetition_penalty,
-            prompt_token_ids=prompt,
-            output_token_ids=output,
-            banned_token_ids=self._banned_token_ids(),
+            prompt_token_ids=prompt if self.has_penalties else (),
+            output_token_ids=tuple(self.token_ids[len(prompt) :]) if self.has_penalties else (),
+            banned_token_ids=banned,
             logprobs=sampling.logprobs,
         )
 
@@ -251,23 +238,3 @@ class Sequence:
             if sampling.ignore_eos
             else self.request.eos_token_ids.union(sampling.stop_token_ids)
         )
-
-    def _ends_with_stop_token(self) -> bool:
-        return (
-            self.num_output_tokens > self.request.sampling.min_tokens and self.token_ids[-1] in self._stop_token_ids()
-        )
-
-    def _banned_token_ids(self) -> tuple[int, ...]:
-        if self.num_output_tokens + self.is_pending >= self.request.sampling.min_tokens:
-            return ()
-        return tuple(sorted(self._stop_token_ids()))
-
-    def _has_penalties(self) -> bool:
-        sampling = self.request.sampling
-        return (sampling.presence_penalty, sampling.frequency_penalty, sampling.repetition_penalty) != (0.0, 0.0, 1.0)
-
-    def _penalised_token_ids(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        if not self._has_penalties():
-            return (), ()
-        prompt = self.request.prompt_token_ids
-        return prompt, tuple(self.token_ids[len(prompt) :])

@@ -4,8 +4,8 @@
 
 A pair is a token and a position that it attends to: what attention costs, long contexts and long chunks alike. Least
 squares of the relative error, over the mean of each size class of steps. Inside a class the last steps count; a class
-that nothing adds to loses weight slowly. So an hour of decodes does not make it forget what prefill costs, as plain
-recursive least squares with forgetting would. Knows plans and durations; no clock. Engine thread only. (Idea: the
+without new steps loses weight slowly. So an hour of decodes does not erase the cost of prefill, as plain recursive
+least squares with forgetting would. Knows plans and durations; no clock. Engine thread only. (Idea: the
 fitted ms-per-token budgets of P-PAS, arXiv 2608.15171, and Sarathi-Serve, arXiv 2403.02310.)
 """
 
@@ -78,7 +78,7 @@ class _Fit:
 
 
 class StepTime:
-    """Fed by the core with every step; asked by the scheduler and the watchdog. None means: not enough is known."""
+    """The core adds every step; the scheduler and the watchdog read it. None means: too few steps so far."""
 
     def __init__(self) -> None:
         # Bounded: a class is the two sizes' numbers of bits.

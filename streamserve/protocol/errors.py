@@ -1,4 +1,4 @@
-"""Every error a client can be told about: one tree, each with a status, a code and a message safe to show.
+"""Every error that a client can get: one tree, each with a status, a code and a message safe to show.
 
     StreamserveError
     ├── BadRequest 400             the request is wrong; `param` names the field
@@ -16,9 +16,10 @@
     └── Refused 429/503            the caller's quota, or the server's capacity; carries retry_after
         ├── QuotaExceeded 429
         ├── Overloaded 503
+        ├── UnmetNeeds 503         the request needs what this release lacks; a newer worker has it
         └── EngineUnavailable 503  the engine is loading, failed or gone
 
-Pure values: no I/O, no framework. Exception text of other libraries never gets in here; log it instead.
+Pure values: no I/O, no framework. Exception text of other libraries never reaches a message; it is logged instead.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ class StreamserveError(Exception):
 
 
 class BadRequest(StreamserveError):
-    """The request is wrong in itself; sending it again cannot help."""
+    """The request itself is wrong; sending it again cannot help."""
 
     http_status = 400
     code = "invalid_request"
@@ -60,7 +61,7 @@ class NoChatTemplate(BadRequest):
 
 
 class Unauthorized(StreamserveError):
-    """No credentials, or credentials we do not know."""
+    """No credentials, or credentials that are not known here."""
 
     http_status = 401
     code = "unauthorized"
@@ -74,7 +75,7 @@ class Forbidden(StreamserveError):
 
 
 class NotFound(StreamserveError):
-    """Nothing of that name that this caller may see."""
+    """There is nothing of that name that this caller may see."""
 
     http_status = 404
     code = "not_found"
@@ -109,7 +110,7 @@ class UnsupportedMedia(StreamserveError):
 
 
 class Cancelled(StreamserveError):
-    """The stream was stopped, or nobody read it. nginx's status: SDKs do not send the request again."""
+    """The stream was stopped or abandoned. 499 is nginx's status: SDKs do not send the request again."""
 
     http_status = 499
     code = "cancelled"
@@ -123,7 +124,7 @@ class TimedOut(StreamserveError):
 
 
 class Refused(StreamserveError):
-    """Not now. `retry_after` is whole seconds, 1 to 120 (SDKs ignore longer waits)."""
+    """The request may be sent again later. `retry_after` is whole seconds, 1 to 120 (SDKs ignore longer waits)."""
 
     http_status = 503
     code = "overloaded"
@@ -146,6 +147,12 @@ class Overloaded(Refused):
     """The server's capacity is reached."""
 
 
+class UnmetNeeds(Refused):
+    """The request names a need that this release does not know: a newer worker or engine made it."""
+
+    code = "unmet_needs"
+
+
 class EngineUnavailable(Refused):
     """The engine is loading, has failed, or is being replaced."""
 
@@ -154,7 +161,7 @@ class EngineUnavailable(Refused):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ErrorBody:
-    """What every error response says, whatever the dialect."""
+    """The fields of every error response, whatever the dialect."""
 
     code: str
     message: str

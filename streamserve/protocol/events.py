@@ -1,7 +1,12 @@
-"""Events of a stream, as readers see them: frozen values, and their JSON payloads (DESIGN: native events).
+"""The events of a stream: frozen values and their native JSON payloads. Pure: no I/O, no clock.
 
-A generation yields `Status`, `Token`, and at last one `Done` or `Error`. The log numbers them: `LoggedEvent.seq` is
-dense from 1. Pure: no I/O, no clock.
+A log numbers its events: `LoggedEvent.seq` is dense from 1. The order that events keep is protocol/grammar.py's:
+
+    meta (status | citation | block_start | token | block_stop | choice_done)* (done | error)
+
+The answer of a choice is a row of blocks: text, thinking, tool_use. `Token.index` names the block that a token belongs
+to. A choice without a `BlockStart` is one text block, 0, so a plain text answer has no block events at all.
+This release reads blocks and citations and does not write them.
 """
 
 from __future__ import annotations
@@ -14,6 +19,14 @@ from typing import Any, ClassVar, NamedTuple
 SUCCESS_REASONS = frozenset({"stop", "length", "tool_calls", "content_filter"})
 FINISH_REASONS = SUCCESS_REASONS | {"cancelled", "abandoned"}
 
+# The block whose deltas are the answer's text. Blocks of any other kind, of later releases too, are not.
+TEXT = "text"
+BLOCK_KINDS = (TEXT, "thinking", "tool_use")
+
+# Fields that the release before this one does not have. They are left out of bytes and payloads at their default, so
+# that an event that does not use them has the bytes it always had.
+ADDED_FIELDS = frozenset({"stop_string", "reasoning_tokens"})
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenLogprob:
@@ -24,6 +37,13 @@ class TokenLogprob:
     bytes_: bytes
     logprob: float
 
+    def as_json(self) -> dict[str, Any]:
+        """Return OpenAI's shape: `bytes` is a list of ints, so that split code points survive.
+
+        -9999.0 stands for minus infinity (a masked token), which JSON does not have.
+        """
+        return {"token": self.token, "logprob": max(self.logprob, -9999.0), "bytes": list(self.bytes_)}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PositionLogprobs:
@@ -32,88 +52,31 @@ class PositionLogprobs:
     chosen: TokenLogprob
     top: tuple[TokenLogprob, ...] = ()
 
+    def as_json(self) -> dict[str, Any]:
+        """Return OpenAI's shape."""
+        return {**self.chosen.as_json(), "top_logprobs": [candidate.as_json() for candidate in self.top]}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Usage:
-    """Token counts of a whole request (all choices)."""
+    """Token counts of a whole request (all choices). `reasoning_tokens` of `completion_tokens` are thinking."""
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
     cached_tokens: int = 0
+    reasoning_tokens: int = 0
 
     def as_json(self) -> dict[str, Any]:
         """Return the OpenAI shape, which the native `done` event uses too."""
-        return {
+        out: dict[str, Any] = {
             "prompt_tokens": self.prompt_tokens,
             "completion_tokens": self.completion_tokens,
             "total_tokens": self.prompt_tokens + self.completion_tokens,
             "prompt_tokens_details": {"cached_tokens": self.cached_tokens},
         }
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Status:
-    """Where a request stands before and between tokens: loading, queued, prefill, resumed.
-
-    `resumable` is said when that changes: False while the stream is in one process only, because its log is away.
-    """
-
-    type: ClassVar[str] = "status"
-    status: str
-    step: int | None = None
-    of: int | None = None
-    message: str | None = None
-    resumable: bool | None = None
-
-    def payload(self) -> dict[str, Any]:
-        """Return the JSON object of the native event."""
-        out: dict[str, Any] = {"status": self.status}
-        for name in ("step", "of", "resumable", "message"):
-            if getattr(self, name) is not None:
-                out[name] = getattr(self, name)
+        if self.reasoning_tokens:
+            out["completion_tokens_details"] = {"reasoning_tokens": self.reasoning_tokens}
         return out
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Token:
-    """New text of one choice, whole code points only, with the ids that made it.
-
-    `text` may be "" while a code point or a possible stop string is incomplete (`token_ids` then still count), and it
-    may be longer than its ids when held-back text is released. `choice` is 0 to n-1. `index` counts this choice's
-    content blocks (0 until reasoning and tool blocks are parsed out).
-    """
-
-    type: ClassVar[str] = "token"
-    text: str
-    token_ids: tuple[int, ...]
-    index: int = 0
-    choice: int = 0
-    logprobs: tuple[PositionLogprobs, ...] | None = None
-
-    def payload(self) -> dict[str, Any]:
-        """Return the JSON object of the native event."""
-        out: dict[str, Any] = {
-            "text": self.text,
-            "token_ids": list(self.token_ids),
-            "index": self.index,
-            "choice": self.choice,
-        }
-        if self.logprobs is not None:
-            out["logprobs"] = [_position_json(position) for position in self.logprobs]
-        return out
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChoiceDone:
-    """One choice of several has ended. Not terminal: `Done` follows when all have. Logged as native `choice_done`."""
-
-    type: ClassVar[str] = "choice_done"
-    choice: int
-    finish_reason: str
-
-    def payload(self) -> dict[str, Any]:
-        """Return the JSON object of the native event."""
-        return {"choice": self.choice, "finish_reason": self.finish_reason}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,6 +102,208 @@ class Meta:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Status:
+    """What a request waits for, before and between tokens: queued, loading, prefill, waiting, resumed.
+
+    A long job reports its steps here: `step` of `of`, and `message`. `resumable` is given when it changes: False while
+    only this process has the stream's newest events.
+    """
+
+    type: ClassVar[str] = "status"
+    status: str
+    step: int | None = None
+    of: int | None = None
+    message: str | None = None
+    resumable: bool | None = None
+
+    def payload(self) -> dict[str, Any]:
+        """Return the JSON object of the native event."""
+        return {"status": self.status, **_given(self, "step", "of", "resumable", "message")}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Token:
+    """New text of one block, whole code points only, with the ids that made it. Every block's delta is a token.
+
+    `text` may be "" while a code point or a possible stop string is incomplete, and for ids of markup (`token_ids`
+    then still count); it may be longer than its ids when held-back text is released. In a tool_use block it is part of
+    the arguments. `choice` is 0 to n-1, `index` counts this choice's blocks. Each sampled id stands in exactly one
+    event: a readmitted stream sends the ids of its events back to the engine.
+    """
+
+    type: ClassVar[str] = "token"
+    text: str
+    token_ids: tuple[int, ...]
+    index: int = 0
+    choice: int = 0
+    logprobs: tuple[PositionLogprobs, ...] | None = None
+
+    def payload(self) -> dict[str, Any]:
+        """Return the JSON object of the native event."""
+        out: dict[str, Any] = {
+            "text": self.text,
+            "token_ids": list(self.token_ids),
+            "index": self.index,
+            "choice": self.choice,
+        }
+        if self.logprobs is not None:
+            out["logprobs"] = [position.as_json() for position in self.logprobs]
+        return out
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockStart:
+    """Block `index` of a choice begins. `id` and `name` are those of a tool call. Read, and not yet written."""
+
+    type: ClassVar[str] = "block_start"
+    choice: int
+    index: int
+    kind: str
+    id: str | None = None
+    name: str | None = None
+
+    def payload(self) -> dict[str, Any]:
+        """Return the JSON object of the native event."""
+        return {"choice": self.choice, "index": self.index, "kind": self.kind, **_given(self, "id", "name")}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockStop:
+    """Block `index` of a choice is whole. `signature` vouches for a thinking block. Read, and not yet written."""
+
+    type: ClassVar[str] = "block_stop"
+    choice: int
+    index: int
+    signature: str | None = None
+
+    def payload(self) -> dict[str, Any]:
+        """Return the JSON object of the native event."""
+        return {"choice": self.choice, "index": self.index, **_given(self, "signature")}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Citation:
+    """A source of the answer, or of characters `start` to `end` of one block's text. Read, and not yet written."""
+
+    type: ClassVar[str] = "citation"
+    source: str
+    id: str
+    title: str | None = None
+    url: str | None = None
+    choice: int | None = None
+    index: int | None = None
+    start: int | None = None
+    end: int | None = None
+
+    def payload(self) -> dict[str, Any]:
+        """Return the JSON object of the native event."""
+        optional = _given(self, "title", "url", "choice", "index", "start", "end")
+        return {"source": self.source, "id": self.id, **optional}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChoiceDone:
+    """One choice of several is whole; `Done` follows when all are. `stop_string` is the one that ended it."""
+
+    type: ClassVar[str] = "choice_done"
+    choice: int
+    finish_reason: str
+    stop_string: str | None = None
+
+    def payload(self) -> dict[str, Any]:
+        """Return the JSON object of the native event."""
+        return {"choice": self.choice, "finish_reason": self.finish_reason, **_given(self, "stop_string")}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockText:
+    """One block of a choice, as a snapshot has it. `is_open`: more of it may follow."""
+
+    index: int
+    kind: str
+    text: str
+    id: str | None = None
+    name: str | None = None
+    signature: str | None = None
+    is_open: bool = False
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the block's JSON object in the `snapshot` event."""
+        out = {"index": self.index, "kind": self.kind, "text": self.text, **_given(self, "id", "name", "signature")}
+        return {**out, "is_open": True} if self.is_open else out
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChoiceText:
+    """One choice so far. `text` is the text of its text blocks; `blocks` is () while there is only the implied one.
+
+    `finish_reason` and `stop_string` are those of one of several choices that is whole.
+    """
+
+    text: str
+    finish_reason: str | None = None
+    blocks: tuple[BlockText, ...] = ()
+    stop_string: str | None = None
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the choice's JSON object in the `snapshot` event, without its number."""
+        out: dict[str, Any] = {"text": self.text, **_given(self, "finish_reason", "stop_string")}
+        return {**out, "blocks": [block.as_json() for block in self.blocks]} if self.blocks else out
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Snapshot:
+    """The whole answer up to event `seq`, for a reader far behind, in place of the events it lacks. Never logged.
+
+    It holds all that those events held, except token ids, overtaken statuses and unknown events. Choices from 0 on.
+    """
+
+    type: ClassVar[str] = "snapshot"
+    seq: int
+    choices: tuple[ChoiceText, ...]
+    citations: tuple[Citation, ...] = ()
+
+    def payload(self) -> dict[str, Any]:
+        """Return the JSON object of the native event: the first choice's text and blocks, then `choices` if several."""
+        out: dict[str, Any] = {"text": self.choices[0].text, "seq": self.seq}
+        if len(self.choices) > 1:
+            out["choices"] = [{"choice": index, **one.as_json()} for index, one in enumerate(self.choices)]
+        elif self.choices[0].blocks:
+            out["blocks"] = [block.as_json() for block in self.choices[0].blocks]
+        if self.citations:
+            out["citations"] = [citation.payload() for citation in self.citations]
+        return out
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Done:
+    """Terminal: the stream ended as `finish_reason` says. `latency` and `breakdown` are in seconds.
+
+    `breakdown` keys: queue, prefill, decode, ttft, itl_p50, itl_p95 (protocol/metrics.py). `stop_string` is the one
+    that ended the only choice.
+    """
+
+    type: ClassVar[str] = "done"
+    finish_reason: str
+    usage: Usage = field(default_factory=Usage)
+    latency: float = 0.0
+    breakdown: Mapping[str, float] = field(default_factory=dict)
+    kept_seq: int | None = None
+    stop_string: str | None = None
+
+    def payload(self) -> dict[str, Any]:
+        """Return the JSON object of the native event."""
+        return {
+            "finish_reason": self.finish_reason,
+            "totalTokens": self.usage.completion_tokens,
+            "latency": round(self.latency, 4),
+            "usage": self.usage.as_json(),
+            "breakdown": {name: round(seconds, 4) for name, seconds in self.breakdown.items()},
+            **_given(self, "kept_seq", "stop_string"),
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Error:
     """Terminal: the stream failed. `code` is from the catalogue in protocol/errors.py."""
 
@@ -153,69 +318,34 @@ class Error:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Done:
-    """Terminal: the stream ended as `finish_reason` says. `latency` and `breakdown` are in seconds.
+class Unknown:
+    """An event of a kind that this release does not know. It keeps its number, and its bytes if it is logged again.
 
-    `breakdown` keys: queue, prefill, decode, ttft, itl_p50, itl_p95 (protocol/metrics.py).
+    The native dialect and the WebSocket show that it is there, so that ids stay dense and credit can be acknowledged;
+    the other dialects and every fold skip it. `fields` is MessagePack.
     """
 
-    type: ClassVar[str] = "done"
-    finish_reason: str
-    usage: Usage = field(default_factory=Usage)
-    latency: float = 0.0
-    breakdown: Mapping[str, float] = field(default_factory=dict)
-    kept_seq: int | None = None
+    type: ClassVar[str] = "unknown"
+    kind: str
+    fields: bytes
 
     def payload(self) -> dict[str, Any]:
         """Return the JSON object of the native event."""
-        out: dict[str, Any] = {
-            "finish_reason": self.finish_reason,
-            "totalTokens": self.usage.completion_tokens,
-            "latency": round(self.latency, 4),
-            "usage": self.usage.as_json(),
-            "breakdown": {name: round(seconds, 4) for name, seconds in self.breakdown.items()},
-        }
-        if self.kept_seq is not None:
-            out["kept_seq"] = self.kept_seq
-        return out
+        return {"kind": self.kind}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChoiceText:
-    """One choice as far as it has come. `finish_reason` of one of several that is whole."""
-
-    text: str
-    finish_reason: str | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Snapshot:
-    """The whole answer up to event `seq`, for a reader far behind, in place of the events it lacks. Never logged.
-
-    It says all that they said, but for tokens' ids and where one status gave way to the next. Choices from 0 on.
-    """
-
-    type: ClassVar[str] = "snapshot"
-    seq: int
-    choices: tuple[ChoiceText, ...]
-
-    def payload(self) -> dict[str, Any]:
-        """Return the JSON object of the native event: `text` is the first choice's; `choices` where there are more."""
-        out: dict[str, Any] = {"text": self.choices[0].text, "seq": self.seq}
-        if len(self.choices) > 1:
-            out["choices"] = [_choice_json(index, choice) for index, choice in enumerate(self.choices)]
-        return out
-
-
-Event = Meta | Status | Token | ChoiceDone | Snapshot | Error | Done
-
-
+Event = (
+    Meta | Status | Citation | BlockStart | Token | BlockStop | ChoiceDone | Snapshot | Error | Done | Unknown
+)  # fmt: skip
 TERMINALS = (Done, Error)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GoingAway:
-    """No event of the log: the server lets a reader go after event `seq`, who may come again in `retry_ms`."""
+    """A notice, not an event of the log: this server stops showing the stream after event `seq`.
+
+    The reader connects again after `retry_ms`. On the wire it is called `farewell`.
+    """
 
     stream_id: str
     seq: int
@@ -230,35 +360,15 @@ class LoggedEvent(NamedTuple):
 
 
 def is_terminal(event: Event) -> bool:
-    """Tell whether nothing may follow `event` in its stream."""
+    """Return whether nothing may follow `event` in its stream."""
     return isinstance(event, TERMINALS)
 
 
 def is_success(event: Event) -> bool:
-    """Tell whether `event` is a terminal that `[DONE]` may follow."""
+    """Return whether `event` is a terminal that `[DONE]` may follow."""
     return isinstance(event, Done) and event.finish_reason in SUCCESS_REASONS
 
 
-def _choice_json(index: int, choice: ChoiceText) -> dict[str, Any]:
-    out: dict[str, Any] = {"choice": index, "text": choice.text}
-    if choice.finish_reason is not None:
-        out["finish_reason"] = choice.finish_reason
-    return out
-
-
-def _position_json(position: PositionLogprobs) -> dict[str, Any]:
-    out = _logprob_json(position.chosen)
-    out["top_logprobs"] = [_logprob_json(candidate) for candidate in position.top]
-    return out
-
-
-def _logprob_json(candidate: TokenLogprob) -> dict[str, Any]:
-    """OpenAI's shape of one candidate: `bytes` is a list of ints, so that split code points survive.
-
-    Its -9999.0 stands for minus infinity (a masked token), which JSON cannot say.
-    """
-    return {
-        "token": candidate.token,
-        "logprob": max(candidate.logprob, -9999.0),
-        "bytes": list(candidate.bytes_),
-    }
+def _given(value: object, *names: str) -> dict[str, Any]:
+    """Return those fields of `value` that are not None."""
+    return {name: item for name in names if (item := getattr(value, name)) is not None}

@@ -1,17 +1,43 @@
 """Frames and events as bytes: what crosses a socket between our processes, and what a durable log keeps.
 
-A frame is a length (4 bytes, big-endian) and that many bytes. An event is MessagePack `[type, {field: value}]`: it says
-itself what it is, and a field added later has its default in what was written before. Every byte is checked against the
-types of protocol/events.py; nothing that could run is ever built. Pure: no I/O, no clock.
+A frame is a length (4 bytes, big-endian) and that many bytes. An event is MessagePack `[type, {field: value}]`, checked
+against the types of protocol/events.py on the way in; nothing that could run is ever built. Pure: no I/O, no clock.
+
+Two releases share a log during a rolling restart, so each reads what the other writes:
+
+- A field that is absent has its default.
+- A field that is unknown is skipped. 0.1.0 skips it too, without counting.
+- An event that is unknown becomes `Unknown`, which keeps its bytes and its number. 0.1.0 raises FrameError instead, and
+  so fails on the whole stream: a release writes a new kind of event only where the stream needs it, and one release
+  after the kind is read. This release reads blocks and citations and writes neither.
+- A new field is left out at its default (`ADDED_FIELDS`), so the events of a plain answer have 0.1.0's very bytes.
+- Unlike an event's field, a request's field must not be dropped: see `needs` in protocol/requests.py.
 """
 
 from __future__ import annotations
 
+import re
+import threading
+from dataclasses import fields
 from typing import Any, TypeVar
 
 import msgspec
 
-from streamserve.protocol.events import ChoiceDone, Done, Error, Event, Meta, Status, Token
+from streamserve.protocol.events import (
+    ADDED_FIELDS,
+    BlockStart,
+    BlockStop,
+    ChoiceDone,
+    Citation,
+    Done,
+    Error,
+    Event,
+    Meta,
+    Status,
+    Token,
+    Unknown,
+    Usage,
+)
 
 # More than the largest request (a body is at most 1 MiB) with 16 k shown tokens, or a second of log-probabilities.
 MAX_FRAME_BYTES = 16 * 1024 * 1024
@@ -43,43 +69,84 @@ class FrameCutter:
 
     def feed(self, data: bytes) -> list[bytes]:
         """Return the payloads that are whole now. Raises FrameError as soon as a length is over the limit."""
-        self._held += data
-        out, start = [], 0
-        while (end := self._end_of(start)) is not None:
-            out.append(bytes(self._held[start + _HEAD : end]))
+        held, out, start = self._held, [], 0
+        held += data
+        while len(held) >= start + _HEAD:
+            size = int.from_bytes(held[start : start + _HEAD], "big")
+            if size > MAX_FRAME_BYTES:
+                raise FrameError(f"a frame of {size:,} bytes is announced; {MAX_FRAME_BYTES:,} is the limit")
+            end = start + _HEAD + size
+            if end > len(held):
+                break
+            out.append(bytes(held[start + _HEAD : end]))
             start = end
-        del self._held[:start]
+        del held[:start]
         return out
 
-    def _end_of(self, start: int) -> int | None:
-        """Return where the frame at `start` ends, or None while it is unfinished."""
-        if len(self._held) < start + _HEAD:
-            return None
-        size = int.from_bytes(self._held[start : start + _HEAD], "big")
-        if size > MAX_FRAME_BYTES:
-            raise FrameError(f"a frame of {size:,} bytes is announced; {MAX_FRAME_BYTES:,} is the limit")
-        end = start + _HEAD + size
-        return end if end <= len(self._held) else None
+
+class UnknownCount:
+    """How many events and fields this process has read that it does not know; again at each reading. Any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self.num_events = 0
+        self.num_fields = 0
+
+    def add(self, *, num_events: int = 0, num_fields: int = 0) -> None:
+        """Count more of them."""
+        with self._lock:
+            self.num_events += num_events
+            self.num_fields += num_fields
 
 
+# Of the whole process: events are decoded by logs, replicas and engine clients alike, and /metrics shows one number.
+UNKNOWN_COUNT = UnknownCount()
+
+_KINDS = (Meta, Status, Citation, BlockStart, Token, BlockStop, ChoiceDone, Error, Done)
+_WITH_ADDED_FIELDS = frozenset({ChoiceDone, Done})
+_KIND = re.compile(r"[a-z_]{1,32}")
 _ENCODER = msgspec.msgpack.Encoder()
 _ENVELOPE: msgspec.msgpack.Decoder[tuple[str, msgspec.Raw]] = msgspec.msgpack.Decoder(tuple[str, msgspec.Raw])
-_EVENTS: dict[str, msgspec.msgpack.Decoder[Event]] = {
-    kind.type: msgspec.msgpack.Decoder(kind) for kind in (Meta, Status, Token, ChoiceDone, Error, Done)
-}
+_ANY_FIELDS: msgspec.msgpack.Decoder[dict[str, msgspec.Raw]] = msgspec.msgpack.Decoder(dict[str, msgspec.Raw])
+_EVENTS: dict[str, msgspec.msgpack.Decoder[Event]] = {kind.type: msgspec.msgpack.Decoder(kind) for kind in _KINDS}
+_NAMES = {kind.type: frozenset(one.name for one in fields(kind)) for kind in _KINDS}
+# The first byte of an event's map (its length) as this release writes it: nearly every event has it.
+_USUAL_HEADS = {kind: 0x80 | len(names - ADDED_FIELDS) for kind, names in _NAMES.items()}
 
 
 def encode_event(event: Event) -> bytes:
     """Return an event as bytes."""
-    return pack(_ENCODER, (event.type, event))
+    if isinstance(event, Unknown):
+        return pack(_ENCODER, (event.kind, msgspec.Raw(event.fields)))
+    return pack(_ENCODER, (event.type, _without_defaults(event) if type(event) in _WITH_ADDED_FIELDS else event))
+
+
+def _without_defaults(value: Any) -> dict[str, Any]:
+    """Return the fields of `value`, without the added ones that have their default."""
+    out: dict[str, Any] = {}
+    for one in fields(value):
+        item = getattr(value, one.name)
+        if one.name not in ADDED_FIELDS or item != one.default:
+            out[one.name] = _without_defaults(item) if isinstance(item, Usage) else item
+    return out
 
 
 def decode_event(data: bytes | msgspec.Raw) -> Event:
-    """Return the event that bytes stand for, or raise FrameError."""
-    kind, fields = unpack(_ENVELOPE, data)
-    if kind not in _EVENTS:
-        raise FrameError(f"no event is called {kind[:40]!r}")
-    return unpack(_EVENTS[kind], fields)
+    """Return the event that bytes stand for, `Unknown` for a kind of a later release. Raises FrameError."""
+    kind, raw = unpack(_ENVELOPE, data)
+    decoder = _EVENTS.get(kind)
+    if decoder is None:
+        if not _KIND.fullmatch(kind):
+            raise FrameError(f"no event is called {kind[:40]!r}")
+        unpack(_ANY_FIELDS, raw)
+        UNKNOWN_COUNT.add(num_events=1)
+        return Unknown(kind=kind, fields=bytes(raw))
+    event = unpack(decoder, raw)
+    if memoryview(raw)[0] != _USUAL_HEADS[kind]:
+        num_unknown = len(unpack(_ANY_FIELDS, raw).keys() - _NAMES[kind])
+        if num_unknown:
+            UNKNOWN_COUNT.add(num_fields=num_unknown)
+    return event
 
 
 def pack(encoder: msgspec.msgpack.Encoder, value: Any) -> bytes:

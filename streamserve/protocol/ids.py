@@ -1,7 +1,7 @@
-"""Event ids on the wire: `log_id-seq`; and the ids that requests are asked about by.
+"""Event ids on the wire, `log_id-seq`, and request ids.
 
-`log_id` is unique over all streams, `seq` dense from 1, so an id alone says where a reader stands. What comes back in
-`Last-Event-ID` is a caller's text: it either parses, or is treated as no id at all.
+`log_id` is unique over all streams and `seq` is dense from 1, so an id alone is a reader's cursor. `Last-Event-ID` is a
+caller's text: it either parses, or counts as no id at all. Pure.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ def event_id(log_id: str, seq: int) -> str:
 
 
 def parse_event_id(text: str) -> tuple[str, int] | None:
-    """Return `(log_id, seq)`, or None if `text` is not an event id of ours. `seq` 0 means nothing seen yet."""
+    """Return `(log_id, seq)`, or None if `text` is not one of our event ids. `seq` 0 means nothing seen yet."""
     match = _EVENT_ID.fullmatch(text)
     return None if match is None else (match[1], int(match[2]))
 
 
 def request_id_of(given: str) -> str:
-    """Return the caller's `X-Request-Id` if it is a sane one, else a random id."""
+    """Return the caller's `X-Request-Id` if it is well formed, else a random id."""
     return given if _REQUEST_ID.fullmatch(given) else secrets.token_hex(16)

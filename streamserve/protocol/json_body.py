@@ -1,8 +1,8 @@
-"""Bytes of a request body → one JSON object, or a `BadRequest` that says what is wrong. Pure: no I/O, no framework.
+"""Bytes of a request body → one JSON object, or a `BadRequest` that names the fault. Pure: no I/O, no framework.
 
-`json.loads` alone is too kind (RFC 8259 leaves these open): it takes NaN and Infinity, rounds 1e999 to infinity, keeps
-the last of duplicate keys, makes lone surrogates that no encoder takes back, and recurses as deep as the text does.
-It knows nothing of fields; the dialects do.
+`json.loads` alone takes too much (RFC 8259 leaves these open): NaN and Infinity, 1e999 as infinity, duplicate keys (it
+keeps the last), lone surrogates that no encoder takes back, and nesting as deep as the text's. This module knows
+nothing of fields; the dialects do.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _NOT_BRACKETS = re.compile(r"[^\[\]{}]+")
 
 
 def check_head(content_length: str, content_encoding: str, limits: Limits) -> None:
-    """Raise for what these headers ("" if absent) already say of a body: too long, or compressed. Reads nothing."""
+    """Raise if these headers ("" if absent) already show that the body is too long, or compressed. Reads nothing."""
     if content_length.isascii() and content_length.isdigit() and int(content_length[:20]) > limits.max_body_bytes:
         raise too_large(limits)
     if content_encoding.lower() not in ("", "identity"):
@@ -118,7 +118,7 @@ def _refuse_constant(name: str) -> Any:
 
 
 def _is_flat(text: str, max_depth: int) -> bool:
-    """Tell whether the brackets of `text`, known to be valid JSON, nest at most `max_depth` deep.
+    """Return whether the brackets of `text`, known to be valid JSON, nest at most `max_depth` deep.
 
     Each round removes the innermost level, at C speed: `[[][]]` → `[]` → "".
     """

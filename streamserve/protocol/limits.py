@@ -1,4 +1,4 @@
-"""`Limits`: one value that bounds every number and size a client can send. Checked before anything is allocated."""
+"""`Limits`: one value that bounds every number and size a client can send. It is checked before any allocation."""
 
 from __future__ import annotations
 

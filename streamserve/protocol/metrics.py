@@ -1,7 +1,7 @@
-"""Every figure streamserve shows, declared once, for `/metrics`, admin page, `done` event and log lines.
+"""Every metric, declared once, for `/metrics`, the live page, the `done` event and log lines.
 
-Names are vLLM's where it has the figure, under our prefix, so that dashboards carry over by search and replace.
-Pure: values in, text out; who counts them lives elsewhere.
+Names are vLLM's where it has the metric, under our prefix, so that dashboards carry over by search and replace.
+Pure: values in, text out; api/metrics.py collects the values.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Figure:
-    """One declared figure. `kind` is counter, gauge or histogram."""
+class Metric:
+    """One declared metric. `kind` is counter, gauge or histogram."""
 
     name: str
     kind: str
@@ -38,55 +38,60 @@ class Histogram:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """One value of a declared figure, apart from others of that figure by its labels."""
+    """One value of a declared metric; its labels tell it apart from the metric's other values."""
 
     name: str
     value: float | Histogram
     labels: Mapping[str, str] = field(default_factory=dict)
 
 
-def _figure(name: str, kind: str, unit: str, help: str) -> Figure:
-    return Figure(name=name, kind=kind, unit=unit, help=help)
+def _metric(name: str, kind: str, unit: str, help: str) -> Metric:
+    return Metric(name=name, kind=kind, unit=unit, help=help)
 
 
-FIGURES: Mapping[str, Figure] = {
-    figure.name: figure
-    for figure in (
-        _figure("num_requests_running", "gauge", "requests", "Requests in the engine's running batch."),
-        _figure("num_requests_waiting", "gauge", "requests", "Requests waiting for the engine."),
-        _figure("kv_blocks_total", "gauge", "blocks", "KV cache blocks the engine has."),
-        _figure("kv_blocks_used", "gauge", "blocks", "KV cache blocks held by running sequences."),
-        _figure("kv_blocks_cached", "gauge", "blocks", "Reclaimable KV cache blocks that hold reusable prefixes."),
-        _figure("kv_blocks_free", "gauge", "blocks", "KV cache blocks that hold nothing."),
-        _figure("kv_cache_usage_perc", "gauge", "ratio", "Used share of the KV cache blocks, 0 to 1."),
-        _figure("prefix_cache_queries", "counter", "tokens", "Prompt tokens looked up in the prefix cache."),
-        _figure("prefix_cache_hits", "counter", "tokens", "Prompt tokens found in the prefix cache."),
-        _figure("prompt_tokens", "counter", "tokens", "Prompt tokens processed."),
-        _figure("generation_tokens", "counter", "tokens", "Tokens generated."),
-        _figure("tokens_per_second", "gauge", "tokens/s", "Tokens generated a second, of late."),
-        _figure("num_preemptions", "counter", "sequences", "Sequences preempted for want of blocks."),
-        _figure(
-            "num_parks", "counter", "sequences", "Sequences parked by the engine: reader behind, or others waiting."
+METRICS: Mapping[str, Metric] = {
+    metric.name: metric
+    for metric in (
+        _metric("num_requests_running", "gauge", "requests", "Requests in the engine's running batch."),
+        _metric("num_requests_waiting", "gauge", "requests", "Requests waiting for the engine."),
+        _metric("kv_blocks_total", "gauge", "blocks", "KV cache blocks the engine has."),
+        _metric("kv_blocks_used", "gauge", "blocks", "KV cache blocks held by running sequences."),
+        _metric("kv_blocks_cached", "gauge", "blocks", "Reclaimable KV cache blocks that hold reusable prefixes."),
+        _metric("kv_blocks_free", "gauge", "blocks", "KV cache blocks that hold nothing."),
+        _metric("kv_cache_usage_perc", "gauge", "ratio", "Used share of the KV cache blocks, 0 to 1."),
+        _metric("prefix_cache_queries", "counter", "tokens", "Prompt tokens looked up in the prefix cache."),
+        _metric("prefix_cache_hits", "counter", "tokens", "Prompt tokens found in the prefix cache."),
+        _metric("prompt_tokens", "counter", "tokens", "Prompt tokens processed."),
+        _metric("generation_tokens", "counter", "tokens", "Tokens generated."),
+        _metric("tokens_per_second", "gauge", "tokens/s", "Tokens generated per second, recently."),
+        _metric("num_preemptions", "counter", "sequences", "Sequences preempted for want of blocks."),
+        _metric(
+            "num_parks",
+            "counter",
+            "sequences",
+            "Sequences parked by the engine: their reader is behind, or requests wait.",
         ),
-        _figure("num_tokens_waiting", "gauge", "tokens", "Tokens still to be computed for waiting requests."),
-        _figure("queue_seconds", "gauge", "seconds", "How long computing those takes, by the fitted step time."),
-        _figure("step_token_budget", "gauge", "tokens", "Tokens a step may compute; halved by out-of-memory."),
-        _figure("num_out_of_memory", "counter", "steps", "Steps that ran out of memory and were run again in halves."),
-        _figure("num_quarantines", "counter", "pools", "Block pools given up because their books did not add up."),
-        _figure("num_unknown_ids", "counter", "messages", "Messages to sequences that the engine does not have."),
-        _figure("engine_steps", "counter", "steps", "Forward passes of the engine."),
-        _figure("lost_engines", "counter", "engines", "Engines that died, hung or did not start, seen from here."),
-        _figure("engine_ready", "gauge", "bool", "1 when the model is loaded and serves."),
-        _figure("engine_paused", "gauge", "bool", "1 while an operator has paused the model."),
-        _figure("streams_active", "gauge", "streams", "Streams that have not ended."),
-        _figure("streams_parked", "gauge", "streams", "Streams that wait for their reader and hold no engine memory."),
-        _figure("request_success", "counter", "requests", "Requests ended, by finished_reason."),
-        _figure("time_to_first_token_seconds", "histogram", "seconds", "Request accepted until first output token."),
-        _figure("inter_token_latency_seconds", "histogram", "seconds", "Gap between two output tokens."),
-        _figure("e2e_request_latency_seconds", "histogram", "seconds", "Request accepted until terminal event."),
-        _figure("request_queue_time_seconds", "histogram", "seconds", "Request accepted until first scheduled."),
-        _figure("request_prefill_time_seconds", "histogram", "seconds", "First scheduled until first output token."),
-        _figure("request_decode_time_seconds", "histogram", "seconds", "First output token until the last."),
+        _metric("num_tokens_waiting", "gauge", "tokens", "Tokens still to be computed for waiting requests."),
+        _metric("queue_seconds", "gauge", "seconds", "How long computing those takes, by the fitted step time."),
+        _metric("step_token_budget", "gauge", "tokens", "Tokens a step may compute; halved by out-of-memory."),
+        _metric("num_out_of_memory", "counter", "steps", "Steps that ran out of memory and were run again in halves."),
+        _metric("num_quarantines", "counter", "pools", "Block pools given up because their counts did not add up."),
+        _metric("num_unknown_ids", "counter", "messages", "Messages to sequences that the engine does not have."),
+        _metric("num_unknown_events", "counter", "events", "Events of kinds unknown to this release, at each reading."),
+        _metric("num_unknown_fields", "counter", "fields", "Event fields unknown to this release, at each reading."),
+        _metric("engine_steps", "counter", "steps", "Forward passes of the engine."),
+        _metric("lost_engines", "counter", "engines", "Engines that died, hung or did not start, as this process saw."),
+        _metric("engine_ready", "gauge", "bool", "1 when the model is loaded and serves."),
+        _metric("engine_paused", "gauge", "bool", "1 while an operator has paused the model."),
+        _metric("streams_active", "gauge", "streams", "Streams that have not ended."),
+        _metric("streams_parked", "gauge", "streams", "Streams that wait for their reader and hold no engine memory."),
+        _metric("request_success", "counter", "requests", "Requests ended, by finished_reason."),
+        _metric("time_to_first_token_seconds", "histogram", "seconds", "Request accepted until first output token."),
+        _metric("inter_token_latency_seconds", "histogram", "seconds", "Gap between two output tokens."),
+        _metric("e2e_request_latency_seconds", "histogram", "seconds", "Request accepted until terminal event."),
+        _metric("request_queue_time_seconds", "histogram", "seconds", "Request accepted until first scheduled."),
+        _metric("request_prefill_time_seconds", "histogram", "seconds", "First scheduled until first output token."),
+        _metric("request_decode_time_seconds", "histogram", "seconds", "First output token until the last."),
     )
 }
 
@@ -106,24 +111,24 @@ def percentile(values: Iterable[float], q: float) -> float | None:
     ascending = sorted(values)
     if not ascending:
         return None
-    place = q * (len(ascending) - 1)
-    below = math.floor(place)
+    position = q * (len(ascending) - 1)
+    below = math.floor(position)
     above = min(below + 1, len(ascending) - 1)
-    return ascending[below] + (ascending[above] - ascending[below]) * (place - below)
+    return ascending[below] + (ascending[above] - ascending[below]) * (position - below)
 
 
 def render_prometheus(samples: Iterable[Sample]) -> str:
-    """Return samples of declared figures in Prometheus' text format 0.0.4, grouped by figure, in declared order."""
-    groups: dict[str, list[Sample]] = {name: [] for name in FIGURES}
+    """Return samples of declared metrics in Prometheus' text format 0.0.4, grouped by metric, in declared order."""
+    groups: dict[str, list[Sample]] = {name: [] for name in METRICS}
     for sample in samples:
         groups[sample.name].append(sample)
-    lines = [line for name, group in groups.items() if group for line in _group(FIGURES[name], group)]
+    lines = [line for name, group in groups.items() if group for line in _group(METRICS[name], group)]
     return "".join(f"{line}\n" for line in lines)
 
 
-def _group(figure: Figure, samples: Sequence[Sample]) -> list[str]:
-    name = PREFIX + figure.name + ("_total" if figure.kind == "counter" else "")
-    head = [f"# HELP {name} {figure.help} Unit: {figure.unit}.", f"# TYPE {name} {figure.kind}"]
+def _group(metric: Metric, samples: Sequence[Sample]) -> list[str]:
+    name = PREFIX + metric.name + ("_total" if metric.kind == "counter" else "")
+    head = [f"# HELP {name} {metric.help} Unit: {metric.unit}.", f"# TYPE {name} {metric.kind}"]
     return head + [line for sample in samples for line in _sample(name, sample)]
 
 

@@ -1,7 +1,13 @@
-"""What is asked for, as frozen values: `SamplingParams`, `Message`, `GenerateRequest`.
+"""A request as frozen values: `SamplingParams`, `Message`, `GenerateRequest`; and the JSON that keeps one in its row.
 
-Dialects make these from bodies, after checking every field once; everything below trusts them. `decode_request` reads
-one back from where it was kept. Pure: no I/O, no clock.
+Dialects make these from bodies, after checking every field once; everything below trusts them.
+
+Two releases share the rows and the engine processes during a rolling restart. An event's unknown field is skipped, a
+request's must not be: without its grammar an answer is silently another one. So a request names in `needs` what it
+cannot do without, and `check_needs` refuses what is not in `KNOWN_NEEDS`. A field that may be dropped is no need. An
+answer in blocks is a need: an engine that does not parse them would continue it with tokens outside of any block.
+0.1.0 knows no `needs`: it refuses a row that has the field (hence none is written where there are none), and its engine
+would drop it, but no worker uses an engine process of another version. Pure: no I/O, no clock.
 """
 
 from __future__ import annotations
@@ -12,8 +18,13 @@ from typing import Any
 
 import msgspec
 
+from streamserve.protocol.errors import UnmetNeeds
+
+# What a request may need of the release that serves it. Nothing yet: the first is added with the field that it guards.
+KNOWN_NEEDS: frozenset[str] = frozenset()
+
 LATENCY_CLASSES = ("chat", "completion", "document", "batch")
-# What a model's generation config may decide where the caller does not.
+# Fields that a model's generation config may set where the caller does not.
 MODEL_DEFAULTS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 
 
@@ -23,7 +34,7 @@ class SamplingParams:
 
     `temperature` 0 is greedy. `top_k` 0, `top_p` 1, `min_p` 0, penalties 0 / 0 / 1 mean off. `max_tokens` None means
     as many as fit (clamped at acceptance). `logprobs` None is off, 0 the chosen token only, k the k likeliest as well.
-    `seed` None lets the server draw one at acceptance, which is then fixed for the life of the stream.
+    `seed` None lets acceptance draw one, which is then fixed for the life of the stream.
     """
 
     temperature: float = 1.0
@@ -44,7 +55,7 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Message:
-    """One turn of a conversation. `content` is text; `extra` is for the chat template (tool calls, name)."""
+    """One turn of a conversation. `content` is text; the chat template gets `extra` too (tool calls, name)."""
 
     role: str
     content: str
@@ -58,10 +69,10 @@ class GenerateRequest:
     `salt` keeps prefix-cache blocks apart between tenants ("" only where the server itself made the whole prompt).
     `output_token_ids[choice]` are tokens already shown to readers: an unparked or re-admitted stream sends them back,
     and generation continues after them. `unset` names the sampling fields that the caller left open: the model's
-    generation config fills those it has an opinion on, acceptance `seed` and `max_tokens`. `arrived_at` is
+    generation config fills those it has a default for, acceptance `seed` and `max_tokens`. `arrived_at` is
     `time.monotonic()` of the first arrival (one clock for all processes of a machine), `first_token_at` of the first
-    token, when there was one. `reader_tokens[choice]` says how many output tokens the furthest reader has received;
-    None: nobody's reading is waited for.
+    token, when there was one. `reader_tokens[choice]` is how many output tokens the furthest reader has received; None
+    lets the engine compute ahead of its readers. `needs` names what the request cannot do without.
     """
 
     model: str
@@ -81,15 +92,41 @@ class GenerateRequest:
     output_token_ids: tuple[tuple[int, ...], ...] = ()
     first_token_at: float | None = None
     reader_tokens: tuple[int, ...] | None = None
+    needs: tuple[str, ...] = ()
+
+
+def check_needs(request: GenerateRequest) -> None:
+    """Raise UnmetNeeds for a request that needs what this release lacks."""
+    _refuse_unknown(request.needs)
+
+
+def _refuse_unknown(needs: tuple[str, ...]) -> None:
+    unmet = sorted(set(needs) - KNOWN_NEEDS)
+    if unmet:
+        message = f"The request needs {', '.join(unmet)}, which this release lacks. A newer worker may serve it."
+        raise UnmetNeeds(message, param="needs")
+
+
+def encode_request(request: GenerateRequest) -> dict[str, Any]:
+    """Return the request as JSON values, for `decode_request` of this release or of the one before."""
+    kept: dict[str, Any] = msgspec.to_builtins(request, enc_hook=dict)
+    if not request.needs:
+        del kept["needs"]
+    return kept
 
 
 def decode_request(value: object) -> GenerateRequest:
-    """Return the request that `dataclasses.asdict` and JSON have made `value` of.
+    """Return the request that `encode_request` has made `value` of.
 
-    Raises ValueError for anything else: a missing or wrong field, or one that this release does not know.
+    Raises UnmetNeeds for a request that needs what this release lacks, ValueError for anything that is no request: a
+    missing or wrong field, or an unknown one that no need explains.
     """
     names = {one.name for one in fields(GenerateRequest)}
-    unknown = set(value) - names if isinstance(value, Mapping) else set()
+    unknown: set[Any] = set()
+    if isinstance(value, Mapping):
+        unknown = set(value) - names
+        if value.get("needs"):
+            _refuse_unknown(msgspec.convert(value["needs"], tuple[str, ...]))
     if unknown:
         raise ValueError(f"a request with {', '.join(sorted(map(str, unknown)))}, which is not known here")
     return msgspec.convert(value, GenerateRequest)  # its ValidationError is a ValueError

@@ -1,7 +1,7 @@
 """Server-sent events: values → bytes (WHATWG HTML, 9.2 Server-sent events). Pure: no I/O, no clock.
 
-Whatever a model writes, one event stays one event: data is JSON on one line, `event` and `id` match a narrow pattern.
-(A newline in `id` or `event` forges events: CVE-2026-44214.)
+Whatever text a model generates, one event stays one event: data is JSON on one line, `event` and `id` match a narrow
+pattern. (A newline in `id` or `event` forges events: CVE-2026-44214.)
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from typing import Any
 
 _EVENT = re.compile(r"[a-z_]{1,32}")
 _ID = re.compile(r"[0-9A-Za-z:_-]{1,64}")
-_JSON = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))  # `dumps` makes one a call
+_JSON = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))  # `dumps` makes one per call
 
 _quote = json.encoder.encode_basestring
 
-# Line ends for `str.splitlines` and for JavaScript before 2019, though not for SSE: sloppy readers split at them.
+# Line ends for `str.splitlines` and for JavaScript before 2019, but not for SSE. Some readers split at them.
 _EXOTIC_LINE_BREAKS = str.maketrans({"\x85": "\\u0085", "\u2028": "\\u2028", "\u2029": "\\u2029"})
 
 
 def one_line_json(value: Any) -> str:
-    """Return `value` as compact JSON without any kind of line break, always encodable as UTF-8."""
+    """Return `value` as compact JSON without line breaks of any kind, always encodable as UTF-8."""
     text = _JSON.encode(value)
     if text.isascii():
         return text
@@ -33,7 +33,7 @@ def one_line_json(value: Any) -> str:
 
 
 def one_line_json_string(text: str) -> str:
-    """Return `one_line_json(text)`, sooner."""
+    """Return `one_line_json(text)`, faster."""
     quoted = _quote(text)
     return quoted if quoted.isascii() else one_line_json(text)
 
@@ -49,15 +49,15 @@ def frame(data: str, *, event: str | None = None, id: str | None = None, retry_m
 
 
 def numbered_head(event: str, id_prefix: str) -> str:
-    """Return how frames begin that have this event and an id of this prefix and a number, which is to follow."""
+    """Return the beginning of a frame of this event, up to the number that ends its id."""
     return f"event: {_matched(_EVENT, event)}\nid: {_matched(_ID, id_prefix)}"
 
 
 def comment(text: str) -> bytes:
-    """Return a comment, which readers ignore: it flushes heads and keeps idle connections open.
+    """Return a comment, which readers ignore. It flushes response heads and keeps idle connections open.
 
-    One line and no blank one after it: some decoders (openai 3.52, httpx-sse 0.4.3) dispatch at every blank line once
-    they have seen an `id:`, and the openai client then fails to parse the data of an event that has none.
+    It is one line without a blank line after it: some decoders (openai 3.52, httpx-sse 0.4.3) dispatch at every blank
+    line once they have seen an `id:`, and the openai client then fails to parse the data of an event that has none.
     """
     if "\n" in text or "\r" in text:
         raise ValueError("an SSE comment must be one line")

@@ -12,8 +12,8 @@ Parked: the engine holds nothing of the answer, the log has its tokens. Pure: to
 
 from __future__ import annotations
 
-from streamserve.engine.sequence import Park
 from streamserve.protocol.errors import EngineUnavailable, Refused
+from streamserve.protocol.park import Park
 
 # A reader who comes back to a long answer replays it first; a prefill is worth it when the rest is this short.
 NO_READER = Park(reason="reader", resume_at_lead=128)

@@ -1,109 +1,147 @@
-"""How many streams a caller may have at once, in all processes of the site.
+"""`StreamQuota`: how many streams a caller may have at once, in all processes of the site.
 
-Counts what runs here and what is about to: no gap between check and start. What other processes run is asked for: two
-that start at the same moment may let one too many in. asyncio. Callers are the `owner` strings of streams; those that
-begin with "anon:" are visitors without a login.
+Counts what runs here and what is being started: no gap between check and start. What other processes run is read from
+the store: two that start at the same moment may let one too many in. asyncio. Callers are the `owner` strings of
+streams; those that begin with "anon:" are visitors without a login.
 """
 
 from __future__ import annotations
 
+import asyncio
+import logging
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from contextvars import Context
+from typing import TYPE_CHECKING
+from weakref import WeakSet
 
-from streamserve.protocol.errors import Overloaded, QuotaExceeded
+from streamserve.protocol.errors import Overloaded, QuotaExceeded, StreamserveError
 from streamserve.protocol.limits import Limits
-from streamserve.streams.registry import Streams
+from streamserve.streams.store import Group
+
+if TYPE_CHECKING:
+    from streamserve.streams.registry import Streams
+    from streamserve.streams.stream import Stream
+
+logger = logging.getLogger("streamserve.streams")
 
 RETRY_AFTER = 5  # seconds: about one short answer
 
-
-@dataclass(frozen=True, slots=True)
-class Group:
-    """Who shares a limit: one owner, or all whose names begin like that."""
-
-    name: str
-    is_prefix: bool = False
-
-    def __contains__(self, owner: str) -> bool:
-        return owner.startswith(self.name) if self.is_prefix else owner == self.name
-
-
 ANONYMOUS = Group("anon:", is_prefix=True)
 
-# The group's unfinished streams in all processes, oldest first: (id, producer), "" where no process runs it.
-Running = Callable[[Group], Awaitable[Iterable[tuple[str, str]]]]
+_Rows = Sequence[tuple[str, str]]
 
 
 class StreamQuota:
     """Concurrent streams per owner, and of all anonymous callers together. Lives on one event loop.
 
-    A parked stream takes a place too, but gives way: the oldest one ends when somebody needs its place. `running`:
-    asks for what other processes run too.
+    A parked stream without a reader takes a place too, but is ended, oldest first, when a newcomer needs its place.
+    Without `limits` there is always room.
     """
 
-    def __init__(self, limits: Limits, streams: Streams, *, running: Running | None = None) -> None:
+    def __init__(self, limits: Limits | None, streams: Streams) -> None:
         self._limits = limits
         self._streams = streams
-        self._running = running
         self._starting: Counter[str] = Counter()  # owners of streams being started
+        self._evicted: WeakSet[Stream] = WeakSet()  # told to end; while the log is away they have not
+        self._evicting: dict[str, asyncio.Task[None]] = {}  # streams that no process runs, by id
 
     @asynccontextmanager
-    async def place_for(self, owner: str) -> AsyncIterator[None]:
-        """Hold a place while a stream is being started. Raises QuotaExceeded (429) or Overloaded (503)."""
-        await self._make_room(owner)
+    async def place_for(self, owner: str) -> AsyncIterator[Callable[[], None]]:
+        """Hold a place while a stream is being started. Raises QuotaExceeded (429) or Overloaded (503).
+
+        Call what this yields once the engine has accepted: it ends what must make room, without waiting for that, and
+        raises the same if readers have come back meanwhile.
+        """
+        bounds: list[tuple[Group, int, _Rows]] = []
+        if self._limits is not None:
+            bounds.append((Group(owner), self._limits.max_streams_per_principal, ()))
+            if owner.startswith(ANONYMOUS.name):
+                bounds.append((ANONYMOUS, self._limits.max_streams_anonymous, ()))
+        if self._streams.store.is_shared:
+            bounds = [(group, limit, await self._streams.store.running(group)) for group, limit, _ in bounds]
+        for group, limit, rows in bounds:
+            self._in_excess(group, limit, rows, num_more=1)
         self._starting[owner] += 1
+
+        def take() -> None:
+            for group, limit, rows in bounds:
+                for stream in self._in_excess(group, limit, rows):
+                    self._evict(stream)
+
         try:
-            yield
+            yield take
         finally:
-            self._starting -= Counter([owner])  # zeros go too: callers who left take no memory
+            self._starting -= Counter([owner])  # drops zeros too: callers who left take no memory
 
-    async def _make_room(self, owner: str) -> None:
-        own = self._limits.max_streams_per_principal
-        if not await self._has_room(Group(owner), own):
-            raise QuotaExceeded(
-                f"You have {own} answers running, which is the limit. Stop one, or wait until one ends.",
-                code="too_many_streams",
-                retry_after=RETRY_AFTER,
-            )
-        anonymous = self._limits.max_streams_anonymous
-        if owner in ANONYMOUS and not await self._has_room(ANONYMOUS, anonymous):
-            raise Overloaded(
-                "All places for visitors without a login are taken. Sign in, or try again shortly.",
-                code="anonymous_places_taken",
-                retry_after=RETRY_AFTER,
-            )
+    async def aclose(self) -> None:
+        """Cancel the evictions under way."""
+        evicting = list(self._evicting.values())
+        for task in evicting:
+            task.cancel()
+        await asyncio.gather(*evicting, return_exceptions=True)
 
-    async def _has_room(self, group: Group, limit: int) -> bool:
-        """Tell whether one more fits into the group, after ending parked streams if that helps."""
-        elsewhere = await self._elsewhere(group)
-        while True:
-            live = [stream for stream in self._streams.all() if stream.is_live and stream.owner in group]
-            starting = sum(number for owner, number in self._starting.items() if owner in group)
-            if len(live) + starting + len(elsewhere) < limit:
-                return True
-            parked = next((stream for stream in live if stream.state == "parked"), None)
-            if parked is not None:
-                await parked.stop(None)
-            elif not await self._end_released(elsewhere):
-                return False
+    def _in_excess(self, group: Group, limit: int, rows: _Rows, *, num_more: int = 0) -> list[Stream | str]:
+        """Return what must end for the group to keep `limit`: streams of this process, ids of those that none runs.
 
-    async def _elsewhere(self, group: Group) -> dict[str, str]:
-        """Return the group's streams that this process does not run: their producers by id, oldest first."""
-        if self._running is None:
-            return {}
-        rows = await self._running(group)
-        ours = {stream.id for stream in self._streams.all() if not stream.lease.is_elsewhere}
-        return {stream_id: producer for stream_id, producer in rows if stream_id not in ours}
+        `rows` are the group's unfinished streams in all processes. Raises if ending all that is idle does not suffice.
+        """
+        excess = num_more - limit
+        for owner, num_starting in self._starting.items():
+            if owner in group:
+                excess += num_starting
+        idle: list[Stream | str] = []
+        ours = set(self._evicting)
+        for stream in self._streams.all():
+            if stream.owner not in group:
+                continue
+            is_held = stream.readers.num_holding > 0 or stream.on_disconnect == "finish"
+            if stream.state == "finished" or not stream.lease.is_elsewhere:
+                ours.add(stream.id)  # its row may say running for a while after its end
+            if stream.is_live and (is_held or stream not in self._evicted):
+                excess += 1
+                if stream.state == "parked" and not is_held:
+                    idle.append(stream)
+        for stream_id, producer in rows:
+            if stream_id not in ours:
+                excess += 1
+                if not producer:
+                    idle.append(stream_id)
+        if excess > len(idle):
+            raise _refusal(group, limit)
+        return idle[: max(0, excess)]
 
-    async def _end_released(self, elsewhere: dict[str, str]) -> bool:
-        """End the oldest stream that no process runs, and take it out; False if there is none."""
-        stream_id = next((stream_id for stream_id, producer in elsewhere.items() if not producer), None)
-        if stream_id is None:
-            return False
-        del elsewhere[stream_id]
-        stream = await self._streams.reach(stream_id)
-        if stream is not None:
-            await stream.stop(None)
-        return True
+    def _evict(self, stream: Stream | str) -> None:
+        if isinstance(stream, str):
+            task = asyncio.get_running_loop().create_task(self._evict_released(stream), context=Context())
+            self._evicting[stream] = task
+            task.add_done_callback(lambda _: self._evicting.pop(stream, None))
+        else:
+            self._evicted.add(stream)
+            stream.abandon()
+
+    async def _evict_released(self, stream_id: str) -> None:
+        """End a stream that no process runs, unless one does by now."""
+        try:
+            record = await self._streams.store.find(stream_id=stream_id)
+            if record is not None and not record.producer:
+                stream = await self._streams.reach(stream_id, record)
+                if stream is not None:
+                    self._evict(stream)
+        except Exception:
+            logger.exception("stream %s: it cannot be ended to make room", stream_id)
+
+
+def _refusal(group: Group, limit: int) -> StreamserveError:
+    if group == ANONYMOUS:
+        return Overloaded(
+            "All places for visitors without a login are taken. Sign in, or try again shortly.",
+            code="anonymous_places_taken",
+            retry_after=RETRY_AFTER,
+        )
+    return QuotaExceeded(
+        f"You have {limit} answers running, which is the limit. Stop one, or wait until one ends.",
+        code="too_many_streams",
+        retry_after=RETRY_AFTER,
+    )

@@ -39,10 +39,11 @@ class Attachment:
 
 
 class Readers:
-    """The attachments of one stream."""
+    """The attachments of one stream: `num_holding` are the owner's, `num_watchers` those that do not hold it."""
 
     def __init__(self) -> None:
         self.attached: tuple[Attachment, ...] = ()
+        self.num_attached = self.num_watchers = self.num_holding = 0
         self.last_transport = ""
 
     def add(self, reader: Attachment) -> None:
@@ -50,27 +51,29 @@ class Readers:
         self.attached += (reader,)
         if not reader.is_watcher:
             self.last_transport = reader.transport
+        self._count()
 
     def discard(self, reader: Attachment) -> bool:
         """Count `reader` out; return whether it was in."""
         num_before = len(self.attached)
         self.attached = tuple(one for one in self.attached if one is not reader)
+        self._count()
         return len(self.attached) < num_before
 
-    @property
-    def num_attached(self) -> int:
-        """The owner's readers and watchers."""
-        return len(self.attached)
+    def _count(self) -> None:
+        self.num_attached = len(self.attached)
+        self.num_watchers = sum(reader.is_watcher for reader in self.attached)
+        self.num_holding = self.num_attached - self.num_watchers
 
     @property
-    def num_watchers(self) -> int:
-        """Those that do not hold the stream."""
-        return sum(reader.is_watcher for reader in self.attached)
+    def are_paced(self) -> bool:
+        """Whether the engine keeps to the pace of the furthest of the owner's readers."""
+        return all(reader.is_paced for reader in self.attached if not reader.is_watcher)
 
     @property
-    def num_holding(self) -> int:
-        """The owner's readers."""
-        return self.num_attached - self.num_watchers
+    def furthest_seq(self) -> int:
+        """The last event that one of the owner's readers has; 0 without any."""
+        return max((reader.received_seq for reader in self.attached if not reader.is_watcher), default=0)
 
 
 class ReaderLag:
@@ -90,9 +93,8 @@ class ReaderLag:
     @property
     def reader_tokens(self) -> ReaderTokens:
         """Tokens of each choice that the furthest owner's reader has; None: the engine waits for no reader."""
-        holding = [reader for reader in self._readers.attached if not reader.is_watcher]
-        if self._is_bounded and all(reader.is_paced for reader in holding):
-            return self._transcript.delivered(max((reader.received_seq for reader in holding), default=0))
+        if self._is_bounded and self._readers.are_paced:
+            return self._transcript.delivered(self._readers.furthest_seq)
         return self._transcript.num_output_tokens if self.is_log_down else None
 
     @property

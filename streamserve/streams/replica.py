@@ -82,12 +82,10 @@ class Replica:
                 self.terminal = event
                 self._news.set()
         self.last_seq = events[-1].seq
-        if self.readers.attached:
+        if is_ours or self.readers.attached:
             self.recent.add(events, bodies)
-            for reader in self.readers.attached:
-                reader.advance()
-        else:
-            self.recent.clear()
+        for reader in self.readers.attached:
+            reader.advance()
 
     async def _stand_by(self) -> None:
         """Follow a log that another process writes, or none does, and continue it once that is due here."""

@@ -25,16 +25,18 @@ import logging
 import time
 from collections import deque
 from dataclasses import replace
+from functools import partial
 from itertools import count
 
-from streamserve.clients.base import Accepted, EngineClient, Generation
-from streamserve.engine.sequence import Park
+from streamserve.clients.base import EngineClient, Generation
 from streamserve.protocol.errors import Refused, StreamserveError
 from streamserve.protocol.events import TERMINALS, Done, Error, Event, LoggedEvent, Meta, Status, Usage
+from streamserve.protocol.frames import encode_event
+from streamserve.protocol.park import Accepted, Park
 from streamserve.protocol.requests import GenerateRequest
 from streamserve.streams.config import StreamConfig
 from streamserve.streams.lease.lease import Lease
-from streamserve.streams.log.base import Batch, Ended, Fenced, LogLost, LogUnavailable, Result, make_batch, new_log_id
+from streamserve.streams.log.base import Batch, Ended, Fenced, LogLost, LogUnavailable, Result, new_log_id
 from streamserve.streams.parking import MESSAGES, NO_READER, Parking
 from streamserve.streams.readers import Attachment, ReaderLag
 from streamserve.streams.replica import RETRY_SECONDS, Replica
@@ -153,7 +155,7 @@ class Stream(Replica):
         if not self._is_ending:
             self._ending = ending
             self._cancel()
-            self._own.clear()
+            self._own = deque(event for event in self._own if isinstance(event, Meta))
             self._writer.mark(self)
             self._wake()
 
@@ -219,31 +221,35 @@ class Stream(Replica):
         """Return what is to be committed next: the ending alone, or own events and then the generation's."""
         if self._in_flight is not None or self.terminal is not None or not self.lease.is_held or self._has_left:
             return None
+        is_end = self._ending is not None
+        events: list[Event] = []
         if self._ending is not None:
-            events: list[Event] = [self._as_kept(self._ending)]
+            events = [*self._own, self._as_kept(self._ending)]
+            self._own.clear()
         else:
-            events = [self._own.popleft() for _ in range(min(len(self._own), MAX_BATCH_EVENTS))]
-            if self._generation is not None:
-                events += self._take_generated(self._generation, MAX_BATCH_EVENTS - len(events))
+            while self._own and len(events) < MAX_BATCH_EVENTS:
+                events.append(self._own.popleft())
+            generation, limit = self._generation, MAX_BATCH_EVENTS - len(events)
+            self._has_backlog = limit == 0
+            while generation is not None and limit and not is_end:
+                ready = generation.ready(limit)
+                self._has_backlog = len(ready) == limit
+                for event in ready:
+                    if isinstance(event, TERMINALS):
+                        events.append(self._as_kept(event))
+                        is_end = True
+                        break
+                    if not (self.transcript.has_finished and self.transcript.is_repeated(event)):
+                        events.append(event)
+                if not ready and not generation.is_open and not events:
+                    self._is_drained = True
+                    self._wake()
+                if events or not ready:
+                    break
         if events:
-            self._in_flight = make_batch(self.log_id, self.lease.fence, self.last_seq, events)
+            bodies = [encode_event(event) for event in events]
+            self._in_flight = Batch(self.log_id, self.lease.fence, self.last_seq, events, bodies, is_end)
         return self._in_flight
-
-    def _take_generated(self, generation: Generation, limit: int) -> list[Event]:
-        """Return what is there of a generation, up to the first terminal event, without what is known already."""
-        ready = generation.ready(limit) if limit else []
-        self._has_backlog = len(ready) == limit
-        if not ready and not self._has_backlog and not generation.is_open:
-            self._is_drained = True
-            self._wake()
-        taken: list[Event] = []
-        for event in ready:
-            if isinstance(event, TERMINALS):
-                taken.append(self._as_kept(event))
-                break
-            if not (self.transcript.has_finished and self.transcript.is_repeated(event)):
-                taken.append(event)
-        return taken
 
     def on_result(self, batch: Batch | None, result: Result | Exception) -> None:
         """Count and show what is committed now; leave a refusal to the task.
@@ -318,7 +324,7 @@ class Stream(Replica):
             if self._failure is not None:
                 raise self._failure
         if self._generation is not None:
-            self._generation.on_news = self._on_generated
+            self._generation.on_news = partial(self._writer.mark, self)
             self._writer.mark(self)
         self._timers.arm("first_reader", self._config.first_reader_seconds, self.release)
         self._arm_timeout()
@@ -446,7 +452,7 @@ class Stream(Replica):
             self._own.append(Status(status="resumed"))
         self._generation = generation
         self._is_drained = self._has_backlog = False
-        generation.on_news = self._on_generated
+        generation.on_news = partial(self._writer.mark, self)
         self._note_position()
         self._writer.mark(self)
 
@@ -459,13 +465,13 @@ class Stream(Replica):
     async def _fail(self, error: Error) -> None:
         """Commit `error` if the stream has no end yet. A log that does not take even that leaves it without one."""
         self._cancel()
-        if self.terminal is not None or not self.lease.is_held or self._writer.outage is not None:
+        if self.terminal is not None or not self.lease.is_held or not self._writer.can_commit:
             return
         self._failure = None
         self._ending = error
         self._own.clear()
         self._writer.mark(self)
-        while self.terminal is None and self._failure is None and self._writer.outage is None:
+        while self.terminal is None and self._failure is None and self._writer.can_commit:
             await self._change(RETRY_SECONDS)
         if self._failure is not None:
             logger.error("stream %s: its log does not take the terminal event", self.id, exc_info=self._failure)
@@ -513,10 +519,6 @@ class Stream(Replica):
             self.lag.report(self._generation)
         elif not self._is_ending and self._seconds_left() == 0:
             self._wake()
-
-    def _on_generated(self) -> None:
-        """The generation has events to take, or has ended."""
-        self._writer.mark(self)
 
     def _cancel(self) -> None:
         """Once this returns, no StepPlan built later holds the sequence."""

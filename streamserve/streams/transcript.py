@@ -16,9 +16,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from streamserve.clients.base import Accepted
 from streamserve.protocol.events import ChoiceDone, Done, Error, Event, Meta, Token, Usage
 from streamserve.protocol.metrics import percentile
+from streamserve.protocol.park import Accepted
 
 if TYPE_CHECKING:
     from streamserve.streams.stream import Stream

@@ -39,7 +39,7 @@ class Producer(Protocol):
         """Return what is to be committed next, None if nothing is. Its result follows before it is asked again."""
 
     def on_result(self, batch: Batch | None, result: Result | Exception) -> None:
-        """Take the result of a batch. None: `take_batch` has raised `result`."""
+        """Take the result of a batch; None: `take_batch` raised that."""
 
     def on_outage(self, reason: LogUnavailable) -> bool:
         """The log does not commit now. Return whether the stream waits; one that has shown nothing is refused."""
@@ -64,6 +64,11 @@ class LogWriter:
         self._idle: asyncio.Future[None] | None = None
         self._task: asyncio.Task[None] | None = None
 
+    @property
+    def can_commit(self) -> bool:
+        """Whether what is marked now is committed soon: the log works, and the writer has not been ended."""
+        return self.outage is None and not (self._task is not None and self._task.done())
+
     def refuse_if_down(self) -> None:
         """Raise LogUnavailable or LogFull while the log does not commit: a new answer would wait for it in vain."""
         if self.outage is not None:
@@ -84,7 +89,19 @@ class LogWriter:
             if not self._marked:
                 self._idle = asyncio.get_running_loop().create_future()
                 await self._idle
-            await self._commit_marked()
+            marked, self._marked = self._marked, {}
+            group: list[tuple[Producer, Batch]] = []
+            for producer in marked:
+                try:
+                    if (batch := producer.take_batch()) is not None:
+                        group.append((producer, batch))
+                except Exception as error:
+                    producer.on_result(None, error)
+            if group:
+                results = await self._commit(group)
+                for (producer, batch), result in zip(group, results, strict=True):
+                    producer.on_result(batch, result)
+            marked = group = results = producer = batch = None  # type: ignore[assignment]  # idle, it refers to no stream
             if self._marked:
                 await asyncio.sleep(0)  # a log in memory never waits
 
@@ -93,15 +110,6 @@ class LogWriter:
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
-
-    async def _commit_marked(self) -> None:
-        """Take, commit and bring the results. Not in `run`, whose frame would keep these streams while it waits."""
-        marked, self._marked = self._marked, {}
-        group = [(producer, batch) for producer in marked if (batch := _take(producer)) is not None]
-        if group:
-            results = await self._commit(group)
-            for (producer, batch), result in zip(group, results, strict=True):
-                producer.on_result(batch, result)
 
     async def _commit(self, group: Sequence[tuple[Producer, Batch]]) -> Sequence[Result | Exception]:
         """Commit these batches, however long that takes."""
@@ -151,11 +159,3 @@ class LogWriter:
                 await self.log.drop(log_id)
             except LogUnavailable:
                 logger.warning("stream log: log %s of a refused answer is left to the purge", log_id)
-
-
-def _take(producer: Producer) -> Batch | None:
-    try:
-        return producer.take_batch()
-    except Exception as error:
-        producer.on_result(None, error)
-        return None

@@ -7,7 +7,7 @@ from typing import Any
 from django import template
 from django.middleware.csrf import get_token
 
-from streamserve.web.views_native import chat_config
+from streamserve.web.chat_page import chat_config
 
 register = template.Library()
 

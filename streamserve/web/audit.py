@@ -1,7 +1,7 @@
-"""`WatchAudit`: who of this process reads another's stream now, each written down before the first byte is sent.
+"""`WatchAudit`: the watchers of this process, each with a row that is written before the first byte is sent.
 
-No audit, no watch: what cannot be written down does not begin. A watch ends with its connection; then the row and one
-log line say up to which event it was sent. Lives on the event loop; who may watch is said in rights.py.
+A watch whose row cannot be written does not begin. A watch ends with its connection; then the row and one log line have
+the last event that was sent. Lives on the event loop; permissions.py says who may watch.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from typing import Any
 import structlog
 from channels.db import database_sync_to_async
 
+from streamserve.api.call import Caller
 from streamserve.dialects.native import NativeEncoder
 from streamserve.models import Watch
 from streamserve.streams.reader.delivery import NO_FLOW, Delivery, Flow
 from streamserve.streams.registry import Streams
 from streamserve.streams.stream import Stream
-from streamserve.web.auth import Principal
 
 log = structlog.get_logger("streamserve")
 
 
 class WatchDelivery(Delivery):
-    """A delivery to a watcher. `closed` is set when the reader has been counted out."""
+    """A delivery to a watcher. `closed` is set when its reader is detached."""
 
     def __init__(self, streams: Streams, stream: Stream, after: int) -> None:
         self.closed = asyncio.Event()
@@ -34,7 +34,7 @@ class WatchDelivery(Delivery):
 
     @property
     def sent_seq(self) -> int:
-        """The last event that the reader may have got."""
+        """The last event that the reader may have received."""
         return self.reader.sent_seq
 
     async def run(self, send: Callable[[bytes], Awaitable[None]], flow: Flow = NO_FLOW) -> None:
@@ -46,14 +46,14 @@ class WatchDelivery(Delivery):
         self.closed.set()
 
     def cut(self) -> None:
-        """Send nothing more, and end the connection."""
+        """Stop sending, and end the connection."""
         self.close()
         if self._task is not None:
             self._task.cancel()
 
 
 class WatchAudit:
-    """Of one process; a task for each sees to its row."""
+    """Of one process. Each watch has a task, which writes its row."""
 
     def __init__(self, streams: Streams) -> None:
         self._streams = streams
@@ -62,18 +62,16 @@ class WatchAudit:
 
     @property
     def watchers(self) -> set[str]:
-        """Who watches now, as `Principal.owner`."""
+        """The owners (`Caller.owner`) who watch now."""
         return {row.watcher for row in self._live.values()}
 
-    async def begin(
-        self, principal: Principal, username: str, stream: Stream, *, after: int, address: str
-    ) -> WatchDelivery:
-        """Write down that `principal` watches, and return the delivery. Raises what `Delivery` or the database does."""
+    async def begin(self, caller: Caller, username: str, stream: Stream, *, after: int, address: str) -> WatchDelivery:
+        """Write the row of a watch, and return its delivery. Raises what `Delivery` or the database does."""
         delivery = WatchDelivery(self._streams, stream, after)
         row = self._live[delivery] = Watch(
             stream_id=stream.id,
             stream_owner=stream.owner,
-            watcher=principal.owner,
+            watcher=caller.owner,
             username=username,
             address=address,
             after_seq=after,
@@ -81,7 +79,7 @@ class WatchAudit:
         )
         loop = asyncio.get_running_loop()
         is_written: asyncio.Future[None] = loop.create_future()
-        # An empty context, and a task of its own: who leaves while the row is written must not leave it open.
+        # An empty context, and a task of its own: a client who leaves while the row is written does not leave it open.
         task = loop.create_task(self._audit(row, delivery, is_written), name="watch", context=Context())
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -93,25 +91,25 @@ class WatchAudit:
         return delivery
 
     def cut(self, watchers: Container[str]) -> None:
-        """Cut these off."""
+        """Disconnect these watchers."""
         for delivery, row in list(self._live.items()):
             if row.watcher in watchers:
-                log.info("watch_rights_lost", stream_id=row.stream_id, watcher=row.watcher)
+                log.info("watch_permission_lost", stream_id=row.stream_id, watcher=row.watcher)
                 delivery.cut()
 
     async def note(self) -> None:
-        """Write down how far each has come: all that there is of a watch whose process is killed."""
+        """Write each watch's last event to its row: the last known one, if the process is killed."""
         for delivery, row in list(self._live.items()):
             await database_sync_to_async(Watch.objects.note)(row.pk, delivery.sent_seq)
 
     async def aclose(self) -> None:
-        """Cut all off; return when that is written down."""
+        """Disconnect all watchers; return when their rows are written."""
         for delivery in list(self._live):
             delivery.cut()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def _audit(self, row: Watch, delivery: WatchDelivery, is_written: asyncio.Future[None]) -> None:
-        """Write the row, say so, wait for the end and write that."""
+        """Write the row, set `is_written`, wait for the end and write that."""
         try:
             await database_sync_to_async(row.save)(force_insert=True)
         except Exception as error:
@@ -140,5 +138,5 @@ async def _record_end(row: Watch, last_seq: int) -> None:
     try:
         await database_sync_to_async(Watch.objects.end)(row.pk, last_seq)
     except Exception:
-        # The line above has it all; the row still says that it began.
+        # The line above has everything; the row still has the beginning.
         log.exception("watch_end_not_written", stream_id=row.stream_id)

@@ -1,7 +1,7 @@
-"""`LiveDelivery`: the live page's figures as one `figures` event each second. Speaks like a stream's Delivery.
+"""`LiveDelivery`: the live page's figures as one `figures` event each second. A `Body`, as a stream's Delivery is.
 
-Runs on the event loop; holds no database connection between two events. Streams of this process are shown with all
-that is known of them, those of other processes with what their rows say.
+Runs on the event loop; holds no database connection between two events. Streams of this process are shown with their
+live figures, those of other processes with what their rows say.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Figures = Callable[[], Awaitable[dict[str, Any]]]
 
 EVERY_SECONDS = 1.0
 MAX_ROWS = 200  # of other processes' streams; the admin's list of streams has them all
-LIFE_SECONDS = 300.0  # then the page connects again, and its rights are looked at again
+LIFE_SECONDS = 300.0  # then the page connects again, and its permission is checked again
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class LiveDelivery:
 
     @property
     def headers(self) -> list[tuple[bytes, bytes]]:
-        """What the response must say, in ASGI form."""
+        """The response's headers, in ASGI form."""
         return [
             (b"content-type", CONTENT_TYPE.encode()),
             (b"cache-control", b"no-cache, no-transform"),
@@ -69,7 +69,7 @@ class LiveDelivery:
             await asyncio.sleep(self._every_seconds)
 
     def cut_off(self) -> None:
-        """End; there is nothing to say."""
+        """Close. The page connects again by itself, so there are no last bytes."""
         self.close()
 
     def close(self) -> None:

@@ -1,8 +1,7 @@
-"""Rights of running streams, looked at again every 30 s: a revoked key's or deactivated user's answers end, and who may
-watch no more is cut off.
+"""`PermissionChecks`: permissions of running streams and of watchers, checked again every 30 s.
 
-One query a kind and process, whatever the number of streams, and a few for each watcher. Runs as one task on the
-serving loop.
+Answers of a revoked key or a deactivated user are stopped; a watcher without the permission is disconnected. One query
+a kind and process, whatever the number of streams, and a few for each watcher. Runs as one task on the serving loop.
 """
 
 from __future__ import annotations
@@ -10,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Mapping
 from contextvars import Context
+from functools import partial
 from typing import Any
 
 import structlog
@@ -24,59 +24,71 @@ from streamserve.web.audit import WatchAudit
 log = structlog.get_logger("streamserve")
 
 RECHECK_SECONDS = 30.0
+_STOP_SECONDS = 5.0  # a stop is committed to the log; while that is away, the next check does not wait for it
 WATCH_PERMISSION = "streamserve.watch_stream"
 
 
 class PermissionChecks:
-    """Stops the streams of owners who lost their rights, and cuts off such watchers. `aclose()` ends its task."""
+    """Stops the streams of owners who lost their permission, disconnects such watchers. `aclose()` ends its task."""
 
     def __init__(
-        self, streams: Streams, watches: WatchAudit | None = None, every_seconds: float = RECHECK_SECONDS
+        self, streams: Streams, audit: WatchAudit | None = None, every_seconds: float = RECHECK_SECONDS
     ) -> None:
         self._streams = streams
-        self._watches = watches or WatchAudit(streams)
+        self._audit = audit or WatchAudit(streams)
         self._every_seconds = every_seconds
         self._task: asyncio.Task[None] | None = None
+        self._stops: dict[str, asyncio.Task[None]] = {}  # by stream id
 
     def ensure_running(self) -> None:
-        """Begin to watch, unless that has begun. The task ends by itself when nothing is live."""
+        """Start the task, unless it runs. It ends by itself when nothing is live."""
         if self._task is None or self._task.done():
-            self._task = asyncio.get_running_loop().create_task(self._watch(), context=Context())
+            self._task = asyncio.get_running_loop().create_task(self._run(), context=Context())
 
     async def aclose(self) -> None:
-        """Stop watching."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        """Cancel the task, and the stops under way."""
+        tasks = [*self._stops.values(), *([] if self._task is None else [self._task])]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _watch(self) -> None:
-        while self._live_owners() or self._watches.watchers:
+    async def _run(self) -> None:
+        while self._live_owners() or self._audit.watchers:
             await asyncio.sleep(self._every_seconds)
             try:
                 await self.check()
             except Exception:
                 # The database may be away for a while; streams go on, and the next round asks again.
-                log.exception("rights_check_failed")
+                log.exception("permission_check_failed")
 
     async def check(self) -> None:
-        """Look once: stop what its owner may no longer have, and cut off who may not watch."""
-        if watchers := self._watches.watchers:
-            self._watches.cut(await database_sync_to_async(watchers_without_rights)(watchers))
-            await self._watches.note()
+        """Check once: disconnect watchers, and stop streams, without the permission."""
+        if watchers := self._audit.watchers:
+            self._audit.cut(await database_sync_to_async(watchers_without_permission)(watchers))
+            await self._audit.note()
         owners = self._live_owners()
         if not owners:
             return
-        lost = await database_sync_to_async(owners_without_rights)(owners)
+        lost = await database_sync_to_async(owners_without_permission)(owners)
         for stream in self._streams.all():
-            if stream.owner in lost and stream.state != "finished":
-                log.info("stream_rights_lost", stream_id=stream.id, owner=stream.owner)
-                await stream.stop(None)
+            if stream.owner in lost and stream.state != "finished" and stream.id not in self._stops:
+                log.info("stream_permission_lost", stream_id=stream.id, owner=stream.owner)
+                task = asyncio.get_running_loop().create_task(stream.stop(None), context=Context())
+                self._stops[stream.id] = task
+                task.add_done_callback(partial(self._forget_stop, stream.id))
+        if self._stops:
+            await asyncio.wait(self._stops.values(), timeout=_STOP_SECONDS)
+
+    def _forget_stop(self, stream_id: str, task: asyncio.Task[None]) -> None:
+        del self._stops[stream_id]
+        if not task.cancelled() and task.exception() is not None:
+            log.error("stream_not_stopped", stream_id=stream_id, exc_info=task.exception())
 
     def _live_owners(self) -> set[str]:
         return {stream.owner for stream in self._streams.all() if stream.state != "finished"}
 
 
-def owners_without_rights(owners: Iterable[str]) -> set[str]:
+def owners_without_permission(owners: Iterable[str]) -> set[str]:
     """Return those of `owners` ("key:3", "user:5") that are revoked, expired, deactivated or deleted."""
     keys = {owner.partition(":")[2]: owner for owner in owners if owner.startswith("key:")}
     users = {owner.partition(":")[2]: owner for owner in owners if owner.startswith("user:")}
@@ -90,13 +102,13 @@ def _lost(owners: Mapping[str, str], active: QuerySet[Any]) -> set[str]:
     return {owner for pk, owner in owners.items() if pk not in found}
 
 
-def watchers_without_rights(watchers: Iterable[str]) -> set[str]:
-    """Return those of `watchers` (as "user:5", "key:3") that may watch no more."""
+def watchers_without_permission(watchers: Iterable[str]) -> set[str]:
+    """Return those of `watchers` (as "user:5", "key:3") that may no longer watch."""
     return {watcher for watcher in watchers if watching_user(watcher) is None}
 
 
 def watching_user(watcher: str) -> Any:
-    """Return the user by whose permission `watcher` may watch others' streams, or None.
+    """Return the user by whose permission `watcher` may watch the streams of other owners, or None.
 
     A key needs the scope "watch", and a user who has the permission.
     """

@@ -1,6 +1,6 @@
-"""`Reaper`: what nobody else sees to. Streams whose process has died or that nobody comes back to end; old logs go.
+"""`Reaper`: ends streams whose process has died or whose reader did not come back, and drops old logs.
 
-Every process of a site does it, in one task on its serving loop, with one query a round; claims make sure that each
+Every process of a site runs one, in one task on its serving loop, with one query a round; leases make sure that each
 stream is ended once. Rounds come often enough for the resume window, and every 30 s at the latest.
 """
 
@@ -17,7 +17,7 @@ from django.utils import timezone
 
 from streamserve.models import Stream as StreamRow
 from streamserve.streams.config import StreamConfig
-from streamserve.streams.lease.liveness import Workers
+from streamserve.streams.lease.liveness import Liveness, host_of
 from streamserve.streams.log.base import Refusal, append
 from streamserve.streams.registry import Streams
 
@@ -25,28 +25,31 @@ log = structlog.get_logger("streamserve")
 
 EVERY_SECONDS = 30.0
 PURGE_EVERY_SECONDS = 300.0
+# Whether a worker of another host lives cannot be known without Redis: its streams are given up after a day.
+FOREIGN_SECONDS = 86_400.0
 # The log notes to the minute when it was last written.
 _PURGE_MARGIN_SECONDS = 60.0
 
 
 def purge_before(settings: StreamConfig, now: float) -> float:
-    """Return the time such that no log which nobody wrote since is needed: unfinished ones are touched in between."""
+    """Return the time such that a log last written before it is not needed: unfinished ones are touched in between."""
     return now - max(settings.retention_seconds, settings.resume_window_seconds + _PURGE_MARGIN_SECONDS)
 
 
 class Reaper:
     """Of one process. `aclose()` ends its task."""
 
-    def __init__(self, streams: Streams, workers: Workers) -> None:
-        self._streams, self._workers = streams, workers
+    def __init__(self, streams: Streams, liveness: Liveness) -> None:
+        self._streams, self._liveness = streams, liveness
         self._window = timedelta(seconds=streams.settings.resume_window_seconds)
         self._every_seconds = min(EVERY_SECONDS, max(1.0, streams.settings.resume_window_seconds / 4))
         self._purge_at = 0.0
+        self._foreign_hosts: set[str] = set()  # logged, once each
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
         """Begin."""
-        self._task = asyncio.get_running_loop().create_task(self._run(), name="stream sweep", context=Context())
+        self._task = asyncio.get_running_loop().create_task(self._run(), name="stream reaper", context=Context())
 
     async def aclose(self) -> None:
         """Stop."""
@@ -60,53 +63,65 @@ class Reaper:
                 await self.round()
             except Exception:
                 # Database or log may be away for a while; the next round does what this one could not.
-                log.exception("stream_sweep_failed")
+                log.exception("stream_reaper_failed")
             await asyncio.sleep(self._every_seconds)
 
     async def round(self) -> None:
-        """Look once."""
+        """Look at every unfinished stream once."""
         for row in await database_sync_to_async(lambda: list(StreamRow.objects.unfinished()))():
             try:
-                await self._see_to(row)
+                await self._look_at(row)
             except Exception:
-                # One log that cannot be read must not keep the others waiting.
-                log.exception("stream_sweep_failed", stream_id=row.pk)
-        await asyncio.to_thread(self._workers.tidy)
+                # One log that cannot be read must not hold up the other streams.
+                log.exception("stream_reaper_failed", stream_id=row.pk)
+        await asyncio.to_thread(self._liveness.tidy)
         if time.monotonic() >= self._purge_at:
             self._purge_at = time.monotonic() + PURGE_EVERY_SECONDS
             await self._purge()
 
-    async def _see_to(self, row: StreamRow) -> None:
-        """End the stream if its time is over; let go of it in the name of a process that has died."""
-        if row.producer == self._workers.own_id and self._streams.find(row.pk) is not None:
+    async def _look_at(self, row: StreamRow) -> None:
+        """End the stream if its time is over. Release it, if its process has died."""
+        if row.producer and not self._liveness.can_judge(row.producer):
+            await self._look_at_foreign(row)
             return
-        if row.producer != self._workers.own_id and row.producer and self._workers.is_alive(row.producer):
+        is_own = row.producer == self._liveness.own_id
+        if is_own and self._streams.find(row.pk) is not None:
+            return
+        if row.producer and not is_own and self._liveness.is_alive(row.producer):
             return
         is_due = row.on_disconnect != "park"
         if row.producer:
-            await database_sync_to_async(StreamRow.objects.release)(row.pk, row.fence, row.producer)
-        elif row.released_at is None or row.released_at + self._window <= timezone.now():
-            is_due = True
-        if is_due:
-            await self._end(row)
+            if not await database_sync_to_async(StreamRow.objects.release)(row.pk, row.fence, row.producer):
+                return  # another process was quicker
+        elif not is_due:
+            is_due = row.released_at is None or row.released_at + self._window <= timezone.now()
+            if not is_due:
+                return
+        stream = await self._streams.reach(row.pk)  # if its log has an end, that is recorded now
+        if stream is None:
+            if is_due and await database_sync_to_async(StreamRow.objects.finish)(row.pk, error_code="producer_lost"):
+                log.warning("stream_log_lost", stream_id=row.pk, log_id=row.log_id)
+        elif is_due:
+            stream.abandon()  # or resume, if it is to be finished without readers
 
-    async def _end(self, row: StreamRow) -> None:
-        """Have it claimed and ended here; or made, if it is one that goes on without readers."""
-        stream = await self._streams.reach(row.pk)
-        if stream is not None:
-            stream.abandon()
-        elif await database_sync_to_async(StreamRow.objects.finish)(row.pk, error_code="producer_lost"):
-            log.warning("stream_log_lost", stream_id=row.pk, log_id=row.log_id)
+    async def _look_at_foreign(self, row: StreamRow) -> None:
+        """Leave the stream to its host."""
+        host = host_of(row.producer)
+        if host not in self._foreign_hosts:
+            self._foreign_hosts.add(host)
+            log.warning("stream_hosts_without_redis", host=host, stream_id=row.pk)
+        if row.created_at + timedelta(seconds=FOREIGN_SECONDS) <= timezone.now():
+            await database_sync_to_async(StreamRow.objects.finish)(row.pk, error_code="producer_lost")
 
     async def _purge(self) -> None:
-        """Delete old logs, but for those that are written or read here: touching them keeps them."""
-        streams, now = self._streams, time.time()
+        """Delete old logs, except those that are written or read here: touching them keeps them."""
+        streams = self._streams
         for stream in streams.all():
             if stream.lease.is_held if stream.terminal is None else stream.readers.num_attached:
                 try:
                     await append(streams.log, stream.log_id, stream.lease.fence, [])
                 except (Refusal, KeyError):
                     log.info("stream_log_not_kept", stream_id=stream.id)
-        num_dropped = await streams.log.purge(purge_before(streams.settings, now))
+        num_dropped = await streams.log.purge(purge_before(streams.settings, time.time()))
         if num_dropped:
             log.info("stream_logs_purged", num=num_dropped)

@@ -8,31 +8,32 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from contextvars import Context
 from pathlib import Path
 from typing import Any
 
 import structlog
+from channels.db import database_sync_to_async
+from django.conf import settings as django_settings
 
+from streamserve.api.call import Body, Call, Caller, Found
 from streamserve.clients.base import EngineClient
 from streamserve.clients.factory import make_client
 from streamserve.clients.process.client import ProcessClient
 from streamserve.conf import LOG_SCHEMES, SiteConfig, get_settings
 from streamserve.protocol.errors import NotFound
 from streamserve.protocol.requests import GenerateRequest
-from streamserve.streams.lease.liveness import Workers
+from streamserve.streams.lease.liveness import Liveness
 from streamserve.streams.log.base import EventLog, LogUnavailable, MemoryLog
 from streamserve.streams.log.file_log import FileLog
-from streamserve.streams.quota import StreamQuota
 from streamserve.streams.registry import Streams
 from streamserve.streams.stream import Stream
-from streamserve.web import records as usage
 from streamserve.web.audit import WatchAudit
-from streamserve.web.auth import Principal, salt_of
-from streamserve.web.lease_rows import RowClaims, running_of
-from streamserve.web.permissions import PermissionChecks
+from streamserve.web.auth import salt_of
+from streamserve.web.permissions import PermissionChecks, watching_user
 from streamserve.web.reaper import Reaper
+from streamserve.web.store import RowStore
 
 log = structlog.get_logger("streamserve")
 
@@ -60,16 +61,21 @@ def log_for(settings: SiteConfig) -> EventLog:
     return FileLog(Path(settings.state_dir) / LOG_FILE)
 
 
-def workers_for(settings: SiteConfig) -> Workers | None:
-    """Return this process as a worker, under a new id. None where streams are in its memory: nobody shares them."""
+def workers_folder(settings: SiteConfig) -> Path:
+    """Return where this host's workers keep their locks."""
+    return Path(settings.state_dir) / WORKERS_FOLDER
+
+
+def liveness_for(settings: SiteConfig) -> Liveness | None:
+    """Return this process as a worker, under a new id. None where streams are in its memory, and not shared."""
     if settings.log == "memory":
         return None
-    folder = Path(settings.state_dir) / WORKERS_FOLDER
+    folder = workers_folder(settings)
     if settings.log.startswith(LOG_SCHEMES):
-        from streamserve.streams.lease.redis_liveness import RedisWorkers  # needs the package redis
+        from streamserve.streams.lease.redis_liveness import RedisLiveness  # needs the package redis
 
-        return RedisWorkers(folder, settings.log)
-    return Workers(folder)
+        return RedisLiveness(folder, settings.log)
+    return Liveness(folder)
 
 
 async def check_log(event_log: EventLog) -> list[str]:
@@ -88,26 +94,26 @@ async def check_log(event_log: EventLog) -> list[str]:
 
 
 class Runtime:
-    """What serves, on one event loop."""
+    """What serves, on one event loop: the `Site` of Django's views and WebSockets."""
 
     def __init__(self, settings: SiteConfig, loop: asyncio.AbstractEventLoop) -> None:
         self.settings = settings
         self.loop = loop
+        self.limits, self.default_model = settings.limits, settings.default_model
         self.on_drain: set[Callable[[], None]] = set()  # open WebSockets
         self.log = log_for(settings)
         self.checking: asyncio.Task[list[str]] | None = None
         if settings.log.startswith(LOG_SCHEMES):
             self.checking = loop.create_task(check_log(self.log), name="check of the log", context=Context())
-        self.workers = workers_for(settings)
-        claims = None if self.workers is None else RowClaims(self.workers)
+        self.liveness = liveness_for(settings)
         self.clients: dict[str, EngineClient] = {alias: client_for(settings, alias) for alias in settings.models}
-        self.streams = Streams(self.clients, self.log, settings.streams, on_finished=self._finished, claims=claims)
-        self.quota = StreamQuota(settings.limits, self.streams, running=None if self.workers is None else running_of)
-        self.watches = WatchAudit(self.streams)
-        self.rights = PermissionChecks(self.streams, self.watches)
-        self.sweep = None if self.workers is None else Reaper(self.streams, self.workers)
-        if self.sweep is not None:
-            self.sweep.start()
+        store = RowStore(self.liveness, keeps_text=settings.store)
+        self.streams = Streams(self.clients, self.log, settings.streams, store=store, limits=settings.limits)
+        self.audit = WatchAudit(self.streams)
+        self.permissions = PermissionChecks(self.streams, self.audit)
+        self.reaper = None if self.liveness is None else Reaper(self.streams, self.liveness)
+        if self.reaper is not None:
+            self.reaper.start()
 
     async def control_engine(self, alias: str, action: str) -> str:
         """Pause, resume or drain the engine of a model, for everybody; return the state it is in then."""
@@ -117,64 +123,73 @@ class Runtime:
         await client.control(action)
         return client.describe().state
 
-    async def start_stream(
-        self, principal: Principal, request: GenerateRequest, *, on_disconnect: str = "park"
-    ) -> Stream:
-        """Start an answer for `principal`, within its quota, and write its row. Raises what the client is told."""
+    async def start(self, principal: Caller, request: GenerateRequest, on_disconnect: str = "park") -> Stream:
+        """Start an answer for `principal`, within its quota. Raises what the client is answered."""
         self.streams.writer.refuse_if_down()
         request = dataclasses.replace(request, tenant=principal.tenant, salt=salt_of(principal.tenant))
         if request.model in self.clients:
             self.clients[request.model].start()
-        async with self.quota.place_for(principal.owner):
-            stream = await self.streams.start(
-                request, owner=principal.owner, tenant=principal.tenant, on_disconnect=on_disconnect
-            )
-        await self._record_start(stream)
-        self.rights.ensure_running()
+        stream = await self.streams.start(
+            request, owner=principal.owner, tenant=principal.tenant, on_disconnect=on_disconnect
+        )
+        self.permissions.ensure_running()
         return stream
 
-    async def _record_start(self, stream: Stream) -> None:
-        """Write the row before the client learns the id. Without a row there is no owner: the stream is ended."""
-        try:
-            worker_id = "" if self.workers is None else self.workers.own_id
-            await _outside_request(usage.record_start(stream, worker_id))
-        except BaseException:
-            await stream.stop(None)
-            raise
-        if stream.terminal is not None:  # it ended while its row was written, and found no row to finish
-            await self._finished(stream)
+    async def find(self, caller: Caller, *, stream_id: str = "", log_id: str = "") -> Found:
+        """Return the stream with its row, by one query. Another tenant's is as unknown as one that never was."""
+        record = await self.streams.store.find(stream_id=stream_id, log_id=log_id)
+        if record is None or record.tenant != caller.tenant:
+            raise NotFound("There is no stream of that id.", code="stream_not_found")
+        return Found(stream=await self.streams.reach(record.id, record), record=record)
 
-    async def _finished(self, stream: Stream) -> None:
-        await _outside_request(usage.record_finish(stream, self.log if self.settings.store else None))
+    async def find_for_watcher(self, caller: Caller, stream_id: str) -> tuple[str, Found]:
+        """Return the caller's user name and the stream, of any tenant, if the user may watch."""
+        user = await database_sync_to_async(watching_user)(caller.owner)
+        record = None if user is None else await self.streams.store.find(stream_id=stream_id)
+        if record is None:
+            raise NotFound("There is no stream of that id.", code="stream_not_found")
+        return user.get_username(), Found(stream=await self.streams.reach(record.id, record), record=record)
+
+    async def watch(self, call: Call, username: str, stream: Stream, after: int) -> Body:
+        """Write the watch down and return what the watcher is sent."""
+        delivery = await self.audit.begin(call.caller, username, stream, after=after, address=call.address[:45])
+        self.permissions.ensure_running()
+        return delivery
+
+    @property
+    def is_draining(self) -> bool:
+        """Whether the server goes down and takes nothing new."""
+        return _is_draining
+
+    @property
+    def is_debug(self) -> bool:
+        """Whether responses may name folders and libraries."""
+        return bool(django_settings.DEBUG)
+
+    def health(self) -> dict[str, Any]:
+        """Return how the log is, for `/readyz`."""
+        outage = self.streams.writer.outage
+        return {"log": "ok" if outage is None else outage.code}
 
     async def aclose(self) -> None:
         """End every stream and engine. For tests, and for servers that say when they stop."""
         if self.checking is not None:
             self.checking.cancel()
             await asyncio.gather(self.checking, return_exceptions=True)
-        await self.rights.aclose()
-        await self.watches.aclose()
-        if self.sweep is not None:
-            await self.sweep.aclose()
+        await self.permissions.aclose()
+        await self.audit.aclose()
+        if self.reaper is not None:
+            await self.reaper.aclose()
         await self.streams.aclose()
         for client in self.clients.values():
             await client.aclose()
         await self.log.aclose()
-        if self.workers is not None:
-            await asyncio.to_thread(self.workers.close)
-
-
-async def _outside_request(work: Awaitable[Any]) -> Any:
-    """Await `work` outside the request's context: asgiref would else keep a thread for a request that has ended."""
-
-    async def run() -> Any:
-        return await work
-
-    # Shielded: a client who leaves while its row is written must not leave a row that nobody finishes.
-    return await asyncio.shield(asyncio.get_running_loop().create_task(run(), context=Context()))
+        if self.liveness is not None:
+            await asyncio.to_thread(self.liveness.close)
 
 
 _runtime: Runtime | None = None  # touched on the event loop only
+_is_draining = False
 
 
 def get_runtime() -> Runtime:
@@ -203,7 +218,9 @@ def start_loading() -> None:
 
 
 def begin_to_drain() -> None:
-    """Have WebSockets end once nothing is shown on them. For servers that begin to go down; on the loop."""
+    """Have WebSockets end once nothing is shown on them, and probes fail. For servers that begin to go down."""
+    global _is_draining
+    _is_draining = True
     if _runtime is not None:
         for begin_to_leave in list(_runtime.on_drain):
             begin_to_leave()
@@ -217,7 +234,7 @@ def shut_down_streams() -> None:
 
 async def reset() -> None:
     """Close what there is and forget it; the next use reads the settings again. For tests."""
-    global _runtime
-    runtime, _runtime = _runtime, None
+    global _runtime, _is_draining
+    runtime, _runtime, _is_draining = _runtime, None, False
     if runtime is not None and runtime.loop is asyncio.get_running_loop():
         await runtime.aclose()

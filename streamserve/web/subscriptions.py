@@ -14,7 +14,7 @@ from typing import Any
 import structlog
 
 from streamserve.dialects.native import websocket_message
-from streamserve.dialects.websocket import failure, farewell, internal_error
+from streamserve.dialects.websocket import failure, going_away, internal_error
 from streamserve.protocol.errors import StreamserveError
 from streamserve.streams.reader.follow import Follow, follow
 from streamserve.streams.registry import Streams
@@ -102,7 +102,7 @@ class Subscriptions:
                 async for logged in events:
                     await self._send(websocket_message(stream.id, stream.log_id, logged))
             if relay.events.reader.is_let_go:
-                await self._send(farewell(stream, relay.events.reader.sent_seq))
+                await self._send(going_away(stream, relay.events.seq))
                 self.is_leaving = True
         except SocketGone:
             raise

@@ -1,8 +1,7 @@
-"""One Channels consumer for `/ws/streams`: it reads what a client asks, and does it. Generation never runs inside
-`receive`.
+"""`StreamConsumer`: the Channels consumer for `/ws/streams`. One instance a socket, on the event loop.
 
-Messages are handled one after the other, in order; the streams they ask for are sent by tasks of their own (relays.py),
-so "stop" and a disconnect are seen at once. One instance a socket, on the event loop.
+Messages are handled in order, one at a time. The streams they ask for are sent by tasks of their own
+(subscriptions.py), never inside `receive`, so a stop and a disconnect take effect at once.
 """
 
 from __future__ import annotations
@@ -20,98 +19,86 @@ from channels.consumer import AsyncConsumer
 from channels.db import database_sync_to_async
 from channels.exceptions import StopConsumer
 
+from streamserve.api.resume import gone
+from streamserve.api.routes import CHAT_CALLERS, Access
+from streamserve.asgi.types import Receive, Scope, Send
 from streamserve.conf import get_settings
 from streamserve.dialects import native
 from streamserve.dialects.fields import read, required
 from streamserve.dialects.next_turn import NextTurn
 from streamserve.dialects.websocket import CLOSES, FIELDS, CloseCode, about, failure, internal_error, started
-from streamserve.models import Stream as StreamRow
-from streamserve.protocol.errors import (
-    BadRequest,
-    EngineUnavailable,
-    Gone,
-    NotFound,
-    StreamserveError,
-    Unauthorized,
-)
+from streamserve.protocol.errors import BadRequest, EngineUnavailable, Gone, StreamserveError, Unauthorized
 from streamserve.protocol.json_body import decode_json
+from streamserve.streams.store import answer_text
 from streamserve.streams.stream import Stream
-from streamserve.web import records as usage
-from streamserve.web.access import CHAT_CALLERS, Access, check_access
-from streamserve.web.auth import Principal, authenticate
-from streamserve.web.origin import check_handshake, headers_of
-from streamserve.web.permissions import owners_without_rights
+from streamserve.web.access import check_access, check_handshake, headers_of
+from streamserve.web.auth import authenticate
+from streamserve.web.permissions import owners_without_permission
 from streamserve.web.site import begin_to_drain, get_runtime, get_streams
 from streamserve.web.subscriptions import SocketGone, Subscriptions
 
 log = structlog.get_logger("streamserve")
 
-_WITHOUT_RIGHTS = ("ack", "ping", "pong")  # they ask for nothing
+_WITHOUT_RIGHTS = ("ack", "ping", "pong")  # they start and read nothing
 
 
 class StreamConsumer(AsyncConsumer):  # type: ignore[misc]  # channels ships no types
     """start, resume, ack, stop, input, ping in; started, event, error, farewell, pong out (docs/api.md)."""
 
-    access = Access(callers=CHAT_CALLERS, methods=("WEBSOCKET",))
+    access = Access(callers=CHAT_CALLERS)
 
     def __init__(self) -> None:
-        self._relays = Subscriptions(self._send, self._leave)
+        self._shown = Subscriptions(self._send, self._leave)
         self._tasks: list[asyncio.Task[None]] = []
         self._on_drain: set[Callable[[], None]] = set()
         self._is_busy = self._has_closed = False  # with a message; for good
         self._sent_at = time.monotonic()
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        """Serve one socket. However it ends, its reader has left the streams then."""
+        """Serve one socket. When this returns, its reader is detached from every stream."""
         try:
             await super().__call__(scope, receive, send)
         finally:
             self._on_drain.discard(self._begin_to_leave)
             for task in self._tasks:
                 task.cancel()
-            await self._relays.aclose()
+            await self._shown.aclose()
 
     async def websocket_connect(self, message: Mapping[str, Any]) -> None:
         """Accept a caller who may chat, from our own pages or from no page."""
         headers = headers_of(self.scope)
         try:
             check_handshake(self.scope, headers)
-            principal = await authenticate(headers, self.scope.get("user"), self.scope.get("session"))
-            check_access(self.access, principal)
+            known = await authenticate(headers, self.scope.get("user"), self.scope.get("session"))
+            self._principal = check_access(self.access, known)
         except StreamserveError:
             await self.send({"type": "websocket.close"})  # before accept: HTTP 403
             return
-        assert principal is not None
-        self._principal: Principal = principal
         await self.send({"type": "websocket.accept"})
-        self._hear_of_drain()
+        self._join_drain()
         seconds = get_settings().streams.ping_seconds
         if seconds:
             self._spawn(self._ping(seconds))
 
     async def websocket_receive(self, message: Mapping[str, Any]) -> None:
-        """Do what one message asks; what is wrong with it is answered, not punished."""
+        """Act on one message. A wrong one is answered by an error, and the socket stays open."""
         if self._has_closed:
-            return  # sent before the client knew
+            return  # sent before the close frame arrived
         self._is_busy = True
+        frame, max_bytes = message.get("text"), get_settings().limits.max_websocket_message_bytes
         with suppress(SocketGone):
-            await self._receive(message.get("text"))
+            if frame is None:
+                await self._close(CloseCode.NOT_TEXT)
+            elif len(body := frame.encode("utf-8", "surrogatepass")) > max_bytes:
+                await self._close(CloseCode.TOO_BIG)
+            else:
+                await self._answer(body)
         self._is_busy = False
-        if self._relays.is_leaving:
+        if self._shown.is_leaving:
             await self._leave()
 
-    async def _receive(self, frame: str | None) -> None:
-        if frame is None:
-            await self._close(CloseCode.NOT_TEXT)
-            return
-        body = frame.encode("utf-8", "surrogatepass")
-        if len(body) > get_settings().limits.max_websocket_message_bytes:
-            await self._close(CloseCode.TOO_BIG)
-            return
-        await self._answer(body)
-
-    def _hear_of_drain(self) -> None:
-        """Be told when the server begins to go down, if it is one that says so (asgi/drain.py)."""
+    def _join_drain(self) -> None:
+        """Hang `_begin_to_leave` into the server's drain, where it has one (asgi/drain.py)."""
         drain = self.scope.get("extensions", {}).get("streamserve.flow", {}).get("drain")
         if drain is not None:
             drain.on_drain(begin_to_drain)
@@ -121,8 +108,8 @@ class StreamConsumer(AsyncConsumer):  # type: ignore[misc]  # channels ships no 
                 self._begin_to_leave()
 
     def _begin_to_leave(self) -> None:
-        """Take nothing new, and close once nothing is shown."""
-        self._relays.is_leaving = True
+        """Take nothing new, and close once no stream is shown."""
+        self._shown.is_leaving = True
         self._spawn(self._leave())
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
@@ -144,7 +131,7 @@ class StreamConsumer(AsyncConsumer):  # type: ignore[misc]  # channels ships no 
         except SocketGone:
             raise
         except Exception:
-            # The edge of a socket: the cause is logged, the client learns that it was not its fault.
+            # The edge of a socket: the cause is logged, the client gets an internal error.
             log.exception("websocket_message_failed", **subject)
             await self._send(failure(internal_error(), subject))
 
@@ -174,20 +161,20 @@ class StreamConsumer(AsyncConsumer):  # type: ignore[misc]  # channels ships no 
         stream = await self._own_stream(stream_id)
         after = message.get("after", 0)
         if after > stream.last_seq:
-            raise _gone()
-        self._relays.show(get_streams(), stream, after, message.get("credit"))
+            raise gone()
+        self._shown.show(get_streams(), stream, after, message.get("credit"))
 
     async def _on_ack(self, message: Mapping[str, Any]) -> None:
-        self._relays.ack(required(message, "id"), required(message, "seq"))
+        self._shown.ack(required(message, "id"), required(message, "seq"))
 
     async def _on_stop(self, message: Mapping[str, Any]) -> None:
         stream_id = required(message, "id")
-        with suppress(Gone):  # nothing is left to be stopped
+        with suppress(Gone):  # there is nothing to stop
             stream = await self._own_stream(stream_id)
             await stream.stop(message.get("seen_seq"))
 
     async def _on_input(self, message: Mapping[str, Any]) -> None:
-        """Stop the answer, and go on with its conversation. Refused before anything is stopped, where it can be."""
+        """Stop the answer and continue its conversation. What can be refused is refused before the stop."""
         stream_id = required(message, "id")
         turn = NextTurn(message, get_settings().limits)
         self._check_room(beside=stream_id)
@@ -196,49 +183,47 @@ class StreamConsumer(AsyncConsumer):  # type: ignore[misc]  # channels ships no 
         await stream.stop(message.get("seen_seq"))
         if stream.terminal is None:
             raise EngineUnavailable("The server is shutting down.")
-        answer = await usage.answer_text(get_streams().log, stream.log_id)
+        answer = await answer_text(get_streams().log, stream.log_id)
         await self._begin(turn.after(stream.request, answer, stream.on_disconnect), message)
 
     async def _on_ping(self, message: Mapping[str, Any]) -> None:
         await self._send({**message, "type": "pong"})
 
     async def _on_pong(self, message: Mapping[str, Any]) -> None:
-        """The answer to a ping of ours; that it could be sent was enough."""
+        """The answer to a ping of ours. Nothing depends on it: the ping itself kept the connection open."""
 
     async def _begin(self, asked: native.NativeRequest, message: Mapping[str, Any]) -> None:
-        stream = await get_runtime().start_stream(self._principal, asked.generate, on_disconnect=asked.on_disconnect)
+        stream = await get_runtime().start(self._principal, asked.generate, asked.on_disconnect)
         await self._send(started(stream, message))
-        self._relays.show(get_streams(), stream, 0, message.get("credit"))
+        self._shown.show(get_streams(), stream, 0, message.get("credit"))
 
     ### What it takes
 
     async def _own_stream(self, stream_id: str) -> Stream:
         """Return the stream. Raises NotFound unless it is the caller's, Gone if its events are no longer kept."""
-        if not await StreamRow.objects.for_principal(self._principal).filter(pk=stream_id).aexists():
-            raise NotFound("There is no stream of that id.", code="stream_not_found")
-        stream = await get_streams().reach(stream_id)
-        if stream is None:
-            raise _gone()
-        return stream
+        found = await get_runtime().find(self._principal, stream_id=stream_id)
+        if found.stream is None:
+            raise gone()
+        return found.stream
 
     async def _check_rights(self) -> None:
-        """A socket may outlive a key or an account: look again before each thing it asks for."""
+        """Raise Unauthorized once the key or account is no longer active: a socket may outlive both."""
         owners = {self._principal.owner}
-        if await database_sync_to_async(owners_without_rights)(owners):
+        if await database_sync_to_async(owners_without_permission)(owners):
             raise Unauthorized("Your key or account is no longer active.", code="rights_lost")
 
     def _check_room(self, beside: str = "") -> None:
-        """Refuse one stream too many, and any while the server goes down; `beside` is one that makes room for it."""
-        if self._relays.is_leaving:
+        """Refuse a stream too many, and any while the server goes down. `beside`: the stream that it replaces."""
+        if self._shown.is_leaving:
             raise EngineUnavailable("The server is restarting. Connect again.", retry_after=1)
-        num_shown = len(self._relays) - (beside in self._relays)
+        num_shown = len(self._shown) - (beside in self._shown)
         if num_shown >= get_settings().limits.max_streams_per_principal:
             raise BadRequest("This socket shows as many streams as it may. Open another.", code="too_many_on_socket")
 
     ### What the client is sent
 
     async def _ping(self, seconds: float) -> None:
-        """Send a ping after `seconds` in which nothing was sent, again and again."""
+        """Send a ping whenever nothing was sent for `seconds`."""
         with suppress(SocketGone):
             while True:
                 left = self._sent_at + seconds - time.monotonic()
@@ -254,8 +239,8 @@ class StreamConsumer(AsyncConsumer):  # type: ignore[misc]  # channels ships no 
         await self._send_raw({"type": "websocket.send", "text": json.dumps(value, ensure_ascii=False)})
 
     async def _leave(self) -> None:
-        """Close, unless something is shown or asked for still: when that is over, this is called again."""
-        if not self._relays and not self._is_busy:
+        """Close, unless a stream is shown or a message is being handled: this is called again when that ends."""
+        if not self._shown and not self._is_busy:
             with suppress(SocketGone):
                 await self._close(CloseCode.GOING_DOWN)
 
@@ -272,5 +257,17 @@ class StreamConsumer(AsyncConsumer):  # type: ignore[misc]  # channels ships no 
             raise SocketGone from None
 
 
-def _gone() -> Gone:
-    return Gone("These events are no longer kept. Ask the question again.")
+async def deny_unknown_path(scope: Scope, receive: Receive, send: Send) -> None:
+    """Answer a handshake at an unknown path: 404 where the server can (ASGI's "WebSocket Denial Response").
+
+    Else the socket is opened and closed with 4404, which a page sees; a refusal before that would be a 403.
+    """
+    await receive()
+    if "websocket.http.response" in scope.get("extensions", {}):
+        headers = [(b"content-type", b"text/plain; charset=utf-8")]
+        await send({"type": "websocket.http.response.start", "status": 404, "headers": headers})
+        await send({"type": "websocket.http.response.body", "body": b"There is no WebSocket at this address.\n"})
+        return
+    await send({"type": "websocket.accept"})
+    reason = "There is no WebSocket at this address."
+    await send({"type": "websocket.close", "code": int(CloseCode.UNKNOWN_PATH), "reason": reason})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import subprocess
@@ -79,13 +80,13 @@ def test_it_serves_one_loop_at_a_time() -> None:
         return int(client.start["status"])
 
     async def leave_open() -> tuple[int, Any]:
-        return await touch(closes=False), ai._service
+        return await touch(closes=False), ai._site
 
-    status, service = asyncio.run(leave_open())
+    status, site = asyncio.run(leave_open())
     assert status == 200
     assert asyncio.run(touch(closes=False)) == 500
-    asyncio.run(service.aclose())
-    ai._service = None
+    asyncio.run(site.aclose())
+    ai._site = None
     assert asyncio.run(touch(closes=True)) == 200
 
 
@@ -158,3 +159,19 @@ async def test_flow_servers_farewell(ai: StreamApp, gate: Gate, is_wrapped: bool
     gate.open()
     assert error_of(await ask(serving, "POST", "/streams", GOOD)) == (503, "engine_unavailable")
     assert is_wrapped or drain.serves("/readyz")
+
+
+@pytest.mark.parametrize("is_wrapped", [False, True])
+@pytest.mark.parametrize("is_late", [False, True])
+async def test_a_draining_app_is_not_ready(ai: StreamApp, is_wrapped: bool, is_late: bool) -> None:
+    """/readyz is a 503 that says why, also where the drain began before the app's first request."""
+    drain, serving = Drain(), StreamMiddleware(ai) if is_wrapped else ai
+    scope = {"extensions": {"streamserve.flow": {"drain": drain}}}
+    if not is_late:
+        assert (await ask(serving, "GET", "/readyz", scope=scope)).start["status"] == 200
+    drain.is_draining = True
+    for hook in drain._on_drain:
+        hook()
+    probe = await ask(serving, "GET", "/readyz", scope=scope)
+    assert (probe.start["status"], json.loads(probe.body)["reason"]) == (503, "this process is going down")
+    assert (await ask(serving, "GET", "/livez", scope=scope)).start["status"] == 200

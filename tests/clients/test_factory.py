@@ -1,4 +1,4 @@
-"""The ready-made clients: what they serve is what transformers would have said."""
+"""The ready-made clients: their answers equal those of transformers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from streamserve.clients.factory import echo_client, hf_client, make_client
-from streamserve.clients.thread.acceptance import fill
+from streamserve.clients.thread.acceptance import resolve_params
 from streamserve.clients.thread.client import ThreadClient
 from streamserve.engine.config import EngineConfig, ModelConfig
 from streamserve.engine.model.load.source import sampling_defaults
@@ -57,7 +57,7 @@ async def test_echo_takes_the_config() -> None:
 
 
 async def test_missing_model_is_said() -> None:
-    """A folder that is not there fails the load, and says so without internals."""
+    """A missing folder fails the load, with a message without internals."""
     client = hf_client(ModelConfig(alias="m", path="/nowhere/at/all"))
     client.start()
     async with asyncio.timeout(DEADLINE_SECONDS):
@@ -124,11 +124,11 @@ async def test_hf_client_says_what_transformers_says(tiny_folder: Path) -> None:
 
 
 async def test_the_models_own_defaults_fill_what_the_caller_leaves_open(tmp_path: Path) -> None:
-    """generation_config.json decides where the caller does not, within range; what the caller says stands."""
+    """generation_config.json fills what the caller leaves open, within range; the caller's values stay."""
     (tmp_path / "generation_config.json").write_text('{"temperature": 0.25, "top_k": 7.0, "top_p": 5, "min_p": "x"}')
     defaults = sampling_defaults(tmp_path)
     assert defaults == {"temperature": 0.25, "top_k": 7}
     open_request = GenerateRequest(model="m", prompt="x", unset=("temperature", "top_p", "min_p"))
-    filled = fill(open_request, defaults)
+    filled = resolve_params(open_request, defaults, 1, 100, None)
     assert (filled.temperature, filled.top_k, filled.top_p) == (0.25, 0, 1.0)
     assert sampling_defaults(tmp_path / "none") == {}

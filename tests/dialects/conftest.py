@@ -1,4 +1,4 @@
-"""Hypothesis without deadlines: the machine may be busy, and none of these laws is about time."""
+"""Hypothesis without deadlines: none of these laws is about time."""
 
 from hypothesis import HealthCheck, settings
 

@@ -1,4 +1,4 @@
-"""Every body of the corpus earns exactly the error it deserves, and no JSON at all earns any other exception."""
+"""Every body of the corpus gets exactly its error, and no JSON gets an exception that is not ours."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ CASES = [(dialect, bad) for bad in CORPUS for dialect in PARSE if bad.is_for(dia
 
 
 def parse(dialect: str, body: bytes) -> GenerateRequest:
-    """Return what the dialect makes of `body`."""
+    """Return the request that `body` becomes."""
     return PARSE[dialect](decode_json(body, LIMITS), LIMITS, default_model="echo").generate
 
 
 @pytest.mark.parametrize(("dialect", "bad"), CASES, ids=[f"{dialect}-{bad.name}"[:80] for dialect, bad in CASES])
 def test_a_bad_body_earns_its_error(dialect: str, bad: BadBody):
-    """Status, code and param are as the corpus says; the message is a short sentence."""
+    """Status, code and param are the corpus's; the message is a short sentence."""
     with pytest.raises(StreamserveError) as caught:
         parse(dialect, bad.body)
     error = caught.value
@@ -53,7 +53,7 @@ def test_the_corpus_is_large_and_names_are_unique():
 
 @pytest.mark.parametrize("bad", [bad for bad in CORPUS if bad.by_server], ids=lambda bad: bad.name)
 def test_what_the_server_judges_is_otherwise_right(bad: BadBody):
-    """The dialects take these bodies; only the models, or the content type, are wrong."""
+    """The dialects take these bodies; only the model, or the content type, is wrong."""
     for dialect in PARSE:
         assert parse(dialect, bad.body).messages
 
@@ -77,7 +77,7 @@ MESSAGES = st.lists(
 @pytest.mark.parametrize("dialect", PARSE)
 @given(body=st.dictionaries(st.sampled_from(FIELDS) | st.text(), VALUES), messages=st.none() | MESSAGES)
 def test_no_object_raises_anything_but_ours(dialect: str, body: dict[str, Any], messages: list[Any] | None):
-    """Whatever the fields hold, the answer is a request or a `StreamserveError`."""
+    """Whatever the fields are, the result is a request or a `StreamserveError`."""
     if messages is not None:
         body["messages"] = messages
     try:
@@ -89,13 +89,13 @@ def test_no_object_raises_anything_but_ours(dialect: str, body: dict[str, Any], 
 
 @given(st.dictionaries(st.sampled_from(FIELDS) | st.text(), st.text()))
 def test_no_query_raises_anything_but_ours(query: dict[str, str]):
-    """The same of `GET /streams/new`, where every value is text."""
+    """Whatever a query of `GET /streams/new` is, the result is a request or a `StreamserveError`."""
     with contextlib.suppress(StreamserveError):
         native.parse_query(query, LIMITS, default_model="echo")
 
 
 def test_every_field_is_in_the_corpus():
-    """A field added to a table and not to the corpus fails here."""
+    """The corpus has a body for each field of the tables."""
     params = {bad.param for bad in CORPUS}
     exempt = {"prompt_cache_options", "prompt_cache_retention", "reasoning_effort"}
     missing = {*sampling_fields(LIMITS), *request_fields(LIMITS), *_table(LIMITS)} - params - exempt

@@ -46,7 +46,7 @@ READERS: dict[str, Reader] = {
     ],
 )
 def test_values_at_their_bounds_pass(name: str, value: Any, expected: Any):
-    """Bounds are inclusive; numbers come out as floats, arrays as tuples, null as absent."""
+    """Bounds are inclusive; numbers become floats, arrays tuples, and null counts as absent."""
     assert READERS[name](value, "it") == expected
     assert type(READERS[name](value, "it")) is type(expected)
 
@@ -72,8 +72,8 @@ def test_values_at_their_bounds_pass(name: str, value: Any, expected: Any):
         ("object", {"flat": 1}, "Unknown field it.flat. The nearest known field is it.flag."),
     ],
 )
-def test_what_is_wrong_is_said_in_a_sentence(name: str, value: Any, message: str):
-    """The message names the field, the rule and what came instead."""
+def test_a_wrong_value_is_named_in_a_sentence(name: str, value: Any, message: str):
+    """The message names the field, the rule and the value."""
     with pytest.raises(BadRequest) as caught:
         READERS[name](value, "it")
     assert caught.value.message == message
@@ -85,14 +85,14 @@ def test_minus_zero_is_zero():
 
 
 def test_a_missing_field_is_named_with_its_place():
-    """Required fields are looked for after reading, so that null counts as missing."""
+    """Required fields are checked after reading, so that null counts as missing."""
     with pytest.raises(BadRequest) as caught:
         required(read({"role": None}, {"role": text(1, 9)}), "role", prefix="messages[3].")
     assert (caught.value.code, caught.value.param) == ("missing_field", "messages[3].role")
 
 
 def test_a_caller_cannot_make_us_compare_for_long():
-    """Names are cut before the nearest known one is looked for: difflib is quadratic."""
+    """Names are cut before the nearest known one is searched: difflib is quadratic."""
     with pytest.raises(BadRequest) as caught:
         read({"a" * 10**6: 1}, {"temperature": boolean})
     assert len(caught.value.message) < 200

@@ -13,24 +13,24 @@ LIMITS = Limits(max_prompt_chars=150)
 
 
 def read(*turns: Any) -> tuple[Message, ...]:
-    """Return `turns` as the dialects read them."""
+    """Return the messages that `turns` become."""
     return messages(LIMITS)(list(turns), "messages")
 
 
 @pytest.mark.parametrize("role", ROLES)
 def test_known_roles_pass(role: str):
-    """All six roles of the two APIs' history."""
+    """All six roles of the two APIs are valid."""
     assert read({"role": role, "content": "Hi"}) == (Message(role=role, content="Hi"),)
 
 
 @pytest.mark.parametrize("role", ["system", "assistant", "tool"])
-def test_only_a_user_must_say_something(role: str):
-    """A blank system prompt, an answer stopped before its first token, a tool without output are all legal."""
+def test_only_a_user_must_have_content(role: str):
+    """A blank system prompt, an answer stopped before its first token and a tool without output are valid."""
     assert read({"role": role, "content": ""})[0].content == ""
 
 
 def test_text_parts_are_joined_by_newlines():
-    """Parts are separate pieces of writing."""
+    """Parts of type text become one text."""
     parts = [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]
     assert read({"role": "user", "content": parts})[0].content == "one\ntwo"
 
@@ -49,26 +49,26 @@ def test_calls_and_their_results_reach_the_template():
 
 @pytest.mark.parametrize("arguments", ["", "{", "[]", "NaN", '{"a": 1e999}', "\ud800"])
 def test_arguments_that_are_no_object_stay_text(arguments: str):
-    """A model may have written them; the history is shown as it was."""
+    """A model may have generated them; the template gets them unchanged."""
     call = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": arguments}}
     assert read({"role": "assistant", "tool_calls": [call]})[0].extra["tool_calls"] == [call]
 
 
 @pytest.mark.parametrize("field", ["reasoning_content", "reasoning"])
 def test_reasoning_comes_back_under_one_name(field: str):
-    """Both names in use are taken; templates know `reasoning_content`."""
+    """Both names are read; templates get `reasoning_content`."""
     (message,) = read({"role": "assistant", "content": "4", field: "2+2"})
     assert message.extra == {"reasoning_content": "2+2"}
 
 
 def test_a_reply_of_the_official_client_may_be_sent_back_as_it_came():
-    """Nulls and fields of other abilities that it adds to a message do no harm."""
+    """Nulls and unused fields that it adds to a message are ignored."""
     reply = {"role": "assistant", "content": "4", "refusal": None, "annotations": [], "audio": None}
     assert read({**reply, "function_call": None, "tool_calls": None}) == (Message(role="assistant", content="4"),)
 
 
 def test_the_length_limit_counts_all_turns_and_is_inclusive():
-    """150 characters pass, 151 do not; what goes to the template besides counts too."""
+    """150 characters pass, 151 do not; other fields for the template count too."""
     half = {"role": "user", "content": "a" * 75}
     assert len(read(half, half)) == 2
     with pytest.raises(PromptTooLong, match="151 characters; the limit is 150"):

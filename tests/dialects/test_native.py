@@ -1,4 +1,4 @@
-"""Laws of the native dialect: what a body becomes, and how a log looks on the wire."""
+"""Laws of the native dialect: the request that a body becomes, and the frames of a log."""
 
 import json
 from itertools import accumulate
@@ -12,21 +12,39 @@ from streamserve.dialects import native
 from streamserve.dialects.base import coalesce
 from streamserve.dialects.native import NativeEncoder, NativeRequest
 from streamserve.protocol.errors import BadRequest, ErrorBody
-from streamserve.protocol.events import LoggedEvent, Token
+from streamserve.protocol.events import (
+    BlockStart,
+    BlockStop,
+    BlockText,
+    ChoiceDone,
+    ChoiceText,
+    Citation,
+    Done,
+    Error,
+    Event,
+    GoingAway,
+    LoggedEvent,
+    Meta,
+    Snapshot,
+    Status,
+    Token,
+    Unknown,
+    Usage,
+)
 from streamserve.protocol.limits import Limits
 from streamserve.protocol.requests import MODEL_DEFAULTS, GenerateRequest, Message, SamplingParams
 from streamserve.protocol.sse import frame, one_line_json
-from tests.support.event_logs import LOG_ID, failure, split_emoji, success, tok, two_choices
+from tests.support.event_logs import LOG_ID, blocks, failure, split_emoji, success, tok, two_choices
 from tests.support.sse_reader import read_events
 
 
 def parse(**body: Any) -> NativeRequest:
-    """Return what the dialect makes of a body."""
+    """Return the request that a body becomes."""
     return native.parse(body, Limits(), default_model="echo")
 
 
 def parse_query(**query: str) -> NativeRequest:
-    """Return what the dialect makes of a query."""
+    """Return the request that a query becomes."""
     return native.parse_query(query, Limits(), default_model="echo")
 
 
@@ -37,14 +55,14 @@ def wire(log: list[LoggedEvent]) -> bytes:
 
 
 def test_a_prompt_alone_is_enough():
-    """Everything else has its default."""
+    """Every field but the prompt has a default."""
     assert parse(prompt="Hi") == NativeRequest(
         generate=GenerateRequest(model="echo", prompt="Hi", unset=MODEL_DEFAULTS)
     )
 
 
 def test_every_field_arrives():
-    """All documented fields at once."""
+    """All documented fields of one body are in the request."""
     sampling = {
         "temperature": 0.5,
         "top_k": 40,
@@ -89,13 +107,13 @@ def test_bounds_are_inclusive(field: str, value: int, extra: dict[str, Any]):
 
 
 def test_null_is_absent():
-    """Clients send null for what they do not set."""
+    """A null field counts as absent: clients send null for fields that they do not set."""
     assert parse(prompt="Hi", messages=None, temperature=None, stop=None, format=None) == parse(prompt="Hi")
 
 
 @pytest.mark.parametrize(("asked", "used"), [(0, 0.0), (-0.0, 0.0), (1e-320, 0.0), (0.0009, 0.0), (0.001, 0.001)])
 def test_a_tiny_temperature_is_greedy(asked: float, used: float):
-    """Logits divided by less than a thousandth overflow."""
+    """A temperature below 0.001 is 0: logits divided by less overflow."""
     assert parse(prompt="Hi", temperature=asked).generate.sampling.temperature == used
 
 
@@ -121,14 +139,14 @@ def test_a_query_spells_the_same_request():
     ],
 )
 def test_a_query_value_of_another_type_is_refused(field: str, value: str):
-    """What spells no number stays text, which the field refuses."""
+    """A value that spells no number stays text, which the field refuses."""
     with pytest.raises(BadRequest) as caught:
         parse_query(prompt="Hi", **{field: value})
     assert (caught.value.code, caught.value.param) == ("invalid_type", field)
 
 
 def test_the_wire_of_a_short_answer():
-    """The exact bytes."""
+    """A short answer has exactly these bytes."""
     assert wire(success(tok("Hé", 5))).decode() == (
         f"event: meta\nid: {LOG_ID}-1\n"
         f'data: {{"model":"helpdesk","stream_id":"{"f" * 32}",'
@@ -141,8 +159,107 @@ def test_the_wire_of_a_short_answer():
     )
 
 
+# As 0.1.0 writes them, which knows no block, citation, stop string or reasoning token.
+GOLDEN: list[tuple[Event, str]] = [
+    (
+        Meta(model="m", stream_id="s", created=1, prompt_tokens=2, cached_tokens=3),
+        '{"model":"m","stream_id":"s","created":1,"prompt_tokens":2,"cached_tokens":3}',
+    ),
+    (Status(status="queued", step=1, of=2, message="x"), '{"status":"queued","step":1,"of":2,"message":"x"}'),
+    (Status(status="log_full", resumable=False), '{"status":"log_full","resumable":false}'),
+    (Token(text="Hé", token_ids=(5, 300)), '{"text":"Hé","token_ids":[5,300],"index":0,"choice":0}'),
+    (
+        Token(text="", token_ids=(70000,), index=1, choice=2),
+        '{"text":"","token_ids":[70000],"index":1,"choice":2}',
+    ),
+    (
+        split_emoji(),
+        '{"text":"🎉","token_ids":[11,12],"index":0,"choice":0,"logprobs":[{"token":"�","logprob":-0.25,'
+        '"bytes":[240,159],"top_logprobs":[{"token":"�","logprob":-0.25,"bytes":[240,159]},{"token":"no",'
+        '"logprob":-9999.0,"bytes":[110,111]}]},{"token":"��","logprob":-0.5,"bytes":[142,137],"top_logprobs":'
+        '[{"token":"��","logprob":-0.5,"bytes":[142,137]},{"token":"no","logprob":-9999.0,"bytes":[110,111]}]}]}',
+    ),
+    (ChoiceDone(choice=1, finish_reason="length"), '{"choice":1,"finish_reason":"length"}'),
+    (Error(code="c", message="m", retryable=True), '{"code":"c","message":"m","retryable":true}'),
+    (
+        Done(
+            finish_reason="cancelled",
+            usage=Usage(prompt_tokens=9, completion_tokens=2, cached_tokens=4),
+            latency=0.5,
+            breakdown={"ttft": 0.125},
+            kept_seq=3,
+        ),
+        '{"finish_reason":"cancelled","totalTokens":2,"latency":0.5,"usage":{"prompt_tokens":9,"completion_tokens":2,'
+        '"total_tokens":11,"prompt_tokens_details":{"cached_tokens":4}},"breakdown":{"ttft":0.125},"kept_seq":3}',
+    ),
+    (Snapshot(seq=9, choices=(ChoiceText(text="a"),)), '{"text":"a","seq":9}'),
+    (
+        Snapshot(seq=9, choices=(ChoiceText(text="a"), ChoiceText(text="b", finish_reason="stop"))),
+        '{"text":"a","seq":9,"choices":[{"choice":0,"text":"a"},{"choice":1,"text":"b","finish_reason":"stop"}]}',
+    ),
+]
+# Read by this release, and not yet written.
+ADDED: list[tuple[Event, str]] = [
+    (BlockStart(choice=1, index=2, kind="thinking"), '{"choice":1,"index":2,"kind":"thinking"}'),
+    (
+        BlockStart(choice=0, index=0, kind="tool_use", id="call_1", name="look_up"),
+        '{"choice":0,"index":0,"kind":"tool_use","id":"call_1","name":"look_up"}',
+    ),
+    (BlockStop(choice=0, index=1), '{"choice":0,"index":1}'),
+    (BlockStop(choice=0, index=1, signature="s"), '{"choice":0,"index":1,"signature":"s"}'),
+    (Citation(source="docs", id="d"), '{"source":"docs","id":"d"}'),
+    (
+        Citation(source="docs", id="d", title="T", url="u", choice=0, index=1, start=0, end=4),
+        '{"source":"docs","id":"d","title":"T","url":"u","choice":0,"index":1,"start":0,"end":4}',
+    ),
+    (Unknown(kind="mood", fields=b"\x80"), '{"kind":"mood"}'),
+    (
+        ChoiceDone(choice=1, finish_reason="stop", stop_string="END"),
+        '{"choice":1,"finish_reason":"stop","stop_string":"END"}',
+    ),
+    (
+        Done(finish_reason="stop", usage=Usage(completion_tokens=3, reasoning_tokens=2), stop_string="END"),
+        '{"finish_reason":"stop","totalTokens":3,"latency":0.0,"usage":{"prompt_tokens":0,"completion_tokens":3,'
+        '"total_tokens":3,"prompt_tokens_details":{"cached_tokens":0},'
+        '"completion_tokens_details":{"reasoning_tokens":2}},"breakdown":{},"stop_string":"END"}',
+    ),
+    (
+        Snapshot(
+            seq=9,
+            choices=(
+                ChoiceText(
+                    text="b",
+                    blocks=(
+                        BlockText(index=0, kind="thinking", text="a", signature="s"),
+                        BlockText(index=1, kind="text", text="b", is_open=True),
+                    ),
+                ),
+            ),
+            citations=(Citation(source="docs", id="d"),),
+        ),
+        '{"text":"b","seq":9,"blocks":[{"index":0,"kind":"thinking","text":"a","signature":"s"},'
+        '{"index":1,"kind":"text","text":"b","is_open":true}],"citations":[{"source":"docs","id":"d"}]}',
+    ),
+]
+
+
+@pytest.mark.parametrize(("event", "data"), GOLDEN + ADDED, ids=lambda value: getattr(value, "type", ""))
+def test_the_wire_of_each_event(event: Event, data: str):
+    """Each event has exactly this frame; optional fields that are not given are left out."""
+    frame_ = f"event: {event.type}\nid: {LOG_ID}-7\ndata: {data}\n\n"
+    assert wire([LoggedEvent(seq=7, event=event)]) == frame_.encode()
+
+
+def test_the_notice_that_the_server_goes_away():
+    """The notice has no id, so that an EventSource keeps that of the last event."""
+    notice = GoingAway(stream_id="s", seq=12, retry_ms=870)
+    assert NativeEncoder(LOG_ID).going_away(notice).decode() == (
+        'event: farewell\nretry: 870\ndata: {"id":"s","after":12,"event_id":"abcdefghijkl-12","retry":870}\n\n'
+    )
+
+
 def test_a_failure_ends_in_an_error_event():
-    """Code, message, and whether to try again."""
+    """The last event has code, message, and whether to try again."""
     last = read_events(wire(failure(tok("Hi"))))[-1]
     assert last.event == "error"
     assert json.loads(last.data) == {
@@ -152,7 +269,9 @@ def test_a_failure_ends_in_an_error_event():
     }
 
 
-@pytest.mark.parametrize("log", [two_choices(), success(split_emoji()), failure()], ids=["n2", "logprobs", "failure"])
+@pytest.mark.parametrize(
+    "log", [two_choices(), success(split_emoji()), failure(), blocks()], ids=["n2", "logprobs", "failure", "blocks"]
+)
 def test_nothing_is_lost_on_the_wire(log: list[LoggedEvent]):
     """Every event comes back with its type, payload and number, over SSE and over WebSocket."""
     read = [(one.event, json.loads(one.data), one.id) for one in read_events(wire(log))]
@@ -166,7 +285,7 @@ def test_nothing_is_lost_on_the_wire(log: list[LoggedEvent]):
 
 
 def test_split_code_points_keep_their_bytes():
-    """Each token's own bytes stand in its logprobs, though the text comes whole; a masked token has a finite number."""
+    """Logprobs have each token's own bytes, though its text comes whole; a masked token has a finite number."""
     (token,) = [json.loads(one.data) for one in read_events(wire(success(split_emoji()))) if one.event == "token"]
     assert token["text"] == "🎉"
     assert bytes(byte for position in token["logprobs"] for byte in position["bytes"]).decode() == "🎉"
@@ -190,7 +309,7 @@ def test_coalescing_loses_no_text(pieces: list[tuple[str, int]], max_tokens: int
 
 @given(st.lists(st.tuples(st.integers(1, 5), st.integers(0, 1)), max_size=20), st.integers(1, 8))
 def test_coalescing_joins_all_it_may(pieces: list[tuple[int, int]], max_tokens: int):
-    """Neighbours of one choice are apart only where they would be too many together."""
+    """Neighbours of one choice stay apart only where they would be too many together."""
     log = success(*[tok("x", *range(num_ids), choice=choice) for num_ids, choice in pieces])
     tokens = [one.event for one in coalesce(log, max_tokens=max_tokens) if isinstance(one.event, Token)]
     sizes = [len(token.token_ids) for token in tokens]
@@ -206,15 +325,25 @@ def _places(tokens: list[Token]) -> list[int]:
     return list(accumulate((len(token.text) for token in tokens[:-1]), initial=0)) if tokens else []
 
 
+def test_coalescing_keeps_blocks_apart():
+    """Tokens of two blocks are never joined, and every other event stands where it stood."""
+    joined = coalesce(blocks())
+    assert [one.event.type for one in joined if one.event.type != "token"] == [
+        one.event.type for one in blocks() if one.event.type != "token"
+    ]
+    tokens = [one.event for one in joined if isinstance(one.event, Token)]
+    assert [(token.index, token.text) for token in tokens] == [(0, "Hm."), (1, "Hello"), (2, '{"a":1}')]
+
+
 @given(st.text(), st.lists(st.integers(0, 2**31), max_size=6), st.integers(0, 3), st.integers(0, 9))
 def test_a_token_is_framed_like_any_event(text: str, token_ids: list[int], choice: int, index: int):
-    """The quick way gives the bytes of the usual one, whatever a model says."""
+    """The written-out encoding of a token gives the bytes of the general one, whatever the text."""
     event = Token(text=text, token_ids=tuple(token_ids), choice=choice, index=index)
     logged = LoggedEvent(seq=7, event=event)
     assert wire([logged]) == frame(one_line_json(event.payload()), event="token", id=f"{LOG_ID}-7")
 
 
 def test_an_error_response_has_three_fields():
-    """The native shape."""
+    """An error response is code, message and param."""
     body = ErrorBody(code="model_not_found", message="No.", param="model", http_status=404)
     assert native.error_json(body) == {"error": {"code": "model_not_found", "message": "No.", "param": "model"}}

@@ -1,4 +1,4 @@
-"""Laws of the next turn: the conversation grows by the answer and what is said; what was given stands."""
+"""Laws of the next turn: the conversation grows by the answer and the input; fields that were set keep their value."""
 
 from __future__ import annotations
 
@@ -33,29 +33,29 @@ def asked(**fields: Any) -> GenerateRequest:
 
 
 def accepted(request: GenerateRequest) -> GenerateRequest:
-    """Return it as a stream keeps it, with what acceptance has decided (streams/stream.py)."""
+    """Return the request as a stream keeps it, with the values that acceptance fills in (streams/stream.py)."""
     unset = tuple(name for name in ("seed", "max_tokens") if getattr(request.sampling, name) is None)
     sampling = replace(request.sampling, seed=request.sampling.seed or 99, max_tokens=request.sampling.max_tokens or 99)
     placed = replace(request, tenant="t", salt="s", stream_id="0" * 32, arrived_at=1.0, reader_tokens=(0,))
     return replace(placed, sampling=sampling, unset=request.unset + unset)
 
 
-def next_turn(before: GenerateRequest, answer: str = "Hi.", on_disconnect: str = "park", **said: Any) -> Any:
-    return NextTurn({"text": "More.", **said} if "messages" not in said else said, LIMITS).after(
+def next_turn(before: GenerateRequest, answer: str = "Hi.", on_disconnect: str = "park", **fields: Any) -> Any:
+    return NextTurn({"text": "More.", **fields} if "messages" not in fields else fields, LIMITS).after(
         before, answer, on_disconnect
     )
 
 
 @pytest.mark.parametrize("fields", [{}, GIVEN, {"temperature": 0.0}, {"model": "other"}])
 def test_the_next_turn_is_a_start_with_the_whole_conversation(fields: dict[str, Any]) -> None:
-    """The same value as the parsed body with every turn in it; what was left open is open again."""
+    """The next request equals that of a start with every turn; fields that were left open are open again."""
     turns = [*HELLO, {"role": "assistant", "content": "Hi."}, {"role": "user", "content": "More."}]
     expected = native.parse({**fields, "messages": turns}, LIMITS, default_model="m")
     assert next_turn(accepted(asked(**fields))) == expected
 
 
 def test_fields_given_anew_count() -> None:
-    """Each on its own; the others stand. A third turn builds on the second."""
+    """A field of the input replaces its value, the others keep theirs; a third turn builds on the second."""
     changed = next_turn(accepted(asked(**GIVEN)), request={"temperature": 1.5, "max_tokens": 5, "top_p": 0.5})
     turns = [*HELLO, {"role": "assistant", "content": "Hi."}, {"role": "user", "content": "More."}]
     fields = {**GIVEN, "temperature": 1.5, "max_tokens": 5, "top_p": 0.5}
@@ -66,20 +66,20 @@ def test_fields_given_anew_count() -> None:
 
 
 def test_an_answer_that_was_not_begun_is_an_empty_turn() -> None:
-    """Templates want user and assistant to take turns."""
+    """An empty answer is an assistant turn: templates want the roles to alternate."""
     turns = next_turn(asked(), "").generate.messages
     assert [(turn.role, turn.content) for turn in turns[-2:]] == [("assistant", ""), ("user", "More.")]
 
 
 def test_what_a_readers_leaving_means() -> None:
-    """As before, or as given now; a stream that nobody may leave is followed by one that waits."""
+    """`on_disconnect` is as before, or as the input has it; `finish` becomes `park`."""
     assert next_turn(asked(), on_disconnect="abort").on_disconnect == "abort"
     assert next_turn(asked(), on_disconnect="abort", request={"on_disconnect": "park"}).on_disconnect == "park"
     assert next_turn(asked(), on_disconnect="finish").on_disconnect == "park"
 
 
 @pytest.mark.parametrize(
-    ("said", "code", "param"),
+    ("message", "code", "param"),
     [
         ({}, "missing_field", "text"),
         ({"text": "a", "messages": HELLO}, "conflicting_fields", "text"),
@@ -92,10 +92,10 @@ def test_what_a_readers_leaving_means() -> None:
         ({"text": "a", "request": {"top_p": 7}}, "invalid_value", "top_p"),
     ],
 )
-def test_what_is_said_is_checked_alone(said: dict[str, Any], code: str, param: str) -> None:
-    """Before anything is stopped."""
+def test_an_input_is_checked_alone(message: dict[str, Any], code: str, param: str) -> None:
+    """A wrong input is refused before anything is stopped."""
     with pytest.raises(BadRequest) as caught:
-        NextTurn(said, LIMITS)
+        NextTurn(message, LIMITS)
     assert (caught.value.code, caught.value.param) == (code, param)
 
 
@@ -109,7 +109,7 @@ def test_what_is_said_is_checked_alone(said: dict[str, Any], code: str, param: s
     ],
 )
 def test_what_has_no_conversation_is_refused(before: GenerateRequest, code: str) -> None:
-    """With the way out: start."""
+    """The refusal names the way out: start."""
     with pytest.raises(StreamserveError) as caught:
         next_turn(before)
     assert caught.value.code == code
@@ -121,7 +121,7 @@ def test_what_has_no_conversation_is_refused(before: GenerateRequest, code: str)
     [(Limits(max_messages=3), "invalid_value"), (Limits(max_prompt_chars=20), "context_length_exceeded")],
 )
 def test_the_whole_conversation_is_bounded(limits: Limits, code: str) -> None:
-    """Turn by turn it cannot grow past what one body may hold."""
+    """A conversation cannot grow turn by turn past the limits of one body."""
     turn = NextTurn({"text": "More."}, limits)
     with pytest.raises(BadRequest) as caught:
         turn.after(asked(), "Hi.", "park")

@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamserve.clients.base import ModelDescription
 from streamserve.dialects.openai_chat import ChatEncoder, collect, error_json, models_json
 from streamserve.protocol.errors import Cancelled, EngineUnavailable, ErrorBody, StreamserveError
 from streamserve.protocol.events import LoggedEvent
-from tests.support.event_logs import IDENTITY, LOG_ID, failure, split_emoji, success, tok, two_choices
+from streamserve.protocol.stats import ModelDescription
+from tests.support.event_logs import IDENTITY, LOG_ID, blocks, failure, split_emoji, success, tok, two_choices
 from tests.support.sse_reader import read_events
 
 HEAD = '{"id":"chatcmpl-1","object":"chat.completion.chunk","created":1700000000,"model":"helpdesk","choices":['
@@ -24,12 +24,12 @@ def wire(log: list[LoggedEvent], *, include_usage: bool = False, n: int = 1) -> 
 
 
 def chunks(log: list[LoggedEvent], **options: Any) -> list[Any]:
-    """Return the frames' data, decoded, the last word as text."""
+    """Return the frames' data, decoded; `[DONE]` as text."""
     return [one.data if one.data == "[DONE]" else json.loads(one.data) for one in read_events(wire(log, **options))]
 
 
 def test_the_wire_of_a_short_answer():
-    """The exact bytes: role, delta, finish, [DONE]; the id stands on the last frame of each event."""
+    """A short answer has exactly these bytes: role, delta, finish, [DONE]; `id:` is on the last frame of each event."""
     nothing = '"logprobs":null,"finish_reason":null}]}'
     assert wire(success(tok("Hé"))).decode() == (
         f'data: {HEAD}{{"index":0,"delta":{{"role":"assistant","content":"","refusal":null}},{nothing}\n\n'
@@ -39,8 +39,8 @@ def test_the_wire_of_a_short_answer():
     )
 
 
-def test_two_choices_are_told_apart():
-    """Each has its own role chunk first and its own finish chunk last, with its own reason."""
+def test_two_choices_are_kept_apart():
+    """Each choice has its own role chunk first and its own finish chunk last, with its own reason."""
     seen = [chunk["choices"][0] for chunk in chunks(two_choices(), n=2)[:-1]]
     by_choice = {index: [one for one in seen if one["index"] == index] for index in (0, 1)}
     for index, text, reason in ((0, "AB", "stop"), (1, "x", "length")):
@@ -51,7 +51,7 @@ def test_two_choices_are_told_apart():
         assert (last["delta"], last["finish_reason"]) == ({}, reason)
 
 
-def test_a_choice_that_said_nothing_is_finished_too():
+def test_a_choice_without_tokens_is_finished_too():
     """An answer of no tokens still has its role and its finish chunk."""
     seen = [chunk["choices"][0] for chunk in chunks(success(reason="length"), n=2)[:-1]]
     assert [one["index"] for one in seen] == [0, 0, 1, 1]
@@ -59,7 +59,7 @@ def test_a_choice_that_said_nothing_is_finished_too():
 
 
 def test_usage_is_sent_when_asked_for():
-    """One chunk without choices before [DONE]; every other chunk says null, as in the public API."""
+    """One chunk without choices comes before [DONE]; every other chunk has null usage, as in the public API."""
     *others, last, done = chunks(success(tok("Hi")), include_usage=True)
     assert done == "[DONE]"
     assert last["choices"] == []
@@ -85,7 +85,7 @@ def test_logprobs_carry_split_code_points():
 
 
 def test_a_token_without_text_makes_no_frame_unless_it_has_logprobs():
-    """Half a code point is no news; its log probability is."""
+    """Half a code point makes no chunk; its log probability does."""
     position = split_emoji().logprobs
     assert position is not None
     assert len(chunks(success(tok("")))) == 3
@@ -102,7 +102,7 @@ def test_a_token_without_text_makes_no_frame_unless_it_has_logprobs():
     ],
 )
 def test_only_success_is_done(log: list[LoggedEvent], code: str, kind: str):
-    """Invariant: a stream that did not succeed ends in one error frame, without finish chunk, usage or [DONE]."""
+    """A stream that did not succeed ends in one error frame, without finish chunk, usage or [DONE]."""
     *deltas, last = chunks(log, include_usage=True)
     assert set(last) == {"error"}
     assert (last["error"]["code"], last["error"]["type"], last["error"]["param"]) == (code, kind, None)
@@ -111,7 +111,7 @@ def test_only_success_is_done(log: list[LoggedEvent], code: str, kind: str):
 
 @given(st.lists(st.tuples(st.text(), st.integers(0, 1)), max_size=12))
 def test_stream_and_collected_agree(pieces: list[tuple[str, int]]):
-    """The deltas of each choice join to its collected content; both ends say the same."""
+    """The deltas of each choice join to its collected content; both end with the same reason."""
     log = success(*[tok(text, choice=choice) for text, choice in pieces])
     whole = collect(log, n=2, **IDENTITY)
     *seen, _, done = chunks(log, n=2, include_usage=True)
@@ -122,8 +122,19 @@ def test_stream_and_collected_agree(pieces: list[tuple[str, int]]):
         assert mine[-1]["finish_reason"] == choice["finish_reason"]
 
 
+def test_only_text_blocks_are_shown():
+    """Thinking and calls make no chunk, streamed or collected; reasoning tokens are counted."""
+    *seen, usage, done = chunks(blocks(), include_usage=True)
+    assert done == "[DONE]"
+    assert "".join(chunk["choices"][0]["delta"].get("content", "") for chunk in seen) == "Hello"
+    assert usage["usage"]["completion_tokens_details"] == {"reasoning_tokens": 2}
+    (choice,) = collect(blocks(), n=1, **IDENTITY)["choices"]
+    assert choice["message"]["content"] == "Hello"
+    assert choice["finish_reason"] == "tool_calls"
+
+
 def test_a_collected_answer():
-    """The golden object."""
+    """A whole answer is exactly this object."""
     assert collect(two_choices(), n=2, **IDENTITY) == {
         "id": "chatcmpl-1",
         "object": "chat.completion",
@@ -148,7 +159,7 @@ def test_a_collected_answer():
 
 
 def test_collected_logprobs_join():
-    """Positions of all tokens in order."""
+    """A whole answer has the positions of all tokens in order."""
     (choice,) = collect(success(split_emoji(), split_emoji()), n=1, **IDENTITY)["choices"]
     assert bytes(byte for one in choice["logprobs"]["content"] for byte in one["bytes"]).decode() == "🎉🎉"
 
@@ -162,7 +173,7 @@ def test_collected_logprobs_join():
     ],
 )
 def test_collecting_a_failure_raises_it(log: list[LoggedEvent], error: type[StreamserveError]):
-    """Half an answer is never a 200."""
+    """A failure raises: half an answer is never a 200."""
     with pytest.raises(error):
         collect(log, n=1, **IDENTITY)
 
@@ -181,13 +192,13 @@ def test_collecting_a_failure_raises_it(log: list[LoggedEvent], error: type[Stre
     ],
 )
 def test_error_objects_have_a_type(status: int, kind: str):
-    """Clients branch on it."""
+    """Each status has the type that clients branch on."""
     body = ErrorBody(code="c", message="m", param="p", http_status=status)
     assert error_json(body) == {"error": {"message": "m", "type": kind, "param": "p", "code": "c"}}
 
 
 def test_the_models_list():
-    """Alias as id; the context length where it is known."""
+    """A model has its alias as id, and its context length where it is known."""
     ready = ModelDescription(alias="helpdesk", state="ready", created=5, max_model_len=1024)
     model = {"object": "model", "owned_by": "streamserve"}
     found = models_json([ready, ModelDescription(alias="other", state="idle")])

@@ -8,11 +8,11 @@ import openai
 import pytest
 from openai.lib.streaming.chat import ChatCompletionStreamState
 
-from streamserve.clients.base import ModelDescription
 from streamserve.dialects.openai_chat import ChatEncoder, collect, error_json, models_json
 from streamserve.protocol.errors import BadRequest, NotFound, Overloaded, StreamserveError, to_body
 from streamserve.protocol.events import LoggedEvent
 from streamserve.protocol.sse import KEEPALIVE
+from streamserve.protocol.stats import ModelDescription
 from tests.support.event_logs import IDENTITY, LOG_ID, failure, split_emoji, success, tok, two_choices
 
 HI: list[Any] = [{"role": "user", "content": "Hi"}]
@@ -70,7 +70,7 @@ def test_the_client_reads_every_token(size: int):
 
 
 def test_the_clients_own_accumulator_takes_our_chunks():
-    """`client.chat.completions.stream` folds chunks by strict rules; n=2 comes out as two whole choices."""
+    """`client.chat.completions.stream` folds chunks by strict rules; n=2 is folded into two whole choices."""
     state: Any = ChatCompletionStreamState()
     created = streaming(two_choices(), n=2).chat.completions.create(model="helpdesk", messages=HI, stream=True, n=2)
     for chunk in created:
@@ -85,7 +85,7 @@ def test_the_clients_own_accumulator_takes_our_chunks():
     [(failure(tok("Hi")), "engine_unavailable"), (success(tok("Hi"), reason="cancelled"), "cancelled")],
 )
 def test_a_failure_after_the_head_raises(log: list[LoggedEvent], code: str):
-    """The text before it is delivered; then `APIError`, with our code."""
+    """The text before the failure is delivered; then `APIError` is raised, with our code."""
     seen = []
 
     def read() -> None:
@@ -99,7 +99,7 @@ def test_a_failure_after_the_head_raises(log: list[LoggedEvent], code: str):
 
 
 def test_a_whole_answer_fits_the_clients_types():
-    """Not streamed: message, reason, usage and logprobs, read back as the client's models."""
+    """An answer that is not streamed is read back as the client's models: message, reason, usage, logprobs."""
     body = collect(success(split_emoji()), n=1, **IDENTITY)
     whole = answering(200, body).chat.completions.create(model="helpdesk", messages=HI)
     assert whole.choices[0].message.content == "🎉"
@@ -119,7 +119,7 @@ def test_a_whole_answer_fits_the_clients_types():
     ],
 )
 def test_errors_become_the_clients_exceptions(error: StreamserveError, expected: type[openai.APIStatusError]):
-    """Class by status; message, code and param as we sent them."""
+    """The status gives the class; message, code and param arrive as sent."""
     body = to_body(error)
     with pytest.raises(expected) as caught:
         answering(body.http_status, error_json(body)).chat.completions.create(model="helpdesk", messages=HI)

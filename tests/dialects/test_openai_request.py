@@ -14,18 +14,18 @@ HI = [{"role": "user", "content": "Hi"}]
 
 
 def parse(**body: Any) -> ChatRequest:
-    """Return what the dialect makes of a body."""
+    """Return the request that a body becomes."""
     return openai_chat.parse({"messages": HI, **body}, Limits(), default_model="echo")
 
 
 def test_messages_alone_are_enough():
-    """Everything else has its default; the model too."""
+    """Every field but the messages has a default, the model too."""
     generate = GenerateRequest(model="echo", messages=(Message(role="user", content="Hi"),), unset=MODEL_DEFAULTS)
     assert parse() == ChatRequest(generate=generate)
 
 
 def test_every_honoured_field_arrives():
-    """The public names and the extras that load tools send."""
+    """The public names, and the extra fields that load tools send, are in the request."""
     asked = parse(
         model="helpdesk",
         stream=True,
@@ -82,23 +82,23 @@ def test_every_honoured_field_arrives():
     ],
 )
 def test_logprobs_are_a_switch_and_a_count(fields: dict[str, Any], logprobs: int | None):
-    """The engine knows one number: None off, 0 the chosen token, k the likeliest as well."""
+    """The request has one number: None is off, 0 the chosen token, k the k likeliest as well."""
     assert parse(**fields).generate.sampling.logprobs == logprobs
 
 
 @pytest.mark.parametrize(("asked", "used"), [(0, 0), (7, 7), (-1, 2**63 - 1), (-(2**63), 0), (2**63 - 1, 2**63 - 1)])
 def test_any_64_bit_seed_is_a_seed(asked: int, used: int):
-    """Negative seeds are legal in this API; the engine takes 63 bits."""
+    """Negative seeds are valid in this API; the request has 63 bits of them."""
     assert parse(seed=asked).generate.sampling.seed == used
 
 
 def test_both_names_of_max_tokens_may_agree():
-    """Clients in transition send both."""
+    """A body may have both names with one value."""
     assert parse(max_tokens=5, max_completion_tokens=5).generate.sampling.max_tokens == 5
 
 
 def test_a_prompt_replaces_messages():
-    """For models without a chat template; the official client has to send an empty list beside it."""
+    """A prompt is for models without a chat template; the official client sends an empty list beside it."""
     for body in ({"messages": [], "prompt": "Once"}, {"messages": None, "prompt": "Once"}):
         assert parse(**body).generate == GenerateRequest(model="echo", prompt="Once", unset=MODEL_DEFAULTS)
 
@@ -113,13 +113,13 @@ def test_a_prompt_replaces_messages():
     ],
 )
 def test_reasoning_effort_is_for_the_template(effort: str, kwargs: dict[str, Any]):
-    """Seven words of the API on the three that templates know, and a switch; a bare prompt has no template."""
+    """The seven words of the API become the three of templates, or a switch; a bare prompt has no template."""
     assert parse(reasoning_effort=effort).generate.chat_template_kwargs == kwargs
     assert parse(messages=None, prompt="Hi", reasoning_effort=effort).generate.chat_template_kwargs == {}
 
 
 def test_template_kwargs_go_before_reasoning_effort():
-    """The more exact field wins."""
+    """The more exact field has precedence."""
     asked = parse(reasoning_effort="low", chat_template_kwargs={"reasoning_effort": "high", "thinking": True})
     assert asked.generate.chat_template_kwargs == {"reasoning_effort": "high", "thinking": True}
 
@@ -153,17 +153,17 @@ ASKING_NOTHING: dict[str, Any] = {
 
 @pytest.mark.parametrize("name", [*IGNORABLE, *ASKING_NOTHING])
 def test_what_asks_for_nothing_changes_nothing(name: str):
-    """The ignore-list, and fields for what we lack that hold their neutral value."""
+    """Ignored fields, and unsupported ones at their neutral value, leave the request as it is."""
     assert parse(**{name: {**IGNORABLE, **ASKING_NOTHING}[name]}) == parse()
 
 
 def test_the_ignore_list_is_tested_whole():
-    """A name added to the list needs a case above."""
+    """A name that is added to the list needs a case above."""
     assert {*IGNORED, "metadata"} == set(IGNORABLE)
 
 
 def test_every_field_of_the_official_client_has_a_fate():
-    """A release that adds a parameter fails here, and we decide what to do with it."""
+    """Each parameter of the official client is honoured, ignored or refused."""
     from openai.types.chat import completion_create_params as params
 
     from streamserve.dialects.openai_request import _table

@@ -23,7 +23,7 @@ def test_budget_is_halved() -> None:
 
 
 def test_budget_never_leaves_a_decode_out() -> None:
-    """However often it is lowered, everybody who may run can decode in every step."""
+    """However often it is lowered, every running sequence can decode in each step."""
     budget = lowered(max_num_seqs=48)
     for _ in range(20):
         budget.lower(1)
@@ -92,7 +92,7 @@ def test_prefill_gets_a_block_in_any_step() -> None:
 
 
 def test_prefill_alone_takes_the_whole_budget() -> None:
-    """With nobody to wait for the next token, the target bounds nothing."""
+    """Without decodes the target bounds nothing."""
     desk = Desk(num_blocks=400, itl_target_seconds=0.001)
     teach(desk.scheduler.step_time)
     desk.add(request(1, range(1000)))
@@ -118,17 +118,17 @@ def test_every_step_with_a_prompt_advances_it() -> None:
         assert desk.planned()[2] == 4
 
 
-def test_who_parks_gives_back_all_that_was_planned() -> None:
+def test_a_parked_sequence_frees_its_budget() -> None:
     """A decode or a part of a prompt: the next one in the same step finds the budget as if it had never been there."""
     desk = busy()
     config = EngineConfig(max_num_batched_tokens=64)
     budget = StepBudget(64, config, 4, desk.scheduler.step_time)
     decoding, prompt = desk.sequences[1], desk.sequences[2]
     before = (budget.num_tokens, budget.num_prefill_tokens(0))
-    budget.decode(decoding)
+    budget.add(decoding, 1)
     budget.prefill(prompt)
     assert budget.num_tokens == 0
-    budget.take_back(prompt)
+    budget.remove(prompt)
     assert (budget.num_tokens, [chunk.seq_id for chunk in budget.chunks]) == (63, [1])
-    budget.take_back(decoding)
+    budget.remove(decoding)
     assert ((budget.num_tokens, budget.num_prefill_tokens(0)), budget.chunks) == (before, [])

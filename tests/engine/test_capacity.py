@@ -1,4 +1,4 @@
-"""Capacity: arithmetic on what config.json says."""
+"""Capacity: arithmetic on config.json."""
 
 from __future__ import annotations
 
@@ -113,5 +113,5 @@ def test_parameters_by_a_safetensors_header() -> None:
 
 
 def test_the_models_own_length() -> None:
-    """By either name; a model that says none gets what a load would give it."""
+    """By either name; a model without one gets the default of a load."""
     assert [model_len(model) for model in (SMOLLM2, {"n_positions": 1024}, {})] == [8192, 1024, 4096]

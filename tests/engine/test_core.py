@@ -12,7 +12,7 @@ from tests.support.engines import FaultyRunner, WrappedRunner
 
 
 class Scripted(WrappedRunner):
-    """Says the tokens it is given, by output position."""
+    """Samples the tokens it is given, by output position."""
 
     def __init__(self, script: list[int]) -> None:
         super().__init__(EchoRunner(num_blocks=65, block_size=4))
@@ -65,7 +65,7 @@ def test_eos_on_the_last_allowed_token_is_a_stop() -> None:
 
 
 def test_min_tokens_bans_the_ends() -> None:
-    """Before min_tokens the runner is told not to choose an eos or stop id; afterwards it may."""
+    """Before min_tokens the eos and stop ids are banned; afterwards they are not."""
     drive = Drive()
     drive.run(with_eos(min_tokens=3, stop_token_ids=(7,)))
     banned = [chunk.sample.banned_token_ids for plan in drive.plans for chunk in plan.chunks if chunk.sample]
@@ -79,7 +79,7 @@ def test_model_length_ends_with_length() -> None:
 
 
 def test_prefill_only_fills_the_cache() -> None:
-    """max_tokens 0 computes the prompt, says nothing, and the next request finds it."""
+    """max_tokens 0 computes the prompt, gives no token, and the next request finds it cached."""
     drive = Drive()
     answer = drive.run(request(1, sampling=sampling(max_tokens=0)))[1]
     assert (answer.token_ids, answer.finish_reason) == ([], "length")
@@ -118,7 +118,7 @@ def test_abort_while_the_step_runs() -> None:
 
 @pytest.mark.parametrize("end", ["pause", "stop"])
 def test_abort_goes_before_an_end_of_the_same_step(end: str) -> None:
-    """Whoever was aborted before the step hears nothing, though it would have ended in it for another reason."""
+    """A sequence aborted before the step gets no update, also when it would have ended in that step."""
     drive = Drive()
     drive.add(request(1), request(2))
     drive.step()
@@ -180,7 +180,7 @@ def test_late_stop_of_a_preempted_sequence_forgets_too() -> None:
 
 
 def test_failed_sequence_costs_only_itself() -> None:
-    """The error ends one sequence; its batch mate says what it would have said alone."""
+    """The error ends one sequence; its batch mate gets the tokens it gets alone."""
     runner = FaultyRunner(EchoRunner(num_blocks=65, block_size=4), lambda step, seq_id: (step, seq_id) == (3, 2))
     drive = Drive(runner=runner)
     answers = drive.run(request(1), request(2, range(40, 60)))

@@ -1,4 +1,4 @@
-"""Laws of running out of memory: the step is split, the largest goes if it must, and the others notice nothing."""
+"""Laws of running out of memory: the step is split, the largest chunk fails if it must, the rest is unchanged."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def larger_than(num_tokens: int) -> Callable[[StepPlan], bool]:
 
 @EVERY_WAY
 def test_step_that_is_too_large_runs_in_halves(overlap: bool, at_collect: bool) -> None:
-    """Nobody is lost and nobody says anything else, though one prompt has to be cut in the middle."""
+    """Every sequence gets the same tokens, though one prompt is split."""
     drive = small(larger_than(40), overlap, at_collect)
     one, other = request(1, range(30)), request(2, range(50, 90))
     answers = drive.run(one, other)
@@ -39,7 +39,7 @@ def test_step_that_is_too_large_runs_in_halves(overlap: bool, at_collect: bool) 
 
 @EVERY_WAY
 def test_largest_ends_when_a_half_is_too_large_too(overlap: bool, at_collect: bool) -> None:
-    """Its error says why; the others go on and say what they say alone."""
+    """It ends with out_of_memory; the other sequences get the tokens they get alone."""
     drive = small(lambda plan: any(c.seq_id == 2 for c in plan.chunks), overlap, at_collect)
     others = request(1, range(10)), request(3, range(90, 100))
     answers = drive.run(*others, request(2, range(40, 80)))

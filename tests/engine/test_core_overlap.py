@@ -1,4 +1,4 @@
-"""Laws of overlap: a step is launched before the one before it is collected, and nobody can tell from the answers."""
+"""Laws of overlap: a step is launched before the one before it is collected, and the answers are unchanged."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.support.engines import FakeClock, FaultyRunner, WrappedRunner
 
 
 class Counting(WrappedRunner):
-    """Counts launched and uncollected steps; says EOS at the output positions it is given."""
+    """Counts launched and uncollected steps; samples EOS at the output positions it is given."""
 
     def __init__(self, eos_at: int | None = None, *, can_overlap: bool = True) -> None:
         super().__init__(EchoRunner(num_blocks=65, block_size=4, can_overlap=can_overlap))
@@ -59,7 +59,7 @@ def test_without_overlap_a_step_is_collected_at_once() -> None:
 
 
 def test_overlap_needs_a_runner_that_can() -> None:
-    """Asking for it where it cannot be is an error that says so."""
+    """overlap=True with a runner that cannot is a ValueError."""
     with pytest.raises(ValueError, match="one step at a time"):
         EngineCore(EchoRunner(), EngineConfig(overlap=True), FakeClock())
 
@@ -74,7 +74,7 @@ def test_token_in_flight_is_pending_in_the_next_plan() -> None:
 
 @pytest.mark.parametrize("fields", [{"presence_penalty": 0.5}, {"repetition_penalty": 1.2}])
 def test_penalties_wait_for_their_tokens(fields: dict[str, float]) -> None:
-    """Who needs the last token on the CPU is planned when it is known, and others are not held up by that."""
+    """A sequence that needs its last token on the CPU waits for it; the rest of the batch does not."""
     drive = overlapping()
     how = sampling(max_tokens=6, **fields)
     drive.run(request(1, sampling=how), request(2, sampling=sampling(max_tokens=6)))
@@ -84,7 +84,7 @@ def test_penalties_wait_for_their_tokens(fields: dict[str, float]) -> None:
 
 
 def test_eos_one_step_late_drops_the_token_after_it() -> None:
-    """It is told to nobody, and no block that holds it is found."""
+    """The extra token is in no update and in no cached block."""
     drive = overlapping(eos_at=3)
     one = request(1, eos_token_ids=frozenset({EOS}), sampling=sampling(max_tokens=30))
     answer = drive.run(one)[1]  # tokens 20 to 23; the step of token 24 was launched
@@ -97,7 +97,7 @@ def test_eos_one_step_late_drops_the_token_after_it() -> None:
 
 @pytest.mark.parametrize("at_step", range(1, 7))
 def test_abort_keeps_out_of_every_later_plan(at_step: int) -> None:
-    """With a step in flight too; and the late result is nobody's."""
+    """Also with a step in flight, whose late result is dropped."""
     drive = overlapping(max_num_batched_tokens=8)
     drive.add(request(1, sampling=sampling(max_tokens=30)))
     for _ in range(at_step):
@@ -134,7 +134,7 @@ def test_late_stop_string_drops_what_is_in_flight() -> None:
 
 
 def test_failed_token_takes_the_step_after_it_along() -> None:
-    """What was computed from a token that failed is nobody's; the neighbour says what it says alone."""
+    """The step computed from a failed token is dropped; the neighbour gets the tokens it gets alone."""
     echo = EchoRunner(num_blocks=65, block_size=4, can_overlap=True)
     drive = Drive(runner=FaultyRunner(echo, lambda step, seq_id: (step, seq_id) == (3, 2)))
     answers = drive.run(request(1), request(2, range(40, 60)))
@@ -144,7 +144,7 @@ def test_failed_token_takes_the_step_after_it_along() -> None:
 
 
 def test_update_times_are_those_of_the_collected_step() -> None:
-    """The first token is told one step after the launch of its step, not with it."""
+    """The first token is in the update one step after the launch of its step."""
     drive = Drive(overlap=True)
     drive.add(request(1))
     assert drive.step() == ()

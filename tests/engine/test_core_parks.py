@@ -1,4 +1,4 @@
-"""Laws of parking in the core: who parks when, what is left behind, and that asking again goes on."""
+"""Laws of parking in the core: when a sequence parks, what it frees, and that a resume continues."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from streamserve.engine.core import Park
 from streamserve.engine.sequence import SequenceRequest
+from streamserve.protocol.park import Park
 from tests.support.cores import PATIENT, Drive, alone, request, sampling
 
 LONG = sampling(max_tokens=60)
@@ -55,7 +55,7 @@ def test_reader_who_keeps_up_is_never_parked() -> None:
 
 
 def test_nobody_waits_for_a_reader_that_is_not_waited_for() -> None:
-    """Whole answers and jobs never park; neither does one whose reader went away with "finish"."""
+    """Sequences without a reader's position never park."""
     drive = Drive(lead_tokens=8)
     drive.add(request(1, sampling=LONG), request(2, sampling=LONG, reader_tokens=0))
     drive.step()
@@ -92,7 +92,7 @@ def test_reader_of_an_ended_sequence_is_nothing_odd() -> None:
 
 @pytest.mark.parametrize("overlap", [False, True])
 def test_pause_parks_everything_until_resume(overlap: bool) -> None:
-    """Running, waiting and new ones, read or not; nothing is held; afterwards all goes on where it was."""
+    """A pause parks running, waiting and new sequences and frees all blocks; resumed ones continue."""
     drive = Drive(max_num_seqs=1, overlap=overlap)
     drive.add(request(1, sampling=LONG), request(2, sampling=LONG))
     for _ in range(5):
@@ -128,7 +128,7 @@ def test_abort_of_a_parked_sequence_is_late_and_counted() -> None:
 
 
 def test_who_is_ahead_of_its_reader_parks_for_who_waits() -> None:
-    """One that has more to read than its reader can soon take in makes room, and says how long it can be away."""
+    """A sequence far ahead of its reader parks for a waiting one, with the seconds until its resume."""
     drive = Drive(max_num_seqs=1, min_ahead_seconds=1.0)
     drive.add(request(1, sampling=LONG, reader_tokens=0), request(2))
     drive.run()
@@ -140,7 +140,7 @@ def test_who_is_ahead_of_its_reader_parks_for_who_waits() -> None:
 
 
 def test_waiting_too_long_is_an_error() -> None:
-    """Who was not started in its class's time hears so, and holds back nobody."""
+    """A sequence not started in its class's time ends with queue_timeout, and does not block the queue."""
     classes = {**PATIENT, "chat": replace(PATIENT["chat"], max_queue_seconds=0.2)}
     drive = Drive(max_num_seqs=1, classes=classes)
     drive.add(request(1, sampling=LONG), request(2), request(3, latency_class="document"))
@@ -150,7 +150,7 @@ def test_waiting_too_long_is_an_error() -> None:
 
 
 def test_who_can_start_now_is_not_turned_away() -> None:
-    """A step may have taken long: who is late and fits is started."""
+    """A late sequence that fits is started."""
     drive = Drive(classes={**PATIENT, "chat": replace(PATIENT["chat"], max_queue_seconds=0.2)})
     drive.add(request(1))
     drive.core._drain()

@@ -1,4 +1,4 @@
-"""Laws of quarantine: a mistake in the engine's own books costs those it touches, and the engine goes on."""
+"""Laws of quarantine: a failed integrity check ends the sequences with blocks, and the engine continues."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def free_twice(drive: Drive) -> None:
 def give_out_held_block(drive: Drive) -> None:
     pool = drive.core.pool
     held = pool._blocks[drive.core.scheduler.running[0].block_table[0]]
-    pool._free.push_front(held)
+    pool._free.push(held, at_front=True)
 
 
 def give_out_null_block(drive: Drive) -> None:
@@ -32,7 +32,7 @@ def miscount_free(drive: Drive) -> None:
 
 
 def miscount_cached(drive: Drive) -> None:
-    drive.core.pool._num_free_named -= 1
+    drive.core.pool._num_free_cached -= 1
 
 
 def lose_a_block(drive: Drive) -> None:
@@ -76,7 +76,7 @@ FAULTS = [
 @BOTH_WAYS
 @pytest.mark.parametrize("fault", FAULTS)
 def test_engine_goes_on_after_a_fault(fault: Callable[[Drive], None], overlap: bool) -> None:
-    """Who ran ends with an error or as it would alone; who waited and who comes later get their answers whole."""
+    """Running sequences end with an error or as they would alone; waiting and later ones are complete."""
     drive = Drive(num_blocks=25, max_num_seqs=2, overlap=overlap, check_integrity=False)
     requests = [request(seq_id, range(seq_id % 4, seq_id + 18)) for seq_id in range(1, 6)]
     drive.add(*requests[:4])
@@ -110,7 +110,7 @@ def test_nothing_of_the_old_pool_is_found(overlap: bool) -> None:
 
 
 def test_mistake_that_stays_ends_who_waits_too() -> None:
-    """If it happens again at once, it may be in the queue: then nobody is kept, and the next ones are served."""
+    """A second quarantine in a row ends the waiting sequences too; later ones are served."""
     drive = Drive(max_num_seqs=1)
 
     def broken(running: tuple[Sequence, ...]) -> tuple[Sequence, ...]:

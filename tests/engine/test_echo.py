@@ -31,12 +31,12 @@ def first_token(*chunks: Chunk) -> int | None:
 
 
 def test_pages_may_be_anywhere() -> None:
-    """The block table says where tokens are; which blocks it names does not matter."""
+    """The answer depends on the tokens in the block table, not on the block ids."""
     assert first_token(chunk((1, 2))) == first_token(chunk((7, 3)))
 
 
 def test_wrong_block_or_order_changes_the_token() -> None:
-    """Reading a block of somebody else, or one's own in the wrong order, is seen."""
+    """A wrong block, or a wrong order of blocks, changes the text."""
     right = first_token(chunk())
     prefix = chunk(token_ids=(0, 1, 2, 3), block_table=(1,))
     rest = {"start": 4, "token_ids": (4, 5, 6, 7)}
@@ -52,7 +52,7 @@ def test_wrong_position_changes_the_token() -> None:
 
 
 def test_poisoned_block_changes_the_token() -> None:
-    """Whoever reads a block that was freed gets another text."""
+    """A read of a freed block changes the text."""
     runner = EchoRunner(num_blocks=8, block_size=4)
     right = run(runner, chunk())[0]
     last = chunk(start=7)
@@ -83,7 +83,7 @@ def test_launched_step_is_not_changed_by_what_follows() -> None:
 
 
 def test_banned_tokens_are_not_chosen() -> None:
-    """Ban what would have been said, and something else is."""
+    """A banned token is replaced by another one."""
     said = first_token(chunk())
     assert said is not None
     banned = SampleSpec(position=8, seed=0, temperature=0.0, banned_token_ids=(said,))

@@ -54,7 +54,7 @@ def test_chunks_and_cache(how: object, chunk: int, caching: bool, overlap: bool)
 @pytest.mark.parametrize("every", [1, 2, 3, 5])
 @pytest.mark.parametrize("caching", [True, False])
 def test_forced_preemption(how: object, every: int, caching: bool, overlap: bool) -> None:
-    """Preempting everybody every few steps changes nothing but the work."""
+    """Preempting every sequence every few steps changes no token."""
     every += overlap  # whoever never sees the end of a step cannot go on
     drive = Drive(num_blocks=200, prefix_caching=caching, overlap=overlap)
 
@@ -105,7 +105,7 @@ def resumed(one: SequenceRequest, seq_id: int, shown: list[int]) -> SequenceRequ
 @BOTH
 @OVERLAP
 def test_too_little_memory(how: object, overlap: bool) -> None:
-    """In a pool that holds a third of what is asked for, everybody gets the same tokens in the end."""
+    """In a pool with a third of the blocks needed, every sequence gets the same tokens."""
     drive = Drive(num_blocks=24, overlap=overlap)
     drive.core.scheduler._reserve_share = 0.0
     assert drive.tokens(*requests(how)) == references(how)
@@ -117,7 +117,7 @@ def test_too_little_memory(how: object, overlap: bool) -> None:
 @OVERLAP
 @pytest.mark.parametrize("num_seqs", [1, 2, 3])
 def test_batch_composition(how: object, num_seqs: int, overlap: bool) -> None:
-    """Who else is in the batch does not matter."""
+    """The batch does not change a sequence's tokens."""
     assert Drive(num_blocks=200, max_num_seqs=num_seqs, overlap=overlap).tokens(*requests(how)) == references(how)
 
 

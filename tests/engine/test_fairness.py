@@ -6,11 +6,11 @@ import random
 
 import pytest
 
-from streamserve.engine.fairness import WINDOW_SECONDS, TenantDebt
+from streamserve.engine.budget import WINDOW_SECONDS, TenantDebt
 
 
 def test_single_tenant_has_no_debt() -> None:
-    """Who is alone takes nothing from anybody."""
+    """A lone tenant has no debt."""
     debt = TenantDebt()
     for second in range(30):
         debt.charge("a", 1000, second)
@@ -36,7 +36,7 @@ def test_debt_is_excess_in_seconds_of_work() -> None:
 
 
 def test_newcomer_has_a_share_to_come() -> None:
-    """Whoever comes to one that floods alone has had nothing of its half: it goes before what floods."""
+    """A new tenant beside a flood is below its share: it goes before the flood."""
     debt = TenantDebt()
     for second in range(10):
         debt.charge("flood", 100, second)

@@ -1,4 +1,4 @@
-"""Laws of launching: what the watchdog hears, and whose exception it was."""
+"""Laws of launching: the watchdog's limits, and which exceptions are the runner's."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.support.engines import DyingRunner, SmallRunner, WrappedRunner
 
 @pytest.mark.parametrize("overlap", [False, True])
 def test_watchdog_is_armed_for_each_call_of_the_runner(overlap: bool) -> None:
-    """Before launch and before collect it hears how long is too long; at the end of a step, that nothing runs."""
+    """It is armed before launch and before collect, and disarmed at the end of a step."""
     heard: list[float | None] = []
     drive = Drive(overlap=overlap, on_step=heard.append)
     drive.add(request(1, sampling=sampling(max_tokens=3)))
@@ -63,7 +63,7 @@ def test_runner_exception_ends_the_engine() -> None:
 
 
 def test_exception_at_collect_ends_the_engine() -> None:
-    """The same where the device says it late."""
+    """The same where the device reports it at collect."""
 
     class Dying(WrappedRunner):
         def collect(self, handle: object) -> StepResult:

@@ -1,4 +1,4 @@
-"""Laws of parking for somebody who waits: who parks, when, and what is left of it."""
+"""Laws of parking for a waiting sequence: which one parks, when, and what it frees."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def reading(
 
 
 def running(*requests: SequenceRequest, **config: Any) -> Desk:
-    """All of these run and have said one more token; nothing is kept free for their growth."""
+    """All of these run and have one more token; no block is reserved for their growth."""
     desk = Desk(**{"max_num_seqs": len(requests), "num_blocks": 400, **config})
     desk.add(*requests)
     desk.scheduler._reserve_share = 0.0
@@ -47,7 +47,7 @@ def test_furthest_ahead_parks_and_the_waiting_starts_at_once() -> None:
 
 
 def test_parked_holds_nothing() -> None:
-    """Whoever parks is finished and its blocks are free."""
+    """A parked sequence is finished and its blocks are free."""
     desk = running(reading(1, said=60), reading(2, said=100))
     desk.add(request(9, range(4), sampling=sampling(max_tokens=0)))
     desk.step()
@@ -66,7 +66,7 @@ def test_it_is_to_come_back_when_half_is_read() -> None:
 
 
 def test_pace_is_the_class_own() -> None:
-    """The same tokens last a document's reader as long as its class says."""
+    """The pace is that of the latency class."""
     sequence = Sequence(reading(1, said=99))
     sequence.token_ids.append(7)
     sequence.first_token_at = 50.0
@@ -98,7 +98,7 @@ def test_nobody_parks_without_a_reader() -> None:
 
 
 def test_nobody_parks_when_there_is_room() -> None:
-    """Parking is for somebody else; an engine with room keeps everybody."""
+    """With free room no sequence parks."""
     desk = running(reading(1, said=300), max_num_seqs=2)
     desk.add(request(9))
     desk.step()
@@ -123,14 +123,14 @@ def test_parks_for_blocks() -> None:
 
 
 def test_nobody_parks_in_vain() -> None:
-    """If all who may park do not make room together, none does."""
+    """If all that may park free too little together, none parks."""
     desk = running(reading(1, said=60), reading(2, said=60, reader_tokens=None), max_num_seqs=8, num_blocks=51)
     desk.add(request(9, range(200, 340)))  # 35 blocks; 14 are free, the reader's sequence holds 18
     assert desk.step().parked == ()
 
 
 def test_first_in_the_queue_is_served_first() -> None:
-    """Those who park make room for the head of the queue, not for somebody smaller behind it."""
+    """The room of parked sequences goes to the head of the queue, not to a smaller one behind it."""
     desk = running(reading(1, said=60))
     desk.add(request(8, arrived_at=8.0), request(9, arrived_at=9.0))
     desk.step()
@@ -139,7 +139,7 @@ def test_first_in_the_queue_is_served_first() -> None:
 
 @pytest.mark.parametrize("overlap", [False, True])
 def test_tokens_of_the_parked_are_given_back(overlap: bool) -> None:
-    """The step computes nothing for whoever parks in it, and the place in the budget goes to somebody else."""
+    """The step computes nothing for a sequence that parks in it, and its budget is free again."""
     desk = running(reading(1, said=100), overlap=overlap, max_num_batched_tokens=128)
     desk.step()
     desk.add(request(9, range(200, 328)))
@@ -150,7 +150,7 @@ def test_tokens_of_the_parked_are_given_back(overlap: bool) -> None:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_parking_in_turns_ends(seed: int) -> None:
-    """Readers who come back when they should share two places: all are served, with any lead between them."""
+    """Readers that resume on time share two places: all are served."""
     desk = Desk(max_num_seqs=2, num_blocks=400, min_ahead_seconds=0.1, now=100.0 + seed / 7)
     for seq_id in range(1, 6):
         desk.add(reading(seq_id, arrived_at=desk.now + seq_id / 100))
@@ -169,7 +169,7 @@ def test_parking_in_turns_ends(seed: int) -> None:
 
 
 def resume(desk: Desk, parked: Sequence) -> None:
-    """Ask again with what was said; the reader has taken in what it could."""
+    """Resume with the tokens so far; the reader has read what it could."""
     old = parked.request
     assert parked.first_token_at is not None
     read = int(20 * (desk.now - parked.first_token_at))
@@ -185,7 +185,7 @@ def resume(desk: Desk, parked: Sequence) -> None:
 
 
 def test_nobody_parks_for_an_answer_that_comes_back() -> None:
-    """Else those who read would take turns for a place, and have everything computed twice."""
+    """Otherwise resumed sequences would take turns for a place and be computed twice."""
     desk = running(reading(1, said=100))
     desk.add(reading(2, said=1, arrived_at=desk.now - 9))
     desk.step()

@@ -1,4 +1,4 @@
-"""Laws of the queue: who goes first, how long anybody can be passed over, and who waited too long."""
+"""Laws of the queue: its order, the bound of a wait, and expiry."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_classes_come_from_the_config() -> None:
 
 
 def test_debt_puts_a_tenant_back() -> None:
-    """Who took more than its share goes later, by the seconds of work that was; who took less, earlier."""
+    """A tenant above its share queues later by those seconds of work; below it, earlier."""
     desk = Desk()
     for second in range(10):
         desk.scheduler.charge("flood", 90, desk.now - second)
@@ -45,7 +45,7 @@ def test_debt_puts_a_tenant_back() -> None:
 
 
 def test_debt_is_bounded() -> None:
-    """However much a tenant took, it is put back by `max_debt_seconds` at most, and nobody forward by more."""
+    """A debt moves a request by `max_debt_seconds` at most, in either direction."""
     desk = Desk(max_debt_seconds=1.0)
     for second in range(10):
         desk.scheduler.charge("flood", 999, desk.now - second)
@@ -70,7 +70,7 @@ def test_place_is_fixed_at_arrival() -> None:
 
 @pytest.mark.parametrize("seed", range(10))
 def test_wait_bound(seed: int) -> None:
-    """Nobody goes before r who came later than r by more than r's TTFT + twice the most debt - the smallest TTFT."""
+    """No request that arrives later than r by r's TTFT + 2 * max debt - the smallest TTFT goes before r."""
     rng, desk = random.Random(seed), Desk(max_num_seqs=1, max_debt_seconds=3.0)
     for seq_id in range(60):
         desk.now += rng.expovariate(4)
@@ -118,7 +118,7 @@ def test_those_who_wait_too_long_are_named() -> None:
 
 
 def test_each_class_has_its_own_patience() -> None:
-    """Half a minute is too long for a chat, and nothing for a batch row; a class may say so itself."""
+    """Half a minute expires a chat and not a batch row; a class may set its own limit."""
     patient = {**CLASSES, "slow chat": LatencyClass(ttft_seconds=0.5, max_queue_seconds=60.0)}
     desk = Desk(max_num_seqs=1, classes=patient)
     desk.add(request(1, arrived_at=0.0, sampling=sampling(max_tokens=400)))
@@ -141,7 +141,7 @@ def test_whoever_was_shown_anything_never_expires() -> None:
 
 
 def test_time_before_the_queue_does_not_count() -> None:
-    """Who had to wait for the model to load has not waited in the queue; its place is still that of its arrival."""
+    """The time before `add` does not count as queue time; the order is still by arrival."""
     desk = Desk(max_num_seqs=1)
     desk.add(request(1, arrived_at=0.0), request(2, arrived_at=10.0))
     desk.step()
@@ -184,7 +184,7 @@ def test_queued_seconds_by_the_step_time_model() -> None:
 
 
 def test_starting_over_keeps_the_queue() -> None:
-    """After a fault those who wait keep their order and run in the new pool; those who ran are over, without blocks."""
+    """After a fault the waiting keep their order and run in the new pool; the running are finished, without blocks."""
     desk = Desk(max_num_seqs=2)
     desk.add(*(request(seq_id) for seq_id in (1, 2, 3, 4, 5)))
     desk.step()

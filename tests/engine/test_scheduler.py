@@ -30,7 +30,7 @@ def test_prompt_beyond_the_budget_is_chunked() -> None:
 
 
 def test_decodes_come_first_and_prefill_is_capped() -> None:
-    """While anybody decodes, each step decodes everybody and prefills at most one chunk."""
+    """Beside decodes, each step decodes every sequence and prefills at most one chunk."""
     drive = Drive(prefill_chunk=8)
     drive.add(request(1), request(2))
     drive.step()
@@ -42,7 +42,7 @@ def test_decodes_come_first_and_prefill_is_capped() -> None:
 
 
 def test_every_running_sequence_decodes_in_every_step() -> None:
-    """Nobody who can decode is left out for a prompt."""
+    """No decode is left out for a prompt."""
     drive = Drive(prefill_chunk=4, num_blocks=200)
     drive.add(request(1), request(2), request(3, range(100, 160)))
     drive.run()
@@ -68,7 +68,7 @@ def test_class_gives_a_head_start() -> None:
 
 
 def test_no_more_than_max_num_seqs_run() -> None:
-    """The batch has a bound; the others wait."""
+    """The batch has a bound; the rest waits."""
     drive = Drive(max_num_seqs=3)
     drive.add(*(request(seq_id) for seq_id in range(6)))
     drive.step()
@@ -78,7 +78,7 @@ def test_no_more_than_max_num_seqs_run() -> None:
 
 
 def test_whole_prompt_must_fit_before_its_first_chunk() -> None:
-    """A prompt is not begun in the hope that memory turns up; nobody behind it goes first."""
+    """A prompt that does not fit waits, and so do all behind it."""
     drive = Drive(num_blocks=17, max_num_batched_tokens=16)
     drive.add(request(1, range(40)))
     drive.step()
@@ -128,7 +128,7 @@ def crowded() -> Drive:
 
 
 def test_newest_is_preempted_and_finishes_later() -> None:
-    """When memory runs out the last in order gives way; everybody gets all tokens in the end."""
+    """When memory runs out the last in order is preempted; all sequences get all tokens."""
     drive = crowded()
     victims: list[int] = []
     while drive.core.has_work:
@@ -141,7 +141,7 @@ def test_newest_is_preempted_and_finishes_later() -> None:
 
 
 def test_preempted_sequence_holds_nothing_and_goes_first() -> None:
-    """A preempted sequence gave every block back, and stands before those that never ran."""
+    """A preempted sequence holds no block, and queues before those that never ran."""
     drive = crowded()
     drive.add(request(4, range(8), arrived_at=4.0))
     while not drive.core.stats().preemptions:
@@ -172,7 +172,7 @@ def test_preempted_sequence_finds_its_own_blocks() -> None:
 
 
 def test_sampling_waits_for_the_last_known_token() -> None:
-    """A recomputing sequence samples only once it has caught up with what it has already said."""
+    """A recomputed sequence samples only after its known tokens."""
     drive = Drive(prefix_caching=False, max_num_batched_tokens=8)
     drive.add(request(1, range(6)))
     for _ in range(4):
@@ -200,7 +200,7 @@ def test_largest_request(model_len: int, blocks: int, limit: int) -> None:
 
 
 def test_never_fits_fails_alone() -> None:
-    """If one that can never fit gets past the door it ends with its own error, and those behind it go on."""
+    """A sequence that can never fit ends with its own error, and those behind it continue."""
     drive = Drive(num_blocks=5)
     answers = drive.run(request(1, range(40)), request(2, range(4)))
     assert answers[1].error == "never_fits"

@@ -31,7 +31,7 @@ def test_pairs_are_positions_attended_to() -> None:
 
 @pytest.mark.parametrize("size", [(0, 1), (0, 64), (0, 200), (500, 1), (1000, 100)])
 def test_finds_the_costs_of_a_machine(size: tuple[int, int]) -> None:
-    """Steps that cost what the model can say are predicted, sizes that never occurred among them."""
+    """Steps whose cost fits the model are predicted, also in new sizes."""
     assert taught().predict(plan_of(size)) == pytest.approx(seconds(size), rel=1e-3)
 
 
@@ -48,7 +48,7 @@ def test_predicts_a_noisy_machine() -> None:
 
 @pytest.mark.parametrize("num_tokens", [1, 8])
 def test_steps_of_one_size_say_nothing(num_tokens: int) -> None:
-    """While all steps were alike, a token's cost cannot be told from the base: nothing is known."""
+    """Equal steps do not separate a token's cost from the base: no prediction."""
     step_time = StepTime()
     for _ in range(500):
         step_time.note(plan_of((0, num_tokens)), 0.01)
@@ -68,7 +68,7 @@ def test_a_few_steps_say_nothing() -> None:
 
 
 def test_steps_without_duration_say_nothing() -> None:
-    """With a clock that stands still there is no model."""
+    """With a stopped clock there is no model."""
     assert taught(base=0.0, per_token=0.0, per_pair=0.0).predict(plan_of((0, 1))) is None
 
 

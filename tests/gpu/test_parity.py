@@ -15,8 +15,11 @@ if not torch.cuda.is_available():
     pytest.skip("needs a CUDA GPU that torch sees", allow_module_level=True)
 
 from streamserve.engine.model.load.probe import probe  # noqa: E402
-from streamserve.engine.model.noise import exponential, row_key  # noqa: E402  (after the skips)
-from streamserve.engine.model.sampler import sample  # noqa: E402
+from streamserve.engine.model.sampler import (  # noqa: E402  (after the skips)
+    exponential,
+    row_key,
+    sample,
+)
 from streamserve.engine.plan import SampleSpec, StepOutOfMemory  # noqa: E402
 from tests.engine.model.test_out_of_memory import large_plan  # noqa: E402
 from tests.engine.model.test_parity import MAX_TOKENS, WHOLE, references  # noqa: E402

@@ -18,7 +18,7 @@ def test_every_class_is_drawn_in_the_tree(cls: type[StreamserveError]):
 
 
 def test_codes_name_one_class_each():
-    """A code tells the class, apart from the two refusals that share `overloaded`."""
+    """No two classes share a code, except `overloaded`."""
     codes = [cls.code for cls in CLASSES if cls is not Refused]
     assert len(codes) == len(set(codes))
 
@@ -39,12 +39,12 @@ def test_codes_name_one_class_each():
     ],
 )
 def test_the_code_of_an_error_event_finds_its_status(code: str, retryable: bool, status: int):
-    """A non-stream response fails with the status the stream's error stands for, and keeps code and message."""
+    """A non-stream response has the status, code and message of the stream's error."""
     body = to_body(error_for(code, "So it is.", retryable=retryable))
     assert (body.code, body.message, body.http_status) == (code, "So it is.", status)
 
 
-@pytest.mark.parametrize(("asked", "told"), [(-5, 1), (0, 1), (7, 7), (10_000, 120)])
-def test_retry_after_is_what_clients_obey(asked: int, told: int):
-    """SDKs ignore waits above 120 seconds."""
-    assert Refused("Not now.", retry_after=asked).retry_after == told
+@pytest.mark.parametrize(("asked", "shown"), [(-5, 1), (0, 1), (7, 7), (10_000, 120)])
+def test_retry_after_is_what_clients_obey(asked: int, shown: int):
+    """Retry-After is 1 to 120 seconds: SDKs ignore longer waits."""
+    assert Refused("Not now.", retry_after=asked).retry_after == shown

@@ -32,7 +32,7 @@ def test_a_byte_order_mark_is_ignored():
 
 
 @pytest.mark.parametrize(
-    ("body", "says"),
+    ("body", "message"),
     [
         (b"", "empty"),
         (b" \r\n\t", "empty"),
@@ -63,12 +63,12 @@ def test_a_byte_order_mark_is_ignored():
         (b"[" * 500_000, "nested"),
     ],
 )
-def test_what_is_not_one_clean_object_is_refused(body: bytes, says: str):
-    """Each refusal has the code `invalid_json` and says what is wrong."""
+def test_what_is_not_one_clean_object_is_refused(body: bytes, message: str):
+    """Each refusal has the code `invalid_json` and a message that names the fault."""
     with pytest.raises(BadRequest) as caught:
         decode_json(body, LIMITS)
     assert caught.value.code == "invalid_json"
-    assert says in caught.value.message
+    assert message in caught.value.message
 
 
 def test_the_depth_limit_is_inclusive():
@@ -78,12 +78,12 @@ def test_the_depth_limit_is_inclusive():
 
 
 def test_a_surrogate_pair_is_a_character():
-    """Escaped pairs are how ASCII JSON writes emoji."""
+    """An escaped pair is one character: ASCII JSON writes emoji so."""
     assert decode_json(b'{"a": "\\ud83d\\ude00"}', LIMITS) == {"a": "😀"}
 
 
 def test_a_body_over_the_limit_is_too_large():
-    """The size is judged before anything is decoded."""
+    """The size is checked before anything is decoded."""
     with pytest.raises(TooLarge) as caught:
         decode_json(b"\xff" * (LIMITS.max_body_bytes + 1), LIMITS)
     assert caught.value.http_status == 413
@@ -91,7 +91,7 @@ def test_a_body_over_the_limit_is_too_large():
 
 @pytest.mark.parametrize("unit", [b"[],", b"{},", b'"\\"",', b"0,", b'"",'])
 def test_the_worst_body_of_the_largest_size_costs_little(unit: bytes):
-    """A mebibyte of tiny values takes no more than a second or so of one worker."""
+    """A mebibyte of tiny values takes about a second of one worker."""
     many = unit * ((LIMITS.max_body_bytes - 20) // len(unit))
     started = time.monotonic()
     decode_json(b'{"a": [' + many + b"0]}", LIMITS)
@@ -100,7 +100,7 @@ def test_the_worst_body_of_the_largest_size_costs_little(unit: bytes):
 
 @given(st.binary(max_size=200) | st.text(alphabet='{}[]",:\\ud8e1e9-.0NaInfty \n', max_size=60).map(str.encode))
 def test_no_bytes_raise_anything_but_ours(body: bytes):
-    """The decoder never lets an exception of the standard library through."""
+    """No exception of the standard library leaves the decoder."""
     try:
         value = decode_json(body, LIMITS)
     except StreamserveError:

@@ -1,4 +1,4 @@
-"""Laws of figures: percentiles, and Prometheus' text format."""
+"""Laws of metrics: percentiles, and Prometheus' text format."""
 
 import re
 import statistics
@@ -7,17 +7,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamserve.protocol.metrics import FIGURES, Histogram, Sample, percentile, render_prometheus
+from streamserve.protocol.metrics import METRICS, Histogram, Sample, percentile, render_prometheus
 
 
 def test_nothing_has_no_percentile():
-    """None says so; zero would be a claim."""
+    """The result is None; zero would be a claim."""
     assert percentile([], 0.5) is None
 
 
 @given(st.lists(st.floats(0, 1e6), min_size=2, max_size=50))
 def test_percentiles_agree_with_the_standard_library(values: list[float]):
-    """Linear interpolation as in `statistics.quantiles(method="inclusive")`."""
+    """Percentiles are those of `statistics.quantiles(method="inclusive")`."""
     values.sort()
     quartiles = statistics.quantiles(values, n=4, method="inclusive")
     for q, expected in zip((0.25, 0.5, 0.75), quartiles, strict=True):
@@ -26,7 +26,7 @@ def test_percentiles_agree_with_the_standard_library(values: list[float]):
 
 
 def test_the_text_format():
-    """HELP and TYPE once a figure, counters end in _total, labels are escaped, figures keep the declared order."""
+    """HELP and TYPE once a metric, counters end in _total, labels are escaped, metrics keep the declared order."""
     text = render_prometheus(
         [
             Sample(name="prompt_tokens", value=12, labels={"model_name": 'a"b\\c\nd'}),
@@ -60,24 +60,24 @@ def test_histogram_buckets_are_cumulative():
     ]
 
 
-def test_an_undeclared_figure_cannot_be_shown():
-    """Every figure has a declaration."""
+def test_an_undeclared_metric_cannot_be_shown():
+    """A sample of a name without a declaration is an error."""
     with pytest.raises(KeyError):
         render_prometheus([Sample(name="made_up", value=1)])
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf"), 1e300, 0.1])
 def test_any_number_renders(value: float):
-    """A figure gone wrong shows as NaN, and the scrape still works."""
+    """A value that is no number shows as NaN, and the scrape still works."""
     assert re.search(
         r" (NaN|[+-]Inf|[0-9.e+]+)\n\Z", render_prometheus([Sample(name="tokens_per_second", value=value)])
     )
 
 
 def test_declarations_are_well_formed():
-    """Names fit Prometheus, kinds are known, every figure is explained."""
-    for name, figure in FIGURES.items():
+    """Names fit Prometheus, kinds are known, every metric has a help text and a unit."""
+    for name, metric in METRICS.items():
         assert re.fullmatch(r"[a-z][a-z0-9_]*", name)
-        assert figure.kind in ("counter", "gauge", "histogram")
-        assert figure.help.endswith(".")
-        assert figure.unit
+        assert metric.kind in ("counter", "gauge", "histogram")
+        assert metric.help.endswith(".")
+        assert metric.unit

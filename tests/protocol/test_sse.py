@@ -1,4 +1,4 @@
-"""Laws of SSE frames: what goes in comes out of a reader true to the specification, and only as one event."""
+"""Laws of SSE frames: a reader true to the specification gets back what was framed, as exactly one event."""
 
 import json
 
@@ -12,7 +12,7 @@ from openai._streaming import SSEDecoder
 from streamserve.protocol.sse import FIRST_BYTES, KEEPALIVE, comment, frame, one_line_json
 from tests.support.sse_reader import Read, read_events
 
-# Any code points at all, lone surrogates too: a model may print what it likes.
+# Any code points, lone surrogates too: a model may generate any text.
 NASTY = "\r\n\0\ufeff\x85\u2028\u2029:dat {}\"'\\"
 ANY_TEXT = st.text(st.characters(codec=None, exclude_categories=())) | st.text(NASTY)
 
@@ -21,7 +21,7 @@ ANY_TEXT = st.text(st.characters(codec=None, exclude_categories=())) | st.text(N
 @example("a\r\n\r\ndata: {}\n\nid: x\nevent: done")
 @example("\ud800 \0 \u2028\u2029\x85\ufeff")
 def test_any_text_survives_the_wire(text: str):
-    """Invariant: parse(frame(encode(text))) == text, as exactly one event."""
+    """parse(frame(encode(text))) == text, as exactly one event."""
     wire = frame(one_line_json({"text": text}), event="token", id="log-1")
     (read,) = read_events(wire)
     assert (read.event, read.id) == ("token", "log-1")
@@ -30,7 +30,7 @@ def test_any_text_survives_the_wire(text: str):
 
 @given(ANY_TEXT)
 def test_sloppy_readers_see_the_same(text: str):
-    """Readers that split at every line end Python knows (httpx's `iter_lines` did) get the same events."""
+    """Readers that split at each of Python's line ends (httpx's `iter_lines` did) get the same events."""
     response = httpx.Response(200, headers={"content-type": "text/event-stream"}, content=frame(one_line_json([text])))
     (event,) = httpx_sse.EventSource(response).iter_sse()
     assert json.loads(event.data) == [text]
@@ -45,13 +45,13 @@ def test_a_frame_is_event_id_data_in_that_order():
 
 
 def test_text_stays_readable_on_the_wire():
-    """Scripts are sent as UTF-8 and not as escapes three times as long."""
+    """Text is sent as UTF-8, not as escapes three times as long."""
     assert frame(one_line_json({"t": "日本 🎉"})) == 'data: {"t":"日本 🎉"}\n\n'.encode()
 
 
 @pytest.mark.parametrize("data", ["a\nb", "a\rb", "\r\n"])
-def test_data_of_several_lines_is_our_mistake(data: str):
-    """A line end in data would begin a line of someone else's choosing."""
+def test_data_of_several_lines_raises(data: str):
+    """Data with a line end raises: it would forge the next line."""
     with pytest.raises(ValueError, match="one line"):
         frame(data)
     with pytest.raises(ValueError, match="one line"):
@@ -60,29 +60,29 @@ def test_data_of_several_lines_is_our_mistake(data: str):
 
 @pytest.mark.parametrize("bad", ["", "a b", "a\n", "a\nb", "a\r", "\0", "ü", "x" * 65])
 def test_ids_and_event_names_keep_to_their_alphabet(bad: str):
-    """A newline in either forges events (CVE-2026-44214)."""
+    """A newline in either raises: it would forge an event (CVE-2026-44214)."""
     with pytest.raises(ValueError, match="SSE line"):
         frame("{}", id=bad)
     with pytest.raises(ValueError, match="SSE line"):
         frame("{}", event=bad)
 
 
-def test_a_number_that_json_cannot_say_is_our_mistake():
-    """NaN never reaches a reader."""
+def test_a_number_that_json_lacks_raises():
+    """NaN raises and never reaches a reader."""
     with pytest.raises(ValueError, match="JSON compliant"):
         one_line_json({"latency": float("nan")})
 
 
 @given(st.lists(st.sampled_from(["\r", "\n", "\r\n", "data: a", "id: 1", ": c", "event: e"]), max_size=12))
 def test_our_reader_agrees_with_the_openai_one(lines: list[str]):
-    """The reader these tests trust reads any line ends as the official client's decoder does."""
+    """The tests' reader splits any line ends as the official client's decoder does."""
     whole = "".join(lines).encode() + b"\n\n"
     theirs = [(sse.event or "message", sse.data) for sse in SSEDecoder().iter_bytes(iter([whole])) if sse.data]
     assert [(read.event, read.data) for read in read_events(whole) if read.data] == theirs
 
 
 def test_comments_are_invisible():
-    """Keepalives and first bytes make no event: not for the specification, not for httpx-sse, not for openai.
+    """Keepalives and first bytes make no event for the specification, httpx-sse and openai.
 
     The last two dispatch an empty event at a blank line that follows any id (found with openai 3.52).
     """

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from streamserve.engine.config import EngineConfig, LatencyClass
-from streamserve.engine.sequence import Park, SequenceRequest
+from streamserve.engine.sequence import SequenceRequest
+from streamserve.protocol.park import Park
 from tests.sim.model import EOS
 
 # Prompts that share beginnings, so that the cache is busy; EOS in a prompt means nothing.

@@ -117,7 +117,7 @@ class SimRunner:
         """Nothing to free."""
 
     def poison(self, block_id: int) -> None:
-        """Overwrite a block that nobody has any use for (the core's `on_forget`)."""
+        """Overwrite a block that nobody has any use for (the core's `on_evict`)."""
         start = block_id * self.block_size
         self.slots[start : start + self.block_size] = array("q", [POISON]) * self.block_size
 

@@ -11,10 +11,11 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from streamserve.engine.core import EngineCore
-from streamserve.engine.kv.integrity import IntegrityError
+from streamserve.engine.kv.free_list import IntegrityError
 from streamserve.engine.output import SequenceUpdate
 from streamserve.engine.plan import StepPlan
-from streamserve.engine.sequence import Park, Sequence, SequenceRequest
+from streamserve.engine.sequence import Sequence, SequenceRequest
+from streamserve.protocol.park import Park
 from streamserve.protocol.requests import SamplingParams
 from tests.sim.asked import CLASSES, Asked, Shape
 from tests.sim.laws import Laws
@@ -61,8 +62,8 @@ class Simulation:
         self.runner.has_room = self._has_room
         self.runner.meanwhile = self._meanwhile
         self.laws = Laws(self)
-        on_plan, on_forget = self.laws.check_plan, self.runner.poison
-        self.core = EngineCore(self.runner, shape.config(), self.clock, on_plan, on_forget=on_forget)
+        on_plan, on_evict = self.laws.check_plan, self.runner.poison
+        self.core = EngineCore(self.runner, shape.config(), self.clock, on_plan, on_evict=on_evict)
         self.core.scheduler.forced_preempt = self._forced
 
     # What clients do.

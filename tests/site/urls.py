@@ -5,7 +5,7 @@ from __future__ import annotations
 from django.contrib import admin
 from django.urls import include, path
 
-from streamserve.web.views_native import chat_page
+from streamserve.web.chat_page import chat_page
 
 urlpatterns = [
     path("", chat_page),

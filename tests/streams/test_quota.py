@@ -1,35 +1,58 @@
-"""Places are counted from the check to the start: two at once cannot both take the last one."""
+"""Laws of the quota: places are counted from the check to the start, and only a stream without a reader is ended."""
 
 from __future__ import annotations
 
-from typing import Any
+import asyncio
+from collections.abc import AsyncIterator
 
 import pytest
 
-from streamserve.protocol.errors import Overloaded, QuotaExceeded
+from streamserve.protocol.errors import BadRequest, Overloaded, QuotaExceeded
+from streamserve.protocol.events import Done
 from streamserve.protocol.limits import Limits
+from streamserve.protocol.park import Park
+from streamserve.streams.config import StreamConfig
+from streamserve.streams.log.base import MemoryLog
 from streamserve.streams.quota import StreamQuota
+from streamserve.streams.readers import Attachment
+from streamserve.streams.registry import Streams
+from streamserve.streams.stream import Stream
+from tests.support.stores import SharedRecords
+from tests.support.streams import ScriptedClient, StallingLog, ask, until
 
 
-class NoStreams:
-    """A directory with nothing in it."""
+@pytest.fixture
+async def two_places(scripted: ScriptedClient) -> AsyncIterator[Streams]:
+    """A registry where each owner may have two streams."""
+    streams = Streams({"scripted": scripted}, StallingLog(), limits=Limits(max_streams_per_principal=2))
+    yield streams
+    await streams.aclose()
 
-    def all(self) -> list[Any]:
-        return []
+
+async def start(streams: Streams, owner: str = "user:1", on_disconnect: str = "park") -> Stream:
+    return await streams.start(ask("scripted"), owner=owner, tenant=owner, on_disconnect=on_disconnect)
+
+
+async def park_by_engine(scripted: ScriptedClient, stream: Stream) -> None:
+    """Have the engine lose the stream, and refuse it for an hour."""
+    scripted.refusals.append(Overloaded("full", retry_after=3600))
+    scripted.last.park(Park(reason="lost"))
+    await until(lambda: stream.state == "parked" and not scripted.refusals, "it is parked")
 
 
 def quota(**limits: int) -> StreamQuota:
-    return StreamQuota(Limits(**limits), NoStreams())  # type: ignore[arg-type]
+    return StreamQuota(Limits(**limits), Streams({}, MemoryLog()))
 
 
 async def test_a_place_is_held_while_a_stream_starts() -> None:
-    """And given back, whatever happens."""
+    """It is free again after a failure."""
     places = quota(max_streams_per_principal=1)
     async with places.place_for("user:1"):
         with pytest.raises(QuotaExceeded) as caught:
             async with places.place_for("user:1"):
                 pass
         assert caught.value.http_status == 429
+        assert "You have 1 answers" in caught.value.message
         async with places.place_for("user:2"):
             pass
     with pytest.raises(ZeroDivisionError):
@@ -48,3 +71,113 @@ async def test_visitors_together_have_a_limit() -> None:
                 pass
     assert caught.value.http_status == 503
     assert 1 <= caught.value.retry_after <= 120
+
+
+async def test_the_oldest_parked_stream_makes_room(two_places: Streams) -> None:
+    """It ends as abandoned; the younger one stays."""
+    old, young = await start(two_places), await start(two_places)
+    old.release()
+    young.release()
+    newcomer = await start(two_places)
+    await old.ended.wait()
+    assert isinstance(old.terminal, Done)
+    assert old.terminal.finish_reason == "abandoned"
+    assert (young.state, newcomer.state) == ("parked", "running")
+
+
+async def test_a_parked_stream_that_is_read_is_not_ended(two_places: Streams, scripted: ScriptedClient) -> None:
+    """The engine has parked it, its reader waits for it: the newcomer is refused."""
+    read = await start(two_places)
+    read.attach(Attachment())
+    await park_by_engine(scripted, read)
+    await start(two_places)
+    with pytest.raises(QuotaExceeded):
+        await start(two_places)
+    assert read.terminal is None
+
+
+async def test_an_answer_to_be_finished_is_not_ended(two_places: Streams, scripted: ScriptedClient) -> None:
+    """It has no reader, and waits for the engine, not for one."""
+    unread = await start(two_places, on_disconnect="finish")
+    await park_by_engine(scripted, unread)
+    await start(two_places)
+    with pytest.raises(QuotaExceeded):
+        await start(two_places)
+    assert unread.terminal is None
+
+
+async def test_nothing_is_ended_for_a_request_that_is_refused(two_places: Streams, scripted: ScriptedClient) -> None:
+    """The engine's refusal passes through, and the parked answer can still be resumed."""
+    parked, _ = await start(two_places), await start(two_places)
+    parked.release()
+    scripted.refusals.append(BadRequest("no", param="prompt"))
+    with pytest.raises(BadRequest):
+        await start(two_places)
+    assert (parked.state, parked.terminal) == ("parked", None)
+
+
+async def test_a_reader_who_comes_back_keeps_the_place(two_places: Streams, scripted: ScriptedClient) -> None:
+    """The newcomer waits for the engine meanwhile: it is refused then, and its generation cancelled."""
+    parked, _ = await start(two_places), await start(two_places)
+    parked.release()
+    scripted.hold = asyncio.Event()
+    starting = asyncio.create_task(start(two_places))
+    await until(lambda: len(scripted.requests) == 3, "the engine is asked")
+    parked.attach(Attachment())
+    scripted.hold.set()
+    with pytest.raises(QuotaExceeded):
+        await starting
+    assert sum(generation.is_cancelled for generation in scripted.generations[2:]) == 1
+    assert (parked.terminal, len(two_places.all())) == (None, 2)
+
+
+async def test_one_parked_stream_makes_room_for_one(two_places: Streams, scripted: ScriptedClient) -> None:
+    """Two newcomers at once: its place is promised to the first."""
+    parked, _ = await start(two_places), await start(two_places)
+    parked.release()
+    scripted.hold = asyncio.Event()
+    first = asyncio.create_task(start(two_places))
+    await until(lambda: len(scripted.requests) == 3, "the engine is asked")
+    with pytest.raises(QuotaExceeded):
+        await start(two_places)
+    scripted.hold.set()
+    assert (await first).state == "running"
+
+
+async def test_a_newcomer_does_not_wait_for_the_log(two_places: Streams) -> None:
+    """While the log takes nothing, the parked stream cannot end. It is not counted, and the place is the newcomer's."""
+    log = two_places.log
+    assert isinstance(log, StallingLog)
+    parked, _ = await start(two_places), await start(two_places)
+    parked.release()
+    quota = two_places._quota
+    log.go.clear()
+    async with quota.place_for("user:1") as take_place:
+        take_place()
+        assert parked.terminal is None
+        with pytest.raises(QuotaExceeded):
+            async with quota.place_for("user:1"):
+                pass
+    log.go.set()
+    await parked.ended.wait()
+
+
+async def test_a_released_stream_that_is_resumed_meanwhile_stays(scripted: ScriptedClient) -> None:
+    """No worker ran it when it was chosen; another has claimed it for a reader since."""
+    shared, log = SharedRecords(), MemoryLog()
+    one, two = (
+        Streams({"scripted": scripted}, log, StreamConfig(), store=shared.worker(name), limits=limits)
+        for name, limits in (("one", None), ("two", Limits(max_streams_per_principal=1)))
+    )
+    left = await start(one)
+    left.attach(reader := Attachment())
+    left.detach(reader)
+    await until(lambda: not left.lease.is_held, "no worker runs it")
+    async with two._quota.place_for("user:1") as take_place:
+        left.attach(Attachment())
+        await until(lambda: left.lease.is_held, "it is claimed again")
+        take_place()
+        await until(lambda: not two._quota._evicting, "the eviction is over")
+    assert (left.terminal, two.all()) == (None, [])
+    await one.aclose()
+    await two.aclose()

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import random
 
-from streamserve.clients.base import Accepted
 from streamserve.protocol.events import ChoiceDone, Status
+from streamserve.protocol.park import Accepted
 from streamserve.streams.readers import Attachment, ReaderLag, Readers
 from streamserve.streams.transcript import Transcript
 from tests.support.streams import ScriptedGeneration, ask, tok
@@ -76,11 +76,11 @@ def test_the_engine_hears_of_reading_in_steps() -> None:
     for reader.received_seq in (*range(1, 101), 99, 60):
         lag.report(generation)
     assert generation.positions == [(32,), (64,), (96,), (60,)]
-    reader.seq = 100
+    reader.received_seq = 100
     lag.report(generation)
     for seq in range(101, 121):
         transcript.note(tok("x"), seq)
-        reader.seq = seq
+        reader.received_seq = seq
         lag.report(generation)
     assert generation.positions[4:] == [(100,), (108,), (116,)]
     readers.add(Attachment(is_paced=False))

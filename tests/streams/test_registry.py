@@ -5,20 +5,25 @@ from __future__ import annotations
 import asyncio
 import gc
 import weakref
+from collections.abc import Sequence
 from contextvars import ContextVar
 from dataclasses import replace
 
 import pytest
 
-from streamserve.clients.base import ModelDescription
 from streamserve.protocol.errors import EngineUnavailable, NotFound, Overloaded
 from streamserve.protocol.events import Done, Error
+from streamserve.protocol.limits import Limits
+from streamserve.protocol.stats import ModelDescription
+from streamserve.streams import registry
 from streamserve.streams.config import StreamConfig
-from streamserve.streams.log.base import MemoryLog
+from streamserve.streams.log.base import Batch, EventLog, LogFull, MemoryLog, Result
 from streamserve.streams.readers import Attachment
 from streamserve.streams.registry import Streams
 from streamserve.streams.stream import Stream
-from tests.support.streams import ScriptedClient, ask, until
+from streamserve.streams.transcript import StreamSummary
+from tests.support.stores import RecordStore, SharedRecords
+from tests.support.streams import ScriptedClient, StallingLog, ask, tok, until
 
 REQUEST = ask("scripted")
 
@@ -43,7 +48,7 @@ async def test_a_refusal_creates_nothing(streams: Streams, scripted: ScriptedCli
     scripted.refusals.append(Overloaded("full", retry_after=7))
     with pytest.raises(Overloaded):
         await start(streams)
-    assert (streams.all(), streams.num_live(), streams.num_live("u1")) == ([], 0, 0)
+    assert streams.all() == []
 
 
 @pytest.mark.parametrize(("stage", "was_ready"), [("waiting", True), ("connecting", False)])
@@ -67,13 +72,13 @@ async def test_an_engine_that_is_coming_is_waited_for(scripted: ScriptedClient, 
 async def test_no_other_engine_is_waited_for(
     scripted: ScriptedClient, state: str, was_ready: bool, seconds: float
 ) -> None:
-    """The refusal is told at once, and nothing was created."""
+    """The refusal is raised at once, and nothing was created."""
     streams = keeping(scripted, engine_wait_seconds=seconds)
     scripted.description = ModelDescription(alias="scripted", state=state, was_ready=was_ready)
     scripted.refusals.append(EngineUnavailable("not now"))
     with pytest.raises(EngineUnavailable):
         await start(streams)
-    assert (len(scripted.requests), streams.all(), streams.num_live()) == (1, [], 0)
+    assert (len(scripted.requests), streams.all()) == (1, [])
 
 
 async def test_the_request_is_completed_for_the_engine(streams: Streams, scripted: ScriptedClient) -> None:
@@ -87,25 +92,12 @@ async def test_the_request_is_completed_for_the_engine(streams: Streams, scripte
 
 
 async def test_streams_are_found_by_both_ids(streams: Streams) -> None:
-    """Both ids lead to the stream; others to nothing."""
+    """Both ids find the stream; unknown ids find None."""
     one, two = await start(streams), await start(streams)
     assert (streams.find(one.id), streams.find_log(two.log_id)) == (one, two)
     assert streams.find(one.log_id) is streams.find_log(one.id) is None
     assert not streams.is_expired(one.id)
     assert streams.all() == [one, two]
-
-
-async def test_live_streams_are_counted_while_they_start(streams: Streams, scripted: ScriptedClient) -> None:
-    """A check of `num_live` right before `start` cannot be raced; finished streams do not count."""
-    scripted.hold = asyncio.Event()
-    starting = asyncio.create_task(start(streams))
-    await asyncio.sleep(0)
-    assert (streams.num_live("u1"), streams.num_live("u2"), streams.num_live()) == (1, 0, 1)
-    scripted.hold.set()
-    stream = await starting
-    assert streams.num_live("u1") == streams.num_live() == 1
-    await stream.stop()
-    assert streams.num_live() == 0
 
 
 async def test_starting_can_be_cancelled(streams: Streams, scripted: ScriptedClient) -> None:
@@ -116,7 +108,7 @@ async def test_starting_can_be_cancelled(streams: Streams, scripted: ScriptedCli
     starting.cancel()
     with pytest.raises(asyncio.CancelledError):
         await starting
-    assert (streams.num_live(), streams.all()) == (0, [])
+    assert streams.all() == []
 
 
 async def test_finished_streams_are_dropped_after_retention(scripted: ScriptedClient) -> None:
@@ -162,7 +154,7 @@ async def test_a_stream_is_not_dropped_under_a_reader(scripted: ScriptedClient) 
 
 
 async def test_room_is_not_made_under_a_reader(scripted: ScriptedClient) -> None:
-    """Too many are kept: the oldest that nobody reads goes."""
+    """Too many are kept: the oldest without a reader is dropped."""
     streams = keeping(scripted, max_finished=1)
     read, other = await start(streams), await start(streams)
     read.attach(Attachment())
@@ -213,11 +205,178 @@ async def test_a_stream_keeps_nothing_of_its_request(scripted: ScriptedClient) -
     seen: list[str | None] = []
     current_request: ContextVar[str | None] = ContextVar("current_request", default=None)
 
-    async def on_finished(stream: Stream) -> None:
-        seen.append(current_request.get())
+    class Store(RecordStore):
+        async def finish(self, summary: StreamSummary, *, last_seq: int, text: str) -> None:
+            seen.append(current_request.get())
 
-    streams = Streams({"scripted": scripted}, MemoryLog(), on_finished=on_finished)
+    streams = Streams({"scripted": scripted}, MemoryLog(), store=Store(SharedRecords(), "one"))
     current_request.set("GET /")
     await (await start(streams)).stop()
     await streams.aclose()
     assert seen == [None]
+
+
+class FullLog(MemoryLog):
+    """A log that takes nothing."""
+
+    async def commit(self, batches: Sequence[Batch]) -> list[Result]:
+        raise LogFull("The log is full.")
+
+
+def storing(scripted: ScriptedClient, log: EventLog | None = None) -> tuple[Streams, RecordStore, SharedRecords]:
+    """Return a registry with a store of its own, that store, and the records."""
+    shared = SharedRecords()
+    store = shared.worker("one")
+    return Streams({"scripted": scripted}, log or MemoryLog(), store=store), store, shared
+
+
+async def test_the_record_is_there_before_the_stream_can_be_read(scripted: ScriptedClient) -> None:
+    """Accepted, inserted, `meta` committed, and only then its task takes tokens. One call of the store, no query."""
+    log = StallingLog()
+    streams, store, shared = storing(scripted, log)
+    store.hold = asyncio.Event()
+    starting = asyncio.create_task(start(streams))
+    await until(lambda: store.calls["insert"] == 1, "the record is being inserted")
+    scripted.last.push(tok("x"))
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert log.batches == []
+    store.hold.set()
+    stream = await starting
+    await until(lambda: stream.last_seq == 2, "meta and a token are committed")
+    record = shared.records[stream.id]
+    assert (record.log_id, record.owner, record.producer, record.fence) == (stream.log_id, "u1", "one", 1)
+    assert record.request == stream.request
+    assert store.calls == {"insert": 1}
+    await streams.aclose()
+
+
+async def test_without_a_record_nothing_starts(scripted: ScriptedClient) -> None:
+    """The database's error passes through; the generation is cancelled, and neither stream nor log is left."""
+    log = StallingLog()
+    streams, store, shared = storing(scripted, log)
+    store.refusals.append(OSError("no database"))
+    with pytest.raises(OSError, match="no database"):
+        await start(streams)
+    assert scripted.last.is_cancelled
+    assert (streams.all(), log.batches, shared.records) == ([], [], {})
+    await streams.aclose()
+
+
+async def test_without_a_log_the_record_is_finished(scripted: ScriptedClient) -> None:
+    """The log's refusal passes through, and is the record's error code; the generation is cancelled."""
+    streams, store, shared = storing(scripted, FullLog())
+    with pytest.raises(LogFull):
+        await start(streams)
+    await until(lambda: store.calls["finish"] == 1, "its end is written")
+    [record] = shared.records.values()
+    assert (record.is_finished, record.error_code, record.request) == (True, "log_full", None)
+    assert scripted.last.is_cancelled
+    assert streams.all() == []
+    await streams.aclose()
+
+
+@pytest.mark.parametrize("during", ["insert", "open"])
+async def test_a_client_who_leaves_while_it_starts_leaves_no_running_record(
+    scripted: ScriptedClient, during: str
+) -> None:
+    """The insert and the commit are not cut in the middle; then the stream ends as abandoned."""
+    log = StallingLog()
+    streams, store, shared = storing(scripted, log)
+    if during == "insert":
+        store.hold = asyncio.Event()
+    else:
+        log.go.clear()
+    starting = asyncio.create_task(start(streams))
+    await until(lambda: store.calls["insert"] == 1, "the record is being inserted")
+    for _ in range(3):
+        await asyncio.sleep(0)
+    starting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await starting
+    assert scripted.last.is_cancelled
+    log.go.set()
+    if store.hold is not None:
+        store.hold.set()
+    await until(lambda: store.calls["finish"] == 1, "its end is written")
+    [record] = shared.records.values()
+    assert (record.is_finished, record.finish_reason) == (True, "abandoned")
+    await streams.aclose()
+
+
+async def test_the_end_is_written_until_the_store_takes_it(
+    scripted: ScriptedClient, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each refusal is logged; the stream stays here until then, and its owner's quota does not count it."""
+    monkeypatch.setattr(registry, "_RETRY_SECONDS", 0.001)
+    shared = SharedRecords()
+    store = shared.worker("one")
+    places = Limits(max_streams_per_principal=1)
+    streams = Streams({"scripted": scripted}, MemoryLog(), store=store, limits=places)
+    stream = await start(streams)
+    store.finish_refusals.extend(OSError("database is locked") for _ in range(4))
+    await stream.stop()
+    await until(lambda: store.calls["finish"] >= 1, "it is tried")
+    assert (shared.records[stream.id].is_finished, streams.find(stream.id)) == (False, stream)
+    assert (await start(streams)).state == "running"
+    await until(lambda: shared.records[stream.id].is_finished, "it is written")
+    assert shared.records[stream.id].finish_reason == "cancelled"
+    assert (store.calls["finish"], caplog.text.count("its end is not written yet")) == (5, 4)
+    await streams.aclose()
+
+
+async def test_a_record_that_was_read_is_not_read_again(scripted: ScriptedClient) -> None:
+    """Another worker reaches a released stream with its record: no query, and one claim once a reader is there."""
+    log, shared = MemoryLog(), SharedRecords()
+    one, two = (Streams({"scripted": scripted}, log, store=shared.worker(name)) for name in ("one", "two"))
+    stream = await start(one)
+    stream.attach(reader := Attachment())
+    stream.detach(reader)
+    await until(lambda: not stream.lease.is_held, "it is released")
+    found = await two.reach(stream.id, shared.records[stream.id])
+    assert found is not None
+    found.attach(Attachment())
+    await until(lambda: found.lease.is_held, "it is claimed")
+    assert two.store.calls == {"claim": 1}
+    assert shared.records[stream.id].producer == "two"
+    # Back again: the first worker still has the stream, and knows of no claim but by this record.
+    shared.dead.add("two")
+    back = await one.reach(stream.id, shared.records[stream.id])
+    assert back is stream
+    one.store.calls.clear()
+    back.attach(Attachment())
+    await until(lambda: back.lease.is_held, "it is claimed again")
+    assert one.store.calls == {"claim": 1}
+    await one.aclose()
+    await two.aclose()
+
+
+async def test_streams_are_reached_by_their_record(scripted: ScriptedClient) -> None:
+    """Without one it is one query; an unknown id finds None. A finished one is not written again."""
+    log, shared = MemoryLog(), SharedRecords()
+    one, two = (Streams({"scripted": scripted}, log, store=shared.worker(name)) for name in ("one", "two"))
+    stream = await start(one)
+    assert (await two.reach(stream.id)).log_id == stream.log_id
+    assert await two.reach("0" * 32) is None
+    assert two.store.calls == {"find": 2}
+    await stream.stop()
+    await until(lambda: shared.records[stream.id].is_finished, "its end is written")
+    three = Streams({"scripted": scripted}, log, store=shared.worker("three"))
+    ended = await three.reach(stream.id)
+    await ended.ended.wait()
+    await three.aclose()
+    assert (ended.terminal, three.store.calls) == (stream.terminal, {"find": 1})
+    await one.aclose()
+    await two.aclose()
+
+
+async def test_a_parked_stream_keeps_nothing_of_its_generation(streams: Streams, scripted: ScriptedClient) -> None:
+    """Neither its task nor its start holds it, however many streams are parked."""
+    stream = await start(streams)
+    remains = weakref.ref(scripted.generations.pop())
+    stream.release()
+    await until(lambda: stream.state == "parked", "it is parked")
+    for _ in range(3):
+        await asyncio.sleep(0)
+    gc.collect()
+    assert remains() is None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 
 import pytest
 
@@ -328,25 +327,6 @@ async def test_a_log_that_breaks_ends_the_readers(scripted: ScriptedClient, capl
     assert scripted.last.is_cancelled
     assert "no space left" in caplog.text
     await streams.aclose()
-
-
-async def test_on_finished_once_after_the_end_is_committed(
-    scripted: ScriptedClient, caplog: pytest.LogCaptureFixture
-) -> None:
-    """The callback sees the terminal event; what it raises is logged and harms nobody."""
-    seen: list[object] = []
-
-    async def on_finished(stream: Stream) -> None:
-        seen.append(stream.terminal)
-        raise RuntimeError("database gone")
-
-    streams = Streams({"scripted": scripted}, StallingLog(), on_finished=on_finished)
-    stream = await start(streams)
-    await stream.stop()
-    with caplog.at_level(logging.ERROR):
-        await streams.aclose()
-    assert seen == [stream.terminal]
-    assert "database gone" in caplog.text
 
 
 async def test_the_summary_has_figures_and_no_text(streams: Streams, scripted: ScriptedClient) -> None:

@@ -1,7 +1,7 @@
-"""Bodies that a correct server refuses: what `tests/dialects` parses and what the wire test posts.
+"""Bodies that a correct server refuses: `tests/dialects` parses them and the wire test posts them.
 
-Made from tables: every field of the API against the values at and beyond its bounds and of every wrong type; then the
-ways in which a body is no JSON, and what is wrong by content. Each says which dialects it is for and what it must earn.
+They are made from tables: every field of the API with values at and beyond its bounds and of every wrong type; then
+bodies that are no JSON, and bodies with wrong content. Each names its dialects and the error that it must get.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ JSON = "application/json"
 
 @dataclass(frozen=True, kw_only=True)
 class BadBody:
-    """One body and its deserts. `by_server` are judged above the dialects (unknown model, content type)."""
+    """One body and its error. The server, not the dialect, refuses a `by_server` one (unknown model, content type)."""
 
     name: str
     body: bytes
@@ -30,7 +30,7 @@ class BadBody:
     by_server: bool = False
 
     def is_for(self, dialect: str) -> bool:
-        """Tell whether to post it to this dialect's route."""
+        """Return whether to post it to this dialect's route."""
         return self.dialect in (dialect, BOTH)
 
 
@@ -40,7 +40,7 @@ def bad_bodies() -> list[BadBody]:
     return [bad for maker in makers for bad in maker()]
 
 
-# Literals, as JSON text. The second column says what each is.
+# Literals, as JSON text, and the kind of each.
 _LITERALS = {
     "-1": "int",
     "0": "int",
@@ -124,7 +124,7 @@ _OTHERS = (
 
 
 def _with(name: str, literal: str) -> bytes:
-    """Return a body that is right but for one field, which reads `literal`."""
+    """Return a body that is valid except for one field, whose JSON is `literal`."""
     fields = {"messages": '[{"role": "user", "content": "Hi"}]', "max_tokens": "4"}
     if name == "prompt":
         del fields["messages"]
@@ -139,7 +139,7 @@ def _one(name: str, field: str, value: object, **deserts: object) -> BadBody:
 
 
 def _numbers() -> Iterator[BadBody]:
-    """Each numeric field: every literal that is wrong for it, and the nearest values out of its bounds."""
+    """Yield for each numeric field every wrong literal, and the nearest values out of its bounds."""
     for field, dialect, kind, low, high in _NUMERIC:
         step = 1 if kind == "int" else 0.001
         edges = {json.dumps(low - step): kind, json.dumps(high + step): kind}
@@ -161,7 +161,7 @@ def _numeric_code(literal: str, is_kind: str, kind: str, low: float, high: float
 
 
 def _wrong_types() -> Iterator[BadBody]:
-    """Each other field: a literal of every type that is wrong for it."""
+    """Yield for each other field a literal of every wrong type."""
     for field, dialect, right in _OTHERS:
         for literal in ("1", "1.5", "true", '"1"', "[]", "{}"):
             is_kind = _LITERALS.get(literal, "int")
@@ -172,7 +172,7 @@ def _wrong_types() -> Iterator[BadBody]:
 
 
 def _not_json() -> Iterator[BadBody]:
-    """What is no single, clean, bounded JSON object."""
+    """Yield bodies that are not one bounded JSON object."""
     bodies = {
         "empty": b"",
         "blank": b" \r\n\t ",
@@ -228,7 +228,7 @@ def _not_json() -> Iterator[BadBody]:
 
 
 def _texts() -> Iterator[BadBody]:
-    """Texts, lists and objects out of their bounds."""
+    """Yield texts, lists and objects out of their bounds."""
     yield _one("model empty", "model", "")
     yield _one("model too long", "model", "m" * 257)
     yield _one("stop empty", "stop", "")
@@ -268,7 +268,7 @@ def _texts() -> Iterator[BadBody]:
 
 
 def _prompts() -> Iterator[BadBody]:
-    """No prompt, an empty one, one too long, and two kinds at once."""
+    """Yield no prompt, an empty one, one too long, and two kinds at once."""
     yield BadBody(name="neither messages nor prompt", body=b"{}", code="missing_field", param="messages")
     yield BadBody(name="prompt null", body=b'{"prompt": null}', code="missing_field", param="messages")
     yield BadBody(name="messages null", body=b'{"messages": null}', code="missing_field", param="messages")
@@ -285,7 +285,7 @@ def _prompts() -> Iterator[BadBody]:
 
 
 def _messages() -> Iterator[BadBody]:
-    """One message that is wrong, after one that is right."""
+    """Yield one wrong message after a right one."""
     right = {"role": "user", "content": "Hi"}
     for name, wrong, code, param in WRONG_MESSAGES:
         where = "messages[1]" + param
@@ -293,7 +293,7 @@ def _messages() -> Iterator[BadBody]:
 
 
 def _unknown() -> Iterator[BadBody]:
-    """Names nobody documented, near misses, and names of another dialect."""
+    """Yield undocumented names, near misses, and names of another dialect."""
     shared = ("temprature", "max_new_tokens", "topk", "Messages", "", "__class__", "stop_sequences", "echo", "best_of")
     for name in (*shared, "prompt_token_ids", "salt", "tenant", "latency_class", "output_token_ids", "use_beam_search"):
         yield _one(f"unknown field {name!r}", name, 1, code="unknown_field")
@@ -306,7 +306,7 @@ def _unknown() -> Iterator[BadBody]:
 
 
 def _conflicts() -> Iterator[BadBody]:
-    """Fields that are right alone and wrong together."""
+    """Yield fields that are valid alone and not together."""
     code = "conflicting_fields"
     hi = [{"role": "user", "content": "Hi"}]
     cases: tuple[tuple[str, dict[str, object], str], ...] = (
@@ -328,7 +328,7 @@ def _conflicts() -> Iterator[BadBody]:
 
 
 def _openai() -> Iterator[BadBody]:
-    """What the OpenAI API has and this server has not."""
+    """Yield features of the OpenAI API that this server lacks."""
     tool = {"type": "function", "function": {"name": "f", "parameters": {}}}
     unsupported: tuple[tuple[str, object], ...] = (
         ("tools", [tool]),
@@ -359,7 +359,7 @@ def _openai() -> Iterator[BadBody]:
 
 
 def _server() -> Iterator[BadBody]:
-    """Right in itself; the server has no such model, or does not take such a body."""
+    """Yield valid bodies for a model, or of a content type, that the server does not take."""
     missing = {"status": 404, "code": "model_not_found", "param": "model", "by_server": True}
     for model in ("gpt-4o", "../../../etc/passwd", "/etc/passwd", "helpdesk\0", "HELPDESK", "' OR 1=1 --", "a\r\nb"):
         yield _one(f"no model {model!r}", "model", model, **missing)

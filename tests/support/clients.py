@@ -13,8 +13,7 @@ from streamserve.clients.thread.engine_thread import Load
 from streamserve.clients.thread.generation import LocalGeneration
 from streamserve.engine.config import EngineConfig
 from streamserve.engine.echo import EchoRunner, EchoTokenizer
-from streamserve.engine.plan import Runner
-from streamserve.engine.progress import Progress
+from streamserve.engine.plan import Progress, Runner
 from streamserve.engine.text.tokenizer import Tokenizer
 from streamserve.protocol.events import Event, Token
 from streamserve.protocol.requests import GenerateRequest, SamplingParams

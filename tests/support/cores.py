@@ -7,10 +7,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from streamserve.engine.config import CLASSES, EngineConfig
-from streamserve.engine.core import EngineCore, Park, SequenceUpdate
+from streamserve.engine.core import EngineCore
 from streamserve.engine.echo import EchoRunner
+from streamserve.engine.output import SequenceUpdate
 from streamserve.engine.plan import RawLogprobs, Runner, StepPlan
 from streamserve.engine.sequence import SequenceRequest
+from streamserve.protocol.park import Park
 from streamserve.protocol.requests import SamplingParams
 from tests.support.engines import FakeClock
 
@@ -79,7 +81,7 @@ class Drive:
             self.clock,
             on_plan=self.plans.append,
             revision=revision,
-            on_forget=None if runner else echo.poison,
+            on_evict=None if runner else echo.poison,
             on_step=on_step,
         )
 

@@ -73,8 +73,8 @@ class Desk:
         for chunk, num_preemptions in self._launched.pop(0):
             sequence = self.sequences[chunk.seq_id]
             if sequence.state is State.RUNNING and sequence.num_preemptions == num_preemptions:
-                sequence.land(len(chunk.token_ids))
-                self.pool.register(sequence, len(chunk.token_ids))
+                sequence.mark_computed(len(chunk.token_ids))
+                self.pool.cache_blocks(sequence, len(chunk.token_ids))
                 self._append(sequence, chunk)
 
     def _append(self, sequence: Sequence, chunk: Chunk) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 from streamserve.clients.process.client import ProcessClient
 from streamserve.clients.process.config import LaunchConfig
 from streamserve.clients.process.frame_socket import peer_of
-from streamserve.clients.process.paths import place_of
+from streamserve.clients.process.paths import engine_paths
 from streamserve.engine.config import EngineConfig, ModelConfig
 from streamserve.protocol.requests import GenerateRequest, SamplingParams
 
@@ -24,7 +24,7 @@ ENGINE = EngineConfig(block_size=4, num_blocks=257, max_num_seqs=8, max_model_le
 
 
 def spec_in(folder: str | Path, **fields: Any) -> LaunchConfig:
-    """Return the spec of an echo engine whose files lie in `folder`."""
+    """Return the config of an echo engine with its files in `folder`."""
     given = {
         "model": ModelConfig(alias="echo", path="echo"),
         "engine": ENGINE,
@@ -37,7 +37,7 @@ def spec_in(folder: str | Path, **fields: Any) -> LaunchConfig:
 
 
 def ask(prompt: str = "The quiet river", *, n: int = 1, **fields: Any) -> GenerateRequest:
-    """Return a request of 12 greedy tokens, or as `fields` say."""
+    """Return a request of 12 greedy tokens; `fields` override."""
     names = ("output_token_ids", "reader_tokens", "timeout_seconds", "chat_template_kwargs", "latency_class")
     outer = {name: fields.pop(name) for name in names if name in fields}
     sampling = SamplingParams(**{"temperature": 0.0, "seed": 7, "max_tokens": 12, "ignore_eos": True, **fields})
@@ -71,13 +71,13 @@ async def connected(spec: LaunchConfig) -> AsyncIterator[ProcessClient]:
 def pid_of(spec: LaunchConfig) -> int | None:
     """Return the process that listens for a spec, answering or not; None if there is none."""
     with socket.socket(socket.AF_UNIX) as sock, suppress(OSError):
-        sock.connect(str(place_of(spec).socket))
+        sock.connect(str(engine_paths(spec).socket))
         return peer_of(sock).pid
     return None
 
 
 def is_alive(pid: int) -> bool:
-    """Tell whether a process runs; one that nobody has reaped does not."""
+    """Return whether a process runs; a zombie does not."""
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except (FileNotFoundError, ProcessLookupError):

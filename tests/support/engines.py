@@ -1,4 +1,4 @@
-"""Runners and clocks for tests: they stand where a model stands, and do as they are told."""
+"""Runners and clocks for tests, in place of a model."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ DEADLINE_SECONDS = 20.0
 
 
 class FakeClock:
-    """Seconds that pass when the test says so."""
+    """A clock that advances only by `advance`."""
 
     def __init__(self, now: float = 100.0) -> None:
         self.now = now
@@ -67,7 +67,7 @@ class PacedRunner(WrappedRunner):
 
 
 class TurnByTurnRunner(WrappedRunner):
-    """Ends a step only after a turn of the event loop: the engine's thread is never ahead of those who read."""
+    """Ends a step only after a turn of the event loop: the engine's thread is never ahead of its readers."""
 
     def __init__(self, runner: Runner, loop: asyncio.AbstractEventLoop) -> None:
         super().__init__(runner)
@@ -145,7 +145,7 @@ class DyingRunner(WrappedRunner):
 
 
 class SmallRunner(WrappedRunner):
-    """Has not enough memory for those plans that are `too_large`, and says so at launch or `at_collect`."""
+    """Raises StepOutOfMemory for plans that are `too_large`, at launch or `at_collect`."""
 
     def __init__(self, runner: Runner, too_large: Callable[[StepPlan], bool], *, at_collect: bool = False) -> None:
         super().__init__(runner)
@@ -168,7 +168,7 @@ class SmallRunner(WrappedRunner):
 
 
 class FaultyRunner(WrappedRunner):
-    """Fails those chunks that `is_faulty(step_id, seq_id)` names; the others are computed as ever."""
+    """Fails the chunks for which `is_faulty(step_id, seq_id)`; the rest is computed."""
 
     def __init__(self, runner: Runner, is_faulty: Callable[[int, int], bool]) -> None:
         super().__init__(runner)

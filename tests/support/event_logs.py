@@ -1,9 +1,14 @@
-"""Hand-made logs of events that the dialects' tests fold."""
+"""Logs of events, made by hand, for the tests of the dialects."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from streamserve.protocol.events import (
+    BlockStart,
+    BlockStop,
     ChoiceDone,
+    Citation,
     Done,
     Error,
     Event,
@@ -13,6 +18,7 @@ from streamserve.protocol.events import (
     Status,
     Token,
     TokenLogprob,
+    Unknown,
     Usage,
 )
 
@@ -27,13 +33,40 @@ def numbered(*events: Event) -> list[LoggedEvent]:
     return [LoggedEvent(seq=seq, event=event) for seq, event in enumerate(events, start=1)]
 
 
-def tok(text: str, *ids: int, choice: int = 0, logprobs: tuple[PositionLogprobs, ...] | None = None) -> Token:
+def tok(
+    text: str, *ids: int, choice: int = 0, index: int = 0, logprobs: tuple[PositionLogprobs, ...] | None = None
+) -> Token:
     """Return a token event."""
-    return Token(text=text, token_ids=ids or (7,), choice=choice, logprobs=logprobs)
+    return Token(text=text, token_ids=ids or (7,), choice=choice, index=index, logprobs=logprobs)
+
+
+def block(index: int, kind: str, *texts: str, choice: int = 0, signature: str | None = None) -> list[Event]:
+    """Return a whole block; a tool call has an id and a name."""
+    named = {"id": "call_1", "name": "look_up"} if kind == "tool_use" else {}
+    return [
+        BlockStart(choice=choice, index=index, kind=kind, **named),
+        *(tok(text, choice=choice, index=index) for text in texts),
+        BlockStop(choice=choice, index=index, signature=signature),
+    ]
+
+
+def blocks() -> list[LoggedEvent]:
+    """Return a log of every kind of event: a thought, text with a citation, a call, and an event of a later release."""
+    cited = Citation(source="docs", id="d1", title="A", url="https://a", choice=0, index=1, start=0, end=5)
+    return numbered(
+        META,
+        Citation(source="docs", id="d0"),
+        *block(0, "thinking", "Hm", ".", signature="s1"),
+        *block(1, "text", "Hel", "lo"),
+        cited,
+        Unknown(kind="mood", fields=b"\x80"),
+        *block(2, "tool_use", "", '{"a":', "1}"),
+        Done(finish_reason="tool_calls", usage=replace(USAGE, completion_tokens=7, reasoning_tokens=2)),
+    )
 
 
 def success(*tokens: Event, reason: str = "stop") -> list[LoggedEvent]:
-    """Return a log that ends well."""
+    """Return a log that ends in success."""
     done = Done(finish_reason=reason, usage=USAGE, latency=0.5, breakdown={"ttft": 0.125})
     return numbered(META, Status(status="prefill"), *tokens, done)
 
@@ -55,7 +88,7 @@ def two_choices() -> list[LoggedEvent]:
 
 
 def split_emoji() -> Token:
-    """Return "🎉" made of two tokens, neither of which is text alone: the bytes say what each held."""
+    """Return "🎉" made of two tokens, neither of which is text alone: the bytes show what each is."""
     first, second = "🎉".encode()[:2], "🎉".encode()[2:]
     return tok("🎉", 11, 12, logprobs=(_position(11, first, -0.25), _position(12, second, -0.5)))
 

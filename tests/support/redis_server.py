@@ -66,7 +66,7 @@ class RedisServer:
             self._process = None
 
     def pause(self) -> None:
-        """Have it stand still, its connections open."""
+        """Stop the process; its connections stay open."""
         assert self._process is not None
         self._process.send_signal(signal.SIGSTOP)
 
@@ -88,7 +88,7 @@ class RedisServer:
         assert self.say(f"HSET {key}:head last {keep} ended 0") == ":0"
 
     def say(self, command: str) -> str:
-        """Return the first line of the answer to a command, or "" when there is nobody."""
+        """Return the first line of the answer to a command, or "" when no server answers."""
         try:
             with socket.create_connection(("127.0.0.1", self.port), timeout=5) as connection:
                 connection.sendall(f"{command}\r\n".encode())

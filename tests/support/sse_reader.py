@@ -1,4 +1,4 @@
-"""A small reader of server-sent events, after the letter of WHATWG HTML 9.2.6, to read our own bytes back."""
+"""A small reader of server-sent events, strictly by WHATWG HTML 9.2.6, that reads our own bytes back."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-# Nothing but these ends a line; `str.splitlines` knows nine more.
+# The only line ends of SSE; `str.splitlines` has nine more.
 _LINE_END = re.compile(r"\r\n|\n|\r")
 
 
 @dataclass(frozen=True)
 class Read:
-    """One dispatched event. `id` is the last one seen, this event's own or an earlier one's."""
+    """One dispatched event. `id` is the last one that was read, of this event or an earlier one."""
 
     event: str
     data: str
@@ -20,7 +20,7 @@ class Read:
 
 
 def read_events(chunks: bytes | Iterable[bytes]) -> list[Read]:
-    """Return the events in `chunks`, wherever they are cut; an unfinished last event is dropped, as in the spec."""
+    """Return the events in `chunks`, wherever they are cut, without an unfinished last one (as the specification)."""
     whole = chunks if isinstance(chunks, bytes) else b"".join(chunks)
     lines = _LINE_END.split(whole.decode("utf-8", "replace").removeprefix("\ufeff"))[:-1]
     events, data, event, last_id = [], [], "", ""

@@ -1,20 +1,41 @@
-"""What every stream of the suite must satisfy, checked on the bytes a client has read.
+"""What every stream of the suite must satisfy, checked on the bytes that a client has read.
 
-Exactly one terminal event and nothing after it; ids of one log, dense; `[DONE]` after success and only then; no broken
-code point. Each `check_*` returns what it has read, so that a test goes on from there.
+The events keep the grammar (streamserve/protocol/grammar.py); ids are of one log, and dense; `[DONE]` follows success
+and only that; no code point is broken. Each `check_*` returns what it has read, for the test to look at.
 """
 
 from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
+
+from streamserve.protocol.events import (
+    TEXT,
+    BlockStart,
+    BlockStop,
+    BlockText,
+    ChoiceDone,
+    ChoiceText,
+    Citation,
+    Done,
+    Error,
+    Event,
+    Meta,
+    Snapshot,
+    Status,
+    Token,
+    Unknown,
+    Usage,
+)
+from streamserve.protocol.grammar import Grammar, GrammarError
 
 _ID = re.compile(r"([a-z0-9]{12})-([1-9][0-9]*)")
 _SUCCESS = {"stop", "length", "tool_calls", "content_filter"}
 _TERMINAL = {"done", "error"}
-# Not logged: this connection ends, the stream goes on elsewhere.
+# A notice that this server stops showing the stream: not logged, without an id, and the last frame.
 _FAREWELL = "farewell"
 _LINE_END = re.compile(r"\r\n|\n|\r")
 
@@ -62,14 +83,18 @@ def parse_sse(data: bytes) -> list[Frame]:
 
 
 def text_of(frames: list[Frame], choice: int = 0) -> str:
-    """Return the text that native frames hold: what a snapshot says stands for all before it."""
-    text = ""
+    """Return the text that native frames hold: of text blocks only; a snapshot's replaces all before it."""
+    text, others = "", set[int]()  # others: blocks of another kind
     for frame in frames:
+        data = frame.json
         if frame.event == "snapshot":
-            texts = [one["text"] for one in frame.json.get("choices", [frame.json])]
-            text = texts[choice] if choice < len(texts) else ""
-        elif frame.event == "token" and frame.json["choice"] == choice:
-            text += frame.json["text"]
+            choices = data.get("choices", [data])
+            own = choices[choice] if choice < len(choices) else {"text": ""}
+            text, others = own["text"], {one["index"] for one in own.get("blocks", ()) if one["kind"] != TEXT}
+        elif frame.event == "block_start" and data["choice"] == choice and data["kind"] != TEXT:
+            others.add(data["index"])
+        elif frame.event == "token" and data["choice"] == choice and data.get("index", 0) not in others:
+            text += data["text"]
     return text
 
 
@@ -94,8 +119,9 @@ def check_native_part(data: bytes, *, after: int = 0) -> list[Frame]:
         assert (farewell.id, farewell.json["event_id"]) == ("", frames[-1].id), farewell
         assert farewell.json["after"] == frames[-1].seq, farewell
     _check_ids(frames, after)
-    if after == 0 and frames:
-        assert frames[0].event == "meta", f"the first event is {frames[0].event}"
+    order = EventOrder(after)
+    for frame in frames:
+        order.check(frame)
     for choice in {frame.json["choice"] for frame in frames if frame.event == "token"}:
         _check_code_points(text_of(frames, choice))
     return frames
@@ -104,7 +130,64 @@ def check_native_part(data: bytes, *, after: int = 0) -> list[Frame]:
 def farewell_of(data: bytes) -> Frame | None:
     """Return the farewell that a native stream ends with, if it does."""
     frames = parse_sse(data)
-    return frames[-1] if frames and frames[-1].event == "farewell" else None
+    return frames[-1] if frames and frames[-1].event == _FAREWELL else None
+
+
+class EventOrder:
+    """The grammar, fed native frames in place of events. `after` is the seq that the reader resumed from."""
+
+    def __init__(self, after: int) -> None:
+        self._grammar = Grammar(is_part=after > 0)
+        self._num_ids = 0
+
+    def check(self, frame: Frame) -> None:
+        """Check that the frame may follow those before it."""
+        event = event_of(frame.event, frame.json)
+        if isinstance(event, Token):
+            self._num_ids += len(event.token_ids)
+        elif isinstance(event, Done) and event.usage == Usage():  # made by hand, or by a scripted engine
+            event = Done(finish_reason=event.finish_reason, usage=Usage(completion_tokens=self._num_ids))
+        try:
+            self._grammar.feed(event)
+        except GrammarError as error:
+            raise AssertionError(str(error)) from None
+
+
+def event_of(name: str, data: Mapping[str, Any]) -> Event:
+    """Return the event that a native frame stands for, as far as the grammar looks at it."""
+    match name:
+        case "meta":
+            return Meta(model="", stream_id="", created=0)
+        case "status":
+            return Status(status=data.get("status", ""))
+        case "token":
+            token_ids = tuple(data["token_ids"])
+            return Token(text=data["text"], token_ids=token_ids, index=data.get("index", 0), choice=data["choice"])
+        case "block_start":
+            return BlockStart(**data)
+        case "block_stop":
+            return BlockStop(**data)
+        case "citation":
+            return Citation(**data)
+        case "choice_done":
+            return ChoiceDone(**data)
+        case "snapshot":
+            choices = data.get("choices", [data])
+            return Snapshot(seq=data["seq"], choices=tuple(map(_choice_of, choices)))
+        case "done":
+            counts = data.get("usage", {})
+            names = ("prompt_tokens", "completion_tokens")
+            usage = Usage(**{name: counts.get(name, 0) for name in names})
+            return Done(finish_reason=data.get("finish_reason", "stop"), usage=usage)
+        case "error":
+            return Error(code=data.get("code", ""), message="")
+        case _:
+            return Unknown(kind=name, fields=b"")
+
+
+def _choice_of(data: Mapping[str, Any]) -> ChoiceText:
+    blocks = tuple(BlockText(**block) for block in data.get("blocks", ()))
+    return ChoiceText(text=data["text"], finish_reason=data.get("finish_reason"), blocks=blocks)
 
 
 def notices_of(data: bytes) -> list[Frame]:
@@ -113,7 +196,7 @@ def notices_of(data: bytes) -> list[Frame]:
 
 
 def _check_ids(frames: list[Frame], after: int) -> None:
-    """Ids are dense, but that a frame of joined tokens takes the id of the last one, and a snapshot skips.
+    """Check that ids are dense, except that a frame of joined tokens has the last one's, and a snapshot skips.
 
     Only an answer that the log has lost ends in an `error` without an id.
     """
@@ -128,7 +211,7 @@ def _check_ids(frames: list[Frame], after: int) -> None:
 
 
 def _span(frame: Frame, before: int) -> int:
-    """By how much its id may be ahead of the last one."""
+    """Return by how much the frame's id may be ahead of the last one."""
     if frame.event == "snapshot":
         assert frame.seq == frame.json["seq"], frame
         return frame.seq - before
@@ -136,7 +219,7 @@ def _span(frame: Frame, before: int) -> int:
 
 
 def check_stream(data: bytes, *, after: int, is_whole: bool) -> None:
-    """Check an event stream of any dialect; one that is not whole must be a beginning of a right one."""
+    """Check an event stream of any dialect. One that is not whole must be the beginning of a right one."""
     head = data[: data.rfind(b"\n\n") + 2]
     assert not is_whole or head == data, f"the last event is unfinished: {data[len(head) :]!r}"
     frames = parse_sse(head)
@@ -168,17 +251,17 @@ def check_openai(data: bytes) -> list[dict[str, Any]]:
 
 
 def _check_messages(frames: list[Frame], after: int, is_whole: bool) -> None:
-    """Check a stream of a dialect without event names: `[DONE]` or an error is its end, ids rise."""
-    said = [frame for frame in frames if frame.event != _FAREWELL]
-    ids = [frame for frame in said if frame.id]
+    """Check a stream of a dialect without event names: it ends in `[DONE]` or an error, and ids rise."""
+    shown = [frame for frame in frames if frame.event != _FAREWELL]
+    ids = [frame for frame in shown if frame.id]
     assert len({frame.log_id for frame in ids}) <= 1, "ids of two logs in one stream"
     seqs = [after, *(frame.seq for frame in ids)]
     assert seqs == sorted(set(seqs)), f"ids do not rise: {seqs}"
     assert _FAREWELL not in [frame.event for frame in frames[:-1]], "something follows a farewell"
-    if is_whole and said == frames:
+    if is_whole and shown == frames:
         _check_end(frames)
     assert not any(map(_is_end, frames[:-1])), "something follows the end"
-    _check_texts([frame.json for frame in said if not _is_end(frame)])
+    _check_texts([frame.json for frame in shown if not _is_end(frame)])
 
 
 def _check_texts(messages: list[dict[str, Any]]) -> None:
@@ -186,8 +269,7 @@ def _check_texts(messages: list[dict[str, Any]]) -> None:
     for message in messages:
         for choice in message.get("choices", ()):
             assert choice["finish_reason"] in _SUCCESS | {None}, choice
-            said = choice["delta"].get("content") or ""
-            texts[choice["index"]] = texts.get(choice["index"], "") + said
+            texts[choice["index"]] = texts.get(choice["index"], "") + (choice["delta"].get("content") or "")
     for text in texts.values():
         _check_code_points(text)
 
@@ -197,7 +279,7 @@ def _is_end(frame: Frame) -> bool:
 
 
 def _check_end(frames: list[Frame]) -> None:
-    """Exactly one of `[DONE]` and an error, and it is the last."""
+    """Check that there is exactly one of `[DONE]` and an error, and that it is the last."""
     ends = [frame for frame in frames if _is_end(frame)]
     assert len(ends) == 1, f"{len(ends)} ends"
     assert frames[-1] is ends[0], "something follows the end"
@@ -214,6 +296,7 @@ def check_relay(messages: list[dict[str, Any]]) -> None:
     """
     before: dict[str, int | None] = {}  # None: after the terminal event
     resumed: dict[str, list[int]] = {}
+    orders: dict[str, EventOrder] = {}
     texts: dict[tuple[str, int], str] = {}
     for message in messages:
         own_id = message["id"]
@@ -230,6 +313,8 @@ def check_relay(messages: list[dict[str, Any]]) -> None:
         assert fits, f"seq {frame.seq} of {own_id} after {starts}: {frame}"
         if fits[0] in resumed.get(own_id, ()):
             resumed[own_id].remove(fits[0])
+            orders[own_id] = EventOrder(fits[0])
+        orders.setdefault(own_id, EventOrder(0)).check(frame)
         before[own_id] = None if frame.event in _TERMINAL else frame.seq
         if frame.event == "token":
             texts[own_id, frame.json["choice"]] = texts.get((own_id, frame.json["choice"]), "") + frame.json["text"]

@@ -1,11 +1,11 @@
-"""Watches every stream that a test of this suite reads, whatever it reads it with, and checks it when the test ends.
+"""Watches every stream that a test of this suite reads, with whatever client, and checks it when the test ends.
 
 The bytes are taken where a client gets them: `recv` and `recv_into` of this process's sockets (httpx, openai,
 websockets, http.client, raw), what `Delivery` yields or sends to a client in this process, and what a test's
 WebSocket communicator receives. A stream is known by the header `x-stream-id`, over a WebSocket by `event_id`.
 
-A test whose streams are cut off on purpose, not by their own client, says so: `@pytest.mark.cut_streams("why")`. Then
-they need no end; what did come is checked all the same.
+A test that cuts streams off on purpose, other than by their own client, is marked `@pytest.mark.cut_streams("why")`.
+Its streams need no end; the part that came is checked in any case.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Body:
 
 
 class Relay:
-    """What one WebSocket has shown of any number of streams, and what its client has asked to see again."""
+    """The events that one WebSocket has shown, of any number of streams, and the resumes that its client has sent."""
 
     def __init__(self, watch: Watch) -> None:
         self._watch = watch
@@ -85,7 +85,7 @@ class Relay:
 
 
 class Connection:
-    """What one socket has received: HTTP/1 responses, perhaps a WebSocket after them; nothing else is looked at."""
+    """The bytes that one socket has received: HTTP/1 responses, then perhaps a WebSocket; other bytes are ignored."""
 
     def __init__(self, watch: Watch) -> None:
         self._watch = watch
@@ -112,7 +112,7 @@ class Connection:
             self._websocket[1].feed(data)
 
     def cut(self) -> None:
-        """The connection was reset."""
+        """Note that the connection was reset."""
         if self._body is not None:
             self._body.close(CUT)
         self._http = self._body = None
@@ -157,7 +157,7 @@ class Connection:
 
 
 class _Texts:
-    """Whole text messages out of one direction of a WebSocket."""
+    """The whole text messages of one direction of a WebSocket."""
 
     def __init__(self, side: Side, extensions: bytes, then: Callable[[bytes], None]) -> None:
         self._protocol = Protocol(side, state=OPEN, max_size=None)
@@ -185,21 +185,21 @@ def _asking() -> h11.Connection:
 
 
 def _ask(http: h11.Connection) -> None:
-    """Stand for whatever the client asked, which only it knows: a response is understood without, but for HEAD's."""
+    """Feed h11 a request in place of the client's own, which is not known; only the response to a HEAD needs it."""
     upgrade = [("Host", "any"), ("Connection", "Upgrade"), ("Upgrade", "websocket")]
     http.send(h11.Request(method="GET", target="/", headers=upgrade))
     http.send(h11.EndOfMessage())
 
 
 class Watch:
-    """What was read since the last check."""
+    """The streams that were read since the last check."""
 
     def __init__(self) -> None:
         self._seen: dict[Body | Relay, None] = {}
         self._lock = threading.Lock()  # clients read in threads
 
     def note(self, one: Body | Relay) -> None:
-        """Something has come of it, or it has ended."""
+        """Note that bytes of it came, or its end."""
         with self._lock:
             self._seen[one] = None
 
@@ -219,7 +219,7 @@ def _fault(one: Body | Relay, may_be_cut: bool) -> str | None:
 
 
 def install(watch: Watch) -> Callable[[], None]:
-    """Listen wherever clients of this process get bytes from; return how to stop."""
+    """Patch every place where clients of this process get bytes; return the undo."""
     patches = pytest.MonkeyPatch()
     _listen_to_sockets(patches, watch)
     _listen_to_deliveries(patches, watch)
@@ -308,7 +308,7 @@ def _listen_to_deliveries(patches: pytest.MonkeyPatch, watch: Watch) -> None:
 
     def watched_close(self: Delivery) -> None:
         if running.get(self) is not asyncio.current_task():
-            left.add(self)  # its client, says another task
+            left.add(self)  # another task closed it: its client disconnected
         close(self)
 
     async def watched_run(self: Delivery, send: Callable[[bytes], Awaitable[None]], flow: Flow = NO_FLOW) -> None:
@@ -375,9 +375,9 @@ def _listen_to_communicators(patches: pytest.MonkeyPatch, watch: Watch) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Listen for the whole run."""
+    """Install the watch for the whole run."""
     config.addinivalue_line("markers", "cut_streams(why): its streams are cut off on purpose, not by their own client")
-    config.addinivalue_line("markers", "sampled(why): a real model says anything, bytes that are no text too")
+    config.addinivalue_line("markers", "sampled(why): a real model generates any bytes, also such as are no text")
     config.stash[_WATCH] = Watch()
     config.add_cleanup(install(config.stash[_WATCH]))
 
@@ -387,7 +387,7 @@ _WATCH: pytest.StashKey[Watch] = pytest.StashKey()
 
 @pytest.fixture(autouse=True)
 def stream_watch(request: pytest.FixtureRequest) -> Iterator[Watch]:
-    """Fail a test that has read a stream which breaks a law."""
+    """Fail a test that has read a wrong stream."""
     watch = request.config.stash[_WATCH]
     yield watch
     faults = watch.faults(may_be_cut=request.node.get_closest_marker("cut_streams") is not None)

@@ -8,14 +8,15 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from itertools import cycle
 
-from streamserve.clients.base import Accepted, EngineClient, Generation, ModelDescription
+from streamserve.clients.base import EngineClient, Generation
 from streamserve.clients.factory import echo_client
 from streamserve.clients.thread.client import ThreadClient
 from streamserve.engine.config import EngineConfig
 from streamserve.engine.plan import StepPlan
-from streamserve.engine.sequence import Park
 from streamserve.protocol.events import Event, LoggedEvent, Token
+from streamserve.protocol.park import Accepted, Park
 from streamserve.protocol.requests import GenerateRequest, SamplingParams
+from streamserve.protocol.stats import ModelDescription
 from streamserve.streams.log.base import Batch, LogUnavailable, MemoryLog, Result
 
 _DEADLINE_SECONDS = 30.0

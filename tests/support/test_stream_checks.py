@@ -1,4 +1,4 @@
-"""The checks that the whole suite relies on do catch what they are there for."""
+"""Laws of the checks on which the whole suite relies: each fault is found."""
 
 from __future__ import annotations
 
@@ -30,18 +30,33 @@ def farewell(after: int) -> bytes:
 
 
 META = (1, "meta", {})
+THOUGHT = {"choice": 0, "index": 0, "kind": "thinking"}
+BLOCK_STOP = {"choice": 0, "index": 0}
 GOOD = native(META, (2, *token("é")), (5, *token("b", 1, 2, 3)), (6, *END))
 
 
 def test_a_good_stream_passes() -> None:
-    """Comments, joined tokens and a resumed part are all right."""
+    """Comments, joined tokens, snapshots, notices and a resumed part are right."""
     assert text_of(check_native(b": ok\n\n" + GOOD)) == "éb"
     assert [frame.seq for frame in check_native(b": keepalive\n" + native((3, *token()), (4, *END)), after=2)] == [3, 4]
     assert check_native_part(GOOD[: GOOD.rindex(b"event")])[-1].seq == 5
     leap = native((9, "snapshot", {"text": "abc", "seq": 9}), (10, *token("d")), (11, *END))
     assert text_of(check_native(native(META, (2, *token())) + leap)) == "abcd"
     assert [frame.event for frame in check_native_part(native(META) + farewell(1))] == ["meta"]
+    notice = b'event: status\ndata: {"status":"waiting"}\n\n'
+    assert [frame.seq for frame in check_native(native(META, (2, *token())) + notice + native((3, *END)))] == [1, 2, 3]
     assert [frame.data for frame in parse_sse(b"data: a\r\ndata: b\r\n\r\ndata: unfinished")] == ["a\nb"]
+
+
+def test_the_text_is_that_of_text_blocks() -> None:
+    """Tokens of a thinking block are no text, before a snapshot and after it."""
+    thought = [META, (2, "block_start", THOUGHT), (3, *token("hm")), (4, "block_stop", BLOCK_STOP)]
+    text = [(5, "block_start", {**THOUGHT, "index": 1, "kind": "text"}), (6, "token", {**token("a")[1], "index": 1})]
+    rest = [(7, "block_stop", {**BLOCK_STOP, "index": 1}), (8, *END)]
+    assert text_of(check_native(native(*thought, *text, *rest))) == "a"
+    block = {"index": 0, "kind": "thinking", "text": "h", "is_open": True}
+    leap = [META, (2, "snapshot", {"text": "", "seq": 2, "blocks": [block]}), *thought[2:], *text, *rest]
+    assert text_of(check_native(native(*leap))) == "a"
 
 
 @pytest.mark.parametrize(
@@ -57,6 +72,9 @@ def test_a_good_stream_passes() -> None:
         native(META) + native((2, *END), log_id="mnopqrstuvwx"),
         native(META, (9, "snapshot", {"text": "a", "seq": 8}), (10, *END)),
         native(META, (9, "snapshot", {"text": "a", "seq": 9}), (9, *token()), (10, *END)),
+        native(META, (2, "token", {**token()[1], "index": 1}), (3, *END)),
+        native(META, (2, "block_start", THOUGHT), (3, *END)),
+        native(META, (2, *token()), (3, "done", {"finish_reason": "stop", "usage": {"completion_tokens": 2}})),
         native(META) + farewell(1),
         native(META) + farewell(1) + native((2, *END)),
         native(META, (2, *END)) + farewell(1),
@@ -65,11 +83,11 @@ def test_a_good_stream_passes() -> None:
         b'event: meta\ndata: {}\n\nevent: done\ndata: {}\n\n',
     ],
     ids=["nothing", "no end", "two ends", "after an end", "gap", "same seq", "gap in joined tokens", "two logs",
-         "another seq in a snapshot", "a token again", "a farewell is no end", "after a farewell", "after the end",
-         "no meta", "broken code point", "no ids"],
+         "another seq in a snapshot", "a token again", "token of no block", "open block", "ids not counted",
+         "a farewell is no end", "after a farewell", "after the end", "no meta", "broken code point", "no ids"],
 )  # fmt: skip
 def test_a_bad_native_stream_fails(data: bytes) -> None:
-    """Each breaks one law."""
+    """Each of these streams breaks one law."""
     with pytest.raises(AssertionError):
         check_native(data)
 
@@ -86,6 +104,6 @@ def test_a_bad_native_stream_fails(data: bytes) -> None:
     ids=["no end", "twice", "after the end", "done after an error"],
 )
 def test_done_stands_after_success_and_only_then(check: Callable[[bytes], object], data: bytes) -> None:
-    """`[DONE]` or an error, once, last."""
+    """A stream has one `[DONE]` or one error, and it is the last frame."""
     with pytest.raises(AssertionError):
         check(data)

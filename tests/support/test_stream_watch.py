@@ -1,4 +1,4 @@
-"""The watch over all streams of the suite sees every kind of client, and every planted fault."""
+"""Laws of the watch over all streams of the suite: it covers every kind of client, and finds every planted fault."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from websockets.sync.server import ServerConnection, serve
 
 from streamserve.dialects.native import NativeEncoder
 from streamserve.protocol.events import Done, LoggedEvent, is_terminal
+from streamserve.streams.log.base import MemoryLog
 from streamserve.streams.reader.delivery import Delivery
 from streamserve.streams.registry import Streams
 from tests.support.planted_streams import DONE, GOOD, LOG_ID, META, OK, TOKEN, answering, by_httpx, native, tokens
@@ -34,6 +35,8 @@ Read = Callable[[int], object]
 
 CANCELLED = '{"error":{"code":"cancelled","message":"","param":null}}'
 CHUNK = '{"choices":[{"index":0,"delta":{},"finish_reason":"cancelled"}]}'
+BLOCK_STOP = '{"choice":0,"index":0}'
+BLOCK = '{"choice":0,"index":0,"kind":"thinking"}'
 FAULTS = {
     "doubled terminal": (GOOD + native(4, "done"), "follows the end"),
     "token after the end": (GOOD + native(4, "token", TOKEN), "follows the end"),
@@ -49,12 +52,24 @@ FAULTS = {
     "done after a cancelled chunk": (OK + tokens(2, CHUNK) + tokens(3, "[DONE]"), "cancelled"),
     "tokens without an end": (OK + tokens(2, '{"token":"x"}'), "0 ends"),
     "tokens out of order": (OK + tokens(3, '{"token":"x"}') + tokens(2, "[DONE]"), "do not rise"),
+    "token of a block that never began": (
+        OK + META + native(2, "token", '{"text":"x","token_ids":[1],"index":1,"choice":0}') + DONE,
+        "a token names the open block",
+    ),
+    "success in an open block": (OK + META + native(2, "block_start", BLOCK) + DONE, "no block is open when"),
+    "ids that usage does not count": (
+        OK + META + native(2, "token", TOKEN) + native(3, "done", '{"usage":{"completion_tokens":2}}'),
+        "the ids of all tokens are as many as usage counts",
+    ),
     "something after a farewell": (OK + META + b"event: farewell\ndata: {}\n\n" + native(2, "done"), "follows the end"),
 }
 RIGHT = {
     "success": GOOD,
     "farewell": OK + META + b'event: farewell\ndata: {"after":1,"event_id":"%s-1"}\n\n' % LOG_ID.encode(),
     "snapshot": OK + META + native(900, "snapshot", '{"text":"x","seq":900}') + native(901, "done"),
+    "blocks": OK + META + native(2, "block_start", BLOCK) + native(3, "block_stop", BLOCK_STOP) + native(4, "done"),
+    "a notice": OK + META + b'event: status\ndata: {"status":"waiting"}\n\n' + native(2, "token", TOKEN) + DONE,
+    "an event of a later release": OK + META + native(2, "mood") + DONE,
     "tokens": OK + tokens(2, '{"token":"x"}') + tokens(5, "[DONE]"),
     "failed tokens": OK + tokens(2, '{"token":"x"}') + tokens(3, CANCELLED),
 }
@@ -90,7 +105,7 @@ def by_http_client(port: int) -> None:
 
 
 def by_bytes(port: int) -> None:
-    """A raw socket, a byte at a time."""
+    """Read from a raw socket, a byte at a time."""
     with socket.create_connection(("127.0.0.1", port)) as client:
         client.sendall(b"GET / HTTP/1.1\r\nHost: any\r\n\r\n")
         client.shutdown(socket.SHUT_WR)
@@ -103,7 +118,7 @@ CLIENTS: list[Read] = [by_httpx, by_async_httpx, by_http_client, by_bytes]
 
 @pytest.mark.parametrize("name", FAULTS)
 def test_every_fault_is_seen(stream_watch: Watch, name: str) -> None:
-    """In a response that came whole."""
+    """A fault in a response that came whole is found."""
     body, fault = FAULTS[name]
     with answering(body) as port:
         by_httpx(port)
@@ -113,7 +128,7 @@ def test_every_fault_is_seen(stream_watch: Watch, name: str) -> None:
 
 @pytest.mark.parametrize("name", RIGHT)
 def test_what_is_right_is_no_fault(stream_watch: Watch, name: str) -> None:
-    """Each of the ways in which a stream may end, and any beginning of one that its client has left."""
+    """No right end of a stream is a fault, nor any beginning whose client disconnected."""
     with answering(RIGHT[name]) as port:
         by_httpx(port)
         assert stream_watch.faults() == []
@@ -126,7 +141,7 @@ def test_what_is_right_is_no_fault(stream_watch: Watch, name: str) -> None:
 @pytest.mark.parametrize("read", CLIENTS)
 @pytest.mark.parametrize("is_chunked", [True, False], ids=["chunked", "until the end"])
 def test_every_client_is_watched(stream_watch: Watch, read: Read, is_chunked: bool) -> None:
-    """However it gets its bytes, on a connection of its own or a second time on the same."""
+    """Each client is watched on a connection of its own and on a reused one."""
     with answering(GOOD, is_chunked=is_chunked) as port:
         if is_chunked or read is not by_http_client:
             read(port)
@@ -137,14 +152,14 @@ def test_every_client_is_watched(stream_watch: Watch, read: Read, is_chunked: bo
 
 
 def test_the_openai_client_is_watched(stream_watch: Watch) -> None:
-    """It stops reading at `[DONE]`, so that what is wrong before it is seen."""
+    """The client stops reading at `[DONE]`; a fault before that is found."""
     with answering(OK + tokens(3, '{"choices":[]}') + tokens(2, "[DONE]")) as port:
         by_openai(port)
     assert "do not rise" in stream_watch.faults()[0]
 
 
 def test_a_resumed_stream_begins_where_its_header_says(stream_watch: Watch) -> None:
-    """`Streamserve-From` is the proof of no gap."""
+    """The first id follows `Streamserve-From`: there is no gap."""
     for starts_at, num_faults in ((2, 0), (1, 1), (3, 1)):
         with answering(OK + native(2, "token", TOKEN) + DONE, starts_at=starts_at) as port:
             by_httpx(port)
@@ -152,7 +167,7 @@ def test_a_resumed_stream_begins_where_its_header_says(stream_watch: Watch) -> N
 
 
 def test_a_stream_that_is_cut_off_is_a_fault(stream_watch: Watch) -> None:
-    """Unless the test says that it cuts, or all had come; what came before must be right all the same."""
+    """A cut is a fault unless the test is marked or all had come; what came before must be right in any case."""
     cases = ((OK + META, False, 1), (GOOD, False, 0), (OK + META, True, 0), (OK + META + DONE, True, 1))
     for body, may_be_cut, num_faults in cases:
         with answering(body, is_cut=True) as port, pytest.raises(httpx.RemoteProtocolError):
@@ -161,17 +176,17 @@ def test_a_stream_that_is_cut_off_is_a_fault(stream_watch: Watch) -> None:
 
 
 class Doubling(NativeEncoder):
-    """Says the last event twice."""
+    """Encodes the last event twice."""
 
     def encode(self, logged: LoggedEvent) -> bytes:
         return super().encode(logged) * (2 if is_terminal(logged.event) else 1)
 
 
 @pytest.mark.parametrize("how", ["run", "pull"])
-async def test_a_client_in_this_process_is_watched(
-    stream_watch: Watch, streams: Streams, scripted: ScriptedClient, how: str
-) -> None:
-    """What a delivery sends, and what it yields."""
+async def test_a_client_in_this_process_is_watched(stream_watch: Watch, how: str) -> None:
+    """The bytes that a delivery sends or yields are checked."""
+    scripted = ScriptedClient()
+    streams = Streams({"scripted": scripted}, MemoryLog())
     stream = await streams.start(ask("scripted"), owner="u1", tenant="t1")
     scripted.last.push(tok("a"), Done(finish_reason="stop"))
     await stream.ended.wait()
@@ -182,13 +197,15 @@ async def test_a_client_in_this_process_is_watched(
         else:
             assert [data async for data in delivery]
         assert len(stream_watch.faults()) == num_faults
+    await streams.aclose()
 
 
 async def _take(data: bytes) -> None:
     pass
 
 
-def event(seq: int, name: str = "status") -> dict[str, object]:
+def event(seq: int, name: str = "") -> dict[str, object]:
+    name = name or ("meta" if seq == 1 else "status")
     return {"type": "event", "id": "s", "event_id": f"{LOG_ID}-{seq}", "seq": seq, "event": name, "data": {}}
 
 
@@ -201,7 +218,7 @@ def event(seq: int, name: str = "status") -> dict[str, object]:
         ([event(1), event(3, "done")], 1),
         ([event(1), event(1)], 1),
         ([event(2)], 1),
-        ([event(1, "done"), event(2)], 1),
+        ([event(1), event(2, "done"), event(3)], 1),
         ([event(1), {"resume": 7}, event(8), event(1)], 1),
     ],
     ids=["whole", "resumed", "gap", "twice", "no beginning", "after the end", "back without a resume"],
@@ -209,7 +226,7 @@ def event(seq: int, name: str = "status") -> dict[str, object]:
 def test_a_websocket_is_watched(
     stream_watch: Watch, messages: list[dict[str, object]], num_faults: int, compression: str | None
 ) -> None:
-    """With what its client asked for, since a `resume` may begin anywhere."""
+    """A socket's events are checked, with its client's resumes, since those may begin anywhere."""
 
     def answer(connection: ServerConnection) -> None:
         for message in messages:
@@ -234,7 +251,7 @@ def test_a_websocket_is_watched(
 
 
 def test_a_test_with_a_wrong_stream_fails(tmp_path: Path) -> None:
-    """The fixture is in force without being asked for; the marker excuses a cut, and nothing else."""
+    """The fixture is active in every test; the marker excuses a cut, and no other fault."""
     (tmp_path / "test_it.py").write_text(
         "import httpx, pytest\n"
         "from tests.support.planted_streams import DONE, GOOD, META, OK, answering, by_httpx\n"
@@ -253,13 +270,13 @@ def test_a_test_with_a_wrong_stream_fails(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "pytest", "-q", "-rA", "--strict-markers", "-p", "no:cacheprovider", "-p"]
     command += ["tests.support.stream_watch", "-c", os.devnull, f"--rootdir={tmp_path}", str(tmp_path)]
     environ = {**os.environ, "PYTHONPATH": str(ROOT)}
-    said = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=120)
-    assert "the connection broke within a stream" in said.stdout
-    ends = {line.split()[1].rpartition("::")[2]: line.split()[0] for line in said.stdout.splitlines() if "::" in line}
+    run = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=120)
+    assert "the connection broke within a stream" in run.stdout
+    ends = {line.split()[1].rpartition("::")[2]: line.split()[0] for line in run.stdout.splitlines() if "::" in line}
     assert ends == {
         "test_good": "PASSED",
         "test_gap": "ERROR",
         "test_cut": "ERROR",
         "test_excused": "PASSED",
         "test_gap_and_cut": "ERROR",
-    }, said.stdout
+    }, run.stdout

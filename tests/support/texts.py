@@ -1,4 +1,4 @@
-"""Texts that a model may print, with much of what something on the way may take for its own."""
+"""Texts that a model may generate, with many strings that mean something to a transport or a parser."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def cuts(draw: st.DrawFn, most: int = 12) -> list[float]:
 
 
 def cut_up(data: bytes, places: list[float] | None) -> list[bytes]:
-    """Cut `data` as TCP may: at those places, or after each byte."""
+    """Cut `data` at those places, or after each byte."""
     if places is None:
         return [data[index : index + 1] for index in range(len(data))]
     ends = [0, *(round(place * len(data)) for place in places), len(data)]

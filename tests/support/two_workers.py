@@ -9,14 +9,13 @@ from streamserve.clients.base import EngineClient
 from streamserve.dialects.native import NativeEncoder
 from streamserve.protocol.requests import GenerateRequest
 from streamserve.streams.config import StreamConfig
-from streamserve.streams.lease.liveness import Workers
+from streamserve.streams.lease.liveness import Liveness
 from streamserve.streams.log.file_log import FileLog
 from streamserve.streams.reader.delivery import Delivery
 from streamserve.streams.registry import Streams
 from streamserve.streams.stream import Stream
-from streamserve.web import records as usage
-from streamserve.web.lease_rows import RowClaims
 from streamserve.web.reaper import Reaper
+from streamserve.web.store import RowStore
 from tests.support.stream_checks import check_native_part
 
 
@@ -25,17 +24,14 @@ class Worker:
 
     def __init__(self, folder: Path, client: EngineClient, settings: StreamConfig) -> None:
         self.log = FileLog(folder / "streams.sqlite3")
-        self.workers = Workers(folder / "workers")
-        self.streams = Streams(
-            {"echo": client}, self.log, settings, on_finished=self._finished, claims=RowClaims(self.workers)
-        )
-        self.sweep = Reaper(self.streams, self.workers)
+        self.workers = Liveness(folder / "workers")
+        self.store = RowStore(self.workers)
+        self.streams = Streams({"echo": client}, self.log, settings, store=self.store)
+        self.reaper = Reaper(self.streams, self.workers)
 
     async def start(self, request: GenerateRequest, *, on_disconnect: str = "park") -> Stream:
-        """Start an answer and write its row."""
-        stream = await self.streams.start(request, owner="user:1", tenant="user:1", on_disconnect=on_disconnect)
-        await usage.record_start(stream, self.workers.own_id)
-        return stream
+        """Start an answer."""
+        return await self.streams.start(request, owner="user:1", tenant="user:1", on_disconnect=on_disconnect)
 
     async def read(self, stream_id: str, after: int = 0, last: int | None = None) -> bytes:
         """Read native SSE as a client would, from whatever this worker finds; leave when event `last` has come."""
@@ -52,13 +48,10 @@ class Worker:
         return bytes(out)
 
     def seem_dead(self) -> None:
-        """Lose the lock and write on: as bad as a process can be that others take for dead."""
+        """Release the lock and keep writing: the worst that a process taken for dead can do."""
         self.workers.close()
 
     async def aclose(self) -> None:
         await self.streams.aclose()
         await self.log.aclose()
         self.workers.close()
-
-    async def _finished(self, stream: Stream) -> None:
-        await usage.record_finish(stream, None)

@@ -54,11 +54,11 @@ app.on_shutdown(CLIENT.aclose)
 
 
 async def changing(scope: Scope, receive: Receive, send: Send) -> None:
-    """Say another index for every token."""
+    """Add a field to every token."""
 
     async def changed(message: Message) -> None:
         if "body" in message:
-            message = {**message, "body": message["body"].replace(b'"index":0', b'"index":9')}
+            message = {**message, "body": message["body"].replace(b'"index":0', b'"index":0,"is_changed":true')}
         await send(message)
 
     await app(scope, receive, changed)

@@ -1,4 +1,4 @@
-"""Messages that a correct server refuses: what each is, the message, the code it earns, and the place to blame."""
+"""Messages that a correct server refuses: a name, the message, the code of the error, and the `param` it names."""
 
 from __future__ import annotations
 

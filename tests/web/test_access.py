@@ -7,17 +7,17 @@ from typing import Any
 import pytest
 from asgiref.sync import sync_to_async
 from channels.testing import WebsocketCommunicator
-from django.core.exceptions import ImproperlyConfigured
 from django.test import AsyncClient, Client
 from django.test.utils import override_settings
 from django.urls import URLPattern
 
 from streamserve import routing, urls
+from streamserve.api.call import Call, Reply, Site, json_reply
+from streamserve.api.routes import ANYONE, CHAT_CALLERS, ROUTES, Access, Route
 from streamserve.models import ApiKey
 from streamserve.models import Stream as StreamRow
 from streamserve.testing import DaphneServer
 from streamserve.web import site as runtime
-from streamserve.web.access import ANYONE, Access, declared
 from tests.conftest import Caller, body_of, until_ready
 
 PROMPT = {"prompt": "hello", "max_tokens": 3}
@@ -31,25 +31,32 @@ def patterns() -> list[URLPattern]:
     return [pattern for pattern in urls.urlpatterns if isinstance(pattern, URLPattern)]
 
 
-def access_of(pattern: URLPattern) -> Access:
-    return pattern.callback.access  # type: ignore[attr-defined,no-any-return]
+def route_of(pattern: URLPattern) -> Route:
+    return pattern.callback.route  # type: ignore[attr-defined,no-any-return]
 
 
 def address(pattern: URLPattern) -> str:
-    return "/" + str(pattern.pattern).replace("<stream_id:stream_id>", UNKNOWN_ID).replace("<path:path>", "nothing")
+    path = str(pattern.pattern).replace("<stream_id:stream_id>", UNKNOWN_ID)
+    return "/" + path.replace("<path:path>", "nothing").replace("<path:model>", "nothing")
 
 
-def test_every_route_declares_who_may_call_it() -> None:
-    """And the exceptions from "somebody we know" are these, by name."""
-    for pattern in patterns():
-        assert isinstance(access_of(pattern), Access), pattern
-    assert {str(one.pattern) for one in patterns() if access_of(one).callers == ANYONE} == OPEN_TO_ALL
+def test_the_urlconf_is_the_table() -> None:
+    """Every row is a pattern, in the table's order; the routes that are open to anyone are these."""
+    assert [route_of(pattern) for pattern in patterns()] == list(ROUTES)
+    assert {str(one.pattern) for one in patterns() if route_of(one).access.callers == ANYONE} == OPEN_TO_ALL
 
 
-def test_a_view_without_a_declaration_fails_the_import() -> None:
-    """`declared` is what urls.py passes every view through."""
-    with pytest.raises(ImproperlyConfigured, match="who may call"):
-        declared(lambda request: None)
+def test_a_route_without_a_declaration_fails_the_import() -> None:
+    """A row cannot be built without its access, nor an access without known kinds of callers."""
+
+    async def endpoint(call: Call, site: Site) -> Reply:
+        return json_reply({})
+
+    with pytest.raises(TypeError, match="access"):
+        Route(path="open", endpoint=endpoint)  # type: ignore[call-arg]
+    for callers in ((), ("everybody",), (*CHAT_CALLERS, "")):
+        with pytest.raises(ValueError, match="callers are some of"):
+            Access(callers=callers)
 
 
 def test_routes_keep_to_themselves_what_sites_turn_on() -> None:
@@ -68,7 +75,7 @@ async def test_nobody_gets_nothing(pattern: URLPattern, engine: None) -> None:
         return
     for headers in ({}, {"authorization": "Bearer " + "x" * 40}, {"x-api-key": "'; drop table"}):
         response = await AsyncClient().generic(
-            access_of(pattern).methods[0], address(pattern), headers=headers, content_type="application/json"
+            route_of(pattern).methods[0], address(pattern), headers=headers, content_type="application/json"
         )
         assert response.status_code == 401, (pattern, headers)
         assert response.json()["error"]["message"]
@@ -79,11 +86,11 @@ async def test_nobody_gets_nothing(pattern: URLPattern, engine: None) -> None:
 @pytest.mark.parametrize("pattern", patterns(), ids=lambda pattern: str(pattern.pattern))
 async def test_other_verbs_are_405_with_allow(pattern: URLPattern, engine: None) -> None:
     """In the dialect, never Django's page."""
-    for method in {"GET", "POST", "PUT", "DELETE", "PATCH", "OPTIONS"} - set(access_of(pattern).methods):
+    for method in {"GET", "POST", "PUT", "DELETE", "PATCH", "OPTIONS"} - set(route_of(pattern).methods):
         response = await AsyncClient().generic(method, address(pattern))
         assert response.status_code == 405, (pattern, method)
         assert response.json()["error"]["code"] == "method_not_allowed"
-        assert response["Allow"] == ", ".join(access_of(pattern).methods)
+        assert response["Allow"] == ", ".join(route_of(pattern).methods)
 
 
 @pytest.mark.parametrize("path", ["/streams/nothing", "/v1/nothing", f"/streams/{UNKNOWN_ID}/nothing", "/v1/files/x"])
@@ -295,6 +302,19 @@ async def test_a_websocket_handshake_is_looked_at(
     connected, _code = await socket.connect()
     assert connected is may
     await socket.disconnect()
+
+
+def test_an_unknown_websocket_path_is_no_failure(streamserve_server: DaphneServer) -> None:
+    """Over the wire the socket is closed with 4404, and the server's log has no traceback."""
+    from websockets.exceptions import ConnectionClosed
+    from websockets.sync.client import connect
+
+    with connect(f"{streamserve_server.websocket_url}/ws/nothing", proxy=None) as socket:
+        with pytest.raises(ConnectionClosed) as raised:
+            socket.recv(timeout=30)
+        assert raised.value.rcvd is not None
+        assert raised.value.rcvd.code == 4404
+    assert "Traceback" not in streamserve_server.log()
 
 
 def test_a_real_server_serves_the_users_fixture(streamserve_server: DaphneServer) -> None:

@@ -185,7 +185,7 @@ async def test_no_audit_no_watch(slow: None, alice: Any, bob: Any) -> None:
     assert (response.status_code, response.json()["error"]["code"]) == (500, "internal_error")
     assert [line["event"] for line in lines] == ["request_failed"]
     assert runtime.get_streams().find(stream_id).readers.num_watchers == 0
-    assert runtime.get_runtime().watches.watchers == set()
+    assert runtime.get_runtime().audit.watchers == set()
     assert await Watch.objects.acount() == 0
     await owner.aclose()
 
@@ -258,7 +258,7 @@ async def test_who_may_watch_no_more_is_cut_off(
     browser = Browser(f"/streams/{stream_id}/watch", api_key)
     running = asyncio.create_task(browser.run())
     await until(lambda: browser.body.count(b"\nid: ") >= 3, "it is shown")
-    rights = runtime.get_runtime().rights
+    rights = runtime.get_runtime().permissions
     await rights.check()
     row = await Watch.objects.aget()
     assert row.last_seq > 0

@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from django.db.backends.utils import CursorWrapper
 
 from streamserve.protocol.errors import Unauthorized
 from streamserve.web.auth import authenticate, key_in, salt_of
-from streamserve.web.permissions import owners_without_rights
+from streamserve.web.permissions import owners_without_permission
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -40,6 +41,21 @@ async def test_a_key_decides_alone(alice: Any, bob: Any, alice_key: str) -> None
         await authenticate({"authorization": "Bearer " + "wrong" * 5}, bob, None)
 
 
+async def test_a_key_in_use_is_noted_once_a_minute(alice_key: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second use within the minute writes nothing: an UPDATE without a row would still lock SQLite."""
+    verbs: list[str] = []
+    execute = CursorWrapper.execute
+
+    def noted(cursor: Any, sql: str, params: Any = None) -> Any:
+        verbs.append(sql.partition(" ")[0])
+        return execute(cursor, sql, params)
+
+    monkeypatch.setattr(CursorWrapper, "execute", noted)
+    for _ in range(2):
+        await authenticate({"x-api-key": alice_key}, None, None)
+    assert verbs == ["SELECT", "UPDATE", "SELECT"]
+
+
 async def test_nobody_is_none_unless_visitors_are_welcome(alice: Any) -> None:
     """ANONYMOUS is off by default; a deactivated user is nobody."""
     alice.is_active = False
@@ -60,4 +76,4 @@ def test_rights_are_two_queries_whatever_the_number(
     bob.save()
     owners = {f"user:{alice.pk}", f"user:{bob.pk}", "user:99999", "key:99999", "anon:abc"}
     with django_assert_num_queries(2):
-        assert owners_without_rights(owners) == {f"user:{bob.pk}", "user:99999", "key:99999"}
+        assert owners_without_permission(owners) == {f"user:{bob.pk}", "user:99999", "key:99999"}

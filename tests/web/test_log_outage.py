@@ -153,7 +153,7 @@ async def test_callers_wait_and_read_on(site: runtime.Runtime, full: FullFile, a
         return await generate(request)
 
     site.clients["echo"].generate = noting  # type: ignore[method-assign]
-    site.quota.place_for = None  # type: ignore[assignment, method-assign]
+    site.streams._quota.place_for = None  # type: ignore[assignment, method-assign]
     refused = await caller.post("/streams", BODY)
     assert (refused.status_code, refused.json()["error"]["code"]) == (507, "log_full")
     assert "Retry-After" in refused
@@ -166,7 +166,7 @@ async def test_callers_wait_and_read_on(site: runtime.Runtime, full: FullFile, a
     assert frames[-1].json["usage"]["completion_tokens"] == 1000
     state = (await caller.get(reading.path)).json()
     assert (state["state"], state["usage"]["completion_tokens"]) == ("finished", 1000)
-    del site.clients["echo"].generate, site.quota.place_for
+    del site.clients["echo"].generate, site.streams._quota.place_for
     await runtime.reset()
     await until_ready()
     again = check_native(await body_of(await caller.get(f"{reading.path}/events")))

@@ -68,7 +68,7 @@ async def test_a_stream_with_watchers_alone_is_abandoned(
     async with asyncio.timeout(DEADLINE_SECONDS):
         while not await StreamRow.objects.filter(pk=stream.id, finish_reason="abandoned").aexists():  # noqa: ASYNC110
             await asyncio.sleep(0.01)
-    assert not two.streams.find(stream.id).claim.is_held
+    assert not two.streams.find(stream.id).lease.is_held
 
 
 async def test_a_watcher_does_not_move_the_lead(make_worker: Callable[..., Worker], gate: Gate) -> None:
@@ -81,8 +81,8 @@ async def test_a_watcher_does_not_move_the_lead(make_worker: Callable[..., Worke
     await anext(pieces)  # `: ok`; it takes nothing further
     watching = asyncio.create_task(watched(worker, stream.id))
     await until(lambda: stream.readers.num_watchers == 1 and stream.last_seq > 6, "the watcher is there")
-    [watcher] = [one for one in stream.readers._attached if one.is_watcher]
-    await until(lambda: watcher.seq == stream.last_seq and gate.is_holding, "it has all there is")
+    [watcher] = [one for one in stream.readers.attached if one.is_watcher]
+    await until(lambda: watcher.received_seq == stream.last_seq and gate.is_holding, "it has all there is")
     assert stream.lag.reader_tokens == (0,)
     assert stream.lag.num_unread == stream.transcript.num_tokens
     idle = Delivery(worker.streams, stream, NativeEncoder(stream.log_id), watcher=True)

@@ -16,7 +16,6 @@ from django.test.utils import override_settings
 from streamserve import routing
 from streamserve.asgi.drain import Drain
 from streamserve.models import ApiKey
-from streamserve.streams.log.base import Withdraw, too_late
 from streamserve.web import site as runtime
 from tests.conftest import until_ready
 
@@ -236,26 +235,18 @@ async def test_what_is_in_hand_when_the_server_goes_down_is_answered(
 ) -> None:
     """A start that is being accepted comes to its end before its socket is closed; an idle socket is closed at once."""
     drain, log = Drain(), runtime.get_runtime().log
-    is_in_hand, go_on, submit = asyncio.Event(), asyncio.Event(), log.submit
+    is_in_hand, go_on, commit = asyncio.Event(), asyncio.Event(), log.commit
 
-    def stall(*args: Any) -> Withdraw:
+    async def stall(batches: Any) -> Any:
         is_in_hand.set()
-        if go_on.is_set():
-            return submit(*args)
-        stalled.append(asyncio.create_task(submit_later(*args)))
-        return too_late
-
-    async def submit_later(*args: Any) -> None:
         await go_on.wait()
-        submit(*args)
-
-    stalled: list[asyncio.Task[None]] = []
+        return await commit(batches)
 
     busy, idle = connect(alice_key), connect(alice_key)
     for socket in (busy, idle):
         socket.scope["extensions"] = {"streamserve.flow": {"drain": drain}}
         await socket.connect()
-    monkeypatch.setattr(log, "submit", stall)
+    monkeypatch.setattr(log, "commit", stall)
     await busy.send_json_to({"type": "start", "request": ASK})
     await is_in_hand.wait()
     await drain.conduct(_House(), 0)
@@ -286,3 +277,28 @@ class _House:
         pass
 
     end_all = cancel_all = stop_listening
+
+
+def at_unknown_path(**scope: Any) -> WebsocketCommunicator:
+    socket = WebsocketCommunicator(routing.application, "/ws/nothing", headers=[(b"host", b"testserver")])
+    socket.scope |= scope
+    return socket
+
+
+async def test_an_unknown_path_is_closed_with_4404() -> None:
+    """A server that cannot deny a handshake with a status opens the socket and closes it with 4404."""
+    socket = at_unknown_path()
+    assert await socket.connect() == (True, None)
+    closed = await socket.receive_output()
+    assert (closed["type"], closed["code"]) == ("websocket.close", 4404)
+    await socket.wait()
+
+
+async def test_an_unknown_path_is_a_404_where_the_server_can() -> None:
+    """With ASGI's denial response the handshake itself is answered with 404."""
+    socket = at_unknown_path(extensions={"websocket.http.response": {}})
+    await socket.send_input({"type": "websocket.connect"})
+    start, body = await socket.receive_output(), await socket.receive_output()
+    assert (start["type"], start["status"]) == ("websocket.http.response.start", 404)
+    assert body["type"] == "websocket.http.response.body"
+    await socket.wait()

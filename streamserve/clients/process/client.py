@@ -1,10 +1,10 @@
 """`ProcessClient`: an engine in a process of its own, shared by all workers of a site. The default for sites.
 
-    _live:  connect ─► greet ─► follow until the connection is lost ─► pause ─► connect ...
-              │ nobody there, and it is our part: spawn
+    _live:  connect ─► handshake ─► follow until the connection is lost ─► pause ─► connect ...
+              │ no engine, and autostart: spawn
 
-Lives on the event loop of a worker; never imports torch. An engine that ends without a goodbye, or is silent for too
-long (it is killed), has failed; its generations end as parked, and their streams ask the next engine to go on.
+Lives on the event loop of a worker; never imports torch. An engine that ends without a goodbye, or sends no heartbeat
+(then it is killed), has failed; its generations end as parked, and their streams ask the next engine to continue.
 """
 
 from __future__ import annotations
@@ -19,8 +19,6 @@ from contextlib import suppress
 from contextvars import Context
 from dataclasses import replace
 
-from streamserve.clients.base import EngineStats, ModelDescription
-from streamserve.clients.process.circuit_breaker import CircuitBreaker
 from streamserve.clients.process.client_session import ClientSession, ProcessGeneration
 from streamserve.clients.process.config import LaunchConfig, config_hash, dated
 from streamserve.clients.process.frame_socket import Connection
@@ -28,110 +26,114 @@ from streamserve.clients.process.messages import (
     PROTOCOL,
     Control,
     Hello,
+    Open,
     State,
     Tokenize,
     Warm,
-    decode_to_worker,
     decode_welcome,
     encode,
     is_replaced,
 )
-from streamserve.clients.process.paths import PlaceError, is_claimed, place_of, prepare_folder
+from streamserve.clients.process.paths import EnginePathError, engine_paths, is_locked, prepare_folder
 from streamserve.clients.process.spawn import SpawnFailed, spawn
+from streamserve.clients.process.supervision import CircuitBreaker
 from streamserve.clients.thread.generation import error_event
 from streamserve.protocol.errors import EngineUnavailable
 from streamserve.protocol.frames import FrameError
 from streamserve.protocol.requests import GenerateRequest
+from streamserve.protocol.stats import EngineStats, ModelDescription
 
 logger = logging.getLogger(__name__)
 
 # Importing torch and reading weights hold the GIL for seconds: an engine that loads may be silent for longer.
-_LOADING_PATIENCE = 6
-_DIAL_SECONDS = 0.2
+_LOADING_FACTOR = 6
+_RETRY_SECONDS = 0.2
 
 
 class EngineLost(Exception):
-    """The engine has failed: it is gone without a goodbye, or cannot be understood."""
+    """The engine has failed: it ended without a goodbye, or its messages cannot be decoded."""
 
 
-class NobodyAnswers(Exception):
-    """There is no engine to talk to now; that is no failure of one."""
+class NoEngine(Exception):
+    """There is no engine to connect to now, and none has failed."""
 
 
-# What can be wrong with an engine; anything else is our own fault, and is logged with its traceback.
-_EXPECTED = (EngineLost, SpawnFailed, PlaceError, FrameError, OSError)
+# What can be wrong with an engine; any other exception is a fault of ours, and is logged with its traceback.
+_EXPECTED = (EngineLost, SpawnFailed, EnginePathError, FrameError, OSError)
 
 
 class ProcessClient:
-    """An `EngineClient` for the engine of `spec`: found, or started if `autostart`. One event loop."""
+    """An `EngineClient` for the engine of `config`: found, or started if `autostart`. One event loop."""
 
-    def __init__(self, spec: LaunchConfig) -> None:
-        self.alias = spec.model.alias
-        self.engine_pid: int | None = None  # of the engine that says how it is; None while there is none
-        self._spec = spec = dated(spec)
-        assert spec.made_at is not None
-        self._hello = Hello(protocol=PROTOCOL, config_hash=config_hash(spec), made_at=spec.made_at)
-        self._place = place_of(spec)
-        self._failures = CircuitBreaker(spec.max_failures, spec.failure_seconds)
+    def __init__(self, config: LaunchConfig) -> None:
+        self.alias = config.model.alias
+        self.engine_pid: int | None = None  # of the connected engine, once it has sent its state
+        self._config = config = dated(config)
+        assert config.made_at is not None
+        self._hello = Hello(protocol=PROTOCOL, config_hash=config_hash(config), made_at=config.made_at)
+        self._paths = engine_paths(config)
+        self._breaker = CircuitBreaker(config.max_failures, config.failure_seconds)
         self._description = ModelDescription(alias=self.alias, state="idle", created=int(time.time()))
         self._stats = EngineStats()
         self._num_lost = 0
-        self._link: ClientSession | None = None
-        self._is_told = self._was_ready = False  # the engine of this connection: has said how it is; was ready once
-        self._alone_since: float | None = None
-        self._spawn_at = 0.0  # not before
+        self._session: ClientSession | None = None
+        self._has_state = self._was_ready = False  # the engine of this connection: has sent its state; was ready once
+        self._without_engine_since: float | None = None
+        self._spawn_after = 0.0
         self._retry_at = 0.0
         self._task: asyncio.Task[None] | None = None
         self._is_closed = False
 
     @classmethod
-    def visiting(cls, spec: LaunchConfig) -> ProcessClient:
-        """Return a client for operators: it takes the engine as it finds it, and neither starts nor replaces one."""
-        return cls(replace(spec, autostart=False, made_at=0.0))
+    def visiting(cls, config: LaunchConfig) -> ProcessClient:
+        """Return a client for operators: it uses the engine as it is, and neither starts nor replaces one."""
+        return cls(replace(config, autostart=False, made_at=0.0))
 
     @property
     def is_connected(self) -> bool:
-        """Whether an engine is there to talk to, and has said how it is."""
-        return self._link is not None and self._is_told
+        """Whether an engine is connected and has sent its state."""
+        return self._session is not None and self._has_state
 
     async def generate(self, request: GenerateRequest) -> ProcessGeneration:
         """Accept the request or raise: BadRequest (never fits, bad template), Refused (not now)."""
-        return await self._require_link().open(request)
+        answer = await self._require_session().ask(Open, request)
+        assert isinstance(answer, ProcessGeneration)
+        return answer
 
     async def tokenize(self, request: GenerateRequest) -> tuple[int, ...]:
         """Return the prompt's token ids as `generate` would see them."""
-        answer = await self._require_link().ask(lambda request_id: Tokenize(request_id, request))
+        answer = await self._require_session().ask(Tokenize, request)
         assert isinstance(answer, tuple)
         return answer
 
     async def warm(self, request: GenerateRequest) -> None:
         """Prefill the prompt into the prefix cache and generate nothing; returns when that is done."""
-        await self._require_link().ask(lambda request_id: Warm(request_id, request))
+        await self._require_session().ask(Warm, request)
 
     async def control(self, action: str) -> None:
         """Pause, resume or drain for all workers; "stop" drains and then ends the process."""
-        await self._require_link().ask(lambda request_id: Control(request_id, action))
+        await self._require_session().ask(Control, action)
 
     def start(self) -> None:
-        """Begin to look for the engine, if that has not begun; returns at once. On the event loop."""
+        """Start looking for the engine, once; returns at once. On the event loop."""
         if self._task is None and not self._is_closed:
             self._describe("loading", "connecting")
-            # An empty context: this outlives the request that happened to be the first.
+            # An empty context: this task outlives the request that happened to come first.
             self._task = asyncio.get_running_loop().create_task(self._live(), context=Context())
 
     def describe(self) -> ModelDescription:
-        """Say what the model is and how far loading has come. Never blocks."""
+        """Return what the model is and how far loading has come. Never blocks."""
         return self._description
 
     def stats(self) -> EngineStats:
-        """Return the figures of the last second. Never blocks."""
+        """Return the counts of the last second. Never blocks."""
         return self._stats
 
     async def aclose(self) -> None:
-        """End every generation with an `error` event and disconnect; the engine itself goes on."""
+        """End every generation with an `error` event and disconnect; the engine process stays."""
         self._is_closed = True
-        if self._link is not None:
-            self._link.fail(error_event("engine_closed"))
+        if self._session is not None:
+            self._session.close(error_event("engine_closed"))
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
@@ -140,18 +142,18 @@ class ProcessClient:
     # The life of a connection
 
     async def _live(self) -> None:
-        """Be connected, for as long as this client lives."""
+        """Stay connected, for as long as this client lives."""
         while True:
             try:
                 connection = await self._connect()
                 try:
-                    await self._greet(connection)
+                    await self._handshake(connection)
                     await self._follow(connection)
                 finally:
                     connection.abort()
                     await connection.lost()
                 pause = 0.0
-            except NobodyAnswers as reason:
+            except NoEngine as reason:
                 pause = self._wait(str(reason))
             except Exception as error:  # the edge of the task
                 pause = self._fail(error)
@@ -159,93 +161,94 @@ class ProcessClient:
             await asyncio.sleep(pause)
 
     async def _connect(self) -> Connection:
-        """Reach the engine; start one if there is none and that is our part."""
-        prepare_folder(self._place)
+        """Connect to the engine; with `autostart`, start one if there is none."""
+        prepare_folder(self._paths)
         with suppress(OSError):
             return await self._dial()
-        if not self._spec.autostart:
-            raise NobodyAnswers(f"No engine runs for model {self.alias}. Start it: manage.py streamserve_engine.")
-        if time.monotonic() < self._spawn_at or is_claimed(self._place):
-            raise NobodyAnswers("Another engine is coming or going.")
+        if not self._config.autostart:
+            raise NoEngine(f"No engine runs for model {self.alias}. Start it: manage.py streamserve_engine.")
+        if time.monotonic() < self._spawn_after or is_locked(self._paths):
+            raise NoEngine("Another engine is starting or ending.")
         self._describe("loading", "starting")
-        await spawn(self._spec)
+        await spawn(self._config)
         try:
             return await self._dial()
         except OSError as error:
-            raise NobodyAnswers("The engine has gone again.") from error
+            raise NoEngine("The engine has ended again.") from error
 
     async def _dial(self) -> Connection:
-        path = str(self._place.socket)
+        path = str(self._paths.socket)
         _, connection = await asyncio.get_running_loop().create_unix_connection(Connection, path)
         return connection
 
-    async def _greet(self, connection: Connection) -> None:
-        """Exchange who we are. An engine with older settings than ours makes way: wait until it has."""
-        self._is_told = self._was_ready = False
-        connection.watch(self._patience, lambda: self._kill(connection))
+    async def _handshake(self, connection: Connection) -> None:
+        """Exchange versions. An engine with older settings than ours drains and ends: wait until it has."""
+        self._has_state = self._was_ready = False
+        connection.watch(self._allowed_silence, lambda: self._kill(connection))
         connection.send(encode(self._hello))
         payload = await connection.receive()
         if payload is None:
-            raise NobodyAnswers("The engine hung up.")
+            raise NoEngine("The engine closed the connection.")
         welcome = decode_welcome(payload)
         if is_replaced(welcome, self._hello):
+            # `was_ready` promises an engine: requests wait for the next one instead of being refused.
+            self._description = replace(self._description, was_ready=True)
             self._describe("loading", "replacing")
             await connection.lost()
-            raise NobodyAnswers("The engine of older settings has gone.")
+            raise NoEngine("The engine with older settings has ended.")
         if welcome.protocol != PROTOCOL:
             raise EngineLost("the engine is of another version; restart this worker")
 
     async def _follow(self, connection: Connection) -> None:
-        """Take what comes until the connection is lost; raises EngineLost unless the engine took its leave."""
-        self._alone_since = None
-        link = self._link = ClientSession(connection, lambda state: self._take_state(state, connection.peer.pid))
+        """Handle messages until the connection is lost; raises EngineLost unless the engine has sent a goodbye."""
+        self._without_engine_since = None
+        session = ClientSession(connection, lambda state: self._take_state(state, connection.peer.pid))
+        self._session = session
         try:
-            while (payload := await connection.receive()) is not None:
-                link.take(decode_to_worker(payload))
+            await connection.run(session.take)
         finally:
-            self._link = self.engine_pid = None
-            link.lose()
-        if link.goodbye is None:
-            raise EngineLost(f"the engine ended without a goodbye; see {self._place.log}")
-        if link.goodbye == "replaced":  # by a worker with younger settings, which starts the next one
-            self._spawn_at = time.monotonic() + self._spec.hang_seconds
+            self._session = self.engine_pid = None
+            session.close()
+        if session.goodbye is None:
+            raise EngineLost(f"the engine ended without a goodbye; see {self._paths.log}")
+        if session.goodbye == "replaced":  # by a worker with more recent settings, which starts the next one
+            self._spawn_after = time.monotonic() + self._config.hang_seconds
 
-    def _patience(self) -> float:
-        return self._spec.hang_seconds * (1 if self._was_ready else _LOADING_PATIENCE)
+    def _allowed_silence(self) -> float:
+        return self._config.hang_seconds * (1 if self._was_ready else _LOADING_FACTOR)
 
     def _kill(self, connection: Connection) -> None:
-        """End an engine that gives no sign of life. It is still there: a dead one's connection would be lost."""
+        """End an engine without a heartbeat. Its process exists: if it were dead, the connection would be lost."""
         logger.error("engine %d of model %s is silent: killed", connection.peer.pid, self.alias)
         if connection.peer.pid > 0:
             with suppress(ProcessLookupError):
                 os.kill(connection.peer.pid, signal.SIGKILL)
         connection.abort()
 
-    # What becomes of us; each returns how long to wait before the next try.
+    # The next state; both return how long to wait before the next try.
 
     def _wait(self, reason: str) -> float:
-        """Nobody to talk to: for some time that is as good as loading."""
+        """Describe a missing engine: as loading, for `failure_seconds`."""
         now = time.monotonic()
-        self._alone_since = self._alone_since or now
-        is_late = now - self._alone_since > self._spec.failure_seconds
-        state = "failed" if is_late or self._failures.is_given_up else "loading"
-        self._describe(state, "waiting", reason)
-        return _DIAL_SECONDS
+        self._without_engine_since = self._without_engine_since or now
+        is_late = now - self._without_engine_since > self._config.failure_seconds
+        self._describe("failed" if is_late or self._breaker.is_open else "loading", "waiting", reason)
+        return _RETRY_SECONDS
 
     def _fail(self, error: Exception) -> float:
-        """An engine has failed. One that could not load will not do so a moment later."""
-        now, said = time.monotonic(), self._description
+        """Count a failed engine. One that could not load is not tried again soon: it would fail again."""
+        now, description = time.monotonic(), self._description
         self._num_lost += 1
-        has_said_why = self._is_told and said.state == "failed"
-        reason = said.message if has_said_why else str(error)
+        has_load_error = self._has_state and description.state == "failed"
+        reason = description.message if has_load_error else str(error)
         logger.error("model %s: %s", self.alias, reason, exc_info=None if isinstance(error, _EXPECTED) else error)
-        if has_said_why and not self._was_ready:
-            self._failures.give_up(now)
+        if has_load_error and not self._was_ready:
+            self._breaker.trip(now)
         else:
-            self._failures.note(now)
-        self._is_told = False
-        self._describe("failed" if self._failures.is_given_up else "loading", "replacing", reason)
-        return self._failures.pause()
+            self._breaker.note(now)
+        self._has_state = False
+        self._describe("failed" if self._breaker.is_open else "loading", "replacing", reason)
+        return self._breaker.pause()
 
     def _take_state(self, state: State, pid: int) -> None:
         self.engine_pid = pid
@@ -253,20 +256,20 @@ class ProcessClient:
         was_ready = self._was_ready or self._description.was_ready
         self._description = replace(state.description, was_ready=was_ready)
         self._stats = replace(state.stats, lost_engines=self._num_lost)
-        self._is_told = True
+        self._has_state = True
 
     def _describe(self, state: str, stage: str = "", message: str = "") -> None:
-        """Say what we know ourselves; once connected, the engine says the rest."""
+        """Describe the engine while it is not connected; afterwards its own states do."""
         self._stats = EngineStats(lost_engines=self._num_lost)
         self._description = replace(
             self._description, state=state, stage=stage, message=message, fraction=0.0, loaded_bytes=0, total_bytes=0
         )
 
-    def _require_link(self) -> ClientSession:
-        """Return the way to the engine, or begin to look for one and refuse for now."""
+    def _require_session(self) -> ClientSession:
+        """Return the session of the connected engine; without one, start looking and refuse for now."""
+        if self._session is not None:
+            return self._session
         self.start()
-        if self._link is not None:
-            return self._link
         if self._description.state == "failed":
             left = math.ceil(self._retry_at - time.monotonic())
             raise EngineUnavailable(f"model {self.alias} is not available.", code="engine_died", retry_after=left)

@@ -1,7 +1,7 @@
-"""`ClientSession`: what this worker has asked of an engine process, over one connection. Event loop of the worker.
+"""`ClientSession`: this worker's requests to an engine process, over one connection. Event loop of the worker.
 
-The other side's `Session`. When the connection is lost, questions are refused and generations end as parked: whoever
-holds one asks again, and is answered by the next engine.
+The counterpart of `ServerSession`. When the connection is lost, open questions are refused and generations end as
+parked: their streams ask again, and the next engine answers.
 """
 
 from __future__ import annotations
@@ -11,10 +11,12 @@ import itertools
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from streamserve.clients.base import Accepted
 from streamserve.clients.process.frame_socket import Connection
 from streamserve.clients.process.messages import (
+    MSGPACK_ERRORS,
+    TO_WORKER,
     Cancel,
+    Control,
     GenerationNews,
     Goodbye,
     News,
@@ -24,15 +26,15 @@ from streamserve.clients.process.messages import (
     Refusal,
     Reply,
     State,
-    ToEngine,
-    ToWorker,
+    Tokenize,
+    Warm,
     encode,
     error_of,
 )
-from streamserve.engine.sequence import Park
 from streamserve.protocol.errors import BadRequest, EngineUnavailable
 from streamserve.protocol.events import Error, Event
 from streamserve.protocol.frames import FrameError, decode_event
+from streamserve.protocol.park import Accepted, Park
 from streamserve.protocol.requests import GenerateRequest
 
 _LOST = Park(reason="lost")
@@ -41,172 +43,143 @@ _LOST = Park(reason="lost")
 class ProcessGeneration:
     """See `clients.base.Generation`.
 
-    Its queue of events needs no bound: the engine runs no further ahead of its reader than `lead_tokens`; without a
-    reader, n * max_tokens is one.
+    Its queue of events needs no bound: the engine decodes at most `lead_tokens` beyond its reader; without a reader,
+    n * max_tokens is the bound.
     """
 
-    def __init__(self, request_id: int, accepted: Accepted, link: ClientSession) -> None:
+    def __init__(self, request_id: int, accepted: Accepted, session: ClientSession) -> None:
         self.accepted = accepted
         self.parked: Park | None = None
         self.num_cached_tokens = 0
         self.on_news: Callable[[], None] | None = None
+        self.is_open = True
         self._id = request_id
-        self._link = link
+        self._session = session
         self._events: deque[Event] = deque()
         self._has_news = asyncio.Event()
-        self._is_ended = False
-
-    @property
-    def is_open(self) -> bool:
-        """Whether more may come, after what is there now."""
-        return not self._is_ended
 
     def __aiter__(self) -> ProcessGeneration:
         return self
 
     async def __anext__(self) -> Event:
         while not self._events:
-            if self._is_ended:
+            if not self.is_open:
                 raise StopAsyncIteration
             self._has_news.clear()
             await self._has_news.wait()
         return self._events.popleft()
 
     def ready(self, most: int | None = None) -> list[Event]:
-        """Take the events that are there now, or the first `most`, without waiting; [] says nothing of the end."""
+        """Take the events that are there now, or the first `most`, without waiting; [] does not mean the end."""
         num = len(self._events) if most is None else min(most, len(self._events))
         return [self._events.popleft() for _ in range(num)]
 
     def reader_at(self, num_tokens: Sequence[int] | None) -> None:
-        """Pass on how far the furthest reader is in each choice."""
-        if not self._is_ended:
-            self._link.send(ReaderAt(self._id, None if num_tokens is None else tuple(num_tokens)))
+        """Send how far the furthest reader is in each choice."""
+        if self.is_open:
+            self._session.connection.send(encode(ReaderAt(self._id, None if num_tokens is None else tuple(num_tokens))))
 
     def cancel(self) -> None:
-        """End. The engine plans no step with the sequences once it has read this: within a step."""
+        """End. Once the engine has read this, no step it plans holds the sequences."""
         self.on_news = None
         self._events.clear()
-        if not self._is_ended:
-            self._link.cancel(self._id)
-            self._end()
-
-    # Called by the link.
+        if self.is_open:
+            self.is_open = False
+            self._session.generations.pop(self._id, None)
+            self._session.connection.send(encode(Cancel(self._id)))
+            self._has_news.set()
 
     def take(self, news: GenerationNews) -> None:
-        """Queue events, and end with the last of them."""
+        """Queue events; end with the last of them."""
         self._events.extend(map(decode_event, news.events))
         self.num_cached_tokens = news.num_cached_tokens
         if news.is_end:
             self.parked = news.park
-            self._is_ended = True
-        self._announce()
+            self.is_open = False
+        self._has_news.set()
+        if self.on_news is not None:
+            self.on_news()
 
-    def lose(self) -> None:
-        """End as parked: the engine is gone."""
-        self.parked = _LOST
-        self._end()
-
-    def fail(self, error: Error) -> None:
-        """End with an error."""
-        self._events.append(error)
-        self._end()
-
-    def _end(self) -> None:
-        self._is_ended = True
-        self._announce()
-
-    def _announce(self) -> None:
+    def end(self, *, parked: Park | None = None, error: Error | None = None) -> None:
+        """End without the engine: as parked, or with an error."""
+        self.parked = parked
+        if error is not None:
+            self._events.append(error)
+        self.is_open = False
         self._has_news.set()
         if self.on_news is not None:
             self.on_news()
 
 
 class ClientSession:
-    """`take` is given every message that comes; `on_state` hears of the engine's state."""
+    """One connection's open questions and generations, by id. `on_state` is called with the engine's state."""
 
     def __init__(self, connection: Connection, on_state: Callable[[State], None]) -> None:
-        self.goodbye: str | None = None  # the reason, once the engine has taken leave
-        self._connection = connection
+        self.connection = connection
+        self.generations: dict[int, ProcessGeneration] = {}
+        self.goodbye: str | None = None  # the reason, once the engine has sent one
         self._on_state = on_state
         self._ids = itertools.count(1)
         self._questions: dict[int, asyncio.Future[ProcessGeneration | tuple[int, ...]]] = {}
-        self._generations: dict[int, ProcessGeneration] = {}
 
-    async def open(self, request: GenerateRequest) -> ProcessGeneration:
-        """Ask for a generation; raises what the engine refuses it with."""
-        answer = await self.ask(lambda request_id: Open(request_id, request))
-        assert isinstance(answer, ProcessGeneration)
-        return answer
-
-    async def ask(self, make: Callable[[int], ToEngine]) -> ProcessGeneration | tuple[int, ...]:
-        """Send a message with an id of its own and wait for the answer."""
-        message = make(next(self._ids))
+    async def ask(
+        self, kind: type[Open] | type[Warm] | type[Tokenize] | type[Control], content: GenerateRequest | str
+    ) -> ProcessGeneration | tuple[int, ...]:
+        """Send a message with a new id and wait for its answer; raises what the engine refuses it with."""
+        request_id = next(self._ids)
         question: asyncio.Future[ProcessGeneration | tuple[int, ...]] = asyncio.get_running_loop().create_future()
-        self._questions[message.id] = question
+        self._questions[request_id] = question
         try:
-            self.send(message)
+            self.connection.send(encode(kind(request_id, content)))  # type: ignore[arg-type]
             return await question
         except FrameError as error:
             raise BadRequest("the request is too large, or holds a number beyond 64 bits.") from error
         except asyncio.CancelledError:
-            self.cancel(message.id)
+            self.generations.pop(request_id, None)
+            self.connection.send(encode(Cancel(request_id)))
             raise
         finally:
-            del self._questions[message.id]
+            del self._questions[request_id]
             question.cancel()
 
-    def send(self, message: ToEngine) -> None:
-        """Send, while the connection holds."""
-        self._connection.send(encode(message))
-
-    def cancel(self, request_id: int) -> None:
-        """Let the engine forget a question, or the generation it has become."""
-        self._generations.pop(request_id, None)
-        self.send(Cancel(request_id))
-
-    def take(self, message: ToWorker) -> None:
-        """Bring a message to who waits for it. Raises FrameError for one that cannot be."""
+    def take(self, payload: bytes) -> None:
+        """Handle a frame. Messages for ids that are no longer open are ignored. Raises FrameError."""
+        try:
+            message = TO_WORKER.decode(payload)
+        except MSGPACK_ERRORS as error:
+            raise FrameError(f"not understood: {error}") from error
         match message:
             case News():
                 for news in message.generations:
-                    self._bring(news)
+                    generation = self.generations.get(news.id)
+                    if generation is not None:
+                        if news.is_end:
+                            del self.generations[news.id]
+                        generation.take(news)
             case State():
                 self._on_state(message)
             case Goodbye():
                 self.goodbye = message.reason
             case Opened() | Reply() | Refusal():
-                self._answer(message)
+                question = self._questions.get(message.id)
+                if question is not None and not question.done():
+                    self._answer(question, message)
 
-    def lose(self) -> None:
-        """The connection is gone: nobody waits for it any longer."""
+    def close(self, error: Error | None = None) -> None:
+        """Refuse every question, and end every generation: with `error`, or as parked because the engine is lost."""
         for question in self._questions.values():
             if not question.done():
                 question.set_exception(EngineUnavailable("the engine is being replaced. Try again.", retry_after=2))
-        for generation in self._generations.values():
-            generation.lose()
-        self._generations.clear()
+        generations, self.generations = self.generations, {}
+        for generation in generations.values():
+            generation.end(error=error, parked=_LOST if error is None else None)
 
-    def fail(self, error: Error) -> None:
-        """End every generation with an error; questions are refused by `lose`."""
-        for generation in self._generations.values():
-            generation.fail(error)
-        self._generations.clear()
-
-    def _bring(self, news: GenerationNews) -> None:
-        generation = self._generations.get(news.id)
-        if generation is None:  # cancelled, while this was on its way
-            return
-        generation.take(news)
-        if news.is_end:
-            del self._generations[news.id]
-
-    def _answer(self, message: Opened | Reply | Refusal) -> None:
-        question = self._questions.get(message.id)
-        if question is None or question.done():  # who asked has gone; the engine has been told
-            return
+    def _answer(
+        self, question: asyncio.Future[ProcessGeneration | tuple[int, ...]], message: Opened | Reply | Refusal
+    ) -> None:
         match message:
             case Opened():
-                generation = self._generations[message.id] = ProcessGeneration(message.id, message.accepted, self)
+                generation = self.generations[message.id] = ProcessGeneration(message.id, message.accepted, self)
                 question.set_result(generation)
             case Reply():
                 question.set_result(message.token_ids)

@@ -1,4 +1,4 @@
-"""`LaunchConfig`: all that an engine process must be told, as one value that both sides can compare.
+"""`LaunchConfig`: everything an engine process needs to start, as one value that both sides can compare.
 
 No I/O. The site makes it from its settings; a spawned engine gets it as JSON.
 """
@@ -19,12 +19,12 @@ from streamserve.engine.config import EngineConfig, ModelConfig
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessConfig:
-    """What holds for every engine process of a site.
+    """The settings common to all engine processes of a site.
 
     `runtime_dir` holds sockets and locks ("": a folder of ours among the temporary files). An engine that a worker has
-    started ends `idle_seconds` after its last client. One that is to end finishes its answers for `drain_seconds`.
-    `hang_seconds` without a sign of life: it is killed and replaced. After `max_failures` ends within `failure_seconds`
-    the model counts as failed, and is tried again after as long.
+    started ends `idle_seconds` after its last client. A draining engine finishes its answers for `drain_seconds`.
+    After `hang_seconds` without a heartbeat it is killed and replaced. After `max_failures` failures within
+    `failure_seconds` the model counts as failed, and is tried again after as long.
     """
 
     runtime_dir: str = ""
@@ -46,12 +46,12 @@ class ProcessConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchConfig(ProcessConfig):
-    """One engine process: which model, whose, where its output lies.
+    """One engine process: its model, its site, its folders.
 
-    `site` names the site (its BASE_DIR), so that two sites of one user keep apart. `state_dir` holds the engine's
-    output file. `autostart`: the first worker that needs the engine starts it; otherwise somebody runs
-    `manage.py streamserve_engine`. `made_at` is `time.monotonic()` when the settings were read (None: when the spec is
-    first used): where two specs differ, the younger one's engine replaces the other's.
+    `site` names the site (its BASE_DIR), so that two sites of one user stay apart. `state_dir` holds the engine's
+    output file. `autostart`: the first worker that needs the engine starts it; otherwise it is started by
+    `manage.py streamserve_engine`. `made_at` is `time.monotonic()` when the settings were read (None: when the config
+    is first used): where two configs differ, the more recent one's engine replaces the other's.
     """
 
     model: ModelConfig
@@ -63,25 +63,25 @@ class LaunchConfig(ProcessConfig):
     made_at: float | None = None
 
 
-def spec_to_json(spec: LaunchConfig) -> bytes:
-    """Return the spec as the host reads it."""
-    return _to_json(spec)
+def config_to_json(config: LaunchConfig) -> bytes:
+    """Return the config as an engine process reads it."""
+    return _to_json(config)
 
 
-def spec_from_json(data: bytes) -> LaunchConfig:
-    """Return the spec that JSON stands for; raises ValueError."""
+def config_from_json(data: bytes) -> LaunchConfig:
+    """Return the config that JSON stands for; raises ValueError."""
     return msgspec.json.decode(data, type=LaunchConfig)
 
 
-def dated(spec: LaunchConfig) -> LaunchConfig:
-    """Return the spec with `made_at` filled in."""
-    return spec if spec.made_at is not None else replace(spec, made_at=time.monotonic())
+def dated(config: LaunchConfig) -> LaunchConfig:
+    """Return the config with `made_at` filled in."""
+    return config if config.made_at is not None else replace(config, made_at=time.monotonic())
 
 
-def config_hash(spec: LaunchConfig) -> str:
+def config_hash(config: LaunchConfig) -> str:
     """Return what two workers must agree on to share an engine: model, engine config, our version."""
-    spec = spec_from_json(spec_to_json(spec))  # 12 seconds are 12.0 seconds
-    return hashlib.sha256(_to_json((__version__, spec.model, spec.engine, spec.echo_step_seconds))).hexdigest()
+    config = config_from_json(config_to_json(config))  # 12 seconds are 12.0 seconds
+    return hashlib.sha256(_to_json((__version__, config.model, config.engine, config.echo_step_seconds))).hexdigest()
 
 
 def _to_json(value: object) -> bytes:
@@ -89,7 +89,7 @@ def _to_json(value: object) -> bytes:
 
 
 def _plain(value: Any) -> Any:
-    """msgspec knows dict, and no other mapping (CLASSES is a read-only one)."""
+    """Return a mapping as a dict, the only one that msgspec encodes (CLASSES is a read-only mapping)."""
     if isinstance(value, Mapping):
         return dict(value)
     raise TypeError(f"no JSON for {type(value).__name__}")

@@ -1,7 +1,7 @@
-"""`Connection`: one end of a unix socket, in whole frames; the same for worker and engine. Event loop.
+"""`Connection`: one end of a unix socket, in whole frames; the same class for worker and engine. Event loop.
 
-The socket is always read: nothing in here waits for whoever takes the frames. A peer that does not read is dropped.
-Only processes of our own user are spoken to (SO_PEERCRED, unix(7)), on top of what the file's rights say.
+The socket is always read: what arrives is handled at once, and a peer that does not read is dropped. Only processes of
+our own user are accepted (SO_PEERCRED, unix(7)), in addition to the permissions of the socket file.
 """
 
 from __future__ import annotations
@@ -17,25 +17,25 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import cast
 
-from streamserve.protocol.frames import FrameCutter, FrameError, frame
+from streamserve.protocol.frames import FrameCutter, frame
 
 logger = logging.getLogger(__name__)
 
-# Unread bytes after which a peer counts as gone: minutes of everything an engine can say.
+# Unread bytes after which a peer counts as gone: minutes of everything an engine can send.
 MAX_UNSENT_BYTES = 64 * 1024 * 1024
 _WATCH_SECONDS = 0.5
 
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """Who is at the other end, as the kernel says; pid 0 where it does not."""
+    """The process at the other end, by the kernel; pid 0 where the kernel does not name it."""
 
     pid: int
     uid: int
 
 
 def peer_of(sock: socket.socket) -> Peer:
-    """Ask the kernel; where it has no SO_PEERCRED (macOS) the 0700 folder alone keeps others out."""
+    """Ask the kernel for the peer. Without SO_PEERCRED (macOS) only the 0700 folder protects the socket."""
     if not hasattr(socket, "SO_PEERCRED"):
         return Peer(0, os.geteuid())
     pid, uid, _ = struct.unpack("iII", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("iII")))
@@ -43,27 +43,54 @@ def peer_of(sock: socket.socket) -> Peer:
 
 
 class Connection(asyncio.Protocol):
-    """`on_made` hears of a connection that may be spoken to."""
+    """A connection of frames. `on_made(connection)` is called once the peer is known to be our own user.
+
+    Frames queue up for `receive` until `run` gives them a handler.
+    """
 
     def __init__(self, on_made: Callable[[Connection], None] | None = None) -> None:
         self.peer = Peer(0, -1)
-        self.heard_at = time.monotonic()
+        self.received_at = time.monotonic()
         self._on_made = on_made
         self._cutter = FrameCutter()
         self._frames: deque[bytes] = deque()
-        self._has_news = asyncio.Event()
-        self._is_lost = False
+        self._handle: Callable[[bytes], None] = self._queue
+        self._has_frames = asyncio.Event()
+        self._is_lost = asyncio.Event()
+        self._error: Exception | None = None
         self._transport: asyncio.Transport | None = None
         self._watch: asyncio.TimerHandle | None = None
 
     async def receive(self) -> bytes | None:
-        """Return the next payload; None when the connection is lost and everything is read."""
+        """Return the next payload; None when the connection is lost and everything is read. Before `run` only."""
         while not self._frames:
-            if self._is_lost:
+            if self._is_lost.is_set():
+                if self._error is not None:
+                    logger.warning("process %d: %s: connection dropped", self.peer.pid, self._error)
                 return None
-            self._has_news.clear()
-            await self._has_news.wait()
+            self._has_frames.clear()
+            await self._has_frames.wait()
         return self._frames.popleft()
+
+    async def run(self, handle: Callable[[bytes], None]) -> None:
+        """Pass each payload to `handle` as it arrives, until the connection is lost.
+
+        An exception of `handle`, or a FrameError, closes the connection and is raised here.
+        """
+        try:
+            while self._frames:
+                handle(self._frames.popleft())
+            self._handle = handle
+            await self._is_lost.wait()
+        finally:
+            self._handle = _drop
+        if self._error is not None:
+            raise self._error
+
+    async def lost(self) -> None:
+        """Wait until the connection is gone; frames that still arrive are dropped."""
+        self._handle = _drop
+        await self._is_lost.wait()
 
     def send(self, payload: bytes) -> None:
         """Send, at once or when the peer reads; raises FrameError for a payload over the limit."""
@@ -76,17 +103,17 @@ class Connection(asyncio.Protocol):
             self.abort()
 
     def watch(self, silence: Callable[[], float], on_silence: Callable[[], None]) -> None:
-        """Call `on_silence` once when nothing has come for `silence()` seconds.
+        """Call `on_silence` once when nothing has arrived for `silence()` seconds.
 
-        After the loop itself stood still, data that waits is read before this timer runs: it blames nobody wrongly.
+        After the loop itself was blocked, waiting data is read before this timer runs, so a live peer is not blamed.
         """
-        if self.heard_at + silence() < time.monotonic():
+        if self.received_at + silence() < time.monotonic():
             on_silence()
-        elif not self._is_lost:
+        elif not self._is_lost.is_set():
             self._watch = asyncio.get_running_loop().call_later(_WATCH_SECONDS, self.watch, silence, on_silence)
 
     def close(self) -> None:
-        """Close when what was sent is on its way."""
+        """Close after what was sent has been written."""
         if self._transport is not None:
             self._transport.close()
 
@@ -95,33 +122,36 @@ class Connection(asyncio.Protocol):
         if self._transport is not None:
             self._transport.abort()
 
-    async def lost(self) -> None:
-        """Wait until the connection is gone; frames that still come are dropped."""
-        while await self.receive() is not None:
-            pass
-
     # Called by the loop (asyncio.Protocol).
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
         self.peer = peer_of(transport.get_extra_info("socket"))
         if self.peer.uid != os.geteuid():
-            logger.warning("a process of user %d was at the engine's socket: turned away", self.peer.uid)
+            logger.warning("a process of user %d connected to the engine's socket: dropped", self.peer.uid)
             self.abort()
         elif self._on_made is not None:
             self._on_made(self)
 
     def data_received(self, data: bytes) -> None:
-        self.heard_at = time.monotonic()
+        self.received_at = time.monotonic()
         try:
-            self._frames.extend(self._cutter.feed(data))
-        except FrameError as error:
-            logger.warning("process %d: %s: connection dropped", self.peer.pid, error)
+            for payload in self._cutter.feed(data):
+                self._handle(payload)
+        except Exception as error:  # raised by `run`, in the task that owns the connection
+            self._error = error
             self.abort()
-        self._has_news.set()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._is_lost = True
+        self._is_lost.set()
+        self._has_frames.set()
         if self._watch is not None:
             self._watch.cancel()
-        self._has_news.set()
+
+    def _queue(self, payload: bytes) -> None:
+        self._frames.append(payload)
+        self._has_frames.set()
+
+
+def _drop(payload: bytes) -> None:
+    """Ignore a frame that arrives after its handler has gone."""

@@ -1,16 +1,16 @@
-"""What a worker and an engine process say to each other: typed messages, one to a frame.
+"""The messages between a worker and an engine process: typed values, one to a frame.
 
     worker                                   engine
-    Hello  ─────────────────────────────────►          who I am: protocol, config hash
-           ◄───────────────────────────────── Welcome  who I am: the same, pid, age
+    Hello  ─────────────────────────────────►          protocol, config hash, age of the settings
+           ◄───────────────────────────────── Welcome  the same of the engine, pid, start time
     Open, Warm, Tokenize, Control  ─────────►          answered by Opened, Reply or Refusal of the same id
     ReaderAt, Cancel  ──────────────────────►          not answered
            ◄───────────────────────────────── News     events of generations: one frame a loop turn
-           ◄───────────────────────────────── State    once a second at least: the sign of life
+           ◄───────────────────────────────── State    once a second at least: the heartbeat
            ◄───────────────────────────────── Goodbye  the engine ends in good order
 
 Hello and Welcome are maps, which every version of the protocol can read. PROTOCOL grows when another message changes.
-Credit (DESIGN 4.2) is the reader's position: the engine decodes no more than `lead_tokens` beyond it. Pure: no I/O.
+Flow control is the reader's position: the engine decodes no more than `lead_tokens` beyond it. Pure: no I/O.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from collections.abc import Iterator
 
 import msgspec
 
-from streamserve.clients.base import Accepted, EngineStats, ModelDescription
-from streamserve.engine.sequence import Park
 from streamserve.protocol.errors import Refused, StreamserveError
-from streamserve.protocol.frames import pack, unpack
+from streamserve.protocol.frames import FrameError, unpack
+from streamserve.protocol.park import Accepted, Park
 from streamserve.protocol.requests import GenerateRequest
+from streamserve.protocol.stats import EngineStats, ModelDescription
 
 PROTOCOL = 1
 
@@ -37,7 +37,7 @@ class Hello(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Welcome(msgspec.Struct, frozen=True, kw_only=True):
-    """The engine's first frame. `made_at`: that of the spec it was started with."""
+    """The engine's first frame. `made_at`: that of the config it was started with."""
 
     protocol: int
     config_hash: str
@@ -51,7 +51,7 @@ class Message(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 class Open(Message, frozen=True):
-    """Begin a generation, which is called `id` from then on."""
+    """Begin generation `id`."""
 
     id: int
     request: GenerateRequest
@@ -65,14 +65,14 @@ class Warm(Message, frozen=True):
 
 
 class Tokenize(Message, frozen=True):
-    """Tell the prompt's token ids."""
+    """Return the prompt's token ids."""
 
     id: int
     request: GenerateRequest
 
 
 class Control(Message, frozen=True):
-    """Do what an operator asks: EngineClient.control's actions, and "stop": drain, then end."""
+    """Carry out an operator's action: those of EngineClient.control, and "stop": drain, then end."""
 
     id: int
     action: str
@@ -86,7 +86,7 @@ class ReaderAt(Message, frozen=True):
 
 
 class Cancel(Message, frozen=True):
-    """End what was asked as `id`, whatever has become of it."""
+    """End request `id`, answered or not."""
 
     id: int
 
@@ -99,14 +99,14 @@ class Opened(Message, frozen=True):
 
 
 class Reply(Message, frozen=True):
-    """What was asked as `id` is done."""
+    """Request `id` is done."""
 
     id: int
     token_ids: tuple[int, ...] = ()
 
 
 class Refusal(Message, frozen=True):
-    """What was asked as `id` is refused; `kind` is the error's class."""
+    """Request `id` is refused; `kind` is the error's class."""
 
     id: int
     kind: str
@@ -127,13 +127,13 @@ class GenerationNews(msgspec.Struct, frozen=True, array_like=True):
 
 
 class News(Message, frozen=True):
-    """What one turn of the engine's loop brought for this worker's generations."""
+    """New events of this worker's generations, from one turn of the engine's loop."""
 
     generations: tuple[GenerationNews, ...]
 
 
 class State(Message, frozen=True):
-    """How the engine is."""
+    """The engine's state and counts."""
 
     description: ModelDescription
     stats: EngineStats
@@ -148,42 +148,38 @@ class Goodbye(Message, frozen=True):
 ToEngine = Open | Warm | Tokenize | Control | ReaderAt | Cancel
 ToWorker = Opened | Reply | Refusal | News | State | Goodbye
 
+# What msgspec raises for bytes or values that do not fit: a wrong type, a number beyond 64 bits, half a surrogate.
+MSGPACK_ERRORS = (ValueError, TypeError, OverflowError, RecursionError)
 _ENCODER = msgspec.msgpack.Encoder()
 _HELLO: msgspec.msgpack.Decoder[Hello] = msgspec.msgpack.Decoder(Hello)
 _WELCOME: msgspec.msgpack.Decoder[Welcome] = msgspec.msgpack.Decoder(Welcome)
-_TO_ENGINE: msgspec.msgpack.Decoder[ToEngine] = msgspec.msgpack.Decoder(ToEngine)
-_TO_WORKER: msgspec.msgpack.Decoder[ToWorker] = msgspec.msgpack.Decoder(ToWorker)
+# The later frames; both raise MSGPACK_ERRORS.
+TO_ENGINE: msgspec.msgpack.Decoder[ToEngine] = msgspec.msgpack.Decoder(ToEngine)
+TO_WORKER: msgspec.msgpack.Decoder[ToWorker] = msgspec.msgpack.Decoder(ToWorker)
 
 
 def encode(message: Hello | Welcome | ToEngine | ToWorker) -> bytes:
-    """Return a frame's payload; raises FrameError."""
-    return pack(_ENCODER, message)
+    """Return a frame's payload; raises FrameError for a value without a place in MessagePack."""
+    try:
+        return _ENCODER.encode(message)
+    except MSGPACK_ERRORS as error:
+        raise FrameError(f"not to be encoded: {error}") from error
 
 
 def decode_hello(payload: bytes) -> Hello:
-    """Read a worker's first frame; raises FrameError, as the three below."""
+    """Read a worker's first frame; raises FrameError."""
     return unpack(_HELLO, payload)
 
 
 def decode_welcome(payload: bytes) -> Welcome:
-    """Read an engine's first frame."""
+    """Read an engine's first frame; raises FrameError."""
     return unpack(_WELCOME, payload)
 
 
-def decode_to_engine(payload: bytes) -> ToEngine:
-    """Read any later frame of a worker's."""
-    return unpack(_TO_ENGINE, payload)
-
-
-def decode_to_worker(payload: bytes) -> ToWorker:
-    """Read any later frame of an engine's."""
-    return unpack(_TO_WORKER, payload)
-
-
 def is_replaced(welcome: Welcome, hello: Hello) -> bool:
-    """Tell whether the engine makes way for the worker's config. Both sides ask this, and agree.
+    """Return whether the engine ends in favour of the worker's config. Both sides compute this, and agree.
 
-    The youngest settings win, whoever started the engine: an older worker goes on with what the younger one wants.
+    The most recent settings win, whichever worker started the engine; workers with older settings use that engine too.
     """
     return welcome.config_hash != hello.config_hash and hello.made_at > welcome.made_at
 
@@ -195,7 +191,7 @@ def refusal(request_id: int, error: StreamserveError) -> Refusal:
 
 
 def error_of(message: Refusal) -> StreamserveError:
-    """Return the error that was refused with; of a class unknown here, the tree's root."""
+    """Return the refused request's error; for a class unknown here, the root of the error tree."""
     kind = _KINDS.get(message.kind, StreamserveError)
     if issubclass(kind, Refused):
         return kind(message.message, code=message.code, param=message.param, retry_after=message.retry_after)

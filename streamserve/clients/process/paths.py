@@ -1,10 +1,10 @@
-"""Where an engine process lies: its socket, its lock, its output. Unix files; blocking, but never for long.
+"""The files of an engine process: its socket, its lock, its output. Unix; blocking, but never for long.
 
     <runtime_dir>/<hash of site and alias>.lock     held by the engine for as long as it lives (flock)
     <runtime_dir>/<hash of site and alias>.sock     made and removed under the lock
-    <state_dir>/engine-<alias>.log                  what an engine that a worker has started prints
+    <state_dir>/engine-<alias>.log                  the output of an engine that a worker has started
 
-The folder is ours alone (0700), the files too (0600). Who loses the race for the lock is not needed.
+The folder and the files belong to our user alone (0700, 0600). A process that does not get the lock is not needed.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from streamserve.clients.process.config import LaunchConfig
 
 # sockaddr_un.sun_path holds 108 bytes, the closing zero included (unix(7)).
 _MAX_PATH_BYTES = 107
-# A worker that looks whether the lock is held holds it itself for an instant.
-_CLAIM_TRIES, _CLAIM_SECONDS = 10, 0.02
+# A worker that tests the lock holds it for an instant.
+_LOCK_TRIES, _LOCK_SECONDS = 10, 0.02
 _MAX_LOG_BYTES = 8 * 1024 * 1024
 _BACKLOG = 128
 
 
-class PlaceError(Exception):
-    """The engine cannot lie there: not our folder, or a path too long. For the log, not for clients."""
+class EnginePathError(Exception):
+    """The engine's folder cannot be used: not ours alone, or a path too long. For the log, not for clients."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,39 +46,39 @@ class EnginePaths:
     log: Path
 
 
-def place_of(spec: LaunchConfig) -> EnginePaths:
-    """Return where the engine of a spec lies; touches nothing. Site and alias alone decide: the config may change."""
-    folder = Path(spec.runtime_dir or Path(tempfile.gettempdir()) / f"streamserve-{os.geteuid()}")
-    name = hashlib.sha256(f"{spec.site}\0{spec.model.alias}".encode()).hexdigest()[:24]
-    log = f"engine-{re.sub('[^A-Za-z0-9._-]', '-', spec.model.alias)}.log"
+def engine_paths(config: LaunchConfig) -> EnginePaths:
+    """Return the files of a config's engine; no I/O. Site and alias alone decide: the rest of the config may change."""
+    folder = Path(config.runtime_dir or Path(tempfile.gettempdir()) / f"streamserve-{os.geteuid()}")
+    name = hashlib.sha256(f"{config.site}\0{config.model.alias}".encode()).hexdigest()[:24]
+    log = f"engine-{re.sub('[^A-Za-z0-9._-]', '-', config.model.alias)}.log"
     return EnginePaths(
-        socket=folder / f"{name}.sock", lock=folder / f"{name}.lock", log=Path(spec.state_dir or folder) / log
+        socket=folder / f"{name}.sock", lock=folder / f"{name}.lock", log=Path(config.state_dir or folder) / log
     )
 
 
-def prepare_folder(place: EnginePaths) -> None:
-    """Make the folder, or make sure that nobody else can have put anything into it; raises PlaceError."""
-    folder = place.socket.parent
-    if len(os.fsencode(place.socket)) > _MAX_PATH_BYTES:
-        raise PlaceError(
-            f"{place.socket} is too long for a unix socket ({_MAX_PATH_BYTES} bytes). Use a shorter folder."
+def prepare_folder(paths: EnginePaths) -> None:
+    """Make the folder, or check that only our user can write to it; raises EnginePathError."""
+    folder = paths.socket.parent
+    if len(os.fsencode(paths.socket)) > _MAX_PATH_BYTES:
+        raise EnginePathError(
+            f"{paths.socket} is too long for a unix socket ({_MAX_PATH_BYTES} bytes). Use a shorter folder."
         )
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     found = folder.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:
-        raise PlaceError(f"{folder} must be a folder of user {os.geteuid()} with mode 0700. Remove it, or mend that.")
+        raise EnginePathError(f"{folder} must be a folder of user {os.geteuid()} with mode 0700. Remove or change it.")
 
 
 @contextmanager
-def claimed(place: EnginePaths) -> Iterator[bool]:
-    """Hold the lock, as the engine that this is; False if there is one already."""
-    with _lock_file(place) as lock:
+def locked(paths: EnginePaths) -> Iterator[bool]:
+    """Hold the lock, as the engine; False if another process holds it."""
+    with _lock_file(paths) as lock:
         yield _try_lock(lock)
 
 
-def is_claimed(place: EnginePaths) -> bool:
-    """Tell whether an engine holds the lock, answering or not."""
-    with _lock_file(place) as lock:
+def is_locked(paths: EnginePaths) -> bool:
+    """Return whether an engine holds the lock, responsive or not."""
+    with _lock_file(paths) as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -87,13 +87,13 @@ def is_claimed(place: EnginePaths) -> bool:
 
 
 @contextmanager
-def listening(place: EnginePaths) -> Iterator[socket.socket]:
-    """Bind the socket, over that of an engine that died, and remove it in the end. Under the lock only."""
-    place.socket.unlink(missing_ok=True)
+def listening(paths: EnginePaths) -> Iterator[socket.socket]:
+    """Bind the socket, replacing a stale one, and remove it in the end. Under the lock only."""
+    paths.socket.unlink(missing_ok=True)
     with socket.socket(socket.AF_UNIX) as listener:
         mask = os.umask(0o177)
         try:
-            listener.bind(str(place.socket))
+            listener.bind(str(paths.socket))
         finally:
             os.umask(mask)
         listener.listen(_BACKLOG)
@@ -101,21 +101,21 @@ def listening(place: EnginePaths) -> Iterator[socket.socket]:
         try:
             yield listener
         finally:
-            place.socket.unlink(missing_ok=True)
+            paths.socket.unlink(missing_ok=True)
 
 
-def open_log(place: EnginePaths) -> BinaryIO:
-    """Open the output file for more; a long one is put aside first."""
-    place.log.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+def open_log(paths: EnginePaths) -> BinaryIO:
+    """Open the output file for appending; a long one is renamed first."""
+    paths.log.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     with suppress(FileNotFoundError):
-        if place.log.stat().st_size > _MAX_LOG_BYTES:
-            place.log.replace(place.log.with_suffix(".log.1"))
-    return os.fdopen(os.open(place.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "ab")
+        if paths.log.stat().st_size > _MAX_LOG_BYTES:
+            paths.log.replace(paths.log.with_suffix(".log.1"))
+    return os.fdopen(os.open(paths.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "ab")
 
 
 @contextmanager
-def _lock_file(place: EnginePaths) -> Iterator[int]:
-    lock = os.open(place.lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+def _lock_file(paths: EnginePaths) -> Iterator[int]:
+    lock = os.open(paths.lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
     try:
         yield lock
     finally:
@@ -123,11 +123,11 @@ def _lock_file(place: EnginePaths) -> Iterator[int]:
 
 
 def _try_lock(lock: int) -> bool:
-    for _ in range(_CLAIM_TRIES):
+    for _ in range(_LOCK_TRIES):
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            time.sleep(_CLAIM_SECONDS)
+            time.sleep(_LOCK_SECONDS)
         else:
             return True
     return False

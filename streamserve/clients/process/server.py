@@ -1,7 +1,7 @@
 """`EngineServer`: an engine process, a `ThreadClient` served to the workers of one site over a unix socket.
 
-    main (a worker has started us)  ─┐
-    manage.py streamserve_engine    ─┴► run: take the lock, listen, EngineServer.serve until there is a reason to end
+    main (started by a worker)     ─┐
+    manage.py streamserve_engine   ─┴► run: take the lock, listen, EngineServer.serve until there is a reason to end
 
 One event loop, beside the engine's own thread. Nothing before the lock imports torch. Knows no Django.
 """
@@ -20,9 +20,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import IO
 
-from streamserve.clients.base import ModelDescription
 from streamserve.clients.factory import make_client
-from streamserve.clients.process.config import LaunchConfig, config_hash, dated, spec_from_json
+from streamserve.clients.process.config import LaunchConfig, config_from_json, config_hash, dated
 from streamserve.clients.process.frame_socket import Connection
 from streamserve.clients.process.messages import (
     PROTOCOL,
@@ -30,24 +29,25 @@ from streamserve.clients.process.messages import (
     State,
     Welcome,
     decode_hello,
-    decode_to_engine,
     encode,
     is_replaced,
 )
-from streamserve.clients.process.paths import claimed, listening, place_of, prepare_folder
+from streamserve.clients.process.paths import engine_paths, listening, locked, prepare_folder
 from streamserve.clients.process.server_session import ServerSession
-from streamserve.clients.process.watchdog import Watchdog
+from streamserve.clients.process.supervision import Watchdog
 from streamserve.protocol.errors import StreamserveError
 from streamserve.protocol.frames import FrameError
+from streamserve.protocol.stats import ModelDescription
 
 logger = logging.getLogger(__name__)
 
 OnProgress = Callable[[ModelDescription], None]
 
 _HELLO_SECONDS = 10.0
-# How often to look around, and how often at least to say that we live.
+# How often the engine is checked, and how often at least its state is sent: the heartbeat.
 _TICK_SECONDS, _STATE_SECONDS = 0.2, 1.0
-# How long workers may take to read what is on its way to them, and how long threads may take to end.
+_DRAIN_POLL_SECONDS = 0.05
+# How long workers may take to read the last frames, and how long threads may take to end.
 _LEAVE_SECONDS, _EXIT_SECONDS = 2.0, 10.0
 _LISTENING = b"+"
 
@@ -55,28 +55,27 @@ _LISTENING = b"+"
 class EngineServer:
     """Serves one engine until `stop`, idleness, or the engine's death."""
 
-    def __init__(self, spec: LaunchConfig, on_progress: OnProgress | None = None) -> None:
-        self._spec = dated(spec)
-        self._hash = config_hash(spec)
+    def __init__(self, config: LaunchConfig, on_progress: OnProgress | None = None) -> None:
+        self._config = dated(config)
+        self._hash = config_hash(config)
         self._started_at = time.monotonic()
-        self._watchdog = Watchdog(max(spec.engine.step_seconds, spec.hang_seconds))
+        self._watchdog = Watchdog(max(config.engine.step_seconds, config.hang_seconds))
         self._client = make_client(
-            spec.model, spec.engine, step_delay_seconds=spec.echo_step_seconds, on_step=self._watchdog.on_step
+            config.model, config.engine, step_delay_seconds=config.echo_step_seconds, on_step=self._watchdog.on_step
         )
         self._on_progress = on_progress
-        self._state_seconds = min(_STATE_SECONDS, spec.hang_seconds / 4)
+        self._state_seconds = min(_STATE_SECONDS, config.hang_seconds / 4)
         self._connections: dict[Connection, asyncio.Task[None]] = {}
         self._sessions: set[ServerSession] = set()
-        self._lonely_seconds = 0.0
-        self._told: tuple[ModelDescription | None, float] = (None, 0.0)
+        self._alone_seconds = 0.0
+        self._sent: tuple[ModelDescription | None, float] = (None, 0.0)
         self._drain: asyncio.Task[None] | None = None
-        self._is_quiet = asyncio.Event()
         self._end: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
     async def serve(self, listener: socket.socket) -> int:
         """Serve until there is a reason to end; returns the exit status, 1 for a dead engine."""
         loop = asyncio.get_running_loop()
-        self._mind_signals(loop)
+        self._add_signal_handlers(loop)
         server = await loop.create_unix_server(lambda: Connection(self._accept), sock=listener)
         self._client.start()
         ticks = loop.create_task(self._tick())
@@ -90,21 +89,20 @@ class EngineServer:
     # The life of a connection
 
     def _accept(self, connection: Connection) -> None:
-        task = asyncio.get_running_loop().create_task(self._attend(connection))
+        task = asyncio.get_running_loop().create_task(self._serve_worker(connection))
         self._connections[connection] = task
         task.add_done_callback(lambda _: self._connections.pop(connection))
 
-    async def _attend(self, connection: Connection) -> None:
-        """Greet a worker, do what it asks, and cancel what it leaves behind."""
-        session = ServerSession(connection, self._client, self.control, self._note_quiet)
+    async def _serve_worker(self, connection: Connection) -> None:
+        """Serve a worker until its connection is lost, then cancel what it left open."""
+        session = ServerSession(connection, self._client, self.control)
         try:
-            await self._greet(connection)
+            await self._handshake(connection)
             self._sessions.add(session)
-            session.tell(self._state())
-            while (payload := await connection.receive()) is not None:
-                session.take(decode_to_engine(payload))
+            session.send(self._state())
+            await connection.run(session.take)
         except (FrameError, TimeoutError) as error:
-            logger.warning("process %d: %s: connection dropped", connection.peer.pid, error or "no greeting")
+            logger.warning("process %d: %s: connection dropped", connection.peer.pid, error or "no handshake")
         except Exception:  # the edge of one worker's task
             logger.exception("process %d: connection dropped", connection.peer.pid)
         finally:
@@ -112,12 +110,12 @@ class EngineServer:
             self._sessions.discard(session)
             session.close()
 
-    async def _greet(self, connection: Connection) -> None:
-        """Exchange who we are; raises FrameError or TimeoutError. A younger config than ours ends us."""
+    async def _handshake(self, connection: Connection) -> None:
+        """Exchange versions; raises FrameError or TimeoutError. A more recent config than ours ends this engine."""
         async with asyncio.timeout(_HELLO_SECONDS):
             payload = await connection.receive()
         if payload is None:
-            raise FrameError("it left without a greeting")
+            raise FrameError("it disconnected before the handshake")
         hello = decode_hello(payload)
         connection.send(encode(self._welcome))
         if is_replaced(self._welcome, hello):
@@ -127,11 +125,11 @@ class EngineServer:
 
     @property
     def _welcome(self) -> Welcome:
-        assert self._spec.made_at is not None
+        assert self._config.made_at is not None
         return Welcome(
             protocol=PROTOCOL,
             config_hash=self._hash,
-            made_at=self._spec.made_at,
+            made_at=self._config.made_at,
             pid=os.getpid(),
             started_at=self._started_at,
         )
@@ -139,54 +137,50 @@ class EngineServer:
     # Reasons to end
 
     async def control(self, action: str) -> None:
-        """Do what an operator asks: EngineClient.control's actions, or "stop"."""
+        """Carry out an operator's action: those of EngineClient.control, or "stop"."""
         if action == "stop":
             self.stop("stopped")
             return
         await self._client.control(action)
-        self._tell_state()
+        self._send_state()
 
     def stop(self, reason: str) -> None:
-        """End when what has begun is finished, or after `drain_seconds`."""
+        """Drain: end when every open answer is finished, or after `drain_seconds`."""
         if self._drain is None:
-            logger.info("the engine of model %s drains: %s", self._spec.model.alias, reason)
-            self._drain = asyncio.get_running_loop().create_task(self._run_dry(reason))
+            logger.info("the engine of model %s drains: %s", self._config.model.alias, reason)
+            self._drain = asyncio.get_running_loop().create_task(self._drain_and_end(reason))
 
-    async def _run_dry(self, reason: str) -> None:
-        with suppress(TimeoutError, StreamserveError):  # an engine that cannot be asked any more ends all the same
-            async with asyncio.timeout(self._spec.drain_seconds):
+    async def _drain_and_end(self, reason: str) -> None:
+        with suppress(TimeoutError, StreamserveError):  # a dead engine ends as well
+            async with asyncio.timeout(self._config.drain_seconds):
                 await self._client.control("drain")
-                self._tell_state()
-                self._note_quiet()
-                await self._is_quiet.wait()
+                self._send_state()
+                while any(session.is_busy for session in self._sessions):  # noqa: ASYNC110  (sessions have no event)
+                    await asyncio.sleep(_DRAIN_POLL_SECONDS)
         self._finish(reason)
-
-    def _note_quiet(self) -> None:
-        if self._drain is not None and not any(session.is_busy for session in self._sessions):
-            self._is_quiet.set()
 
     def _finish(self, reason: str) -> None:
         if not self._end.done():
             self._end.set_result(reason)
 
-    def _mind_signals(self, loop: asyncio.AbstractEventLoop) -> None:
+    def _add_signal_handlers(self, loop: asyncio.AbstractEventLoop) -> None:
         loop.add_signal_handler(signal.SIGTERM, self._on_signal)
-        if self._spec.autostart:  # Ctrl-C is meant for the worker that started us
+        if self._config.autostart:  # Ctrl-C is for the worker
             signal.signal(signal.SIGINT, signal.SIG_IGN)
         else:
             loop.add_signal_handler(signal.SIGINT, self._on_signal)
 
     def _on_signal(self) -> None:
-        """Drain; a second signal ends that too."""
+        """Drain; a second signal ends at once."""
         if self._drain is not None:
             self._finish("stopped")
         self.stop("stopped")
 
     async def _leave(self, reason: str) -> None:
-        """Take leave of every worker and close the engine. A dead one says what it died of, and no goodbye."""
-        logger.info("the engine of model %s ends: %s", self._spec.model.alias, reason)
+        """Send every worker a goodbye and close the engine. A dead engine sends its state, with the error, instead."""
+        logger.info("the engine of model %s ends: %s", self._config.model.alias, reason)
         for session in self._sessions:
-            session.tell(self._state() if reason == "failed" else Goodbye(reason))
+            session.send(self._state() if reason == "failed" else Goodbye(reason))
         for connection in self._connections:
             connection.close()
         if self._connections:
@@ -197,82 +191,82 @@ class EngineServer:
         with _exiting_within(_EXIT_SECONDS):
             await self._client.aclose()
 
-    # Looking around
+    # Checks
 
     async def _tick(self) -> None:
-        """Look around, now and then, until the end. If that breaks, this is the end."""
+        """Check the engine periodically until the end; the server ends if a check raises."""
         while True:
-            self._look()
+            self._check()
             await asyncio.sleep(_TICK_SECONDS)
 
-    def _look(self) -> None:
+    def _check(self) -> None:
         now, description = time.monotonic(), self._client.describe()
-        self._watchdog.look(self._client.stats(), now)
+        self._watchdog.check(self._client.stats(), now)
         if self._on_progress is not None:
             self._on_progress(description)
         if description.state == "failed":
             self._finish("failed")
-        elif self._spec.autostart and self._is_idle():
+        elif self._config.autostart and self._is_idle():
             self._finish("idle")
-        elif description != self._told[0] or now - self._told[1] >= self._state_seconds:
-            self._tell_state()
+        elif description != self._sent[0] or now - self._sent[1] >= self._state_seconds:
+            self._send_state()
 
     def _is_idle(self) -> bool:
-        """Count the seconds without a worker; not those in which none could come, as loading holds the GIL."""
-        self._lonely_seconds = 0.0 if self._connections else self._lonely_seconds + _TICK_SECONDS
-        return self._lonely_seconds > self._spec.idle_seconds
+        """Count the seconds without a worker, except those in which loading holds the GIL and none can connect."""
+        self._alone_seconds = 0.0 if self._connections else self._alone_seconds + _TICK_SECONDS
+        return self._alone_seconds > self._config.idle_seconds
 
-    def _tell_state(self) -> None:
-        """Say how we are to all workers; whoever hears nothing for `hang_seconds` kills us."""
+    def _send_state(self) -> None:
+        """Send the state to all workers. A worker that receives none for `hang_seconds` kills this process."""
         state = self._state()
-        self._told = state.description, time.monotonic()
+        self._sent = state.description, time.monotonic()
         for session in self._sessions:
-            session.tell(state)
+            session.send(state)
 
     def _state(self) -> State:
         return State(self._client.describe(), self._client.stats())
 
 
 def run(
-    spec: LaunchConfig, on_progress: OnProgress | None = None, *, on_listening: Callable[[], None] | None = None
+    config: LaunchConfig, on_progress: OnProgress | None = None, *, on_listening: Callable[[], None] | None = None
 ) -> int:
-    """Be the engine of `spec` until its end; returns the exit status: 0 also when there is one already.
+    """Run the config's engine until its end; returns the exit status: 0 also when another process runs it already.
 
-    Main thread. Raises PlaceError.
+    Main thread. Raises EnginePathError.
     """
-    place = place_of(spec)
-    prepare_folder(place)
-    with claimed(place) as is_ours:
+    paths = engine_paths(config)
+    prepare_folder(paths)
+    with locked(paths) as is_ours:
         if not is_ours:
-            logger.info("model %s has an engine already", spec.model.alias)
+            logger.info("model %s has an engine already", config.model.alias)
             return 0
-        with listening(place) as listener:
+        with listening(paths) as listener:
             if on_listening is not None:
                 on_listening()
-            return asyncio.run(_serve(spec, on_progress, listener))
+            return asyncio.run(_serve(config, on_progress, listener))
 
 
-async def _serve(spec: LaunchConfig, on_progress: OnProgress | None, listener: socket.socket) -> int:
-    return await EngineServer(spec, on_progress).serve(listener)
+async def _serve(config: LaunchConfig, on_progress: OnProgress | None, listener: socket.socket) -> int:
+    return await EngineServer(config, on_progress).serve(listener)
 
 
 def main() -> int:
-    """Read a spec as JSON from stdin and be its engine. The process that was called ends as soon as we listen."""
-    spec = dated(spec_from_json(sys.stdin.buffer.read()))
-    told, tell = os.pipe()
+    """Read a config as JSON from stdin and run its engine in a forked process; the parent ends once that listens."""
+    config = dated(config_from_json(sys.stdin.buffer.read()))
+    reading_end, writing_end = os.pipe()
     if os.fork():
-        os.close(tell)
-        return 0 if os.read(told, 1) == _LISTENING else 1
-    os.close(told)
+        os.close(writing_end)
+        return 0 if os.read(reading_end, 1) == _LISTENING else 1
+    os.close(reading_end)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    starter = os.fdopen(tell, "wb", buffering=0)
-    status = run(spec, on_listening=lambda: _let_go(starter))
-    if status == 0:  # who lost the lock is no failure
-        _let_go(starter)
+    starter = os.fdopen(writing_end, "wb", buffering=0)
+    status = run(config, on_listening=lambda: _release(starter))
+    if status == 0:  # also when another process has the lock
+        _release(starter)
     return status
 
 
-def _let_go(starter: IO[bytes]) -> None:
+def _release(starter: IO[bytes]) -> None:
     if not starter.closed:
         with suppress(BrokenPipeError), starter:
             starter.write(_LISTENING)
@@ -280,7 +274,7 @@ def _let_go(starter: IO[bytes]) -> None:
 
 @contextmanager
 def _exiting_within(seconds: float) -> Iterator[None]:
-    """End the process if a thread (loading, or in a long step) does not come to its end."""
+    """End the process if a thread (loading, or in a long step) does not end in time."""
     timer = threading.Timer(seconds, os._exit, (1,))
     timer.daemon = True
     timer.start()

@@ -1,6 +1,6 @@
-"""`ServerSession`: what one worker has asked of the engine, on the engine's side. Event loop of the engine process.
+"""`ServerSession`: the requests of one worker, on the engine's side. Event loop of the engine process.
 
-It lives as long as its connection: when that is gone, everything the worker had here is cancelled at once.
+It lives as long as its connection; when that is lost, everything the worker has open here is cancelled at once.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ from collections.abc import Awaitable, Callable
 
 from streamserve.clients.process.frame_socket import Connection
 from streamserve.clients.process.messages import (
+    MSGPACK_ERRORS,
+    TO_ENGINE,
     Cancel,
     Control,
     GenerationNews,
@@ -20,7 +22,6 @@ from streamserve.clients.process.messages import (
     ReaderAt,
     Refusal,
     Reply,
-    ToEngine,
     Tokenize,
     ToWorker,
     Warm,
@@ -40,116 +41,90 @@ _MAX_EVENTS = 2048
 
 
 class ServerSession:
-    """Requests come in by `take`; `control` is the host's. `on_change` hears when something here has come to its end.
+    """One connection's open requests and generations, by id.
 
-    What a dead engine still says is not passed on: the process ends, and the workers ask its successor.
+    `control` is the server's. Output of a dead engine is not sent: the process ends, and the workers ask its successor.
     """
 
-    def __init__(
-        self,
-        connection: Connection,
-        client: ThreadClient,
-        control: Callable[[str], Awaitable[None]],
-        on_change: Callable[[], None],
-    ) -> None:
+    def __init__(self, connection: Connection, client: ThreadClient, control: Callable[[str], Awaitable[None]]) -> None:
         self.connection = connection
         self._client = client
         self._control = control
-        self._on_change = on_change
-        self._asked: dict[int, asyncio.Task[None]] = {}
+        self._tasks: dict[int, asyncio.Task[None]] = {}
         self._generations: dict[int, LocalGeneration] = {}
         self._with_news: list[int] = []
 
     @property
     def is_busy(self) -> bool:
-        """Whether a generation is open or a question unanswered."""
-        return bool(self._asked or self._generations)
+        """Whether a generation is open or a request unanswered."""
+        return bool(self._tasks or self._generations)
 
-    def take(self, message: ToEngine) -> None:
-        """Begin what the worker asks. Returns at once. Ids that are not known (any more) are ignored."""
+    def take(self, payload: bytes) -> None:
+        """Handle a frame; returns at once. Ids that are not open (any more) are ignored. Raises FrameError."""
+        try:
+            message = TO_ENGINE.decode(payload)
+        except MSGPACK_ERRORS as error:
+            raise FrameError(f"not understood: {error}") from error
         match message:
             case ReaderAt():
-                self._reader_at(message)
+                generation = self._generations.get(message.id)
+                if generation is not None:
+                    try:
+                        generation.reader_at(message.num_tokens)
+                    except IndexError as error:
+                        raise FrameError(f"generation {message.id} has more choices than that") from error
             case Cancel():
-                self._cancel(message.id)
-            case _ if message.id in self._asked or message.id in self._generations:
+                self.cancel(message.id)
+            case _ if message.id in self._tasks or message.id in self._generations:
                 raise FrameError(f"request {message.id} is open already")
-            case Open():
-                self._ask(message.id, self._open(message))
-            case Warm():
-                self._ask(message.id, self._warm(message))
-            case Tokenize():
-                self._ask(message.id, self._tokenize(message))
-            case Control():
-                self._ask(message.id, self._do(message))
+            case _:
+                task = asyncio.get_running_loop().create_task(self._answer(message))
+                self._tasks[message.id] = task
+                task.add_done_callback(lambda _: self._tasks.pop(message.id))
 
-    def close(self) -> None:
-        """Cancel everything. No step that is planned after this holds a sequence of this worker."""
-        for request_id in [*self._asked, *self._generations]:
-            self._cancel(request_id)
-
-    def tell(self, message: ToWorker) -> None:
-        """Send a message. One that cannot be sent would be missed: then the worker starts over."""
-        try:
-            self.connection.send(encode(message))
-        except FrameError:
-            logger.exception("process %d cannot be told something", self.connection.peer.pid)
-            self.connection.abort()
-
-    def _ask(self, request_id: int, work: Awaitable[ToWorker]) -> None:
-        task = asyncio.get_running_loop().create_task(self._answer(request_id, work))
-        self._asked[request_id] = task
-        task.add_done_callback(lambda _: self._answered(request_id))
-
-    async def _answer(self, request_id: int, work: Awaitable[ToWorker]) -> None:
-        try:
-            answer = await work
-        except StreamserveError as error:
-            answer = refusal(request_id, error)
-        except Exception:  # the edge of one request
-            logger.exception("request %d of process %d failed", request_id, self.connection.peer.pid)
-            answer = refusal(request_id, StreamserveError("the engine could not take this request."))
-        if not (isinstance(answer, Refusal) and self._is_engine_dead):
-            self.tell(answer)
-
-    def _answered(self, request_id: int) -> None:
-        self._asked.pop(request_id, None)
-        self._on_change()
-
-    async def _open(self, message: Open) -> Opened:
-        generation = await self._client.generate(message.request)
-        self._generations[message.id] = generation
-        generation.on_news = lambda: self._note_news(message.id)
-        self._note_news(message.id)  # what came before; it is sent after `Opened`, in a later turn of the loop
-        return Opened(message.id, generation.accepted)
-
-    async def _warm(self, message: Warm) -> Reply:
-        await self._client.warm(message.request)
-        return Reply(message.id)
-
-    async def _tokenize(self, message: Tokenize) -> Reply:
-        return Reply(message.id, await self._client.tokenize(message.request))
-
-    async def _do(self, message: Control) -> Reply:
-        await self._control(message.action)
-        return Reply(message.id)
-
-    def _reader_at(self, message: ReaderAt) -> None:
-        generation = self._generations.get(message.id)
-        if generation is None:
-            return
-        try:
-            generation.reader_at(message.num_tokens)
-        except IndexError as error:
-            raise FrameError(f"generation {message.id} has more choices than that") from error
-
-    def _cancel(self, request_id: int) -> None:
-        task, generation = self._asked.get(request_id), self._generations.pop(request_id, None)
+    def cancel(self, request_id: int) -> None:
+        """End a request or a generation. No step planned after this holds its sequences."""
+        task, generation = self._tasks.get(request_id), self._generations.pop(request_id, None)
         if task is not None:
             task.cancel()
         if generation is not None:
             generation.cancel()
-            self._on_change()
+
+    def close(self) -> None:
+        """Cancel everything."""
+        for request_id in [*self._tasks, *self._generations]:
+            self.cancel(request_id)
+
+    def send(self, message: ToWorker) -> None:
+        """Send a message. If it cannot be encoded the connection ends, so that the worker starts afresh."""
+        try:
+            self.connection.send(encode(message))
+        except FrameError:
+            logger.exception("a message to process %d cannot be sent: connection dropped", self.connection.peer.pid)
+            self.connection.abort()
+
+    async def _answer(self, message: Open | Warm | Tokenize | Control) -> None:
+        answer: ToWorker = Reply(message.id)
+        try:
+            match message:
+                case Open():
+                    generation = self._generations[message.id] = await self._client.generate(message.request)
+                    answer = Opened(message.id, generation.accepted)
+                    generation.on_news = lambda: self._note_news(message.id)
+                    self._note_news(message.id)  # what is there already; sent after `Opened`, in a later loop turn
+                case Warm():
+                    await self._client.warm(message.request)
+                case Tokenize():
+                    answer = Reply(message.id, await self._client.tokenize(message.request))
+                case Control():
+                    await self._control(message.action)
+        except StreamserveError as error:
+            answer = refusal(message.id, error)
+        except Exception:  # the edge of one request
+            logger.exception("request %d of process %d failed", message.id, self.connection.peer.pid)
+            answer = refusal(message.id, StreamserveError("the engine could not take this request."))
+        if not (isinstance(answer, Refusal) and self._is_engine_dead):
+            self.send(answer)
 
     # News: collected during one turn of the loop, sent in the next.
 
@@ -164,23 +139,22 @@ class ServerSession:
             return
         news = [piece for request_id in ids if request_id in self._generations for piece in self._news_of(request_id)]
         if sum(len(piece.events) for piece in news) <= _MAX_EVENTS:
-            self.tell(News(tuple(news)))
+            self.send(News(tuple(news)))
             return
         for piece in news:
-            self.tell(News((piece,)))
+            self.send(News((piece,)))
 
     def _news_of(self, request_id: int) -> list[GenerationNews]:
-        """Return what a generation has to tell, in pieces that fit a frame; the last one carries its end."""
+        """Return the new events of a generation, in pieces that fit a frame; the last piece carries its end."""
         generation = self._generations[request_id]
         events = generation.ready()
-        pieces = [events[start : start + _MAX_EVENTS] for start in range(0, len(events), _MAX_EVENTS)] or [[]]
-        if not generation.is_open:
+        is_end = not generation.is_open
+        if is_end:
             del self._generations[request_id]
-            self._on_change()
-        *earlier, last = pieces
+        *earlier, last = [events[start : start + _MAX_EVENTS] for start in range(0, len(events), _MAX_EVENTS)] or [[]]
         return [
             *(_news(request_id, generation, piece, is_end=False) for piece in earlier),
-            _news(request_id, generation, last, is_end=not generation.is_open),
+            _news(request_id, generation, last, is_end=is_end),
         ]
 
     @property

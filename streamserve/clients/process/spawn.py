@@ -1,9 +1,9 @@
-"""Start an engine process that outlives the worker which starts it. Event loop; nothing is left to reap.
+"""Start an engine process that outlives the worker. Event loop; no child is left to reap.
 
     worker ──Popen──► starter ──fork──► engine     a session of its own: Ctrl-C and autoreload do not reach it
              ◄─exit 0─   ◄── one byte ──            "the socket is there"
 
-The starter ends when the engine listens, and so tells the worker that it may connect, or that it never will.
+The starter's exit status is 0 once the engine listens, and 1 if it never does.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
-from streamserve.clients.process.config import LaunchConfig, spec_to_json
-from streamserve.clients.process.paths import open_log, place_of
+from streamserve.clients.process.config import LaunchConfig, config_to_json
+from streamserve.clients.process.paths import engine_paths, open_log
 
 logger = logging.getLogger(__name__)
 
@@ -31,38 +31,38 @@ _POLL_SECONDS = 0.02
 
 
 class SpawnFailed(Exception):
-    """The engine process ended before it listened; its output says why."""
+    """The engine process ended before it listened; its output has the reason."""
 
 
-async def spawn(spec: LaunchConfig) -> None:
-    """Start the engine of `spec`; returns when it listens, or there is one already. Raises SpawnFailed, OSError."""
-    starter = _start(spec)
+async def spawn(config: LaunchConfig) -> None:
+    """Start the config's engine; returns when it or another one listens. Raises SpawnFailed, OSError."""
+    starter = _start(config)
     try:
-        async with asyncio.timeout(spec.failure_seconds):
+        async with asyncio.timeout(config.failure_seconds):
             while starter.poll() is None:  # noqa: ASYNC110  (asyncio's own way takes a thread for each child)
                 await asyncio.sleep(_POLL_SECONDS)
     except TimeoutError as error:
-        raise SpawnFailed(f"the engine of {spec.model.alias} did not begin to listen") from error
+        raise SpawnFailed(f"the engine of {config.model.alias} did not begin to listen") from error
     finally:
         if starter.poll() is None:
             _kill_session(starter)
     if starter.returncode != 0:
-        raise SpawnFailed(f"the engine of {spec.model.alias} ended at once; see {place_of(spec).log}")
+        raise SpawnFailed(f"the engine of {config.model.alias} ended at once; see {engine_paths(config).log}")
 
 
-def _start(spec: LaunchConfig) -> subprocess.Popen[bytes]:
-    logger.info("starting the engine of model %s", spec.model.alias)
-    with open_log(place_of(spec)) as log:
+def _start(config: LaunchConfig) -> subprocess.Popen[bytes]:
+    logger.info("starting the engine of model %s", config.model.alias)
+    with open_log(engine_paths(config)) as log:
         starter = subprocess.Popen(
-            [sys.executable, "-P", "-c", _PROGRAM, _ROOT, f"engine-{spec.model.alias}"],
+            [sys.executable, "-P", "-c", _PROGRAM, _ROOT, f"engine-{config.model.alias}"],
             stdin=subprocess.PIPE,
             stdout=log,
             stderr=log,
             start_new_session=True,
         )
     assert starter.stdin is not None
-    with suppress(BrokenPipeError), starter.stdin as told:  # a starter that is dead already says so by its exit
-        told.write(spec_to_json(spec))
+    with suppress(BrokenPipeError), starter.stdin as stdin:  # the exit status reports a dead starter
+        stdin.write(config_to_json(config))
     return starter
 
 

@@ -1,7 +1,7 @@
-"""What happens to a request before the engine sees it: render, tokenise, check that it can ever fit, fix what is open.
+"""Acceptance of a request, before the engine sees it: render, tokenise, check the sizes, resolve open parameters.
 
-Runs on a tokenising thread: slow, pure, no engine thread and no loop. Everything that can be wrong with a request is
-found here, before anything is allocated.
+Runs on a tokenising thread: slow, pure, no engine thread and no loop. Every error of a request is found here, before
+anything is allocated.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from streamserve.engine.sequence import SequenceRequest
 from streamserve.engine.text.choice import Choice
 from streamserve.engine.text.tokenizer import Prompt, Tokenizer
 from streamserve.protocol.errors import BadRequest, PromptTooLong, StreamserveError
-from streamserve.protocol.requests import GenerateRequest, SamplingParams
+from streamserve.protocol.requests import GenerateRequest, SamplingParams, check_needs
 
 logger = logging.getLogger(__name__)
 
-# Seeds are what fits into a signed 64-bit number, whatever was asked for.
+# A seed is at most the largest signed 64-bit number.
 _MAX_SEED = 2**63 - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineFacts:
-    """What loading found out about a model."""
+    """The properties of a loaded model."""
 
     max_model_len: int
     eos_token_ids: frozenset[int]
@@ -40,23 +40,26 @@ class EngineFacts:
     sampling_defaults: Mapping[str, float] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class LoadedEngine:
-    """What `load` returns: all that a client needs to serve."""
+    """The result of `load`. `max_tokens`: the largest prompt + max_tokens that can ever run."""
 
     runner: Runner
     tokenizer: Tokenizer
     facts: EngineFacts
+    max_tokens: int = field(init=False)
 
-    @property
-    def max_tokens(self) -> int:
-        """The largest prompt + max_tokens that can ever run."""
-        return max_servable_tokens(self.facts.max_model_len, self.runner.num_blocks, self.runner.block_size)
+    def __post_init__(self) -> None:
+        runner = self.runner
+        self.max_tokens = max_servable_tokens(self.facts.max_model_len, runner.num_blocks, runner.block_size)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prepared:
-    """A request ready for the engine: ids, settled sampling and timeout, and the text side of each choice."""
+    """A request ready for the engine: ids, resolved sampling and timeout, and the text side of each choice.
+
+    `num_tokens`: of all choices, those that are known already and are to be computed.
+    """
 
     request: GenerateRequest
     prompt: Prompt
@@ -64,11 +67,7 @@ class Prepared:
     choices: tuple[Choice, ...]
     eos_token_ids: frozenset[int]
     timeout_seconds: float | None
-
-    @property
-    def num_tokens(self) -> int:
-        """Tokens of all choices that are known already, and to be computed."""
-        return self.request.n * len(self.prompt.token_ids) + sum(map(len, self.request.output_token_ids))
+    num_tokens: int
 
     def sequence_request(self, seq_id: int, index: int, accepted_at: float) -> SequenceRequest:
         """Make the engine's part of one choice; choices differ in their seeds."""
@@ -78,7 +77,7 @@ class Prepared:
         return SequenceRequest(
             seq_id=seq_id,
             prompt_token_ids=self.prompt.token_ids,
-            output_token_ids=shown_token_ids(request, index),
+            output_token_ids=request.output_token_ids[index] if index < len(request.output_token_ids) else (),
             sampling=replace(self.sampling, seed=(self.sampling.seed + index) & _MAX_SEED),
             salt=request.salt,
             num_public_tokens=self.prompt.num_public_tokens,
@@ -93,17 +92,30 @@ class Prepared:
 
 
 def prepare(engine: LoadedEngine, config: EngineConfig, request: GenerateRequest) -> Prepared:
-    """Make a request ready, or raise BadRequest. Text already shown is fed to the choices silently."""
+    """Make a request ready, or raise BadRequest. Tokens already shown is fed to the choices silently."""
+    check_needs(request)
     latency_class = config.classes.get(request.latency_class)
     if latency_class is None:
         raise BadRequest(f"latency_class is one of {', '.join(config.classes)}.", param="latency_class")
     if request.reader_tokens is not None and len(request.reader_tokens) != request.n:
         raise BadRequest(f"reader_tokens has one number for each of the {request.n} choices.", param="reader_tokens")
     prompt = encode(engine.tokenizer, request)
-    sampling = fill(request, engine.facts.sampling_defaults)
-    sampling = settle(sampling, len(prompt.token_ids), engine.max_tokens, config.default_max_tokens)
+    num_prompt_tokens = len(prompt.token_ids)
+    sampling = resolve_params(
+        request, engine.facts.sampling_defaults, num_prompt_tokens, engine.max_tokens, config.default_max_tokens
+    )
     _check_ids(request, prompt, engine.runner.vocab_size)
-    choices = tuple(_make_choice(engine.tokenizer, request, sampling, index) for index in range(request.n))
+    shown = (*request.output_token_ids, *[()] * (request.n - len(request.output_token_ids)))
+    choices = tuple(
+        Choice(
+            engine.tokenizer,
+            sampling,
+            index=index,
+            shown_token_ids=shown[index],
+            strip_leading_space=request.messages is not None,
+        )
+        for index in range(request.n)
+    )
     return Prepared(
         request=request,
         prompt=prompt,
@@ -111,11 +123,12 @@ def prepare(engine: LoadedEngine, config: EngineConfig, request: GenerateRequest
         choices=choices,
         eos_token_ids=engine.facts.eos_token_ids,
         timeout_seconds=latency_class.timeout_seconds if request.timeout_seconds is None else request.timeout_seconds,
+        num_tokens=request.n * num_prompt_tokens + sum(map(len, shown)),
     )
 
 
 def encode(tokenizer: Tokenizer, request: GenerateRequest) -> Prompt:
-    """Render and tokenise; whatever a tokenizer raises costs this request only."""
+    """Render and tokenise; any error of the tokenizer fails this request only."""
     try:
         return tokenizer.encode(request)
     except StreamserveError:
@@ -125,36 +138,35 @@ def encode(tokenizer: Tokenizer, request: GenerateRequest) -> Prompt:
         raise BadRequest("the prompt could not be tokenised.", code="tokenizer_error", param="prompt") from error
 
 
-def shown_token_ids(request: GenerateRequest, index: int) -> tuple[int, ...]:
-    """Return the tokens of one choice that readers have seen already."""
-    return request.output_token_ids[index] if index < len(request.output_token_ids) else ()
+def resolve_params(
+    request: GenerateRequest,
+    defaults: Mapping[str, float],
+    num_prompt_tokens: int,
+    limit: int,
+    default_max_tokens: int | None,
+) -> SamplingParams:
+    """Resolve what the caller left open: sampling fields by the model's `defaults`, the seed, and max_tokens.
 
-
-def fill(request: GenerateRequest, defaults: Mapping[str, float]) -> SamplingParams:
-    """Give the sampling fields that the caller left open the model's own defaults."""
-    ours = {name: value for name, value in defaults.items() if name in request.unset}
-    return replace(request.sampling, **ours)  # type: ignore[arg-type]
-
-
-def settle(sampling: SamplingParams, num_prompt: int, limit: int, default_max_tokens: int | None) -> SamplingParams:
-    """Fix seed and max_tokens: an explicit one must fit, the default is clamped to what does."""
-    asked = sampling.max_tokens
-    if num_prompt + (1 if asked is None else asked) > limit:
-        raise PromptTooLong(_too_long(num_prompt, limit, asked), param="max_tokens" if num_prompt < limit else "prompt")
-    room = limit - num_prompt
-    max_tokens = asked if asked is not None else min(room, default_max_tokens or room)
-    seed = sampling.seed if sampling.seed is not None else secrets.randbits(63)
-    return replace(sampling, max_tokens=max_tokens, seed=seed)
-
-
-def _too_long(num_prompt: int, limit: int, max_tokens: int | None) -> str:
-    asked = "" if max_tokens is None else f" with max_tokens={max_tokens:,}"
-    remedy = "Shorten the prompt." if max_tokens is None else "Shorten the prompt or lower max_tokens."
-    return f"prompt has {num_prompt:,} tokens; this model takes {limit:,}{asked}. {remedy}"
+    An explicit max_tokens must fit within `limit`; the default is clamped to what does.
+    """
+    asked = request.sampling.max_tokens
+    if num_prompt_tokens + (1 if asked is None else asked) > limit:
+        with_max_tokens = "" if asked is None else f" with max_tokens={asked:,}"
+        remedy = "Shorten the prompt." if asked is None else "Shorten the prompt or lower max_tokens."
+        raise PromptTooLong(
+            f"prompt has {num_prompt_tokens:,} tokens; this model takes {limit:,}{with_max_tokens}. {remedy}",
+            param="max_tokens" if num_prompt_tokens < limit else "prompt",
+        )
+    room = limit - num_prompt_tokens
+    resolved: dict[str, float] = {name: value for name, value in defaults.items() if name in request.unset}
+    resolved["max_tokens"] = asked if asked is not None else min(room, default_max_tokens or room)
+    if request.sampling.seed is None:
+        resolved["seed"] = secrets.randbits(63)
+    return replace(request.sampling, **resolved)  # type: ignore[arg-type]
 
 
 def _check_ids(request: GenerateRequest, prompt: Prompt, vocab_size: int) -> None:
-    """The model may have more or fewer ids than its tokenizer; an id it lacks would break the whole step."""
+    """Refuse ids that the model lacks: its tokenizer may have more, and one such id would break the whole step."""
     groups = {
         "prompt": prompt.token_ids,
         "stop_token_ids": request.sampling.stop_token_ids,
@@ -163,13 +175,3 @@ def _check_ids(request: GenerateRequest, prompt: Prompt, vocab_size: int) -> Non
     for param, ids in groups.items():
         if ids and not (min(ids) >= 0 and max(ids) < vocab_size):
             raise BadRequest(f"token ids of this model are 0 to {vocab_size - 1:,}.", param=param)
-
-
-def _make_choice(tokenizer: Tokenizer, request: GenerateRequest, sampling: SamplingParams, index: int) -> Choice:
-    return Choice(
-        tokenizer,
-        sampling,
-        index=index,
-        shown_token_ids=shown_token_ids(request, index),
-        strip_leading_space=request.messages is not None,
-    )

@@ -1,7 +1,7 @@
 """`EngineThread`: the thread that loads a model and then does nothing but step its core.
 
-It never waits for a client: updates are handed over in one call per step. It sleeps only when there is nothing to do.
-If anything in load or step raises, the engine is dead, and says so once.
+It never waits for a client: updates are passed on in one call per step. It sleeps only when there is nothing to do. If
+anything in load or step raises, the engine is dead, and the listener is notified once.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from concurrent.futures import Future
 from dataclasses import replace
 from typing import Protocol
 
-from streamserve.clients.base import ModelDescription
 from streamserve.clients.thread.acceptance import LoadedEngine
 from streamserve.engine.config import EngineConfig
-from streamserve.engine.core import EngineCore, SequenceUpdate
-from streamserve.engine.plan import StepPlan
-from streamserve.engine.progress import Progress
+from streamserve.engine.core import EngineCore
+from streamserve.engine.output import SequenceUpdate
+from streamserve.engine.plan import Progress, StepPlan
 from streamserve.protocol.errors import StreamserveError
+from streamserve.protocol.stats import ModelDescription
 
 logger = logging.getLogger(__name__)
 
@@ -30,17 +30,17 @@ _SHUT_DOWN = "the engine was shut down."
 
 
 class Listener(Protocol):
-    """Who hears from the thread. Called on the engine thread; must return at once."""
+    """Receives the output of the thread. Called on the engine thread; must return at once."""
 
     def on_updates(self, updates: tuple[SequenceUpdate, ...]) -> None:
-        """Take what one step gave."""
+        """Take the updates of one step."""
 
     def on_end(self, code: str) -> None:
-        """The engine is gone: "engine_died" or "engine_closed"."""
+        """The engine has ended: "engine_died" or "engine_closed"."""
 
 
 class _Closed(Exception):
-    """Ends a load whose client is closed meanwhile."""
+    """Ends a load whose client was closed meanwhile."""
 
 
 class EngineThread:
@@ -61,13 +61,13 @@ class EngineThread:
         self.listener: Listener | None = None
         self.engine: LoadedEngine | None = None
         self.core: EngineCore | None = None
-        self.end_code: str | None = None  # set before the listener hears of the end
+        self.end_code: str | None = None  # set before `on_end` is called
         self._load = load
         self._config = config
         self._clock = clock
         self._on_plan = on_plan
         self._on_step = on_step
-        self._description = ModelDescription(alias=alias, state="idle", created=int(time.time()))
+        self.description = ModelDescription(alias=alias, state="idle", created=int(time.time()))
         self._started_at = 0.0
         self._thread = threading.Thread(target=self._run, name=f"engine-{alias}", daemon=True)
         # Guards _is_closing, _settling and the first start; waited on when there is nothing to do.
@@ -78,26 +78,26 @@ class EngineThread:
     def start(self) -> None:
         """Begin loading, once."""
         with self._news:
-            if self._description.state != "idle" or self._is_closing:
+            if self.description.state != "idle" or self._is_closing:
                 return
             self._started_at = self._clock()
             self._describe(state="loading", stage="starting")
         self._thread.start()
 
     def describe(self) -> ModelDescription:
-        """Return what is known now; while loading, with the seconds it has taken so far."""
-        description = self._description
+        """Return the description; while loading, with the seconds it has taken so far."""
+        description = self.description
         if description.state != "loading":
             return description
         return replace(description, elapsed_seconds=self._clock() - self._started_at)
 
     def wake(self) -> None:
-        """Tell the thread that the core has news."""
+        """Wake the thread: the core has work."""
         with self._news:
             self._news.notify()
 
     def after_step(self) -> Future[None]:
-        """Return what is done when a step that begins after this call is over, or the engine is."""
+        """Return a future that is done when a step that begins after this call is over, or the engine is."""
         future: Future[None] = Future()
         with self._news:
             if self.end_code is None:
@@ -112,7 +112,7 @@ class EngineThread:
         with self._news:
             self._is_closing = True
             self._news.notify()
-            if self._description.state == "idle":
+            if self.description.state == "idle":
                 self._describe(state="failed", message=_SHUT_DOWN)
 
     def join(self) -> None:
@@ -127,11 +127,11 @@ class EngineThread:
             self._end("engine_closed", _SHUT_DOWN)
         except _Closed:
             self._end("engine_closed", _SHUT_DOWN)
-        except StreamserveError as error:  # written for whoever runs the site: no traceback needed
-            logger.error("model %s could not be loaded: %s", self._description.alias, error.message)
+        except StreamserveError as error:  # its message is written for operators: no traceback needed
+            logger.error("model %s could not be loaded: %s", self.description.alias, error.message)
             self._end("engine_died", error.message)
-        except Exception as error:  # the edge of the thread: whatever it was, the engine is dead
-            logger.exception("engine %s died", self._description.alias)
+        except Exception as error:  # the edge of the thread: the engine is dead
+            logger.exception("engine %s died", self.description.alias)
             self._end("engine_died", _describe_failure(error))
         finally:
             if self.engine is not None:
@@ -141,7 +141,8 @@ class EngineThread:
         self._describe(state="failed", message=message)
         with self._news:
             self.end_code = code
-        _settle(self._take_settling())
+            settling, self._settling = self._settling, []
+        _settle(settling)
         if self.listener is not None:
             self.listener.on_end(code)
 
@@ -171,23 +172,18 @@ class EngineThread:
 
     def _serve(self) -> None:
         assert self.core is not None
-        while self._wait_for_work(self.core):
-            settling = self._take_settling()
-            updates = self.core.step()
+        core = self.core
+        while True:
+            with self._news:
+                self._news.wait_for(lambda: core.has_work or self._settling or self._is_closing)
+                if self._is_closing:
+                    return
+                settling, self._settling = self._settling, []
+            updates = core.step()
             if updates and self.listener is not None:
                 self.listener.on_updates(updates)
-            _settle(settling)
-
-    def _wait_for_work(self, core: EngineCore) -> bool:
-        """Sleep until there is something to do; False once the client is closing."""
-        with self._news:
-            self._news.wait_for(lambda: core.has_work or self._settling or self._is_closing)
-            return not self._is_closing
-
-    def _take_settling(self) -> list[Future[None]]:
-        with self._news:
-            settling, self._settling = self._settling, []
-        return settling
+            if settling:
+                _settle(settling)
 
     def _report(self, stage: str, fraction: float, loaded_bytes: int = 0, total_bytes: int = 0) -> None:
         if self._is_closing:
@@ -195,11 +191,11 @@ class EngineThread:
         self._describe(stage=stage, fraction=fraction, loaded_bytes=loaded_bytes, total_bytes=total_bytes)
 
     def _describe(self, **changes: object) -> None:
-        self._description = replace(self._description, **changes)  # type: ignore[arg-type]
+        self.description = replace(self.description, **changes)  # type: ignore[arg-type]
 
 
 def _describe_failure(error: Exception) -> str:
-    """Name the kind of failure; what it says stays in the log."""
+    """Name the kind of failure; its message stays in the log."""
     return f"the engine failed ({type(error).__name__}); the log has the details."
 
 

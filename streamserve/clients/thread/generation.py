@@ -1,7 +1,7 @@
 """`LocalGeneration`: one accepted request of an engine in this process, as the events its reader pulls.
 
-Lives on the event loop that asked for it. It turns the engine's updates into events, times them, and knows no engine:
-it is given an `EngineSide` to reach it. Its queue of events needs no bound: n * max_tokens is one.
+Lives on the event loop that made the request. It turns the engine's updates into events, times them, and reaches the
+engine only by its `EngineSide`. Its queue of events needs no bound: n * max_tokens is one.
 """
 
 from __future__ import annotations
@@ -9,16 +9,16 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
 
-from streamserve.clients.base import Accepted
-from streamserve.engine.core import SequenceUpdate
-from streamserve.engine.sequence import Park
+from streamserve.engine.output import SequenceUpdate
 from streamserve.engine.text.choice import Choice
 from streamserve.protocol.events import ChoiceDone, Done, Error, Event, Usage
 from streamserve.protocol.metrics import percentile
+from streamserve.protocol.park import Accepted, Park
 
-# What a client is told for a sequence's error code, and whether trying again can help.
+# The message for each error code of a sequence, and whether a retry can help.
 ERRORS = {
     "timeout": ("the request ran into its timeout_seconds. Ask for less, or raise it.", False),
     "queue_timeout": ("the engine was too busy to begin this request in time. Try again later.", True),
@@ -38,19 +38,19 @@ def error_event(code: str) -> Error:
     return Error(code=code, message=message, retryable=is_retryable)
 
 
+@dataclass(slots=True)
 class Timings:
-    """When things happened to one request, in seconds of the engine's clock, and the figures made of that."""
+    """The times of one request, in seconds of the engine's clock, and what is computed from them."""
 
-    def __init__(self, accepted_at: float) -> None:
-        self.accepted_at = accepted_at
-        self.scheduled_at: float | None = None
-        self.first_token_at: float | None = None
-        self.last_at = accepted_at
-        self.gaps: list[float] = []
-        self._last_token_at: dict[int, float] = {}
+    accepted_at: float
+    last_at: float
+    scheduled_at: float | None = None
+    first_token_at: float | None = None
+    gaps: list[float] = field(default_factory=list)
+    _last_token_at: dict[int, float] = field(default_factory=dict)
 
     def note(self, update: SequenceUpdate) -> None:
-        """Take an update's times."""
+        """Record an update's times."""
         self.last_at = update.at
         if self.scheduled_at is None:
             self.scheduled_at = update.scheduled_at
@@ -69,7 +69,7 @@ class Timings:
         return self.last_at - self.accepted_at
 
     def breakdown(self) -> dict[str, float]:
-        """Return the `done` event's figures; what did not happen took no time."""
+        """Return the `done` event's breakdown; a part that did not happen took no time."""
         scheduled = self.scheduled_at if self.scheduled_at is not None else self.last_at
         first = self.first_token_at if self.first_token_at is not None else self.last_at
         return {
@@ -83,7 +83,7 @@ class Timings:
 
 
 class EngineSide(Protocol):
-    """What a generation says to the engine about its sequences. Each call returns at once."""
+    """What a generation can request for its sequences. Each call returns at once."""
 
     def abort(self, seq_id: int) -> None:
         """End it: no step planned later holds it."""
@@ -98,9 +98,8 @@ class EngineSide(Protocol):
 class LocalGeneration:
     """See `clients.base.Generation`. `choices` maps the engine's sequence ids to the text sides.
 
-    `on_news` may be set, and is called on the loop whenever there is something to take again: once when events come
-    after `ready()` or `__anext__` left none, and once at the end (but not for `cancel`, the caller's own doing). Who
-    sets it looks once for what has come before.
+    `on_news` is called on the loop once when events come after `ready()` or `__anext__` left none, and once at the end
+    (but not for `cancel`). Events that came before it was set are there already: the caller takes them first.
     """
 
     def __init__(
@@ -109,8 +108,9 @@ class LocalGeneration:
         self.accepted = accepted
         self.parked: Park | None = None
         self.num_cached_tokens = 0
+        self.is_open = True
         self.loop = asyncio.get_running_loop()
-        self.timings = Timings(accepted_at)
+        self.timings = Timings(accepted_at, last_at=accepted_at)
         self.on_news: Callable[[], None] | None = None
         self._choices = dict(choices)
         self._open = dict(choices)
@@ -119,16 +119,10 @@ class LocalGeneration:
         self._events: deque[Event] = deque()
         self._has_news = asyncio.Event()
         self._is_announced = False
-        self._is_ended = False
-
-    @property
-    def is_open(self) -> bool:
-        """Whether events may still come from the engine."""
-        return not self._is_ended
 
     @property
     def is_whole(self) -> bool:
-        """Whether this run is the whole answer as far as it came: no park lies before or after it."""
+        """Whether this run is the whole answer so far: no park lies before or after it."""
         return not self._is_resumed and self.parked is None
 
     def __aiter__(self) -> LocalGeneration:
@@ -136,7 +130,7 @@ class LocalGeneration:
 
     async def __anext__(self) -> Event:
         while not self._events:
-            if self._is_ended:
+            if not self.is_open:
                 raise StopAsyncIteration
             self._is_announced = False
             self._has_news.clear()
@@ -144,14 +138,14 @@ class LocalGeneration:
         return self._events.popleft()
 
     def ready(self, most: int | None = None) -> list[Event]:
-        """Take the events that are there now, or the first `most`; [] says nothing of the end (`is_open` does)."""
+        """Take the events that are there now, or the first `most`; [] does not mean the end (`is_open` does)."""
         num = len(self._events) if most is None else min(most, len(self._events))
         events = [self._events.popleft() for _ in range(num)]
         self._is_announced = bool(self._events)
         return events
 
     def reader_at(self, num_tokens: Sequence[int] | None) -> None:
-        """Pass on how far the furthest reader is in each choice, for those that still run."""
+        """Pass on how far the furthest reader is in each choice that still runs."""
         for seq_id, choice in self._open.items():
             self._engine.reader_at(seq_id, None if num_tokens is None else num_tokens[choice.index])
 
@@ -163,14 +157,15 @@ class LocalGeneration:
 
     def fail(self, error: Error) -> None:
         """End with an error, unless it has ended already."""
-        if not self._is_ended:
+        if self.is_open:
             self._events.append(error)
             self._end()
+            self._announce()
 
     def take(self, update: SequenceUpdate) -> None:
         """Turn an update into events."""
         choice = self._open.get(update.seq_id)
-        if choice is None or self._is_ended:
+        if choice is None or not self.is_open:
             return
         if update.is_last:
             del self._open[update.seq_id]
@@ -178,26 +173,19 @@ class LocalGeneration:
         self.num_cached_tokens = max(self.num_cached_tokens, update.num_cached_tokens)
         if update.error is not None:
             self.fail(error_event(update.error))
-        else:
-            self._push(choice, update)
-
-    def _push(self, choice: Choice, update: SequenceUpdate) -> None:
+            return
         token = choice.push(update)
         if token is not None:
             self._events.append(token)
         if choice.finish_reason is not None:
-            self._close(choice, update)
-        elif update.park is not None:
-            self._park(update.park)
-        if self._events:
+            self._finish_choice(choice, update)
+        elif update.park is not None:  # the other choices end with the one that the engine has parked
+            self.parked = update.park
+            self._end()
+        if not self.is_open or (self._events and not self._is_announced):
             self._announce()
 
-    def _park(self, park: Park) -> None:
-        """End, to be asked for again. The other choices leave with the one that the engine has parked."""
-        self.parked = park
-        self._end()
-
-    def _close(self, choice: Choice, update: SequenceUpdate) -> None:
+    def _finish_choice(self, choice: Choice, update: SequenceUpdate) -> None:
         assert choice.finish_reason is not None
         if not update.is_last:
             assert choice.stopped_at is not None
@@ -205,40 +193,38 @@ class LocalGeneration:
             self._engine.stop(update.seq_id, choice.stopped_at)
         if len(self._choices) > 1:
             self._events.append(ChoiceDone(choice=choice.index, finish_reason=choice.finish_reason))
-        if not self._open:
-            self._events.append(self._done())
-            self._end()
-
-    def _done(self) -> Done:
+        if self._open:
+            return
         choices = list(self._choices.values())
         assert choices[0].finish_reason is not None
         usage = Usage(
             prompt_tokens=self.accepted.num_prompt_tokens,
-            completion_tokens=sum(choice.num_tokens for choice in choices),
+            completion_tokens=sum(one.num_tokens for one in choices),
             cached_tokens=self.num_cached_tokens,
         )
-        return Done(
-            finish_reason=choices[0].finish_reason,
-            usage=usage,
-            latency=self.timings.latency,
-            breakdown=self.timings.breakdown(),
+        self._events.append(
+            Done(
+                finish_reason=choices[0].finish_reason,
+                usage=usage,
+                latency=self.timings.latency,
+                breakdown=self.timings.breakdown(),
+            )
         )
+        self._end()
 
     def _end(self) -> None:
         """Abort what still runs; nothing more comes."""
-        if self._is_ended:
+        if not self.is_open:
             return
-        self._is_ended = True
+        self.is_open = False
         for seq_id in self._open:
             self._engine.abort(seq_id)
         self._open.clear()
-        self._is_announced = False
-        self._announce()
+        self._has_news.set()
 
     def _announce(self) -> None:
-        """Wake who waits, once until everything is taken."""
+        """Wake the reader, once until everything is taken."""
         self._has_news.set()
-        if not self._is_announced:
-            self._is_announced = True
-            if self.on_news is not None:
-                self.on_news()
+        self._is_announced = True
+        if self.on_news is not None:
+            self.on_news()

@@ -1,8 +1,8 @@
-"""`OutputRouter`: which generation hears of which sequence, in both directions.
+"""`OutputRouter`: which generation each sequence belongs to, in both directions.
 
 Engine thread to loops: a step's updates go to the generations with one `call_soon_threadsafe` per step and loop.
-Loops to engine thread: what a generation says of its sequences goes to the core. (Idea: transformers' OutputRouter, one
-wake per step for all requests.)
+Loops to engine thread: what a generation requests for its sequences goes to the core. (Idea: transformers'
+OutputRouter, one wake per step for all requests.)
 """
 
 from __future__ import annotations
@@ -13,11 +13,10 @@ from collections import defaultdict
 from collections.abc import Callable
 from typing import TypeVar
 
-from streamserve.clients.thread.admission import AdmissionControl
+from streamserve.clients.thread.admission import AdmissionControl, RecentTimings
 from streamserve.clients.thread.engine_thread import EngineThread
 from streamserve.clients.thread.generation import LocalGeneration, error_event
-from streamserve.clients.thread.recent import RecentFigures
-from streamserve.engine.core import SequenceUpdate
+from streamserve.engine.output import SequenceUpdate
 from streamserve.engine.sequence import SequenceRequest
 
 logger = logging.getLogger(__name__)
@@ -26,12 +25,12 @@ T = TypeVar("T")
 
 
 class OutputRouter:
-    """Listens to an `EngineThread`; is the `EngineSide` of its generations. A sequence is here until its end."""
+    """The listener of an `EngineThread`, and the `EngineSide` of its generations. It knows a sequence until its end."""
 
-    def __init__(self, thread: EngineThread, bounds: AdmissionControl, figures: RecentFigures) -> None:
+    def __init__(self, thread: EngineThread, admission: AdmissionControl, timings: RecentTimings) -> None:
         self._thread = thread
-        self._bounds = bounds
-        self._figures = figures
+        self._admission = admission
+        self._timings = timings
         self._generations: dict[int, LocalGeneration] = {}
         thread.listener = self
 
@@ -39,35 +38,35 @@ class OutputRouter:
         return len(self._generations)
 
     def add(self, generation: LocalGeneration, sequence: SequenceRequest) -> None:
-        """Let `generation` hear of a sequence. Before the core knows of it."""
+        """Route a sequence's updates to `generation`. Called before the core gets the sequence."""
         self._generations[sequence.seq_id] = generation
-        self._bounds.add(sequence.seq_id, len(sequence.prompt_token_ids) + len(sequence.output_token_ids))
+        self._admission.add(sequence.seq_id, len(sequence.prompt_token_ids) + len(sequence.output_token_ids))
 
-    # Called by generations, on their loop.
+    # Called by generations, on their loop. The thread needs no wake: it steps for as long as a sequence is open.
 
     def abort(self, seq_id: int) -> None:
         """End a sequence: no step planned later holds it."""
-        self._forget(seq_id)
+        self._generations.pop(seq_id, None)
+        self._admission.remove(seq_id)
         if self._thread.core is not None:
             self._thread.core.abort(seq_id)
-            self._thread.wake()
 
     def stop(self, seq_id: int, at: int) -> None:
         """End a sequence after `at` output tokens."""
-        self._forget(seq_id)
+        self._generations.pop(seq_id, None)
+        self._admission.remove(seq_id)
         if self._thread.core is not None:
             self._thread.core.stop(seq_id, at)
-            self._thread.wake()
 
     def reader_at(self, seq_id: int, num_tokens: int | None) -> None:
-        """Tell the core about a reader. No reason to wake it: it steps for as long as the sequence is there."""
+        """Pass a reader's position to the core."""
         if self._thread.core is not None:
             self._thread.core.reader_at(seq_id, num_tokens)
 
     # Called on the engine thread.
 
     def on_updates(self, updates: tuple[SequenceUpdate, ...]) -> None:
-        """Hand a step's updates to the loops that wait for them: one wake per loop."""
+        """Pass a step's updates to the loops of their generations: one wake per loop."""
         by_loop: dict[asyncio.AbstractEventLoop, list[SequenceUpdate]] = defaultdict(list)
         for update in updates:
             generation = self._generations.get(update.seq_id)
@@ -77,20 +76,17 @@ class OutputRouter:
             self._call(loop, self._deliver, mine)
 
     def on_end(self, code: str) -> None:
-        """Tell every open generation that the engine is gone."""
+        """End every open generation with an error: the engine is gone."""
         for generation in set(self._generations.copy().values()):
             self._call(generation.loop, generation.fail, error_event(code))
 
     def _call(self, loop: asyncio.AbstractEventLoop, function: Callable[[T], None], argument: T) -> None:
         try:
             loop.call_soon_threadsafe(function, argument)
-        except RuntimeError:  # the loop is closed: whoever waited there is gone
-            self._forget_loop(loop)
-
-    def _forget_loop(self, loop: asyncio.AbstractEventLoop) -> None:
-        for seq_id, generation in self._generations.copy().items():
-            if generation.loop is loop:
-                self.abort(seq_id)
+        except RuntimeError:  # the loop is closed, and its generations cannot be read any more
+            for seq_id, generation in self._generations.copy().items():
+                if generation.loop is loop:
+                    self.abort(seq_id)
 
     # Called on the loop that `on_updates` woke.
 
@@ -99,21 +95,15 @@ class OutputRouter:
             generation = self._generations.get(update.seq_id)
             if generation is None:
                 continue
-            self._bounds.note(update)
-            self._figures.note(update)
+            self._admission.note(update)
+            self._timings.note(update)
             if update.is_last:
-                self._forget(update.seq_id)
-            self._take(generation, update)
+                del self._generations[update.seq_id]
+                self._admission.remove(update.seq_id)
+            try:
+                generation.take(update)
+            except Exception:  # the edge of one request: its text side failed, the other requests are not affected
+                logger.exception("text of sequence %d failed", update.seq_id)
+                generation.fail(error_event("internal_error"))
             if not generation.is_open and generation.timings.scheduled_at is not None:
-                self._figures.note_finished(generation.timings.breakdown(), is_whole=generation.is_whole)
-
-    def _take(self, generation: LocalGeneration, update: SequenceUpdate) -> None:
-        try:
-            generation.take(update)
-        except Exception:  # the edge of one request: its text side broke, the others go on
-            logger.exception("text of sequence %d failed", update.seq_id)
-            generation.fail(error_event("internal_error"))
-
-    def _forget(self, seq_id: int) -> None:
-        self._generations.pop(seq_id, None)
-        self._bounds.forget(seq_id)
+                self._timings.note_finished(generation.timings.breakdown(), is_whole=generation.is_whole)

@@ -1,17 +1,23 @@
-"""`FreeList`: the blocks nobody holds, in the order in which they are given out, and `Block`, its link.
+"""`FreeList`: the free blocks in the order in which they are allocated, and `Block`, its link; `IntegrityError`.
 
-Knows nothing of hashes or sequences. Engine thread only. (Idea: vLLM V1's FreeKVCacheBlockQueue.)
+Knows no hashes and no sequences. Engine thread only. (Idea: vLLM V1's FreeKVCacheBlockQueue.)
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from streamserve.engine.kv.integrity import IntegrityError
+
+class IntegrityError(Exception):
+    """The engine's bookkeeping is inconsistent; the message holds the numbers that should add up.
+
+    Checks that cost O(1) raise it in production too. The core answers with a quarantine (core.py): sequences that hold
+    blocks fail, and the engine continues with an empty pool.
+    """
 
 
 class Block:
-    """One block: who holds it, what it is named, and its neighbours in the free list."""
+    """One block: its reference count, its hash, and its neighbours in the free list."""
 
     __slots__ = ("block_hash", "block_id", "next", "prev", "ref_count")
 
@@ -24,7 +30,7 @@ class Block:
 
 
 class FreeList:
-    """An intrusive doubly linked list: O(1) at both ends and for taking a block out of the middle."""
+    """An intrusive doubly linked list: O(1) at both ends and for removal from the middle."""
 
     def __init__(self) -> None:
         self._end = Block(-1)  # a ring with one sentinel has no special cases
@@ -40,36 +46,30 @@ class FreeList:
             yield block
             block = block.next
 
-    def push_front(self, block: Block) -> None:
-        """Make `block` the next to be taken."""
-        self._insert(block, after=self._end)
-
-    def push_back(self, block: Block) -> None:
-        """Make `block` the last to be taken."""
-        assert self._end.prev is not None
-        self._insert(block, after=self._end.prev)
-
-    def pop_front(self) -> Block:
-        """Take the block that is worth least."""
-        block = self._end.next
-        if block is None or block is self._end:
-            raise IntegrityError("a block is wanted and none is free")
-        self.remove(block)
-        return block
-
-    def remove(self, block: Block) -> None:
-        """Take `block` out, wherever it is."""
-        if block.prev is None or block.next is None:
-            raise IntegrityError(f"block {block.block_id} is not in the free list")
-        block.prev.next, block.next.prev = block.next, block.prev
-        block.prev = block.next = None
-        self._len -= 1
-
-    def _insert(self, block: Block, after: Block) -> None:
+    def push(self, block: Block, *, at_front: bool) -> None:
+        """Make `block` the next to be allocated, or the last."""
         if block.prev is not None:
             raise IntegrityError(f"block {block.block_id} is freed twice")
+        after = self._end if at_front else self._end.prev
+        assert after is not None
         assert after.next is not None
         block.prev, block.next = after, after.next
         after.next.prev = block
         after.next = block
         self._len += 1
+
+    def pop_front(self) -> Block:
+        """Remove and return the block that is worth least."""
+        block = self._end.next
+        if block is None or block is self._end:
+            raise IntegrityError("a block is allocated and none is free")
+        self.remove(block)
+        return block
+
+    def remove(self, block: Block) -> None:
+        """Remove `block` from any position."""
+        if block.prev is None or block.next is None:
+            raise IntegrityError(f"block {block.block_id} is not in the free list")
+        block.prev.next, block.next.prev = block.next, block.prev
+        block.prev = block.next = None
+        self._len -= 1

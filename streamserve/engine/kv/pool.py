@@ -1,24 +1,30 @@
-"""`BlockPool`: which block of KV memory belongs to whom. Reference counts, LRU free list, prefix cache; all O(1).
+"""`BlockPool`: the blocks of KV memory. Reference counts, LRU free list, prefix cache; all O(1).
 
-Knows ids and hashes; no tensors and no scheduling. Engine thread only. Block 0 is the null block: never given out, so
-that padding may point at it. A freed block keeps its name and content until it is given out again: "cached" blocks are
-free blocks that are still worth something. What can be checked in O(1) is, always, and raises `IntegrityError`.
+Knows ids and hashes; no tensors and no scheduling. Engine thread only. Block 0 is the null block: never allocated, so
+that padding may point at it. A freed block keeps its hash and content until it is allocated again: "cached" blocks are
+free blocks whose content can be reused. O(1) checks always run, and raise `IntegrityError`.
 
-    free list:  [ unnamed, newest first | named, least recently used first ]   taken from the left
+    free list:  [ uncached, newest first | cached, least recently used first ]   allocated from the left
 
-(Idea: vLLM V1's block_pool.py; nano-vllm for the size. Differences: names are registered only after the step that
-wrote the block, see vllm PR#43569; a name has one block, duplicates stay unnamed.)
+The hash of a full block is sha256 over (parent, tokens, salt), starting from a root for the model revision: equal
+hashes mean equal K/V, and that the same tenant, or the server itself, wrote the tokens.
+
+(Idea: vLLM V1's block_pool.py and its hash chain; nano-vllm for the size. Differences: a block is cached only after the
+step that wrote it, see vllm PR#43569; a hash has one block, duplicates stay uncached. Lessons: vllm PR#12621, hash
+collisions; confidential-model-router#386, unframed salts; vllm PR#37961, a salt on everything ends the sharing of the
+common system prompt.)
 """
 
 from __future__ import annotations
 
+import hashlib
+from array import array
 from collections import Counter
 from collections.abc import Callable, Iterable
+from collections.abc import Sequence as TokenIds
 from dataclasses import dataclass
 
-from streamserve.engine.kv.free_list import Block, FreeList
-from streamserve.engine.kv.hashing import extend_hashes, root_hash
-from streamserve.engine.kv.integrity import IntegrityError
+from streamserve.engine.kv.free_list import Block, FreeList, IntegrityError
 from streamserve.engine.sequence import Sequence, State
 
 
@@ -35,7 +41,7 @@ class PoolStats:
 
 
 class BlockPool:
-    """All blocks of one engine. `on_forget(block_id)` is told when a block's content has lost its last use (tests)."""
+    """All blocks of one engine. `on_evict(block_id)` is called when a block's content is lost for reuse (tests)."""
 
     def __init__(
         self,
@@ -44,31 +50,31 @@ class BlockPool:
         *,
         revision: str = "",
         prefix_caching: bool = True,
-        on_forget: Callable[[int], None] | None = None,
+        on_evict: Callable[[int], None] | None = None,
     ) -> None:
         self.block_size = block_size
         self._revision = revision
         self._prefix_caching = prefix_caching
-        self._on_forget = on_forget
+        self._on_evict = on_evict
         self._root = root_hash(revision, block_size)
         self._blocks = [Block(block_id) for block_id in range(num_blocks)]
         self._by_hash: dict[bytes, Block] = {}
         self._free = FreeList()
         self._num_used = 0
-        self._num_free_named = 0
+        self._num_free_cached = 0
         self._prefix_queries = 0
         self._prefix_hits = 0
         for block in self._blocks[1:]:
-            self._free.push_back(block)
+            self._free.push(block, at_front=False)
 
     def renewed(self) -> BlockPool:
-        """Return an empty pool of the same kind, which goes on counting where this one stands."""
+        """Return an empty pool of the same kind, with this one's query and hit counts."""
         pool = BlockPool(
             len(self._blocks),
             self.block_size,
             revision=self._revision,
             prefix_caching=self._prefix_caching,
-            on_forget=self._on_forget,
+            on_evict=self._on_evict,
         )
         pool._prefix_queries, pool._prefix_hits = self._prefix_queries, self._prefix_hits
         return pool
@@ -80,7 +86,7 @@ class BlockPool:
 
     @property
     def num_free(self) -> int:
-        """Blocks that can be given out now, cached ones included."""
+        """Blocks that can be allocated now, cached ones included."""
         return len(self._free)
 
     def num_blocks_for(self, num_tokens: int) -> int:
@@ -88,15 +94,28 @@ class BlockPool:
         return -(-num_tokens // self.block_size)
 
     def allocate(self, num_blocks: int) -> list[int]:
-        """Give out blocks with unknown content. The caller has compared with `num_free`."""
-        return [self._take(self._free.pop_front()) for _ in range(num_blocks)]
+        """Allocate blocks with unknown content. The caller has compared with `num_free`."""
+        block_ids = []
+        for _ in range(num_blocks):
+            block = self._free.pop_front()
+            if block.block_id == 0 or block.ref_count:
+                raise IntegrityError(f"block {block.block_id} is allocated, and has {block.ref_count} holders")
+            self._num_used += 1
+            if block.block_hash is not None:
+                self._num_free_cached -= 1
+                self._uncache(block)
+                if self._on_evict is not None:
+                    self._on_evict(block.block_id)
+            block.ref_count = 1
+            block_ids.append(block.block_id)
+        return block_ids
 
     def free(self, block_table: list[int]) -> None:
         """Drop one reference to each block of a table, tail first, so that a cached tail is evicted before its head."""
         for block_id in reversed(block_table):
             block = self._blocks[block_id]
             if block.ref_count <= 0:
-                raise IntegrityError(f"block {block_id} is freed, and nobody holds it")
+                raise IntegrityError(f"block {block_id} is freed, and has no holder")
             block.ref_count -= 1
             if block.ref_count == 0:
                 self._num_used -= 1
@@ -107,10 +126,11 @@ class BlockPool:
         if not self._prefix_caching:
             return []
         num_blocks = (sequence.num_tokens - 1) // self.block_size
-        extend_hashes(sequence, num_blocks, self.block_size, self._root)
+        if len(sequence.block_hashes) < num_blocks:
+            extend_hashes(sequence, num_blocks, self.block_size, self._root)
         found: list[Block] = []
-        for name in sequence.block_hashes[:num_blocks]:
-            block = self._by_hash.get(name)
+        for hash_ in sequence.block_hashes[:num_blocks]:
+            block = self._by_hash.get(hash_)
             if block is None:
                 break
             found.append(block)
@@ -123,103 +143,91 @@ class BlockPool:
         for block in prefix:
             self._share(block)
         sequence.num_computed_tokens = len(prefix) * self.block_size
-        if sequence.num_preemptions == 0:  # finding one's own blocks again is no hit
+        sequence.num_launched_tokens = sequence.num_computed_tokens
+        if sequence.num_preemptions == 0:  # after a preemption its own blocks are no hit
             self._prefix_queries += sequence.num_tokens
             self._prefix_hits += sequence.num_computed_tokens
         rest = self.num_blocks_for(sequence.num_tokens) - len(prefix)
         sequence.block_table = [block.block_id for block in prefix] + self.allocate(rest)
 
-    def register(self, sequence: Sequence, num_written: int) -> None:
-        """Name the blocks that a finished step filled: those of the last `num_written` computed tokens."""
+    def cache_blocks(self, sequence: Sequence, num_written: int) -> None:
+        """Cache the blocks that a finished step filled: those of the last `num_written` computed tokens."""
         if not self._prefix_caching:
             return
-        # Invariant: a name exists only while the block holds what a successful step wrote.
+        # Invariant: a block has a hash only while it holds what a successful step wrote.
         last = sequence.num_computed_tokens // self.block_size
         first = (sequence.num_computed_tokens - num_written) // self.block_size
-        extend_hashes(sequence, last, self.block_size, self._root)
+        if len(sequence.block_hashes) < last:
+            extend_hashes(sequence, last, self.block_size, self._root)
         for index in range(first, last):
-            self._name(self._blocks[sequence.block_table[index]], sequence.block_hashes[index])
+            self._cache(self._blocks[sequence.block_table[index]], sequence.block_hashes[index])
 
-    def forget(self, names: Iterable[bytes]) -> None:
-        """Take these names off the blocks that have them: nobody new will find them. Holders keep their blocks."""
-        for name in names:
-            block = self._by_hash.get(name)
+    def evict(self, hashes: Iterable[bytes]) -> None:
+        """Take the blocks with these hashes out of the prefix cache. Their holders keep them."""
+        for hash_ in hashes:
+            block = self._by_hash.get(hash_)
             if block is not None:
-                self._forget(block)
+                self._evict(block)
 
     def stats(self) -> PoolStats:
         """Return the present counts."""
         return PoolStats(
             total=self.num_usable,
             used=self._num_used,
-            cached=self._num_free_named,
-            free=len(self._free) - self._num_free_named,
+            cached=self._num_free_cached,
+            free=len(self._free) - self._num_free_cached,
             prefix_queries=self._prefix_queries,
             prefix_hits=self._prefix_hits,
         )
 
-    def _forget(self, block: Block) -> None:
-        self._unname(block)
+    def _evict(self, block: Block) -> None:
+        self._uncache(block)
         if block.ref_count == 0:
             self._free.remove(block)
-            self._num_free_named -= 1
+            self._num_free_cached -= 1
             self._put_back(block)
-
-    def _take(self, block: Block) -> int:
-        if block.block_id == 0 or block.ref_count:
-            raise IntegrityError(f"block {block.block_id} is given out, and has {block.ref_count} holders")
-        self._num_used += 1
-        if block.block_hash is not None:
-            self._num_free_named -= 1
-            self._unname(block)
-            self._tell_forgotten(block)
-        block.ref_count = 1
-        return block.block_id
 
     def _share(self, block: Block) -> None:
         if block.ref_count == 0:
             self._free.remove(block)
-            self._num_free_named -= 1
+            self._num_free_cached -= 1
             self._num_used += 1
         block.ref_count += 1
 
     def _put_back(self, block: Block) -> None:
         if block.block_hash is None:
-            self._free.push_front(block)
-            self._tell_forgotten(block)
+            self._free.push(block, at_front=True)
+            if self._on_evict is not None:
+                self._on_evict(block.block_id)
         else:
-            self._free.push_back(block)
-            self._num_free_named += 1
+            self._free.push(block, at_front=False)
+            self._num_free_cached += 1
 
-    def _name(self, block: Block, name: bytes) -> None:
-        if block.block_hash is None and name not in self._by_hash:
-            block.block_hash = name
-            self._by_hash[name] = block
+    def _cache(self, block: Block, hash_: bytes) -> None:
+        if block.block_hash is None and hash_ not in self._by_hash:
+            block.block_hash = hash_
+            self._by_hash[hash_] = block
 
-    def _unname(self, block: Block) -> None:
+    def _uncache(self, block: Block) -> None:
         if block.block_hash is not None:
             del self._by_hash[block.block_hash]
             block.block_hash = None
 
-    def _tell_forgotten(self, block: Block) -> None:
-        if self._on_forget is not None:
-            self._on_forget(block.block_id)
-
     def check_counts(self) -> None:
         """Raise `IntegrityError` unless the counters add up. O(1), so that every step can afford it."""
-        free, used, named = len(self._free), self._num_used, self._num_free_named
-        if free + used != self.num_usable or not 0 <= named <= min(free, len(self._by_hash)):
+        free, used, cached = len(self._free), self._num_used, self._num_free_cached
+        if free + used != self.num_usable or not 0 <= cached <= min(free, len(self._by_hash)):
             raise IntegrityError(
-                f"free {free} (cached {named} of {len(self._by_hash)} named) + used {used} != total {self.num_usable}"
+                f"free {free} ({cached} of {len(self._by_hash)} cached) + used {used} != total {self.num_usable}"
             )
 
     def check_integrity(self, sequences: Iterable[Sequence]) -> None:
-        """Raise `IntegrityError` unless the books add up; `sequences` are all that the engine knows. O(blocks)."""
+        """Raise `IntegrityError` unless everything adds up; `sequences` are all that the engine knows. O(blocks)."""
         sequences = list(sequences)
         self.check_counts()
         self._check_references(sequences)
         self._check_free_list()
-        self._check_names()
+        self._check_hashes()
         for sequence in sequences:
             self._check_sequence(sequence)
 
@@ -234,7 +242,7 @@ class BlockPool:
     def _check_free_list(self) -> None:
         free = Counter(block.block_id for block in self._free)
         used = sum(block.ref_count > 0 for block in self._blocks)
-        named = sum(block.block_hash is not None for block in self._free)
+        cached = sum(block.block_hash is not None for block in self._free)
         if len(free) != free.total() or len(free) != len(self._free) or len(free) + used != self.num_usable:
             raise IntegrityError(
                 f"free {len(free)} ({free.total()} links, counted {len(self._free)}) + used {used}"
@@ -242,13 +250,13 @@ class BlockPool:
             )
         if 0 in free or any(self._blocks[block_id].ref_count for block_id in free):
             raise IntegrityError("the null block or a held block is in the free list")
-        if named != self._num_free_named:
-            raise IntegrityError(f"cached blocks: {named} in the free list, counted {self._num_free_named}")
+        if cached != self._num_free_cached:
+            raise IntegrityError(f"cached blocks: {cached} in the free list, counted {self._num_free_cached}")
 
-    def _check_names(self) -> None:
-        named = {block.block_hash: block for block in self._blocks if block.block_hash is not None}
-        if named != self._by_hash:
-            raise IntegrityError(f"{len(named)} blocks have names, {len(self._by_hash)} names have blocks")
+    def _check_hashes(self) -> None:
+        cached = {block.block_hash: block for block in self._blocks if block.block_hash is not None}
+        if cached != self._by_hash:
+            raise IntegrityError(f"{len(cached)} blocks have hashes, {len(self._by_hash)} hashes have blocks")
 
     def _check_sequence(self, sequence: Sequence) -> None:
         table, computed = sequence.block_table, sequence.num_computed_tokens
@@ -261,14 +269,50 @@ class BlockPool:
         self._check_shared(sequence)
 
     def _check_shared(self, sequence: Sequence) -> None:
-        """A block that can still be written has one holder, and a named block is what its holder's chain says."""
+        """Check that a block that can still be written has one holder, and a cached block its holder's hash."""
         num_full = sequence.num_computed_tokens // self.block_size
         for index, block_id in enumerate(sequence.block_table):
             block = self._blocks[block_id]
             if index >= num_full and (block.ref_count > 1 or block.block_hash is not None):
                 raise IntegrityError(
                     f"sequence {sequence.seq_id} will write block {block_id}, which has {block.ref_count} holders"
-                    f" and {'a' if block.block_hash else 'no'} name"
+                    f" and {'a' if block.block_hash else 'no'} hash"
                 )
             if block.block_hash is not None and block.block_hash != sequence.block_hashes[index]:
-                raise IntegrityError(f"block {block_id} has another name than sequence {sequence.seq_id} gives it")
+                raise IntegrityError(f"block {block_id} has another hash than that of sequence {sequence.seq_id}")
+
+
+def root_hash(revision: str, block_size: int) -> bytes:
+    """Return the hash of the empty prefix of one model revision."""
+    return hashlib.sha256(b"streamserve-kv-1" + _framed(revision.encode()) + block_size.to_bytes(8, "big")).digest()
+
+
+def block_hash(parent: bytes, token_ids: TokenIds[int], salt: str | None) -> bytes:
+    """Hash a full block by its parent and its tokens. `salt` None means unsalted, which no salt string equals."""
+    extra = b"" if salt is None else b"salt" + _framed(salt.encode())
+    return hashlib.sha256(parent + _framed(array("q", token_ids).tobytes()) + extra).digest()
+
+
+def extend_hashes(sequence: Sequence, num_blocks: int, block_size: int, root: bytes) -> None:
+    """Extend the sequence's hashes to `num_blocks`; earlier ones are kept, as known tokens never change."""
+    hashes = sequence.block_hashes
+    for index in range(len(hashes), num_blocks):
+        start, end = index * block_size, (index + 1) * block_size
+        parent = hashes[-1] if hashes else root
+        hashes.append(block_hash(parent, sequence.token_ids[start:end], _salt_of_block(sequence, start, end)))
+
+
+def _salt_of_block(sequence: Sequence, start: int, end: int) -> str | None:
+    """The salt enters the chain once: in the first block that is not wholly public.
+
+    [ public ..... | caller's ................ )
+    [ none ][ none ][ salt ][ chain ][ chain ]
+    """
+    public = sequence.request.num_public_tokens
+    is_first_private = start <= public < end
+    return sequence.request.salt if is_first_private and sequence.request.salt else None
+
+
+def _framed(data: bytes) -> bytes:
+    """Prefix the length, so that no two lists of fields give the same bytes."""
+    return len(data).to_bytes(8, "big") + data

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from streamserve.engine.model.batch import DecodeGroup, PrefillSpan, StepBatch
+from streamserve.engine.model.batch import DecodeMetadata, PrefillMetadata, StepBatch
 from streamserve.engine.model.kv_cache import KVCache, LayerShape
 
 NAME = "streamserve_paged"
@@ -30,7 +30,7 @@ QUERY_SLICE_CUDA = 1024  # fewer launches
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """What distinguishes one layer's attention from the plain kind."""
+    """The parameters of one layer's attention."""
 
     scaling: float
     window: int | None = None
@@ -85,7 +85,7 @@ class PagedAttention:
             return query.new_zeros(query.shape[1], query.shape[0], value.shape[2])
         assert self.kv is not None, "attention was called outside a step"
         assert self.batch is not None
-        self.kv.write(layer, self.batch.slots, key, value)
+        self.kv.write(layer, self.batch.slot_mapping, key, value)
         return self._attend(layer, query, key, value, variant, self.kv, self.batch)
 
     def _attend(
@@ -109,7 +109,9 @@ class PagedAttention:
         return out.to(query.dtype)
 
 
-def attend_decodes(query: torch.Tensor, kv: KVCache, layer: int, group: DecodeGroup, variant: Variant) -> torch.Tensor:
+def attend_decodes(
+    query: torch.Tensor, kv: KVCache, layer: int, group: DecodeMetadata, variant: Variant
+) -> torch.Tensor:
     """One query per row, each over its own pages. query (Hq, S, D) -> (S, Hq, Dv)."""
     dtype = compute_dtype(query)
     index = group.index(variant.window, dtype)
@@ -147,7 +149,7 @@ def _decode_sdpa(
     query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor | None, variant: Variant
 ) -> torch.Tensor:
     out = scaled_dot_product_attention(
-        query.transpose(0, 1),  # (S, Hkv, G, D): the head group stands where queries stand
+        query.transpose(0, 1),  # (S, Hkv, G, D): the head group takes the axis of the queries
         keys.transpose(0, 1),
         values.transpose(0, 1),
         attn_mask=None if mask is None else mask[:, None, None, :],
@@ -172,7 +174,7 @@ def _decode_matmul(
 
 
 def attend_prefill(
-    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, span: PrefillSpan, variant: Variant
+    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, span: PrefillMetadata, variant: Variant
 ) -> torch.Tensor:
     """One sequence's chunk over its whole context. query (Hq, T, D), keys (Hkv, L, D) -> (T, Hq, Dv).
 
@@ -197,7 +199,7 @@ def attend_prefill(
     return out.view(num_tokens, -1, values.shape[2])
 
 
-def _slice_mask(span: PrefillSpan, begin: int, end: int, window: int | None, dtype: torch.dtype) -> torch.Tensor:
+def _slice_mask(span: PrefillMetadata, begin: int, end: int, window: int | None, dtype: torch.dtype) -> torch.Tensor:
     """Mask for the last keys of the slice: the causal triangle, or all keys where the window bites."""
     if span.first_key(end - 1, window) == 0:
         window = None

@@ -1,4 +1,4 @@
-"""A `StepPlan` as tensors: packed tokens, slots, and the index tensors that attention shares over all layers.
+"""A `StepPlan` as tensors: packed tokens, the slot mapping, and the attention metadata that all layers share.
 
 Built once per step; knows positions and slots, not what is stored there. Lives on the engine thread.
 
@@ -7,7 +7,7 @@ Built once per step; knows positions and slots, not what is stored there. Lives 
       one row each, grouped by context length       one span of rows each
 
 Padding repeats the sequence's own newest slot, so no sequence ever reads a slot that is not its own: a NaN in a freed
-block, or in somebody else's, cannot reach it.
+block, or in another sequence's, cannot reach it.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ SHORTEST_GROUP_BITS = 8  # contexts up to 256 tokens share one attention call; a
 
 @dataclass(frozen=True, slots=True)
 class DecodeIndex:
-    """What a decode group reads under one window: slots (num_rows, width) and an additive mask (num_rows, width)."""
+    """What decodes read under one window: slots (num_rows, width) and an additive mask (num_rows, width)."""
 
     slots: torch.Tensor
     mask: torch.Tensor | None
 
 
 @dataclass(slots=True)
-class DecodeGroup:
-    """Rows [first_row, first_row + num_rows) of the batch: one token each, contexts of similar length."""
+class DecodeMetadata:
+    """Attention metadata of decodes: rows [first_row, first_row + num_rows), contexts of similar length."""
 
     first_row: int
     positions: torch.Tensor  # (num_rows,) position of the row's token
@@ -70,8 +70,8 @@ class DecodeGroup:
 
 
 @dataclass(slots=True)
-class PrefillSpan:
-    """Rows [first_row, first_row + num_tokens): positions [start, start + num_tokens) of one sequence."""
+class PrefillMetadata:
+    """Attention metadata of a prefill chunk: rows [first_row, first_row + num_tokens), from position `start` on."""
 
     first_row: int
     num_tokens: int
@@ -123,9 +123,9 @@ class StepBatch:
     chunks: tuple[Chunk, ...]
     input_ids: torch.Tensor  # (1, num_tokens)
     position_ids: torch.Tensor  # (1, num_tokens)
-    slots: torch.Tensor  # (num_tokens,) where this step writes
-    decodes: tuple[DecodeGroup, ...]
-    prefills: tuple[PrefillSpan, ...]
+    slot_mapping: torch.Tensor  # (num_tokens,) where this step writes
+    decodes: tuple[DecodeMetadata, ...]
+    prefills: tuple[PrefillMetadata, ...]
     last_rows: tuple[int, ...]
 
     @property
@@ -141,7 +141,7 @@ class StepBatch:
 
 
 def build_batch(plan: StepPlan, block_size: int, device: torch.device) -> StepBatch:
-    """Turn a plan into a batch: single-token chunks first, grouped by context length, then the others."""
+    """Turn a plan into a batch: single-token chunks first, grouped by context length, then the rest."""
     chunks = tuple(sorted(plan.chunks, key=_group_of))
     num_decodes = sum(len(chunk.token_ids) == 1 for chunk in chunks)
     decodes = _build_decodes(chunks[:num_decodes], block_size)
@@ -151,7 +151,7 @@ def build_batch(plan: StepPlan, block_size: int, device: torch.device) -> StepBa
         [group.positions for group in decodes]
         + [torch.arange(span.start, span.start + span.num_tokens) for span in prefills]
     )
-    slots = torch.cat(
+    slot_mapping = torch.cat(
         [_slots_of(group.block_tables, group.positions, block_size) for group in decodes]
         + [span.context_slots[span.start :] for span in prefills]
     )
@@ -159,7 +159,7 @@ def build_batch(plan: StepPlan, block_size: int, device: torch.device) -> StepBa
         chunks=chunks,
         input_ids=torch.tensor([token_ids]),
         position_ids=positions[None],
-        slots=slots,
+        slot_mapping=slot_mapping,
         decodes=decodes,
         prefills=prefills,
         last_rows=(*range(num_decodes), *(span.first_row + span.num_tokens - 1 for span in prefills)),
@@ -173,8 +173,8 @@ def _group_of(chunk: Chunk) -> int:
     return max(SHORTEST_GROUP_BITS, chunk.start.bit_length())
 
 
-def _build_decodes(chunks: tuple[Chunk, ...], block_size: int) -> tuple[DecodeGroup, ...]:
-    groups: list[DecodeGroup] = []
+def _build_decodes(chunks: tuple[Chunk, ...], block_size: int) -> tuple[DecodeMetadata, ...]:
+    groups: list[DecodeMetadata] = []
     row = 0
     while row < len(chunks):
         bits = _group_of(chunks[row])
@@ -184,13 +184,13 @@ def _build_decodes(chunks: tuple[Chunk, ...], block_size: int) -> tuple[DecodeGr
     return tuple(groups)
 
 
-def _build_group(first_row: int, chunks: list[Chunk], block_size: int) -> DecodeGroup:
+def _build_group(first_row: int, chunks: list[Chunk], block_size: int) -> DecodeMetadata:
     starts = [chunk.start for chunk in chunks]
     num_blocks = max(starts) // block_size + 1
     tables = [list(chunk.block_table[:num_blocks]) for chunk in chunks]
     for table in tables:
         table.extend([0] * (num_blocks - len(table)))
-    return DecodeGroup(
+    return DecodeMetadata(
         first_row=first_row,
         positions=torch.tensor(starts),
         block_tables=torch.tensor(tables),
@@ -200,13 +200,15 @@ def _build_group(first_row: int, chunks: list[Chunk], block_size: int) -> Decode
     )
 
 
-def _build_prefills(chunks: tuple[Chunk, ...], first_row: int, block_size: int) -> tuple[PrefillSpan, ...]:
+def _build_prefills(chunks: tuple[Chunk, ...], first_row: int, block_size: int) -> tuple[PrefillMetadata, ...]:
     spans = []
     for chunk in chunks:
         num_tokens = len(chunk.token_ids)
         positions = torch.arange(chunk.start + num_tokens)
         slots = _slots_of(torch.tensor([chunk.block_table]).expand(len(positions), -1), positions, block_size)
-        spans.append(PrefillSpan(first_row=first_row, num_tokens=num_tokens, start=chunk.start, context_slots=slots))
+        spans.append(
+            PrefillMetadata(first_row=first_row, num_tokens=num_tokens, start=chunk.start, context_slots=slots)
+        )
         first_row += num_tokens
     return tuple(spans)
 
@@ -227,5 +229,5 @@ def _to_device(batch: StepBatch, device: torch.device) -> StepBatch:
         batch,
         input_ids=to_device(batch.input_ids, device),
         position_ids=to_device(batch.position_ids, device),
-        slots=to_device(batch.slots, device),
+        slot_mapping=to_device(batch.slot_mapping, device),
     )

@@ -1,7 +1,7 @@
 """The paged KV memory: for every layer one pool of keys and one of values, cut into blocks.
 
 Knows shapes and bytes; not sequences, not attention. Lives on the engine thread. (Idea: vLLM's paged KV cache; block 0
-is the null block, so that an unset table entry never names somebody's memory.)
+is the null block, so that an unset table entry never points at a sequence's memory.)
 
     pool of one layer, head-major:    (num_kv_heads, num_blocks * block_size, head_dim)
     slot of position i of a sequence: block_table[i // block_size] * block_size + i % block_size
@@ -16,7 +16,7 @@ import torch
 
 from streamserve.engine import capacity
 from streamserve.engine.config import EngineConfig
-from streamserve.engine.model.load.memory import total_memory
+from streamserve.engine.model.load.source import total_memory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +50,7 @@ class KVCache:
         num_slots = num_blocks * block_size
 
         def pool(num_heads: int, dim: int) -> torch.Tensor:
-            # Empty: the system hands out the pages when they are first written. Slots nobody wrote are never read.
+            # Empty: the system allocates the pages when they are first written. Unwritten slots are never read.
             return torch.empty(num_heads, num_slots, dim, dtype=dtype, device=device)
 
         self.keys = {index: pool(layer.num_kv_heads, layer.key_dim) for index, layer in layers.items()}
@@ -78,7 +78,7 @@ def bytes_per_block(layers: Mapping[int, LayerShape], block_size: int, dtype: to
 
 
 def pool_bytes(config: EngineConfig, device: torch.device) -> int:
-    """Bytes for KV, after the weights are loaded: what the config says, or the share of memory it leaves to us."""
+    """Bytes for KV, after the weights are loaded: by the config, or its share of the memory."""
     if config.kv_cache_bytes is not None:
         return config.kv_cache_bytes
     if device.type == "cuda":

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch.nn.functional import linear
 
-from streamserve.engine.model.load.memory import available_memory
+from streamserve.engine.model.load.source import available_memory
 
 BATCH_HINT = 32
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 2e-2}  # relative to the largest output
@@ -50,7 +50,7 @@ class PackedLinear(nn.Module):  # type: ignore[misc]  # torch is not type-checke
 
 
 class FusedLinears:
-    """Layers that modelling code applies to the same input one after another, computed as one when the first is asked.
+    """Layers that modelling code applies to the same input one after another, computed as one when the first is called.
 
     One wide matrix streams from memory better than three narrow ones, and two calls are saved.
     """
@@ -79,7 +79,7 @@ class FusedLinears:
 
 
 class FusedPart(nn.Module):  # type: ignore[misc]  # torch is not type-checked here
-    """One layer's place in `FusedLinears`: what stands in the model instead of it."""
+    """One layer of a `FusedLinears`: the module that replaces it in the model."""
 
     def __init__(self, group: FusedLinears, number: int, layer: nn.Module) -> None:
         super().__init__()

@@ -1,12 +1,14 @@
 """`HFRunner`: plans in, tokens out, through Hugging Face modelling code with our KV memory and attention.
 
-Holds the model and the KV memory; knows no requests. Engine thread only.
+Holds the model and the KV memory; knows no requests. A `LaunchedStep` is its handle of a step, and becomes its result
+once that has arrived on the host. Engine thread only.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import torch
@@ -17,16 +19,72 @@ from streamserve.engine.model import attention
 from streamserve.engine.model.batch import StepBatch, build_batch
 from streamserve.engine.model.kv_cache import KVCache, LayerShape, bytes_per_block, pool_bytes
 from streamserve.engine.model.linear import forget_inputs
-from streamserve.engine.model.load.device import give_back_memory, is_out_of_memory, on_device
-from streamserve.engine.model.load.errors import ModelLoadError, UnsupportedModel
+from streamserve.engine.model.load.device import HostCopy, give_back_memory, is_out_of_memory, on_device
 from streamserve.engine.model.load.loader import LoadedModel, load_model
+from streamserve.engine.model.load.source import ModelLoadError, UnsupportedModel
 from streamserve.engine.model.load.support import max_model_len
-from streamserve.engine.model.sampler import sample
-from streamserve.engine.model.step import LaunchedStep
-from streamserve.engine.plan import StepOutOfMemory, StepPlan, StepResult
-from streamserve.engine.progress import Progress, no_progress
+from streamserve.engine.model.sampler import Draws, raw_logprobs, sample
+from streamserve.engine.plan import (
+    Chunk,
+    Progress,
+    RawLogprobs,
+    Sampled,
+    SampleSpec,
+    StepOutOfMemory,
+    StepPlan,
+    StepResult,
+    no_progress,
+)
 
 T = TypeVar("T")
+
+NUMERICAL_ERROR = "numerical_error"
+_HEALTHY = "healthy"
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchedStep:
+    """A step whose tensors may not be computed yet. `rows[seq_id]` is the row of its token in `draws`."""
+
+    plan: StepPlan
+    chunks: tuple[Chunk, ...]  # in the batch's order
+    rows: dict[int, int]
+    specs: tuple[SampleSpec, ...]  # by row
+    draws: Draws | None
+    copy: HostCopy  # of `draws`, and one flag for each chunk
+
+    @classmethod
+    def of(cls, plan: StepPlan, batch: StepBatch, hidden: torch.Tensor, draws: Draws | None) -> LaunchedStep:
+        """Start copying the results of a pass to the host. hidden (num_tokens, hidden_size)."""
+        sampling = [chunk for chunk in batch.chunks if chunk.sample is not None]
+        tensors = {} if draws is None else draws.tensors()
+        return cls(
+            plan=plan,
+            chunks=batch.chunks,
+            rows={chunk.seq_id: row for row, chunk in enumerate(sampling)},
+            specs=tuple(chunk.sample for chunk in sampling if chunk.sample is not None),
+            draws=draws,
+            copy=HostCopy({**tensors, _HEALTHY: _healthy_chunks(hidden, batch)}),
+        )
+
+    def result(self) -> StepResult:
+        """Wait for the step; its tokens as plain numbers, in the plan's order."""
+        arrived = self.copy.wait()
+        found = {}
+        if self.draws is not None:
+            draws = replace(self.draws, **{name: arrived[name] for name in self.draws.tensors()})
+            found = dict(self._samples(draws))
+        for chunk, is_healthy in zip(self.chunks, arrived[_HEALTHY].tolist(), strict=True):
+            if not is_healthy:
+                found[chunk.seq_id] = _failed(chunk.seq_id)
+        sampled = (found.get(chunk.seq_id) for chunk in self.plan.chunks)
+        return StepResult(step_id=self.plan.step_id, sampled=tuple(one for one in sampled if one is not None))
+
+    def _samples(self, draws: Draws) -> Iterator[tuple[int, Sampled]]:
+        logprobs = raw_logprobs(draws, self.specs)
+        token_ids, finite = draws.token_ids.tolist(), draws.finite.tolist()
+        for seq_id, row in self.rows.items():
+            yield seq_id, _succeeded(seq_id, token_ids[row], logprobs.get(row)) if finite[row] else _failed(seq_id)
 
 
 class HFRunner:
@@ -58,7 +116,7 @@ class HFRunner:
         self.revision = loaded.revision
         self.can_overlap = loaded.device.type == "cuda" if can_overlap is None else can_overlap
         self.kv = self.new_kv(num_blocks)
-        self._last: LaunchedStep | None = None  # whose tokens the next plan may take from the device
+        self._last: LaunchedStep | None = None  # the next plan may take its tokens from the device
 
     @property
     def max_tokens_that_fit(self) -> int:
@@ -136,9 +194,25 @@ class HFRunner:
         del self.loaded, self.kv, self._last
 
 
+def _healthy_chunks(hidden: torch.Tensor, batch: StepBatch) -> torch.Tensor:
+    """One flag per chunk: all of its last hidden states are finite."""
+    rows = torch.isfinite(hidden.float().sum(dim=-1))  # (num_tokens,)
+    num_decodes = len(batch.chunks) - len(batch.prefills)
+    flags = [rows[:num_decodes], *(rows[span.rows].all()[None] for span in batch.prefills)]
+    return torch.cat(flags)
+
+
+def _succeeded(seq_id: int, token_id: int, logprobs: RawLogprobs | None) -> Sampled:
+    return Sampled(seq_id=seq_id, token_id=token_id, logprobs=logprobs)
+
+
+def _failed(seq_id: int) -> Sampled:
+    return Sampled(seq_id=seq_id, token_id=None, error=NUMERICAL_ERROR)
+
+
 @contextmanager
 def _last_hidden_state(model: torch.nn.Module) -> Iterator[list[torch.Tensor]]:
-    """Collect what the model's body gives its head."""
+    """Collect the last hidden state, as the model's body passes it to the head."""
     seen: list[torch.Tensor] = []
     hook = model.base_model.register_forward_hook(lambda _module, _inputs, out: seen.append(out[0]))
     try:
@@ -148,7 +222,7 @@ def _last_hidden_state(model: torch.nn.Module) -> Iterator[list[torch.Tensor]]:
 
 
 def load_runner(model_config: ModelConfig, engine_config: EngineConfig, progress: Progress = no_progress) -> HFRunner:
-    """Load a model, give it KV memory, and prove by numbers that it answers as transformers would."""
+    """Load a model, allocate its KV memory, and check by numbers that it computes what transformers does."""
     from streamserve.engine.model.load.probe import probe
 
     loaded = load_model(model_config, progress)
@@ -192,7 +266,7 @@ def record_layers(loaded: LoadedModel) -> dict[int, LayerShape]:
 
 
 def choose_num_blocks(loaded: LoadedModel, layers: dict[int, LayerShape], config: EngineConfig, longest: int) -> int:
-    """Blocks by the config, or by the bytes that it gives them, as far as a batch can use them."""
+    """Return the number of blocks by the config, or by its bytes, as far as a batch can use them."""
     if config.num_blocks is not None:
         return config.num_blocks
     budget = pool_bytes(config, loaded.device)
@@ -201,7 +275,7 @@ def choose_num_blocks(loaded: LoadedModel, layers: dict[int, LayerShape], config
     num_blocks = num_blocks_for(budget, block_bytes, most_useful=useful)
     if num_blocks < 2:
         raise ModelLoadError(
-            f"KV memory of {budget:,} bytes holds less than two blocks of {block_bytes:,} bytes. Raise kv_cache_bytes "
+            f"KV memory of {budget:,} bytes holds fewer than two blocks of {block_bytes:,} bytes. Raise kv_cache_bytes "
             "or memory_share."
         )
     return num_blocks

@@ -5,8 +5,13 @@ depends only on the row's own logits and (seed, position). Knows logits and `Sam
 
 Why top-p needs no sort: a token belongs to the nucleus iff the tokens likelier than it hold less than `top_p`. The
 winner among all tokens, if it is in the nucleus, is the winner among the nucleus. If it is not, neither is anything
-less likely: cut there and ask again. It succeeds the first time with probability `top_p`. (On a GPU, where asking means
-waiting, rows are sorted after all.) Nothing here waits for a GPU.
+less likely: cut there and draw again. It succeeds the first time with probability `top_p`. (On a GPU, where the check
+means waiting, rows are sorted after all.) Nothing here waits for a GPU.
+
+The noise is counter-based: the same number for the same (seed, position, token), on every device, in every batch. A
+sampled token is `argmax(log p + Gumbel)`; equally `argmin(E / p)` with E exponential, which saves a logarithm. The
+constants are those of `splitmix64` and of `lowbias32` (C. Wellons, "Prospecting for hash functions", 2018). The noise
+is made in 32-bit integers that wrap; shifts keep the sign, which mixes as well and saves an operation on every token.
 """
 
 from __future__ import annotations
@@ -17,20 +22,21 @@ from dataclasses import dataclass
 import torch
 
 from streamserve.engine.model.load.device import on_device, to_device
-from streamserve.engine.model.noise import exponential, row_key
 from streamserve.engine.plan import RawLogprobs, SampleSpec
 
 MAX_CUTS = 16  # after that many refusals a row is sorted instead
 _TINY = 1e-9
+_MASK64 = (1 << 64) - 1
+_MIX_1, _MIX_2 = 0x7FEB352D, -2073254261  # the second is 0x846CA68B as a signed number
 _TENSORS = ("token_ids", "finite", "chosen_logprobs", "top_logprobs", "top_ids")
 
 
 @dataclass(frozen=True, slots=True)
 class Draws:
-    """What the sampler found: tensors still on the device, so that `collect` decides when to wait.
+    """The result of the sampler: tensors still on the device, so that `collect` decides when to wait.
 
-    token_ids (num_rows,); finite (num_rows,) bool; chosen_logprobs and top (values, ids) for rows that asked.
-    A row that is not finite has some token id all the same.
+    token_ids (num_rows,); finite (num_rows,) bool; chosen_logprobs and top (values, ids) for rows with
+    logprobs. A row that is not finite has an arbitrary token id.
     """
 
     token_ids: torch.Tensor
@@ -197,3 +203,37 @@ def raw_logprobs(draws: Draws, specs: Sequence[SampleSpec]) -> dict[int, RawLogp
         top = tuple(zip(ids[place][:wanted], values[place][:wanted], strict=True))
         found[row] = RawLogprobs(chosen=chosen[place], top=top)
     return found
+
+
+def row_key(seed: int, position: int) -> tuple[int, int]:
+    """Return two signed 32-bit keys for one draw, the second odd. `seed` counts modulo 2^64."""
+    mixed = _splitmix64(_splitmix64(seed & _MASK64) ^ (position & _MASK64))
+    return _signed(mixed >> 32), _signed(mixed & 0xFFFFFFFF | 1)
+
+
+def exponential(keys: torch.Tensor, vocab_size: int) -> torch.Tensor:
+    """Return exponential noise (num_rows, vocab_size), mean 1, in (0, inf). keys (num_rows, 2) int32: `row_key`s."""
+    bits = torch.arange(vocab_size, dtype=torch.int32, device=keys.device)
+    _mix_(bits.mul_(-1640531527), _MIX_1)  # 2^32 / golden ratio, as a signed number: the part that all rows share
+    bits = bits[None, :] ^ keys[:, :1]  # (num_rows, vocab_size)
+    _mix_(bits.mul_(keys[:, 1:]), _MIX_2)
+    uniform = bits.bitwise_and_(0x7FFFFFFF).to(torch.float32)
+    # Small values stay exact down to 2^-32, so that ties are rare even with the largest vocabularies.
+    uniform.add_(0.5).mul_(-(2.0**-31)).clamp_(min=2.0**-24 - 1)
+    return uniform.log1p_().neg_()
+
+
+def _mix_(x: torch.Tensor, factor: int) -> torch.Tensor:
+    x.bitwise_xor_(x >> 16).mul_(factor)
+    return x.bitwise_xor_(x >> 15)
+
+
+def _splitmix64(state: int) -> int:
+    z = (state + 0x9E3779B97F4A7C15) & _MASK64
+    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _MASK64
+    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & _MASK64
+    return z ^ (z >> 31)
+
+
+def _signed(number: int) -> int:
+    return number - (1 << 32) if number >= 1 << 31 else number

@@ -1,12 +1,12 @@
-"""`Choice`: the text side of one sequence. Token ids go in, `Token` events come out, and a stop string is noticed.
+"""`Choice`: the text side of one sequence. Token ids go in, `Token` events come out, stop strings are found.
 
-Runs wherever the client wants, never on the engine thread; knows no core. A choice that is given the ids readers have
-already seen is in the state it had when they had seen them, and yields only what is new.
+Runs on any thread of the client but the engine thread; knows no core. A choice that is given the ids readers have
+already received continues in the state it had then, and yields only what is new.
 """
 
 from __future__ import annotations
 
-from streamserve.engine.core import SequenceUpdate
+from streamserve.engine.output import SequenceUpdate
 from streamserve.engine.plan import RawLogprobs
 from streamserve.engine.text.detokenizer import StopStrings, make_detokenizer
 from streamserve.engine.text.tokenizer import Tokenizer
@@ -18,7 +18,7 @@ class Choice:
     """One of a request's answers as text. `finish_reason` is set once it is over; `stopped_at` if by a stop string.
 
     `stopped_at` is the number of output tokens to keep, the one that completed the stop string included; the caller
-    tells the core.
+    stops the core's sequence there.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class Choice:
         self._tokenizer = tokenizer
         self._sampling = sampling
         self._detokenizer = make_detokenizer(tokenizer, strip_leading_space=strip_leading_space)
-        self._stop = StopStrings(sampling.stop)
+        self._stop = StopStrings(sampling.stop) if sampling.stop else None
         for token_id in shown_token_ids:
             if self.stopped_at is None:
                 self._feed(token_id)
@@ -62,29 +62,31 @@ class Choice:
         for num_fed, token_id in enumerate(update.token_ids):
             if self.stopped_at is not None:
                 return text, num_fed
-            is_stop_token = update.finish_reason == "stop" and num_fed == len(update.token_ids) - 1
-            text += self._count() if is_stop_token else self._feed(token_id)
+            if update.finish_reason == "stop" and num_fed == len(update.token_ids) - 1:
+                self.num_tokens += 1  # the eos or stop token: counted, no part of the text
+            else:
+                text += self._feed(token_id)
         return text, len(update.token_ids)
 
     def _feed(self, token_id: int) -> str:
         self.num_tokens += 1
         text = self._detokenizer.feed(token_id)
+        if self._stop is None:
+            return text
         if self.num_tokens <= self._sampling.min_tokens:
             return self._stop.feed_unchecked(text)
-        return self._watch(text)
-
-    def _count(self) -> str:
-        """Count a token that is no part of the text."""
-        self.num_tokens += 1
-        return ""
+        return self._filter(self._stop, text)
 
     def _flush(self) -> str:
-        text = self._watch(self._detokenizer.flush())
+        text = self._detokenizer.flush()
+        if self._stop is None:
+            return text
+        text = self._filter(self._stop, text)
         return text if self.stopped_at is not None else text + self._stop.flush()
 
-    def _watch(self, text: str) -> str:
-        text = self._stop.feed(text)
-        if self._stop.is_found:
+    def _filter(self, stop: StopStrings, text: str) -> str:
+        text = stop.feed(text)
+        if stop.is_found:
             self.stopped_at = self.num_tokens
         return text
 

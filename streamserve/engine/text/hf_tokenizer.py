@@ -1,8 +1,8 @@
 """`HFTokenizer`: the tokenizer and chat template of a model folder or hub id, as transformers would read them.
 
 transformers is imported when one is made. The template runs in transformers' own jinja sandbox, and control tokens
-that a caller wrote into a message are encoded as ordinary text, so that nobody can forge a turn. transformers' wrapper
-changes settings of its Rust tokenizer on every call: chats take a lock, all else uses a copy that nobody changes.
+that a caller wrote into a message are encoded as ordinary text, so that a turn cannot be forged. transformers' wrapper
+changes settings of its Rust tokenizer on every call: chats take a lock, all else uses a copy that never changes.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 _NOT_FAST = "{path} has no tokenizer.json that transformers can use. Save it again with a current transformers."
 
-# Template variables a client may set: those that change how a model answers, and not what its prompt says it is.
+# Template variables a client may set: those that change how a model answers, not what its prompt claims.
 TEMPLATE_KWARGS = frozenset(
     {
         "enable_thinking",  # Qwen3, SmolLM3, …
@@ -105,7 +105,7 @@ class HFTokenizer:
         return self._bytes[token_id] if 0 <= token_id < len(self._bytes) else b""
 
     def is_special(self, token_id: int) -> bool:
-        """Tell whether a token is left out of the text."""
+        """Return whether a token is left out of the text."""
         return token_id in self._special
 
     def decode(self, token_ids: Sequence[int]) -> str:
@@ -124,7 +124,7 @@ class HFTokenizer:
 
 
 def _bytes_of_ids(rust: Any, decoder: dict[str, Any]) -> list[bytes]:
-    """Return each id's bytes. Added tokens stand for their own text, whatever the decoder does with the others."""
+    """Return each id's bytes. Added tokens are their own text, independent of the decoder."""
     kinds = _kinds(decoder)
     added = rust.get_added_tokens_decoder()
     out = [b""] * (max(rust.get_vocab(with_added_tokens=True).values(), default=-1) + 1)

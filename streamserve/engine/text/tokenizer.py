@@ -19,7 +19,7 @@ MAX_PROMPT_BYTES = 2 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prompt:
-    """An encoded prompt. The server itself put the first `num_public_tokens` there, for everybody."""
+    """An encoded prompt. The first `num_public_tokens` are the server's own, the same for all tenants."""
 
     token_ids: tuple[int, ...]
     num_public_tokens: int = 0
@@ -28,8 +28,8 @@ class Prompt:
 class Tokenizer(Protocol):
     """What the engine's text side needs of a tokenizer.
 
-    `is_byte_exact` tells whether `token_bytes` joined is the text; otherwise the detokenizer compares `decode`s.
-    `strips_leading_space` is SentencePiece's habit: the first token of an answer starts with a space nobody wrote.
+    `is_byte_exact`: the text is `token_bytes` joined; otherwise the detokenizer compares `decode`s.
+    `strips_leading_space` is SentencePiece's habit: the first token of an answer starts with a space that is no text.
     """
 
     vocab_size: int
@@ -45,7 +45,7 @@ class Tokenizer(Protocol):
         """Return the bytes a token stands for; b"" for ids without any."""
 
     def is_special(self, token_id: int) -> bool:
-        """Tell whether a token is left out of the text."""
+        """Return whether a token is left out of the text."""
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Return the text of tokens, specials left out."""

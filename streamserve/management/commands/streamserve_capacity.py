@@ -23,9 +23,7 @@ from streamserve.engine.capacity import (
     num_parameters,
 )
 from streamserve.engine.config import ModelConfig
-from streamserve.engine.model.load.errors import ModelLoadError
-from streamserve.engine.model.load.memory import total_memory
-from streamserve.engine.model.load.source import read_config, read_headers, resolve
+from streamserve.engine.model.load.source import ModelLoadError, read_config, read_headers, resolve, total_memory
 
 _UNITS = {"": 1, "B": 1}
 _UNITS |= {f"{prefix}B": 1000**power for power, prefix in enumerate("KMGT", 1)}

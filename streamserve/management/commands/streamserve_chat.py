@@ -14,9 +14,9 @@ from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError
 
-from streamserve.clients.base import ModelDescription
 from streamserve.conf import get_settings
 from streamserve.protocol.errors import StreamserveError
+from streamserve.protocol.stats import ModelDescription
 from streamserve.web.cli.loading_bar import LoadingBar
 from streamserve.web.cli.terminal import Chat, LocalChat, RemoteChat
 

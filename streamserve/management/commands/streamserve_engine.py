@@ -1,6 +1,6 @@
 """`manage.py streamserve_engine [ALIAS]`: run the engine of a model in the foreground, for systemd and containers.
 
-With --status, --pause, --resume, --drain or --stop it speaks to the one that runs, whoever started it.
+With --status, --pause, --resume, --drain or --stop it controls the running engine, however it was started.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError
 
-from streamserve.clients.base import EngineStats, ModelDescription
-from streamserve.clients.process import server as host
+from streamserve.clients.process import server
 from streamserve.clients.process.client import ProcessClient
 from streamserve.clients.process.config import LaunchConfig
-from streamserve.clients.process.paths import PlaceError, is_claimed, place_of, prepare_folder
+from streamserve.clients.process.paths import EnginePathError, engine_paths, is_locked, prepare_folder
 from streamserve.conf import get_settings
 from streamserve.protocol.errors import StreamserveError
+from streamserve.protocol.stats import EngineStats, ModelDescription
 from streamserve.web.cli.loading_bar import LoadingBar, progress_line
 
 _ACTIONS = {
-    "status": "say what it does; ends with 1 while it is not ready",
+    "status": "show its state; the exit status is 1 while it is not ready",
     "pause": "park every answer and take nothing new; readers see that they wait",
     "resume": "take back --pause or --drain",
     "drain": "take nothing new, and let what runs come to its end",
@@ -39,7 +39,7 @@ _POLL_SECONDS = 0.1
 
 
 class Command(BaseCommand):
-    """Runs one engine, or asks it something."""
+    """Runs one engine, or controls it."""
 
     help = "Run the engine process of a model, or control the one that runs."
 
@@ -52,13 +52,13 @@ class Command(BaseCommand):
     def handle(self, *args: Any, alias: str | None, action: str | None, **options: Any) -> None:
         spec = _spec(alias)
         try:
-            prepare_folder(place_of(spec))
+            prepare_folder(engine_paths(spec))
             if action is None:
                 sys.exit(self._run(spec))
-            if not is_claimed(place_of(spec)):
+            if not is_locked(engine_paths(spec)):
                 raise CommandError(f"No engine runs for the model {spec.model.alias!r}.")
             answer = asyncio.run(_ask(spec, action))
-        except PlaceError as error:
+        except EnginePathError as error:
             raise CommandError(str(error)) from None
         except TimeoutError:
             raise CommandError(f"The engine of {spec.model.alias!r} does not answer in time.") from None
@@ -67,14 +67,14 @@ class Command(BaseCommand):
         self._show(action, answer)
 
     def _run(self, spec: LaunchConfig) -> int:
-        """Be the engine, until SIGTERM or Ctrl-C; returns the exit status."""
-        if is_claimed(place_of(spec)):
+        """Run the engine until SIGTERM or Ctrl-C; returns the exit status."""
+        if is_locked(engine_paths(spec)):
             self.stderr.write(f"An engine runs for the model {spec.model.alias!r} already; see --status.")
             return 0
         _log_to_stderr()
         bar = LoadingBar(sys.stderr)
         try:
-            return host.run(spec, partial(_show_loading, bar))
+            return server.run(spec, partial(_show_loading, bar))
         finally:
             bar.close()
 
@@ -89,7 +89,7 @@ class Command(BaseCommand):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Answer:
-    """What the engine says of itself."""
+    """The engine's process, description and counts."""
 
     pid: int
     model: ModelDescription
@@ -97,7 +97,7 @@ class _Answer:
 
 
 def _spec(alias: str | None) -> LaunchConfig:
-    """Return what the engine is told. Started by hand, it ends when it is told to, not when it is idle."""
+    """Return the config of a model's engine. Started by hand, it ends on a signal or --stop, not when it is idle."""
     settings = get_settings()
     if settings.client != "process":
         raise CommandError(f'CLIENT is "{settings.client}": engines run inside the web process.')
@@ -111,7 +111,7 @@ def _spec(alias: str | None) -> LaunchConfig:
 
 
 async def _ask(spec: LaunchConfig, action: str) -> _Answer:
-    """Have the running engine do `action`; return how it is then. Raises TimeoutError."""
+    """Carry out `action` in the running engine; return its state afterwards. Raises TimeoutError."""
     client = ProcessClient.visiting(spec)
     client.start()
     try:
@@ -128,20 +128,20 @@ async def _ask(spec: LaunchConfig, action: str) -> _Answer:
 
 
 async def _reached(client: ProcessClient) -> int:
-    """Wait until the engine has said how it is; return its process id."""
+    """Wait until the engine has sent its state; return its process id."""
     while client.engine_pid is None:  # noqa: ASYNC110  (it has no event)
         await asyncio.sleep(_POLL_SECONDS)
     return client.engine_pid
 
 
 async def _stop(client: ProcessClient, pid: int, spec: LaunchConfig) -> None:
-    """Stop the engine and wait for the end of its process, whoever's child it is. Raises TimeoutError."""
+    """Stop the engine and wait for the end of its process, a child of any other. Raises TimeoutError."""
     process = os.pidfd_open(pid) if hasattr(os, "pidfd_open") else None
     try:
         async with asyncio.timeout(spec.drain_seconds + _ANSWER_SECONDS):
             await client.control("stop")
             # Neither another process's lock nor its end has an event on this loop.
-            while is_claimed(place_of(spec)) or (process is not None and not _has_ended(process)):  # noqa: ASYNC110
+            while is_locked(engine_paths(spec)) or (process is not None and not _has_ended(process)):  # noqa: ASYNC110
                 await asyncio.sleep(_POLL_SECONDS)
     finally:
         if process is not None:
@@ -149,12 +149,12 @@ async def _stop(client: ProcessClient, pid: int, spec: LaunchConfig) -> None:
 
 
 def _has_ended(process: int) -> bool:
-    """Tell whether the process of a pidfd has ended, reaped or not."""
+    """Return whether the process of a pidfd has ended, reaped or not."""
     return bool(select.select([process], [], [], 0)[0])
 
 
 def _show_loading(bar: LoadingBar, model: ModelDescription) -> None:
-    """Show loading, and its end; the host tells us several times a second for ever."""
+    """Show loading, and its end; the server calls this several times a second."""
     if not bar.is_closed:
         bar.show(model)
     if model.state not in ("idle", "loading"):
@@ -172,7 +172,7 @@ def _status_line(answer: _Answer) -> str:
 
 
 def _log_to_stderr() -> None:
-    """Show what the engine says, unless the site has set up logging of its own."""
+    """Log to stderr, unless the site has configured logging."""
     logger = logging.getLogger("streamserve")
     if not logger.hasHandlers():
         logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")

@@ -102,11 +102,27 @@ export class Answering {
     if (type === "done") this.done(data);
     else if (this.isStopped) return;
     else if (type === "error") this.fail(new RequestFailed(data.message, { code: data.code }));
-    else if (type === "token" && (data.choice ?? 0) === 0) this.grow(this.turn.text + data.text, seq);
-    else if (type === "snapshot") this.grow(data.text, data.seq ?? seq);
+    else if (type === "token" && this.isText(data)) this.grow(this.turn.text + data.text, seq);
+    else if (type === "block_start" && data.choice === 0) this.noteBlocks([data]);
+    else if (type === "snapshot") this.leap(data, seq);
     else if (type === "status") this.status(data);
     if (id !== "" && this.isLive) this.turn.lastId = id;
     this.saveSoon();
+  }
+
+  /** Thinking and tool calls are blocks of their own, and not shown. Events of other types are ignored. */
+  isText({ choice = 0, index = 0 }) {
+    return choice === 0 && !this.turn.otherBlocks.includes(index);
+  }
+
+  noteBlocks(blocks) {
+    this.turn.otherBlocks.push(...blocks.filter(({ kind }) => kind !== "text").map(({ index }) => index));
+  }
+
+  leap(snapshot, seq) {
+    this.turn.otherBlocks = [];
+    this.noteBlocks(snapshot.blocks ?? snapshot.choices?.[0].blocks ?? []);
+    this.grow(snapshot.text, snapshot.seq ?? seq);
   }
 
   /** "waiting" holds the answer up in its middle, until "resumed". */

@@ -1,7 +1,7 @@
 // The conversation as the browser keeps it: turns, and where in its log each answer was last seen. No DOM, no network.
 //
-// Invariant: `text` and `lastId` of a turn are written together, so that a resume after `lastId` adds exactly what
-// `text` lacks.
+// Invariant: `text`, `otherBlocks` and `lastId` of a turn are written together, so that a resume after `lastId` adds
+// exactly what `text` lacks.
 
 const VERSION = 1;
 const MAX_TURNS = 200;
@@ -12,6 +12,7 @@ export function newTurn(question) {
   return {
     question,
     text: "",
+    otherBlocks: [], // indexes of the answer's blocks so far that are not text
     state: "waiting",
     isSent: false,
     streamId: null,

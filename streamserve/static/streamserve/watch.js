@@ -17,12 +17,24 @@ const end = (words) => {
 
 source.addEventListener("open", () => say("Watching. This is written down."));
 source.addEventListener("status", (event) => say(JSON.parse(event.data).message ?? "Watching. This is written down."));
+const otherBlocks = new Set(); // thinking and tool calls of the first choice: not its text
+
+function noteBlocks(blocks) {
+  for (const { kind, index } of blocks) if (kind !== "text") otherBlocks.add(index);
+}
+
+source.addEventListener("block_start", (event) => {
+  const block = JSON.parse(event.data);
+  if (block.choice === 0) noteBlocks([block]);
+});
 source.addEventListener("token", (event) => {
   const token = JSON.parse(event.data);
-  if (token.choice === 0) text.append(token.text);
+  if (token.choice === 0 && !otherBlocks.has(token.index)) text.append(token.text);
 });
 source.addEventListener("snapshot", (event) => {
-  text.textContent = JSON.parse(event.data).text; // in place of all that came before it
+  const snapshot = JSON.parse(event.data);
+  noteBlocks(snapshot.blocks ?? snapshot.choices?.[0].blocks ?? []);
+  text.textContent = snapshot.text; // in place of all that came before it
 });
 source.addEventListener("done", (event) => end(`Ended: ${JSON.parse(event.data).finish_reason}.`));
 source.addEventListener("error", (event) => {

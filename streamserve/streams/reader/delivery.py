@@ -110,7 +110,7 @@ class Delivery:
         """Close because the server waits no longer. Return the last frame, None if the stream cannot be continued."""
         can_leave = self._has_begun and self.stream.can_leave
         self.close()
-        return self._encoder.farewell(self.reader.going_away()) if can_leave else None
+        return self._encoder.going_away(self.reader.going_away()) if can_leave else None
 
     def close(self) -> None:
         """Detach the reader, or give up one that never came. Idempotent and synchronous."""

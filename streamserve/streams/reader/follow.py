@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 
-from streamserve.protocol.errors import Gone
+from streamserve.protocol.errors import BadRequest, Gone
 from streamserve.protocol.events import LoggedEvent
 from streamserve.streams.reader.channel import PullChannel
 from streamserve.streams.reader.reader import BrokenStream, Reader, read_page
@@ -23,6 +23,7 @@ class Follow:
 
     def __init__(self, reader: Reader) -> None:
         self.reader = reader
+        self.seq = reader.sent_seq  # of the last event given
         self._channel = PullChannel()
         self._events: deque[LoggedEvent] = deque()
         self._has_begun = False
@@ -40,10 +41,18 @@ class Follow:
             if events is None:
                 raise StopAsyncIteration
             self._events.extend(events)
-        return self._events.popleft()
+        logged = self._events.popleft()
+        self.seq = logged.seq or self.seq
+        return logged
 
     def ack(self, seq: int) -> None:
-        """Note that the reader has every event up to `seq`. Raises BadRequest (code "not_sent")."""
+        """Note that the reader has every event up to `seq`; a lower one than before changes nothing.
+
+        Raises BadRequest (code "not_sent") for an event that it was not given.
+        """
+        if seq > self.seq:
+            message = f"Event {seq} has not been sent; the last one was {self.seq}."
+            raise BadRequest(message, code="not_sent", param="seq")
         self.reader.ack(seq)
 
     def close(self) -> None:

@@ -95,6 +95,7 @@ class Reader(Attachment):
         super().__init__(is_watcher=is_watcher, transport=transport, seq=after)
         config = streams.settings
         self.stream, self.sent_seq = stream, after
+        self._accepted_seq = after  # by the transport: a frame may still be on its way to it
         self.is_over = False  # nothing more is written
         self.is_let_go = False  # and the stream continues elsewhere, or later
         self._log, self._config, self._encoder = streams.log, config, encoder
@@ -139,13 +140,7 @@ class Reader(Attachment):
         self.advance()
 
     def ack(self, seq: int) -> None:
-        """Note that the reader has every event up to `seq`; a lower one than before changes nothing.
-
-        Raises BadRequest (code "not_sent") for an event that it was not sent.
-        """
-        if seq > self.sent_seq:
-            message = f"Event {seq} has not been sent; the last one was {self.sent_seq}."
-            raise BadRequest(message, code="not_sent", param="seq")
+        """Note that the reader has every event up to `seq`; a lower one than before changes nothing."""
         if self._credit is None or self._is_closed or seq <= self.received_seq:
             return
         while self._unacked and self._unacked[0] <= seq:
@@ -169,10 +164,41 @@ class Reader(Attachment):
 
     def advance(self) -> None:
         """Write what is due, as far as the channel and the credit allow. An exception ends this reader only."""
-        if self._channel is None or self._is_closed:
+        channel = self._channel
+        if channel is None or self._is_closed:
             return
+        now = time.monotonic()
         try:
-            self._advance(self._channel)
+            while channel.is_writable:
+                if self._notice is not None:
+                    notice, self._notice = self._notice, None
+                    self._write_notice(channel, notice)
+                    continue
+                if self._paging is None and self._read_seq < self.stream.last_seq and len(self._held) < _PAGE:
+                    self._take_recent()
+                due_at = self._due_at()
+                if due_at > now:
+                    break
+                if self._held:
+                    if self._credit is not None and len(self._unacked) >= self._credit:
+                        due_at = math.inf
+                        break
+                    self._write(channel, self._flush(now), now)
+                    if self._is_closed:
+                        return
+                elif self.stream.ended.is_set() or self.stream.terminal is not None:
+                    if self._paging is not None or self._read_seq < self.stream.last_seq:
+                        due_at = math.inf  # a page is on its way
+                        break
+                    self._end_with_stream(channel)
+                    return
+                else:
+                    assert self._encoder is not None
+                    self._written_at = now
+                    channel.write(self._encoder.keepalive)
+            else:
+                due_at = math.inf
+            self._arm(min(due_at, self._poll_at))
         except Exception as error:
             self._end(error)
 
@@ -191,7 +217,7 @@ class Reader(Attachment):
         if channel is None or self._encoder is None:
             self._end(None)
         elif channel.is_writable:
-            frame = self._encoder.farewell(self.going_away())
+            frame = self._encoder.going_away(self.going_away())
             if frame:
                 channel.write(frame)
             self._end(None)
@@ -200,42 +226,9 @@ class Reader(Attachment):
 
     def going_away(self) -> GoingAway:
         """Return where and when to resume."""
-        return GoingAway(stream_id=self.stream.id, seq=self.sent_seq, retry_ms=random.randint(*_RETRY_MS))
+        return GoingAway(stream_id=self.stream.id, seq=self._accepted_seq, retry_ms=random.randint(*_RETRY_MS))
 
     # Inside
-
-    def _advance(self, channel: Channel) -> None:
-        now = time.monotonic()
-        while channel.is_writable:
-            if self._notice is not None:
-                notice, self._notice = self._notice, None
-                self._write_notice(channel, notice)
-                continue
-            if self._paging is None and self._read_seq < self.stream.last_seq and len(self._held) < _PAGE:
-                self._take_recent()
-            due_at = self._due_at()
-            if due_at > now:
-                break
-            if self._held:
-                if self._credit is not None and len(self._unacked) >= self._credit:
-                    due_at = math.inf
-                    break
-                self._write(channel, self._flush(now), now)
-                if self._is_closed:
-                    return
-            elif self.stream.ended.is_set() or self.stream.terminal is not None:
-                if self._paging is not None or self._read_seq < self.stream.last_seq:
-                    due_at = math.inf  # a page is on its way
-                    break
-                self._end_with_stream(channel)
-                return
-            else:
-                assert self._encoder is not None
-                self._written_at = now
-                channel.write(self._encoder.keepalive)
-        else:
-            due_at = math.inf
-        self._arm(min(due_at, self._poll_at))
 
     def _take_recent(self) -> None:
         """Hold what follows of the stream's recent events; have a task read the log if they are older."""
@@ -314,6 +307,7 @@ class Reader(Attachment):
         """The transport has accepted the last frame."""
         assert self._unconfirmed is not None
         (num_bytes, seq), self._unconfirmed = self._unconfirmed, None
+        self._accepted_seq = seq
         if self._received is None or self._is_closed:
             return
         if self._received.send(num_bytes, seq):

@@ -19,11 +19,12 @@ from urllib.parse import urlsplit
 
 import structlog
 
-from streamserve.clients.base import ModelDescription
 from streamserve.conf import SiteConfig
 from streamserve.dialects import native
+from streamserve.dialects.base import TextBlocks
 from streamserve.protocol.errors import EngineUnavailable, StreamserveError, error_for
-from streamserve.protocol.events import Error, Token
+from streamserve.protocol.events import BlockStart, Error, Token
+from streamserve.protocol.stats import ModelDescription
 from streamserve.streams.log.base import MemoryLog
 from streamserve.streams.reader.follow import follow
 from streamserve.streams.registry import Streams
@@ -72,12 +73,14 @@ class LocalChat:
 
     async def ask(self, question: str) -> AsyncGenerator[str]:
         self.messages.append({"role": "user", "content": question})
-        pieces: list[str] = []
+        blocks, pieces = TextBlocks(), list[str]()
         try:
             async with aclosing(follow(self._streams, await self._start(question), transport="terminal")) as events:
                 async for logged in events:
                     event = logged.event
-                    if isinstance(event, Token) and event.text:
+                    if isinstance(event, BlockStart):
+                        blocks.note(event)
+                    elif isinstance(event, Token) and event.text and event in blocks:
                         pieces.append(event.text)
                         yield event.text
                     elif isinstance(event, Error):

@@ -78,7 +78,7 @@ async def test_events_are_those_of_the_thread_client(
 async def test_acceptance_and_tokens_are_those_of_the_thread_client(
     client: ProcessClient, thread_client: ThreadClient
 ) -> None:
-    """`accepted`, `tokenize` and what it says of the model."""
+    """`accepted`, `tokenize` and the description are equal."""
     ours, theirs = [await one.generate(ask()) for one in (client, thread_client)]
     assert ours.accepted == theirs.accepted
     assert await client.tokenize(ask()) == await thread_client.tokenize(ask())
@@ -99,7 +99,7 @@ async def test_a_warm_prompt_is_in_the_prefix_cache(client: ProcessClient) -> No
 
 
 async def test_refusals_keep_class_code_and_param(client: ProcessClient) -> None:
-    """A worker's client is told what the engine's client would be told."""
+    """The refusal in the worker equals the one in the engine."""
     with pytest.raises(PromptTooLong) as too_long:
         await client.generate(ask(max_tokens=100_000))
     assert (too_long.value.code, too_long.value.param) == ("context_length_exceeded", "max_tokens")
@@ -109,7 +109,7 @@ async def test_refusals_keep_class_code_and_param(client: ProcessClient) -> None
 
 
 async def test_what_no_frame_can_hold_is_refused_here(client: ProcessClient) -> None:
-    """Too large, or a number beyond 64 bits: the connection goes on."""
+    """A request that is too large or holds a number beyond 64 bits is refused; the connection stays."""
     for request in (ask("a" * 17_000_000), ask(chat_template_kwargs={"a": 2**70})):
         with pytest.raises(BadRequest):
             await client.generate(request)
@@ -129,7 +129,7 @@ async def test_cancel_ends_the_sequence_in_the_engine(slow_engine: LaunchConfig)
         assert client.stats().generation_tokens < before + 400
 
 
-async def test_a_caller_who_leaves_before_acceptance_leaves_nothing(slow_engine: LaunchConfig) -> None:
+async def test_a_cancel_before_acceptance_leaves_nothing(slow_engine: LaunchConfig) -> None:
     """Cancelled while it waits: the engine forgets the request."""
     async with connected(slow_engine) as client:
         before = client.stats()
@@ -156,8 +156,8 @@ async def test_ready_takes_what_has_come(client: ProcessClient) -> None:
     assert generation.ready() == []
 
 
-async def test_a_reader_who_stands_still_is_parked_for(client: ProcessClient) -> None:
-    """No more than the lead is decoded; asked again from there, the answer is that of one who reads."""
+async def test_a_reader_that_stops_reading_parks_the_answer(client: ProcessClient) -> None:
+    """No more than the lead is decoded; the resumed answer equals one that is read."""
     whole = await collect(await client.generate(ask(max_tokens=400)))
     generation = await client.generate(ask(max_tokens=400, reader_tokens=(0,)))
     first = await collect(generation)
@@ -169,7 +169,7 @@ async def test_a_reader_who_stands_still_is_parked_for(client: ProcessClient) ->
     assert ids + token_ids(rest) == token_ids(whole)
 
 
-async def test_a_reader_who_keeps_up_is_not_parked_for(folder: Path) -> None:
+async def test_a_reader_that_keeps_up_never_parks_the_answer(folder: Path) -> None:
     """`reader_at` reaches the engine, in well over a second that 64 steps take."""
     spec = spec_in(folder, engine=replace(ENGINE, lead_tokens=64), echo_step_seconds=0.02)
     async with connected(spec) as client:
@@ -186,7 +186,7 @@ def token_ids(events: list[Event]) -> tuple[int, ...]:
 
 
 async def test_two_workers_share_one_engine(shared_engine: LaunchConfig, client: ProcessClient) -> None:
-    """Their answers do not mix, and each hears of the other's load."""
+    """Their answers do not mix, and both see the whole load."""
     async with connected(shared_engine) as other:
         mine, theirs = await asyncio.gather(
             *(one.generate(ask(text, max_tokens=30)) for one, text in ((client, "one"), (other, "two")))
@@ -216,7 +216,7 @@ async def test_what_an_operator_does_holds_for_all_workers(slow_engine: LaunchCo
 
 
 async def test_a_lost_worker_leaves_nothing_running(slow_engine: LaunchConfig) -> None:
-    """What it asked for is cancelled when its connection ends."""
+    """Its requests are cancelled when its connection ends."""
     async with connected(slow_engine) as client:
         before = client.stats().generation_tokens
         async with connected(slow_engine) as other:
@@ -228,7 +228,7 @@ async def test_a_lost_worker_leaves_nothing_running(slow_engine: LaunchConfig) -
 
 
 async def test_closing_leaves_nothing_here_and_the_engine_alone(shared_engine: LaunchConfig) -> None:
-    """No task, thread or descriptor; open generations end with an error; the process goes on."""
+    """No task, thread or descriptor stays; open generations end with an error; the engine process stays."""
     pid = pid_of(shared_engine)
     before = asyncio.all_tasks(), set(threading.enumerate()), len(os.listdir("/proc/self/fd"))
     async with connected(shared_engine) as client:
@@ -244,14 +244,14 @@ async def test_closing_leaves_nothing_here_and_the_engine_alone(shared_engine: L
 
 
 def test_a_worker_never_imports_torch() -> None:
-    """Not for the client, the host, nor for anything that they import."""
+    """The client, the server and their imports do without torch."""
     code = "import sys, streamserve.clients.process.client as _, streamserve.clients.process.server as _; "
     code += "sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
 async def test_unanswered_questions_are_refused_when_the_client_closes(shared_engine: LaunchConfig) -> None:
-    """Whoever waits is told, and does not wait for ever."""
+    """Open questions are refused."""
     async with connected(shared_engine) as client:
         task: asyncio.Task[Any] = asyncio.create_task(client.generate(ask()))
         await asyncio.sleep(0)

@@ -17,12 +17,14 @@ import pytest
 from streamserve.clients.base import Generation
 from streamserve.clients.process.client import ProcessClient
 from streamserve.clients.process.config import LaunchConfig
-from streamserve.clients.process.paths import is_claimed, place_of
+from streamserve.clients.process.paths import engine_paths, is_locked
 from streamserve.clients.process.spawn import SpawnFailed, spawn
 from streamserve.engine.config import ModelConfig
 from streamserve.protocol.errors import EngineUnavailable
 from streamserve.protocol.events import Done, Event, Token
 from tests.support.engine_processes import ENGINE, ask, connected, is_alive, pid_of, ready, spec_in, until
+
+pytestmark = pytest.mark.proof
 
 SLOW = 0.03  # seconds a step: a test can do something before an answer is over
 LONG = 400
@@ -79,7 +81,7 @@ async def test_a_killed_engine_is_replaced_and_answers_go_on(folder: Path) -> No
 
 
 async def test_open_answers_and_questions_end_as_lost(folder: Path) -> None:
-    """Each generation ends as parked, without a terminal event, and whoever waits for acceptance is refused."""
+    """Each generation ends as parked, without a terminal event, and open questions are refused."""
     spec = spec_in(folder, echo_step_seconds=SLOW)
     async with connected(spec) as client:
         generations = [await client.generate(ask(max_tokens=LONG, n=n)) for n in (1, 2)]
@@ -115,7 +117,7 @@ async def test_a_hung_engine_is_killed_and_replaced(folder: Path) -> None:
 
 
 async def test_a_worker_that_finds_a_hung_engine_replaces_it(folder: Path) -> None:
-    """It connects, hears nothing, and does not wait for ever."""
+    """A connection without a heartbeat ends after `hang_seconds`, and the engine is killed."""
     spec = spec_in(folder, hang_seconds=1.0)
     async with connected(spec):
         os.kill(old := engine_of(spec), signal.SIGSTOP)
@@ -158,7 +160,7 @@ async def test_a_model_that_cannot_be_loaded_says_why(folder: Path) -> None:
 
 
 async def test_an_engine_that_cannot_start_is_given_up(folder: Path) -> None:
-    """It ends before it listens: the starter says so, and the client stops trying."""
+    """An engine that ends before it listens is a SpawnFailed, and the client stops trying."""
     (folder / "run").mkdir(mode=0o755)
     with pytest.raises(SpawnFailed):
         await spawn(spec_in(folder))
@@ -183,17 +185,17 @@ async def test_workers_that_start_together_get_one_engine(folder: Path) -> None:
         await asyncio.gather(*(client.aclose() for client in clients))
 
 
-async def test_a_stale_socket_is_in_nobodys_way(folder: Path) -> None:
-    """A file that nobody listens on, as a killed engine leaves it."""
+async def test_a_stale_socket_is_replaced(folder: Path) -> None:
+    """The socket file of a killed engine is replaced."""
     spec = spec_in(folder)
     (folder / "run").mkdir(mode=0o700)
     with socket.socket(socket.AF_UNIX) as dead:
-        dead.bind(str(place_of(spec).socket))
+        dead.bind(str(engine_paths(spec).socket))
     async with connected(spec) as client:
         assert isinstance((await collect(await client.generate(ask())))[-1], Done)
 
 
-async def test_an_engine_ends_when_nobody_needs_it_and_comes_back(folder: Path) -> None:
+async def test_an_idle_engine_ends_and_is_started_again(folder: Path) -> None:
     """After its last client; its files but the lock are gone, and that is no failure."""
     spec = spec_in(folder, idle_seconds=0.5, max_failures=1)
     async with connected(spec):
@@ -233,7 +235,7 @@ async def test_sigterm_drains(folder: Path) -> None:
 
 
 async def test_a_drain_does_not_wait_for_ever(folder: Path) -> None:
-    """After `drain_seconds` what still runs ends as lost, to go on in the next engine."""
+    """After `drain_seconds` the open answers end as lost, and continue in the next engine."""
     spec = spec_in(folder, echo_step_seconds=SLOW, drain_seconds=0.2)
     async with connected(spec) as client:
         generation = await client.generate(ask(max_tokens=LONG))
@@ -244,7 +246,7 @@ async def test_a_drain_does_not_wait_for_ever(folder: Path) -> None:
         assert generation.parked.reason == "lost"
 
 
-async def test_ctrl_c_is_not_meant_for_an_engine_that_a_worker_started(folder: Path) -> None:
+async def test_ctrl_c_does_not_end_an_engine_that_a_worker_started(folder: Path) -> None:
     """It is in a session of its own, and ignores SIGINT that reaches it all the same."""
     async with connected(spec_in(folder)) as client:
         pid = engine_of(spec_in(folder))
@@ -255,7 +257,7 @@ async def test_ctrl_c_is_not_meant_for_an_engine_that_a_worker_started(folder: P
 
 
 async def test_younger_settings_replace_the_engine(folder: Path) -> None:
-    """The old one drains: its answers come to their end. The worker with older settings goes on with the new one."""
+    """The old engine finishes its answers and ends; the worker with older settings uses the new one."""
     old_spec = spec_in(folder, echo_step_seconds=SLOW, made_at=1.0)
     new_spec = replace(old_spec, engine=replace(ENGINE, max_model_len=256), made_at=2.0)
     async with connected(old_spec) as old:
@@ -268,6 +270,28 @@ async def test_younger_settings_replace_the_engine(folder: Path) -> None:
             await until(lambda: old.is_connected and old.describe().max_model_len == 256)
             assert new.describe().max_model_len == 256
             assert engine_of(new_spec) != pid
+
+
+async def test_a_replacement_is_announced_while_the_old_engine_drains(folder: Path) -> None:
+    """A worker that meets a draining engine of other settings describes a coming engine until that serves."""
+    old_spec = spec_in(folder, echo_step_seconds=SLOW, drain_seconds=60.0, made_at=1.0)
+    new_spec = replace(old_spec, engine=replace(ENGINE, max_model_len=256), made_at=2.0)
+    async with connected(old_spec) as old:
+        generation = await old.generate(ask(max_tokens=LONG))
+        await anext(generation)
+        new = ProcessClient(new_spec)
+        new.start()
+        seen = []
+        while new.describe().state != "ready":
+            if new.describe().stage == "replacing":
+                generation.cancel()  # the drain has nothing to wait for any more
+            if new.describe().stage != "connecting":
+                seen.append(new.describe())
+            await asyncio.sleep(0.01)
+        assert seen[0].stage == "replacing"
+        assert {(model.state, model.was_ready) for model in seen} == {("loading", True)}
+        assert isinstance((await collect(await new.generate(ask())))[-1], Done)
+        await new.aclose()
 
 
 async def test_older_settings_make_do_with_the_engine(folder: Path) -> None:
@@ -294,8 +318,8 @@ async def test_an_operator_takes_the_engine_as_it_is(folder: Path) -> None:
         await visitor.aclose()
 
 
-async def test_without_autostart_nobody_is_started(folder: Path) -> None:
-    """The client says what to do, and is there when it has been done."""
+async def test_without_autostart_no_engine_is_started(folder: Path) -> None:
+    """The client's message names the command, and it connects once the engine runs."""
     spec = spec_in(folder, autostart=False)
     client = ProcessClient(spec)
     with pytest.raises(EngineUnavailable) as refused:
@@ -303,7 +327,7 @@ async def test_without_autostart_nobody_is_started(folder: Path) -> None:
     assert refused.value.code == "engine_loading"
     try:
         await until(lambda: "streamserve_engine" in client.describe().message)
-        assert not is_claimed(place_of(spec))
+        assert not is_locked(engine_paths(spec))
         await spawn(spec)
         await ready(client)
     finally:
@@ -320,7 +344,7 @@ async def test_two_sites_of_one_user_keep_apart(folder: Path) -> None:
         os.kill(pid, signal.SIGKILL)
 
 
-async def test_closing_while_an_engine_is_being_started_leaves_nothing_here(folder: Path) -> None:
+async def test_closing_while_an_engine_starts_leaves_no_child(folder: Path) -> None:
     """The starter is not left to be reaped."""
     before = children()
     client = ProcessClient(spec_in(folder, idle_seconds=0.1))

@@ -12,40 +12,39 @@ from pathlib import Path
 
 import pytest
 
-from streamserve.clients.base import EngineStats
 from streamserve.clients.process import server as host
-from streamserve.clients.process.circuit_breaker import CircuitBreaker
-from streamserve.clients.process.config import config_hash, dated, spec_from_json, spec_to_json
+from streamserve.clients.process.config import config_from_json, config_hash, config_to_json, dated
 from streamserve.clients.process.messages import Hello, Welcome, is_replaced
 from streamserve.clients.process.paths import (
-    PlaceError,
-    claimed,
-    is_claimed,
+    EnginePathError,
+    engine_paths,
+    is_locked,
     listening,
+    locked,
     open_log,
-    place_of,
     prepare_folder,
 )
-from streamserve.clients.process.watchdog import Watchdog
+from streamserve.clients.process.supervision import CircuitBreaker, Watchdog
 from streamserve.engine.config import EngineConfig, LatencyClass, ModelConfig
+from streamserve.protocol.stats import EngineStats
 from tests.support.engine_processes import spec_in
 
 
 def test_a_spec_survives_json(folder: Path) -> None:
-    """The engine is told exactly what the worker was told."""
+    """The engine gets exactly the worker's config."""
     classes = {"chat": LatencyClass(ttft_seconds=0.3, pace=9.0)}
     spec = dated(spec_in(folder, engine=EngineConfig(classes=classes, num_blocks=7), idle_seconds=3.0))
-    assert spec_from_json(spec_to_json(spec)) == spec
+    assert config_from_json(config_to_json(spec)) == spec
     default = spec_in(folder, engine=EngineConfig())
-    assert spec_from_json(spec_to_json(default)) == default
+    assert config_from_json(config_to_json(default)) == default
 
 
 def test_the_hash_is_of_what_the_engine_computes_with(folder: Path) -> None:
-    """Not of how long it waits, nor of how a number was written; it survives the way to the engine."""
+    """The hash covers model and engine config, not timeouts or number formats, and is equal on both sides."""
     spec = spec_in(folder)
     assert config_hash(spec) == config_hash(replace(spec, idle_seconds=1.0, made_at=3.0, site="x"))
     assert config_hash(spec) == config_hash(replace(spec, engine=replace(spec.engine, step_seconds=12)))
-    assert config_hash(spec) == config_hash(spec_from_json(spec_to_json(spec)))
+    assert config_hash(spec) == config_hash(config_from_json(config_to_json(spec)))
     assert config_hash(spec) != config_hash(replace(spec, engine=replace(spec.engine, lead_tokens=1)))
     assert config_hash(spec) != config_hash(replace(spec, model=ModelConfig(alias="echo", path="x")))
 
@@ -54,66 +53,66 @@ def test_the_hash_is_of_what_the_engine_computes_with(folder: Path) -> None:
     ("is_equal", "worker_made_at", "expected"), [(True, 9.0, False), (False, 9.0, True), (False, 5.0, False)]
 )
 def test_only_younger_and_other_settings_replace(is_equal: bool, worker_made_at: float, expected: bool) -> None:
-    """Equal ones have nothing to change; older ones must not."""
+    """Equal settings and older ones never replace the engine."""
     welcome = Welcome(protocol=1, config_hash="a", made_at=5.0, pid=1, started_at=8.0)
     hello = Hello(protocol=1, config_hash="a" if is_equal else "b", made_at=worker_made_at)
     assert is_replaced(welcome, hello) is expected
 
 
-def test_the_place_is_named_by_site_and_alias_alone(folder: Path) -> None:
+def test_the_paths_depend_on_site_and_alias_alone(folder: Path) -> None:
     """Workers with different settings meet; different models and sites do not."""
     spec = spec_in(folder)
-    assert place_of(spec) == place_of(replace(spec, engine=EngineConfig(), made_at=1.0))
+    assert engine_paths(spec) == engine_paths(replace(spec, engine=EngineConfig(), made_at=1.0))
     other = replace(spec, model=ModelConfig(alias="a/../b", path="echo"))
-    assert place_of(spec).socket != place_of(other).socket != place_of(replace(other, site="x")).socket
-    assert place_of(other).log.parent == folder
+    assert engine_paths(spec).socket != engine_paths(other).socket != engine_paths(replace(other, site="x")).socket
+    assert engine_paths(other).log.parent == folder
 
 
 def test_without_a_folder_it_is_ours_among_the_temporary_ones(folder: Path) -> None:
-    """One to a user."""
+    """The default folder is one per user."""
     expected = Path(tempfile.gettempdir()) / f"streamserve-{os.geteuid()}"
-    assert place_of(spec_in(folder, runtime_dir="")).socket.parent == expected
+    assert engine_paths(spec_in(folder, runtime_dir="")).socket.parent == expected
 
 
 def test_a_folder_that_others_can_write_is_refused(folder: Path) -> None:
-    """Wrong rights, a link to elsewhere, a file."""
-    place = place_of(spec_in(folder))
+    """A folder with wrong permissions, or a link, is refused."""
+    place = engine_paths(spec_in(folder))
     run = folder / "run"
     prepare_folder(place)
     prepare_folder(place)
     run.chmod(0o770)
-    with pytest.raises(PlaceError, match="0700"):
+    with pytest.raises(EnginePathError, match="0700"):
         prepare_folder(place)
     run.chmod(0o700)
     run.rename(folder / "elsewhere")
     run.symlink_to(folder / "elsewhere")
-    with pytest.raises(PlaceError, match="0700"):
+    with pytest.raises(EnginePathError, match="0700"):
         prepare_folder(place)
 
 
 def test_a_path_too_long_for_a_socket_is_named(folder: Path) -> None:
-    """Before the kernel refuses it, in worse words."""
-    with pytest.raises(PlaceError, match="107"):
-        prepare_folder(place_of(spec_in(folder, runtime_dir=f"{folder}/{'x' * 90}")))
+    """The error names the limit of a socket path."""
+    with pytest.raises(EnginePathError, match="107"):
+        prepare_folder(engine_paths(spec_in(folder, runtime_dir=f"{folder}/{'x' * 90}")))
 
 
 def test_one_holds_the_lock_and_others_see_it(folder: Path) -> None:
     """For as long as it is held."""
-    place = place_of(spec_in(folder))
+    place = engine_paths(spec_in(folder))
     prepare_folder(place)
-    assert not is_claimed(place)
-    with claimed(place) as first, claimed(place) as second:
+    assert not is_locked(place)
+    with locked(place) as first, locked(place) as second:
         assert first
         assert not second
-        assert is_claimed(place)
-    assert not is_claimed(place)
+        assert is_locked(place)
+    assert not is_locked(place)
 
 
-def test_who_loses_the_lock_is_no_engine_and_no_failure(folder: Path) -> None:
+def test_a_process_without_the_lock_ends_without_failure(folder: Path) -> None:
     """It ends with 0 and leaves the winner's socket alone."""
-    place = place_of(spec_in(folder))
+    place = engine_paths(spec_in(folder))
     prepare_folder(place)
-    with claimed(place), listening(place):
+    with locked(place), listening(place):
         assert host.run(spec_in(folder)) == 0
         with socket.socket(socket.AF_UNIX) as sock:
             sock.connect(str(place.socket))
@@ -121,7 +120,7 @@ def test_who_loses_the_lock_is_no_engine_and_no_failure(folder: Path) -> None:
 
 def test_a_long_log_is_put_aside(folder: Path) -> None:
     """One that is short is added to."""
-    place = place_of(spec_in(folder))
+    place = engine_paths(spec_in(folder))
     for text in (b"a", b"b"):
         with open_log(place) as log:
             log.write(text)
@@ -139,21 +138,21 @@ def test_failures_are_given_up_within_the_window_only() -> None:
     for at in (0.0, 6.0, 12.0):
         failures.note(at)
         pauses.append(failures.pause())
-    assert not failures.is_given_up
+    assert not failures.is_open
     assert pauses[0] < pauses[1] == pauses[2] < 10.0
     failures.note(13.0)
-    assert failures.is_given_up
+    assert failures.is_open
     assert failures.pause() == 10.0
 
 
 def test_after_giving_up_one_failure_is_enough_for_a_while() -> None:
     """Half open: the try that follows has to hold."""
     failures = CircuitBreaker(3, 10.0)
-    failures.give_up(0.0)
+    failures.trip(0.0)
     failures.note(11.0)
-    assert failures.is_given_up
+    assert failures.is_open
     failures.note(60.0)
-    assert not failures.is_given_up
+    assert not failures.is_open
 
 
 def test_an_engine_with_work_and_no_steps_is_given_up() -> None:
@@ -161,19 +160,19 @@ def test_an_engine_with_work_and_no_steps_is_given_up() -> None:
     given_up: list[bool] = []
     watchdog = Watchdog(12.0, lambda: given_up.append(True))
     for now, steps, running in ((0.0, 1, 2), (11.0, 1, 2), (13.0, 2, 2), (24.0, 3, 0), (90.0, 3, 0)):
-        watchdog.look(EngineStats(steps=steps, running=running), now)
-    watchdog.look(EngineStats(steps=3, running=1), 100.0)
+        watchdog.check(EngineStats(steps=steps, running=running), now)
+    watchdog.check(EngineStats(steps=3, running=1), 100.0)
     watchdog.on_step(1000.0)
-    watchdog.look(EngineStats(steps=3, running=1), 200.0)
+    watchdog.check(EngineStats(steps=3, running=1), 200.0)
     watchdog.on_step(None)
-    watchdog.look(EngineStats(steps=3, running=1), 201.0)
+    watchdog.check(EngineStats(steps=3, running=1), 201.0)
     assert not given_up
-    watchdog.look(EngineStats(steps=3, running=1), 214.0)
+    watchdog.check(EngineStats(steps=3, running=1), 214.0)
     assert given_up == [True]
 
 
 _HANG = """
-from streamserve.clients.process.watchdog import Watchdog
+from streamserve.clients.process.supervision import Watchdog
 watchdog = Watchdog(12.0)
 watchdog.on_step(60.0)
 watchdog.on_step(None)

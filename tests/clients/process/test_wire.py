@@ -29,7 +29,7 @@ from streamserve.clients.process.messages import (
     Tokenize,
     Welcome,
 )
-from streamserve.clients.process.paths import listening, place_of, prepare_folder
+from streamserve.clients.process.paths import engine_paths, listening, prepare_folder
 from streamserve.clients.process.spawn import spawn
 from streamserve.protocol.events import Done
 from streamserve.protocol.frames import MAX_FRAME_BYTES, FrameError, frame
@@ -46,7 +46,7 @@ def hello(spec: LaunchConfig, protocol: int = PROTOCOL) -> bytes:
 @asynccontextmanager
 async def dialled(spec: LaunchConfig, first: bytes | None = None) -> AsyncIterator[Connection]:
     """A connection of our own making, which has sent `first` (a good greeting) and is closed in the end."""
-    loop, path = asyncio.get_running_loop(), str(place_of(spec).socket)
+    loop, path = asyncio.get_running_loop(), str(engine_paths(spec).socket)
     _, connection = await loop.create_unix_connection(Connection, path)
     connection.send(hello(spec) if first is None else first)
     try:
@@ -62,7 +62,7 @@ async def answer(connection: Connection) -> messages.ToWorker:
     while True:
         payload = await connection.receive()
         assert payload is not None, "the connection is lost"
-        message = messages.decode_to_worker(payload)
+        message = messages.TO_WORKER.decode(payload)
         if not isinstance(message, State):
             return message
 
@@ -82,7 +82,7 @@ BROKEN = {
 
 @pytest.mark.parametrize("payload", BROKEN.values(), ids=BROKEN)
 async def test_a_broken_frame_ends_its_connection_and_nothing_else(shared_engine: LaunchConfig, payload: bytes) -> None:
-    """The others' answers go on; the same bytes as a greeting fare no better."""
+    """Other connections continue; the same bytes as a handshake end theirs too."""
     async with connected(shared_engine) as other:
         generation = await other.generate(ask(max_tokens=100))
         async with dialled(shared_engine) as connection:
@@ -95,11 +95,11 @@ async def test_a_broken_frame_ends_its_connection_and_nothing_else(shared_engine
 
 @pytest.mark.parametrize("raw", [(MAX_FRAME_BYTES + 1).to_bytes(4, "big"), b"GET / HTTP/1.1\r\n\r\n"])
 async def test_an_oversized_frame_is_refused_by_its_length(shared_engine: LaunchConfig, raw: bytes) -> None:
-    """Before a byte of it has come. (So is what begins like HTTP.)"""
+    """The connection ends at the length, before the payload; the same for HTTP."""
     with socket.socket(socket.AF_UNIX) as sock:
         sock.setblocking(False)
         loop = asyncio.get_running_loop()
-        await loop.sock_connect(sock, str(place_of(shared_engine).socket))
+        await loop.sock_connect(sock, str(engine_paths(shared_engine).socket))
         await loop.sock_sendall(sock, frame(hello(shared_engine)) + raw)
         async with asyncio.timeout(DEADLINE_SECONDS):
             while await loop.sock_recv(sock, 65536):
@@ -107,7 +107,7 @@ async def test_an_oversized_frame_is_refused_by_its_length(shared_engine: Launch
 
 
 async def test_an_id_cannot_be_used_twice_at_once(shared_engine: LaunchConfig) -> None:
-    """Whose answer would it be?"""
+    """A second request with an open id ends the connection."""
     async with dialled(shared_engine) as connection:
         for _ in range(2):
             connection.send(messages.encode(Open(1, ask(max_tokens=400))))
@@ -115,7 +115,7 @@ async def test_an_id_cannot_be_used_twice_at_once(shared_engine: LaunchConfig) -
 
 
 async def test_positions_for_fewer_choices_than_there_are_end_the_connection(slow_engine: LaunchConfig) -> None:
-    """A worker that is so wrong is not listened to any longer."""
+    """A position list that is too short is a protocol error."""
     async with dialled(slow_engine) as connection:
         connection.send(messages.encode(Open(1, ask(max_tokens=400, n=2))))
         assert isinstance(await welcomed(connection), messages.Opened)
@@ -132,7 +132,7 @@ async def welcomed(connection: Connection) -> messages.ToWorker:
 
 
 async def test_unknown_ids_are_ignored(shared_engine: LaunchConfig) -> None:
-    """What is cancelled, or told of, may have ended while that was on its way."""
+    """A message for a generation that has ended meanwhile changes nothing."""
     async with dialled(shared_engine) as connection:
         connection.send(messages.encode(Cancel(77)))
         connection.send(messages.encode(ReaderAt(77, (1,))))
@@ -140,8 +140,8 @@ async def test_unknown_ids_are_ignored(shared_engine: LaunchConfig) -> None:
         assert await welcomed(connection) == messages.Reply(1, (97, 98))
 
 
-async def test_another_protocol_is_told_ours_and_turned_away(shared_engine: LaunchConfig) -> None:
-    """The greeting is what every version can read."""
+async def test_another_protocol_gets_a_welcome_and_is_refused(shared_engine: LaunchConfig) -> None:
+    """Every version can read the handshake."""
     async with dialled(shared_engine, hello(shared_engine, protocol=PROTOCOL + 1)) as connection:
         payload = await connection.receive()
         assert payload is not None
@@ -149,12 +149,12 @@ async def test_another_protocol_is_told_ours_and_turned_away(shared_engine: Laun
         await connection.lost()
 
 
-async def test_a_worker_of_another_protocol_says_so(folder: Path) -> None:
+async def test_a_worker_of_another_protocol_fails_with_a_message(folder: Path) -> None:
     """It cannot use the engine, and gives up after a few tries."""
     spec = spec_in(folder, max_failures=2, made_at=1.0)
     welcome = Welcome(protocol=PROTOCOL + 1, config_hash="other", made_at=2.0, pid=1, started_at=0.0)
-    prepare_folder(place_of(spec))
-    with listening(place_of(spec)) as listener:
+    prepare_folder(engine_paths(spec))
+    with listening(engine_paths(spec)) as listener:
         greet = lambda: Connection(lambda connection: connection.send(messages.encode(welcome)))  # noqa: E731
         server = await asyncio.get_running_loop().create_unix_server(greet, sock=listener)
         client = ProcessClient(spec)
@@ -166,7 +166,7 @@ async def test_a_worker_of_another_protocol_says_so(folder: Path) -> None:
 
 
 async def test_a_peer_that_does_not_read_is_dropped(folder: Path) -> None:
-    """At 64 MiB of what it has not read; memory is bounded, and nobody waits for it."""
+    """The connection ends at 64 MiB of unread bytes, so memory is bounded."""
     ours, theirs = socket.socketpair(socket.AF_UNIX)
     with theirs:
         _, connection = await asyncio.get_running_loop().create_connection(Connection, sock=ours)
@@ -175,13 +175,13 @@ async def test_a_peer_that_does_not_read_is_dropped(folder: Path) -> None:
         await connection.lost()
 
 
-async def test_nobody_else_can_use_the_engine(folder: Path) -> None:
-    """The folder and the socket are ours alone."""
+async def test_the_files_are_private(folder: Path) -> None:
+    """The folder, the socket and the log belong to our user alone."""
     spec = spec_in(folder)
     await spawn(spec)
-    assert place_of(spec).socket.stat().st_mode & 0o777 == 0o600
-    assert place_of(spec).socket.parent.stat().st_mode & 0o777 == 0o700
-    assert place_of(spec).log.stat().st_mode & 0o777 == 0o600
+    assert engine_paths(spec).socket.stat().st_mode & 0o777 == 0o600
+    assert engine_paths(spec).socket.parent.stat().st_mode & 0o777 == 0o700
+    assert engine_paths(spec).log.stat().st_mode & 0o777 == 0o600
 
 
 _DIAL = """
@@ -198,13 +198,13 @@ except (ConnectionResetError, BrokenPipeError):
 
 
 @as_root
-async def test_another_user_is_turned_away_even_if_the_files_let_him_in(folder: Path) -> None:
-    """SO_PEERCRED says who is there; he gets not a byte."""
+async def test_another_user_is_refused_by_uid(folder: Path) -> None:
+    """SO_PEERCRED names the user, and the connection ends without a byte."""
     spec = spec_in(folder)
     await spawn(spec)
-    for path, mode in ((folder, 0o755), (folder / "run", 0o755), (place_of(spec).socket, 0o666)):
+    for path, mode in ((folder, 0o755), (folder / "run", 0o755), (engine_paths(spec).socket, 0o666)):
         path.chmod(mode)
-    command = [sys.executable, "-I", "-c", _DIAL, str(place_of(spec).socket), frame(hello(spec)).hex()]
+    command = [sys.executable, "-I", "-c", _DIAL, str(engine_paths(spec).socket), frame(hello(spec)).hex()]
     for user, is_answered in ((NOBODY, False), (os.geteuid(), True)):
         result = await asyncio.to_thread(subprocess.run, [*command, str(user)], check=False)
         assert result.returncode == is_answered
@@ -222,11 +222,11 @@ sys.exit(bool(sock.accept()[0].recv(1)))
 
 
 @as_root
-async def test_another_users_engine_is_not_spoken_to(folder: Path) -> None:
-    """Nor do we ever send it a byte, should he get a socket into our folder."""
+async def test_another_users_socket_gets_no_byte(folder: Path) -> None:
+    """The client sends no byte to a socket of another user in our folder."""
     spec, run = spec_in(folder, autostart=False), folder / "run"
     _open_for_others(folder, run)
-    command = [sys.executable, "-I", "-c", _LISTEN, str(place_of(spec).socket), str(NOBODY)]
+    command = [sys.executable, "-I", "-c", _LISTEN, str(engine_paths(spec).socket), str(NOBODY)]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as theirs:  # noqa: ASYNC220
         assert theirs.stdout is not None
         await asyncio.to_thread(theirs.stdout.readline)
@@ -245,13 +245,13 @@ def _open_for_others(folder: Path, run: Path) -> None:
 
 
 def test_refusals_are_rebuilt_from_what_is_known() -> None:
-    """A class that this version does not know is the tree's root."""
+    """An unknown error class becomes the root of the tree."""
     error = messages.error_of(messages.Refusal(1, "TooNew", "no.", "too_new", None, 0))
     assert (type(error).__name__, error.code) == ("StreamserveError", "too_new")
 
 
-def test_a_greeting_of_a_later_version_can_be_read() -> None:
-    """It has fields that we do not know."""
+def test_a_handshake_of_a_later_version_can_be_read() -> None:
+    """Unknown fields of a handshake are ignored."""
     data = msgspec.msgpack.encode({"protocol": 9, "config_hash": "x", "made_at": 1.0, "mood": "good"})
     assert messages.decode_hello(data).protocol == 9
     with pytest.raises(FrameError):

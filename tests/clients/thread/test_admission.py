@@ -1,4 +1,4 @@
-"""Laws of the queue's bounds: by number, by the time that waiting prompts take, and what Retry-After then says."""
+"""Laws of the queue's bounds: by number, by the time that waiting prompts take, and their Retry-After."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from streamserve.clients.thread.admission import AdmissionControl
-from streamserve.clients.thread.recent import RecentFigures
+from streamserve.clients.thread.admission import AdmissionControl, RecentTimings
 from streamserve.engine.config import EngineConfig
-from streamserve.engine.core import CoreStats, SequenceUpdate
+from streamserve.engine.output import SequenceUpdate
 from streamserve.protocol.errors import Overloaded
+from streamserve.protocol.stats import CoreStats
 from tests.support.engines import FakeClock
 
 # What the core says while something waits: a token takes a hundredth of a second.
@@ -19,7 +19,7 @@ IDLE = CoreStats()
 
 
 def bounds_of(**config: Any) -> AdmissionControl:
-    return AdmissionControl(EngineConfig(**config), RecentFigures(FakeClock()))
+    return AdmissionControl(EngineConfig(**config), RecentTimings(FakeClock()))
 
 
 def scheduled(seq_id: int, num_cached_tokens: int = 0) -> SequenceUpdate:
@@ -31,8 +31,8 @@ def test_a_place_is_held_while_a_prompt_is_read() -> None:
     bounds = bounds_of(max_num_seqs=1, max_waiting=1)
 
     def fail_to_read() -> None:
-        with bounds.place(2):
-            with pytest.raises(Overloaded, match="2 answers are waiting"), bounds.place(1):
+        with bounds.reserve(2):
+            with pytest.raises(Overloaded, match="2 answers are waiting"), bounds.reserve(1):
                 pass
             raise KeyError
 
@@ -46,10 +46,10 @@ def test_a_seat_that_is_taken_is_no_place() -> None:
     bounds = bounds_of(max_num_seqs=1, max_waiting=1)
     bounds.add(1, 10)
     bounds.note(scheduled(1))
-    with pytest.raises(Overloaded), bounds.place(2):
+    with pytest.raises(Overloaded), bounds.reserve(2):
         pass
-    bounds.forget(1)
-    with bounds.place(2):
+    bounds.remove(1)
+    with bounds.reserve(2):
         pass
     assert bounds.is_empty
 
@@ -74,7 +74,7 @@ def test_retry_after_is_at_most_two_minutes() -> None:
 
 
 def test_a_prompt_that_waits_for_nobody_is_taken() -> None:
-    """However long: an empty queue refuses nobody."""
+    """An empty queue accepts a prompt of any length."""
     bounds = bounds_of()
     bounds.check_prefill(1_000_000, BUSY)
     bounds.add(1, 1_000_000)
@@ -83,7 +83,7 @@ def test_a_prompt_that_waits_for_nobody_is_taken() -> None:
 
 
 def test_what_a_token_takes_is_remembered() -> None:
-    """The core tells only while something waits in it; a burst within one step is bounded all the same."""
+    """The core measures only while something waits; a burst within one step is bounded too."""
     bounds = bounds_of()
     bounds.add(1, 7000)
     bounds.check_prefill(1, IDLE)
@@ -111,7 +111,7 @@ def test_a_resume_counts_as_scheduled_once() -> None:
     bounds.add(1, 10)
     for _ in range(3):
         bounds.note(scheduled(1))
-    assert bounds.num_waiting == 0
-    bounds.forget(1)
+    assert bounds.check_prefill(0, IDLE) == 0
+    bounds.remove(1)
     bounds.note(scheduled(1))
     assert bounds.is_empty

@@ -68,7 +68,7 @@ async def test_choices() -> None:
 
 
 async def test_stop_string_ends_the_text_and_frees_the_sequence() -> None:
-    """The text is cut before the stop string, `done` says stop, and the engine forgets the rest."""
+    """The text is cut before the stop string, `done` has reason stop, and the sequence ends."""
     async with serving() as client:
         whole = text(await collect(await client.generate(ask(max_tokens=60))))
         stop = whole[20:25]
@@ -120,7 +120,7 @@ async def test_tokenize() -> None:
 
 
 async def test_cancelled_is_absent_from_the_next_plan() -> None:
-    """A step is running; its reader leaves; the next plan holds the others only, and the blocks are free."""
+    """After a cancel during a step, the next plan is without that sequence, and its blocks are free."""
     runner = GatedRunner(echo_runner(), hold_from=2)
     async with serving(runner) as client:
         leaving, staying = [await client.generate(ask(prompt)) for prompt in ("one", "another")]
@@ -151,8 +151,8 @@ async def test_cancel_ends_the_iterator_without_an_event() -> None:
     generation.cancel()
 
 
-async def test_cancel_wakes_the_one_who_waits() -> None:
-    """A reader that waits for the next event is told that none will come."""
+async def test_cancel_ends_a_waiting_anext() -> None:
+    """A waiting `anext` ends with StopAsyncIteration."""
     runner = GatedRunner(echo_runner())
     async with serving(runner) as client:
         generation = await client.generate(ask())
@@ -173,7 +173,7 @@ async def test_cancelling_while_tokenising_leaves_nothing() -> None:
 
     async with serving(tokenizer=Slow()) as client:
         task = asyncio.ensure_future(client.generate(ask()))
-        await until(lambda: client._bounds.num_in_preparation == 1)
+        await until(lambda: client._admission.num_in_preparation == 1)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
@@ -197,8 +197,8 @@ async def test_leaving_at_every_moment_leaves_nothing() -> None:
     async with serving() as client:
         await asyncio.gather(*(read_some(client, number) for number in range(150)))
         await until(lambda: client.stats().running == client.stats().waiting == client.stats().blocks_used == 0)
-        assert client._bounds.is_empty
-        assert len(client._sequences) == 0
+        assert client._admission.is_empty
+        assert len(client._router) == 0
 
 
 async def test_one_bad_sequence_costs_only_itself() -> None:
@@ -214,7 +214,7 @@ async def test_one_bad_sequence_costs_only_itself() -> None:
 
 
 async def test_failing_choice_ends_the_request() -> None:
-    """If one of several choices fails, the request ends in one error and the others are aborted."""
+    """If one of several choices fails, the request ends in one error and the other choices are aborted."""
     runner = FaultyRunner(echo_runner(), lambda step, seq_id: seq_id == 2 and step >= 3)
     async with serving(runner) as client:
         events = await collect(await client.generate(ask(n=3, max_tokens=400)))
@@ -270,7 +270,7 @@ async def test_one_wake_per_step(monkeypatch: pytest.MonkeyPatch) -> None:
         original = loop.call_soon_threadsafe
 
         def count(callback: Any, *args: Any, **kwargs: Any) -> Any:
-            if callback == client._sequences._deliver:
+            if callback == client._router._deliver:
                 wakes.append(len(args[0]))
             return original(callback, *args, **kwargs)
 

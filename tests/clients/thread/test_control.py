@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from streamserve.clients.thread.client import ThreadClient
-from streamserve.engine.plan import StepPlan
-from streamserve.engine.progress import Progress
+from streamserve.engine.plan import Progress, StepPlan
 from streamserve.protocol.errors import BadRequest, EngineUnavailable
 from streamserve.protocol.events import Done, Token
 from tests.support.clients import CONFIG, ask, collect, echo_runner, ids, load_of, ready, serving, text, until
@@ -39,7 +38,7 @@ async def test_pause_parks_all_and_refuses_all() -> None:
         assert (client.describe().state, client.stats().is_paused, client.stats().blocks_used) == ("paused", True, 0)
         assert await refused(client) == "engine_paused"
         assert await refused(client, output_token_ids=((65,),)) == "engine_paused"
-        assert client._bounds.is_empty
+        assert client._admission.is_empty
 
 
 async def test_resume_goes_on_with_the_same_answer() -> None:
@@ -125,7 +124,7 @@ async def test_paused_while_loading_comes_up_paused() -> None:
 
 
 async def test_an_engine_that_is_gone_cannot_be_controlled() -> None:
-    """Neither one that ends before it has heard, nor one that had ended before."""
+    """A control ends with the engine, before or after its step."""
     runner = GatedRunner(echo_runner(), hold_from=2)
     async with serving(runner) as client:
         await client.generate(ask())
@@ -158,7 +157,7 @@ async def test_who_asks_may_leave() -> None:
 
 
 async def test_each_step_is_announced_and_ended() -> None:
-    """`on_step` hears how long a step may take before it runs, and None when nothing runs any more."""
+    """`on_step` gets how long a step may take before it runs, and None after it."""
     heard: list[float | None] = []
     armed: list[bool] = []
 

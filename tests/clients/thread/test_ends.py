@@ -7,13 +7,13 @@ import threading
 
 import pytest
 
-from streamserve.clients.base import Accepted
 from streamserve.clients.factory import echo_client
-from streamserve.clients.thread.acceptance import LoadedEngine, Prepared
+from streamserve.clients.thread.acceptance import LoadedEngine
 from streamserve.clients.thread.client import ThreadClient
-from streamserve.engine.progress import Progress
+from streamserve.engine.plan import Progress
 from streamserve.protocol.errors import BadRequest, EngineUnavailable
 from streamserve.protocol.events import Done, Error, Event, Token
+from streamserve.protocol.stats import CoreStats
 from tests.support.clients import CONFIG, ask, collect, echo_runner, load_of, ready, serving, until
 from tests.support.engines import DEADLINE_SECONDS, DyingRunner, GatedRunner
 
@@ -34,7 +34,7 @@ async def test_engine_death_ends_everything_with_an_error() -> None:
 
 
 async def test_failed_load_is_described() -> None:
-    """What went wrong is said, as far as it is fit to be shown; requests are refused."""
+    """The description names the failure without internals; requests are refused."""
 
     def load(progress: Progress) -> LoadedEngine:
         raise BadRequest("no model at /nowhere. Give a folder with config.json.")
@@ -63,7 +63,7 @@ async def test_foreign_failure_is_not_shown() -> None:
 
 
 async def test_first_request_begins_loading() -> None:
-    """An engine that nobody started is started by the first request, which is told to come back."""
+    """The first request starts an idle engine, and is refused with a Retry-After."""
     gate = threading.Event()
 
     def load(progress: Progress) -> LoadedEngine:
@@ -124,16 +124,16 @@ async def test_close_ends_generations_and_frees_the_runner() -> None:
 
 
 async def test_accepted_in_the_moment_of_the_end() -> None:
-    """A request that is accepted while the thread ends is told so, and does not wait for ever."""
+    """A request that is accepted while the thread ends gets an error event."""
     client = await ready(ThreadClient("echo", load_of(echo_runner()), CONFIG))
-    accepted = client._accepted
+    check_prefill = client._admission.check_prefill
 
-    def end_first(prepared: Prepared) -> Accepted:
+    def end_first(num_tokens: int, stats: CoreStats) -> int:
         client._thread.close()
         client._thread.join()
-        return accepted(prepared)
+        return check_prefill(num_tokens, stats)
 
-    client._accepted = end_first  # type: ignore[method-assign]
+    client._admission.check_prefill = end_first  # type: ignore[method-assign]
     events = await collect(await client.generate(ask()))
     assert [event.code for event in events if isinstance(event, Error)] == ["engine_closed"]
     await client.aclose()

@@ -1,4 +1,4 @@
-"""Laws of `LocalGeneration`, fed with updates by hand: what is taken, who is told, and what a park does."""
+"""Laws of `LocalGeneration`, fed with updates by hand: its events, its notifications, its parks."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from streamserve.clients.base import Accepted
 from streamserve.clients.thread.generation import LocalGeneration
-from streamserve.engine.core import Park, SequenceUpdate
 from streamserve.engine.echo import EchoTokenizer
+from streamserve.engine.output import SequenceUpdate
 from streamserve.engine.text.choice import Choice
 from streamserve.protocol.events import ChoiceDone, Done, Error, Token
+from streamserve.protocol.park import Accepted, Park
 from streamserve.protocol.requests import SamplingParams
 from tests.support.clients import collect, text
 
@@ -19,7 +19,7 @@ LEAD = Park(reason="lead", resume_at_lead=128)
 
 
 class Heard:
-    """The engine's side: keeps what the generation says."""
+    """The engine's side: records what the generation requests."""
 
     def __init__(self) -> None:
         self.said: list[tuple[Any, ...]] = []
@@ -50,7 +50,7 @@ def update(letters: str = "", *, seq_id: int = 10, **fields: Any) -> SequenceUpd
 
 
 async def test_park_ends_the_iterator_after_what_was_queued() -> None:
-    """The tokens come, no terminal event does, and `parked` says why."""
+    """The tokens come, no terminal event does, and `parked` has the reason."""
     heard = Heard()
     generation = generation_of(heard)
     generation.take(update("ab"))
@@ -85,7 +85,7 @@ async def test_a_choice_that_is_over_does_not_park() -> None:
 
 
 async def test_finished_choices_do_not_keep_the_others_from_parking() -> None:
-    """One choice has ended, the last one parks: the generation parks, and the end of the first was told."""
+    """One choice has ended, the last one parks: the generation parks after the `choice_done` of the first."""
     generation = generation_of(Heard(), n=2)
     generation.take(update("a", finish_reason="length"))
     generation.take(update("b", seq_id=11, park=LEAD))
@@ -95,7 +95,7 @@ async def test_finished_choices_do_not_keep_the_others_from_parking() -> None:
 
 
 async def test_held_back_text_stays_held_across_a_park() -> None:
-    """A park releases nothing: the resumed choice holds it back as before, and says the whole text in the end."""
+    """A park releases no held text: the resumed choice holds it back as before, and the whole text is equal."""
     first = generation_of(Heard(), stop=("bcd",))
     first.take(update("ab", park=LEAD))
     before = await collect(first)
@@ -135,7 +135,7 @@ async def test_a_failed_choice_aborts_the_others() -> None:
 
 
 async def test_ready_takes_what_is_there() -> None:
-    """`ready` gives all queued events at once and never waits; the iterator goes on after them."""
+    """`ready` gives all queued events at once and never waits; the iterator continues after them."""
     generation = generation_of(Heard())
     assert generation.ready() == []
     generation.take(update("a"))
@@ -163,7 +163,7 @@ async def test_ready_takes_no_more_than_it_is_asked_for() -> None:
 
 
 async def test_a_waiting_reader_goes_on_after_ready() -> None:
-    """Who waits in `anext` is woken by the next event, also after others took some with `ready`."""
+    """A waiting `anext` is woken by the next event, also after a `ready`."""
     generation = generation_of(Heard())
     generation.take(update("a"))
     generation.ready()
@@ -191,7 +191,7 @@ async def test_news_is_announced_once_until_taken() -> None:
 
 
 async def test_an_update_without_text_is_no_news() -> None:
-    """That a sequence was scheduled wakes nobody."""
+    """An update that a sequence was scheduled is not announced."""
     generation = generation_of(Heard())
     calls: list[None] = []
     generation.on_news = lambda: calls.append(None)
@@ -201,7 +201,7 @@ async def test_an_update_without_text_is_no_news() -> None:
 
 
 async def test_cancel_is_no_news() -> None:
-    """Who cancels knows it already."""
+    """`cancel` does not call `on_news`."""
     generation = generation_of(Heard())
     calls: list[None] = []
     generation.on_news = lambda: calls.append(None)
@@ -229,7 +229,7 @@ async def test_reader_positions_reach_what_still_runs() -> None:
 
 @pytest.mark.parametrize(("shown", "park", "is_whole"), [("", None, True), ("", LEAD, False), ("a", None, False)])
 async def test_only_whole_runs_count_as_answers(shown: str, park: Park | None, is_whole: bool) -> None:
-    """A run before or after a park says nothing of how long an answer takes."""
+    """A run before or after a park is no measure of a whole answer."""
     generation = generation_of(Heard(), shown=shown)
     generation.take(update("b", park=park, finish_reason=None if park else "length"))
     assert generation.is_whole is is_whole

@@ -21,7 +21,7 @@ OVERLAPS = pytest.mark.parametrize("overlap", [False, True], ids=["one step at a
 
 
 async def read_all(client: ThreadClient, n: int = 1, **fields: Any) -> tuple[list[Event], int]:
-    """Ask again and again, as a stream does whose reader has read everything; return the events and how often."""
+    """Resume repeatedly, as a stream does whose reader has read everything; return the events and how often."""
     events: list[Event] = []
     for num_parks in range(100):
         shown = tuple(ids(events, choice) for choice in range(n))
@@ -49,7 +49,7 @@ async def test_a_reader_who_reads_nothing_parks_the_generation_at_the_lead_limit
 
 
 async def test_a_reader_who_moves_on_moves_the_limit() -> None:
-    """Told of three tokens read, the engine makes three more before it parks."""
+    """After three tokens are read, the engine generates three more before it parks."""
     runner = GatedRunner(echo_runner(), hold_from=3)
     async with serving(runner, LEAD_4) as client:
         generation = await client.generate(ask(reader_tokens=(0,)))
@@ -59,8 +59,8 @@ async def test_a_reader_who_moves_on_moves_the_limit() -> None:
         assert len(ids(await collect(generation))) == 7
 
 
-async def test_nobody_to_wait_for_never_parks() -> None:
-    """Neither without a reader from the start, nor once told to wait for none."""
+async def test_without_a_reader_nothing_parks() -> None:
+    """A generation without a reader, from the start or later, never parks."""
     runner = GatedRunner(echo_runner(), hold_from=3)
     async with serving(runner, LEAD_4) as client:
         told = await client.generate(ask(reader_tokens=(0,)))
@@ -100,10 +100,10 @@ async def test_one_choice_that_parks_takes_the_others_along() -> None:
         await collect(generation)
         assert generation.parked is not None
         await until(lambda: client.stats().running == client.stats().blocks_used == 0)
-        assert client._bounds.is_empty
+        assert client._admission.is_empty
 
 
-async def test_who_waits_too_long_is_told() -> None:
+async def test_a_wait_beyond_the_limit_is_an_error_event() -> None:
     """A request that had no step within its class's queue time ends in a retryable `queue_timeout`."""
     clock, runner = FakeClock(), GatedRunner(echo_runner(), hold_from=1)
     client = await ready(ThreadClient("echo", load_of(runner), replace(CONFIG, max_num_seqs=1), clock=clock))
@@ -135,8 +135,8 @@ async def test_a_class_may_have_a_timeout() -> None:
 
 
 async def test_reruns_do_not_count_as_answers() -> None:
-    """The latency figures are of whole answers; the runs of one that parked only say how long seats are taken."""
+    """Latencies are of whole answers; a run of one that parked counts only for how long it ran."""
     async with serving(config=LEAD_4) as client:
         await read_all(client)
-        assert len(client._figures._breakdowns) == 0
-        assert len(client._figures._seat_seconds) == 3
+        assert len(client._timings._breakdowns) == 0
+        assert len(client._timings._running_seconds) == 3

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from streamserve.clients.thread.admission import RecentTimings
 from streamserve.clients.thread.generation import Timings
-from streamserve.clients.thread.recent import RecentFigures
-from streamserve.engine.core import SequenceUpdate
+from streamserve.engine.output import SequenceUpdate
 from tests.support.engines import FakeClock
 
 
@@ -17,7 +17,7 @@ def update(at: float, *token_ids: int, seq_id: int = 1, scheduled_at: float = 11
 def test_rate_looks_back_five_seconds() -> None:
     """Tokens count for five seconds, and then no more."""
     clock = FakeClock(100.0)
-    figures = RecentFigures(clock)
+    figures = RecentTimings(clock)
     for at in (99.0, 99.0, 100.0):
         figures.note(update(at, 1, 2))
     assert figures.tokens_per_second() == pytest.approx(6 / 5)
@@ -29,7 +29,7 @@ def test_rate_looks_back_five_seconds() -> None:
 
 def test_retry_after_is_what_the_queue_will_take() -> None:
     """From how long answers took, how many wait, and how many are served at once; never less than a second."""
-    figures = RecentFigures(FakeClock())
+    figures = RecentTimings(FakeClock())
     assert figures.retry_after(64, 64) == 5
     figures.note_finished({"prefill": 1.0, "decode": 3.0, "queue": 0.0, "ttft": 1.0, "itl_p50": 0.1, "itl_p95": 0.2})
     assert figures.retry_after(10, 4) == 10
@@ -42,7 +42,7 @@ def test_retry_after_is_what_the_queue_will_take() -> None:
 
 def test_timings_add_up() -> None:
     """Queue, prefill and decode are the latency; gaps are between tokens of one choice, not between choices."""
-    timings = Timings(accepted_at=10.0)
+    timings = Timings(accepted_at=10.0, last_at=10.0)
     assert set(timings.breakdown().values()) == {0.0}
     for one in (update(12.0), update(13.0, 1), update(13.5, 1, seq_id=2), update(15.0, 1), update(15.5, 1, seq_id=2)):
         timings.note(one)

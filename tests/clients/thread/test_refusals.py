@@ -12,7 +12,7 @@ import pytest
 from streamserve.engine.config import LatencyClass
 from streamserve.engine.echo import EchoRunner, EchoTokenizer
 from streamserve.engine.text.tokenizer import Prompt
-from streamserve.protocol.errors import BadRequest, Overloaded, PromptTooLong
+from streamserve.protocol.errors import BadRequest, Overloaded, PromptTooLong, UnmetNeeds
 from streamserve.protocol.events import Done
 from streamserve.protocol.requests import GenerateRequest
 from tests.support.clients import CONFIG, ask, collect, echo_runner, serving, until
@@ -39,13 +39,21 @@ async def test_unknown_class_is_refused() -> None:
         assert isinstance((await collect(await client.generate(ask(seed=2**63 - 1, n=2, temperature=1.0))))[-1], Done)
 
 
+async def test_a_need_that_the_engine_lacks_is_refused() -> None:
+    """A newer worker's request is not answered without what it cannot do without."""
+    async with serving() as client:
+        with pytest.raises(UnmetNeeds, match="grammar"):
+            await client.generate(replace(ask(), needs=("grammar",)))
+        assert client._bounds.is_empty
+
+
 async def test_reader_positions_are_one_for_each_choice() -> None:
     """Too few or too many are refused before anything reaches the engine."""
     async with serving() as client:
         for positions in ((), (1, 2, 3)):
             with pytest.raises(BadRequest, match="each of the 2 choices"):
                 await client.generate(ask(n=2, reader_tokens=positions))
-        assert client._bounds.is_empty
+        assert client._admission.is_empty
 
 
 async def test_broken_tokenizer_is_a_bad_request() -> None:
@@ -139,7 +147,7 @@ async def test_tokenising_is_bounded() -> None:
 
     async with serving(config=replace(CONFIG, max_waiting=8), tokenizer=Slow()) as client:
         tasks = [asyncio.ensure_future(client.generate(ask())) for _ in range(16)]
-        await until(lambda: client._bounds.num_in_preparation == 16)
+        await until(lambda: client._admission.num_in_preparation == 16)
         for refused in (client.generate(ask()), client.tokenize(ask())):
             with pytest.raises(Overloaded, match="16 answers are waiting already"):
                 await refused

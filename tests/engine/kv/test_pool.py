@@ -1,4 +1,4 @@
-"""Laws of the block pool: who holds what, what is evicted first, and who may find whose blocks."""
+"""Laws of the block pool: reference counts, eviction order, and which prefixes are shared."""
 
 from __future__ import annotations
 
@@ -6,9 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from streamserve.engine.kv.hashing import block_hash, root_hash
-from streamserve.engine.kv.integrity import IntegrityError
-from streamserve.engine.kv.pool import BlockPool
+from streamserve.engine.kv.free_list import IntegrityError
+from streamserve.engine.kv.pool import BlockPool, block_hash, root_hash
 from streamserve.engine.sequence import Sequence, State
 from tests.support.cores import request
 
@@ -31,7 +30,7 @@ def compute(pool: BlockPool, sequence: Sequence) -> None:
     """Pretend that a step wrote everything."""
     num_written = sequence.num_uncomputed_tokens
     sequence.num_computed_tokens += num_written
-    pool.register(sequence, num_written)
+    pool.cache_blocks(sequence, num_written)
 
 
 def end(pool: BlockPool, sequence: Sequence) -> list[int]:
@@ -78,7 +77,7 @@ def test_one_token_is_always_left_to_compute() -> None:
 
 
 def test_block_is_found_only_after_its_step() -> None:
-    """Between allocation and the end of the step nobody can hit the block."""
+    """Between allocation and the end of the step a block is not cached."""
     pool = new_pool()
     start(pool, 1, 10)
     assert start(pool, 2, 10).num_computed_tokens == 0
@@ -90,7 +89,7 @@ def test_partly_filled_block_has_no_name() -> None:
     sequence = start(pool, 1, 10)
     for num_written, num_named in ((3, 0), (2, 1), (4, 2), (1, 2)):
         sequence.num_computed_tokens += num_written
-        pool.register(sequence, num_written)
+        pool.cache_blocks(sequence, num_written)
         assert len(pool._by_hash) == num_named
 
 
@@ -130,7 +129,7 @@ def test_unnamed_blocks_are_reused_first_and_newest_first() -> None:
 
 
 def test_evicted_block_is_not_found() -> None:
-    """A block that was given to somebody else has lost its name."""
+    """A block that is allocated again has lost its hash."""
     pool = new_pool(num_blocks=4)
     sequence = start(pool, 1, 12)
     compute(pool, sequence)
@@ -145,7 +144,7 @@ def test_forgotten_block_is_not_found_and_reused_first() -> None:
     sequence = start(pool, 1, 12)
     compute(pool, sequence)
     table = end(pool, sequence)
-    pool.forget(sequence.block_hashes[1:])
+    pool.evict(sequence.block_hashes[1:])
     pool.check_integrity([])
     assert len(pool.find_prefix(Sequence(request(2, range(12))))) == 1
     assert set(pool.allocate(2)) == set(table[1:])
@@ -216,12 +215,12 @@ def test_double_free_is_a_mistake() -> None:
     pool = new_pool()
     table = pool.allocate(1)
     pool.free(table)
-    with pytest.raises(IntegrityError, match="nobody holds it"):
+    with pytest.raises(IntegrityError, match="has no holder"):
         pool.free(table)
 
 
 def test_null_block_cannot_be_freed() -> None:
-    """Nobody ever holds it."""
+    """It is never allocated."""
     with pytest.raises(IntegrityError, match="block 0 is freed"):
         new_pool().free([0])
 
@@ -231,13 +230,13 @@ def test_held_block_is_not_given_out(block_id: int) -> None:
     """However it came into the free list; the null block counts as held."""
     pool = new_pool()
     pool.allocate(1)
-    pool._free.push_front(pool._blocks[block_id])
-    with pytest.raises(IntegrityError, match="is given out"):
+    pool._free.push(pool._blocks[block_id], at_front=True)
+    with pytest.raises(IntegrityError, match="is allocated"):
         pool.allocate(1)
 
 
 def test_more_blocks_than_there_are_is_a_mistake() -> None:
-    """Whoever asks has compared with `num_free`."""
+    """The caller has compared with `num_free`."""
     with pytest.raises(IntegrityError, match="none is free"):
         new_pool().allocate(11)
 
@@ -259,11 +258,11 @@ def lose_free_block(pool: BlockPool) -> None:
 
 
 def count_more_cached_than_named(pool: BlockPool) -> None:
-    pool._num_free_named += 3
+    pool._num_free_cached += 3
 
 
 def count_less_cached_than_none(pool: BlockPool) -> None:
-    pool._num_free_named -= 1
+    pool._num_free_cached -= 1
 
 
 @pytest.mark.parametrize(
@@ -305,7 +304,7 @@ def miscount(pool: BlockPool, sequence: Sequence) -> None:
 
 
 def miscount_cached(pool: BlockPool, sequence: Sequence) -> None:
-    pool._num_free_named += 1
+    pool._num_free_cached += 1
 
 
 def rename(pool: BlockPool, sequence: Sequence) -> None:
@@ -354,9 +353,9 @@ def test_integrity_check_sees(damage: object) -> None:
 
 
 def test_forgetting_is_told() -> None:
-    """Whoever wants to know (a poisoning runner) hears when a block's content has lost its last use."""
+    """`on_evict` is called when a block's content is lost for reuse."""
     forgotten: list[int] = []
-    pool = new_pool(num_blocks=4, on_forget=forgotten.append)
+    pool = new_pool(num_blocks=4, on_evict=forgotten.append)
     sequence = start(pool, 1, 9)
     compute(pool, sequence)
     table = end(pool, sequence)

@@ -10,8 +10,8 @@ import torch
 from streamserve.engine.model.attention import PagedAttention, Variant
 from streamserve.engine.model.batch import build_batch
 from streamserve.engine.model.kv_cache import KVCache, LayerShape
-from streamserve.engine.model.load import reference
 from streamserve.engine.plan import Chunk, StepPlan
+from tests.support import plain_attention as reference
 
 NUM_BLOCKS = 160
 BLOCK_SIZE = 4

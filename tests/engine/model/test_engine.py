@@ -40,7 +40,7 @@ def poison(runner: HFRunner, block_id: int) -> None:
 def make_drive(runner: HFRunner, **config: Any) -> Drive:
     """A core over `runner` whose freed and forgotten blocks are poisoned."""
     drive = Drive(runner=runner, **{"overlap": False, **config})
-    drive.core.pool._on_forget = partial(poison, runner)  # `Drive` poisons only its own echo runner
+    drive.core.pool._on_evict = partial(poison, runner)  # `Drive` poisons only its own echo runner
     return drive
 
 

@@ -17,7 +17,7 @@ from streamserve.engine.capacity import (
 )
 from streamserve.engine.config import EngineConfig
 from streamserve.engine.model.kv_cache import KVCache, LayerShape, bytes_per_block, pool_bytes
-from streamserve.engine.model.load.memory import total_memory
+from streamserve.engine.model.load.source import total_memory
 
 LAYERS = {
     0: LayerShape(num_kv_heads=2, key_dim=8, value_dim=8),

@@ -10,8 +10,7 @@ import pytest
 import torch
 
 from streamserve.engine.model import sampler
-from streamserve.engine.model.noise import exponential, row_key
-from streamserve.engine.model.sampler import raw_logprobs, sample
+from streamserve.engine.model.sampler import exponential, raw_logprobs, row_key, sample
 from streamserve.engine.plan import SampleSpec
 
 VOCAB = 40

@@ -1,12 +1,12 @@
-"""Laws of a choice: ids in, events out, and a resumed choice goes on exactly where readers are."""
+"""Laws of a choice: ids in, events out, and a resumed choice continues exactly where readers are."""
 
 from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamserve.engine.core import SequenceUpdate
 from streamserve.engine.echo import EOS, EchoTokenizer
+from streamserve.engine.output import SequenceUpdate
 from streamserve.engine.plan import RawLogprobs
 from streamserve.engine.text.choice import Choice
 from streamserve.protocol.events import Token
@@ -79,7 +79,7 @@ def test_tokens_behind_a_stop_string_are_dropped() -> None:
 
 
 def test_stop_string_in_the_last_update_wins() -> None:
-    """The answer was stopped, even if the engine says it ran out of tokens."""
+    """A stop string in the last token has reason stop, not length."""
     one = choice("b")
     texts(one, ids("ab"))
     assert one.finish_reason == "stop"
@@ -93,7 +93,7 @@ def test_min_tokens_before_stop_strings_count() -> None:
 
 
 def test_logprobs_carry_exact_bytes() -> None:
-    """Half a code point is told as bytes; the text is only a picture of it."""
+    """Half a code point is exact in bytes; its text is a replacement character."""
     one = choice(logprobs=1)
     raw = RawLogprobs(chosen=-0.5, top=((0xC3, -0.5),))
     token = one.push(update(0xC3, logprobs=(raw,)))
@@ -125,7 +125,7 @@ def test_resume_after_the_end_repeats_nothing() -> None:
 
 
 def test_resume_after_a_stop_string() -> None:
-    """A choice whose shown ids hold a stop string knows it, and where."""
+    """A choice whose shown ids hold a stop string has `stopped_at`."""
     one = choice("b", shown=tuple(ids("ab")))
     assert one.stopped_at == 2
     assert one.push(update(finish_reason="stop")) is None

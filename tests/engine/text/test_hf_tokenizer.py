@@ -148,14 +148,14 @@ def test_template_kwargs(chat: HFTokenizer) -> None:
 
 
 def test_continued_message(chat: HFTokenizer) -> None:
-    """The last message can be one that the model goes on with: then no new turn begins, and this one does not end."""
+    """The model can continue the last message: then no new turn begins, and this one does not end."""
     turns = ask(("user", "hi"), ("assistant", "Well, "), chat_template_kwargs={"continue_final_message": True})
     assert shown(chat, chat.encode(turns).token_ids).endswith("Well, ")
 
 
 @pytest.mark.parametrize(("role", "message"), [("bad", "no such role"), ("broken", "cannot render")])
 def test_template_errors(chat: HFTokenizer, role: str, message: str) -> None:
-    """What the template raises itself is told; other failures only that there was one."""
+    """The template's own message is shown; other failures are generic."""
     with pytest.raises(BadRequest, match=message) as caught:
         chat.encode(ask((role, "hi")))
     assert caught.value.code == "template_error"

@@ -6,7 +6,7 @@ from functools import partial
 
 from tests.sim.planted import Mutant
 
-_pool = partial(Mutant, file="block_pool.py")
+_pool = partial(Mutant, file="kv/pool.py")
 
 MUTANTS = (
     _pool(
@@ -32,10 +32,10 @@ MUTANTS = (
         law=2,
         old=(
             "            self._free.remove(block)\n"
-            "            self._num_free_named -= 1\n"
+            "            self._num_free_cached -= 1\n"
             "            self._num_used += 1"
         ),
-        new="            self._num_free_named -= 1\n            self._num_used += 1",
+        new="            self._num_free_cached -= 1\n            self._num_used += 1",
     ),
     _pool(
         name="the null block is given out",
@@ -60,20 +60,16 @@ MUTANTS = (
         law=2,
         old=(
             "            self._free.remove(block)\n"
-            "            self._num_free_named -= 1\n"
+            "            self._num_free_cached -= 1\n"
             "            self._put_back(block)"
         ),
-        new="            self._free.remove(block)\n            self._num_free_named -= 1",
+        new="            self._free.remove(block)\n            self._num_free_cached -= 1",
     ),
     _pool(
         name="a block keeps its name when it is given out",
         law=3,
-        old=(
-            "            self._num_free_named -= 1\n"
-            "            self._unname(block)\n"
-            "            self._tell_forgotten(block)"
-        ),
-        new="            self._num_free_named -= 1\n            self._tell_forgotten(block)",
+        old="                self._num_free_cached -= 1\n                self._uncache(block)\n",
+        new="                self._num_free_cached -= 1\n",
     ),
     _pool(
         name="a lost name still leads to its block",
@@ -84,7 +80,7 @@ MUTANTS = (
     _pool(
         name="a block takes a name that another has",
         law=4,
-        old="if block.block_hash is None and name not in self._by_hash:",
+        old="if block.block_hash is None and hash_ not in self._by_hash:",
         new="if block.block_hash is None:",
     ),
     _pool(
@@ -96,8 +92,8 @@ MUTANTS = (
     _pool(
         name="names are one block off",
         law=5,
-        old="self._name(self._blocks[sequence.block_table[index]], sequence.block_hashes[index])",
-        new="self._name(self._blocks[sequence.block_table[index]], sequence.block_hashes[index - 1])",
+        old="self._cache(self._blocks[sequence.block_table[index]], sequence.block_hashes[index])",
+        new="self._cache(self._blocks[sequence.block_table[index]], sequence.block_hashes[index - 1])",
     ),
     _pool(
         name="the whole prompt comes from the cache",
@@ -120,13 +116,13 @@ MUTANTS = (
     _pool(
         name="forgetting forgets nothing",
         law=18,
-        old="            if block is not None:\n                self._forget(block)",
-        new="            if block is None:\n                self._forget(block)",
+        old="            if block is not None:\n                self._evict(block)",
+        new="            if block is None:\n                self._evict(block)",
     ),
     _pool(
         name="hits are counted after every preemption",
         law=30,
-        old="if sequence.num_preemptions == 0:  # finding one's own blocks again is no hit",
+        old="if sequence.num_preemptions == 0:  # after a preemption its own blocks are no hit",
         new="if True:",
     ),
     _pool(
@@ -138,42 +134,42 @@ MUTANTS = (
     Mutant(
         name="a block's name ignores what is before it",
         law=4,
-        file="block_hash.py",
+        file="kv/pool.py",
         old="hashlib.sha256(parent + _framed(",
         new="hashlib.sha256(_framed(",
     ),
     Mutant(
         name="no salt",
         law=17,
-        file="block_hash.py",
+        file="kv/pool.py",
         old="return sequence.request.salt if is_first_private and sequence.request.salt else None",
         new="return None",
     ),
     Mutant(
         name="no salt where the public part ends with a block",
         law=17,
-        file="block_hash.py",
+        file="kv/pool.py",
         old="is_first_private = start <= public < end",
         new="is_first_private = start < public < end",
     ),
     Mutant(
         name="a block that is partly the caller's is public",
         law=17,
-        file="block_hash.py",
+        file="kv/pool.py",
         old="public = sequence.request.num_public_tokens",
         new="public = -(-sequence.request.num_public_tokens // (end - start)) * (end - start)",
     ),
     Mutant(
         name="the free list loses count",
         law=2,
-        file="free_list.py",
+        file="kv/free_list.py",
         old="        self._len -= 1\n",
         new="",
     ),
     Mutant(
         name="the free list forgets the link back",
         law=2,
-        file="free_list.py",
+        file="kv/free_list.py",
         old="        after.next.prev = block\n",
         new="",
     ),

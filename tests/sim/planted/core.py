@@ -1,4 +1,4 @@
-"""Faults of the core and its ledger: what is told, to whom, and how often."""
+"""Faults of the core and its output: what is told, to whom, and how often."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ from functools import partial
 from tests.sim.planted import Mutant
 
 _core = partial(Mutant, file="core.py")
-_ledger = partial(Mutant, file="ledger.py")
+_output = partial(Mutant, file="output.py")
 
 MUTANTS = (
-    _ledger(
+    _output(
         name="leak on abort",
         law=7,
-        old="        self._with_known(seq_id, self._take_out)\n",
-        new="        self._with_known(seq_id, lambda sequence: self.sequences.pop(sequence.seq_id))\n",
+        old="            self._remove(sequence)\n        self._updates",
+        new="            del self.sequences[seq_id]\n        self._updates",
     ),
-    _ledger(
+    _output(
         name="an abort is not heard",
         law=15,
-        old="        self._with_known(seq_id, self._take_out)\n",
-        new="        pass\n",
+        old="            self._remove(sequence)\n        self._updates",
+        new="            pass\n        self._updates",
     ),
-    _ledger(
+    _output(
         name="an abort leaves what was to be told",
         law=15,
         old="        self._updates = [update for update in self._updates if update.seq_id != seq_id]\n",
@@ -31,7 +31,7 @@ MUTANTS = (
     _core(
         name="who leaves during a step hears its result",
         law=15,
-        old="        self._drain()  # whoever left meanwhile hears nothing more\n",
+        old="        self._drain()  # sequences aborted meanwhile get no update\n",
         new="",
     ),
     _core(
@@ -46,116 +46,116 @@ MUTANTS = (
         old="        while self._inbox:\n",
         new="        if self._inbox:\n",
     ),
-    _ledger(
+    _output(
         name="unknown ids are not counted",
         law=30,
         old="            self.num_unknown_ids += 1\n",
         new="            pass\n",
     ),
-    _ledger(
+    _output(
         name="a second terminal event",
         law=15,
-        old='            self.tell(sequence, now, finish_reason="stop")\n\n        self._with',
+        old='            self.emit(sequence, now, finish_reason="stop")\n',
         new=(
-            '            self.tell(sequence, now, finish_reason="stop")\n'
-            "            self._updates.append(self._updates[-1])\n\n        self._with"
+            '            self.emit(sequence, now, finish_reason="stop")\n'
+            "            self._updates.append(self._updates[-1])\n"
         ),
     ),
-    _ledger(
+    _output(
         name="a finished sequence goes on",
         law=15,
-        old="        if update.is_last:\n            self._take_out(sequence)",
-        new="        if update.is_last and finish_reason is None:\n            self._take_out(sequence)",
+        old="        if update.is_last:\n            self._remove(sequence)",
+        new="        if update.is_last and finish_reason is None:\n            self._remove(sequence)",
     ),
-    _ledger(
+    _output(
         name="what comes after a stop is cached",
         law=18,
-        old="            self.pool.forget(sequence.block_hashes[kept // self.pool.block_size :])\n",
+        old="            self.pool.evict(sequence.block_hashes[kept // self.pool.block_size :])\n",
         new="",
     ),
-    _ledger(
+    _output(
         name="a stop keeps a block too many",
         law=18,
         old="sequence.block_hashes[kept // self.pool.block_size :]",
         new="sequence.block_hashes[kept // self.pool.block_size + 1 :]",
     ),
-    _ledger(
+    _output(
         name="what failed is cached",
         law=18,
-        old="        self.pool.forget(sequence.block_hashes)\n",
+        old="        self.pool.evict(sequence.block_hashes)\n",
         new="",
     ),
-    _ledger(
+    _output(
         name="a failed chunk counts",
         law=5,
         old="        error = _error_of(part.chunk, sampled)\n",
         new=(
-            "        sequence.land(num_tokens)\n"
-            "        self.pool.register(sequence, num_tokens)\n"
+            "        sequence.mark_computed(num_tokens)\n"
+            "        self.pool.cache_blocks(sequence, num_tokens)\n"
             "        error = _error_of(part.chunk, sampled)\n"
         ),
     ),
-    _ledger(
+    _output(
         name="a failure is not told",
         law=15,
         old="        error = _error_of(part.chunk, sampled)\n",
         new="        error = None\n",
     ),
-    _ledger(
+    _output(
         name="blocks are named before they count as computed",
         law=5,
-        old="        sequence.land(num_tokens)\n        self.pool.register(sequence, num_tokens)\n",
-        new="        self.pool.register(sequence, num_tokens)\n        sequence.land(num_tokens)\n",
+        old="        sequence.mark_computed(num_tokens)\n        self.pool.cache_blocks(sequence, num_tokens)\n",
+        new="        self.pool.cache_blocks(sequence, num_tokens)\n        sequence.mark_computed(num_tokens)\n",
     ),
-    _ledger(
+    _output(
         name="a token is told and not kept",
         law=13,
         old="        sequence.token_ids.append(sampled.token_id)\n",
         new="        if len(sequence.token_ids) % 7:\n            sequence.token_ids.append(sampled.token_id)\n",
     ),
-    _ledger(
+    _output(
         name="a token is told twice",
         law=13,
         old="        return (sampled.token_id,)\n",
         new="        return (sampled.token_id,) * (2 if self.num_generation_tokens % 50 == 0 else 1)\n",
     ),
-    _ledger(
+    _output(
         name="generated tokens are counted twice",
         law=30,
         old="        self.num_generation_tokens += 1\n",
         new="        self.num_generation_tokens += 2\n",
     ),
-    _ledger(
+    _output(
         name="prompts are counted with every chunk",
         law=30,
         old="        if is_first:\n            self.num_prompt_tokens",
         new="        if True:\n            self.num_prompt_tokens",
     ),
-    _ledger(
+    _output(
         name="every token is the first",
         law=21,
         old="        if sequence.first_token_at is None:\n            sequence.first_token_at = now\n",
         new="        sequence.first_token_at = now\n",
     ),
-    _ledger(
+    _output(
         name="log-probabilities are one token late",
         law=21,
         old="logprobs = (sampled.logprobs,) if",
         new="logprobs = (None,) if",
     ),
-    _ledger(
+    _output(
         name="resumed after its last token, it goes on",
         law=14,
         old="        if reason is not None:  # resumed after its last token",
         new="        if False:",
     ),
-    _ledger(
+    _output(
         name="a late request is served silently",
         law=19,
         old="if sequence.request.deadline is not None and sequence.request.deadline <= now:",
         new="if sequence.request.deadline is not None and sequence.request.deadline <= now - 1:",
     ),
-    _ledger(
+    _output(
         name="a deadline ends those in the queue only",
         law=19,
         old="        late = [one for one in self.sequences.values() if one.request.deadline is not None]",
@@ -164,7 +164,7 @@ MUTANTS = (
             " and not one.block_table]"
         ),
     ),
-    _ledger(
+    _output(
         name="a deadline ends those who are not late",
         law=16,
         old="if sequence.request.deadline is not None and sequence.request.deadline <= now:",
@@ -176,7 +176,7 @@ MUTANTS = (
         old="        if not (schedule.chunks or schedule.parked or self._in_flight):\n",
         new=(
             "        if len(self.scheduler.waiting) > 2:\n"
-            '            self._ledger.fail(self.scheduler.waiting[0], "never_fits", now)\n'
+            '            self._output.fail(self.scheduler.waiting[0], "never_fits", now)\n'
             "        if not (schedule.chunks or schedule.parked or self._in_flight):\n"
         ),
     ),

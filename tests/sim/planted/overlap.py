@@ -8,7 +8,7 @@ from tests.sim.planted import Mutant
 
 _core = partial(Mutant, file="core.py")
 _in_flight = partial(Mutant, file="in_flight.py")
-_ledger = partial(Mutant, file="ledger.py")
+_output = partial(Mutant, file="output.py")
 
 MUTANTS = (
     _core(
@@ -47,7 +47,7 @@ MUTANTS = (
         old="return self.sequence.state is State.RUNNING and self.sequence.num_preemptions == self.num_preemptions",
         new="return self.sequence.state is State.RUNNING",
     ),
-    _ledger(
+    _output(
         name="the extra token after a stop is told",
         law=15,
         old="            if part.is_current and self.sequences.get(part.chunk.seq_id) is part.sequence:",

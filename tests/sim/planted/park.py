@@ -7,64 +7,64 @@ from functools import partial
 from tests.sim.planted import Mutant
 
 _scheduler = partial(Mutant, file="scheduler.py")
-_ledger = partial(Mutant, file="ledger.py")
+_output = partial(Mutant, file="output.py")
 
 MUTANTS = (
-    _ledger(
+    _output(
         name="no lead is too long",
         law=22,
         old="        if reader is None or sequence.num_output_tokens - reader < self._lead_tokens:",
         new="        if True:",
     ),
-    _ledger(
+    _output(
         name="a lead is one token too long",
         law=22,
         old="sequence.num_output_tokens - reader < self._lead_tokens:",
         new="sequence.num_output_tokens - reader <= self._lead_tokens:",
     ),
-    _ledger(
+    _output(
         name="parked for a lead that is none",
         law=22,
         old="sequence.num_output_tokens - reader < self._lead_tokens:",
         new="sequence.num_output_tokens < self._lead_tokens:",
     ),
-    _ledger(
+    _output(
         name="who is not waited for parks",
         law=22,
         old="        if reader is None or sequence.num_output_tokens - reader < self._lead_tokens:",
         new="        if sequence.num_output_tokens - (reader or 0) < self._lead_tokens:",
     ),
-    _ledger(
+    _output(
         name="a reader never moves",
         law=22,
         old="            sequence.reader_tokens = num_tokens\n",
         new="            pass\n",
     ),
-    _ledger(
+    _output(
         name="a park comes with the end",
         law=15,
         old="park = self._lead_park(sequence) if token_ids and reason is None else None",
         new="park = self._lead_park(sequence) if token_ids else None",
     ),
-    _ledger(
+    _output(
         name="a parked sequence goes on",
         law=15,
-        old="        if update.is_last:\n            self._take_out(sequence)",
-        new="        if update.is_last and park is None:\n            self._take_out(sequence)",
+        old="        if update.is_last:\n            self._remove(sequence)",
+        new="        if update.is_last and park is None:\n            self._remove(sequence)",
     ),
-    _ledger(
+    _output(
         name="lost token on park",
         law=22,
-        old="self.tell(sequence, now, token_ids=token_ids, logprobs=logprobs, finish_reason=reason, park=park)",
-        new="self.tell(sequence, now, token_ids=() if park else token_ids, finish_reason=reason, park=park)",
+        old="self.emit(sequence, now, token_ids=token_ids, logprobs=logprobs, finish_reason=reason, park=park)",
+        new="self.emit(sequence, now, token_ids=() if park else token_ids, finish_reason=reason, park=park)",
     ),
-    _ledger(
+    _output(
         name="asked again too late",
         law=22,
         old='Park(reason="lead", resume_at_lead=self._lead_tokens // 2)',
         new='Park(reason="lead", resume_at_lead=0)',
     ),
-    _ledger(
+    _output(
         name="parks are not counted",
         law=30,
         old="        self.num_parks += park is not None\n",
@@ -103,48 +103,48 @@ MUTANTS = (
     _scheduler(
         name="a parked sequence's chunk is planned all the same",
         law=15,
-        old="        budget.take_back(sequence)\n",
+        old="        budget.remove(sequence)\n",
         new="",
     ),
     _scheduler(
         name="a parked sequence keeps its blocks",
         law=7,
-        old="        budget.take_back(sequence)\n        self.finish(sequence)\n",
+        old="        budget.remove(sequence)\n        self.finish(sequence)\n",
         new=(
-            "        budget.take_back(sequence)\n"
+            "        budget.remove(sequence)\n"
             "        self.running.remove(sequence)\n"
             "        sequence.transition(State.FINISHED)\n"
         ),
     ),
-    _ledger(
+    _output(
         name="a pause parks nobody",
         law=24,
         old=(
-            "        for sequence in list(self.sequences.values()):\n            self.tell(sequence, now, park=_PAUSED)"
+            "        for sequence in list(self.sequences.values()):\n            self.emit(sequence, now, park=_PAUSED)"
         ),
         new="        pass",
     ),
-    _ledger(
+    _output(
         name="a paused engine takes new sequences",
         law=24,
         old="        elif self.is_paused:\n",
         new="        elif False:\n",
     ),
-    _ledger(
+    _output(
         name="a pause is for ever",
         law=32,
-        old="        self.is_paused = False\n\n    def end_late",
-        new="        self.is_paused = True\n\n    def end_late",
+        old="        self.is_paused = False\n\n    def expire_deadlines",
+        new="        self.is_paused = True\n\n    def expire_deadlines",
     ),
-    _ledger(
+    _output(
         name="a pause is an end",
         law=24,
         old=(
-            "        for sequence in list(self.sequences.values()):\n            self.tell(sequence, now, park=_PAUSED)"
+            "        for sequence in list(self.sequences.values()):\n            self.emit(sequence, now, park=_PAUSED)"
         ),
         new=(
             "        for sequence in list(self.sequences.values()):\n"
-            '            self.tell(sequence, now, finish_reason="stop")'
+            '            self.emit(sequence, now, finish_reason="stop")'
         ),
     ),
 )

@@ -7,9 +7,9 @@ from functools import partial
 from tests.sim.planted import Mutant
 
 _core = partial(Mutant, file="core.py")
-_halves = partial(Mutant, file="halves.py")
+_halves = partial(Mutant, file="in_flight.py")
 _in_flight = partial(Mutant, file="in_flight.py")
-_ledger = partial(Mutant, file="ledger.py")
+_output = partial(Mutant, file="output.py")
 _scheduler = partial(Mutant, file="scheduler.py")
 
 MUTANTS = (
@@ -45,7 +45,7 @@ MUTANTS = (
     _core(
         name="memory runs out: the step launched on top of it counts",
         law=26,
-        old="            self._in_flight.discard_all()  # they were launched on top of what is not there\n",
+        old="            self._in_flight.discard_all()  # they were launched on top of it\n",
         new="",
     ),
     _core(
@@ -63,11 +63,11 @@ MUTANTS = (
     _core(
         name="memory runs out: the first half's failure ends all",
         law=26,
-        old='            self._ledger.fail(self._sequences[largest.seq_id], "out_of_memory", self._clock())',
+        old='            self._output.fail(self._sequences[largest.seq_id], "out_of_memory", self._clock())',
         new=(
             "            for one in chunks:\n"
             "                if one.seq_id in self._sequences:\n"
-            '                    self._ledger.fail(self._sequences[one.seq_id], "out_of_memory", self._clock())'
+            '                    self._output.fail(self._sequences[one.seq_id], "out_of_memory", self._clock())'
         ),
     ),
     _in_flight(
@@ -106,19 +106,19 @@ MUTANTS = (
         old="        self._num_quarantines += 1\n",
         new="",
     ),
-    _ledger(
+    _output(
         name="a quarantine goes on with the old pool",
         law=27,
         old="        self.pool = self.pool.renewed()\n",
         new="",
     ),
-    _ledger(
+    _output(
         name="a quarantine forgets those who held blocks",
         law=27,
-        old='        for sequence in lost:\n            self.tell(sequence, now, error="internal_error")',
+        old='        for sequence in lost:\n            self.emit(sequence, now, error="internal_error")',
         new="        for sequence in lost:\n            del self.sequences[sequence.seq_id]",
     ),
-    _ledger(
+    _output(
         name="a quarantine ends those who wait",
         law=27,
         old="        if self.is_suspect:\n            lost = ",

@@ -8,7 +8,7 @@ from tests.sim.planted import Mutant
 
 _scheduler = partial(Mutant, file="scheduler.py")
 _budget = partial(Mutant, file="budget.py")
-_fairness = partial(Mutant, file="fairness.py")
+_fairness = partial(Mutant, file="budget.py")
 
 MUTANTS = (
     _scheduler(
@@ -95,7 +95,7 @@ MUTANTS = (
     _scheduler(
         name="more blocks are needed than are free",
         law=16,
-        old="        return needed + self._num_reserved(sequence, beside) <= num_free",
+        old="        return needed <= num_free",
         new="        return needed <= num_free + 1",
     ),
     _scheduler(
@@ -107,8 +107,8 @@ MUTANTS = (
     _scheduler(
         name="a lone request waits for its reserve",
         law=10,
-        old="        if not beside:\n            return 0\n        growth = sum(",
-        new="        growth = 99 + sum(",
+        old="        if beside:  # a sequence that would run alone always has room\n            growth = sum(",
+        new="        if True:\n            growth = 99 + sum(",
     ),
     _scheduler(
         name="admission goes on after a preemption",
@@ -162,8 +162,8 @@ MUTANTS = (
     _scheduler(
         name="the queue time ends half way",
         law=20,
-        old="sequence.expires_at = now + self._class(sequence).queue_seconds",
-        new="sequence.expires_at = now + self._class(sequence).queue_seconds / 2",
+        old="sequence.expires_at = now + latency_class.queue_seconds",
+        new="sequence.expires_at = now + latency_class.queue_seconds / 2",
     ),
     _scheduler(
         name="who was shown something is turned away",
@@ -186,8 +186,8 @@ MUTANTS = (
     _budget(
         name="a step's budget is not spent",
         law=9,
-        old="        self.num_tokens -= sign * num_tokens\n",
-        new="        self.num_tokens -= sign\n",
+        old="        self.num_tokens -= num_tokens\n",
+        new="        self.num_tokens -= 1\n",
     ),
     _budget(
         name="prefill beside decodes takes what it wants",
@@ -210,14 +210,14 @@ MUTANTS = (
     _budget(
         name="a chunk's table is one block short",
         law=6,
-        old="block_table=tuple(sequence.block_table[: -(-end // block_size)]),",
-        new="block_table=tuple(sequence.block_table[: end // block_size]),",
+        old="block_table=tuple(sequence.block_table[: -(-end // self._block_size)]),",
+        new="block_table=tuple(sequence.block_table[: end // self._block_size]),",
     ),
     _budget(
         name="a chunk starts where nothing is in flight",
         law=28,
-        old="    start = sequence.num_launched_tokens\n    end = start",
-        new="    start = sequence.num_computed_tokens\n    end = start",
+        old="        start = sequence.num_launched_tokens\n        end = start",
+        new="        start = sequence.num_computed_tokens\n        end = start",
     ),
     _fairness(
         name="a lone tenant has debts",

@@ -37,21 +37,29 @@ MUTANTS = (
         name="a preempted sequence counts as computed",
         law=7,
         old=(
-            "        self.num_computed_tokens = self.num_in_flight = 0\n"
+            "        self.num_computed_tokens = self.num_launched_tokens = 0\n"
             "        self.is_pending = False\n"
             "        return blocks"
         ),
-        new="        self.num_in_flight = 0\n        self.is_pending = False\n        return blocks",
+        new=(
+            "        self.num_launched_tokens = self.num_computed_tokens\n"
+            "        self.is_pending = False\n"
+            "        return blocks"
+        ),
     ),
     _sequence(
         name="a preempted sequence stays in flight",
         law=28,
         old=(
-            "        self.num_computed_tokens = self.num_in_flight = 0\n"
+            "        self.num_computed_tokens = self.num_launched_tokens = 0\n"
             "        self.is_pending = False\n"
             "        return blocks"
         ),
-        new="        self.num_computed_tokens = 0\n        return blocks",
+        new=(
+            "        self.num_launched_tokens -= self.num_computed_tokens\n"
+            "        self.num_computed_tokens = 0\n"
+            "        return blocks"
+        ),
     ),
     _sequence(
         name="one token more than asked for",
@@ -68,8 +76,8 @@ MUTANTS = (
     _sequence(
         name="a stop token of the prompt ends the answer",
         law=14,
-        old="self.num_output_tokens > self.request.sampling.min_tokens and",
-        new="self.num_output_tokens >= self.request.sampling.min_tokens and",
+        old="has_min_tokens = self.num_output_tokens > self.request.sampling.min_tokens",
+        new="has_min_tokens = self.num_output_tokens >= self.request.sampling.min_tokens",
     ),
     _sequence(
         name="eos ends nothing",
@@ -80,14 +88,14 @@ MUTANTS = (
     _sequence(
         name="min_tokens bans one time too few",
         law=13,
-        old="if self.num_output_tokens + self.is_pending >= self.request.sampling.min_tokens:",
-        new="if self.num_output_tokens + self.is_pending + 1 >= self.request.sampling.min_tokens:",
+        old="if self.num_output_tokens + self.is_pending < sampling.min_tokens:",
+        new="if self.num_output_tokens + self.is_pending + 1 < sampling.min_tokens:",
     ),
     _sequence(
         name="the pending token is not counted for min_tokens",
         law=28,
-        old="if self.num_output_tokens + self.is_pending >= self.request.sampling.min_tokens:",
-        new="if self.num_output_tokens >= self.request.sampling.min_tokens:",
+        old="if self.num_output_tokens + self.is_pending < sampling.min_tokens:",
+        new="if self.num_output_tokens < sampling.min_tokens:",
     ),
     _sequence(
         name="the draw forgets the pending token's position",
@@ -104,13 +112,13 @@ MUTANTS = (
     _sequence(
         name="penalties forget what was shown",
         law=13,
-        old="return prompt, tuple(self.token_ids[len(prompt) :])",
-        new="return prompt, tuple(self.token_ids[len(prompt) + len(self.request.output_token_ids) :])",
+        old="output_token_ids=tuple(self.token_ids[len(prompt) :]) if",
+        new="output_token_ids=tuple(self.token_ids[len(prompt) + len(self.request.output_token_ids) :]) if",
     ),
     _sequence(
         name="penalties do not wait for the pending token",
         law=28,
-        old="        return is_last or self.num_tokens + 1 >= (max_model_len or sys.maxsize) or self._has_penalties()",
+        old="        return is_last or self.num_tokens + 1 >= (max_model_len or sys.maxsize) or self.has_penalties",
         new="        return is_last or self.num_tokens + 1 >= (max_model_len or sys.maxsize)",
     ),
     _sequence(
@@ -128,13 +136,17 @@ MUTANTS = (
     _sequence(
         name="landing does not end what is in flight",
         law=28,
-        old="        self.num_in_flight -= num_tokens\n        self.num_computed_tokens += num_tokens",
-        new="        self.num_computed_tokens += num_tokens",
+        old="        self.num_computed_tokens += num_tokens\n        self.is_pending",
+        new=(
+            "        self.num_computed_tokens += num_tokens\n"
+            "        self.num_launched_tokens += num_tokens\n"
+            "        self.is_pending"
+        ),
     ),
     _sequence(
         name="a landed token stays pending",
         law=28,
-        old="        self.is_pending = self.is_pending and self.num_in_flight > 0\n",
+        old="        self.is_pending = self.is_pending and self.num_launched_tokens > self.num_computed_tokens\n",
         new="",
     ),
     _sequence(
@@ -146,17 +158,17 @@ MUTANTS = (
     _sequence(
         name="a parked sequence goes round in circles",
         law=23,
-        old="if self.reader_tokens is None or self.first_token_at is None or has_said_nothing:",
+        old="if self.reader_tokens is None or self.first_token_at is None or has_no_new_token:",
         new="if self.reader_tokens is None or self.first_token_at is None:",
     ),
     _sequence(
         name="one that nobody reads may be parked",
         law=23,
         old=(
-            "if self.reader_tokens is None or self.first_token_at is None or has_said_nothing:\n            return None"
+            "if self.reader_tokens is None or self.first_token_at is None or has_no_new_token:\n            return None"
         ),
         new=(
-            "if self.first_token_at is None or has_said_nothing:\n"
+            "if self.first_token_at is None or has_no_new_token:\n"
             "            return None\n"
             "        if self.reader_tokens is None:\n"
             "            return self.num_output_tokens / pace"

@@ -1,39 +1,42 @@
-"""Who is alive, by locks that the kernel frees."""
+"""Laws of liveness: workers of this host by locks that the kernel frees; those of another host are not judged."""
 
 from __future__ import annotations
 
+import fcntl
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
-from streamserve.streams.lease.liveness import Workers
+from streamserve.streams.lease.liveness import Liveness, host_of, own_host
 
 PROGRAM = """
 import sys
 from pathlib import Path
-from streamserve.streams.lease.liveness import Workers
-workers = Workers(Path(sys.argv[1]))
+from streamserve.streams.lease.liveness import Liveness
+workers = Liveness(Path(sys.argv[1]))
 print(workers.own_id, flush=True)
 sys.stdin.read()
 """
 
 
 def test_a_worker_is_alive_until_it_closes(tmp_path: Path) -> None:
-    """For itself and for others; who never was is dead."""
-    one, two = Workers(tmp_path / "workers"), Workers(tmp_path / "workers")
+    """For itself and for other workers; one that never was is dead."""
+    one, two = Liveness(tmp_path / "workers"), Liveness(tmp_path / "workers")
     assert one.is_alive(one.own_id)
     assert one.is_alive(two.own_id)
     assert two.is_alive(one.own_id)
     assert not one.is_alive("0123456789abcdef")
+    assert not one.is_alive(f"{one.host}-0123456789abcdef")
     two.close()
     assert not one.is_alive(two.own_id)
     one.close()
-    assert list((tmp_path / "workers").iterdir()) == []
+    assert [path.name for path in (tmp_path / "workers").iterdir()] == ["host"]
 
 
 def test_a_killed_process_is_dead_at_once(tmp_path: Path) -> None:
-    """Its file is left and says nothing; `tidy` takes it away, and leaves those of the living."""
-    one = Workers(tmp_path)
+    """Its file is left without a lock; `tidy` removes it, and leaves those of living workers."""
+    one = Liveness(tmp_path)
     with subprocess.Popen(
         [sys.executable, "-c", PROGRAM, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as process:
@@ -52,8 +55,49 @@ def test_a_killed_process_is_dead_at_once(tmp_path: Path) -> None:
 
 
 def test_the_folder_is_ours_alone(tmp_path: Path) -> None:
-    """Who may lock a file in it can seem to be a worker."""
-    worker = Workers(tmp_path / "workers")
+    """A user who may lock a file in it could pose as a worker."""
+    worker = Liveness(tmp_path / "workers")
     assert (tmp_path / "workers").stat().st_mode & 0o777 == 0o700
     assert (tmp_path / "workers" / f"{worker.own_id}.lock").stat().st_mode & 0o777 == 0o600
+    worker.close()
+
+
+def test_a_worker_of_another_host_is_not_judged(tmp_path: Path) -> None:
+    """Its lock cannot be seen from here, whether it lives or not; a worker id names its host."""
+    here, there = Liveness(tmp_path / "here"), Liveness(tmp_path / "there")
+    assert here.host != there.host
+    assert (here.can_judge(there.own_id), here.is_alive(there.own_id)) == (False, True)
+    there.close()
+    assert here.is_alive(there.own_id)
+    here.close()
+
+
+def test_workers_of_one_folder_have_one_host(tmp_path: Path) -> None:
+    """Also after all have ended. A copy of the folder is another host."""
+    one = Liveness(tmp_path / "workers")
+    one.close()
+    two = Liveness(tmp_path / "workers")
+    assert host_of(one.own_id) == host_of(two.own_id) == two.host
+    assert not two.is_alive(one.own_id)
+    two.close()
+    shutil.copytree(tmp_path / "workers", tmp_path / "copy")
+    assert own_host(tmp_path / "copy") != two.host
+
+
+def test_an_id_fits_its_column(tmp_path: Path) -> None:
+    """`Stream.producer` has 32 characters, in this release and the one before."""
+    worker = Liveness(tmp_path)
+    assert len(worker.own_id) == 25
+    worker.close()
+
+
+def test_an_id_without_a_host_is_judged_here(tmp_path: Path) -> None:
+    """It is of the release before: a rolling restart has both."""
+    worker = Liveness(tmp_path)
+    old = "0123456789abcdef"
+    assert worker.can_judge(old)
+    with (tmp_path / f"{old}.lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        assert worker.is_alive(old)
+    assert not worker.is_alive(old)
     worker.close()

@@ -1,4 +1,4 @@
-"""Who is alive on several machines: keys in a real Redis that is killed and stalls, and processes that do."""
+"""Laws of liveness on several hosts: keys in a real Redis that is killed and stalls, and processes that do."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from streamserve.streams.lease.redis_liveness import LIFE_SECONDS, RedisWorkers
+from streamserve.streams.lease.redis_liveness import LIFE_SECONDS, RedisLiveness
 from tests.support.logs import redis_server
 from tests.support.redis_server import RedisServer
 
@@ -24,8 +24,8 @@ Start = Callable[[Path], tuple[str, subprocess.Popen[str]]]
 PROGRAM = """
 import sys
 from pathlib import Path
-from streamserve.streams.lease.redis_liveness import RedisWorkers
-workers = RedisWorkers(Path(sys.argv[1]), sys.argv[2], life_seconds=float(sys.argv[3]))
+from streamserve.streams.lease.redis_liveness import RedisLiveness
+workers = RedisLiveness(Path(sys.argv[1]), sys.argv[2], life_seconds=float(sys.argv[3]))
 print(workers.own_id, flush=True)
 sys.stdin.read()
 """
@@ -40,9 +40,9 @@ def wait_for(claim: Callable[[], bool], what: str) -> None:
 
 
 @pytest.fixture
-def here(tmp_path: Path, redis_server: RedisServer) -> Iterator[RedisWorkers]:
+def here(tmp_path: Path, redis_server: RedisServer) -> Iterator[RedisLiveness]:
     """A worker of one machine."""
-    workers = RedisWorkers(tmp_path / "here", redis_server.url, life_seconds=LIFE)
+    workers = RedisLiveness(tmp_path / "here", redis_server.url, life_seconds=LIFE)
     yield workers
     workers.close()
 
@@ -65,11 +65,11 @@ def start(redis_server: RedisServer) -> Iterator[Start]:
 
 
 def test_a_worker_of_another_machine_is_alive_until_it_closes(
-    here: RedisWorkers, redis_server: RedisServer, tmp_path: Path
+    here: RedisLiveness, redis_server: RedisServer, tmp_path: Path
 ) -> None:
-    """Who never was is dead as well, after the time that a first key may take."""
-    there = RedisWorkers(tmp_path / "there", redis_server.url, life_seconds=LIFE)
-    wait_for(lambda: not here.is_alive(NOBODY), "nobody is dead")
+    """A worker that never was is dead as well, after the time that a first key may take."""
+    there = RedisLiveness(tmp_path / "there", redis_server.url, life_seconds=LIFE)
+    wait_for(lambda: not here.is_alive(NOBODY), "an unknown worker is dead")
     assert here.is_alive(there.own_id)
     assert there.is_alive(here.own_id)
     assert here.is_alive(here.own_id)
@@ -82,13 +82,14 @@ def test_a_worker_of_another_machine_is_alive_until_it_closes(
 
 def test_the_key_lives_for_three_seconds(tmp_path: Path, redis_server: RedisServer) -> None:
     """Unless it is renewed."""
-    workers = RedisWorkers(tmp_path, redis_server.url)
+    workers = RedisLiveness(tmp_path, redis_server.url)
     wait_for(lambda: redis_server.say(f"GET streamserve:worker:{workers.own_id}") == "$1", "it is there")
     assert 0 < int(redis_server.say(f"PTTL streamserve:worker:{workers.own_id}")[1:]) <= 1000 * LIFE_SECONDS == 3000
     workers.close()
 
 
-def test_a_stopped_process_is_dead_until_it_goes_on(here: RedisWorkers, start: Start, tmp_path: Path) -> None:
+@pytest.mark.proof
+def test_a_stopped_process_is_dead_until_it_goes_on(here: RedisLiveness, start: Start, tmp_path: Path) -> None:
     """Although it holds its lock; and once it is killed it stays dead."""
     other, process = start(tmp_path / "here")
     assert here.is_alive(other)
@@ -101,7 +102,8 @@ def test_a_stopped_process_is_dead_until_it_goes_on(here: RedisWorkers, start: S
     assert not here.is_alive(other)
 
 
-def test_who_is_killed_on_this_machine_is_dead_at_once(here: RedisWorkers, start: Start, tmp_path: Path) -> None:
+@pytest.mark.proof
+def test_a_process_killed_on_this_host_is_dead_at_once(here: RedisLiveness, start: Start, tmp_path: Path) -> None:
     """By its lock, before its key goes. `tidy` takes its file away."""
     other, process = start(tmp_path / "here")
     assert here.is_alive(other)
@@ -112,11 +114,12 @@ def test_who_is_killed_on_this_machine_is_dead_at_once(here: RedisWorkers, start
     assert [path.stem for path in (tmp_path / "here").glob("*.lock")] == [here.own_id]
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize("outage", ["killed", "stalled"])
-def test_while_redis_is_away_nobody_dies(tmp_path: Path, outage: str) -> None:
-    """Longer than any key lives, and also as it comes back without the keys: who is there has time to say so."""
+def test_while_redis_is_away_no_worker_dies(tmp_path: Path, outage: str) -> None:
+    """Longer than any key lives, and also when it comes back without the keys: workers have time to renew them."""
     with RedisServer(tmp_path) as redis:
-        here, there = (RedisWorkers(tmp_path / name, redis.url, life_seconds=LIFE) for name in ("here", "there"))
+        here, there = (RedisLiveness(tmp_path / name, redis.url, life_seconds=LIFE) for name in ("here", "there"))
         assert here.is_alive(there.own_id)
         wait_for(lambda: not here.is_alive(NOBODY), "keys are looked at")
         wait_for(lambda: here.is_alive(there.own_id), "its key has been seen")

@@ -63,6 +63,7 @@ async def log_at(server: RedisServer, **options: float) -> AsyncIterator[RedisLo
         await log.aclose()
 
 
+@pytest.mark.proof
 @pytest.mark.timeout(600)
 async def test_kill_9_of_writers_takes_nothing_that_was_acknowledged(redis_server: RedisServer) -> None:
     """Each batch is there, whole, once, in order; two producers that race by fences never go back."""
@@ -76,6 +77,7 @@ async def test_kill_9_of_writers_takes_nothing_that_was_acknowledged(redis_serve
             assert await check(log, writers)
 
 
+@pytest.mark.proof
 @pytest.mark.timeout(600)
 async def test_kill_9_of_redis_loses_nothing_that_was_acknowledged(make_server: MakeServer) -> None:
     """Streams stand still while it is away and then go on: no gap, no event twice, whatever was under way."""
@@ -94,6 +96,7 @@ async def test_kill_9_of_redis_loses_nothing_that_was_acknowledged(make_server: 
             assert await asyncio.gather(*readers) == [[*(f"{n}" for n in range(count)), "end"] for count in counts]
 
 
+@pytest.mark.proof
 @pytest.mark.timeout(600)
 async def test_what_everysec_loses_is_never_hidden(make_server: MakeServer) -> None:
     """Killed while an fsync is slow, Redis may have lost what it acknowledged: then the next commit is LogLost."""
@@ -241,6 +244,7 @@ async def test_one_connection_listens_for_all(make_server: MakeServer) -> None:
         assert _num_listeners(server) == 1
 
 
+@pytest.mark.proof
 async def test_a_process_that_stood_still_asks_again(make_server: MakeServer) -> None:
     """Its patience is over when it wakes, and Redis was there all the time: the batch is committed, once."""
     server = make_server()

@@ -14,53 +14,23 @@ from streamserve.protocol.errors import BadRequest, Gone, QuotaExceeded
 from streamserve.protocol.events import Done, Meta, PositionLogprobs, Status, Token, TokenLogprob
 from streamserve.streams.config import StreamConfig
 from streamserve.streams.log.base import MemoryLog
-from streamserve.streams.reader.delivery import Delivery, Flow
+from streamserve.streams.reader.delivery import Delivery
 from streamserve.streams.reader.follow import collect, follow
-from streamserve.streams.reader.tail import BrokenStream
 from streamserve.streams.registry import Streams
 from streamserve.streams.stream import Stream
 from tests.support.stream_checks import check_native, check_native_part, parse_sse
 from tests.support.streams import ScriptedClient, StallingLog, ask, tok, until
+from tests.support.wire import Wire
 
 DONE = Done(finish_reason="stop")
 LONG = 3600.0
 
 
-@pytest.fixture(params=[False, True], ids=["send", "pen"], autouse=True)
-def has_pen(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
-    """Every law of delivery holds whether a server offers a pen or not."""
-    monkeypatch.setattr(Wire, "has_pen", request.param)
+@pytest.fixture(params=[False, True], ids=["pulled", "direct"], autouse=True)
+def is_direct(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Every law of delivery holds for a channel that is pulled from, and for one that writes at once."""
+    monkeypatch.setattr(Wire, "is_direct", request.param)
     return bool(request.param)
-
-
-class Wire:
-    """A transport that keeps what it takes; `go` holds it. It has a pen if the test's server is to have one."""
-
-    has_pen = False
-
-    def __init__(self) -> None:
-        self.flow = Flow(pen=self if self.has_pen else None)
-        self.sent: list[bytes] = []
-        self.go = asyncio.Event()
-        self.go.set()
-        self.num_waiting = 0
-
-    async def send(self, data: bytes) -> None:
-        self.num_waiting += 1
-        await self.go.wait()
-        self.num_waiting -= 1
-        self.sent.append(data)
-
-    def is_ready(self) -> bool:
-        return self.go.is_set()
-
-    def write(self, data: bytes) -> None:
-        assert self.go.is_set()
-        self.sent.append(data)
-
-    @property
-    def data(self) -> bytes:
-        return b"".join(self.sent)
 
 
 def serving(scripted: ScriptedClient, log: MemoryLog | None = None, **settings: float) -> Streams:
@@ -245,45 +215,9 @@ async def test_pages_are_as_large_as_their_events(scripted: ScriptedClient) -> N
     assert max(counts[1]) <= 4
 
 
-class SlowLog(StallingLog):
-    """A log whose reading takes as long as the test says, once it finds nothing."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.num_in_vain = 0
-        self.may_say_nothing = asyncio.Event()
-        self.may_say_nothing.set()
-
-    async def read(self, log_id: str, after: int, limit: int = 512) -> list:
-        page = await super().read(log_id, after, limit)
-        if not page:
-            self.num_in_vain += 1
-            await self.may_say_nothing.wait()
-        return page
-
-
-async def test_a_stream_that_ends_while_its_log_is_read(scripted: ScriptedClient) -> None:
-    """Who is just being told that there is nothing yet is not woken by the end, and must not wait for it either."""
-    log = SlowLog()
-    streams = serving(scripted, log)
-    stream, wire = await start(streams), Wire()
-    running = asyncio.create_task(deliver(streams, stream).run(wire.send, wire.flow))
-    await until(lambda: len(wire.sent) == 2, "first bytes and meta are sent")
-    log.may_say_nothing.clear()
-    await log.seal(stream.log_id)  # wakes it too early, as a log may
-    await until(lambda: log.num_in_vain > 0, "it reads on")
-    log.is_broken = True
-    scripted.last.push(tok("a"))
-    await stream.ended.wait()
-    log.may_say_nothing.set()
-    with pytest.raises(BrokenStream):
-        await asyncio.wait_for(running, 10)
-    await streams.aclose()
-
-
 async def test_a_log_is_not_asked_for_nothing(scripted: ScriptedClient) -> None:
-    """Who has all that is committed here waits: to ask a file or Redis after every event would cost more than that."""
-    log = SlowLog()
+    """A reader that is level takes each event from the stream: the log is not read."""
+    log = StallingLog()
     streams = serving(scripted, log, coalesce_tokens=1)
     stream, wire = await start(streams), Wire()
     running = asyncio.create_task(deliver(streams, stream).run(wire.send, wire.flow))
@@ -294,7 +228,7 @@ async def test_a_log_is_not_asked_for_nothing(scripted: ScriptedClient) -> None:
     scripted.last.push(DONE)
     await running
     assert len(check_native(wire.data)) == 52
-    assert log.num_in_vain <= 2
+    assert log.num_reads == 0
     await streams.aclose()
 
 
@@ -454,13 +388,13 @@ async def test_the_reader_position_is_what_the_transport_took(streams: Streams, 
     stream, wire = await start(streams), Wire()
     delivery = deliver(streams, stream)
     running = asyncio.create_task(delivery.run(wire.send, wire.flow))
-    await until(lambda: delivery.reader.seq == 1, "meta was taken")
+    await until(lambda: delivery.reader.received_seq == 1, "meta was taken")
     wire.go.clear()
     scripted.last.push(tok("a"))
     await until(lambda: stream.last_seq == 2, "a token waits in send")
-    assert delivery.reader.seq == 1
+    assert delivery.reader.received_seq == 1
     wire.go.set()
-    await until(lambda: delivery.reader.seq == 2, "the token was taken")
+    await until(lambda: delivery.reader.received_seq == 2, "the token was taken")
     scripted.last.push(DONE)
     await running
 

@@ -1,4 +1,4 @@
-"""Laws of a reader's position: what is sent less what its system has not taken, by whole events, never ahead."""
+"""Laws of a reader's received: what is sent less what its system has not taken, by whole events, never ahead."""
 
 from __future__ import annotations
 
@@ -9,10 +9,12 @@ from hypothesis import strategies as st
 
 from streamserve.dialects.native import NativeEncoder
 from streamserve.streams.reader.delivery import Delivery, Flow
-from streamserve.streams.reader.received import _LOOK_SECONDS, _MOST_ENDS, Position
+from streamserve.streams.reader.reader import _POLL_SECONDS
+from streamserve.streams.reader.received import _MAX_ENDS, Received
 from streamserve.streams.registry import Streams
-from tests.streams.reader.test_delivery import DONE, Wire
+from tests.streams.reader.test_delivery import DONE
 from tests.support.streams import ScriptedClient, ask, tok, until
+from tests.support.wire import Wire
 
 
 class Socket:
@@ -27,47 +29,47 @@ class Socket:
 
 def test_an_event_counts_when_its_last_byte_is_taken() -> None:
     socket = Socket()
-    position = Position(4, socket)
+    received = Received(4, socket)
     for seq, num_bytes in ((5, 100), (8, 50), (9, 1)):
-        position.send(num_bytes, seq)
+        received.send(num_bytes, seq)
     for num_untaken, seq in ((151, 4), (52, 4), (51, 5), (2, 5), (1, 8), (0, 9)):
         socket.num_untaken = num_untaken
-        assert (position.advance(), position.is_behind) == (seq, num_untaken > 0)
+        assert (received.poll(), received.is_behind) == (seq, num_untaken > 0)
 
 
 def test_without_word_from_the_server_what_is_sent_is_taken() -> None:
-    position = Position(0, Socket())
-    position.send(10, 1)
-    assert (position.advance(), position.is_behind) == (1, False)
+    received = Received(0, Socket())
+    received.send(10, 1)
+    assert (received.poll(), received.is_behind) == (1, False)
 
 
 def test_more_untaken_than_was_sent_is_nothing_taken() -> None:
     """The head of the response, or what another response left, is in the same socket."""
     socket = Socket()
     socket.num_untaken = 10**6
-    position = Position(3, socket)
-    position.send(10, 4)
-    assert (position.advance(), position.is_behind) == (3, True)
+    received = Received(3, socket)
+    received.send(10, 4)
+    assert (received.poll(), received.is_behind) == (3, True)
 
 
 @given(st.lists(st.integers(0, 300), min_size=1, max_size=60), st.integers(0, 3), st.data())
 def test_it_is_the_last_event_that_is_whole(sizes: list[int], over: int, data: st.DataObject) -> None:
     """Compared with counting; with frames beyond what is remembered too, where it may be behind but never ahead."""
-    sizes = sizes * (1 + over * _MOST_ENDS // len(sizes))
+    sizes = sizes * (1 + over * _MAX_ENDS // len(sizes))
     socket, total = Socket(), sum(sizes)
-    position = Position(0, socket)
+    received = Received(0, socket)
     for seq, size in enumerate(sizes, 1):
         socket.num_untaken += size
-        position.send(size, seq)
+        received.send(size, seq)
     for num_untaken in sorted(data.draw(st.lists(st.integers(0, total), max_size=8)), reverse=True):
         socket.num_untaken = num_untaken
-        ends = [sum(sizes[:seq]) for seq in range(len(sizes) + 1)] if len(sizes) <= _MOST_ENDS else None
-        got = position.advance()
+        ends = [sum(sizes[:seq]) for seq in range(len(sizes) + 1)] if len(sizes) <= _MAX_ENDS else None
+        got = received.poll()
         if ends is not None:
             assert got == max(seq for seq, end in enumerate(ends) if end <= total - num_untaken)
         assert sum(sizes[:got]) <= total - num_untaken
     socket.num_untaken = 0
-    assert (position.advance(), position.is_behind) == (len(sizes), False)
+    assert (received.poll(), received.is_behind) == (len(sizes), False)
 
 
 async def test_a_delivery_tells_what_is_taken(streams: Streams, scripted: ScriptedClient) -> None:
@@ -76,15 +78,15 @@ async def test_a_delivery_tells_what_is_taken(streams: Streams, scripted: Script
     stream = await streams.start(ask("scripted"), owner="u1", tenant="t1")
     delivery = Delivery(streams, stream, NativeEncoder(stream.log_id))
     running = asyncio.create_task(delivery.run(wire.send, Flow(socket)))
-    await until(lambda: delivery.reader.seq == 1, "meta was taken")
+    await until(lambda: delivery.reader.received_seq == 1, "meta was taken")
     socket.num_untaken = 1
     scripted.last.push(tok("a"))
     await until(lambda: b'"a"' in wire.data, "the token is sent")
     scripted.last.push(tok("b"))
     await until(lambda: b'"b"' in wire.data, "another one, and it was looked where the first is")
-    assert delivery.reader.seq < 3
+    assert delivery.reader.received_seq < 3
     socket.num_untaken = 0
-    await until(lambda: delivery.reader.seq == 3, "the system has taken both")
+    await until(lambda: delivery.reader.received_seq == 3, "the system has taken both")
     scripted.last.push(DONE)
     await running
 
@@ -95,7 +97,7 @@ async def test_what_waits_in_send_is_not_taken(streams: Streams, scripted: Scrip
     stream = await streams.start(ask("scripted"), owner="u1", tenant="t1")
     delivery = Delivery(streams, stream, NativeEncoder(stream.log_id))
     running = asyncio.create_task(delivery.run(wire.send, Flow(socket)))
-    await until(lambda: delivery.reader.seq == 1, "meta was taken")
+    await until(lambda: delivery.reader.received_seq == 1, "meta was taken")
     socket.num_untaken = 10
     scripted.last.push(tok("a"))
     await until(lambda: b'"a"' in wire.data, "a token is sent")
@@ -104,11 +106,11 @@ async def test_what_waits_in_send_is_not_taken(streams: Streams, scripted: Scrip
     await until(lambda: stream.last_seq == 3, "a long one waits in send")
     num_looks = socket.num_looks
     await until(lambda: socket.num_looks > num_looks + 2, "it was looked where the reader is")
-    assert delivery.reader.seq == 1
+    assert delivery.reader.received_seq == 1
     socket.num_untaken = 0
-    await until(lambda: delivery.reader.seq == 2, "the first is taken")
+    await until(lambda: delivery.reader.received_seq == 2, "the first is taken")
     wire.go.set()
-    await until(lambda: delivery.reader.seq == 3, "and the other one")
+    await until(lambda: delivery.reader.received_seq == 3, "and the other one")
     scripted.last.push(DONE)
     await running
 
@@ -125,5 +127,5 @@ async def test_looks_end_with_the_reader(streams: Streams, scripted: ScriptedCli
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
     num_looks = socket.num_looks
-    await asyncio.sleep(2 * _LOOK_SECONDS)
+    await asyncio.sleep(2 * _POLL_SECONDS)
     assert socket.num_looks == num_looks

@@ -10,14 +10,14 @@ import pytest
 
 from streamserve.clients.base import EngineClient
 from streamserve.clients.thread.client import ThreadClient
-from streamserve.engine.sequence import Park
 from streamserve.protocol.events import Done, LoggedEvent, Status, Token
+from streamserve.protocol.park import Park
 from streamserve.protocol.requests import GenerateRequest
 from streamserve.streams.log.base import MemoryLog
 from streamserve.streams.reader.follow import Follow, collect, follow
 from streamserve.streams.registry import Streams
 from streamserve.streams.stream import Stream
-from tests.proofs.pairs import PATIENT
+from tests.proofs.support.pairs import PATIENT
 from tests.support.streams import Gate, ParkingClient, ask, started_echo, until
 
 LEAD_TOKENS = 16

@@ -1,4 +1,4 @@
-"""Laws of the snapshot: who is far behind gets the text at once, and can rebuild all that the events had said."""
+"""Laws of the snapshot: a reader far behind gets the answer at once, and can rebuild all that the events held."""
 
 from __future__ import annotations
 
@@ -12,22 +12,41 @@ from streamserve.dialects.native import NativeEncoder
 from streamserve.dialects.openai_chat import ChatEncoder
 from streamserve.dialects.text import TextEncoder
 from streamserve.dialects.tokens import TokensEncoder
-from streamserve.protocol.events import ChoiceDone, Done, Event, Snapshot, Status, Token
+from streamserve.protocol.events import (
+    TEXT,
+    BlockStart,
+    BlockStop,
+    BlockText,
+    ChoiceDone,
+    Citation,
+    Done,
+    Event,
+    LoggedEvent,
+    Snapshot,
+    Status,
+    Token,
+    Unknown,
+)
+from streamserve.protocol.grammar import check_events
 from streamserve.streams.config import StreamConfig
 from streamserve.streams.log.base import MemoryLog
 from streamserve.streams.reader.delivery import Delivery
 from streamserve.streams.reader.follow import follow
+from streamserve.streams.reader.snapshot import take_snapshot
 from streamserve.streams.registry import Streams
 from streamserve.streams.stream import Stream
-from tests.streams.reader.test_delivery import DONE, Wire
+from tests.streams.reader.test_delivery import DONE
+from tests.support.event_logs import META, block, blocks, numbered
+from tests.support.event_logs import tok as token
 from tests.support.stream_checks import Frame, check_native, check_openai, check_tokens, text_of
 from tests.support.streams import ScriptedClient, StallingLog, ask, tok, until
+from tests.support.wire import Wire
 
 BEHIND = 20
 
 
 def serving(scripted: ScriptedClient, log: MemoryLog | None = None, snapshot_events: int = BEHIND) -> Streams:
-    """Return a directory that gives each token a frame of its own."""
+    """Return a registry that gives each token a frame of its own."""
     settings = StreamConfig(snapshot_events=snapshot_events, coalesce_tokens=0)
     return Streams({"scripted": scripted}, log or MemoryLog(), settings)
 
@@ -55,8 +74,8 @@ def kinds(frames: list[Frame]) -> list[tuple[str, int]]:
     return [(frame.event, frame.seq) for frame in frames]
 
 
-async def test_who_comes_late_gets_the_text_at_once(scripted: ScriptedClient) -> None:
-    """A fresh reader of a long answer: `meta`, the text, the end. One who has a part: the text and the end."""
+async def test_a_late_reader_gets_the_text_at_once(scripted: ScriptedClient) -> None:
+    """A fresh reader of a long answer gets `meta`, the text and the end; one that has a part, the text and the end."""
     streams = serving(scripted)
     stream = await written(streams, scripted, *words(100), DONE)
     text = "".join(f" {number}" for number in range(100))
@@ -70,8 +89,8 @@ async def test_who_comes_late_gets_the_text_at_once(scripted: ScriptedClient) ->
 
 
 @pytest.mark.parametrize(("num_behind", "is_given"), [(BEHIND, False), (BEHIND + 1, True)])
-async def test_only_who_is_further_behind_than_that(scripted: ScriptedClient, num_behind: int, is_given: bool) -> None:
-    """`snapshot_events` behind is still a replay."""
+async def test_only_a_reader_further_behind_gets_one(scripted: ScriptedClient, num_behind: int, is_given: bool) -> None:
+    """A reader exactly `snapshot_events` behind gets a replay."""
     streams = serving(scripted)
     stream = await written(streams, scripted, *words(100), DONE)
     frames = await read(streams, stream, after=stream.last_seq - num_behind)
@@ -81,27 +100,28 @@ async def test_only_who_is_further_behind_than_that(scripted: ScriptedClient, nu
 
 
 async def test_zero_is_never(scripted: ScriptedClient) -> None:
+    """With `snapshot_events` 0 every reader gets a replay."""
     streams = serving(scripted, snapshot_events=0)
     stream = await written(streams, scripted, *words(100), DONE)
     assert kinds(await read(streams, stream))[1:-1] == [("token", seq) for seq in range(2, 102)]
     await streams.aclose()
 
 
-async def test_a_reader_who_is_slow_in_mid_stream(scripted: ScriptedClient) -> None:
-    """It takes nothing while a hundred events come; then one snapshot, and the next token after it."""
+async def test_a_reader_that_is_slow_in_mid_stream(scripted: ScriptedClient) -> None:
+    """A reader that takes nothing while a hundred events come gets one snapshot, and then the next token."""
     streams, wire = serving(scripted), Wire()
     stream = await streams.start(ask("scripted"), owner="u1", tenant="t1")
     delivery = Delivery(streams, stream, NativeEncoder(stream.log_id))
     running = asyncio.create_task(delivery.run(wire.send))
     scripted.last.push(tok("first"))
-    await until(lambda: delivery.reader.seq == 2, "the first token is taken")
+    await until(lambda: delivery.reader.received_seq == 2, "the first token is taken")
     wire.go.clear()
     scripted.last.push(tok(" second"))
     await until(lambda: wire.num_waiting == 1, "the second is in send")
     scripted.last.push(*words(100))
     await until(lambda: stream.last_seq == 103, "a hundred more are there")
     wire.go.set()
-    await until(lambda: delivery.reader.seq == 103, "it has caught up")
+    await until(lambda: delivery.reader.received_seq == 103, "it has caught up")
     scripted.last.push(tok(" last"), DONE)
     await running
     frames = check_native(wire.data)
@@ -127,7 +147,7 @@ MIXED: list[Event] = [
 
 @pytest.mark.parametrize("snapshot_events", [1, 5, 12])
 async def test_what_is_rebuilt_is_what_was_written(scripted: ScriptedClient, snapshot_events: int) -> None:
-    """From wherever one goes on: text and finish reason of each choice, and the last status, are the log's."""
+    """After a resume from any event, text and finish reason of each choice and the last status are the log's."""
     plain, leaping = serving(scripted, snapshot_events=0), serving(scripted, snapshot_events=snapshot_events)
     stream = await written(plain, scripted, *MIXED, n=2)
     log = await read(plain, stream)
@@ -139,7 +159,7 @@ async def test_what_is_rebuilt_is_what_was_written(scripted: ScriptedClient, sna
 
 
 def rebuilt(frames: list[Frame]) -> tuple[object, ...]:
-    """Return what a client knows after `frames`."""
+    """Return what a client has after `frames`."""
     reasons: dict[int, str] = {}
     for frame in frames:
         if frame.event == "choice_done":
@@ -152,14 +172,14 @@ def rebuilt(frames: list[Frame]) -> tuple[object, ...]:
 
 
 async def test_a_status_that_holds_follows_the_snapshot(scripted: ScriptedClient) -> None:
-    """Who comes while an answer stands still is told why; statuses that were overtaken by text are not."""
+    """A reader that comes while an answer waits gets the reason; statuses that text has overtaken are left out."""
     streams, wire = serving(scripted), Wire()
     stream = await streams.start(ask("scripted"), owner="u1", tenant="t1", on_disconnect="finish")
     waiting = Status(status="waiting", message="Paused.")
     scripted.last.push(waiting, *words(50), waiting)
     await until(lambda: stream.last_seq == 53, "all is there")
     running = asyncio.create_task(Delivery(streams, stream, NativeEncoder(stream.log_id)).run(wire.send))
-    await until(lambda: b"Paused." in wire.data, "it is told")
+    await until(lambda: b"Paused." in wire.data, "the status is sent")
     scripted.last.push(DONE)
     await running
     assert kinds(check_native(wire.data)) == [("meta", 1), ("snapshot", 52), ("status", 53), ("done", 54)]
@@ -167,7 +187,7 @@ async def test_a_status_that_holds_follows_the_snapshot(scripted: ScriptedClient
 
 
 async def test_logprobs_are_never_left_out(scripted: ScriptedClient) -> None:
-    """They were asked for, and no snapshot has them."""
+    """No snapshot has them, so a stream with logprobs is replayed."""
     streams = serving(scripted)
     tokens = [Token(text="x", token_ids=(7,), logprobs=()) for _ in range(100)]
     stream = await written(streams, scripted, *tokens, DONE)
@@ -177,7 +197,7 @@ async def test_logprobs_are_never_left_out(scripted: ScriptedClient) -> None:
 
 
 async def test_other_dialects_get_every_token(scripted: ScriptedClient) -> None:
-    """Nobody but native readers knows what a snapshot is."""
+    """Only native readers get snapshots."""
     streams = serving(scripted)
     stream = await written(streams, scripted, *words(100), DONE)
     log_id, text = stream.log_id, "".join(f" {number}" for number in range(100))
@@ -195,7 +215,7 @@ async def test_other_dialects_get_every_token(scripted: ScriptedClient) -> None:
 
 
 async def test_a_snapshot_ends_where_its_user_stopped_reading(scripted: ScriptedClient) -> None:
-    """A client cuts the text at `kept_seq`; inside a snapshot it could not."""
+    """A client cuts the text at `kept_seq`, which it cannot do inside a snapshot."""
     streams = serving(scripted)
     stream = await streams.start(ask("scripted"), owner="u1", tenant="t1", on_disconnect="finish")
     scripted.last.push(*words(100))
@@ -208,7 +228,7 @@ async def test_a_snapshot_ends_where_its_user_stopped_reading(scripted: Scripted
 
 
 async def test_followers_over_websockets_get_them_too(scripted: ScriptedClient) -> None:
-    """As values, with the event's number; what no client sees as events gets the tokens."""
+    """A WebSocket's follower gets the snapshot as an event with its number; a terminal's gets the tokens."""
     streams = serving(scripted)
     stream = await written(streams, scripted, *words(100), DONE)
     got = {}
@@ -224,7 +244,7 @@ async def test_followers_over_websockets_get_them_too(scripted: ScriptedClient) 
 
 
 async def test_a_snapshot_is_read_in_pages_and_others_run(scripted: ScriptedClient) -> None:
-    """A long log is not one long turn of the loop; the events are read once and kept nowhere."""
+    """Other tasks run between the pages of a long log, and each event is read once."""
     log = StallingLog()
     streams = serving(scripted, log)
     stream = await written(streams, scripted, *(tok("x") for _ in range(3000)), DONE)
@@ -244,8 +264,8 @@ async def test_a_snapshot_is_read_in_pages_and_others_run(scripted: ScriptedClie
     await streams.aclose()
 
 
-async def test_a_live_reader_who_keeps_up_never_sees_one(scripted: ScriptedClient) -> None:
-    """However long the answer is."""
+async def test_a_live_reader_that_keeps_up_never_gets_one(scripted: ScriptedClient) -> None:
+    """A long answer is sent token by token to a reader that takes each."""
     streams, wire = serving(scripted), Wire()
     stream = await streams.start(ask("scripted"), owner="u1", tenant="t1")
     running = asyncio.create_task(Delivery(streams, stream, NativeEncoder(stream.log_id)).run(wire.send))
@@ -255,4 +275,94 @@ async def test_a_live_reader_who_keeps_up_never_sees_one(scripted: ScriptedClien
     scripted.last.push(Done(finish_reason="stop"))
     await running
     assert "snapshot" not in {frame.event for frame in check_native(wire.data)}
+    await streams.aclose()
+
+
+async def snapshot_of(log: list[LoggedEvent], after: int, until: int) -> list[LoggedEvent]:
+    """Return what stands for events `after` + 1 to `until` of a log, read in pages of three."""
+
+    async def read_page(start: int, limit: int) -> list[LoggedEvent]:
+        return log[start : start + min(limit, 3)]
+
+    return await take_snapshot(read_page, after, until)
+
+
+async def test_a_snapshot_has_blocks_and_citations() -> None:
+    """Each block with its kind, text, call and signature; `text` is the text blocks'; an unknown event is left out."""
+    log = blocks()
+    meta, leap, done = await snapshot_of(log, 0, len(log))
+    assert (meta, done) == (log[0], log[-1])
+    snapshot = leap.event
+    assert isinstance(snapshot, Snapshot)
+    assert (leap.seq, snapshot.seq) == (17, 17)
+    (choice,) = snapshot.choices
+    assert choice.text == "Hello"
+    assert choice.blocks == (
+        BlockText(index=0, kind="thinking", text="Hm.", signature="s1"),
+        BlockText(index=1, kind="text", text="Hello"),
+        BlockText(index=2, kind="tool_use", text='{"a":1}', id="call_1", name="look_up"),
+    )
+    assert [citation.id for citation in snapshot.citations] == ["d0", "d1"]
+
+
+async def test_an_implied_block_is_listed_where_another_follows() -> None:
+    """Plain text before a tool call is block 0; plain text alone lists no blocks."""
+    log = numbered(META, *[token("Let me see. ")] * 3, *block(1, "tool_use", "{}")[:2])
+    *_, leap = await snapshot_of(log, 0, 4)
+    assert leap.event.payload() == {"text": "Let me see. " * 3, "seq": 4}
+    *_, leap = await snapshot_of(log, 0, 6)
+    assert leap.event.payload()["blocks"] == [
+        {"index": 0, "kind": "text", "text": "Let me see. " * 3},
+        {"index": 1, "kind": "tool_use", "text": "{}", "id": "call_1", "name": "look_up", "is_open": True},
+    ]
+
+
+async def test_a_snapshot_and_what_follows_keep_the_grammar() -> None:
+    """Wherever in a log of blocks a reader resumes, and as far as the log goes, the rest holds what the events held."""
+    log = blocks()
+    for end in range(2, len(log) + 1):
+        whole = known(log)
+        for after in range(end):
+            leap = await snapshot_of(log, after, end)
+            if not leap:
+                continue
+            rest = [*leap, *log[leap[-1].seq :]]
+            check_events([one.event for one in rest], is_part=after > 0)
+            assert known([*log[:after], *rest]) == whole, (after, end)
+
+
+def known(events: list[LoggedEvent]) -> tuple[object, ...]:
+    """Return what a client has after `events`: the blocks, the citations and the end."""
+    texts: dict[int, list[str | None]] = {}
+    citations: list[Citation] = []
+    for _, event in events:
+        if isinstance(event, Snapshot):
+            texts = {one.index: [one.kind, one.text, one.signature] for one in event.choices[0].blocks}
+            citations = list(event.citations)
+        elif isinstance(event, BlockStart):
+            texts[event.index] = [event.kind, "", None]
+        elif isinstance(event, Token):
+            kind, text, signature = texts.get(event.index, [TEXT, "", None])
+            texts[event.index] = [kind, f"{text}{event.text}", signature]
+        elif isinstance(event, BlockStop):
+            texts[event.index][2] = event.signature
+        elif isinstance(event, Citation):
+            citations.append(event)
+    return texts, citations, events[0].event, events[-1].event
+
+
+async def test_blocks_reach_a_reader_through_a_delivery(scripted: ScriptedClient) -> None:
+    """Blocks of a later release's engine are logged, replayed and folded; the suite's watch checks their grammar."""
+    streams = serving(scripted)
+    events = [one.event for one in blocks()][1:]
+    stream = await written(streams, scripted, *events)
+    frames = await read(streams, stream)
+    assert [frame.event for frame in frames] == [event.type for event in (blocks()[0].event, *events)]
+    assert text_of(frames) == "Hello"
+    leaping = serving(scripted, snapshot_events=3)
+    leaping.log = streams.log
+    frames = await read(leaping, stream)
+    assert kinds(frames) == [("meta", 1), ("snapshot", 17), ("done", 18)]
+    assert text_of(frames) == "Hello"
+    assert not any(isinstance(one.event, Unknown) for one in await snapshot_of(blocks(), 0, 18))
     await streams.aclose()

@@ -1,6 +1,6 @@
 """Between host and device: plain numbers in, results out, and what is left when memory runs out.
 
-On a GPU nothing here waits but `HostCopy.wait`, and that for its own step only: what was launched later goes on. On a
+On a GPU nothing here waits but `HostCopy.wait`, and that for its own step only: later launches continue. On a
 CPU all of it is plain assignment. Engine thread only.
 """
 
@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-# What allocators say that raise no type of their own: torch's on the CPU, C++, cuBLAS and cuDNN.
+# Messages of allocators that raise no type of their own: torch's on the CPU, C++, cuBLAS and cuDNN.
 _OUT_OF_MEMORY = ("can't allocate memory", "not enough memory", "bad_alloc", "ALLOC_FAILED", "out of memory")
 
 
@@ -50,7 +50,7 @@ def _begin_copy(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def is_out_of_memory(error: Exception) -> bool:
-    """Whether an exception of torch says that there was not enough memory."""
+    """Return whether an exception of torch means too little memory."""
     if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
         return True
     return isinstance(error, RuntimeError) and any(words in str(error) for words in _OUT_OF_MEMORY)

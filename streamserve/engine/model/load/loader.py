@@ -15,11 +15,16 @@ import torch
 from streamserve.engine.config import ModelConfig
 from streamserve.engine.model import attention
 from streamserve.engine.model.linear import choose_packed_dtype, pack_linears
-from streamserve.engine.model.load.errors import ModelLoadError, UnsupportedModel
-from streamserve.engine.model.load.memory import available_memory
-from streamserve.engine.model.load.source import require_safetensors, resolve, revision
+from streamserve.engine.model.load.source import (
+    ModelLoadError,
+    UnsupportedModel,
+    available_memory,
+    require_safetensors,
+    resolve,
+    revision,
+)
 from streamserve.engine.model.load.support import eos_token_ids, require_supported
-from streamserve.engine.progress import Progress, no_progress
+from streamserve.engine.plan import Progress, no_progress
 
 READ_BYTES = 16 << 20  # at once: a few hundred reports a minute from a disk, each a chance to give up
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -104,9 +109,9 @@ def read_config(folder: Path) -> Any:
 
 
 def read_ahead(files: Sequence[Path], progress: Progress) -> None:
-    """Bring the weights into the system's cache, front to back, telling the bytes: the slow part of a cold load.
+    """Bring the weights into the system's cache, front to back, reporting the bytes: the slow part of a cold load.
 
-    transformers then maps what is there already (which tells nobody how far it is). Weights larger than the memory that
+    transformers then maps what is there already (without reporting progress). Weights larger than the memory that
     is free would push themselves out again: they are left to it.
     """
     total = sum(file.stat().st_size for file in files)
@@ -125,7 +130,7 @@ def _read_weights(folder: Path, config: Any, dtype: torch.dtype | str, device: t
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging
 
-    logging.disable_progress_bar()  # `progress` tells it instead
+    logging.disable_progress_bar()  # `progress` reports it instead
     try:
         model = AutoModelForCausalLM.from_pretrained(
             folder,

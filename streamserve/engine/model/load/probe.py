@@ -1,7 +1,7 @@
 """The parity probe: at every load, the paged path against the same weights in transformers' plain eager attention.
 
-Structure cannot tell whether an architecture runs rightly over an external KV memory (several call our attention once
-per layer and are still wrong); numbers can. Costs one short forward and a few steps. Runs once, at load.
+Structure does not show whether an architecture is correct over an external KV memory (several call our attention once
+per layer and are still wrong); numbers do. Costs one short forward and a few steps. Runs once, at load.
 
     prompt  [ chunk | chunk | … | chunk | decode | decode | decode ]   in scattered blocks, beside a second sequence
     compare the logits after each part with those of one plain forward over the whole prompt
@@ -18,7 +18,7 @@ import torch
 from streamserve.engine.capacity import NULL_BLOCKS, blocks_for_tokens
 from streamserve.engine.model.attention import implementation
 from streamserve.engine.model.batch import build_batch
-from streamserve.engine.model.load.errors import UnsupportedModel
+from streamserve.engine.model.load.source import UnsupportedModel
 from streamserve.engine.plan import Chunk, StepPlan
 
 if TYPE_CHECKING:

@@ -1,6 +1,13 @@
-"""Where a model's files are: a folder, or a hub id brought to one. Never reads anything but safetensors and JSON/text.
+"""What a load starts from: a model's files (a folder, or a hub id downloaded to one), and the memory of the machine.
 
-Knows files and names; not architectures, not tensors. No remote code, no pickles.
+Reads only safetensors, JSON and text: no remote code, no pickles. No torch: the capacity command uses this too. Why a
+model cannot be loaded; each message names the problem and the way out, for the operator:
+
+ModelLoadError
+├── ModelNotFound      no folder there, or no such repository on the hub
+├── HubUnreachable     the hub is offline or was switched off
+├── NoSafetensors      the folder has no weights we read
+└── UnsupportedModel   our attention would not compute what the model means
 """
 
 from __future__ import annotations
@@ -13,8 +20,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from streamserve.engine.model.load.errors import HubUnreachable, ModelLoadError, ModelNotFound, NoSafetensors
-from streamserve.engine.progress import Progress, no_progress
+from streamserve.engine.plan import Progress, no_progress
 
 SMALL_FILES = ("*.json", "*.jinja", "*.txt", "*.model", "tokenizer*")
 OTHER_WEIGHTS = (".bin", ".pt", ".pth", ".ckpt", ".gguf", ".msgpack", ".h5", ".onnx")
@@ -28,12 +34,32 @@ SAMPLING_RANGES = {
 }
 
 
+class ModelLoadError(Exception):
+    """The model cannot be loaded as configured."""
+
+
+class ModelNotFound(ModelLoadError):
+    """Nothing is at that path or under that name."""
+
+
+class HubUnreachable(ModelLoadError):
+    """The name is a hub id, and the hub does not answer."""
+
+
+class NoSafetensors(ModelLoadError):
+    """There are weights, but only in formats that can run code or that we do not read."""
+
+
+class UnsupportedModel(ModelLoadError):
+    """The architecture would give wrong answers in this engine."""
+
+
 def resolve(
     path: str, patterns: Sequence[str] = (*SMALL_FILES, "*.safetensors"), progress: Progress = no_progress
 ) -> Path:
     """Return the local folder of the model named `path`; downloads a hub id's files when the hub allows.
 
-    `progress` hears of the bytes downloaded, from threads of the hub library; what it raises ends the download.
+    `progress` gets the bytes downloaded, on threads of the hub library; an exception of it ends the download.
     """
     folder = Path(path).expanduser()
     if folder.is_dir():
@@ -57,7 +83,7 @@ def _download(hub_id: str, patterns: Sequence[str], progress: Progress) -> Path:
     def on_bytes(loaded: int, total: int) -> None:
         try:
             progress("download", loaded / total if total else 0.0, loaded, total)
-        except Exception as error:  # carried past the hub library, which would make an error of its own of it
+        except Exception as error:  # carried past the hub library, which would replace it by its own error
             raised.append(error)
             raise
 
@@ -70,7 +96,7 @@ def _download(hub_id: str, patterns: Sequence[str], progress: Progress) -> Path:
 
 
 def _bar(on_bytes: Callable[[int, int], None]) -> type[Any]:
-    """A progress bar for the hub library that shows nothing and tells the bytes written to disk."""
+    """Return a progress bar for the hub library that shows nothing and reports the bytes written to disk."""
     from tqdm import tqdm  # type: ignore[import-untyped]  # comes with the hub library, without types
 
     class Bar(tqdm):  # type: ignore[misc]
@@ -121,7 +147,7 @@ def require_safetensors(folder: Path) -> list[Path]:
 
 
 def sampling_defaults(folder: Path) -> dict[str, float]:
-    """What the model's generation_config.json says of sampling, where that is a number in range."""
+    """Return the sampling defaults of the model's generation_config.json that are numbers in range."""
     file = folder / "generation_config.json"
     given = json.loads(file.read_text()) if file.exists() else {}
     return {
@@ -132,7 +158,7 @@ def sampling_defaults(folder: Path) -> dict[str, float]:
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """The folder's config.json, as it is."""
+    """Return the folder's config.json, unchanged."""
     file = folder / "config.json"
     if not file.exists():
         raise ModelLoadError(f"{folder} has no config.json; it is not a model folder. Name the folder that has one.")
@@ -140,7 +166,7 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def read_headers(folder: Path) -> list[dict[str, Any]]:
-    """The headers of the folder's .safetensors files: tensor name -> dtype, shape, place. [] where there are none."""
+    """Return the headers of the folder's .safetensors files: tensor name -> dtype, shape, place. [] if none."""
     return [_parse(file, _header(file)) for file in sorted(folder.glob("*.safetensors"))]
 
 
@@ -155,7 +181,7 @@ def _parse(file: Path, text: bytes) -> dict[str, Any]:
 
 
 def revision(folder: Path) -> str:
-    """A hash that changes when config or weights change: salt of the prefix cache."""
+    """Return a hash that changes when config or weights change: salt of the prefix cache."""
     digest = hashlib.sha256()
     for name in ("config.json", "generation_config.json"):
         file = folder / name
@@ -168,9 +194,27 @@ def revision(folder: Path) -> str:
 
 
 def _header(file: Path) -> bytes:
-    """The JSON header of a safetensors file: 8 bytes of length, then names, dtypes, shapes, offsets."""
+    """Return the JSON header of a safetensors file: 8 bytes of length, then names, dtypes, shapes, offsets."""
     with file.open("rb") as stream:
         length = stream.read(8)
         if len(length) < 8:
             raise ModelLoadError(f"{file} is cut short. Copy or download it again.")
         return stream.read(min(struct.unpack("<Q", length)[0], 100_000_000))
+
+
+def total_memory(cgroup_limit: Path = Path("/sys/fs/cgroup/memory.max")) -> int:
+    """Return the RAM this process may use: the machine's, or its container's limit if that is lower."""
+    physical = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    try:
+        return min(physical, int(cgroup_limit.read_text()))
+    except (OSError, ValueError):  # no cgroup v2, or "max"
+        return physical
+
+
+def available_memory() -> int:
+    """Return the bytes available without swapping: free ones and those of the page cache."""
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
+    except (OSError, StopIteration):  # not Linux
+        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

@@ -1,4 +1,4 @@
-"""Which architectures this engine runs: what a config says, before any weight is read.
+"""Which architectures this engine runs, by their config, before any weight is read.
 
 Two nets. This one refuses by name what is known to come out wrong without an exception; the parity probe refuses by
 numbers whatever slips through. (Both are needed: research/engine.md 3.2.)
@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from streamserve.engine.capacity import DEFAULT_MODEL_LEN
-from streamserve.engine.model.load.errors import ModelLoadError, UnsupportedModel
+from streamserve.engine.model.load.source import ModelLoadError, UnsupportedModel
 
 WINDOWED = {"full_attention", "sliding_attention"}
 

@@ -12,15 +12,15 @@ import torch
 from transformers import AutoConfig
 
 from streamserve.engine.config import EngineConfig, ModelConfig
-from streamserve.engine.model.load.errors import (
+from streamserve.engine.model.load.loader import READ_BYTES, choose_device, choose_dtype, read_ahead
+from streamserve.engine.model.load.source import (
     HubUnreachable,
     ModelLoadError,
     ModelNotFound,
     NoSafetensors,
     UnsupportedModel,
+    revision,
 )
-from streamserve.engine.model.load.loader import READ_BYTES, choose_device, choose_dtype, read_ahead
-from streamserve.engine.model.load.source import revision
 from streamserve.engine.model.load.support import max_model_len, require_supported
 from streamserve.engine.model.runner import load_runner
 from tests.support.model_driver import load_tiny

@@ -11,8 +11,8 @@ import pytest
 
 from streamserve.engine.model import attention, batch
 from streamserve.engine.model.load import support
-from streamserve.engine.model.load.errors import UnsupportedModel
 from streamserve.engine.model.load.probe import probe, probe_chunks, probe_len, probe_tokens
+from streamserve.engine.model.load.source import UnsupportedModel
 from tests.support.model_driver import load_tiny
 from tests.support.tiny_models import CONFIGS, save_model
 

@@ -1,0 +1,200 @@
+"""What an endpoint is given and gives back: `Call` and `Site` in, `Reply` out. Framework-free; asyncio.
+
+Django's adapter (web/views.py) and the ASGI app (asgi/stream_app.py) each build a Call, await the route's endpoint and
+send its Reply. Endpoints know neither of them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeVar
+from urllib.parse import parse_qsl
+
+from streamserve.clients.base import EngineClient
+from streamserve.protocol.errors import BadRequest
+from streamserve.protocol.json_body import check_head, read_body, too_large
+from streamserve.protocol.limits import Limits
+from streamserve.protocol.requests import GenerateRequest
+from streamserve.streams.reader.delivery import NO_FLOW, Flow
+from streamserve.streams.registry import Streams
+from streamserve.streams.store import Record
+from streamserve.streams.stream import Stream
+
+T = TypeVar("T")
+
+_MAX_QUERY_FIELDS = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """`owner` is who limits are counted for; `tenant` ("": the owner alone) is who may read and stop a stream.
+
+    Owners that begin with "anon:" share the places for visitors without a login.
+    """
+
+    owner: str
+    tenant: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.owner:
+            raise ValueError("a Caller needs an owner; return None for nobody")
+        if not self.tenant:
+            object.__setattr__(self, "tenant", self.owner)
+
+
+NOBODY = Caller("nobody")  # at routes that are open to anyone
+
+
+class Wait(Protocol):
+    """Await `work`; when the client leaves first, cancel it and raise. The body has been read by then."""
+
+    async def __call__(self, work: Coroutine[Any, Any, T], /) -> T: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """One request to one route. Header names are in lower case; `params` are the parts of the path that vary."""
+
+    method: str
+    headers: Mapping[str, str]
+    caller: Caller
+    request_id: str
+    body: Callable[[], AsyncIterator[bytes]]  # unbounded: read it through `chunks` or `json`
+    wait: Wait
+    params: Mapping[str, str] = field(default_factory=dict)
+    query_string: str = ""
+    address: str = ""  # of the client, as the server knows it
+
+    def query(self) -> dict[str, str]:
+        """Return the query parameters; one given twice is a mistake, not a choice."""
+        try:
+            pairs = parse_qsl(self.query_string, keep_blank_values=True, max_num_fields=_MAX_QUERY_FIELDS)
+        except ValueError:
+            raise BadRequest("The query has too many parameters.") from None
+        out = dict(pairs)
+        if len(out) != len(pairs):
+            names = [name for name, _ in pairs]
+            twice = next(name for name in out if names.count(name) > 1)
+            message = f"The parameter {twice!r} is given {names.count(twice)} times. Give it once."
+            raise BadRequest(message, param=twice)
+        return out
+
+    async def chunks(self, limits: Limits) -> AsyncIterator[bytes]:
+        """Yield the body as it comes, up to the limit. What the headers say of it is checked before a byte is read."""
+        check_head(self.headers.get("content-length", ""), self.headers.get("content-encoding", ""), limits)
+        num_bytes = 0
+        async for chunk in self.body():
+            num_bytes += len(chunk)
+            if num_bytes > limits.max_body_bytes:
+                raise too_large(limits)
+            yield chunk
+
+    async def json(self, limits: Limits, *, optional: bool = False) -> dict[str, Any]:
+        """Return the JSON object in the body; {} for no body, where it is `optional`."""
+        body = b"".join([chunk async for chunk in self.chunks(limits)])
+        return read_body(body, self.headers.get("content-type", ""), limits, optional=optional)
+
+
+class Named(Protocol):
+    """What log lines call a body by."""
+
+    @property
+    def id(self) -> str: ...
+
+
+class Body(Protocol):
+    """A response that is streamed: `Delivery`, `WatchDelivery`, `LiveDelivery`. It must be run, iterated or closed."""
+
+    @property
+    def stream(self) -> Named: ...
+
+    @property
+    def headers(self) -> list[tuple[bytes, bytes]]:
+        """The response's headers, in ASGI form."""
+
+    async def run(self, send: Callable[[bytes], Awaitable[None]], flow: Flow = NO_FLOW) -> None:
+        """Send everything, waiting for `send` each time. Cancel it to disconnect."""
+
+    def __aiter__(self) -> AsyncIterator[bytes]:
+        """Yield what `run` sends."""
+
+    def cut_off(self) -> bytes | None:
+        """Close because the server goes down; return the last bytes to send, if there are any."""
+
+    def close(self) -> None:
+        """Detach the reader. Idempotent and synchronous."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reply:
+    """What an endpoint answers. A `Body` brings headers of its own, which win."""
+
+    status: int = 200
+    body: bytes | Body = b""
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+
+def json_reply(value: Any, *, status: int = 200, headers: Mapping[str, str] | None = None) -> Reply:
+    """Return `value` as JSON that is not cached."""
+    body = json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
+    fixed = {"Content-Type": "application/json", "Cache-Control": "no-store"}
+    return Reply(status=status, body=body, headers={**fixed, **(headers or {})})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """A stream that the caller may read. `stream` None: its events are no longer kept. `record` None: none is kept."""
+
+    stream: Stream | None
+    record: Record | None = None
+
+
+class Site(Protocol):
+    """What endpoints serve with: the Django site (web/site.py), or one process without a database (asgi/site.py)."""
+
+    @property
+    def streams(self) -> Streams: ...
+
+    @property
+    def clients(self) -> Mapping[str, EngineClient]: ...
+
+    @property
+    def limits(self) -> Limits: ...
+
+    @property
+    def default_model(self) -> str: ...
+
+    @property
+    def is_draining(self) -> bool:
+        """Whether the server goes down and takes nothing new."""
+
+    @property
+    def is_debug(self) -> bool:
+        """Whether responses may name folders and libraries: only the developer sees them."""
+
+    def health(self) -> Mapping[str, Any]:
+        """Return what `/readyz` shows beside the models."""
+
+    async def start(self, caller: Caller, request: GenerateRequest, on_disconnect: str, /) -> Stream:
+        """Start an answer for `caller`, within its limits. Raises StreamserveError."""
+
+    async def find(self, caller: Caller, *, stream_id: str = "", log_id: str = "") -> Found:
+        """Return the stream of that id or log id, with one query at most.
+
+        Raises NotFound for another tenant's stream as for an unknown id; LogUnavailable.
+        """
+
+
+class AuditedSite(Site, Protocol):
+    """A site with users and a record of who watches whose stream. Routes with the scope "watch" need one."""
+
+    async def find_for_watcher(self, caller: Caller, stream_id: str) -> tuple[str, Found]:
+        """Return the name of the caller's user, and the stream, of any tenant.
+
+        Raises NotFound for an unknown id, and for every id if the user may not watch.
+        """
+
+    async def watch(self, call: Call, username: str, stream: Stream, after: int) -> Body:
+        """Write the watch down and return what the watcher is sent."""

@@ -1,0 +1,118 @@
+"""The native endpoints: start, state, events, stop, watch. asyncio; framework-free."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from streamserve.api.call import AuditedSite, Call, Found, Reply, Site, json_reply
+from streamserve.api.resume import after_of, encoder_for, gone, gone_reply, resume
+from streamserve.dialects import native
+from streamserve.dialects.native import NativeRequest
+from streamserve.protocol.errors import NotFound
+from streamserve.protocol.ids import parse_event_id
+from streamserve.streams.reader.delivery import Delivery
+
+
+async def start_stream(call: Call, site: Site) -> Reply:
+    """POST /streams: start an answer and stream it."""
+    body = await call.json(site.limits)
+    return await _start(call, site, native.parse(body, site.limits, default_model=site.default_model))
+
+
+async def new_stream(call: Call, site: Site) -> Reply:
+    """GET /streams/new?prompt=...: for a bare EventSource. With a Last-Event-ID it resumes and never starts anew."""
+    event_id = call.headers.get("last-event-id")
+    if not event_id:
+        return await _start(call, site, native.parse_query(call.query(), site.limits, default_model=site.default_model))
+    parsed = parse_event_id(event_id)
+    if parsed is None:
+        return gone_reply(call)
+    log_id, after = parsed
+    try:
+        found = await site.find(call.caller, log_id=log_id)
+    except NotFound:
+        return gone_reply(call)
+    return gone_reply(call) if found.stream is None else resume(call, site, found.stream, after, call.query())
+
+
+async def _start(call: Call, site: Site, asked: NativeRequest) -> Reply:
+    stream = await site.start(call.caller, asked.generate, asked.on_disconnect)
+    return Reply(body=Delivery(site.streams, stream, encoder_for(asked.format, stream.log_id)))
+
+
+async def stream_state(call: Call, site: Site) -> Reply:
+    """GET /streams/{id}: what the stream is and how far it has come."""
+    return json_reply(_state_json(await site.find(call.caller, stream_id=call.params["stream_id"])))
+
+
+async def stream_events(call: Call, site: Site) -> Reply:
+    """GET /streams/{id}/events: replay what the reader has not seen, and follow."""
+    found = await site.find(call.caller, stream_id=call.params["stream_id"])
+    query = call.query()
+    if found.stream is None:
+        return gone_reply(call)
+    return resume(call, site, found.stream, after_of(call, found.stream, query), query)
+
+
+async def stop_stream(call: Call, site: Site) -> Reply:
+    """POST /streams/{id}/stop {seen_seq}: end the answer where its reader has read to. Twice is no mistake."""
+    seen_seq = native.parse_stop(await call.json(site.limits, optional=True))
+    found = await site.find(call.caller, stream_id=call.params["stream_id"])
+    if found.stream is not None:
+        await found.stream.stop(seen_seq)
+    return json_reply(_state_json(found))
+
+
+async def watch(call: Call, site: AuditedSite) -> Reply:
+    """GET /streams/{id}/watch: another tenant's stream, for a user with the permission. Each watch is written down.
+
+    A watcher only reads: its owner's readers alone pace, park and end the stream. Without the permission every id is
+    unknown here, one's own too.
+    """
+    username, found = await site.find_for_watcher(call.caller, call.params["stream_id"])
+    if found.stream is None:
+        return gone_reply(call)
+    after = after_of(call, found.stream, call.query())
+    if after is None or not 0 <= after <= found.stream.last_seq:
+        return gone_reply(call)
+    if found.stream.terminal is not None and after >= found.stream.last_seq:
+        return Reply(status=204)  # nothing is shown, so nothing is written down
+    return Reply(body=await site.watch(call, username, found.stream, after))
+
+
+def _state_json(found: Found) -> dict[str, Any]:
+    """Return the state of a stream: live figures while it is in memory, else what its record says."""
+    stream, record = found.stream, found.record
+    if stream is not None:
+        summary = stream.summary()
+        out = {
+            "id": stream.id,
+            "log_id": stream.log_id,
+            "model": stream.model,
+            "created": stream.created if record is None else int(record.created),
+            "state": stream.state,
+            "finish_reason": summary.finish_reason,
+            "error_code": summary.error_code,
+            "last_seq": stream.last_seq,
+            "usage": stream.usage.as_json(),
+            "resumable": True,
+        }
+    elif record is not None:
+        out = {
+            "id": record.id,
+            "log_id": record.log_id,
+            "model": record.model,
+            "created": int(record.created),
+            "state": "finished",
+            "finish_reason": record.finish_reason or None,
+            # Its row runs and its log is gone: so is the process that made it.
+            "error_code": (record.error_code or None) if record.is_finished else "producer_lost",
+            "last_seq": record.last_seq,
+            "usage": {"prompt_tokens": record.prompt_tokens, "completion_tokens": record.completion_tokens},
+            "resumable": False,
+        }
+    else:
+        raise gone()
+    if record is not None and record.text:
+        out["text"] = record.text
+    return out

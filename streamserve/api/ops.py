@@ -1,0 +1,56 @@
+"""The endpoints for operators and probes: /livez, /readyz, /metrics; and the 404 of any other address. asyncio."""
+
+from __future__ import annotations
+
+from streamserve.api.call import Call, Reply, Site, json_reply
+from streamserve.api.metrics import CONTENT_TYPE, render_metrics
+from streamserve.protocol.errors import NotFound
+
+# What a state means to a probe, where the engine itself says nothing.
+_STATE_WORDS = {
+    "paused": "The model is paused by an operator, and goes on when it is resumed.",
+    "draining": "The model takes nothing new: it is to be stopped or replaced.",
+    "failed": "The model cannot be used. The server's log says why.",
+}
+
+
+async def livez(call: Call, site: None) -> Reply:
+    """GET /livez: this process answers."""
+    return json_reply({"live": True})
+
+
+async def readyz(call: Call, site: Site) -> Reply:
+    """GET /readyz: 200 while every model is ready, else 503, why, and how far loading has come. It starts loading."""
+    reasons = ["this process is going down"] if site.is_draining else []
+    models = []
+    for client in site.clients.values():
+        client.start()
+        model = client.describe()
+        if model.state != "ready":
+            reasons.append(f"{model.alias} is {model.state}")
+        models.append(
+            {
+                "alias": model.alias,
+                "state": model.state,
+                "stage": model.stage,
+                "fraction": round(model.fraction, 3),
+                "loaded_bytes": model.loaded_bytes,
+                "total_bytes": model.total_bytes,
+                "elapsed_seconds": round(model.elapsed_seconds, 2),
+                # The engine's own words name folders and libraries: for the developer only.
+                "message": (site.is_debug and model.message) or _STATE_WORDS.get(model.state, ""),
+            }
+        )
+    body = {"ready": not reasons, "reason": ", ".join(reasons), "models": models, **site.health()}
+    return json_reply(body, status=503 if reasons else 200)
+
+
+async def metrics(call: Call, site: Site) -> Reply:
+    """GET /metrics: the Prometheus text format."""
+    text = render_metrics(site.clients, site.streams)
+    return Reply(body=text.encode(), headers={"Content-Type": CONTENT_TYPE, "Cache-Control": "no-store"})
+
+
+async def unknown(call: Call, site: None) -> Reply:
+    """Any other address: a 404 in the native dialect."""
+    raise NotFound("There is nothing at this address. See docs/api.md for the routes.", code="unknown_url")

@@ -1,0 +1,110 @@
+"""`ROUTES`: every HTTP route of streamserve, in one table. Django's urlconf and the ASGI app are made from it.
+
+Default deny: a `Route` cannot be built without saying who may call it. Values and endpoints only; how a caller is known
+is up to the adapters.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any
+
+from streamserve.api import native, openai, ops
+from streamserve.api.call import Call, Reply, json_reply
+from streamserve.dialects import native as native_dialect
+from streamserve.dialects import openai_chat
+from streamserve.protocol.errors import ErrorBody, StreamserveError, headers_of, to_body
+
+KINDS = ("session", "key", "anonymous", "anyone")
+CHAT_CALLERS = ("session", "key", "anonymous")
+OPS_CALLERS = ("session", "key")
+ANYONE = ("anyone",)
+
+# The parts of a path that vary, as Django's urlconf writes them.
+CONVERTERS = {"stream_id": "[0-9a-f]{32}", "path": ".+"}
+_PART = re.compile(r"<(\w+):(\w+)>")
+
+_READ = ("GET", "HEAD")
+_ANY = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Access:
+    """Who may call a route. `scope` is what the caller's key (or standing) must carry."""
+
+    callers: tuple[str, ...]
+    scope: str = "chat"
+    open_in_debug: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.callers or not set(self.callers) <= set(KINDS):
+            raise ValueError(f"callers are some of {', '.join(KINDS)}, not {self.callers!r}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Route:
+    """An address. `path` has no leading slash; `error_json` is the shape of its errors, `name` what `reverse` takes.
+
+    Without `needs_site` it is answered whatever the state of engines, log and database is.
+    """
+
+    path: str
+    endpoint: Callable[[Call, Any], Awaitable[Reply]]
+    access: Access
+    methods: tuple[str, ...] = ("GET",)
+    error_json: Callable[[ErrorBody], dict[str, Any]] = native_dialect.error_json
+    name: str = ""
+    needs_site: bool = True
+
+    def pattern(self) -> re.Pattern[str]:
+        """Return what matches the whole path, with its leading slash."""
+        parts = _PART.sub(lambda part: f"(?P<{part[2]}>{CONVERTERS[part[1]]})", self.path)
+        return re.compile(f"/{parts}")
+
+    def error_reply(self, error: StreamserveError) -> Reply:
+        """Return `error` as this route's dialect shows it, with the headers its status calls for."""
+        headers = headers_of(error)
+        if error.http_status == 405:
+            headers["Allow"] = ", ".join(self.methods)
+        return json_reply(self.error_json(to_body(error)), status=error.http_status, headers=headers)
+
+
+def failure(request_id: str) -> StreamserveError:
+    """Return the error for a request that failed for a reason which only the log has."""
+    return StreamserveError(f"The server failed on this request. Its log has the cause under {request_id}.")
+
+
+_CHAT = Access(callers=CHAT_CALLERS)
+_OPEN = Access(callers=ANYONE)
+_WATCH = Access(callers=("session", "key"), scope="watch")
+_OPS = Access(callers=OPS_CALLERS, scope="ops", open_in_debug=True)
+
+
+def _openai(path: str, endpoint: Callable[[Call, Any], Awaitable[Reply]], access: Access, **rest: Any) -> Route:
+    return Route(path=path, endpoint=endpoint, access=access, error_json=openai_chat.error_json, **rest)
+
+
+def _native(path: str, endpoint: Callable[[Call, Any], Awaitable[Reply]], access: Access, **rest: Any) -> Route:
+    return Route(path=path, endpoint=endpoint, access=access, **rest)
+
+
+_ID = "<stream_id:stream_id>"
+
+ROUTES = (
+    _native("streams", native.start_stream, _CHAT, methods=("POST",), name="streams"),
+    _native("streams/new", native.new_stream, _CHAT, name="new_stream"),
+    _native(f"streams/{_ID}", native.stream_state, _CHAT, name="stream"),
+    _native(f"streams/{_ID}/events", native.stream_events, _CHAT, name="stream_events"),
+    _native(f"streams/{_ID}/stop", native.stop_stream, _CHAT, methods=("POST",), name="stop_stream"),
+    _native(f"streams/{_ID}/watch", native.watch, _WATCH, name="watch_stream"),
+    _native("streams/<path:path>", ops.unknown, _OPEN, methods=_ANY, needs_site=False),
+    _openai("v1/chat/completions", openai.chat_completions, _CHAT, methods=("POST",), name="chat_completions"),
+    _openai("v1/models", openai.models, _CHAT, name="models"),
+    _openai("v1/models/<path:model>", openai.model, _CHAT, name="model"),
+    _openai("v1/<path:path>", openai.unknown, _OPEN, methods=_ANY, needs_site=False),
+    _native("livez", ops.livez, _OPEN, methods=_READ, name="livez", needs_site=False),
+    _native("readyz", ops.readyz, _OPEN, methods=_READ, name="readyz"),
+    _native("metrics", ops.metrics, _OPS, methods=_READ, name="metrics"),
+)

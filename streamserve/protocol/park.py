@@ -1,0 +1,29 @@
+"""What an engine says of one request: `Accepted` when it takes it, `Park` when it ends it early. Values only."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Accepted:
+    """What acceptance fixes: sizes, the seed and the clamped max_tokens. Cached tokens are known at first schedule."""
+
+    num_prompt_tokens: int
+    max_tokens: int
+    seed: int
+    queue_position: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Park:
+    """The engine has ended a sequence early and freed it; a request with the tokens so far continues it. When to ask:
+
+    - "lead": its reader is too far behind: when no more than `resume_at_lead` tokens are unread
+    - "ahead": its reader has enough to read, and another sequence needed the room: after `resume_seconds`
+    - "paused": an operator paused the engine; "lost": the engine is gone: at once, and again until it is accepted
+    """
+
+    reason: str
+    resume_at_lead: int = 0
+    resume_seconds: float = 0.0

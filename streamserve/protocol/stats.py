@@ -1,0 +1,75 @@
+"""What an engine says of itself: `ModelDescription`, and its counts, `CoreStats` and `EngineStats`. Values only."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelDescription:
+    """What a model is and how far its engine has come.
+
+    `state`: "idle" (not asked for yet), "loading", "ready", "paused" and "draining" (by an operator: it takes nothing
+    new), "failed". `stage`, `fraction` (0 to 1), bytes and `elapsed_seconds` describe loading; `message` names the
+    failure and the way out. `was_ready`: there was an engine before, so that another one can be expected.
+    """
+
+    alias: str
+    state: str
+    stage: str = ""
+    fraction: float = 0.0
+    loaded_bytes: int = 0
+    total_bytes: int = 0
+    elapsed_seconds: float = 0.0
+    message: str = ""
+    max_model_len: int = 0
+    has_chat_template: bool = False
+    dtype: str = ""
+    device: str = ""
+    num_parameters: int = 0
+    created: int = 0
+    was_ready: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CoreStats:
+    """Counts after the last step. Block counts exclude the null block: used + cached + free = total.
+
+    `blocks_used` are held by running sequences; `blocks_cached` are reclaimable and hold reusable prefixes.
+    `queued_tokens` are those that waiting sequences still have to compute, `queued_seconds` how long that takes by the
+    step-time model (0 until there is one). `parks` counts sequences that the engine itself parked, `out_of_memory` and
+    `quarantines` steps that ended so; `token_budget` is what a step may compute now.
+    """
+
+    running: int = 0
+    waiting: int = 0
+    blocks_total: int = 0
+    blocks_used: int = 0
+    blocks_cached: int = 0
+    blocks_free: int = 0
+    prefix_queries: int = 0
+    prefix_hits: int = 0
+    prompt_tokens: int = 0
+    generation_tokens: int = 0
+    preemptions: int = 0
+    steps: int = 0
+    unknown_ids: int = 0
+    queued_tokens: int = 0
+    queued_seconds: float = 0.0
+    parks: int = 0
+    out_of_memory: int = 0
+    quarantines: int = 0
+    token_budget: int = 0
+    is_paused: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineStats(CoreStats):
+    """Live counts of one engine: the core's, and what its client has measured in the last seconds.
+
+    `lost_engines`: how many died, hung or did not start since this worker began.
+    """
+
+    tokens_per_second: float = 0.0
+    latency: dict[str, float] = field(default_factory=dict)
+    lost_engines: int = 0

@@ -1,0 +1,135 @@
+"""`StreamStore`: what is kept of every stream beside its log, one `Record` each; and `answer_text`, which reads a log.
+
+The Django side keeps records as rows of the site's database (web/store.py). `NullStore` keeps none, for a process
+whose streams are its own. asyncio; knows no database.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from streamserve.dialects.base import TextBlocks
+from streamserve.protocol.errors import Refused
+from streamserve.protocol.events import BlockStart, Done, Token
+from streamserve.protocol.requests import GenerateRequest
+from streamserve.streams.log.base import EventLog
+from streamserve.streams.transcript import StreamSummary
+
+logger = logging.getLogger("streamserve.streams")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Record:
+    """What is kept of a stream: enough to resume it in any process, and to show it.
+
+    `request` is None once the stream is finished, or if it cannot be read. `producer` is the worker that writes the
+    log, "" if none does; `fence` grows with each claim. `created` is as `time.time()`. The fields from `finish_reason`
+    on are written at the end.
+    """
+
+    id: str
+    log_id: str
+    owner: str
+    tenant: str
+    model: str
+    created: float
+    on_disconnect: str = "park"
+    request: GenerateRequest | None = None
+    fence: int = 1
+    producer: str = ""
+    is_finished: bool = False
+    finish_reason: str = ""
+    error_code: str = ""
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    completion_tokens: int = 0
+    last_seq: int = 0
+    text: str = ""
+    refusal: Refused | None = None  # why `request` cannot be served here, although a newer worker can
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """The owners who share a limit: one owner, or all whose names begin with `name`."""
+
+    name: str
+    is_prefix: bool = False
+
+    def __contains__(self, owner: str) -> bool:
+        return owner.startswith(self.name) if self.is_prefix else owner == self.name
+
+
+class StreamStore(Protocol):
+    """The records of all processes. Any call may raise what the database raises."""
+
+    worker_id: str  # this process, as `Record.producer` names it; "" where streams are not shared
+    is_shared: bool  # whether other processes read and resume the streams of this one
+    keeps_text: bool  # whether `finish` wants the answer
+
+    async def insert(self, record: Record) -> None:
+        """Keep the record of a new stream."""
+
+    async def find(self, *, stream_id: str = "", log_id: str = "") -> Record | None:
+        """Return the record with that stream id or that log id."""
+
+    async def claim(self, stream_id: str, seen_fence: int) -> bool:
+        """Make this worker the producer, with the next fence. False if `seen_fence` is old or the stream finished."""
+
+    async def release(self, stream_id: str, fence: int) -> None:
+        """Note that the stream has no producer, if this worker is the one with that fence."""
+
+    async def finish(self, summary: StreamSummary, *, last_seq: int, text: str) -> None:
+        """Write the end of a stream and forget its request. A finished record stays as it is."""
+
+    async def running(self, group: Group) -> Sequence[tuple[str, str]]:
+        """Return (id, producer) of the group's unfinished streams in all processes, oldest first."""
+
+    def is_alive(self, worker_id: str) -> bool:
+        """Return False if that worker is known to be dead. Never blocks."""
+
+
+class NullStore:
+    """See `StreamStore`: no records, no other processes."""
+
+    worker_id = ""
+    is_shared = keeps_text = False
+
+    async def insert(self, record: Record) -> None:
+        pass
+
+    async def find(self, *, stream_id: str = "", log_id: str = "") -> Record | None:
+        return None
+
+    async def claim(self, stream_id: str, seen_fence: int) -> bool:
+        return False
+
+    async def release(self, stream_id: str, fence: int) -> None:
+        pass
+
+    async def finish(self, summary: StreamSummary, *, last_seq: int, text: str) -> None:
+        pass
+
+    async def running(self, group: Group) -> Sequence[tuple[str, str]]:
+        return ()
+
+    def is_alive(self, worker_id: str) -> bool:
+        return False
+
+
+async def answer_text(log: EventLog, log_id: str, choice: int = 0) -> str:
+    """Return the text of one choice from the log, up to where the user stopped reading."""
+    blocks, pieces = TextBlocks(), list[tuple[int, str]]()
+    after, kept_seq = 0, None
+    while page := await log.read(log_id, after):
+        after = page[-1].seq
+        for logged in page:
+            if isinstance(logged.event, BlockStart):
+                blocks.note(logged.event)
+            elif isinstance(logged.event, Token) and logged.event.choice == choice and logged.event in blocks:
+                pieces.append((logged.seq, logged.event.text))
+            elif isinstance(logged.event, Done):
+                kept_seq = logged.event.kept_seq
+    return "".join(text for seq, text in pieces if kept_seq is None or seq <= kept_seq)

@@ -1,0 +1,54 @@
+"""The chat page: a whole page with a strict Content-Security-Policy, and the context of its element in other pages."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from asgiref.sync import sync_to_async
+from django.conf import settings as django_settings
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import render
+from django.urls import reverse
+
+from streamserve.conf import get_settings
+from streamserve.web.site import start_loading
+from streamserve.web.views import non_atomic
+
+CONTENT_SECURITY_POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
+    "font-src 'self'; manifest-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
+)
+
+
+@non_atomic
+async def chat_page(request: HttpRequest, template_name: str = "streamserve/chat_page.html") -> HttpResponse:
+    """The page. Put it behind a login, or not, as any view; the streams it starts check for themselves."""
+    if hasattr(request, "scope"):  # under WSGI, beside an ASGI server that streams, nothing is to be loaded
+        start_loading()
+    context = await chat_context(request)
+    response = await sync_to_async(render)(request, template_name, context)
+    response["Content-Security-Policy"] = CONTENT_SECURITY_POLICY
+    response["Cache-Control"] = "private, no-store"
+    return response
+
+
+async def chat_context(request: HttpRequest) -> dict[str, Any]:
+    """Return what the page's script needs to know."""
+    user = await request.auser() if hasattr(request, "auser") else None
+    name = user.get_username() if user is not None and user.is_authenticated else ""
+    return {"streamserve": chat_config(name)}
+
+
+def chat_config(signed_in_as: str) -> dict[str, Any]:
+    """Return the addresses and models that the chat element takes as data-* attributes."""
+    settings = get_settings()
+    return {
+        "streams_url": reverse("streamserve:streams"),
+        "ready_url": reverse("streamserve:readyz"),
+        "websocket_url": "/ws/streams",
+        "models": list(settings.models),
+        "default_model": settings.default_model,
+        "signed_in_as": signed_in_as,
+        "keepalive_seconds": settings.streams.keepalive_seconds,
+        "csrf_cookie": django_settings.CSRF_COOKIE_NAME,
+    }

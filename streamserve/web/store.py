@@ -1,0 +1,130 @@
+"""`RowStore`: streams' records as rows of the site's database, and one log line at each end. See streams/store.py.
+
+Each call is one query and holds no connection afterwards. Neither prompt nor answer is ever logged; the answer is in
+the row only if STORE is on. Lives on the event loop.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+import structlog
+from channels.db import database_sync_to_async
+
+from streamserve.models import Stream as StreamRow
+from streamserve.protocol.errors import UnmetNeeds
+from streamserve.protocol.requests import decode_request, encode_request
+from streamserve.streams.lease.liveness import Liveness
+from streamserve.streams.store import Group, Record
+from streamserve.streams.transcript import StreamSummary
+
+log = structlog.get_logger("streamserve")
+
+
+class RowStore:
+    """See `StreamStore`. Without a `liveness` streams are not shared, and rows are a record only."""
+
+    def __init__(self, liveness: Liveness | None, *, keeps_text: bool = False) -> None:
+        self.is_shared = liveness is not None
+        self.keeps_text = keeps_text
+        self.worker_id = "" if liveness is None else liveness.own_id
+        self._liveness = liveness
+
+    async def insert(self, record: Record) -> None:
+        row = StreamRow(
+            id=record.id,
+            log_id=record.log_id,
+            owner=record.owner,
+            tenant=record.tenant,
+            model=record.model,
+            on_disconnect=record.on_disconnect,
+            fence=record.fence,
+            producer=record.producer,
+            request=None if record.request is None else encode_request(record.request),
+            created_at=datetime.fromtimestamp(record.created, UTC),
+        )
+        await database_sync_to_async(row.save)(force_insert=True)
+
+    async def find(self, *, stream_id: str = "", log_id: str = "") -> Record | None:
+        rows = StreamRow.objects.filter(pk=stream_id) if stream_id else StreamRow.objects.filter(log_id=log_id)
+        row = await database_sync_to_async(rows.first)()
+        return None if row is None else record_of(row)
+
+    async def claim(self, stream_id: str, seen_fence: int) -> bool:
+        claim = database_sync_to_async(StreamRow.objects.claim)
+        return bool(await claim(stream_id, seen_fence, self.worker_id))
+
+    async def release(self, stream_id: str, fence: int) -> None:
+        await database_sync_to_async(StreamRow.objects.release)(stream_id, fence, self.worker_id)
+
+    async def finish(self, summary: StreamSummary, *, last_seq: int, text: str) -> None:
+        finish = database_sync_to_async(StreamRow.objects.finish)
+        is_written = await finish(
+            summary.id,
+            finish_reason=summary.finish_reason or "",
+            error_code=summary.error_code or "",
+            prompt_tokens=summary.prompt_tokens,
+            cached_tokens=summary.cached_tokens,
+            completion_tokens=summary.completion_tokens,
+            ttft_seconds=summary.ttft,
+            last_seq=last_seq,
+            text=text.replace("\0", "\N{REPLACEMENT CHARACTER}"),  # PostgreSQL refuses NUL, every time
+        )
+        if is_written:
+            log.info("stream_finished", **line_of(summary))
+
+    async def running(self, group: Group) -> list[tuple[str, str]]:
+        query = StreamRow.objects.running_of(group.name, group.is_prefix)
+        rows: list[tuple[str, str]] = await database_sync_to_async(list)(query)
+        return rows
+
+    def is_alive(self, worker_id: str) -> bool:
+        return self._liveness is not None and self._liveness.is_alive(worker_id)
+
+
+def record_of(row: StreamRow) -> Record:
+    """Return a row as a record. A request that this release cannot read is None."""
+    request, refusal = None, None
+    if row.request is not None:
+        try:
+            request = decode_request(row.request)
+        except UnmetNeeds as error:
+            refusal = error
+        except ValueError:
+            log.exception("stream_request_unreadable", stream_id=row.pk)
+    return Record(
+        id=row.pk,
+        log_id=row.log_id,
+        owner=row.owner,
+        tenant=row.tenant,
+        model=row.model,
+        created=row.created_at.timestamp(),
+        on_disconnect=row.on_disconnect,
+        request=request,
+        refusal=refusal,
+        fence=row.fence,
+        producer=row.producer,
+        is_finished=row.state == "finished",
+        finish_reason=row.finish_reason,
+        error_code=row.error_code,
+        prompt_tokens=row.prompt_tokens,
+        cached_tokens=row.cached_tokens,
+        completion_tokens=row.completion_tokens,
+        last_seq=row.last_seq,
+        text=row.text,
+    )
+
+
+def line_of(summary: StreamSummary) -> dict[str, Any]:
+    """Return the fields of the log line: ids, counts and times, no text."""
+    fields = ("model", "owner", "finish_reason", "error_code", "prompt_tokens", "cached_tokens", "completion_tokens")
+    times = {"ttft_ms": summary.ttft, "itl_p50_ms": summary.itl_p50, "itl_p95_ms": summary.itl_p95}
+    return {
+        "stream_id": summary.id,
+        "log_id": summary.log_id,
+        **{name: getattr(summary, name) for name in fields},
+        **{name: None if seconds is None else round(seconds * 1000, 2) for name, seconds in times.items()},
+        "age_seconds": round(summary.age_seconds, 3),
+        "num_parks": summary.num_parks,
+    }

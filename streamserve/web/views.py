@@ -1,0 +1,169 @@
+"""Django's adapter: a view for each row of `ROUTES`, which admits the caller, calls the endpoint and sends its Reply.
+
+The views are csrf_exempt, login_not_required and non-atomic: they check for themselves, answer programs rather than
+browsers, and stream for minutes. Runs on the event loop; under WSGI every route is a 503 that names the way out.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import aclosing
+from typing import Any, TypeVar
+
+import structlog
+from asgiref.sync import SyncToAsync, sync_to_async
+from django.core.exceptions import RequestAborted
+from django.db import connections, transaction
+from django.http import HttpRequest, HttpResponse, HttpResponseBase, StreamingHttpResponse
+
+from streamserve.api.call import AuditedSite, Body, Call, Reply
+from streamserve.api.routes import Route, failure
+from streamserve.asgi.handover import HEADER, offer
+from streamserve.protocol.errors import MethodNotAllowed, Refused, StreamserveError
+from streamserve.protocol.ids import request_id_of
+from streamserve.web.access import admit
+from streamserve.web.site import get_runtime
+
+log = structlog.get_logger("streamserve")
+
+T = TypeVar("T")
+View = Callable[..., Coroutine[Any, Any, HttpResponseBase]]
+
+_NEEDS_ASGI = "This site runs under WSGI, which cannot stream. Serve it by ASGI: daphne <project>.asgi:application."
+_CHUNK_BYTES = 1 << 16
+
+
+def view_of(route: Route) -> View:
+    """Return the view that serves `route`."""
+
+    @functools.wraps(route.endpoint)
+    async def view(request: HttpRequest, **params: str) -> HttpResponseBase:
+        request_id = request_id_of(request.headers.get("X-Request-Id", ""))
+        try:
+            if not hasattr(request, "scope"):
+                raise Refused(_NEEDS_ASGI, code="asgi_required", retry_after=120)
+            if request.method not in route.methods:
+                raise MethodNotAllowed(f"This address takes {' and '.join(route.methods)}, not {request.method}.")
+            headers = {name.lower(): value for name, value in request.headers.items()}
+            call = Call(
+                method=request.method,
+                headers=headers,
+                caller=await admit(route.access, request, headers),
+                request_id=request_id,
+                body=functools.partial(_chunks, request),
+                wait=_wait,
+                params=params,
+                query_string=request.META.get("QUERY_STRING", ""),
+                address=request.META.get("REMOTE_ADDR") or "",
+            )
+            site: AuditedSite | None = get_runtime() if route.needs_site else None
+            reply = await route.endpoint(call, site)
+        except StreamserveError as error:
+            reply = route.error_reply(error)
+        except RequestAborted:
+            raise
+        except Exception:
+            # The edge of a request: what went wrong goes to the log, the client gets the id to ask about.
+            log.exception("request_failed", request_id=request_id, path=request.path)
+            reply = route.error_reply(failure(request_id))
+        response = to_django(request, reply)
+        response["X-Request-Id"] = request_id
+        return response
+
+    view.route = route  # type: ignore[attr-defined]
+    view.csrf_exempt = True  # type: ignore[attr-defined]
+    view.login_required = False  # type: ignore[attr-defined]
+    return _mark_non_atomic(view)
+
+
+def non_atomic(view: View) -> View:
+    """Return a function that calls the async `view`, outside ATOMIC_REQUESTS. A method itself takes no marks."""
+
+    @functools.wraps(view)
+    async def outside(*args: Any, **kwargs: Any) -> HttpResponseBase:
+        return await view(*args, **kwargs)
+
+    return _mark_non_atomic(outside)
+
+
+def _mark_non_atomic(view: View) -> View:
+    """Have ATOMIC_REQUESTS pass over `view`: Django refuses it to async views."""
+    for alias in connections:
+        transaction.non_atomic_requests(using=alias)(view)
+    return view
+
+
+def to_django(request: HttpRequest, reply: Reply) -> HttpResponseBase:
+    """Return `reply` as Django's response.
+
+    Under StreamMiddleware a stream's response is empty but for a one-time ticket: Django finishes at once, and thread,
+    database connection and request are released before the first token. Without it, Django streams.
+    """
+    body = reply.body
+    response: HttpResponseBase
+    if isinstance(body, bytes):
+        response = HttpResponse(body, status=reply.status)
+    elif getattr(request, "scope", {}).get("streamserve"):
+        response = HttpResponse(status=reply.status, headers={HEADER: offer(body)})
+    else:
+        response = _Streamed(_released(body), status=reply.status)
+    for name, value in reply.headers.items():
+        response[name] = value
+    if not isinstance(body, bytes):
+        for raw_name, raw_value in body.headers:
+            response[raw_name.decode("ascii")] = raw_value.decode("latin-1")
+    if reply.status >= 500:
+        # A failure was logged with its cause; being busy, or loading, is nothing to log as an error.
+        setattr(response, "_has_been_logged", True)  # noqa: B010  (Django's own mark, in no stub)
+    return response
+
+
+class _Streamed(StreamingHttpResponse):
+    """Closes its own iterator when the client leaves; Django would leave that to the garbage collector."""
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        async with aclosing(self._iterator) as chunks:  # type: ignore[attr-defined]
+            async for chunk in chunks:
+                yield chunk
+
+
+async def _released(body: Body) -> AsyncIterator[bytes]:
+    """Yield the body's bytes, holding neither thread nor connection while waiting.
+
+    They are released inside the generator, because the middleware's `process_response` uses both after the view has
+    returned.
+    """
+    await _close_connections()
+    # The thread that asgiref keeps for this request (its ThreadSensitiveContext).
+    context = SyncToAsync.thread_sensitive_context.get(None)
+    executor = SyncToAsync.context_to_thread_executor.pop(context, None) if context is not None else None
+    if executor is not None:
+        executor.shutdown(wait=False)
+    chunks = body.__aiter__()
+    async with aclosing(chunks):  # type: ignore[type-var]
+        async for chunk in chunks:
+            yield chunk
+
+
+async def _chunks(request: HttpRequest) -> AsyncIterator[bytes]:
+    """Yield the body, which the server has read into memory or a file."""
+    while chunk := request.read(_CHUNK_BYTES):
+        yield chunk
+
+
+async def _wait(work: Coroutine[Any, Any, T], /) -> T:
+    """Await `work` without a database connection. Django cancels the view, and it, when the client leaves."""
+    await _close_connections()
+    return await work
+
+
+async def _close_connections() -> None:
+    """Give this request's database connections back; the ORM opens them again when something asks."""
+
+    def close() -> None:
+        for connection in connections.all(initialized_only=True):
+            if not connection.in_atomic_block:
+                connection.close()
+
+    await sync_to_async(close)()

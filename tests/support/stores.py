@@ -1,0 +1,96 @@
+"""`SharedRecords`: records in memory that several registries of one test share, as processes share a database."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter, deque
+from collections.abc import Sequence
+from dataclasses import replace
+
+from streamserve.streams.store import Group, Record, StreamStore
+from streamserve.streams.transcript import StreamSummary
+
+
+class SharedRecords:
+    """What the workers share: the records, and which workers are dead."""
+
+    def __init__(self) -> None:
+        self.records: dict[str, Record] = {}
+        self.dead: set[str] = set()
+
+    def worker(self, worker_id: str) -> RecordStore:
+        return RecordStore(self, worker_id)
+
+
+class RecordStore:
+    """See `StreamStore`. `refusals` are raised by its calls in turn, `finish_refusals` by that one; inserts wait for
+    `hold`, where it is set.
+    """
+
+    is_shared, keeps_text = True, False
+
+    def __init__(self, shared: SharedRecords, worker_id: str) -> None:
+        self.worker_id = worker_id
+        self.calls: Counter[str] = Counter()
+        self.refusals: deque[Exception] = deque()
+        self.finish_refusals: deque[Exception] = deque()
+        self.hold: asyncio.Event | None = None
+        self.texts: list[str] = []
+        self._shared = shared
+        _: StreamStore = self
+
+    async def insert(self, record: Record) -> None:
+        self._call("insert")
+        if self.hold is not None:
+            await self.hold.wait()
+        assert record.id not in self._shared.records
+        self._shared.records[record.id] = record
+
+    async def find(self, *, stream_id: str = "", log_id: str = "") -> Record | None:
+        self._call("find")
+        found = (one for one in self._shared.records.values() if one.id == stream_id or one.log_id == log_id)
+        return next(found, None)
+
+    async def claim(self, stream_id: str, seen_fence: int) -> bool:
+        self._call("claim")
+        record = self._shared.records[stream_id]
+        if record.is_finished or record.fence != seen_fence:
+            return False
+        self._shared.records[stream_id] = replace(record, fence=seen_fence + 1, producer=self.worker_id)
+        return True
+
+    async def release(self, stream_id: str, fence: int) -> None:
+        self._call("release")
+        record = self._shared.records[stream_id]
+        if not record.is_finished and (record.fence, record.producer) == (fence, self.worker_id):
+            self._shared.records[stream_id] = replace(record, producer="")
+
+    async def finish(self, summary: StreamSummary, *, last_seq: int, text: str) -> None:
+        self._call("finish")
+        if self.finish_refusals:
+            raise self.finish_refusals.popleft()
+        record = self._shared.records[summary.id]
+        if not record.is_finished:
+            self.texts.append(text)
+            self._shared.records[summary.id] = replace(
+                record,
+                is_finished=True,
+                producer="",
+                request=None,
+                finish_reason=summary.finish_reason or "",
+                error_code=summary.error_code or "",
+                last_seq=last_seq,
+            )
+
+    async def running(self, group: Group) -> Sequence[tuple[str, str]]:
+        self._call("running")
+        records = self._shared.records.values()
+        return [(one.id, one.producer) for one in records if one.owner in group and not one.is_finished]
+
+    def is_alive(self, worker_id: str) -> bool:
+        return worker_id not in self._shared.dead
+
+    def _call(self, name: str) -> None:
+        self.calls[name] += 1
+        if self.refusals:
+            raise self.refusals.popleft()
