@@ -18,14 +18,14 @@ from typing import Any
 MOVED = {
     "streamserve.asgi.flow_server": "streamserve.asgi.flow.install",
     "streamserve.asgi.harden": "streamserve.asgi.hardening",
+    "streamserve.asgi.callers": "streamserve.api.call",
     "streamserve.clients.host": "streamserve.clients.process.server",  # so a running 0.1.0 starts its engine
-    "streamserve.responses": "streamserve.web.responses",
     "streamserve.runtime": "streamserve.web.site",
     "streamserve.streams.delivery": "streamserve.streams.reader.delivery",
     "streamserve.streams.directory": "streamserve.streams.registry",
     "streamserve.streams.file_log": "streamserve.streams.log.file_log",
     "streamserve.streams.redis_log": "streamserve.streams.log.redis_log",
-    "streamserve.views": "streamserve.web.views_native",
+    "streamserve.views": "streamserve.web.chat_page",
 }
 # What `python -m <old path>` runs.
 COMMANDS = {"streamserve.asgi.flow_server": "streamserve.asgi.flow"}

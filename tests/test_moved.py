@@ -14,8 +14,8 @@ from streamserve._moved import COMMANDS, MOVED
 NAMES = {
     "streamserve.asgi.flow_server": "install",
     "streamserve.asgi.harden": "Hardening",
+    "streamserve.asgi.callers": "Caller",
     "streamserve.clients.host": "main",
-    "streamserve.responses": "stream_response",
     "streamserve.runtime": "get_streams",
     "streamserve.streams.delivery": "Delivery",
     "streamserve.streams.directory": "Streams",
