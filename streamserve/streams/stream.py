@@ -212,7 +212,6 @@ class Stream(Replica):
             self._failure = LogLost(self.log_id)
             self._wake()
             return True
-        self.is_lost = self.is_lost or self.terminal is not None
         return self.is_lost
 
     # What the log writer asks for
