@@ -516,7 +516,7 @@ class Stream(Replica):
         """Report the furthest reader's position to the engine, or find that it is time to continue."""
         if self._generation is not None:
             self.lag.report(self._generation)
-        elif not self._is_ending and self._seconds_left() == 0:
+        elif self.lease.is_held and not self._is_ending and self._seconds_left() == 0:
             self._wake()
 
     def _cancel(self) -> None:

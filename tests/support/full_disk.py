@@ -1,6 +1,6 @@
 """Fill the file system of a folder, commit until the log has no room, make room, commit again. For test_file_log.py.
 
-A batch that is refused is retried as it is, and is in the log once.
+A batch that is refused is retried as it is, and is in the log once. Then an answer is read while there is no room.
 """
 
 from __future__ import annotations
@@ -12,10 +12,15 @@ import sqlite3
 import sys
 from pathlib import Path
 
+from streamserve.protocol.events import Done, LoggedEvent, Status
+from streamserve.streams.config import StreamConfig
 from streamserve.streams.log.base import LogFull, make_batch
 from streamserve.streams.log.file_log import FileLog
+from streamserve.streams.reader.follow import follow
+from streamserve.streams.registry import Streams
+from streamserve.streams.stream import Stream
 from tests.support.logs import everything, numbered
-from tests.support.streams import tok
+from tests.support.streams import ScriptedClient, ask, tok, until
 
 
 async def main(folder: Path) -> None:
@@ -46,10 +51,43 @@ async def main(folder: Path) -> None:
     print("retried, ", end="")
     await log.aclose()
     await other.aclose()
+    await _read_through(path, ballast)
+    print("read, ", end="")
     db = sqlite3.connect(path)
     assert db.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
     db.close()
     print("sound")
+
+
+async def _read_through(path: Path, ballast: Path) -> None:
+    """Its reader waits, is informed twice, and has the whole answer."""
+    log, scripted, words = FileLog(path), ScriptedClient(), [tok("word " * 20, number) for number in range(600)]
+    streams = Streams({"scripted": scripted}, log, StreamConfig(coalesce_tokens=0, snapshot_events=0))
+    stream = await streams.start(ask("scripted"), owner="o", tenant="t")
+    seen: list[LoggedEvent] = []
+    reading = asyncio.create_task(_read(streams, stream, seen))
+    scripted.last.push(*words[:3])
+    await until(lambda: len(seen) == 4, "three words are read")
+    _fill(ballast)
+    scripted.last.push(*words[3:])
+    await until(lambda: isinstance(streams.writer.outage, LogFull), "there is no room")
+    await until(lambda: bool(seen) and not seen[-1].seq, "its reader is informed")
+    os.unlink(ballast)
+    scripted.last.push(Done(finish_reason="stop"))
+    await reading
+    logged = [one for one in seen if one.seq]
+    assert [one.event for one in logged[1:]] == [*words, Done(finish_reason="stop")]
+    assert await everything(log, stream.log_id) == logged
+    notices = [one.event.status for one in seen if isinstance(one.event, Status)]
+    assert notices == ["waiting", "resumed"] * (len(notices) // 2)
+    await streams.aclose()
+    await log.aclose()
+
+
+async def _read(streams: Streams, stream: Stream, seen: list[LoggedEvent]) -> None:
+    async with contextlib.aclosing(follow(streams, stream)) as events:
+        async for logged in events:
+            seen.append(logged)
 
 
 def _fill(ballast: Path) -> None:

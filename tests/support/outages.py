@@ -48,6 +48,7 @@ class Outage:
     """`log` is the log of the streams; `other()` is the same place as another process has it."""
 
     refusal = ("", 0)  # code and HTTP status
+    notice_seconds = 0.0  # how long it takes at most until a commit fails
     log: EventLog
 
     def __init__(self) -> None:
@@ -112,8 +113,8 @@ class RedisKilled(Outage):
         return log
 
     async def begin(self) -> None:
-        self.server.kill()
         self.log._calls._patience_seconds = 0.0
+        self.server.kill()
 
     async def end(self) -> None:
         await asyncio.to_thread(self.server.start)
@@ -122,6 +123,8 @@ class RedisKilled(Outage):
 
 class RedisStalled(RedisKilled):
     """Stands still, its connections open: what was sent is found in its sockets later."""
+
+    notice_seconds = 2.5
 
     def __init__(self, server: RedisServer) -> None:
         super().__init__(server, patience_seconds=1.0)

@@ -87,9 +87,9 @@ async def test_kills(front: Front, log: EventLog) -> None:
     waits: list[float] = []
     for kill in range(NUM_KILLS):
         readers = [Reader(number, NUM_TOKENS) for number in range(NUM_STREAMS)]
-        front.site.stall(kill % 2, chance.randrange(2, NUM_TOKENS))
         reading = [asyncio.create_task(reader.begin(front.url)) for reader in readers]
         await asyncio.gather(*(reader.seen(1) for reader in readers))
+        front.site.stall(kill % 2, chance.randrange(2, NUM_TOKENS))
         on_the_way += await front.site.stalled(kill % 2)
         front.site.kill(kill % 2)
         coming_back = asyncio.create_task(asyncio.to_thread(front.site.start, kill % 2))
@@ -125,9 +125,9 @@ async def test_restarts_of_redis(front: Front, log: EventLog) -> None:
     chance, on_the_way, num_cut, num_refused = random.Random(2), Counter[str](), 0, 0
     for _ in range(NUM_RESTARTS):
         readers = [Reader(number, NUM_TOKENS) for number in range(NUM_STREAMS)]
-        front.site.stall(0, chance.randrange(2, NUM_TOKENS))
         reading = [asyncio.create_task(reader.begin(front.url)) for reader in readers]
         await asyncio.gather(*(reader.seen(1) for reader in readers))
+        front.site.stall(0, chance.randrange(2, NUM_TOKENS))
         on_the_way += await front.site.stalled(0)
         front.redis.kill()
         await asyncio.to_thread(front.redis.start)

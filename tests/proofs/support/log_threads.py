@@ -32,4 +32,4 @@ async def _begin() -> None:
         store.compact()  # under the lock, whose file stays open too
         all_there.wait(_DEADLINE_SECONDS)
 
-    await asyncio.gather(*(log._log._ask(open_file) for _ in range(file_log._NUM_READERS)))
+    await asyncio.gather(*(log._ask(open_file) for _ in range(file_log._NUM_READERS)))

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import os
 import signal
-import sqlite3
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -67,33 +66,19 @@ class Site:
         self._note(index, "stall").unlink()
 
     async def stalled(self, index: int) -> Counter[str]:
-        """Wait until all that worker's streams hang; return how many do, and how many events in which way."""
+        """Wait until a commit of that worker hangs, and so all its streams; count its streams and events by kind."""
+        note = self._note(index, "stalled")
         async with asyncio.timeout(SECONDS):
-            while not (counts := self._all_stalled(self._note(index, "stalled"))):  # noqa: ASYNC110
+            while not (text := note.read_text() if note.exists() else "").endswith("\n"):  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
-        return counts
-
-    def _all_stalled(self, note: Path) -> Counter[str]:
-        """Return the counts, once every unfinished stream of that file's writer is in it."""
-        lines = [line.split() for line in (note.read_text() if note.exists() else "").splitlines(keepends=True)]
-        stalled = {words[0] for words in lines}
-        producer_of = self._producers()
-        producers = {producer_of.get(log_id) for log_id in stalled}
-        if not stalled or any(one in producers and log_id not in stalled for log_id, one in producer_of.items()):
-            return Counter()
-        counts = Counter(streams=len(stalled))
+        lines = [line.split() for line in text.splitlines()]
+        counts = Counter(streams=len(lines))
         for _, num_events, kind in lines:
             counts[kind] += int(num_events)
         return counts
 
     def _note(self, index: int, name: str) -> Path:
         return self.folder / f"{name}-{self.servers[index].process.pid}"
-
-    def _producers(self) -> dict[str, str]:
-        """Return the producer of each unfinished stream, by its log's id."""
-        with sqlite3.connect(self.folder / "site.sqlite3", timeout=SECONDS) as database:
-            rows = database.execute("select log_id, producer from streamserve_stream where state = 'running'")
-            return dict(rows.fetchall())
 
 
 @contextlib.contextmanager

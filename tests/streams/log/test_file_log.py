@@ -214,7 +214,7 @@ def test_a_full_tmpfs_is_survived(tmp_path: Path) -> None:
     if "Operation not permitted" in result.stderr or "unshare failed" in result.stderr:
         pytest.skip("mounting a tmpfs needs user namespaces or root")
     assert result.returncode == 0, result.stderr
-    assert "full, recovered, retried, sound" in result.stdout
+    assert "full, recovered, retried, read, sound" in result.stdout
 
 
 async def test_a_failing_write_is_named_and_recovered_from(path: Path, log: FileLog) -> None:

@@ -40,10 +40,9 @@ class _StallingLog:
             return await self._log.commit(batches)  # type: ignore[no-any-return]
         now = [batch for batch in batches if ord(batch.log_id[0]) % 2 == 1]
         await self._log.commit(now)
+        fates = [(batch, "unheard" if batch in now else "unwritten") for batch in batches]
         with self._stalled.open("a") as out:
-            for batch in batches:
-                fate = "unheard" if batch in now else "unwritten"
-                out.write(f"{batch.log_id} {len(batch.events)} {fate}\n")
+            out.write("".join(f"{batch.log_id} {len(batch.events)} {fate}\n" for batch, fate in fates))
         while self._sign.exists():  # noqa: ASYNC110  (the test is another process)
             await asyncio.sleep(0.01)
         return await self._log.commit(batches)  # type: ignore[no-any-return]
