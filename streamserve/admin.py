@@ -24,9 +24,9 @@ from streamserve.api.call import Reply
 from streamserve.models import ApiKey, Live, Stream, Watch
 from streamserve.protocol.errors import StreamserveError
 from streamserve.web.chat_page import CONTENT_SECURITY_POLICY
-from streamserve.web.live import LiveDelivery, site_figures
+from streamserve.web.live import LiveDelivery, site_metrics
 from streamserve.web.permissions import WATCH_PERMISSION
-from streamserve.web.site import get_runtime, get_streams
+from streamserve.web.site import get_site
 from streamserve.web.views import non_atomic, to_django
 
 log = structlog.get_logger("streamserve")
@@ -190,8 +190,8 @@ class LiveAdmin(ReadOnlyAdmin):
             return JsonResponse({"error": {"code": "asgi_required"}}, status=503)
         if not await self._may(request, "streamserve.view_live"):
             return JsonResponse({"error": {"code": "forbidden"}}, status=403)
-        runtime = get_runtime()
-        return to_django(request, Reply(body=LiveDelivery(lambda: site_figures(runtime))))
+        site = get_site()
+        return to_django(request, Reply(body=LiveDelivery(lambda: site_metrics(site))))
 
     async def stop(self, request: HttpRequest, stream_id: str) -> HttpResponseBase:
         """POST: stop a stream of any owner. The CSRF middleware has checked the request."""
@@ -199,7 +199,7 @@ class LiveAdmin(ReadOnlyAdmin):
             return HttpResponseNotAllowed(["POST"])
         if not await self._may(request, "streamserve.stop_stream"):
             return JsonResponse({"error": {"code": "forbidden"}}, status=403)
-        stream = await get_streams().reach(stream_id)
+        stream = await get_site().streams.reach(stream_id)
         if stream is None:
             return JsonResponse({"error": {"code": "stream_not_found"}}, status=404)
         await stream.stop(None)
@@ -213,7 +213,7 @@ class LiveAdmin(ReadOnlyAdmin):
         if not await self._may(request, "streamserve.control_engine"):
             return JsonResponse({"error": {"code": "forbidden"}}, status=403)
         try:
-            state = await get_runtime().control_engine(alias, action)
+            state = await get_site().control_engine(alias, action)
         except StreamserveError as error:
             return JsonResponse({"error": {"code": error.code, "message": error.message}}, status=error.http_status)
         log.info("engine_controlled_by_staff", action=action, model=alias, user_id=request.user.pk)

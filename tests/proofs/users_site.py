@@ -21,7 +21,7 @@ from typing import Any
 from django.http import HttpRequest, StreamingHttpResponse
 from django.urls import include, path
 
-from project.asgi import application as site
+from project.asgi import application as demo_site
 from streamserve.asgi.types import Receive, Scope, Send
 from streamserve.clients import factory
 from streamserve.clients.thread.acceptance import LoadedEngine
@@ -29,7 +29,7 @@ from streamserve.clients.thread.client import ThreadClient
 from streamserve.engine.config import EngineConfig, ModelConfig
 from streamserve.engine.echo import EchoTokenizer
 from streamserve.engine.plan import Progress, Sampled, StepPlan, StepResult
-from streamserve.web import site as runtime
+from streamserve.web import site
 from tests.proofs.log_threads import begun
 from tests.support.engines import WrappedRunner
 from tests.support.streams import Gate
@@ -83,7 +83,7 @@ def _make_client(model: ModelConfig, config: EngineConfig, **_: Any) -> ThreadCl
     return ThreadClient(model.alias, partial(_load, config), config, on_plan=_GATE)
 
 
-runtime.make_client = _make_client  # type: ignore[assignment]
+site.make_client = _make_client  # type: ignore[assignment]
 
 
 async def plain(request: HttpRequest) -> StreamingHttpResponse:
@@ -104,7 +104,7 @@ async def application(scope: Scope, receive: Receive, send: Send) -> None:
     """The site, and /control beside it, which needs no thread of Django's."""
     _server()
     if scope["type"] != "http" or scope["path"] != "/control":
-        await site(scope, receive, send)
+        await demo_site(scope, receive, send)
         return
     if scope["query_string"] == b"hold=1":
         _GATE.allow(0)
@@ -120,7 +120,7 @@ async def application(scope: Scope, receive: Receive, send: Send) -> None:
 
 
 def _state() -> dict[str, int]:
-    (client,) = runtime.get_clients().values()
+    (client,) = site.get_site().clients.values()
     stats = client.stats()
     return {
         "connections": len(_server().connections),

@@ -19,7 +19,7 @@ from streamserve.models import Stream as StreamRow
 from streamserve.streams.config import StreamConfig
 from streamserve.streams.reader.follow import follow
 from streamserve.streams.stream import Stream
-from streamserve.web import site as runtime
+from streamserve.web import site
 from tests.conftest import Caller, body_of, until_ready
 from tests.support.outages import FullFile
 from tests.support.stream_checks import check_native, check_native_part, text_of
@@ -83,12 +83,12 @@ async def away(worker: Worker, gate: Gate, stream: Stream, full: FullFile) -> No
 async def test_callers_read_on_through_it(tmp_path: Path, alice_key: str, transactional_db: Any) -> None:
     """No gap, two notes, 507 for new answers meanwhile; all of it is there for the next process."""
     caller = Caller(key=alice_key)
-    site = {"MODELS": {"echo": {"PATH": "echo"}}, "CLIENT": "thread", "STATE_DIR": tmp_path}
-    site |= {"STREAMS": {"SNAPSHOT_EVENTS": 0}}
-    with override_settings(STREAMSERVE={**site, "ECHO_STEP_SECONDS": 0.0005}):
+    conf = {"MODELS": {"echo": {"PATH": "echo"}}, "CLIENT": "thread", "STATE_DIR": tmp_path}
+    conf |= {"STREAMS": {"SNAPSHOT_EVENTS": 0}}
+    with override_settings(STREAMSERVE={**conf, "ECHO_STEP_SECONDS": 0.0005}):
         await until_ready()
         full = FullFile(tmp_path / LOG_FILE)
-        runtime.get_runtime().log = runtime.get_streams().log = log = full.log
+        site.get_site().log = site.get_site().streams.log = log = full.log
         # More than three times what the engine may be ahead of its reader: it cannot end before it is read.
         body = {"prompt": "tell me", "max_tokens": 1000, "seed": 7, "ignore_eos": True}
         response = await caller.post("/streams", body)
@@ -118,12 +118,12 @@ async def test_callers_read_on_through_it(tmp_path: Path, alice_key: str, transa
         assert frames[-1].json["usage"]["completion_tokens"] == 1000
         state = (await caller.get(path)).json()
         assert (state["state"], state["resumable"], state["usage"]["completion_tokens"]) == ("finished", True, 1000)
-        await runtime.reset()
+        await site.reset()
         await until_ready()
         again = check_native(await body_of(await caller.get(f"{path}/events")))
         assert (text_of(again), again[-1]) == (text_of(frames), frames[-1])
         assert sum(len(frame.json["token_ids"]) for frame in again if frame.event == "token") == 1000
-        await runtime.reset()
+        await site.reset()
 
 
 async def test_it_is_not_let_go_of_meanwhile(

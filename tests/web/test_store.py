@@ -29,7 +29,7 @@ from streamserve.streams.readers import Attachment
 from streamserve.streams.registry import Streams
 from streamserve.streams.store import Group
 from streamserve.streams.stream import Stream
-from streamserve.web import site as runtime
+from streamserve.web import site
 from streamserve.web.store import record_of
 from tests.conftest import Caller, body_of
 from tests.support.stream_checks import check_native, check_native_part, farewell_of, text_of
@@ -463,7 +463,7 @@ async def test_one_line_a_stream_without_its_text(engine: None, alice_key: str) 
     with structlog.testing.capture_logs() as lines:
         response = await Caller(key=alice_key).post("/streams", {"prompt": "canary-7391", "max_tokens": 6})
         answer = await body_of(response)
-        await runtime.reset()
+        await site.reset()
     [line] = [line for line in lines if line["event"] == "stream_finished"]
     assert line["stream_id"] == response["X-Stream-Id"]
     assert (line["completion_tokens"], line["finish_reason"]) == (6, "length")
