@@ -1,4 +1,4 @@
-"""What `/metrics` and the live page say, gathered from engines and streams. Names and units: protocol/metrics.py."""
+"""The metrics of `/metrics` and the live page, collected from engines and streams. Names: protocol/metrics.py."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["CONTENT_TYPE", "live_metrics", "render_metrics"]
 
 
 def render_metrics(clients: Mapping[str, EngineClient], streams: Streams) -> str:
-    """Return every figure of this process in Prometheus' text format."""
+    """Return every metric of this process in Prometheus' text format."""
     return render_prometheus([*_engine_samples(clients), *_stream_samples(clients, streams.all()), *_log_samples()])
 
 
@@ -73,7 +73,7 @@ def _log_samples() -> Iterator[Sample]:
 
 
 def live_metrics(clients: Mapping[str, EngineClient], streams: Streams) -> dict[str, Any]:
-    """Return what the live page shows, as one JSON value."""
+    """Return the content of the live page as one JSON value."""
     live = [stream for stream in streams.all() if stream.is_live]
     return {
         "models": [_model_metrics(alias, client, live) for alias, client in clients.items()],
