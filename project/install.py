@@ -1,4 +1,4 @@
-"""Make the virtual environment of `make run` and `make test`; print the size of downloads before they begin.
+"""Make the virtual environment of `make run`, `make test` and `make proofs`; announce large downloads.
 
 Runs on a bare Python: standard library only, no import from this project. A stamp in the venv holds the hash of each
 requirement file, so that nothing is done when nothing has changed.

@@ -35,7 +35,7 @@ async def until(condition: Callable[[], object], seconds: float = 10.0) -> None:
 
 
 async def until_ready() -> None:
-    """Load the models of the settings of now."""
+    """Load the models of the current settings."""
     site.start_loading()
     await until(lambda: all(one.describe().state == "ready" for one in site.get_site().clients.values()))
 
@@ -113,7 +113,7 @@ def ops_key(transactional_db: Any) -> str:
 
 
 class Caller:
-    """An AsyncClient that posts JSON and, as a browser does, says where it comes from."""
+    """An AsyncClient that posts JSON with the headers of a login or a key."""
 
     def __init__(self, user: Any = None, key: str | None = None) -> None:
         self.client = AsyncClient(raise_request_exception=True)

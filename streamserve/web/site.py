@@ -126,6 +126,7 @@ class DjangoSite:
 
     async def start(self, principal: Caller, request: GenerateRequest, on_disconnect: str = "park") -> Stream:
         """Start an answer for `principal`, within its quota. Raises StreamserveError."""
+        self.streams.writer.refuse_if_down()
         request = dataclasses.replace(request, tenant=principal.tenant, salt=salt_of(principal.tenant))
         if request.model in self.clients:
             self.clients[request.model].start()
@@ -199,6 +200,11 @@ def get_site() -> DjangoSite:
     if _site is None or _site.loop is not loop:
         _site = DjangoSite(get_settings(), loop)
     return _site
+
+
+def get_streams() -> Streams:
+    """Return the streams of this process, for a site's own code."""
+    return get_site().streams
 
 
 def start_loading() -> None:

@@ -1,4 +1,4 @@
-"""Disconnect over the wire: whoever leaves, and however, is absent from the very next step, and its blocks are free.
+"""A reader that disconnects, in any way, is absent from the very next step, and its blocks are free.
 
 Real daphne and uvicorn, raw sockets. A gate holds the engine in step k while the client leaves; the server is asked
 when it has seen that; then the gate opens, and the trace of plans is read.

@@ -156,8 +156,13 @@ class RedisLog:
         return int(last_seq)
 
     async def wait(self, log_id: str, after: int) -> None:
-        self._news.follow(log_id)
-        await self._waiters.wait(log_id, after)
+        if self._news.follow(log_id) == 0:  # what came before the subscription is known to no message
+            try:
+                self._news.note(log_id, await self.last_seq(log_id))
+            except KeyError:
+                return
+        if self._news.follow(log_id) <= after:
+            await self._waiters.wait(log_id, after)
 
     def wake(self, log_id: str) -> None:
         self._waiters.wake(log_id)
@@ -204,27 +209,35 @@ _REFUSALS: dict[int, Callable[[str], Refusal | KeyError]] = {-1: Fenced, -2: End
 
 
 class _News:
-    """One connection that hears of every append to the logs that somebody here waits for.
+    """One connection, subscribed to the appends of the logs that are waited for in this process.
 
-    A subscription that begins, also after a lost connection, wakes who waits: an append may have come just before.
+    A subscription that begins, also after a lost connection, ends the waits for its log: an append may have come just
+    before. From then on the last announced seq is kept, so that no append between a read and a wait is missed.
     """
 
     def __init__(self, client: Any, key: Callable[[str, str], str], waiters: Waiters) -> None:
         self._client, self._key, self._waiters = client, key, waiters
         self._pubsub: Any = None
-        self._followed: set[str] = set()  # subscribed to, or asked for
+        # Subscribed to, or asked for: the last seq announced. -1: not subscribed yet. 0: nothing announced yet.
+        self._followed: dict[str, int] = {}
         self._asked: list[str] = []  # not sent yet
-        self._idle: set[str] = set()  # nobody waited for them at the last sweep
+        self._idle: set[str] = set()  # without a wait at the last sweep
         self._swept_at = 0.0
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
-    def follow(self, log_id: str) -> None:
-        """Hear of that log from now on. Who waits for it is woken once that is so."""
+    def follow(self, log_id: str) -> int:
+        """Subscribe to that log, if that is not done; return what `_followed` has of it."""
         if log_id not in self._followed:
-            self._followed.add(log_id)
+            self._followed[log_id] = -1
             self._asked.append(log_id)
             self._begin("asking", self._ask)
         self._begin("listening", self._listen_always)
+        return self._followed[log_id]
+
+    def note(self, log_id: str, seq: int) -> None:
+        """Take the last seq of a log that is subscribed to."""
+        if self._followed.get(log_id, -1) >= 0:
+            self._followed[log_id] = max(self._followed[log_id], seq)
 
     async def aclose(self) -> None:
         """End the connection. Asks more than once: a library in between may swallow a cancellation."""
@@ -263,8 +276,8 @@ class _News:
             await asyncio.sleep(_RECONNECT_SECONDS)
 
     async def _listen(self, pubsub: Any) -> None:
-        """Hear what comes until the connection breaks or no longer answers."""
-        self._asked, self._followed = [], set(self._waiters.awaited())
+        """Take what comes until the connection breaks or no longer answers."""
+        self._asked, self._followed = [], dict.fromkeys(self._waiters.awaited(), -1)
         await pubsub.subscribe(self._channel(""), *map(self._channel, self._followed))
         self._pubsub = pubsub
         num_silences = 0
@@ -275,24 +288,27 @@ class _News:
                 await pubsub.ping()
             else:
                 num_silences = 0
-                self._hear(message)
+                self._take(message)
             await self._sweep(pubsub)
         raise ConnectionResetError("Redis no longer answers")
 
-    def _hear(self, message: dict[str, Any]) -> None:
+    def _take(self, message: dict[str, Any]) -> None:
         if message["type"] in ("message", "subscribe"):
             log_id = bytes(message["channel"]).decode().rpartition("}")[0].rpartition("{")[2]
-            is_append = message["type"] == "message" and message["data"] != b"0"
-            self._waiters.wake(log_id, int(message["data"]) if is_append else None)
+            last_seq = int(message["data"]) if message["type"] == "message" else 0  # 0: subscribed, or dropped
+            if log_id in self._followed:
+                self._followed[log_id] = last_seq
+            self._waiters.wake(log_id, last_seq or None)
 
     async def _sweep(self, pubsub: Any) -> None:
-        """Unsubscribe from what nobody has waited for at two sweeps."""
+        """Unsubscribe from what had no wait at two sweeps."""
         if time.monotonic() < self._swept_at + _SWEEP_SECONDS:
             return
         self._swept_at = time.monotonic()
         idle = {log_id for log_id in self._followed if log_id not in self._waiters}
         gone, self._idle = idle & self._idle, idle
-        self._followed -= gone
+        for log_id in gone:
+            del self._followed[log_id]
         if gone:
             await pubsub.unsubscribe(*map(self._channel, gone))
 
