@@ -391,14 +391,16 @@ async def test_a_quota_counts_what_other_workers_run(one: Worker, two: Worker, g
 
 
 async def test_an_end_is_written_when_the_database_is_unlocked(
-    one: Worker, two: Worker, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    one: Worker, gate: Gate, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Another process holds the write lock of the SQLite file; nothing else notices the end, and no row runs on."""
+    """While another process holds the write lock of the SQLite file, the end is tried again; the row then has it."""
     options = connections.settings["default"]["OPTIONS"]
+    gate.allow(0)
     stream = await one.start(asked())
     monkeypatch.setitem(options, "timeout", 0.05)
     with closing(sqlite3.connect(connections.settings["default"]["NAME"], isolation_level=None)) as other:
         other.execute("BEGIN IMMEDIATE")
+        gate.open()
         check_native(await one.read(stream.id))
         await until(lambda: caplog.text.count("its end is not written yet") >= 2, "it is tried again")
         assert "database is locked" in caplog.text
