@@ -18,7 +18,7 @@ from streamserve.streams import stream as stream_module
 from streamserve.streams import writer as writer_module
 from streamserve.streams.config import StreamConfig
 from streamserve.streams.stream import Stream
-from streamserve.web import site as runtime
+from streamserve.web import site as site_module
 from tests.conftest import Caller, body_of, until_ready
 from tests.support.outages import FullFile
 from tests.support.stream_checks import (
@@ -60,17 +60,17 @@ async def full(tmp_path: Path) -> AsyncIterator[FullFile]:
 
 
 @pytest.fixture
-async def site(tmp_path: Path, full: FullFile, transactional_db: Any) -> AsyncIterator[runtime.Runtime]:
+async def site(tmp_path: Path, full: FullFile, transactional_db: Any) -> AsyncIterator[site_module.DjangoSite]:
     """A site on that log, whose outages last for ever. Its engine makes tokens slowly enough to be read."""
     settings = {"MODELS": {"echo": {"PATH": "echo"}}, "CLIENT": "thread", "STATE_DIR": tmp_path}
     settings |= {"STREAMS": {"SNAPSHOT_EVENTS": 0, "LOG_OUTAGE_SECONDS": 3600}, "ECHO_STEP_SECONDS": 0.0005}
     with override_settings(STREAMSERVE=settings):
         await until_ready()
-        made = runtime.get_runtime()
+        made = site_module.get_site()
         made.log = made.streams.log = made.streams.writer.log = full.log
         yield made
         full.store.is_full = False
-        await runtime.reset()
+        await site_module.reset()
 
 
 @pytest.fixture
@@ -136,7 +136,7 @@ async def begin(worker: Worker, gate: Gate, stream: Stream, full: FullFile) -> N
     await until(lambda: worker.streams.writer.outage is not None, "the outage is noticed")
 
 
-async def test_callers_wait_and_read_on(site: runtime.Runtime, full: FullFile, alice_key: str) -> None:
+async def test_callers_wait_and_read_on(site: site_module.DjangoSite, full: FullFile, alice_key: str) -> None:
     """No gap, two notices, 507 for new answers meanwhile; a later process has all of it."""
     caller = Caller(key=alice_key)
     reading = Response(await caller.post("/streams", BODY))
@@ -167,7 +167,7 @@ async def test_callers_wait_and_read_on(site: runtime.Runtime, full: FullFile, a
     state = (await caller.get(reading.path)).json()
     assert (state["state"], state["usage"]["completion_tokens"]) == ("finished", 1000)
     del site.clients["echo"].generate, site.streams._quota.place_for
-    await runtime.reset()
+    await site_module.reset()
     await until_ready()
     again = check_native(await body_of(await caller.get(f"{reading.path}/events")))
     assert (text_of(again), again[-1]) == (text_of(frames), frames[-1])
@@ -177,7 +177,7 @@ async def test_callers_wait_and_read_on(site: runtime.Runtime, full: FullFile, a
 
 
 async def test_a_stop_is_answered_503_and_takes_effect_later(
-    site: runtime.Runtime, full: FullFile, alice_key: str
+    site: site_module.DjangoSite, full: FullFile, alice_key: str
 ) -> None:
     """The engine has it no more at once; the reader gets the end when the log has room."""
     caller = Caller(key=alice_key)
@@ -196,7 +196,9 @@ async def test_a_stop_is_answered_503_and_takes_effect_later(
     assert (row.state, row.finish_reason) == ("finished", "cancelled")
 
 
-async def test_a_cut_answer_is_resumed_where_it_was(site: runtime.Runtime, full: FullFile, alice_key: str) -> None:
+async def test_a_cut_answer_is_resumed_where_it_was(
+    site: site_module.DjangoSite, full: FullFile, alice_key: str
+) -> None:
     """The engine is free, no process has its lease, the connection ends with its place, and the rest follows."""
     caller = Caller(key=alice_key)
     reading = Response(await caller.post("/streams", BODY))
@@ -223,7 +225,7 @@ async def test_a_cut_answer_is_resumed_where_it_was(site: runtime.Runtime, full:
     assert text_of(check_native(await body_of(await caller.post("/streams", BODY)))) == text_of(whole)
 
 
-async def test_an_answer_the_log_has_lost_is_over(site: runtime.Runtime, full: FullFile, alice_key: str) -> None:
+async def test_an_answer_the_log_has_lost_is_over(site: site_module.DjangoSite, full: FullFile, alice_key: str) -> None:
     """One error without an id, a finished row that says so, and 410 for its ids."""
     caller = Caller(key=alice_key)
     reading = Response(await caller.post("/streams", BODY))

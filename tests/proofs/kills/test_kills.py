@@ -20,7 +20,7 @@ from streamserve.clients.process.config import LaunchConfig
 from streamserve.engine.config import EngineConfig, ModelConfig
 from streamserve.protocol.errors import EngineUnavailable
 from streamserve.protocol.requests import GenerateRequest, Message, SamplingParams
-from streamserve.web import site as runtime
+from streamserve.web import site
 from tests.proofs.scale import IS_SOAK, scaled
 from tests.proofs.support.killing import STEADY, Readers, kill_under_readers, signals_of
 from tests.support.engine_processes import ready, spec_in, until
@@ -137,7 +137,7 @@ async def test_after_too_many_failures_readers_are_told_and_later_it_serves_agai
     rng = random.Random(seed_of("failures"))
     spec = spec_in(folder, engine=ENGINE, max_failures=2, failure_seconds=5.0, echo_step_seconds=0.02)
     request = GenerateRequest(model="echo", prompt="So long", sampling=SamplingParams(max_tokens=400, ignore_eos=True))
-    client = runtime.get_runtime().clients["echo"] = ProcessClient(spec)
+    client = site.get_site().clients["echo"] = ProcessClient(spec)
     readers = Readers(client, rng)
     try:
         await ready(client)
@@ -163,7 +163,7 @@ async def test_after_too_many_failures_readers_are_told_and_later_it_serves_agai
         )
     finally:
         await readers.streams.aclose()
-        await runtime.reset()
+        await site.reset()
 
 
 async def kill_until_given_up(client: ProcessClient, readers: Readers) -> int:

@@ -9,7 +9,7 @@ from typing import Any
 
 from streamserve.streams.log import file_log
 from streamserve.streams.log.file_store import FileStore
-from streamserve.web import site as runtime
+from streamserve.web import site
 
 _DEADLINE_SECONDS = 60.0
 
@@ -25,7 +25,7 @@ async def begun() -> None:
 
 
 async def _begin() -> None:
-    log: Any = runtime.get_streams().log
+    log: Any = site.get_site().streams.log
     all_there = threading.Barrier(file_log._NUM_READERS)
 
     def open_file(store: FileStore) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 from project.asgi import application
 from streamserve.asgi.types import Receive, Scope, Send
-from streamserve.web import site as runtime
+from streamserve.web import site
 from tests.proofs.support.gated_engine import held_by
 from tests.proofs.support.log_threads import begun
 
@@ -32,11 +32,11 @@ async def app(scope: Scope, receive: Receive, send: Send) -> None:
 
 
 async def _held() -> dict[str, Any]:
-    if runtime._runtime is None:
+    if site._site is None:
         await asyncio.gather(*(asyncio.to_thread(time.sleep, 0.01) for _ in range(_POOL_THREADS)))
     await begun()
-    streams = runtime.get_streams().all()
-    sessions = [found for client in runtime.get_clients().values() if (found := getattr(client, "_session", None))]
+    streams = site.get_site().streams.all()
+    sessions = [found for client in site.get_site().clients.values() if (found := getattr(client, "_session", None))]
     tasks = (task.get_name().split(" ")[0].rstrip("0123456789") for task in asyncio.all_tasks())
     return {
         "readers": sum(stream.readers.num_attached for stream in streams),

@@ -29,7 +29,7 @@ from streamserve.clients.thread.client import ThreadClient
 from streamserve.engine.config import EngineConfig, ModelConfig
 from streamserve.engine.echo import EchoTokenizer
 from streamserve.engine.plan import Progress, Sampled, StepPlan, StepResult
-from streamserve.web import site as runtime
+from streamserve.web import site as site_module
 from tests.proofs.support.log_threads import begun
 from tests.support.engines import WrappedRunner
 from tests.support.streams import Gate
@@ -83,7 +83,7 @@ def _make_client(model: ModelConfig, config: EngineConfig, **_: Any) -> ThreadCl
     return ThreadClient(model.alias, partial(_load, config), config, on_plan=_GATE)
 
 
-runtime.make_client = _make_client  # type: ignore[assignment]
+site_module.make_client = _make_client  # type: ignore[assignment]
 
 
 async def plain(request: HttpRequest) -> StreamingHttpResponse:
@@ -120,7 +120,7 @@ async def application(scope: Scope, receive: Receive, send: Send) -> None:
 
 
 def _state() -> dict[str, int]:
-    (client,) = runtime.get_clients().values()
+    (client,) = site_module.get_site().clients.values()
     stats = client.stats()
     return {
         "connections": len(_server().connections),
