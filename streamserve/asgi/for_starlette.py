@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
-from streamserve.asgi.respond import respond
+from streamserve.asgi.handover import respond
 from streamserve.dialects import native
 from streamserve.protocol.errors import StreamserveError, headers_of, to_body
 from streamserve.streams.reader.delivery import Delivery

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Coroutine, Mapping
 from typing import Any, TypeVar
 
 from streamserve.api.call import Reply
-from streamserve.asgi.respond import respond
+from streamserve.asgi.handover import respond
 from streamserve.asgi.types import Receive, Scope, Send
 from streamserve.protocol.ids import request_id_of
 

@@ -103,7 +103,7 @@ class StreamApp:
         self._middleware = StreamMiddleware(self._serve)
         self._middleware.on_shutdown(self.shutdown)
         self._middleware.on_drain(self._begin_to_drain)
-        self._middleware.on_farewell(self._shut_down_streams)
+        self._middleware.on_going_away(self._shut_down_streams)
         self._middleware.serve_while_draining(f"{self._prefix}/livez", f"{self._prefix}/readyz")
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -116,7 +116,7 @@ class StreamApp:
         if drain is not None and drain is not self._drain:
             self._drain = drain
             drain.on_drain(self._begin_to_drain)
-            drain.on_farewell(self._shut_down_streams)
+            drain.on_going_away(self._shut_down_streams)
             if drain.is_draining:
                 self._begin_to_drain()
         await self._serve(scope, receive, send)

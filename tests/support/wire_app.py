@@ -67,19 +67,19 @@ async def changing(scope: Scope, receive: Receive, send: Send) -> None:
 num_written = 0
 
 
-def _count_writes(pen: Any) -> None:
-    write = pen.write
+def _count_writes(channel: Any) -> None:
+    write = channel.write
 
     def counted(self: Any, data: bytes) -> None:
         global num_written
         num_written += 1
         write(self, data)
 
-    pen.write = counted
+    channel.write = counted
 
 
 if "streamserve.asgi.flow.requests" in sys.modules:  # FlowServer serves; importing it would install its reactor
-    _count_writes(sys.modules["streamserve.asgi.flow.requests"].Pen)
+    _count_writes(sys.modules["streamserve.asgi.flow.requests"].FlowChannel)
 
 
 async def _start(prompt: str = "hello", max_tokens: str = "500") -> Stream:

@@ -183,7 +183,7 @@ async def test_a_hook_that_fails_does_not_hold_the_drain_up(caplog: pytest.LogCa
     drain = Drain()
     for hook in (bad, good, good):
         drain.on_drain(hook)
-        drain.on_farewell(hook)
+        drain.on_going_away(hook)
     await drain.conduct(House(), 60)
     assert calls == ["good", "good", "stop", "end", "cancel"]
     assert [record.message for record in caplog.records] == ["a hook of the drain failed"] * 2
