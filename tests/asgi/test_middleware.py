@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from streamserve.asgi.handover import HEADER, offer
+from streamserve.asgi.handover import HEADER, DeliveryFailed, offer
 from streamserve.asgi.middleware import StreamMiddleware
 from streamserve.asgi.types import Message, Receive, Scope, Send
 from streamserve.dialects.native import NativeEncoder
@@ -212,10 +212,10 @@ async def test_a_send_that_says_the_client_left(site: Site, scripted: ScriptedCl
     assert not client.is_complete
 
 
-async def test_a_delivery_that_fails_just_ends(
+async def test_a_delivery_that_fails_is_not_completed(
     streams: Streams, scripted: ScriptedClient, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """After the head an error is logged and the response ends, without an event that pretends anything."""
+    """After the head its error is logged and raised without a last chunk, so that the server aborts the connection."""
 
     class Bad(NativeEncoder):
         def encode(self, logged: object) -> bytes:
@@ -229,8 +229,9 @@ async def test_a_delivery_that_fails_just_ends(
 
     site.inner.make = make
     client = Client(site.app)
-    await client.task
-    assert client.is_complete
+    with pytest.raises(DeliveryFailed):
+        await client.task
+    assert not client.is_complete
     assert client.body == NativeEncoder.first_bytes
     assert "cannot encode" in caplog.text
     assert site.stream is not None
