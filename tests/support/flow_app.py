@@ -211,8 +211,8 @@ def _state() -> dict[str, Any]:
         **counts,
         "untaken": lags[0]() if lags else None,
         "connections": len(server.connections),
-        "wires": sum(wire.is_open for wire in getattr(server, "wires", {}).values()),
-        "kept_wires": len(getattr(server, "wires", ())),
+        "transports": sum(one.is_open for one in getattr(server, "transports", {}).values()),
+        "kept_transports": len(getattr(server, "transports", ())),
         "tasks": len(others),
         "fds": len(os.listdir("/proc/self/fd")),
     }

@@ -38,7 +38,7 @@ async def _ignore(message: object) -> None:
 
 
 class _Empty:
-    """A house where nobody is."""
+    """A server without connections."""
 
     def is_busy(self) -> bool:
         return False
