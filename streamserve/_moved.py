@@ -19,6 +19,7 @@ MOVED = {
     "streamserve.asgi.flow_server": "streamserve.asgi.flow.install",
     "streamserve.asgi.harden": "streamserve.asgi.hardening",
     "streamserve.asgi.callers": "streamserve.api.call",
+    "streamserve.asgi.respond": "streamserve.asgi.handover",
     "streamserve.clients.host": "streamserve.clients.process.server",  # so a running 0.1.0 starts its engine
     "streamserve.runtime": "streamserve.web.site",
     "streamserve.streams.delivery": "streamserve.streams.reader.delivery",

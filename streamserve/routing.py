@@ -33,7 +33,7 @@ def wrap(django_application: Any) -> Any:
     middleware = StreamMiddleware(router, harden=hardens)
     middleware.on_shutdown(reset)
     middleware.on_drain(begin_to_drain)
-    middleware.on_farewell(shut_down_streams)
+    middleware.on_going_away(shut_down_streams)
     middleware.serve_while_draining("/livez", "/readyz", "/metrics")
     return middleware
 

@@ -15,6 +15,7 @@ NAMES = {
     "streamserve.asgi.flow_server": "install",
     "streamserve.asgi.harden": "Hardening",
     "streamserve.asgi.callers": "Caller",
+    "streamserve.asgi.respond": "respond",
     "streamserve.clients.host": "main",
     "streamserve.runtime": "get_streams",
     "streamserve.streams.delivery": "Delivery",

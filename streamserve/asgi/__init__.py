@@ -1,6 +1,6 @@
-"""Plain ASGI, for any framework: `app` is the whole of it; `StreamMiddleware`, `respond` and FlowServer are its parts.
+"""Plain ASGI, for any framework: `app` serves all routes; `StreamMiddleware`, `respond` and FlowServer are its parts.
 
-Imported on first use (PEP 562): the options of FlowServer, which every command of a site reads, need none of it.
+Names are imported on first use (PEP 562), because every command of a site imports FlowServer's config from here.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
-"""`Drain`: how a server goes down without cutting anybody off, and whom it tells.
+"""`Drain`: how a server shuts down without cutting a response off.
 
-    SIGTERM ─► on_drain: "not ready" ─► in flight may finish ─► on_farewell: "tell your readers, end" ─► the rest is
-               new requests: 503        (drain_seconds)         (farewell seconds)                       ended, told,
-                                                                                                         cancelled
+    SIGTERM ─► on_drain: not ready ─► responses in flight finish ─► on_going_away: streams end ─► the rest is ended,
+               new requests: 503      (drain_seconds)               (_GOING_AWAY_SECONDS)         then cancelled
 
-A second signal, or the autoreloader, takes the short way. Knows neither Django nor a server: it gets a `DrainTarget`.
+A second signal, or the autoreloader, shortens every wait. Knows neither Django nor a server, only a `DrainTarget`.
 Event loop only. Ideas: sse-starlette's shutdown_event with a grace period; Envoy's and Kubernetes' drain; uvicorn.
 """
 
@@ -17,15 +16,15 @@ from typing import Protocol
 
 logger = logging.getLogger("streamserve.asgi")
 
-# Readers that were told end within this, on a busy machine too; who does not listen is ended.
-_FAREWELL_SECONDS = 5.0
-# Who was accepted last has so long to ask, and to be refused: a connection that is closed first may hold a request.
+# Streams that are asked to end do so within this, on a busy machine too.
+_GOING_AWAY_SECONDS = 5.0
+# The last accepted connection has so long to send its request: closing it earlier may lose a request that was sent.
 _NEWCOMER_SECONDS = 1.0
-# From "your client has left" until an app that does not listen is cancelled.
+# From an app's `http.disconnect` until it is cancelled.
 _GRACE_SECONDS = 5.0
-# What was written goes out for so long; who takes nothing gets a cut connection.
+# How long unsent bytes may take to leave before their connection is closed.
 _FLUSH_SECONDS = 2.0
-# A second signal, or a reload: every wait above is this at most.
+# The bound of every wait above after a second signal, or under the autoreloader.
 _HURRIED_SECONDS = 0.5
 _POLL_SECONDS = 0.02
 
@@ -33,34 +32,34 @@ Hook = Callable[[], None]
 
 
 class DrainTarget(Protocol):
-    """What is drained."""
+    """The server that is drained."""
 
     def is_busy(self) -> bool:
-        """Whether an app runs, or a response is not taken yet."""
+        """Return whether an app runs, or a response has unsent bytes."""
 
     def is_running(self) -> bool:
-        """Whether an app runs."""
+        """Return whether an app runs."""
 
     def has_unsent(self) -> bool:
-        """Whether something written has not gone out."""
+        """Return whether a connection has unsent bytes."""
 
     def stop_listening(self) -> None:
-        """Accept who is there already, and no connection any more."""
+        """Accept the connections that are queued, and none after them."""
 
     def has_newcomers(self) -> bool:
-        """Whether a connection has not asked anything yet."""
+        """Return whether a connection has not sent a request yet."""
 
     def end_all(self) -> None:
-        """End every response and WebSocket, and tell its app that the client has left."""
+        """End every response and WebSocket, and send each app its disconnect."""
 
     def cancel_all(self) -> None:
         """Cancel every app that still runs."""
 
 
 class Drain:
-    """One server's going down: the hooks an app hangs in, and the order of things.
+    """One server's shutdown: the hooks of its apps, and the order of steps.
 
-    `retry_after`: what a refused request is told. `serves` is asked for the path of each new request while draining.
+    `retry_after` is sent with a refused request. `serves` decides by path which new requests are answered meanwhile.
     """
 
     def __init__(self, *, serves: Callable[[str], bool] = lambda path: False, retry_after_seconds: int = 2) -> None:
@@ -68,48 +67,45 @@ class Drain:
         self.retry_after = b"%d" % retry_after_seconds
         self.is_draining = False
         self._on_drain: list[Hook] = []
-        self._on_farewell: list[Hook] = []
+        self._on_going_away: list[Hook] = []
         self._is_hurried = False
 
     def on_drain(self, hook: Hook) -> None:
-        """Call `hook` when draining begins: say "not ready", take no new work. Once for each hook."""
-        _add(hook, self._on_drain)
+        """Call `hook` when draining begins: report "not ready", start no new work. Each hook is called once."""
+        if hook not in self._on_drain:
+            self._on_drain.append(hook)
 
-    def on_farewell(self, hook: Hook) -> None:
-        """Call `hook` when time is up: tell your readers where to go on, and end. Once for each hook."""
-        _add(hook, self._on_farewell)
+    def on_going_away(self, hook: Hook) -> None:
+        """Call `hook` when `drain_seconds` are over: end the streams resumably. Each hook is called once."""
+        if hook not in self._on_going_away:
+            self._on_going_away.append(hook)
 
     def hurry(self) -> None:
-        """Wait for nobody from now on."""
+        """Shorten every wait from now on."""
         self._is_hurried = True
 
-    async def conduct(self, house: DrainTarget, drain_seconds: float) -> None:
-        """Drain `house`; when this returns nothing runs and nothing is unsent, or time was up."""
+    async def conduct(self, target: DrainTarget, drain_seconds: float) -> None:
+        """Drain `target`. On return nothing runs and nothing is unsent, or its time was over."""
         self.is_draining = True
         _call(self._on_drain)
-        await self._until_not(house.is_busy, drain_seconds, hurried=0)
-        if self._on_farewell:
-            _call(self._on_farewell)
-            await self._until_not(house.is_running, _FAREWELL_SECONDS)
-        house.stop_listening()
-        await self._until_not(house.has_newcomers, _NEWCOMER_SECONDS)
-        house.end_all()
-        await self._until_not(house.is_running, _GRACE_SECONDS)
-        house.cancel_all()
-        await self._until_not(house.is_running, _GRACE_SECONDS)
-        await self._until_not(house.has_unsent, _FLUSH_SECONDS)
+        await self._wait_while(target.is_busy, drain_seconds, hurried=0)
+        if self._on_going_away:
+            _call(self._on_going_away)
+            await self._wait_while(target.is_running, _GOING_AWAY_SECONDS)
+        target.stop_listening()
+        await self._wait_while(target.has_newcomers, _NEWCOMER_SECONDS)
+        target.end_all()
+        await self._wait_while(target.is_running, _GRACE_SECONDS)
+        target.cancel_all()
+        await self._wait_while(target.is_running, _GRACE_SECONDS)
+        await self._wait_while(target.has_unsent, _FLUSH_SECONDS)
 
-    async def _until_not(self, claim: Callable[[], bool], seconds: float, hurried: float = _HURRIED_SECONDS) -> None:
-        """Wait until `claim` no longer holds, or time is up. What changes it has no one event."""
+    async def _wait_while(self, holds: Callable[[], bool], seconds: float, hurried: float = _HURRIED_SECONDS) -> None:
+        """Wait while `holds()` is true, for up to `seconds`. Polls: no single event changes the answer."""
         clock = asyncio.get_running_loop().time
         since = clock()
-        while claim() and clock() - since < (min(seconds, hurried) if self._is_hurried else seconds):  # noqa: ASYNC110
+        while holds() and clock() - since < (min(seconds, hurried) if self._is_hurried else seconds):  # noqa: ASYNC110
             await asyncio.sleep(_POLL_SECONDS)
-
-
-def _add(hook: Hook, hooks: list[Hook]) -> None:
-    if hook not in hooks:
-        hooks.append(hook)
 
 
 def _call(hooks: list[Hook]) -> None:
@@ -121,9 +117,9 @@ def _call(hooks: list[Hook]) -> None:
 
 
 async def end_tasks() -> None:
-    """Cancel every other task of this loop, then close what generators are left, as `asyncio.run` does at its end.
+    """Cancel every other task of this loop, then close the generators that are left, as `asyncio.run` does at its end.
 
-    Django 5.2 leaves such tasks when its own is cancelled; at interpreter exit they would be collected half-way.
+    Django 5.2 leaves such tasks when its own is cancelled; the interpreter's exit would collect them half-way.
     """
     others = asyncio.all_tasks() - {asyncio.current_task()}
     for task in others:

@@ -1,4 +1,4 @@
-"""`StreamResponse`: a delivery as a response of Starlette's, which FastAPI takes too. Needs the package starlette.
+"""`StreamResponse`: a delivery as a Starlette response, for FastAPI too. Needs the package starlette.
 
 return StreamResponse(Delivery(streams, stream, NativeEncoder(stream.log_id)))
 """
@@ -12,14 +12,14 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
-from streamserve.asgi.respond import respond
+from streamserve.asgi.handover import respond
 from streamserve.dialects import native
 from streamserve.protocol.errors import StreamserveError, headers_of, to_body
 from streamserve.streams.reader.delivery import Delivery
 
 
 class StreamResponse(Response):
-    """Streams `delivery`, then runs `background`. A StreamMiddleware outside streams when both are done."""
+    """Streams `delivery`, then runs `background`. In a StreamMiddleware the stream follows when both have returned."""
 
     def __init__(
         self, delivery: Delivery, *, headers: Mapping[str, str] | None = None, background: BackgroundTask | None = None
@@ -34,6 +34,6 @@ class StreamResponse(Response):
 
 
 def error_response(request: Request, error: Exception) -> Response:
-    """Show a StreamserveError: `exception_handlers={StreamserveError: error_response}`."""
+    """Return the response of a StreamserveError: `exception_handlers={StreamserveError: error_response}`."""
     assert isinstance(error, StreamserveError)
     return JSONResponse(native.error_json(to_body(error)), status_code=error.http_status, headers=headers_of(error))

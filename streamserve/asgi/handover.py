@@ -1,27 +1,41 @@
-"""The hand-over: how a view passes its streaming response to the outer ASGI layer.
+"""The hand-over: how an app passes a streaming response to the outer ASGI layer, and how that layer streams it.
 
-The view puts `HEADER: offer(delivery)` on an ordinary empty response; `StreamMiddleware` takes the delivery when the
-framework has finished with the request. Ids are random, work once, and expire. Event loop only; the process dict below
-is the one place where the two sides, which do not know each other, meet. (Idea: X-Accel-Redirect, GRIP.)
+    await respond(scope, receive, send, delivery)      plain ASGI, inside a StreamMiddleware or without one
+    return Response(headers=hand_over(delivery))       any framework, inside a StreamMiddleware only
+
+The inner app sends `HEADER: offer(delivery)` on an ordinary empty response. `Exchange`, the middleware's part of one
+request, holds that response and streams the delivery when the app has returned. Ids are random, work once, and expire.
+Event loop only. The process dict of offers is the one place where the two sides meet. (Idea: X-Accel-Redirect, GRIP.)
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import secrets
+from collections.abc import Iterable
 from contextvars import ContextVar
 
 from streamserve.api.call import Body
+from streamserve.asgi.types import App, Message, Receive, Scope, Send
+from streamserve.streams.reader.channel import nothing
+from streamserve.streams.reader.delivery import Flow
+
+logger = logging.getLogger("streamserve.asgi")
 
 HEADER = "streamserve-handover"
 
+_HEADER = HEADER.encode()
+# These headers of the inner response describe its empty body.
+_DROPPED = frozenset({_HEADER, b"content-length", b"etag"})
+_END: Message = {"type": "http.response.body", "body": b"", "more_body": False}
 # A framework that takes longer from offer to response start has lost the response.
 _EXPIRES_SECONDS = 30.0
 
 _offers: dict[str, tuple[Body, asyncio.TimerHandle]] = {}
 
-# Ids offered while one request is being worked on; StreamMiddleware sets it, and withdraws what was not taken.
-made_here: ContextVar[list[str] | None] = ContextVar("streamserve_offers", default=None)
+# The ids offered during one request. `Exchange.serve` sets it, and withdraws the offers that were not taken.
+_offered: ContextVar[list[str] | None] = ContextVar("streamserve_offers", default=None)
 
 
 def offer(delivery: Body, *, expires_seconds: float = _EXPIRES_SECONDS) -> str:
@@ -29,14 +43,14 @@ def offer(delivery: Body, *, expires_seconds: float = _EXPIRES_SECONDS) -> str:
     offer_id = secrets.token_urlsafe(16)
     timer = asyncio.get_running_loop().call_later(expires_seconds, withdraw, offer_id)
     _offers[offer_id] = (delivery, timer)
-    made = made_here.get()
-    if made is not None:
-        made.append(offer_id)
+    offered = _offered.get()
+    if offered is not None:
+        offered.append(offer_id)
     return offer_id
 
 
 def take(offer_id: str) -> Body | None:
-    """Return the delivery of that id, once. Whoever takes it must run or close it."""
+    """Return the delivery of that id, once. The caller must run or close it."""
     delivery, timer = _offers.pop(offer_id, (None, None))
     if timer is not None:
         timer.cancel()
@@ -44,7 +58,164 @@ def take(offer_id: str) -> Body | None:
 
 
 def withdraw(offer_id: str) -> None:
-    """Close the delivery of that id, if nobody has taken it: its reader never came."""
+    """Close the delivery of that id, unless it was taken."""
     delivery = take(offer_id)
     if delivery is not None:
         delivery.close()
+
+
+def hand_over(delivery: Body) -> dict[str, str]:
+    """Return the header of an empty response in whose place the StreamMiddleware streams `delivery`. Send it once."""
+    return {HEADER: offer(delivery)}
+
+
+async def respond(
+    scope: Scope,
+    receive: Receive,
+    send: Send,
+    delivery: Body,
+    *,
+    status: int = 200,
+    headers: Iterable[tuple[bytes, bytes]] = (),
+) -> None:
+    """Stream `delivery`, or pass it to the StreamMiddleware outside, which streams when the app has returned.
+
+    Awaits `receive` for the client's disconnect, so the caller must not. The delivery is closed in every case.
+    """
+    start: Message = {"type": "http.response.start", "status": status, "headers": list(headers)}
+    if not scope.get("streamserve"):
+        await Exchange(scope, receive, send).respond(start, delivery)
+        return
+    start["headers"] += [(name.encode(), value.encode()) for name, value in hand_over(delivery).items()]
+    await send(start)
+    await send({"type": "http.response.body", "body": b""})
+
+
+class DeliveryFailed(Exception):
+    """The response is not whole. The server aborts the connection."""
+
+
+class Exchange:
+    """One HTTP request: what the inner app sees of it, what it hands over, and the stream that follows.
+
+    Runs in the server's task for the request. A stream takes two child tasks, which are ended before `serve` returns:
+    one runs the delivery, one waits for `http.disconnect`.
+    """
+
+    def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self._scope, self._receive, self._send = scope, receive, send
+        self._start: Message | None = None
+        self._delivery: Body | None = None
+        self._has_left = False
+
+    async def serve(self, app: App) -> None:
+        """Run the inner app; when it has returned, stream what it handed over."""
+        offered: list[str] = []
+        token = _offered.set(offered)
+        try:
+            try:
+                await app(self._scope, self.receive, self.send)
+            finally:
+                _offered.reset(token)
+                for offer_id in offered:
+                    withdraw(offer_id)
+            if self._delivery is not None and self._start is not None and not self._has_left:
+                await self._respond(self._start, self._delivery)
+        finally:
+            if self._delivery is not None:
+                self._delivery.close()
+
+    async def respond(self, start: Message, delivery: Body) -> None:
+        """Stream `delivery` for an app that has no StreamMiddleware outside."""
+        try:
+            await self._respond(start, delivery)
+        finally:
+            delivery.close()
+
+    async def receive(self) -> Message:
+        """Pass the client's next message on, and remember a disconnect: some servers send it only once."""
+        message = await self._receive()
+        self._has_left = self._has_left or message["type"] == "http.disconnect"
+        return message
+
+    async def send(self, message: Message) -> None:
+        """Pass the inner response on. If it hands over, hold its start and drop its body."""
+        if self._start is not None:
+            return
+        offer_id = _offer_id(message)
+        if offer_id is None:
+            await self._send(message)
+            return
+        self._start, self._delivery = message, take(offer_id)
+        if self._delivery is None:
+            raise RuntimeError("the response hands over a delivery that was taken before, or has expired")
+
+    async def _respond(self, start: Message, delivery: Body) -> None:
+        try:
+            await self._send({**start, "headers": merge(start.get("headers", ()), delivery.headers)})
+            if self._scope["method"] != "HEAD":
+                await self._stream(delivery)
+            if not self._has_left:
+                await self._send(_END)
+        except OSError:  # ASGI 2.4: the client has left
+            logger.debug("stream %s: the client left during a send", delivery.stream.id)
+
+    async def _stream(self, delivery: Body) -> None:
+        """Run the delivery until its end or the client's disconnect, whichever comes first.
+
+        Raises what ended the delivery early, so that the server aborts the connection: a clean end, with a last chunk,
+        would make half an answer look whole.
+        """
+        running = asyncio.create_task(self._run(delivery), name="delivery")
+        watching = asyncio.create_task(self._watch(delivery), name="delivery watch")
+        last_frame: bytes | None = None
+        try:
+            await asyncio.wait({running, watching}, return_when=asyncio.FIRST_COMPLETED)
+        except asyncio.CancelledError:  # uvicorn, for example, when its time to shut down is over
+            last_frame = None if self._has_left else delivery.cut_off()
+            raise
+        finally:
+            delivery.close()
+            running.cancel()
+            watching.cancel()
+            (result, _) = await asyncio.gather(running, watching, return_exceptions=True)
+            if last_frame is not None:
+                await self._send_frame(last_frame)
+                await self._send(_END)
+        if isinstance(result, OSError):
+            raise result
+        if isinstance(result, Exception):
+            logger.error("stream %s: its delivery failed", delivery.stream.id, exc_info=result)
+            raise DeliveryFailed(delivery.stream.id) from result
+
+    async def _run(self, delivery: Body) -> None:
+        """Run it on FlowServer's channel, unless another middleware between it and this one wraps `send`."""
+        offered = self._scope.get("extensions", {}).get("streamserve.flow", {})
+        channel = offered.get("channel")
+        is_direct = channel is not None and channel.send is self._send
+        flow = Flow(offered.get("num_untaken", nothing), channel if is_direct else None)
+        await delivery.run(self._send_frame, flow)
+
+    async def _watch(self, delivery: Body) -> None:
+        """Close the delivery at the client's disconnect, so that the engine is freed before anything else runs."""
+        while (await self.receive())["type"] != "http.disconnect":
+            pass
+        delivery.close()
+
+    async def _send_frame(self, data: bytes) -> None:
+        await self._send({"type": "http.response.body", "body": data, "more_body": True})
+
+
+def merge(inner: list[tuple[bytes, bytes]], ours: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
+    """Return the inner response's headers (cookies, CORS, CSP, …) and ours. Ours win; the inner length is dropped."""
+    names = _DROPPED.union(name for name, _ in ours)
+    return [(name.lower(), value) for name, value in inner if name.lower() not in names] + ours
+
+
+def _offer_id(message: Message) -> str | None:
+    if message["type"] != "http.response.start":
+        return None
+    for name, value in message.get("headers", ()):
+        if name.lower() == _HEADER:
+            return bytes(value).decode("latin-1")
+    return None

@@ -1,16 +1,14 @@
-"""`ReceiveTee`: `receive` for an app, while somebody else waits for its client to leave. asyncio; plain ASGI.
+"""`Hardened`: the `text/event-stream` responses of other code, corrected. `StreamMiddleware(app, harden=True)`.
 
-Two who await a server's `receive` at once are not allowed by ASGI: one of them would never hear that the client left.
+A 200 of that type that is not handed over gets headers that keep proxies from buffering it, no length, first bytes at
+once, a comment after silence (only between events), and a bound on the size of an event. When its client has left, its
+app is ended, whether or not it awaits `receive`. Every other response passes unchanged.
 
+`ReceiveTee`: `receive` for an app, while the hardening also waits for the client's disconnect. ASGI forbids two
+concurrent calls of a server's `receive`: one of them would never get the disconnect.
 `EventBounds`: where the events of a `text/event-stream` end, while its bytes come in pieces of any size. Pure.
 
-WHATWG HTML, 9.2.5: a line ends with CRLF, LF or CR; a blank line ends an event. A piece may end inside a CRLF.
-
-`Hardened`: other people's `text/event-stream` responses, made to behave. `StreamMiddleware(app, harden=True)`.
-
-For a 200 of that type that is not handed over: the headers that keep proxies from holding it back, no length, first
-bytes at once, a comment in silence (only between events), a bound for each event, and an end of the app when its client
-has left, whether the app listens or not. Nothing else is touched. asyncio; runs in the server's task for the request.
+asyncio; plain ASGI; runs in the server's task for the request.
 """
 
 from __future__ import annotations
@@ -27,67 +25,79 @@ from streamserve.asgi.handover import HEADER
 from streamserve.asgi.types import App, Message, Receive, Scope, Send
 from streamserve.protocol.sse import FIRST_BYTES, KEEPALIVE
 
-# Messages of a body that the app does not read, which are kept for it. Then it alone hears.
+logger = logging.getLogger("streamserve.asgi")
+
+# Body messages kept for an app that does not read them. After these only the app itself reads.
 _MAX_AHEAD = 16
+# WHATWG HTML, 9.2.5: a line ends with CRLF, LF or CR; a blank line ends an event. A piece may end inside a CRLF.
+_LINE_END = re.compile(rb"\r\n|\n|\r")
+_ADDED = (
+    (b"cache-control", b"no-cache, no-transform"),
+    (b"x-accel-buffering", b"no"),
+    (b"content-encoding", b"identity"),
+)
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+# A dropped send yields to the loop this often: an app that awaits nothing else would block it for ever.
+_DROPS_A_YIELD = 100
 
 
 class ReceiveTee:
-    """One request's. `has_left`: the client; `is_heard`: the app is about to be told, or was."""
+    """The `receive` of one request. `has_left`: the client disconnected; `is_noticed`: the app awaits or has that."""
 
     def __init__(self, receive: Receive) -> None:
         self._receive = receive
         self._turn = asyncio.Lock()
         self._ahead: deque[Message] = deque()
         self._left = asyncio.Event()
-        self._num_listening = 0
-        self._is_told = False
+        self._num_receiving = 0
+        self._is_delivered = False
 
     @property
     def has_left(self) -> bool:
         return self._left.is_set()
 
     @property
-    def is_heard(self) -> bool:
-        return self._is_told or self._num_listening > 0
+    def is_noticed(self) -> bool:
+        return self._is_delivered or self._num_receiving > 0
 
     async def receive(self) -> Message:
-        """Return the client's next message: what the app awaits."""
-        self._num_listening += 1
+        """Return the client's next message, to the app."""
+        self._num_receiving += 1
         try:
             async with self._turn:
-                message = self._ahead.popleft() if self._ahead else await self._hear()
+                message = self._ahead.popleft() if self._ahead else await self._next()
         finally:
-            self._num_listening -= 1
-        self._is_told = message["type"] == "http.disconnect"
+            self._num_receiving -= 1
+        self._is_delivered = message["type"] == "http.disconnect"
         return message
 
-    def leave(self) -> None:
-        """Be told, and tell the app, that the client has left, though it has not."""
+    def disconnect(self) -> None:
+        """Have `receive` return a synthetic `http.disconnect`."""
         self._left.set()
 
-    async def until_left(self) -> None:
-        """Return when the client has left, whoever hears of it."""
+    async def wait_left(self) -> None:
+        """Return when the client has left, whether the disconnect comes here or to the app."""
         while not self._left.is_set():
             async with self._turn:
                 if len(self._ahead) == _MAX_AHEAD:
                     break
-                message = await self._hear()
+                message = await self._next()
                 if message["type"] != "http.disconnect":
                     self._ahead.append(message)
         await self._left.wait()
 
-    async def _hear(self) -> Message:
-        """Return the server's next message; when `leave` is called meanwhile, that the client has left."""
+    async def _next(self) -> Message:
+        """Return the server's next message, or a disconnect when `disconnect` is called meanwhile."""
         if not self._left.is_set():
-            hearing, leaving = asyncio.create_task(_await(self._receive)), asyncio.create_task(self._left.wait())
+            receiving, leaving = asyncio.create_task(_await(self._receive)), asyncio.create_task(self._left.wait())
             try:
-                await asyncio.wait({hearing, leaving}, return_when=asyncio.FIRST_COMPLETED)
-                if hearing.done() and hearing.result()["type"] != "http.disconnect":
-                    return hearing.result()
+                await asyncio.wait({receiving, leaving}, return_when=asyncio.FIRST_COMPLETED)
+                if receiving.done() and receiving.result()["type"] != "http.disconnect":
+                    return receiving.result()
             finally:
-                hearing.cancel()
+                receiving.cancel()
                 leaving.cancel()
-                await asyncio.gather(hearing, leaving, return_exceptions=True)
+                await asyncio.gather(receiving, leaving, return_exceptions=True)
             self._left.set()
         return {"type": "http.disconnect"}
 
@@ -96,58 +106,44 @@ async def _await(receive: Receive) -> Message:
     return await receive()
 
 
-_LINE_END = re.compile(rb"\r\n|\n|\r")
-
-
 class EventBounds:
-    """Fed every byte of a stream. `size`: how many bytes of the event that is open there are."""
+    """Fed every byte of a stream. `size` is the number of bytes of the open event so far."""
 
     def __init__(self) -> None:
         self.size = 0
         self._is_line_empty = True
-        self._ends_in_cr = False  # an LF that comes next belongs to it
+        self._ends_in_cr = False  # a following LF belongs to it
         self._has_bare_cr = False  # lines of this stream end in CR alone
 
     @property
     def is_between(self) -> bool:
-        """Whether a comment may be put here: no event is open, and no LF is missing of the CRLF that ended the last."""
+        """Whether a comment may go here: no event is open, and the last line end is not a CR that may become a CRLF."""
         return self.size == 0 and (self._has_bare_cr or not self._ends_in_cr)
 
     def feed(self, data: bytes) -> int:
-        """Take the next bytes; return the size of the largest event that any of them belongs to, as far as it came."""
+        """Take the next bytes; return the size so far of the largest event that any of them belongs to."""
         if not data:
             return self.size
-        place = int(self._ends_in_cr and data.startswith(b"\n"))
-        self._has_bare_cr |= self._ends_in_cr and not place
+        position = int(self._ends_in_cr and data.startswith(b"\n"))
+        self._has_bare_cr |= self._ends_in_cr and not position
         largest = 0
-        for end in _LINE_END.finditer(data, place):
+        for end in _LINE_END.finditer(data, position):
             self._has_bare_cr |= end.group() == b"\r" and end.end() < len(data)
-            is_blank = self._is_line_empty and end.start() == place
-            self.size += end.end() - place
+            is_blank = self._is_line_empty and end.start() == position
+            self.size += end.end() - position
             largest = max(largest, self.size)
             self.size = 0 if is_blank else self.size
             self._is_line_empty = True
-            place = end.end()
-        self._is_line_empty = self._is_line_empty and place == len(data)
+            position = end.end()
+        self._is_line_empty = self._is_line_empty and position == len(data)
         self._ends_in_cr = data.endswith(b"\r")
-        self.size += len(data) - place
+        self.size += len(data) - position
         return max(largest, self.size)
-
-
-logger = logging.getLogger("streamserve.asgi")
-
-_ADDED = (
-    (b"cache-control", b"no-cache, no-transform"),
-    (b"x-accel-buffering", b"no"),
-    (b"content-encoding", b"identity"),
-)
-_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
-_DROPS_A_YIELD = 100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hardening:
-    """Seconds of silence before a comment; bytes of one event; seconds that an app has to end once its client left."""
+    """Seconds of silence before a comment; bytes of one event; seconds an app has to end after its client left."""
 
     keepalive_seconds: float = 15.0
     event_bytes: int = 1024 * 1024
@@ -155,11 +151,11 @@ class Hardening:
 
 
 class EventTooLarge(RuntimeError):
-    """The app sent an event over the bound. Raised when the app has ended, so that the server cuts the response off."""
+    """The app sent an event over the bound. Raised when the app has ended, so that the server aborts the response."""
 
 
 class Hardened:
-    """Wraps an ASGI app."""
+    """Wraps an ASGI app. Only its event streams change."""
 
     def __init__(self, app: App, options: Hardening) -> None:
         self._app, self._options = app, options
@@ -172,11 +168,11 @@ class Hardened:
 
 
 class _Guard:
-    """One request, whatever its response."""
+    """One request and its response."""
 
     def __init__(self, scope: Scope, receive: Receive, send: Send, options: Hardening) -> None:
         self._scope, self._send, self._options = scope, send, options
-        self._ears = ReceiveTee(receive)
+        self._tee = ReceiveTee(receive)
         self._bounds = EventBounds()
         self._turn = asyncio.Lock()  # one message at a time: the app's, or a comment
         self._app_task = asyncio.current_task()
@@ -188,41 +184,41 @@ class _Guard:
         self._sent_at = 0.0
 
     async def serve(self, app: App) -> None:
-        """Run the app; a cancellation of ours ends here."""
+        """Run the app. A cancellation that this guard caused ends here."""
         try:
-            await app(_uncompressed(self._scope), self._ears.receive, self.send)
+            await app(_uncompressed(self._scope), self._tee.receive, self.send)
         except asyncio.CancelledError:
             if not self._has_cancelled:
                 raise
         finally:
             self._stop_guarding()
-            await self._take_back()
+            await self._absorb_cancel()
             for result in await asyncio.gather(*self._tasks, return_exceptions=True):
                 if isinstance(result, Exception) and not isinstance(result, OSError):  # ASGI 2.4: the client has left
-                    logger.error("an event stream of %s was not kept alive", self._scope["path"], exc_info=result)
+                    logger.error("the event stream of %s was not kept alive", self._scope["path"], exc_info=result)
         if self._is_broken:
             limit = f"{self._options.event_bytes:,} bytes"
             raise EventTooLarge(f"an event of {self._scope['path']} has more than {limit}")
 
     async def send(self, message: Message) -> None:
-        """Send the app's message, guarded or not. Once the client has left it is dropped: the app is to end."""
-        if message["type"] == "http.response.start" and self._is_theirs(message):
+        """Send the app's message. A body message after the client left is dropped, because the app is being ended."""
+        if message["type"] == "http.response.start" and self._is_event_stream(message):
             await self._begin(message)
         elif not self._is_guarding or message["type"] != "http.response.body":
             await self._send(message)
-        elif self._ears.has_left:
+        elif self._tee.has_left:
             await self._drop(message)
         else:
             await self._send_body(message)
 
     # The response
 
-    def _is_theirs(self, message: Message) -> bool:
+    def _is_event_stream(self, message: Message) -> bool:
         headers = {name.lower(): value for name, value in message.get("headers", ())}
         kind = headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
-        is_ours = HEADER.encode() in headers
+        is_handed_over = HEADER.encode() in headers
         is_stream = message["status"] == 200 and self._scope["method"] != "HEAD"
-        return kind == b"text/event-stream" and is_stream and not is_ours
+        return kind == b"text/event-stream" and is_stream and not is_handed_over
 
     async def _begin(self, start: Message) -> None:
         given = [(name.lower(), value) for name, value in start["headers"] if name.lower() != b"content-length"]
@@ -232,7 +228,7 @@ class _Guard:
         added = [(name, value) for name, value in _ADDED if name not in names]
         await self._send({**start, "headers": given + added})
         work = [self._watch()]
-        if not self._is_encoded:  # into compressed bytes nothing can be put
+        if not self._is_encoded:  # a comment inside compressed bytes would corrupt them
             await self._put(FIRST_BYTES)
             work.append(self._keep_alive())
         self._tasks = [asyncio.create_task(one, name="event stream guard") for one in work]
@@ -247,19 +243,19 @@ class _Guard:
                 if not message.get("more_body", False):
                     self._stop_guarding()
         except asyncio.CancelledError:
-            if not self._ears.has_left:
+            if not self._tee.has_left:
                 raise
-            _put_off()
+            _cancel_at_next_await()
 
     def _measured(self, message: Message) -> Message | None:
-        """Return the message, or None if it makes an event larger than allowed: then the app is to end."""
+        """Return the message, or None if it makes an event larger than allowed; then the app is ended."""
         body = bytes(message.get("body", b""))
-        if not self._has_sent and body.startswith(_BYTE_ORDER_MARK):  # ours were the first bytes
+        if not self._has_sent and body.startswith(_BYTE_ORDER_MARK):  # the first bytes were FIRST_BYTES
             body = body[len(_BYTE_ORDER_MARK) :]
         self._has_sent = self._has_sent or bool(body)
         if self._bounds.feed(body) > self._options.event_bytes:
             self._is_broken = True
-            self._ears.leave()
+            self._tee.disconnect()
             return None
         return {**message, "body": body}
 
@@ -278,17 +274,17 @@ class _Guard:
                     await self._put(KEEPALIVE)
                 self._sent_at = time.monotonic()
 
-    # The client's leaving
+    # The client's disconnect
 
     async def _watch(self) -> None:
-        await self._ears.until_left()
-        if self._ears.is_heard:  # it knows, and may have reasons to take a moment
+        await self._tee.wait_left()
+        if self._tee.is_noticed:  # the app knows, and gets time to end by itself
             asyncio.get_running_loop().call_later(self._options.grace_seconds, self._cancel)
         else:
             self._cancel()
 
     async def _drop(self, message: Message) -> None:
-        """Return without waiting, so that the app's end finds it where it waits and not here; but let others run."""
+        """Return without waiting, so that a cancel reaches the app and not this `send`; yield to the loop at times."""
         if not message.get("more_body", False):
             self._stop_guarding()
         self._num_dropped += 1
@@ -305,8 +301,8 @@ class _Guard:
         for task in self._tasks:
             task.cancel()
 
-    async def _take_back(self) -> None:
-        """Have our own cancellation end here; the server's goes on."""
+    async def _absorb_cancel(self) -> None:
+        """End this guard's own cancellation here; re-raise one by the server."""
         if self._has_cancelled and self._app_task is not None:
             with contextlib.suppress(asyncio.CancelledError):
                 await asyncio.sleep(0)
@@ -314,8 +310,8 @@ class _Guard:
                 raise asyncio.CancelledError
 
 
-def _put_off() -> None:
-    """Cancel this task where it waits next: here a generator would be left at its `yield`, to the garbage collector."""
+def _cancel_at_next_await() -> None:
+    """Cancel this task at its next await: here the cancel would leave a generator at its `yield`, uncollected."""
     task = asyncio.current_task()
     if task is not None:
         task.uncancel()
@@ -323,7 +319,7 @@ def _put_off() -> None:
 
 
 def _uncompressed(scope: Scope) -> Scope:
-    """Return the scope of a request for an event stream without what would have the app compress it."""
+    """Return the scope; of a request for an event stream without `accept-encoding`, so that the app sends it plain."""
     headers = [(name.lower(), value) for name, value in scope["headers"]]
     if b"text/event-stream" not in dict(headers).get(b"accept", b""):
         return scope

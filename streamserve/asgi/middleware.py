@@ -1,9 +1,9 @@
-"""`StreamMiddleware`: the outermost ASGI layer, which streams what the framework inside has handed over.
+"""`StreamMiddleware`: the outermost ASGI layer. It streams what the framework inside hands over.
 
     server ─── request ───► StreamMiddleware ─── request ───► Django, Starlette, …
-                                  │    ◄── response start with the hand-over header (held), empty body (swallowed)
+                                  │    ◄── response start with the hand-over header (held), empty body (dropped)
                                   │    the inner app RETURNS: its thread and database connection are free
-           ◄── start, stream ─────┘    while `receive` is watched for the client leaving
+           ◄── start, stream ─────┘    while `receive` is awaited for the client's disconnect
 
 Plain ASGI 3; knows no framework and no dialect. Wrap it around everything: `StreamMiddleware(ProtocolTypeRouter({…}))`.
 """
@@ -13,16 +13,16 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from streamserve.asgi.drain import Drain
-from streamserve.asgi.exchange import Exchange
+from streamserve.asgi.handover import Exchange
 from streamserve.asgi.hardening import Hardened, Hardening
 from streamserve.asgi.lifespan import Callback, Lifespan
 from streamserve.asgi.types import App, Receive, Scope, Send
 
 
 class StreamMiddleware:
-    """Wraps an ASGI app. `scope["streamserve"]` is this object: there is one, and `on_shutdown` can be reached.
+    """Wraps an ASGI app. `scope["streamserve"]` is this object, so that an inner app can call `on_shutdown`.
 
-    `harden`: also mend the app's own `text/event-stream` responses (hardening.py).
+    `harden`: also correct the app's own `text/event-stream` responses (hardening.py).
     """
 
     def __init__(self, app: App, *, harden: bool | Hardening = False) -> None:
@@ -30,19 +30,19 @@ class StreamMiddleware:
         self._app = Hardened(app, options) if harden else app
         self._on_shutdown: list[Callback] = []
         self._on_drain: list[Callable[[], None]] = []
-        self._on_farewell: list[Callable[[], None]] = []
+        self._on_going_away: list[Callable[[], None]] = []
         self._paths_while_draining: set[str] = set()
         self._drain: Drain | None = None  # of the server, from the first scope that has it
 
-    def on_farewell(self, callback: Callable[[], None]) -> None:
-        """Call `callback` when FlowServer goes down and its drain time is over: end your streams."""
-        if callback not in self._on_farewell:
-            self._on_farewell.append(callback)
+    def on_going_away(self, callback: Callable[[], None]) -> None:
+        """Call `callback` when FlowServer shuts down and its drain time is over: end your streams."""
+        if callback not in self._on_going_away:
+            self._on_going_away.append(callback)
             if self._drain is not None:
-                self._drain.on_farewell(callback)
+                self._drain.on_going_away(callback)
 
     def on_drain(self, callback: Callable[[], None]) -> None:
-        """Call `callback` when FlowServer begins to go down. Name it before the first request."""
+        """Call `callback` when FlowServer begins to drain. Register it before the first request."""
         self._on_drain.append(callback)
 
     def serve_while_draining(self, *paths: str) -> None:
@@ -50,7 +50,7 @@ class StreamMiddleware:
         self._paths_while_draining.update(paths)
 
     def on_shutdown(self, callback: Callback) -> None:
-        """Await `callback` when a server that speaks lifespan stops; the same callback counts once."""
+        """Await `callback` at lifespan shutdown. The same callback is called once."""
         if callback not in self._on_shutdown:
             self._on_shutdown.append(callback)
 
@@ -68,12 +68,12 @@ class StreamMiddleware:
             await self._app(scope, receive, send)
 
     def _join(self, drain: Drain) -> None:
-        """Hang the callbacks into the server's drain; one that has begun calls `on_drain` now."""
+        """Register the callbacks with the server's drain; if it has begun, call those of `on_drain` now."""
         self._drain = drain
         drain.serves = self._paths_while_draining.__contains__
         for callback in self._on_drain:
             drain.on_drain(callback)
             if drain.is_draining:
                 callback()
-        for callback in self._on_farewell:
-            drain.on_farewell(callback)
+        for callback in self._on_going_away:
+            drain.on_going_away(callback)

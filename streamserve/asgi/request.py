@@ -1,4 +1,4 @@
-"""`Request`: one HTTP request to the ASGI app: its head, its body as it comes, its client's leaving. Plain ASGI."""
+"""`Request`: one HTTP request to the ASGI app: its head, its body in pieces, its client's disconnect. Plain ASGI."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Coroutine, Mapping
 from typing import Any, TypeVar
 
 from streamserve.api.call import Reply
-from streamserve.asgi.respond import respond
+from streamserve.asgi.handover import respond
 from streamserve.asgi.types import Receive, Scope, Send
 from streamserve.protocol.ids import request_id_of
 
@@ -15,24 +15,23 @@ T = TypeVar("T")
 
 
 class ClientLeft(Exception):
-    """The client left before it was answered: there is no one to answer."""
+    """The client disconnected before the response began; no response is sent."""
 
 
 class Request:
-    """Header names are in lower case; `path` has neither the mount's root_path nor the app's prefix."""
+    """Header names are lower-case. `path` is without the mount's root_path and the app's prefix."""
 
     def __init__(self, scope: Scope, receive: Receive, send: Send, prefix: str = "") -> None:
         self.method: str = scope["method"]
         self.path = _below(_below(scope["path"], scope.get("root_path", "")), prefix)
         self.headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
         self.id = request_id_of(self.headers.get("x-request-id", ""))
-        self.has_begun = False  # to be answered
         self.scope = scope
         self._receive, self._send = receive, send
 
     @property
     def query_string(self) -> str:
-        """The query as text; what is not UTF-8 is read byte by byte."""
+        """The query as text; one that is not UTF-8 is decoded as Latin-1."""
         raw = self.scope.get("query_string", b"")
         try:
             return raw.decode()  # type: ignore[no-any-return]
@@ -40,7 +39,7 @@ class Request:
             return raw.decode("latin-1")  # type: ignore[no-any-return]
 
     async def chunks(self) -> AsyncIterator[bytes]:
-        """Yield the body as it comes. Raises ClientLeft."""
+        """Yield the pieces of the body as they arrive. Raises ClientLeft."""
         has_more = True
         while has_more:
             message = await self._receive()
@@ -50,9 +49,9 @@ class Request:
             has_more = message.get("more_body", False)
 
     async def wait(self, work: Coroutine[Any, Any, T], /) -> T:
-        """Return what `work` does; when the client leaves, cancel it and raise ClientLeft. The body has been read."""
+        """Return the result of `work`; on a disconnect cancel it and raise ClientLeft. The body was read before."""
         working = asyncio.create_task(work, name="whole answer")
-        leaving = asyncio.create_task(self._until_left(), name="whole answer watch")
+        leaving = asyncio.create_task(self._wait_left(), name="whole answer watch")
         try:
             await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
             if not working.done():
@@ -64,7 +63,7 @@ class Request:
             await asyncio.gather(working, leaving, return_exceptions=True)
 
     async def send(self, reply: Reply) -> None:
-        """Answer. A body that streams is handed over where a StreamMiddleware outside waits for it."""
+        """Send the response. Inside a StreamMiddleware a body that streams is handed over."""
         body = reply.body
         if not isinstance(body, bytes):
             headers = _raw({**reply.headers, "x-request-id": self.id})
@@ -75,13 +74,13 @@ class Request:
         await self._send({"type": "http.response.start", "status": reply.status, "headers": headers})
         await self._send({"type": "http.response.body", "body": b"" if self.method == "HEAD" else body})
 
-    async def _until_left(self) -> None:
+    async def _wait_left(self) -> None:
         while (await self._receive())["type"] != "http.disconnect":
             pass
 
 
 def _below(path: str, root: str) -> str:
-    """Return `path` without `root`. Servers and mounts differ in whether it is still in there."""
+    """Return `path` without `root`. Some servers and mounts leave `root` in `path`, some remove it."""
     root = root.rstrip("/")
     return path[len(root) :] if root and (path + "/").startswith(root + "/") else path
 

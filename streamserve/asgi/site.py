@@ -1,7 +1,7 @@
-"""`LocalSite`: what the ASGI app serves with on one event loop: engines, streams, quota. asyncio.
+"""`LocalSite`: the engines, streams and quota that the ASGI app serves on one event loop. asyncio.
 
-Streams are this process's own: another can neither read nor resume them, whatever their log. There is no database: no
-stored text, no watching.
+Streams belong to this process: no other can read or resume them, whatever their log. Without a database there is no
+stored text and there are no watchers.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from streamserve.streams.stream import Stream
 
 
 class LocalSite:
-    """A `Site`. Made on the loop that serves; `aclose` ends every stream, and closes engines and log."""
+    """A `Site`. Made on the loop that serves."""
 
     is_debug = False
 
@@ -45,7 +45,7 @@ class LocalSite:
         self._secret = secrets.token_bytes(32)
 
     def start_loading(self) -> None:
-        """Begin loading every model that has not begun; returns at once."""
+        """Start loading every model that is not loading yet; return at once."""
         for client in self.clients.values():
             client.start()
 
@@ -59,7 +59,7 @@ class LocalSite:
         return await self.streams.start(request, owner=caller.owner, tenant=caller.tenant, on_disconnect=on_disconnect)
 
     async def find(self, caller: Caller, *, stream_id: str = "", log_id: str = "") -> Found:
-        """Return the stream; another tenant's is as unknown as one that never was. Raises NotFound."""
+        """Return the stream. Raises NotFound for an unknown id, and for a stream of another tenant."""
         stream = self.streams.find(stream_id) if stream_id else self.streams.find_log(log_id)
         if stream is None and self.streams.is_expired(stream_id or log_id):
             return Found(stream=None)
@@ -68,11 +68,11 @@ class LocalSite:
         return Found(stream=stream)
 
     def health(self) -> Mapping[str, Any]:
-        """Return nothing more for `/readyz`."""
+        """Return no further fields for `/readyz`."""
         return {}
 
     async def aclose(self) -> None:
-        """End everything."""
+        """End every stream, and close engines and log."""
         await self.streams.aclose()
         for client in self.clients.values():
             await client.aclose()

@@ -1,4 +1,4 @@
-"""`StreamApp`: the routes of streamserve as one ASGI app, for any framework or none. No Django anywhere below.
+"""`StreamApp`: the routes of streamserve as one ASGI app, for any framework or none. Imports no Django.
 
     from streamserve.asgi import app
 
@@ -6,7 +6,7 @@
     uvicorn module:ai                                          alone: it answers lifespan itself
     Starlette(routes=[Mount("/ai", ai)], lifespan=...)         mounted: `async with ai:` in the host's lifespan
 
-Everything is made on first use, on the event loop that serves; one loop at a time.
+Engines, log and streams are made on first use, on the event loop that serves. It serves one loop at a time.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ from streamserve.streams.stream import Stream
 logger = logging.getLogger("streamserve.asgi")
 
 Model = str | ModelConfig | EngineClient
-# Given the ASGI scope. None is an unknown caller: 401. On the event loop: what blocks must be awaited. May raise a
-# StreamserveError of its own, which is shown as it is.
+# Takes the ASGI scope; None is an unknown caller: 401. Runs on the event loop, so it must not block. A StreamserveError
+# that it raises becomes the response.
 Authenticate = Callable[[Scope], Caller | Awaitable[Caller | None] | None]
 
-# The host's callers may chat and nothing else: what needs another scope needs users and a database as well.
+# Only the scope `chat`: routes of other scopes need users and a database.
 _ROUTES = [(route.pattern(), route) for route in ROUTES if route.access.scope == "chat"]
 _ELSEWHERE = Route(
     path="",
@@ -60,7 +60,7 @@ _ELSEWHERE = Route(
 
 
 def anyone(scope: Scope) -> Caller:
-    """Let everybody in as one and the same visitor, who may read every stream whose id it knows."""
+    """Return one visitor for every request. All callers share their streams: an id is enough to read one."""
     return Caller("anon:anyone")
 
 
@@ -68,10 +68,10 @@ class StreamApp:
     """An ASGI app.
 
     `models`: alias → a folder, a hub id or "echo"; a `ModelConfig`; or an `EngineClient`, which is closed with the app.
-    `authenticate(scope)` returns the `Caller`, or None for a 401; it may be async. To let everybody in, say so:
-    `authenticate=anyone`. `state_dir`: engines are processes of their own, which all workers that name this folder
-    share; None: they live in this process. `prefix`: a path before all routes, where no mount removes it.
-    `default_model` "": the first. `log` (None: in memory) holds the events; streams are this process's own with any.
+    `authenticate(scope)` returns the `Caller`, or None for a 401; it may be async. `authenticate=anyone` accepts every
+    request. `state_dir`: engines are separate processes, shared by all workers with this folder; None: they run in this
+    process. `prefix`: a path before all routes, where no mount removes it. `default_model` "": the first. `log`
+    (None: in memory) holds the events; no other process reads them, whatever the log.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class StreamApp:
         prefix: str = "",
     ) -> None:
         if not callable(authenticate):
-            raise TypeError("authenticate must be a function of the ASGI scope; to serve everybody, say anyone")
+            raise TypeError("authenticate must be a function of the ASGI scope; `anyone` accepts every request")
         if not models or (default_model and default_model not in models):
             raise ValueError(f"models must name at least one model, and {default_model or 'the default'!r} among them")
         self._models, self._authenticate = models, authenticate
@@ -103,7 +103,7 @@ class StreamApp:
         self._middleware = StreamMiddleware(self._serve)
         self._middleware.on_shutdown(self.shutdown)
         self._middleware.on_drain(self._begin_to_drain)
-        self._middleware.on_farewell(self._shut_down_streams)
+        self._middleware.on_going_away(self._shut_down_streams)
         self._middleware.serve_while_draining(f"{self._prefix}/livez", f"{self._prefix}/readyz")
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -116,19 +116,19 @@ class StreamApp:
         if drain is not None and drain is not self._drain:
             self._drain = drain
             drain.on_drain(self._begin_to_drain)
-            drain.on_farewell(self._shut_down_streams)
+            drain.on_going_away(self._shut_down_streams)
             if drain.is_draining:
                 self._begin_to_drain()
         await self._serve(scope, receive, send)
 
-    # For the host
+    # For the host application
 
     async def startup(self) -> None:
-        """Begin loading the models; returns at once. Without it the first request does."""
+        """Start loading the models; return at once. Without it the first request does."""
         self._serving().start_loading()
 
     async def shutdown(self) -> None:
-        """End every stream, and close engines and log. Twice is no mistake."""
+        """End every stream, and close engines and log. A second call does nothing."""
         site, self._site, self._is_draining = self._site, None, False
         if site is not None:
             await site.aclose()
@@ -144,7 +144,7 @@ class StreamApp:
 
     @property
     def streams(self) -> Streams:
-        """The streams, for a `Delivery` of the host's own."""
+        """The streams, for a `Delivery` in the host's own endpoint."""
         return self._serving().streams
 
     @property
@@ -153,10 +153,10 @@ class StreamApp:
         return self._serving().clients
 
     async def start_stream(self, caller: Caller, request: GenerateRequest, *, on_disconnect: str = "park") -> Stream:
-        """Start an answer within the caller's limits, for an endpoint of the host's own. Raises StreamserveError."""
+        """Start an answer within the caller's limits, for the host's own endpoint. Raises StreamserveError."""
         return await self._serving().start(caller, request, on_disconnect)
 
-    # What is made
+    # The site
 
     def _serving(self) -> LocalSite:
         loop = asyncio.get_running_loop()
@@ -167,7 +167,7 @@ class StreamApp:
             self._site.is_draining = self._is_draining
         if self._site.loop is not loop:
             raise RuntimeError(
-                "This app serves another event loop, and was not shut down there. In tests: `with TestClient(...)`."
+                "This app still serves another event loop. Shut it down there first; in tests: `with TestClient(...)`."
             )
         return self._site
 
@@ -200,10 +200,10 @@ class StreamApp:
         elif scope["type"] == "lifespan":
             await self._live(receive, send)
         else:
-            await send({"type": "websocket.close", "code": 1000})  # before it is accepted: a 403
+            await send({"type": "websocket.close", "code": 1000})  # before accept: a 403
 
     async def _live(self, receive: Receive, send: Send) -> None:
-        """Converse with a server; by the time that shutdown is heard of here, it has been done."""
+        """Answer lifespan. The middleware runs `shutdown` before the message arrives here."""
         await receive()
         await self.startup()
         await send({"type": "lifespan.startup.complete"})
@@ -238,7 +238,7 @@ class StreamApp:
         except StreamserveError as error:
             reply = route.error_reply(error)
         except Exception:
-            # The edge of a request: what went wrong goes to the log, the client gets the id to ask about.
+            # The edge of a request: the log gets the error, the client gets the request's id.
             logger.exception("request %s to %s failed", request.id, request.path)
             reply = route.error_reply(failure(request.id))
         await request.send(reply)
@@ -248,5 +248,5 @@ class StreamApp:
         if inspect.isawaitable(caller):
             caller = await caller
         if caller is None:
-            raise Unauthorized("Nobody you are known as may call this. Send your credentials.")
+            raise Unauthorized("This request has no valid credentials. Send your credentials.")
         return caller

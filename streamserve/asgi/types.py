@@ -1,4 +1,4 @@
-"""The shapes of ASGI (asgi.readthedocs.io, HTTP & WebSocket 2.4, lifespan 2.0), as type names. Nothing runs here."""
+"""The shapes of ASGI (asgi.readthedocs.io, HTTP & WebSocket 2.4, lifespan 2.0), as type names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Laws of the framework-free app's life: lifespan, farewell, loops, engines; and what it does not import."""
+"""Laws of the framework-free app's life: lifespan, going away, loops, engines; and what it does not import."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ import streamserve.asgi.stream_app
 from streamserve.asgi import anyone, app
 from streamserve.asgi.drain import Drain
 from streamserve.asgi.middleware import StreamMiddleware
-from streamserve.asgi.respond import hand_over, respond
+from streamserve.asgi.handover import hand_over, respond
 
 async def main():
     sent = []
@@ -145,14 +145,14 @@ async def test_engines_of_their_own(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("is_wrapped", [False, True])
-async def test_flow_servers_farewell(ai: StreamApp, gate: Gate, is_wrapped: bool) -> None:
+async def test_flow_server_going_away(ai: StreamApp, gate: Gate, is_wrapped: bool) -> None:
     """When the time of those in flight is up their streams end with an event; a new one is refused."""
     drain, serving = Drain(), StreamMiddleware(ai) if is_wrapped else ai
     gate.allow(0)
     reader = call(serving, "POST", "/streams", GOOD, scope={"extensions": {"streamserve.flow": {"drain": drain}}})
     await until(lambda: b"event: meta" in reader.body if reader.messages else False, "the first event is there")
-    (say_farewell,) = drain._on_farewell
-    say_farewell()
+    (go_away,) = drain._on_going_away
+    go_away()
     await reader.task
     last = check_native(reader.body)[-1]
     assert (last.json["code"], last.json["retryable"]) == ("engine_unavailable", True)

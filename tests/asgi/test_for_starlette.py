@@ -19,8 +19,8 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from streamserve.asgi.for_starlette import StreamResponse
+from streamserve.asgi.handover import hand_over
 from streamserve.asgi.middleware import StreamMiddleware
-from streamserve.asgi.respond import hand_over
 from streamserve.dialects.native import NativeEncoder
 from streamserve.protocol.events import Done
 from streamserve.streams.reader.delivery import Delivery

@@ -6,8 +6,7 @@ import asyncio
 
 import pytest
 
-from streamserve.asgi.exchange import DeliveryFailed
-from streamserve.asgi.handover import HEADER, offer
+from streamserve.asgi.handover import HEADER, DeliveryFailed, offer
 from streamserve.asgi.middleware import StreamMiddleware
 from streamserve.asgi.types import Message, Receive, Scope, Send
 from streamserve.dialects.native import NativeEncoder

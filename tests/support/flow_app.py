@@ -73,9 +73,9 @@ async def lifespan(scope: Scope, receive: Receive, send: Send) -> None:
     drain = scope["extensions"]["streamserve.flow"]["drain"]
     drain.on_drain(lambda: say("drain"))
     drain.serves = lambda path: path in {"/go", "/state"}
-    if os.environ.get("FAREWELL"):
-        drain.on_farewell(go.set)
-        drain.on_farewell(lambda: say("farewell"))
+    if os.environ.get("GOING_AWAY"):
+        drain.on_going_away(go.set)
+        drain.on_going_away(lambda: say("going away"))
     if os.environ.get("FAIL_STARTUP"):
         await send({"type": "lifespan.startup.failed", "message": "no model"})
         return
@@ -211,8 +211,8 @@ def _state() -> dict[str, Any]:
         **counts,
         "untaken": lags[0]() if lags else None,
         "connections": len(server.connections),
-        "wires": sum(wire.is_open for wire in getattr(server, "wires", {}).values()),
-        "kept_wires": len(getattr(server, "wires", ())),
+        "transports": sum(one.is_open for one in getattr(server, "transports", {}).values()),
+        "kept_transports": len(getattr(server, "transports", ())),
         "tasks": len(others),
         "fds": len(os.listdir("/proc/self/fd")),
     }

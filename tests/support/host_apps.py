@@ -1,6 +1,6 @@
 """A Starlette and a FastAPI app that use engine and streams, for real servers: mounted, by an endpoint, handed over.
 
-/ai/…                       `streamserve.asgi.stream_app`, mounted; its lifespan is the host's
+/ai/…                       `streamserve.asgi.app`, mounted; its lifespan is the host's
 GET /ask?prompt=…           an endpoint of the host's own, which returns a StreamResponse
 GET /handed?prompt=…        the same by hand-over, where StreamMiddleware is outside (`starlette_wrapped`)
 GET /broken                 a stream of the host's that fails in the middle: nothing of ours
@@ -23,8 +23,8 @@ from starlette.routing import Mount, Route
 
 from streamserve.asgi import Caller, anyone, app
 from streamserve.asgi.for_starlette import StreamResponse, error_response
+from streamserve.asgi.handover import hand_over
 from streamserve.asgi.middleware import StreamMiddleware
-from streamserve.asgi.respond import hand_over
 from streamserve.clients.factory import echo_client
 from streamserve.dialects.native import NativeEncoder
 from streamserve.engine.config import EngineConfig

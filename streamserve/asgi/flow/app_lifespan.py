@@ -1,7 +1,7 @@
-"""`LifespanTask`: the server's side of ASGI lifespan 2.0, for a server that has none of its own (daphne).
+"""`LifespanTask`: the server's side of ASGI lifespan 2.0, for a server without one (daphne).
 
-An app that raises before it has answered does not speak it (Django, Channels), and is served all the same: uvicorn's
-"auto". Event loop only; knows no server.
+An app that raises before it has answered does not support lifespan (Django, Channels), and is served without it, as
+with uvicorn's "auto". Event loop only; knows no server.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ logger = logging.getLogger("streamserve.asgi")
 
 
 class LifespanTask:
-    """One app's lifespan. `state` is what it gave for its requests."""
+    """One app's lifespan. `state` is the app's, copied into each scope; `failure` is why its startup failed."""
 
     def __init__(self, app: App, extensions: dict[str, Any]) -> None:
         self.state: dict[str, Any] = {}
@@ -32,7 +32,7 @@ class LifespanTask:
         return self._has_started.is_set()
 
     async def start(self) -> None:
-        """Ask the app to start; return when it has, or does not want to be asked. `failure` says that it cannot."""
+        """Send the startup; return when the app has answered, or does not support lifespan. It may set `failure`."""
         self._task = asyncio.create_task(self._run(), name="lifespan")
         self._incoming.put_nowait({"type": "lifespan.startup"})
         await self._has_started.wait()
@@ -41,7 +41,7 @@ class LifespanTask:
         await self._has_started.wait()
 
     async def stop(self, timeout_seconds: float) -> None:
-        """Ask the app to shut down, and wait until it has; no longer than `timeout_seconds`."""
+        """Send the shutdown, and wait up to `timeout_seconds` for its answer."""
         if self._task is None or self._task.done() or not self.is_started:
             return
         self._incoming.put_nowait({"type": "lifespan.shutdown"})
@@ -64,7 +64,7 @@ class LifespanTask:
             if self.is_started:
                 logger.error("the app failed in its lifespan", exc_info=error)
             else:
-                logger.debug("the app does not speak lifespan: %s", error)
+                logger.debug("the app does not support lifespan: %s", error)
         finally:
             self._has_started.set()
             self._has_stopped.set()
@@ -76,5 +76,5 @@ class LifespanTask:
         elif kind == "lifespan.shutdown.failed":
             logger.error("the app's shutdown failed: %s", message.get("message", ""))
         elif kind not in ("lifespan.startup.complete", "lifespan.shutdown.complete"):
-            raise ValueError(f"{kind} is no message of a lifespan")
+            raise ValueError(f"{kind} is not a lifespan message")
         (self._has_started if "startup" in kind else self._has_stopped).set()

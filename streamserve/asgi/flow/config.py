@@ -1,4 +1,4 @@
-"""`FlowConfig`: what FlowServer allows one connection, and how long it waits. A value; knows no server."""
+"""`FlowConfig`: the limits and times of a connection under FlowServer. A value; knows no server."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from dataclasses import dataclass
 class FlowConfig:
     """Bytes and seconds, for every connection.
 
-    connection_bytes: unsent bytes the server holds for one reader before the app's `send` waits.
-    stall_seconds: a reader that takes nothing for so long, while there is something for it, is cut off.
-    vanish_seconds: a peer that answers no packet for so long is gone (Linux only, which cuts off who takes
-        nothing for so long as well); 0 leaves that to the system.
-    body_bytes: the largest request body; a larger one is answered 413 before it is stored.
-    head_seconds: a request's head must be whole by then, and its body begun at 1 KiB/s; 0 waits for ever.
-    drain_seconds: on SIGTERM, responses in flight may finish for so long.
+    connection_bytes: unsent bytes held for one reader before the app's `send` waits.
+    stall_seconds: a connection that takes no byte for so long, while bytes are unsent, is aborted.
+    vanish_seconds: a connection whose peer acknowledges no packet for so long is closed (Linux only, which also
+        closes one that takes nothing for so long); 0 leaves that to the system.
+    body_bytes: the largest request body; a larger one gets a 413 before it is stored.
+    head_seconds: a request's head must arrive within it, its body at 1 KiB/s after it; 0 is no limit.
+    drain_seconds: how long responses in flight may take to finish after SIGTERM.
     """
 
     connection_bytes: int = 256 * 1024
@@ -33,7 +33,7 @@ class FlowConfig:
                 raise ValueError(f"{name} is {getattr(self, name)}; it takes 0 or more")
 
     @property
-    def sweep_seconds(self) -> float:
-        """How often connections are looked at: often enough for the shortest of the limits."""
+    def check_seconds(self) -> float:
+        """The interval between checks of all connections: a quarter of the shortest limit, at most one second."""
         limits = [seconds for seconds in (self.stall_seconds, self.head_seconds) if seconds]
         return min(1.0, *(seconds / 4 for seconds in limits)) if limits else 1.0

@@ -1,17 +1,17 @@
-"""FlowServer: daphne that waits for its readers. What to install, and the command line.
+"""FlowServer, daphne with flow control: its installation and its command line.
 
     python -m streamserve.asgi.flow app:app --host 127.0.0.1 --port 8000 --connection-bytes 262144
 
-serves any ASGI app; all of daphne's own options work too. `install()` puts it under the `daphne` command and runserver,
-where they would use daphne's stock `Server`. The parts:
+serves any ASGI app, and takes daphne's own options too. `install()` makes the `daphne` command and runserver use it in
+place of daphne's stock `Server`. The parts:
 
-    flow_options    limits, a value              flow_requests   bounded heads and bodies, truthful ends
-    flow_transport  a connection and its gate    flow_drain      going down without cutting anybody off
-    flow_lifespan   ASGI lifespan                flow_apps       apps, what they send, how they end
-    flow_daphne     the server, of these
+    config         limits, a value                        requests    HTTP requests and their ends
+    transport      a connection and its flow control      apps        apps, their messages, their ends
+    app_lifespan   ASGI lifespan                          server      the server itself
+    ../drain.py    the order of a shutdown
 
-Nothing here imports daphne before it is needed: importing it installs Twisted's reactor. On another daphne than this
-was written for (4.2.3), whatever is missed is named, and the stock server serves.
+daphne is imported only when it is needed, because that installs Twisted's reactor. On a daphne other than the one this
+was written for (4.2.3), a warning names what is missing, and the stock server serves.
 """
 
 from __future__ import annotations
@@ -58,18 +58,18 @@ _NEEDED = (
     ),
     ("twisted.internet.tcp", "Port", "doRead"),
 )
-# What `Server.run` must mention: the factory that is replaced, and the hooks that it calls.
-_RUN_MENTIONS = {"http_factory", "HTTPFactory", "application_checker", "timeout_checker", "kill_all_applications"}
+# The names that `Server.run` must use: the factory that is replaced, and the hooks that it calls.
+_RUN_NAMES = {"http_factory", "HTTPFactory", "application_checker", "timeout_checker", "kill_all_applications"}
 
 
 def missing() -> list[str]:
-    """Return what this daphne lacks of what FlowServer builds on. Imports daphne."""
+    """Return the names that FlowServer relies on and this daphne lacks. Imports daphne."""
     try:
-        lacks = [f"{place}.{name}" for place, name in _absent()]
+        lacks = [f"{owner}.{name}" for owner, name in _absent()]
         run = importlib.import_module("daphne.server").Server.run
     except (ImportError, AttributeError) as error:
         return [str(error)]
-    return lacks + sorted(f"{name} in daphne.server.Server.run" for name in _RUN_MENTIONS - set(run.__code__.co_names))
+    return lacks + sorted(f"{name} in daphne.server.Server.run" for name in _RUN_NAMES - set(run.__code__.co_names))
 
 
 def _absent() -> list[tuple[str, str]]:
@@ -93,10 +93,10 @@ def server_class(options: FlowConfig | None = None, drain: Drain | None = None) 
 
 
 def install(options: FlowConfig | None = None, drain: Drain | None = None) -> bool:
-    """Have the `daphne` command and runserver use FlowServer; return whether they will.
+    """Make the `daphne` command and runserver use FlowServer; return whether they will.
 
-    Only where the stock class stands: another subclass was put there by somebody who wants it. Does nothing in a
-    process that has not imported daphne's server (uvicorn, migrate): that would install Twisted's reactor there.
+    Replaces the stock class only: another class there was chosen by the site. Does nothing in a process that has not
+    imported daphne's server (uvicorn, migrate), where the import would install Twisted's reactor.
     """
     holders = _holders()
     if not any(_is_stock(getattr(holder, name)) for holder, name in holders):
@@ -104,7 +104,7 @@ def install(options: FlowConfig | None = None, drain: Drain | None = None) -> bo
     try:
         ours = server_class(options, drain)
     except RuntimeError as error:
-        logger.warning("%s Stock daphne serves: a slow reader costs memory without bound.", error)
+        logger.warning("%s Stock daphne serves: a slow reader costs unbounded memory.", error)
         return False
     for holder, name in holders:
         if _is_stock(getattr(holder, name)):
@@ -113,12 +113,12 @@ def install(options: FlowConfig | None = None, drain: Drain | None = None) -> bo
 
 
 def serves_stock() -> bool:
-    """Whether a `daphne` command or runserver of this process would use daphne's stock server."""
+    """Return whether a `daphne` command or runserver of this process would use daphne's stock server."""
     return any(_is_stock(getattr(holder, name)) for holder, name in _holders())
 
 
 def _holders() -> list[tuple[Any, str]]:
-    """Return who names the server class: daphne's command line, and runserver when daphne is an app of the site."""
+    """Return what holds the server class: daphne's command line, and runserver when daphne is an app of the site."""
     if "daphne.server" not in sys.modules:
         return []
     holders = [(importlib.import_module("daphne.cli").CommandLineInterface, "server_class")]
@@ -132,7 +132,7 @@ def _is_stock(cls: Any) -> bool:
 
 
 def main(args: Sequence[str] | None = None) -> None:
-    """Serve an app: `app:app --host --port`, one flag for each of FlowConfig, and all that daphne takes."""
+    """Serve an app: `app:app --host --port`, a flag for each field of FlowConfig, and daphne's own options."""
     from daphne.cli import CommandLineInterface
 
     command = CommandLineInterface()
@@ -149,7 +149,7 @@ def main(args: Sequence[str] | None = None) -> None:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add a flag for each of FlowConfig, and --host beside daphne's --bind."""
+    """Add a flag for each field of FlowConfig, and --host, the same as daphne's --bind."""
     parser.add_argument("--host", dest="host", help="The address to listen on; the same as --bind")
     for one in fields(FlowConfig):
         flag, kind = f"--{one.name.replace('_', '-')}", int if isinstance(one.default, int) else float

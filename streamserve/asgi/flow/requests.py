@@ -1,8 +1,8 @@
-"""HTTP requests under FlowServer: bounded heads and bodies, truthful ends. Event loop only.
+"""HTTP requests under FlowServer: bounded heads and bodies, and no cut response that looks whole. Event loop only.
 
-`FlowConnection` is Twisted's HTTP/1.1 parser with deadlines and an answer to what it refuses; `FlowRequest` is daphne's
-request, which ends in an error when its app does, and takes no body above the limit.
-Importing this module imports daphne, whose server module installs Twisted's reactor: that comes first.
+`FlowConnection` is Twisted's HTTP/1.1 parser with deadlines, which answers a request that it refuses; `FlowRequest` is
+daphne's request with a body limit, which ends in an error when its app does.
+Importing this module imports daphne, whose server module installs Twisted's reactor; that import comes first.
 
 Relies on, in daphne 4.2.3: `http_protocol.py` WebRequest (`process`, `handle_reply`, `handle_exception`,
 `check_timeouts`, `finish`, `send_disconnect`, `_response_started`), HTTPFactory.buildProtocol; in Twisted 26.10:
@@ -30,58 +30,58 @@ from twisted.web.http_headers import Headers
 from streamserve.asgi.flow.transport import FlowControl, FlowTransport
 from streamserve.asgi.types import Message, Send
 
-# A response of this kind may end early without a lie: its events say what is whole, and its readers come back.
+# A response of this kind may end early: its events show whether it is whole, and its readers reconnect.
 _ENDS_ANYWHERE = b"text/event-stream"
 
 _RESTARTING = "The server is restarting. Try again."
-# The location of docs/deploy/nginx.conf that asks another worker. No other may be named: who forges the header gets no
-# further than that.
+# The location of docs/deploy/nginx.conf that asks another worker. Only this value is accepted, so a forged header
+# cannot name another location.
 _ANOTHER_WORKER = b"@another_worker"
 
 
 class FlowConnection(HTTPChannel):  # type: ignore[misc]  # Twisted is not type-checked here
     """One HTTP/1.1 connection."""
 
-    wire: FlowTransport
+    flow_transport: FlowTransport
     has_asked = False
     _is_answering = False
     _is_refusing = False
 
     def connectionMade(self) -> None:
         super().connectionMade()
-        self.wire = self.factory.server.add_wire(self.transport, self)
+        self.flow_transport = self.factory.server.add_transport(self.transport, self)
 
     def dataReceived(self, data: bytes) -> None:
         if self._is_refusing:
             return
-        if not self._is_answering and self.wire.head_since is None:
-            self.wire.head_since = time.monotonic()
+        if not self._is_answering and self.flow_transport.head_since is None:
+            self.flow_transport.head_since = time.monotonic()
         super().dataReceived(data)
 
     def allHeadersReceived(self) -> None:
-        self.wire.body_since, self.wire.num_body = time.monotonic(), 0
+        self.flow_transport.body_since, self.flow_transport.num_body = time.monotonic(), 0
         super().allHeadersReceived()
 
     def allContentReceived(self) -> None:
         self._is_answering = self.has_asked = True
-        self.wire.head_since = self.wire.body_since = None
+        self.flow_transport.head_since = self.flow_transport.body_since = None
         super().allContentReceived()
 
     def requestDone(self, request: Any) -> None:
         self._is_answering = False
-        super().requestDone(request)  # and reads the next request, if it is there already
+        super().requestDone(request)  # also reads the next request, if it has arrived
 
     def refuse(self, status: int, reason: str, text: str) -> None:
-        """Answer a request before it is whole; take and drop what still comes, then close."""
+        """Answer a request before it is whole; drop what still arrives, then close."""
         self._is_refusing = True
         body = text.encode()
         head = f"HTTP/1.1 {status} {reason}\r\nContent-Type: text/plain; charset=utf-8\r\nConnection: close\r\n"
         self.transport.write(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
-        self.wire.linger_since = time.monotonic()
+        self.flow_transport.linger_since = time.monotonic()
         self._networkProducer.unregisterProducer()
-        if self.wire.tcp is self.transport:
+        if self.flow_transport.tcp is self.transport:
             self.transport.loseWriteConnection()
-        else:  # TLS ends both ways at once
+        else:  # TLS closes both directions
             self.transport.loseConnection()
 
 
@@ -92,10 +92,10 @@ class FlowRequest(WebRequest):  # type: ignore[misc]  # daphne ships no types
     _is_refused = False
     _response_started: bool  # daphne's
 
-    ### What comes in
+    # The request
 
     def gotLength(self, length: int | None) -> None:
-        """Refuse a body by its announced length; it has not been stored."""
+        """Refuse a body by its announced length, before any of it is stored."""
         if length is not None and length > self._body_limit:
             super().gotLength(0)
             self._refuse_body()
@@ -103,10 +103,11 @@ class FlowRequest(WebRequest):  # type: ignore[misc]  # daphne ships no types
             super().gotLength(length)
 
     def handleContentChunk(self, data: bytes) -> None:
-        """Refuse a body as soon as more has come than may."""
+        """Refuse a body as soon as it exceeds the limit."""
         self._num_body += len(data)
-        if self._wire is not None:
-            self._wire.num_body = self._num_body
+        transport = getattr(self.channel, "flow_transport", None)
+        if transport is not None:
+            transport.num_body = self._num_body
         if self._is_refused:
             return
         if self._num_body > self._body_limit:
@@ -118,17 +119,13 @@ class FlowRequest(WebRequest):  # type: ignore[misc]  # daphne ships no types
     def _body_limit(self) -> int:
         return int(self.server.options.body_bytes)
 
-    @property
-    def _wire(self) -> FlowTransport | None:
-        return getattr(self.channel, "wire", None)
-
     def _refuse_body(self) -> None:
         self._is_refused = True
-        self.requestHeaders.removeHeader(b"expect")  # or the channel would still invite the body
+        self.requestHeaders.removeHeader(b"expect")  # else the channel still sends 100 Continue
         text = f"The request body is larger than {self._body_limit} bytes, which is the limit here."
         if isinstance(self.channel, FlowConnection):
             self.channel.refuse(413, "Content Too Large", text)
-        else:  # HTTP/2: a stream of its own
+        else:  # HTTP/2: each request is a stream
             self.answer(413, text)
 
     def process(self) -> Any:
@@ -137,19 +134,18 @@ class FlowRequest(WebRequest):  # type: ignore[misc]  # daphne ships no types
             return None
         drain = self.server.drain
         if drain.is_draining and not drain.serves(self.path.decode("latin-1")):
-            self.answer(503, _RESTARTING, (b"retry-after", drain.retry_after), *self._elsewhere())
+            headers = [(b"retry-after", drain.retry_after)]
+            # An nginx in front that sends this header retries the request at another worker.
+            if self.requestHeaders.getRawHeaders(b"streamserve-if-draining", []) == [_ANOTHER_WORKER]:
+                headers.append((b"x-accel-redirect", _ANOTHER_WORKER))
+            self.answer(503, _RESTARTING, *headers)
             return None
         return super().process()
 
-    def _elsewhere(self) -> list[tuple[bytes, bytes]]:
-        """Have the nginx in front ask another worker, if it says that it can: nothing was begun here."""
-        asked = self.requestHeaders.getRawHeaders(b"streamserve-if-draining", [])
-        return [(b"x-accel-redirect", _ANOTHER_WORKER)] if asked == [_ANOTHER_WORKER] else []
-
-    ### What goes out
+    # The response
 
     def answer(self, status: int, text: str, *headers: tuple[bytes, bytes]) -> None:
-        """Send a whole response of our own and close the connection after it."""
+        """Send a whole response of the server and close the connection after it."""
         kind = (b"content-type", b"text/plain; charset=utf-8")
         length = (b"content-length", b"%d" % len(text.encode()))
         self.close_after()
@@ -157,12 +153,12 @@ class FlowRequest(WebRequest):  # type: ignore[misc]  # daphne ships no types
         self.handle_reply({"type": "http.response.body", "body": text.encode()})
 
     def close_after(self) -> None:
-        """Have the connection closed when this response is done; say so, if its head is not sent yet."""
+        """Close the connection after this response, and announce that if its head is not sent yet."""
         self.channel.persistent = 0
         self.responseHeaders.setRawHeaders(b"Connection", [b"close"])
 
     def handle_reply(self, message: Message) -> None:
-        """Send a message of the app; no body where there must be none, or it would be taken for the next response."""
+        """Send a message of the app, without a body where HTTP allows none: it would be read as the next response."""
         if self.finished or self.channel is None:
             return
         if message["type"] != "http.response.body":
@@ -170,7 +166,7 @@ class FlowRequest(WebRequest):  # type: ignore[misc]  # daphne ships no types
                 self.close_after()
             super().handle_reply(message)
         elif message.get("more_body") and self.startedWriting and not self._is_bodiless():
-            Request.write(self, message.get("body", b""))  # all that daphne does with it
+            Request.write(self, message.get("body", b""))  # daphne does no more with it
         else:
             super().handle_reply({**message, "body": b""} if self._is_bodiless() else message)
 
@@ -178,49 +174,52 @@ class FlowRequest(WebRequest):  # type: ignore[misc]  # daphne ships no types
         return self.method == b"HEAD" or self.code in NO_BODY_CODES
 
     def finish(self) -> None:
-        """End the response. Its gate goes first: Twisted complains of one left behind."""
+        """End the response. Unregister its flow control first: Twisted raises if a producer is left."""
         if self.producer:
             self.unregisterProducer()
         super().finish()
 
     def handle_exception(self, exception: BaseException) -> None:
-        """The app failed: a 500 before anything was written, an end that shows after it.
+        """Answer the failure of the app: 500 if nothing was written, else break the response off.
 
-        daphne starts the response again here, whose ValueError ends `Server.application_checker` for good.
+        daphne starts the response again here; the ValueError of that ends `Server.application_checker` for good.
         """
-        if self._take_back():
+        if self._discard_head():
             super().handle_exception(exception)
         else:
             self.break_off()
 
     def check_timeouts(self) -> None:
-        """Enforce http_timeout, without the terminator that makes a cut response look whole."""
+        """Enforce http_timeout, without the last chunk that makes a cut response look whole."""
         if self.finished or self.channel is None:
             return
         is_late = self.server.http_timeout and self.duration() > self.server.http_timeout
-        if is_late and not self._take_back():
+        if is_late and not self._discard_head():
             self.break_off()
         else:
             super().check_timeouts()
 
     def break_off(self) -> None:
-        """End a response that is not whole, so that its reader can tell."""
+        """End a response that is not whole in a way that its reader notices."""
         channel = self.channel
         if self.finished or channel is None:
             return
-        self._tell_app()
+        # The app gets its disconnect now: the connection may take time to close.
+        if self.application_queue:
+            self.send_disconnect()
+        self.server.protocol_disconnected(self)
         if not isinstance(channel, FlowConnection):
             channel.abortConnection()
         elif self.chunked or self.responseHeaders.hasHeader(b"content-length"):
-            channel.loseConnection()  # what was written still goes out, the terminator does not
-        else:  # its end is the end of the connection: only a reset is no success
+            channel.loseConnection()  # sends what was written, without the last chunk
+        else:  # the body ends with the connection: only a reset shows that it is cut
             channel.forceAbortClient()
 
     def end_early(self, retry_after: bytes) -> None:
-        """The server goes down: end the response as truthfully as it can be ended now."""
+        """End the response because the server shuts down: 503, a clean end of an event stream, or break it off."""
         if self.finished or self.channel is None:
             return
-        if self._take_back():
+        if self._discard_head():
             self.answer(503, _RESTARTING, (b"retry-after", retry_after))
         elif self.responseHeaders.getRawHeaders(b"content-type", [b""])[0].startswith(_ENDS_ANYWHERE):
             self.channel.persistent = 0
@@ -228,8 +227,8 @@ class FlowRequest(WebRequest):  # type: ignore[misc]  # daphne ships no types
         else:
             self.break_off()
 
-    def _take_back(self) -> bool:
-        """Forget the response's head, if it has not been written; return whether another response may be sent."""
+    def _discard_head(self) -> bool:
+        """Discard the response's head unless it was written; return whether another response may be sent."""
         if self.startedWriting:
             return False
         if self._response_started:
@@ -237,54 +236,49 @@ class FlowRequest(WebRequest):  # type: ignore[misc]  # daphne ships no types
             self.responseHeaders = Headers()
         return True
 
-    def _tell_app(self) -> None:
-        """The client is as good as gone; its closing may take time, the app needs none."""
-        if self.application_queue:
-            self.send_disconnect()
-        self.server.protocol_disconnected(self)
-
 
 class FlowChannel:
-    """Writes pieces of a chunked response that has begun, at once; see `DirectChannel`. `send` is the app's own."""
+    """Writes pieces of a chunked response that has begun, at once; see `DirectChannel`. `send` is the app's `send`."""
 
-    __slots__ = ("_ended", "_error", "_gate", "_is_ended", "_request", "num_untaken", "send")
+    __slots__ = ("_control", "_ended", "_error", "_is_ended", "_request", "num_untaken", "send")
 
     accepts_at_once = True
 
-    def __init__(self, request: FlowRequest, gate: FlowControl, send: Send, num_untaken: Callable[[], int]) -> None:
-        self._request, self._gate, self.send, self.num_untaken = request, gate, send, num_untaken
+    def __init__(self, request: FlowRequest, control: FlowControl, send: Send, num_untaken: Callable[[], int]) -> None:
+        self._request, self._control, self.send, self.num_untaken = request, control, send, num_untaken
         self._is_ended, self._error = False, cast(Exception | None, None)
         self._ended: asyncio.Future[None] | None = None
 
     @property
     def on_writable(self) -> Callable[[], None] | None:
-        return self._gate.on_open
+        return self._control.on_open
 
     @on_writable.setter
     def on_writable(self, call: Callable[[], None] | None) -> None:
-        self._gate.on_open = call
+        self._control.on_open = call
 
     @property
     def is_writable(self) -> bool:
-        """Whether nothing waits before what is written now."""
-        gate, request = self._gate, self._request
-        is_free = gate.is_open and not gate.is_gone and not gate.turn.locked()
+        """Whether a frame can be written now, with nothing unsent before it."""
+        control, request = self._control, self._request
+        is_free = control.is_open and not control.is_gone and not control.write_lock.locked()
         return bool(is_free and request.chunked and not request.finished and not request._disconnected)
 
     def write(self, frame: bytes) -> None:
-        """Write a piece of the body that is not the last."""
+        """Write a piece of the body, not the last."""
         request = self._request
         request.sentLength += len(frame)
         request.channel.transport.write(b"%x\r\n%b\r\n" % (len(frame), frame))
 
     def end(self, error: Exception | None) -> None:
+        """Note that no frame follows, and the error that ended the delivery."""
         if not self._is_ended:
-            self._is_ended, self._error, self._gate.on_open = True, error, None
+            self._is_ended, self._error, self._control.on_open = True, error, None
             if self._ended is not None and not self._ended.done():
                 self._ended.set_result(None)
 
     async def wait_ended(self) -> None:
-        """Return when `end` was called; raise its error."""
+        """Wait until `end` is called; raise its error."""
         if not self._is_ended:
             self._ended = asyncio.get_running_loop().create_future()
             await self._ended
@@ -293,10 +287,10 @@ class FlowChannel:
 
 
 class FlowFactory(HTTPFactory):  # type: ignore[misc]  # daphne ships no types
-    """Makes what a new connection needs."""
+    """Makes the protocols of a new connection."""
 
     def protocol(self) -> Any:
-        """What Twisted's factory calls; HTTP/2 may still be negotiated over it."""
+        """Return the protocol of a connection; Twisted calls it. HTTP/2 may be negotiated over it."""
         return _GenericHTTPChannelProtocol(FlowConnection())
 
     def buildProtocol(self, addr: Any) -> Any:

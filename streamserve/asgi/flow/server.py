@@ -1,6 +1,6 @@
-"""`FlowServer`: the process: accepts, watches its connections, starts and goes down. Its event loop is daphne's.
+"""`FlowServer`: the serving process: it starts, checks its connections, and shuts down. Its event loop is daphne's.
 
-Importing this module installs Twisted's reactor: only flow_server.py does, inside functions. Relies on, in daphne
+Importing this module installs Twisted's reactor; only install.py imports it, inside functions. Relies on, in daphne
 4.2.3 `server.py` Server: `run` assigns `self.http_factory` before it listens with it, calls `kill_all_applications`
 before the reactor's shutdown and waits for its Deferred, and hands each port to `listen_success`; in Twisted 26.10
 `reactor.sigTerm` and `sigInt`, which stand as signal handlers when the reactor runs.
@@ -35,7 +35,7 @@ _LIFESPAN_SECONDS = 5.0
 
 
 class FlowServer(AppServer):
-    """Set `options` and `drain` in a subclass; daphne makes the instance (flow_server.py)."""
+    """Set `options` and `drain` in a subclass (install.py); daphne makes the instance."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -46,7 +46,7 @@ class FlowServer(AppServer):
 
     @property
     def http_factory(self) -> Any:
-        """What `run` listens with."""
+        """The factory that `run` listens with; daphne assigns its stock one."""
         return self._http_factory
 
     @http_factory.setter
@@ -60,10 +60,10 @@ class FlowServer(AppServer):
         self._has_ended.set()
 
     def _on_running(self) -> None:
-        """The reactor runs and has set its signal handlers; ours take their places."""
+        """Start the lifespan and the checks, and replace the signal handlers that the reactor has set by now."""
         self._starting = asyncio.get_running_loop().create_task(self._start(), name="lifespan start")
-        reactor.callLater(self.options.sweep_seconds, self._sweep)
-        if not self.signal_handlers:  # under the autoreloader, in a thread of its own
+        reactor.callLater(self.options.check_seconds, self._check_connections)
+        if not self.signal_handlers:  # under the autoreloader, in a thread
             atexit.register(self._end_at_exit)
             return
         for number, stock in ((signal.SIGTERM, reactor.sigTerm), (signal.SIGINT, reactor.sigInt)):
@@ -77,7 +77,7 @@ class FlowServer(AppServer):
             self.abort_start = True  # daphne's command line exits with 1 then
             self.stop()
 
-    ### Going down
+    # Shutdown
 
     def _on_signal(self, number: int, frame: object) -> None:
         """SIGTERM drains; SIGINT (somebody sits there), or a second signal, waits for nobody."""
@@ -86,7 +86,7 @@ class FlowServer(AppServer):
         reactor.callFromThread(self.stop)
 
     def stop(self) -> None:
-        """Begin to go down; told again, hurry."""
+        """Begin the shutdown; a second call hurries it."""
         if self._is_stopping:
             self.drain.hurry()
         else:
@@ -94,28 +94,28 @@ class FlowServer(AppServer):
             super().stop()
 
     def _end_at_exit(self) -> None:
-        """The interpreter exits around our thread: have what runs end in order, at once."""
+        """Drain at once, because the interpreter exits while this server's thread runs."""
         self.drain.hurry()
         reactor.callFromThread(self.stop)
         self._has_ended.wait(2.0)
 
     def kill_all_applications(self) -> Any:
-        """Drain. The reactor waits for the Deferred before it shuts down, and works on."""
+        """Drain. The reactor runs on until the returned Deferred fires, then shuts down."""
         seconds = self.options.drain_seconds if self.signal_handlers else 0
-        return defer.Deferred.fromFuture(asyncio.ensure_future(self._go_down(seconds)))
+        return defer.Deferred.fromFuture(asyncio.ensure_future(self._shut_down(seconds)))
 
-    async def _go_down(self, drain_seconds: float) -> None:
+    async def _shut_down(self, drain_seconds: float) -> None:
         try:
             await self.drain.conduct(self, drain_seconds)
             await self.lifespan.stop(_LIFESPAN_SECONDS)
-            for wire in self.wires.values():
-                wire.close()
+            for transport in self.transports.values():
+                transport.close()
             await end_tasks()
         except Exception:
             logger.exception("the drain failed")
 
     def running(self) -> Iterator[asyncio.Future[None]]:
-        """Yield the tasks of apps that run."""
+        """Yield the tasks of the apps that run."""
         for details in self.connections.values():
             task = details.get("application_instance")
             if task is not None and not task.done():
@@ -125,7 +125,7 @@ class FlowServer(AppServer):
         return any(True for _ in self.running())
 
     def has_unsent(self) -> bool:
-        return any(wire.is_open and wire.num_unsent for wire in self.wires.values())
+        return any(one.is_open and one.num_unsent for one in self.transports.values())
 
     def is_busy(self) -> bool:
         return self.is_running() or self.has_unsent()
@@ -140,7 +140,7 @@ class FlowServer(AppServer):
             port.stopListening()
 
     def has_newcomers(self) -> bool:
-        return any(wire.is_open and not wire.channel.has_asked for wire in self.wires.values())
+        return any(one.is_open and not one.channel.has_asked for one in self.transports.values())
 
     def end_all(self) -> None:
         for protocol, details in list(self.connections.items()):
@@ -157,22 +157,22 @@ class FlowServer(AppServer):
         for task in self.running():
             task.cancel()
 
-    ### Connections
+    # Connections
 
-    def add_wire(self, transport: Any, channel: Any) -> FlowTransport:
-        """A connection was accepted."""
-        wire = self.wires[transport] = FlowTransport(transport, channel, self.options)
-        return wire
+    def add_transport(self, transport: Any, channel: Any) -> FlowTransport:
+        """Wrap the transport of an accepted connection."""
+        wrapped = self.transports[transport] = FlowTransport(transport, channel, self.options)
+        return wrapped
 
-    def _sweep(self) -> None:
-        """Look at every connection: who is late, who takes nothing, who has gone."""
+    def _check_connections(self) -> None:
+        """End connections that are late or stalled, and remove the closed ones."""
         now = time.monotonic()
-        for transport, wire in list(self.wires.items()):
-            if not wire.is_open:
-                wire.forget()
-                del self.wires[transport]
+        for key, transport in list(self.transports.items()):
+            if not transport.is_open:
+                transport.forget()
+                del self.transports[key]
                 continue
-            why = guarded(wire.check, now)
-            if why is not None:
-                logger.info("connection of %s ended: %s", wire.transport.getPeer(), why)
-        reactor.callLater(self.options.sweep_seconds, self._sweep)
+            reason = guarded(transport.check, now)
+            if reason is not None:
+                logger.info("connection of %s ended: %s", transport.transport.getPeer(), reason)
+        reactor.callLater(self.options.check_seconds, self._check_connections)

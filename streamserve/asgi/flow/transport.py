@@ -1,12 +1,12 @@
-"""One connection under FlowServer: `FlowTransport` counts what is unsent; `FlowControl` is what `send` waits for.
+"""One connection under FlowServer: `FlowTransport` counts its unsent bytes; `send` waits on `FlowControl`.
 
     app ── await send() ──► Twisted's buffer ──► kernel: unsent ≤ 16 KiB, then in flight ──► peer's buffer ──► reader
               ▲                   │ above a quarter of connection_bytes: pauseProducing
               └──── FlowControl ◄────────┘ empty: resumeProducing
 
-Imports neither Twisted nor daphne: their transports come in, and Twisted takes a producer by its methods
-(IPushProducer). Event loop only. Idea: asyncio's and uvicorn's flow control; daphne#170 for taking a WebSocket's
-transport over; Cloudflare's "HTTP/2 prioritization" for TCP_NOTSENT_LOWAT. Relies on, in Twisted 26.10:
+Imports neither Twisted nor daphne: it gets their transports, and Twisted calls a producer by its methods
+(IPushProducer). Event loop only. Idea: asyncio's and uvicorn's flow control; daphne#170 for registering on a
+WebSocket's transport; Cloudflare's "HTTP/2 prioritization" for TCP_NOTSENT_LOWAT. Relies on, in Twisted 26.10:
 `internet/abstract.py` FileDescriptor (`bufferSize`, `writeSomeData`, `dataBuffer`, `offset`, `_tempDataLen`,
 `disconnecting`, `_writeDisconnecting`), and on TLS wrapping a transport as `.transport` of an object with
 `.wrappedProtocol`.
@@ -26,23 +26,24 @@ from typing import Any
 from streamserve.asgi.flow.config import FlowConfig
 from streamserve.asgi.types import Message
 
-# What the kernel may hold unsent. Its default hides megabytes: a whole answer, and every sign that nobody reads it.
+# What the kernel may hold unsent. Its default is megabytes: a whole answer, which hides that the reader has stalled.
 _KERNEL_UNSENT_BYTES = 16 * 1024
-# A refused client may send on for so long before it is cut off: else its reset overtakes our answer (RFC 9112, 9.6).
+# How long a refused client may send on before its connection is closed: a reset would overtake the answer (RFC 9112,
+# 9.6).
 LINGER_SECONDS = 2.0
-# linux: asm-generic/socket.h, and a program of classic BPF, "ret #0", as linux/filter.h lays it out.
+# Linux: asm-generic/socket.h, and a program of classic BPF, "ret #0", in the layout of linux/filter.h.
 _SO_ATTACH_FILTER = 26
-_TAKE_NOTHING = struct.pack("HBBI", 0x06, 0, 0, 0)
-_ACCEPTS = 1000  # at once; Twisted notes how many there were
-# S29: a body slower than this is a slow-loris.
+_DROP_ALL = struct.pack("HBBI", 0x06, 0, 0, 0)
+_ACCEPTS = 1000  # in one call; Twisted sets `numberAccepts` to how many there were
+# A slower body is a slow-loris attack.
 _BODY_BYTES_PER_SECOND = 1024
-# More unread WebSocket messages, or bytes of them, than this stop the reading.
+# Reading pauses at more unread WebSocket messages, or bytes of them, than this.
 _INBOX_MESSAGES = 64
 _INBOX_BYTES = 1024 * 1024
 
 
 class FlowTransport:
-    """One connection, from accept to close, whatever speaks over it. `channel` is the HTTP parser it began with."""
+    """One connection, from accept to close, over any protocol. `channel` is the HTTP parser it began with."""
 
     __slots__ = ("_buffer", "_closed", "_write", "body_since", "channel", "head_since", "linger_since", "moved_at",
                  "num_body", "options", "tcp", "transport")  # fmt: skip
@@ -50,8 +51,8 @@ class FlowTransport:
     def __init__(self, transport: Any, channel: Any, options: FlowConfig) -> None:
         self.transport, self.channel, self.options = transport, channel, options
         self.tcp = _innermost(transport)
-        self.moved_at = time.monotonic()  # when it last had nothing unsent, or took some
-        self.head_since: float | None = None  # a request's first byte came then, and its last has not
+        self.moved_at = time.monotonic()  # when the socket last took bytes, or nothing was unsent
+        self.head_since: float | None = None  # when an unfinished request's first byte arrived
         self.body_since: float | None = None
         self.linger_since: float | None = None
         self.num_body = 0
@@ -59,25 +60,25 @@ class FlowTransport:
         self._write, self._buffer = self.tcp.writeSomeData, self.tcp.write
         self.tcp.writeSomeData = self._write_some
         self.tcp.write, self.tcp.writeSequence = self._write_now, self._write_sequence_now
-        # Twisted holds what is written twice while it joins it: a quarter here is at most the whole in memory.
+        # Twisted holds written bytes twice while it joins them: a quarter here is at most the whole in memory.
         self.tcp.bufferSize = piece_bytes(options)
         tune(self.tcp, options)
 
     def _write_some(self, data: bytes) -> Any:
-        """Pass on to the socket, and note that it took some."""
+        """Pass `data` to the socket, and note when it takes some."""
         taken = self._write(data)
         if isinstance(taken, int) and taken > 0:
             self.moved_at = time.monotonic()
         return taken
 
     def _write_now(self, data: bytes) -> None:
-        """Hand `data` to the kernel, if nothing waits before it; Twisted would first ask the system whether it may."""
+        """Send `data` to the kernel at once if nothing is unsent before it; Twisted would first poll the socket."""
         tcp = self.tcp
         is_behind = tcp._tempDataLen or len(tcp.dataBuffer) > tcp.offset  # as num_unsent has it
         if data and not (is_behind or tcp.disconnecting or tcp._writeDisconnecting) and tcp.connected:
             try:
                 num = tcp.socket.send(data)
-            except OSError:  # full; or broken, which Twisted finds out and acts on
+            except OSError:  # full, or broken: Twisted notices and handles that
                 num = 0
             if num:
                 self.moved_at = time.monotonic()
@@ -94,25 +95,25 @@ class FlowTransport:
 
     @property
     def num_unsent(self) -> int:
-        """Bytes Twisted holds for the socket."""
+        """Bytes that Twisted holds for the socket."""
         return int(len(self.tcp.dataBuffer) - self.tcp.offset + self.tcp._tempDataLen)
 
     @property
     def num_untaken(self) -> int:
-        """Bytes the peer's system has not acknowledged: a lower bound on the reader's lag."""
+        """Bytes that the peer's system has not acknowledged: a lower bound on the reader's lag."""
         return self.num_unsent + (_kernel_bytes(self.tcp) if self.is_open else 0)
 
     def check(self, now: float) -> str | None:
-        """Enforce the limits; return why the connection is ended now, or None."""
+        """Enforce the limits; return the reason if the connection is ended now, else None."""
         if self.linger_since is not None:
-            return self._cut("it was refused") if now - self.linger_since > LINGER_SECONDS else None
+            return self._abort("it was refused") if now - self.linger_since > LINGER_SECONDS else None
         if self._is_late(now):
-            self.channel.refuse(408, "Request Timeout", "The request did not come in time.")
-            return "its request came too slowly"
+            self.channel.refuse(408, "Request Timeout", "The request did not arrive in time.")
+            return "its request arrived too slowly"
         if not self.num_unsent:
             self.moved_at = now
         elif self.options.stall_seconds and now - self.moved_at > self.options.stall_seconds:
-            return self._cut(f"it took nothing for {self.options.stall_seconds:g} s")
+            return self._abort(f"it took nothing for {self.options.stall_seconds:g} s")
         return None
 
     def _is_late(self, now: float) -> bool:
@@ -122,47 +123,47 @@ class FlowTransport:
             return now - self.head_since > self.options.head_seconds
         return now - self.body_since > self.options.head_seconds + self.num_body / _BODY_BYTES_PER_SECOND
 
-    def _cut(self, why: str) -> str:
+    def _abort(self, reason: str) -> str:
         self.transport.abortConnection()
-        return why
+        return reason
 
     def close(self) -> None:
-        """Send what is left, then end the connection."""
+        """Send what is unsent, then close the connection."""
         self.transport.loseConnection()
 
     def forget(self) -> None:
-        """Untie the knot of the transport and us, so that no collector is needed."""
+        """Break the reference cycle with the transport, so that no garbage collection is needed."""
         for name in ("write", "writeSequence", "writeSomeData"):
             self.tcp.__dict__.pop(name, None)
 
 
 class FlowControl:
-    """One response's or WebSocket's leave to write. `turn` keeps the pieces of one message together."""
+    """Whether one response or WebSocket may write. `write_lock` keeps the pieces of one message together."""
 
-    __slots__ = ("_opened", "is_gone", "is_open", "on_open", "turn", "wire")
+    __slots__ = ("_opened", "is_gone", "is_open", "on_open", "transport", "write_lock")
 
-    def __init__(self, wire: FlowTransport | None) -> None:
-        self.wire = wire
-        self.turn = asyncio.Lock()
+    def __init__(self, transport: FlowTransport | None) -> None:
+        self.transport = transport
+        self.write_lock = asyncio.Lock()
         self.is_open = True
         self.is_gone = False
         self.on_open: Callable[[], None] | None = None
-        self._opened: asyncio.Event | None = None  # made by the first who waits
+        self._opened: asyncio.Event | None = None  # made by the first wait
 
     def pauseProducing(self) -> None:
         self.is_open = self.is_gone
 
     def resumeProducing(self) -> None:
         self._open()
-        # FileDescriptor.doWrite asks its producer before it closes, and does not come back by itself.
-        if self.wire is not None and self.wire.tcp.disconnecting:
-            self.wire.transport.unregisterProducer()
+        # FileDescriptor.doWrite resumes its producer instead of closing; only unregistering it lets the close proceed.
+        if self.transport is not None and self.transport.tcp.disconnecting:
+            self.transport.transport.unregisterProducer()
 
     def stopProducing(self) -> None:
-        self.let_go()
+        self.release()
 
-    def let_go(self) -> None:
-        """Nobody is at the other end: nothing waits any more, and nothing is written."""
+    def release(self) -> None:
+        """End every wait for good, because the client has left; nothing is written any more."""
         self.is_gone = True
         self._open()
 
@@ -175,7 +176,7 @@ class FlowControl:
             self.on_open()
 
     async def wait(self) -> None:
-        """Wait until the reader has taken what was written, or has gone."""
+        """Wait until the reader has taken what was written, or has left."""
         while not self.is_open:
             if self._opened is None:
                 self._opened = asyncio.Event()
@@ -183,7 +184,7 @@ class FlowControl:
 
 
 class Inbox(asyncio.Queue[Message]):
-    """The messages an app has not received. A WebSocket's stops the reading when the app does not keep up."""
+    """The messages that an app has not received. That of a WebSocket pauses reading when the app falls behind."""
 
     def __init__(self, transport: Any = None) -> None:
         super().__init__()
@@ -213,17 +214,17 @@ def _length(message: Message) -> int:
 
 
 def piece_bytes(options: FlowConfig) -> int:
-    """Return the high-water mark, and how much of one message is written at once."""
+    """Return the high-water mark, which is also the largest piece written at once."""
     return options.connection_bytes // 4
 
 
 def tune(tcp: Any, options: FlowConfig) -> None:
-    """Have the kernel hold little, and notice a peer that has vanished. Best effort: a unix socket knows neither."""
+    """Set socket options: little unsent data, and detection of a vanished peer. A unix socket ignores both."""
     seconds = options.vanish_seconds
     probe = max(1, int(seconds / 6))
     wanted = [(socket.IPPROTO_TCP, "TCP_NOTSENT_LOWAT", _KERNEL_UNSENT_BYTES)]
     if seconds:
-        # With data under way the first one counts, without any the probes; each alone saw nothing for 60 s.
+        # With data in flight the first option counts, without any the probes; each alone noticed nothing for 60 s.
         wanted += [
             (socket.IPPROTO_TCP, "TCP_USER_TIMEOUT", int(seconds * 1000)),
             (socket.SOL_SOCKET, "SO_KEEPALIVE", 1),
@@ -236,7 +237,7 @@ def tune(tcp: Any, options: FlowConfig) -> None:
 
 
 def _kernel_bytes(tcp: Any) -> int:
-    """Return what the socket holds: unsent and not yet acknowledged (SIOCOUTQ, which is TIOCOUTQ)."""
+    """Return the bytes in the socket that are unsent or not acknowledged (SIOCOUTQ, which is TIOCOUTQ)."""
     try:
         import fcntl
         import termios
@@ -247,23 +248,24 @@ def _kernel_bytes(tcp: Any) -> int:
 
 
 def _innermost(transport: Any) -> Any:
-    """Return the transport that has the socket, under any TLS."""
+    """Return the transport that has the socket, below any TLS."""
     while hasattr(transport, "wrappedProtocol"):
         transport = transport.transport
     return transport
 
 
 def accept_last(port: Any) -> None:
-    """Have a Twisted port accept whom the system has let in; who comes from now on waits until it is closed.
+    """Accept every connection that is queued on a Twisted port. On Linux no connection is completed after that.
 
-    Closing it resets whoever is in its queue, with a request that it may have sent already: a proxy cannot tell whether
-    that was begun. On Linux the port is made deaf first; who finds it closed a second later was never connected.
+    Closing a port resets the connections in its queue, with requests that they may have sent already: a proxy cannot
+    know whether those were processed. A client that connects later finds the port closed when it sends its SYN again, a
+    second after the first.
     """
     with contextlib.suppress(OSError, AttributeError):
-        program = ctypes.create_string_buffer(_TAKE_NOTHING)
+        program = ctypes.create_string_buffer(_DROP_ALL)
         port.socket.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, struct.pack("HP", 1, ctypes.addressof(program)))
     if hasattr(port, "numberAccepts"):
         port.numberAccepts = _ACCEPTS
-        while port.numberAccepts >= _ACCEPTS:  # fewer, and the queue is empty
+        while port.numberAccepts >= _ACCEPTS:  # fewer: the queue is empty
             port.numberAccepts = _ACCEPTS
             port.doRead()

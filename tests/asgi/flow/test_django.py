@@ -78,14 +78,14 @@ def runserver(site: Path, *options: str) -> Iterator[Server]:
 
 
 def is_flow_server(server: Server) -> bool:
-    return bool(state(server)["wires"] == 1)
+    return bool(state(server)["transports"] == 1)
 
 
 def test_under_the_daphne_command(site: Path) -> None:
     """No word of it in the command; SIGTERM drains."""
     with daphne("site_app.asgi:application", cwd=site, env=environment(site)) as server, get(server, "/wait") as client:
         read_until(client, HELLO)
-        until(lambda: state(server)["wires"] == 2, "it is FlowServer", server)
+        until(lambda: state(server)["transports"] == 2, "it is FlowServer", server)
         terminate(server)
         until(lambda: "drain" in said(server), "it drains", server)
         terminate(server)

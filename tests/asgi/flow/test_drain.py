@@ -77,13 +77,13 @@ def test_in_flight_responses_finish_and_new_ones_are_refused() -> None:
 
 
 def test_who_is_told_ends_by_himself() -> None:
-    """Time is up: the farewell hook is called, and what the app then sends is the whole and proper end."""
-    with flow(*AT_ONCE, env={"FAREWELL": "1"}) as server, ExitStack() as stack:
+    """Time is up: the going-away hook is called, and what the app then sends is the whole and proper end."""
+    with flow(*AT_ONCE, env={"GOING_AWAY": "1"}) as server, ExitStack() as stack:
         clients = [stack.enter_context(begin(server)) for _ in range(NUM_STREAMS)]
         terminate(server)
         assert [chunks(b"\r\n\r\n" + read_all(client)[0]) for client in clients] == [(BYE, True)] * NUM_STREAMS
         assert exit_code(server) == 0
-        assert said(server) == ["drain", "farewell", *["finally event-stream disconnect"] * NUM_STREAMS, "shutdown"]
+        assert said(server) == ["drain", "going away", *["finally event-stream disconnect"] * NUM_STREAMS, "shutdown"]
 
 
 @pytest.mark.parametrize("ears", ["disconnect", "none", "child"])

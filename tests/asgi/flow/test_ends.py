@@ -41,7 +41,7 @@ def server() -> Iterator[Server]:
 def is_bare(server: Server) -> bool:
     """Nothing is left but the request that asks, the server's lifespan, and the accept socket."""
     now = state(server)
-    return (now["connections"], now["wires"], now["tasks"]) == (1, 1, 2)
+    return (now["connections"], now["transports"], now["tasks"]) == (1, 1, 2)
 
 
 @pytest.mark.parametrize("name", ["fail", "return"])

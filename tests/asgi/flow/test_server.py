@@ -109,24 +109,24 @@ def test_the_command_line_names_what_is_wrong() -> None:
     assert "connection_bytes is 1; a connection needs at least 4096" in done.stderr
 
 
-@pytest.mark.parametrize(("stall", "head", "sweep"), [(30, 10, 1.0), (1, 10, 0.25), (30, 2, 0.5), (0, 0, 1.0)])
-def test_connections_are_looked_at_often_enough(stall: float, head: float, sweep: float) -> None:
+@pytest.mark.parametrize(("stall", "head", "check"), [(30, 10, 1.0), (1, 10, 0.25), (30, 2, 0.5), (0, 0, 1.0)])
+def test_connections_are_looked_at_often_enough(stall: float, head: float, check: float) -> None:
     """For the shortest of the limits."""
-    assert FlowConfig(stall_seconds=stall, head_seconds=head).sweep_seconds == sweep
+    assert FlowConfig(stall_seconds=stall, head_seconds=head).check_seconds == check
 
 
-async def test_a_gate_that_was_let_go_never_closes_again() -> None:
-    """Or a send to nobody would wait for ever."""
-    gate = FlowControl(None)
-    await gate.wait()
-    gate.pauseProducing()
-    waiting = asyncio.create_task(gate.wait())
+async def test_a_released_flow_control_never_closes_again() -> None:
+    """Or a send to a client that left would wait for ever."""
+    control = FlowControl(None)
+    await control.wait()
+    control.pauseProducing()
+    waiting = asyncio.create_task(control.wait())
     await asyncio.sleep(0)
     assert not waiting.done()
-    gate.stopProducing()
+    control.stopProducing()
     await waiting
-    gate.pauseProducing()
-    await gate.wait()
+    control.pauseProducing()
+    await control.wait()
 
 
 async def test_an_inbox_stops_and_resumes_the_reading() -> None:
@@ -156,7 +156,7 @@ async def test_a_hook_that_fails_does_not_hold_the_drain_up(caplog: pytest.LogCa
     """It is logged; the other hooks are called, each once however often it was hung in."""
     calls: list[str] = []
 
-    class House:
+    class Target:
         def is_busy(self) -> bool:
             return False
 
@@ -183,7 +183,7 @@ async def test_a_hook_that_fails_does_not_hold_the_drain_up(caplog: pytest.LogCa
     drain = Drain()
     for hook in (bad, good, good):
         drain.on_drain(hook)
-        drain.on_farewell(hook)
-    await drain.conduct(House(), 60)
+        drain.on_going_away(hook)
+    await drain.conduct(Target(), 60)
     assert calls == ["good", "good", "stop", "end", "cancel"]
     assert [record.message for record in caplog.records] == ["a hook of the drain failed"] * 2

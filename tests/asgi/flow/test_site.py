@@ -17,14 +17,14 @@ async def test_middleware_hangs_its_hooks_into_the_drain_once() -> None:
         called.append("app")
 
     middleware = StreamMiddleware(app)
-    middleware.on_farewell(lambda: called.append("farewell"))
+    middleware.on_going_away(lambda: called.append("going away"))
     middleware.serve_while_draining("/readyz")
     drain = Drain()
     scope = {"type": "websocket", "extensions": {"streamserve.flow": {"drain": drain}}}
     for _ in range(3):
         await middleware(scope, _never, _ignore)
     await drain.conduct(_Empty(), 0.0)
-    assert called == ["app"] * 3 + ["farewell"]
+    assert called == ["app"] * 3 + ["going away"]
     assert (drain.serves("/readyz"), drain.serves("/streams")) == (True, False)
 
 
@@ -38,7 +38,7 @@ async def _ignore(message: object) -> None:
 
 
 class _Empty:
-    """A house where nobody is."""
+    """A server without connections."""
 
     def is_busy(self) -> bool:
         return False
