@@ -1,5 +1,7 @@
 """Two workers behind nginx and their engine are restarted, one after the other, again and again, while they are used.
 
+STREAMSERVE_OTHER_TREE=DIR lets the restarts go back and forth between the checkout in DIR and this one.
+
 Workers and nginx: no request may fail, none is asked twice, and no stream ends early. A stream that outlasts the drain
 is ended between two events, and its reader resumes, as every reader of ours does. Engine: while there is none, what is
 new waits for the next one, and what has begun goes on there.
@@ -10,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import os
 import signal
 import subprocess
 from collections import Counter
@@ -31,6 +34,9 @@ from tests.support.stream_checks import Frame, check_native_part, text_of
 pytestmark = [pytest.mark.timeout(3600)]
 
 KEY = "a-key-for-these-tests"
+# Each start of a program takes the next checkout. With another version's here, the restarts go from one to the other.
+OTHER_TREE = os.environ.get("STREAMSERVE_OTHER_TREE", "")
+TREES = [Path(OTHER_TREE), ROOT] if OTHER_TREE else [ROOT]
 SETTINGS = {"DJANGO_SETTINGS_MODULE": "tests.support.sites.rolling_site"}
 NUM_ROUNDS = scaled(20, least=2)
 # In one round of four there are answers that outlast a drain; it takes the whole of it then.
@@ -40,19 +46,26 @@ NUM_QUESTIONS = 5
 SHORT, MIDDLE, LONG = 15, 60, 600  # tokens: 0.3 s, 1.2 s, 12 s; a drain is 6 s
 
 
+def settings_of(tree: Path) -> dict[str, str]:
+    """Return the settings of the site, by their name in that checkout."""
+    has_sites = (tree / "tests/support/sites/rolling_site.py").exists()
+    return {"DJANGO_SETTINGS_MODULE": "tests.support.sites.rolling_site" if has_sites else "tests.proofs.rolling_site"}
+
+
 class Program:
     """A process of the site by the command of its systemd unit; it comes back where it was."""
 
     def __init__(self, folder: Path, log: Path, command: list[str], port: int = 0) -> None:
         self._command, self.log, self.port = command, log, port
-        self._env = environment(folder, **SETTINGS)
+        self._folder = folder
+        self._trees = itertools.cycle(TREES)
         self.process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
+        tree = next(self._trees)
+        env = environment(self._folder, **settings_of(tree))
         with self.log.open("ab") as log:
-            self.process = subprocess.Popen(
-                self._command, cwd=ROOT, env=self._env, stdout=log, stderr=subprocess.STDOUT
-            )
+            self.process = subprocess.Popen(self._command, cwd=tree, env=env, stdout=log, stderr=subprocess.STDOUT)
 
     def stop(self) -> None:
         """Send SIGTERM, as systemd does, and see that it ends well."""
