@@ -324,9 +324,9 @@ class Streams:
 
 
 def _is_starting(model: ModelDescription) -> bool:
-    """Return whether an engine may be expected in a moment: there was one, or this process has not looked yet.
+    """Return whether an engine may accept soon: there was one before, or this process is still connecting.
 
-    One that drains may be replaced; that it is "ready" may be out of date.
+    A draining engine may be replaced; the state "ready" may be out of date.
     """
     return (model.was_ready and model.state in ("ready", "draining", "loading")) or model.stage == "connecting"
 

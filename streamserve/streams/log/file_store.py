@@ -335,7 +335,7 @@ class FileStore:
                 with self._lock.held():
                     self._make_tables(db)
             if (version := _version(db)) != SCHEMA_VERSION:
-                raise LogUnavailable(f"The stream log has version {version}; this release reads {SCHEMA_VERSION}.")
+                raise LogUnavailable(f"The stream log has version {version}; this release knows {SCHEMA_VERSION}.")
             self._set(db, self._pragmas())
         except BaseException:
             db.close()
