@@ -15,8 +15,12 @@ ifneq ($(origin DTYPE),undefined)
 export STREAMSERVE_DTYPE := $(DTYPE)
 endif
 PORT ?= 8000
+# Processes of `make test`. A file runs in one of them, so that its tests share their server.
+JOBS ?= 2
+# The folders whose tests have a long version: `scaled` and `IS_SOAK` of tests/proofs/scale.py, SIM_STEPS.
+SOAK := tests/proofs tests/sim tests/asgi tests/streams tests/e2e/test_sockets.py
 
-.PHONY: help run test lint soak mutants paths clean
+.PHONY: help run test proofs lint soak mutants paths clean
 
 help: ## Show this list
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 16
@@ -27,10 +31,14 @@ run: ## Install, migrate, and serve the demo site with its chat on http://127.0.
 	@$(PYTHON) project/install.py --venv $(VENV) -r requirements.txt
 	@exec $(BIN)/python manage.py demo --port $(PORT)
 
-test: ## Install the test dependencies; run ruff, mypy and every test
+test: ## Install the test dependencies; run ruff, mypy and the tests (minutes)
 	@$(PYTHON) project/install.py --venv $(VENV) -r requirements.txt -r tests/requirements.txt
 	@$(MAKE) --no-print-directory lint
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -m "not proof" -n $(JOBS) --dist loadfile
+
+proofs: ## Run the tests that kill, restart, abandon and overload real servers, one after the other
+	@$(PYTHON) project/install.py --venv $(VENV) -r requirements.txt -r tests/requirements.txt
+	$(BIN)/python -m pytest -m proof
 
 lint: ## Run ruff and mypy
 	@$(PYTHON) project/install.py --venv $(VENV) -r requirements.txt -r tests/requirements.txt
@@ -38,9 +46,9 @@ lint: ## Run ruff and mypy
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy streamserve
 
-soak: ## Run the long versions of the proofs (about two hours); docs/reliability.md says what they showed
+soak: ## Run the long versions (about two hours); docs/reliability.md says what they showed
 	@$(PYTHON) project/install.py --venv $(VENV) -r requirements.txt -r tests/requirements.txt
-	STREAMSERVE_SOAK=1 SIM_STEPS=5_000_000 $(BIN)/python -m pytest tests/proofs tests/sim tests/asgi tests/streams -s
+	STREAMSERVE_SOAK=1 SIM_STEPS=5_000_000 $(BIN)/python -m pytest -s $(SOAK)
 
 mutants: ## Plant faults in a copy of the engine, one by one, and see whether the simulation finds them
 	@$(PYTHON) project/install.py --venv $(VENV) -r requirements.txt -r tests/requirements.txt

@@ -2,9 +2,9 @@
 
     python -m benchmarks.clients [--engines echo,helpdesk] [--streams 1,8,32] [--tokens 128] [--rounds 5]
 
-Speed: as many answers at once, of a fixed length, read as a `Stream` reads them. "First" and "last" are how much later
-than by the engine's own clock a token is here, the way of the request there included. CPU time is per token: in the
-engine (its thread, or its process), and in the worker that reads. Both engines are there all the time, one idle.
+Speed: concurrent answers of a fixed length, read as a `Stream` reads them. "First" and "last" are the delays of these
+tokens after the engine's own timestamps, including the way of the request. CPU time is per token: in the engine (its
+thread, or its process), and in the worker that reads. Both engines run all the time, one of them idle.
 
 Resume: the time from asking again with the tokens so far (`output_token_ids`) to the next token, with the prefix cache
 warm and, under another salt, cold; beside the mean gap between two tokens of the same answer. One answer, alone.
@@ -72,7 +72,7 @@ class Resume:
 
 
 class Contender:
-    """A client whose engine is ready, and clocks for what both sides compute."""
+    """A client whose engine is ready, with CPU clocks of both sides."""
 
     def __init__(self, name: str, client: EngineClient) -> None:
         self.name = name
@@ -119,7 +119,7 @@ def _process_clock(pid: int) -> int:
 
 
 def main() -> None:
-    """Measure every engine that was asked for."""
+    """Measure every chosen engine."""
     options = parser(__doc__)
     options.add_argument("--engines", default="echo,helpdesk")
     options.add_argument("--streams", default="1,8,32")
@@ -182,7 +182,7 @@ async def take_turns(
 
 
 async def run(one: Contender, num_streams: int, num_tokens: int) -> Speed:
-    """Read as many answers at once."""
+    """Read the answers concurrently."""
     engine, worker, started_at = one.engine_cpu(), one.worker_cpu(), time.monotonic()
     late = await asyncio.gather(*(_read(one.client, num_tokens) for _ in range(num_streams)))
     seconds = time.monotonic() - started_at
@@ -193,7 +193,7 @@ async def run(one: Contender, num_streams: int, num_tokens: int) -> Speed:
 
 
 async def _read(client: EngineClient, num_tokens: int) -> tuple[float, float]:
-    """Read one answer; return by how much its first and its last token were late."""
+    """Read one answer; return the delays of its first and its last token."""
     asked_at = time.monotonic()
     generation = await client.generate(_ask(client.alias, num_tokens))
     first_at, done = None, None
@@ -209,7 +209,7 @@ async def _read(client: EngineClient, num_tokens: int) -> tuple[float, float]:
 
 
 def _ask(alias: str, num_tokens: int, repeat: int = 1) -> GenerateRequest:
-    """Return a request whose prompt nobody else has."""
+    """Return a request with a prompt of its own."""
     number = next(_numbers)
     sampling = SamplingParams(temperature=0.8, max_tokens=num_tokens, seed=number, ignore_eos=True)
     message = Message(role="user", content=f"Question {number}. {LONG_TEXT * repeat}")
@@ -222,7 +222,7 @@ async def park_often(one: Contender) -> list[Resume]:
 
 
 async def park(client: EngineClient) -> Resume:
-    """Begin an answer, drop it, go on with it twice: where its blocks are still named, and where they have no name."""
+    """Begin an answer, drop it, and resume it twice: with its blocks in the prefix cache, and without."""
     request = _ask(client.alias, 4 * ANSWER_SO_FAR, repeat=4 if client.alias == "echo" else 20)
     generation = await client.generate(request)
     token_ids, times = await _take(generation, ANSWER_SO_FAR)
@@ -242,7 +242,7 @@ async def _next_token(client: EngineClient, request: GenerateRequest) -> tuple[f
 
 
 async def _take(generation: Generation, num_tokens: int) -> tuple[list[int], list[float]]:
-    """Read tokens, then leave."""
+    """Read tokens, then cancel."""
     token_ids: list[int] = []
     times: list[float] = []
     async for event in generation:

@@ -1,6 +1,6 @@
-"""Who runs in `benchmarks.engine`: our engine, transformers `generate`, transformers continuous batching.
+"""The contenders of `benchmarks.engine`: our engine, transformers `generate`, transformers continuous batching.
 
-Each answers the same questions in seconds: one decode step of n streams, and the first token of a long prompt.
+Each measures the same two times: one decode step of n streams, and the first token of a long prompt.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def clock() -> float:
 
 
 class Contender(Protocol):
-    """One engine under the clock."""
+    """One engine to be timed."""
 
     name: str
 
@@ -90,7 +90,7 @@ class Ours:
         return seconds
 
     def first_token(self, prompt_len: int) -> float:
-        """A prompt that the prefix cache has never seen."""
+        """Return a prompt that is not in the prefix cache."""
         return self._time_one(make_prompt(prompt_len, self.seq_id + 1_000_000))
 
     def first_token_after_prefix(self, prefix_len: int, tail_len: int, prefix: int) -> float:
@@ -106,7 +106,7 @@ class Ours:
         return clock() - started_at
 
     def park(self, prompt_len: int, answer_len: int) -> tuple[float, float, float, int]:
-        """Drop an answer and go on with it, cached and not: seconds of a plain step and to both next tokens; cached."""
+        """Drop an answer and resume it, cached and not: seconds of a plain step and to both next tokens; cached."""
         prompt = make_prompt(prompt_len, self.seq_id + 4_000_000)
         self._add(prompt, 4 * answer_len)
         token_ids, gaps = [self._next_token()[0]], []
@@ -129,7 +129,7 @@ class Ours:
         return seconds, num_cached
 
     def _next_token(self) -> tuple[int, int]:
-        """Step until the only sequence has said one thing more; return it, and what was cached of its prompt."""
+        """Step until the only sequence has one more update; return it, and the number of cached prompt tokens."""
         while True:
             for update in self.core.step():
                 if update.token_ids:
@@ -143,7 +143,7 @@ class Ours:
             prompt_token_ids=tuple(prompt),
             sampling=sampling,
             arrived_at=time.monotonic(),
-            latency_class="batch",  # it may wait for its turn longer than a chat: nothing is turned away here
+            latency_class="batch",  # it may wait longer than a chat: no request is refused here
             **fields,
         )
         self.core.add(request)

@@ -43,7 +43,7 @@ TAIL_LEN = 16  # what follows the shared prefix
 
 
 def main() -> None:
-    """Run what the command line asks for and print the tables."""
+    """Run the chosen measurements and print the tables."""
     options = parse_options()
     print_machine(options)
     for name in options.dtype.split(","):
@@ -78,7 +78,7 @@ def parse_options() -> argparse.Namespace:
 
 
 def print_machine(options: argparse.Namespace) -> None:
-    """Say where and with what the figures were made."""
+    """Print the machine and the versions of the libraries."""
     print(f"{processor()}, {torch.get_num_threads()} threads, python {platform.python_version()}, ", end="")
     print(f"torch {torch.__version__}, transformers {transformers.__version__}")
     print(f"prompt {options.prompt_len} + {options.steps} new tokens, medians of {options.rounds} rounds, ms", end="")

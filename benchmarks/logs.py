@@ -1,10 +1,10 @@
-"""How long an event waits until its log has it: commit latency of each log, side by side in turns.
+"""Commit latency of each event log, in turns: from a step of the engine to the acknowledgement of its events.
 
     python -m benchmarks.logs [--streams 1 50 200] [--steps 40] [--rounds 5] [--folder <on the disk to be measured>]
 
-As an engine does it: every 50 ms a step gives each stream one token, and all streams append at once. The latency is
-from the step to each acknowledgement; CPU is this process's, per append (Redis and the disk have theirs elsewhere). The
-ratio is to FileLog's median with as many streams. Redis is started here, if redis-server is installed.
+Every 50 ms a step gives each stream one token, and the tokens of all streams are one commit, as `LogWriter` makes it.
+CPU is this process's, per event; that of Redis and of the disk is not counted. The ratio is to FileLog's median with
+the same number of streams. The benchmark starts Redis itself, if redis-server is installed.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from statistics import median, quantiles
 
 from benchmarks.machine import describe_machine, parser, progress
 from streamserve.protocol.events import Token
-from streamserve.streams.log.base import EventLog, MemoryLog, new_log_id
+from streamserve.streams.log.base import EventLog, MemoryLog, make_batch, new_log_id
 from streamserve.streams.log.file_log import FileLog
 from streamserve.streams.log.redis_log import RedisLog
 
@@ -30,36 +30,29 @@ _STEP_SECONDS = 0.05
 _BASE = "FileLog"
 _NUM_WARM_UP = 3
 
-# What one round measured: seconds of each append, and CPU seconds of all.
+# One round: seconds of each commit, and CPU seconds per event.
 Round = tuple[list[float], float]
 
 
 async def measure(log: EventLog, num_streams: int, num_steps: int) -> Round:
-    """Append one token to each stream, `num_steps` times."""
+    """Commit one token of each stream, `num_steps` times after a warm-up."""
     log_ids = [new_log_id() for _ in range(num_streams)]
-    await _steps(log, log_ids, _NUM_WARM_UP)
-    began = time.process_time()
-    seconds = await _steps(log, log_ids, num_steps)
-    return seconds, time.process_time() - began
-
-
-async def _steps(log: EventLog, log_ids: list[str], num_steps: int) -> list[float]:
     seconds: list[float] = []
-    for number in range(num_steps):
+    cpu_began = 0.0
+    for number in range(_NUM_WARM_UP + num_steps):
+        if number == _NUM_WARM_UP:
+            seconds, cpu_began = [], time.process_time()
         token = Token(text=f" word{number}", token_ids=(number,))
         began = time.perf_counter()
-
-        async def append(log_id: str, token: Token = token, began: float = began) -> None:
-            await append(log, log_id, 1, [token])
-            seconds.append(time.perf_counter() - began)
-
-        await asyncio.gather(*map(append, log_ids))
+        results = await log.commit([make_batch(log_id, 1, number, [token]) for log_id in log_ids])
+        seconds.append(time.perf_counter() - began)
+        assert results == [number + 1] * num_streams, results
         await asyncio.sleep(max(0.0, began + _STEP_SECONDS - time.perf_counter()))
-    return seconds
+    return seconds, (time.process_time() - cpu_began) / (num_steps * num_streams)
 
 
 async def run(make: Callable[[], EventLog], num_streams: int, num_steps: int) -> Round:
-    """Measure a log that is made for it, and leave nothing in it."""
+    """Measure a new log, and purge it."""
     log = make()
     try:
         result = await measure(log, num_streams, num_steps)
@@ -70,15 +63,15 @@ async def run(make: Callable[[], EventLog], num_streams: int, num_steps: int) ->
 
 
 def report(rounds: dict[str, list[Round]], num_streams: int) -> None:
-    """Print a line a log."""
+    """Print one line per log."""
     base = _median_of(rounds[_BASE])
     for name, results in rounds.items():
         seconds = [one for round_seconds, _ in results for one in round_seconds]
-        cpu = sum(cpu for _, cpu in results) / len(seconds)
+        cpu = median(cpu for _, cpu in results)
         middle, late = _median_of(results), quantiles(seconds, n=100)[98]
         print(
             f"{num_streams:4} streams  {name:24} median {middle * 1e3:7.2f} ms  p99 {late * 1e3:7.2f} ms"
-            f"  CPU {cpu * 1e6:5.0f} us an append  x{middle / base:.2f}"
+            f"  CPU {cpu * 1e6:5.0f} us an event  x{middle / base:.2f}"
         )
 
 
@@ -88,7 +81,7 @@ def _median_of(results: list[Round]) -> float:
 
 @contextlib.contextmanager
 def redis_at(folder: Path, fsync: str) -> Iterator[str | None]:
-    """Start a Redis with an append-only file, and return its URL; None where it is not installed."""
+    """Start a Redis with an append-only file and yield its URL; yield None where it is not installed."""
     path = shutil.which("redis-server")
     if path is None:
         yield None

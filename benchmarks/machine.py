@@ -1,4 +1,4 @@
-"""What every benchmark says of the machine it ran on, and how it shows that it is still at work."""
+"""The description of the machine that every benchmark prints, and its progress lines."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ def parser(doc: str | None) -> argparse.ArgumentParser:
 
 
 def describe_machine() -> str:
-    """Return processor, kernels it has, Python, and how busy it is now: above one a core, others are at work too."""
+    """Return processor, instruction sets, cores, Python and load average; above one per core the machine is busy."""
     load = os.getloadavg()[0]
     return f"{processor()}, {os.cpu_count()} cores, python {platform.python_version()}, load average {load:.1f}"
 
 
 def processor() -> str:
-    """Return the processor's own name, and which of the instructions that matter here it has."""
+    """Return the processor's name and its relevant instruction sets."""
     info = Path("/proc/cpuinfo")
     lines = info.read_text().splitlines() if info.exists() else []
     names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
@@ -31,5 +31,5 @@ def processor() -> str:
 
 
 def progress(text: str) -> None:
-    """Say what is being done, on stderr, so that stdout holds the figures alone."""
+    """Print a progress line to stderr, so that stdout has only the results."""
     print(f"  ... {text}", file=sys.stderr, flush=True)

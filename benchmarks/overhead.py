@@ -32,16 +32,16 @@ from streamserve.protocol.requests import SamplingParams
 
 GOAL_SHARE = 0.10
 GOAL_MS = 1.0
-# Nobody is turned away while a queue is being measured.
+# No request is refused while a queue is being measured.
 PATIENT = {"chat": LatencyClass(ttft_seconds=0.5, max_queue_seconds=3600.0)}
 VOCAB_SIZE = 49_152
-READER_STEP = 32  # how often a stream tells how far its reader is: streams/lead.py
+READER_STEP = 32  # tokens between two reports of a reader's position: streams/readers.py
 LONGEST_ANSWER = 1024  # more than any run here decodes
 
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """Seconds of one step by both clocks: all of it, and what the runner took."""
+    """Seconds of one step by both clocks: the whole step, and the runner's part."""
 
     wall: float
     cpu: float
@@ -60,7 +60,7 @@ class Times:
 
 
 class ClockedRunner:
-    """A runner with a clock at its door."""
+    """A runner whose calls are timed."""
 
     can_overlap = False
 
@@ -94,7 +94,7 @@ class ClockedRunner:
 
 
 class FreeRunner:
-    """A model that costs nothing: it draws a random token for whoever wants one."""
+    """A model that costs nothing: it draws a random token for each sequence."""
 
     block_size = 32
     vocab_size = VOCAB_SIZE
@@ -121,7 +121,7 @@ class FreeRunner:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
-    """What the engine is given. `answer_len` None: nobody ends; otherwise who ends is followed by a new one."""
+    """The work of the engine. With `answer_len`, a new sequence follows each one that ends; None: no sequence ends."""
 
     title: str
     num_running: int = 64
@@ -147,7 +147,7 @@ KINDS = (
 
 
 class Bench:
-    """One core at one kind of work, ready to be stepped under the clock."""
+    """One core with one kind of work, stepped under the clock."""
 
     def __init__(self, runner: Runner, work: Work, config: EngineConfig) -> None:
         self._runner = ClockedRunner(runner)
@@ -157,7 +157,7 @@ class Bench:
         self._num_read: dict[int, int] = {}
 
     def warm_up(self) -> None:
-        """Bring everybody into the batch, at different places of their answers if these end."""
+        """Bring every sequence into the batch, at different positions of their answers if these end."""
         work, num_at_once = self._work, self._work.num_running
         for index in range(num_at_once):
             share = (index + 1) / num_at_once
@@ -174,7 +174,7 @@ class Bench:
             self.step()
 
     def step(self) -> Times:
-        """Run one step; what clients would do between steps is done outside the clock."""
+        """Run one step; the clients' work between steps is not timed."""
         self._runner.wall = self._runner.cpu = 0.0
         wall, cpu = time.perf_counter(), time.thread_time()
         updates = self._core.step()

@@ -1,7 +1,8 @@
-"""`benchmarks.qoe --real`: the demo model behind `Streams`, and readers who take their time, on the real clock.
+"""`benchmarks.qoe --real`: the demo model behind `Streams`, and readers with a pace, on the real clock.
 
-A reader asks, and pulls the next tokens when it has read those it has; with "received" it pulls whatever comes. What it
-pulls late it could not have read earlier, so the same `Reading` judges it. Everything is in one process.
+A reader pulls the next event when it has read the one before and acknowledges what it has read; with "received" it
+acknowledges each event as it comes. It could not have read an event before it pulls it, so the same `Reading` scores
+it. Everything runs in one process.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import time
+from contextlib import aclosing
 from dataclasses import replace
 from statistics import fmean
 from typing import Any
@@ -22,14 +24,14 @@ from streamserve.protocol.errors import Refused
 from streamserve.protocol.events import Done, Error, Token
 from streamserve.protocol.requests import GenerateRequest, Message, SamplingParams
 from streamserve.streams.log.base import MemoryLog
-from streamserve.streams.reader.tail import Tail
-from streamserve.streams.readers import Reader
+from streamserve.streams.reader.follow import follow
 from streamserve.streams.registry import Streams
 
 ALIAS = "helpdesk"
 CONTENDERS = ("ours", "ours, received", "fcfs")
 TOKENS_OF_TEXT = 26  # LONG_TEXT's, about
 GIVE_UP_SECONDS = 240.0
+_UNBOUNDED = 10**9  # events of credit: only the acknowledged position holds the engine back
 
 
 async def run_real(contenders: dict[str, tuple[EngineConfig, str]], options: argparse.Namespace) -> None:
@@ -53,8 +55,8 @@ async def run_real(contenders: dict[str, tuple[EngineConfig, str]], options: arg
 
 
 async def measure_capacity(config: EngineConfig, seconds: float) -> float:
-    """Return how many answers' worth of tokens come in a second when all seats are taken and nobody is waited for."""
-    progress("measuring what the demo model can do")
+    """Return how many answers' worth of tokens the engine makes in a second with all seats taken and no slow reader."""
+    progress("measuring the capacity of the demo model")
     visits = draw_visits(99, 200 / seconds, seconds)
     client = await _open(config)
     busy = asyncio.Semaphore(2 * config.max_num_seqs)
@@ -77,7 +79,7 @@ async def measure_capacity(config: EngineConfig, seconds: float) -> float:
 
 
 async def run(config: EngineConfig, visits: list[Visit], acks: str) -> tuple[list[Reading], int, int]:
-    """Let every reader come at its time; return what they got, the parks, and the tokens the engine was given."""
+    """Start every reader at its time; return the readings, the number of parks, and the number of tokens computed."""
     client = await _open(config)
     streams = Streams({ALIAS: client}, MemoryLog())
     started_at = time.monotonic() + 0.5
@@ -106,18 +108,12 @@ async def _visit(streams: Streams, visit: Visit, started_at: float, *, paced: bo
         stream = await streams.start(_request(visit), owner=visit.tenant, tenant=visit.tenant)
     except Refused:
         return reading
-    reader = Reader()
-    tail = Tail(streams, stream, 0, reader)
-    tail.begin()
-    try:
-        while not tail.is_over:
-            for logged in await tail.next():
-                _note(reading, logged.event, time.monotonic() - started_at)
+    async with aclosing(follow(streams, stream, transport="paced", credit=_UNBOUNDED)) as events:
+        async for logged in events:
+            _note(reading, logged.event, time.monotonic() - started_at)
             if paced and reading.read_at:
                 await asyncio.sleep(started_at + reading.read_at[-1] - time.monotonic())
-            stream.moved(reader, tail.given_seq)
-    finally:
-        tail.close()
+            events.ack(events.seq)
     return reading
 
 

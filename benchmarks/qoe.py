@@ -1,19 +1,19 @@
-"""Who is served at its own pace when more is asked for than the engine can do: order and park beside a plain queue.
+"""Share of readers served at their own pace under overload: order key and parks beside a plain queue.
 
     python -m benchmarks.qoe [--seats 16,64] [--loads 1,1.5,2] [--seeds 3] [--cost a,b,c,d,e] [--real 1.5]
 
-Simulated: the real core under a fake clock. A step takes what a linear model says, fitted to the demo model's steps on
-this machine (or given by `--cost`, as printed). Requests come as a Poisson process; their readers take in 5, 10, 20 or
-30 tokens a second, the class counts on 20. "1x" asks for as many requests a second as the engine finishes when it never
-lacks any. Every contender gets the same requests:
+Simulated: the real core with a fake clock. The time of a step comes from a linear model, fitted to the demo model's
+steps on this machine (or given by `--cost`, as printed). Requests come as a Poisson process; their readers read 5, 10,
+20 or 30 tokens a second, the class assumes 20. "1x" is the rate of requests that the engine finishes when its queue is
+never empty. Every contender gets the same requests:
 
     ours            the order key, both parks; a reader's position is what it has read (a page that acks as it shows)
-    ours, received  the same; a reader's position is all that was sent to it (a fast connection says no more)
+    ours, received  the same; a reader's position is all that was sent to it (as on a fast connection without acks)
     no park         the order key alone
-    fcfs            one class for the order, no debt, no park; who waits too long is turned away, as with ours
-    fcfs, endless   the same, and everybody waits for as long as it takes
+    fcfs            one class for the order, no debt, no park; a request that waits too long is refused, as with ours
+    fcfs, endless   the same without refusals
 
-`--real LOAD` runs the demo model through `Streams` with readers that really take that long: ours and fcfs, in turns.
+`--real LOAD` runs the demo model through `Streams` with readers in real time: ours and fcfs, in turns.
 "served" is the share of readers served at their own pace: benchmarks/readers.py has the definition.
 """
 
@@ -32,13 +32,13 @@ from benchmarks.simulated import Simulation, StepCost, fit_step_cost
 from streamserve.engine.config import CLASSES, EngineConfig, LatencyClass, ModelConfig
 
 NEVER = 1 << 40
-# At this rate an engine of this size never lacks requests; the first seconds fill it.
+# At this rate the queue of an engine of this size is never empty; the first seconds fill it.
 FLOOD_PER_SECOND, FILL_SECONDS = 40.0, 30.0
 _LATE = (("first_p50", 10), ("first_p90", 8))
 
 
 def main() -> None:
-    """Simulate, and run for real if asked."""
+    """Simulate, and run in real time with --real."""
     options = parse_options()
     print(describe_machine())
     print(
@@ -73,7 +73,7 @@ def parse_options() -> argparse.Namespace:
 
 
 def contenders(seats: int, num_blocks: int) -> dict[str, tuple[EngineConfig, str]]:
-    """Return each contender's configuration, and what a reader's position means."""
+    """Return each contender's configuration, and the meaning of a reader's position."""
     ours = EngineConfig(num_blocks=num_blocks, max_num_seqs=seats)
     no_park = replace(ours, lead_tokens=NEVER, min_ahead_seconds=float(NEVER))
     return {
@@ -131,7 +131,7 @@ def simulate(cost: StepCost, seats: int, options: argparse.Namespace) -> None:
 
 
 def measure_capacity(cost: StepCost, config: EngineConfig, seconds: float) -> float:
-    """Return how many requests a second the engine finishes when it never lacks any."""
+    """Return the requests per second that the engine finishes when its queue is never empty."""
     progress("measuring what the engine can do")
     simulation = Simulation(cost, config, draw_visits(99, FLOOD_PER_SECOND, FILL_SECONDS + seconds))
     readings = simulation.run(until=FILL_SECONDS + seconds)
@@ -139,7 +139,7 @@ def measure_capacity(cost: StepCost, config: EngineConfig, seconds: float) -> fl
 
 
 def print_head() -> None:
-    """Print what the columns are."""
+    """Print the names of the columns."""
     paces = "".join(f"{f'at {pace:g}/s':>9}" for pace in PACES)
     print(
         f"{'':22}{'served':>8}{paces}{'whole':>8}{'area':>7}{'TTFT p50':>10}{'p90':>8}{'parks':>8}{'computed':>10}",
@@ -148,7 +148,7 @@ def print_head() -> None:
 
 
 def print_line(title: str, scores: list[Score]) -> None:
-    """Print the means over the runs."""
+    """Print the means of the runs."""
 
     def mean(name: str) -> float:
         return fmean(getattr(one, name) for one in scores)

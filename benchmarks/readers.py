@@ -1,9 +1,9 @@
-"""Readers of answers: who comes when and asks what, how far each has read, and whether it was served at its own pace.
+"""Readers of answers: their requests, how far each has read, and whether it was served at its own pace.
 
-Pure: seconds are given. A reader begins with the first token and takes in `pace` tokens a second, each no earlier than
-it came. Served at its own pace means: the first token came within the class's TTFT budget and `FIRST_SLACK_SECONDS`,
-and after that it waited no longer than `STALL_SECONDS` in all for tokens that it was ready for, to the answer's end.
-(Idea: Andes, arXiv 2404.16283.)
+Pure: times are arguments. A reader begins with the first token and reads `pace` tokens a second, each no earlier than
+it came. It is served at its own pace if the first token came within the class's TTFT budget plus `FIRST_SLACK_SECONDS`,
+and if its waits after that sum up to `STALL_SECONDS` at most until the end of the answer. (Idea: Andes, arXiv
+2404.16283.)
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ class Visit:
 
     @property
     def tenant(self) -> str:
-        """Whose request it is."""
+        """The tenant of the request."""
         return f"tenant {self.number % NUM_TENANTS}"
 
     @property
     def first_due_at(self) -> float:
-        """When the class says that the first token should be there."""
+        """When the first token is due by the class's TTFT budget."""
         return self.arrives_at + CLASSES[self.latency_class].ttft_seconds
 
 
@@ -72,16 +72,16 @@ def _draw(rng: random.Random, number: int, at: float) -> Visit:
 
 
 class Reading:
-    """How far one reader is."""
+    """The progress of one reader."""
 
     def __init__(self, visit: Visit) -> None:
         self.visit = visit
         self.came_at: list[float] = []
         self.read_at: list[float] = []
-        self.is_whole = False  # the answer came to its end
+        self.is_whole = False  # the answer is complete
 
     def take(self, now: float, num_tokens: int = 1) -> None:
-        """Note that tokens came: they will be read one after the other."""
+        """Note that tokens came, and when each of them is read."""
         for _ in range(num_tokens):
             ready_at = self.read_at[-1] + 1 / self.visit.pace if self.read_at else now
             self.came_at.append(now)
@@ -95,7 +95,7 @@ class Reading:
 
     @property
     def stall_seconds(self) -> float:
-        """How long it waited for tokens after the first."""
+        """How long the reader waited for tokens after the first."""
         return self.read_at[-1] - self.read_at[0] - (len(self.read_at) - 1) / self.visit.pace if self.read_at else 0.0
 
     @property
@@ -105,7 +105,7 @@ class Reading:
 
     @property
     def is_first_in_time(self) -> bool:
-        """Whether the first token came when it should, slack included."""
+        """Whether the first token came when due, slack included."""
         return bool(self.came_at) and self.came_at[0] <= self.visit.first_due_at + FIRST_SLACK_SECONDS
 
     @property
@@ -115,7 +115,7 @@ class Reading:
 
     @property
     def area(self) -> float:
-        """Tokens read over time ÷ the same for a reader who never waits, 0 to 1; 0 for an answer that has no end.
+        """Tokens read over time ÷ the same for a reader that never waits, 0 to 1; 0 for an incomplete answer.
 
         Both areas lie under the curve "tokens read by t", up to when the later of the two has read everything.
         """
@@ -128,7 +128,7 @@ class Reading:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Score:
-    """What came of one run. Shares of all readers, 0 to 1; `area` is their mean."""
+    """The result of one run. Shares of all readers, 0 to 1; `area` is a mean."""
 
     served: float
     by_pace: tuple[float, ...]
@@ -142,7 +142,7 @@ class Score:
 
 
 def score(readings: Sequence[Reading], num_parks: int = 0, num_computed: int = 0) -> Score:
-    """Count."""
+    """Return the score of a run."""
     firsts = sorted(one.first_seconds for one in readings)
     return Score(
         served=_share(readings, lambda one: one.is_served),

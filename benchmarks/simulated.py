@@ -1,7 +1,7 @@
-"""The real `EngineCore` under readers and a clock that are simulated: a step takes what a fitted model says it takes.
+"""The real `EngineCore` with simulated readers and a simulated clock: the time of a step comes from a fitted model.
 
-Parked answers are asked again by `streams.parking.Parking` itself, and readers tell their position as often as
-`streams.lead` does. Left out: the way between engine and reader, tokenizers, the client's bounds on the queue.
+`streams.parking.Parking` itself decides when a parked answer is requested again, and readers report their position as
+often as `streams.readers.ReaderLag` does. Not simulated: transport, tokenizers, the client's bounds on the queue.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from streamserve.protocol.requests import SamplingParams
 from streamserve.streams.parking import Parking
 
 _EOS = 0
-# As in streams/lead.py: a position is told when it has moved so far, or so far and all is read.
-_TELL_STEP, _TELL_STEP_WHEN_READ = 32, 8
+# As in streams/readers.py: a position is reported in these steps, the second one when all is read.
+_REPORT_STEP, _REPORT_STEP_WHEN_READ = 32, 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class StepCost:
     weights: tuple[float, ...]
 
     def seconds(self, plan: StepPlan) -> float:
-        """Return how long it takes."""
+        """Return the seconds of a step."""
         return sum(weight * size for weight, size in zip(self.weights, sizes_of(plan), strict=True))
 
     def __str__(self) -> str:
@@ -48,13 +48,13 @@ class StepCost:
 
     @classmethod
     def parse(cls, text: str) -> StepCost:
-        """Read five numbers: milliseconds, microseconds (three times), nanoseconds."""
+        """Parse five numbers: milliseconds, microseconds (three times), nanoseconds."""
         scales = (1e-3, 1e-6, 1e-6, 1e-6, 1e-9)
         return cls(tuple(float(part) * scale for part, scale in zip(text.split(","), scales, strict=True)))
 
 
 def sizes_of(plan: StepPlan) -> tuple[float, ...]:
-    """Return what a step's time may depend on."""
+    """Return the sizes of a step that its time depends on."""
     tokens, pairs = size_of(plan.chunks)
     positions = sum(chunk.start + len(chunk.token_ids) for chunk in plan.chunks)
     return 1.0, len(plan.chunks), tokens, positions, pairs
@@ -87,7 +87,7 @@ class _Watched:
 
 
 def fit_step_cost(runner: Runner, vocab_size: int, num_steps: int = 160) -> tuple[StepCost, float]:
-    """Run steps of many sizes through the engine; return what they cost and the median error of that, a share.
+    """Run steps of many sizes through the engine; return the fitted cost and its median relative error.
 
     The runner must compute on the thread that calls it.
     """
@@ -118,7 +118,7 @@ def _random_request(rng: random.Random, number: int, vocab_size: int) -> Sequenc
 
 
 def _fit(steps: list[tuple[tuple[float, ...], float]]) -> tuple[StepCost, float]:
-    """Least squares of the relative error, in which nothing costs less than nothing."""
+    """Fit non-negative weights by least squares of the relative error."""
     import numpy as np
 
     sizes = np.array([size for size, _ in steps])
@@ -137,7 +137,7 @@ def _fit(steps: list[tuple[tuple[float, ...], float]]) -> tuple[StepCost, float]
 
 
 class Clock:
-    """Time as the simulation has it."""
+    """The time of the simulation."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -147,7 +147,7 @@ class Clock:
 
 
 class ModelledRunner:
-    """Takes the time that a step costs, and ends each answer where its reader's visit says."""
+    """Advances the clock by the cost of each step, and ends each answer at its visit's length."""
 
     block_size = 32
     vocab_size = 50_000
@@ -165,7 +165,7 @@ class ModelledRunner:
         return plan
 
     def collect(self, handle: object) -> StepResult:
-        """Let the time pass."""
+        """Advance the clock and sample."""
         assert isinstance(handle, StepPlan)
         self._clock.now += self._cost.seconds(handle)
         self.num_computed += handle.num_tokens
@@ -179,7 +179,7 @@ class ModelledRunner:
 
 
 class _Stream:
-    """One reader's answer: in the engine (`seq_id`), parked, or over."""
+    """One reader's answer: in the engine (`seq_id`), parked, or finished."""
 
     def __init__(self, visit: Visit) -> None:
         self.visit = visit
@@ -189,7 +189,7 @@ class _Stream:
         self.seq_id: int | None = None
         self.first_token_at: float | None = None
         self.position = 0  # tokens that the reader is known to have
-        self.told = 0
+        self.reported = 0
         self.prompt = tuple(random.Random(visit.number).randrange(1, 50_000) for _ in range(visit.prompt_len))
 
     @property
@@ -197,8 +197,8 @@ class _Stream:
         return len(self.token_ids) - self.position
 
     def is_news(self) -> bool:
-        moved = self.position - self.told
-        return moved >= _TELL_STEP or (moved >= _TELL_STEP_WHEN_READ and not self.num_unread)
+        moved = self.position - self.reported
+        return moved >= _REPORT_STEP or (moved >= _REPORT_STEP_WHEN_READ and not self.num_unread)
 
 
 class Simulation:
@@ -218,7 +218,7 @@ class Simulation:
         self._num_ids = 0
 
     def run(self, until: float = math.inf) -> list[Reading]:
-        """Return what came to each reader who has arrived."""
+        """Run until `until` and return the reading of each reader that has arrived."""
         while (self._coming or self._running or self._parked) and self.clock.now < until:
             self._let_in()
             self._move_readers()
@@ -239,7 +239,7 @@ class Simulation:
     def _ask(self, stream: _Stream) -> None:
         self._num_ids += 1
         stream.seq_id, visit = self._num_ids, stream.visit
-        stream.told = stream.position
+        stream.reported = stream.position
         self._running[stream.seq_id] = stream
         request = SequenceRequest(
             seq_id=stream.seq_id,
@@ -260,7 +260,7 @@ class Simulation:
             position = stream.reading.num_read(self.clock.now, stream.position) if self._reads else None
             stream.position = len(stream.token_ids) if position is None else position
             if stream.seq_id is not None and stream.is_news():
-                stream.told = stream.position
+                stream.reported = stream.position
                 self.core.reader_at(stream.seq_id, stream.position)
 
     def _ask_again(self) -> None:
@@ -287,7 +287,7 @@ class Simulation:
             self._parked.append(stream)
 
     def _next_event(self) -> float:
-        """When an idle engine has something to do: a visit, or a parked answer that is asked for again."""
+        """Return when an idle engine has work again: the next visit, or a parked answer that is requested again."""
         times = [self._coming[-1].arrives_at] if self._coming else []
         for stream in self._parked:
             left = stream.parking.seconds_left(stream.num_unread, self.clock.now)
@@ -299,5 +299,5 @@ class Simulation:
 
     @property
     def num_parks(self) -> int:
-        """How often the engine parked somebody."""
+        """How often the engine parked a sequence."""
         return sum(self.parks.values())

@@ -1,18 +1,24 @@
-"""The way from an event to a client, beside others' ways, in turns in one run: what a token costs the server.
+"""CPU of a server per streamed event, from the source to the socket: streamserve and other libraries, in turns.
 
     python -m benchmarks.transport [--streams 1 50 200] [--rounds 5] [--only NAME ...] [--quick] [--never-readers]
+    python -m benchmarks.transport --tree DIR     # this checkout and another one, FileLog under FlowServer
 
-Every server says the same words from the same source (transport_apps.py); an event is one token. CPU is that of the
-server's process, all threads, while all answers are under way: beginning and end of an answer, which Django's own
-request costs most of, are a line of their own. "At a pace": a step every 50 ms gives each stream a token, as an engine
-does. "At once": as fast as the server can. Ratios are to Django's StreamingHttpResponse on the same server (FlowServer:
-on daphne), round by round, and medians over the rounds. MemoryLog is the transport alone; FileLog commits every token
-to a file before it is shown. Needs tests/requirements.txt and benchmarks/requirements.txt. Commit latencies of the
-logs: `benchmarks.logs`.
+Every server streams the same words from the same source (transport_apps.py); an event is one token. CPU is that of the
+server's process, all threads, while all answers are under way. Start and end of an answer, which are mostly Django's
+request, have a line of their own. "At a pace": a step every 50 ms gives each stream a token, as an engine does. "At
+once": as fast as the server can. Ratios are to Django's StreamingHttpResponse on the same server (FlowServer: on
+daphne), medians of the rounds' ratios. MemoryLog is the transport alone; FileLog commits every token to a file before
+it is shown. Needs tests/requirements.txt and benchmarks/requirements.txt. Commit latencies of the logs:
+`benchmarks.logs`.
+
+`--tree` runs the applications of another checkout with its own `.venv`, if it has one, and prints the CPU of an event
+at a pace: both medians, the ratio of the medians, and the ratio of each round. The two take turns, and the one that
+begins changes from round to round.
 """
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import contextlib
 import os
@@ -35,9 +41,9 @@ NUM_IDLE = 200
 NUM_NEVER = 50
 NUM_ANSWERS = 20  # at a time, of one event
 _SETTLE_SECONDS = 0.5
-_FORGET_SECONDS = 1.0  # until a server has dropped what it kept: longer than its retention
+_FORGET_SECONDS = 1.0  # until a server has dropped its ended streams: longer than its retention
 _WORD = b" word"
-# 20 MB in few events: the kernel takes some megabytes of each answer first, which costs a server CPU by the event.
+# 20 MB in few events: the kernel buffers some megabytes of each answer first, and each event of those costs CPU.
 _NEVER_QUERY = "n=20000&pace=0&size=1000&abort=1"
 _OTHERS = (20, 200)  # streams, events of each
 _REST = 0.01  # CPU seconds in half a second
@@ -45,14 +51,14 @@ ROOT = Path(__file__).resolve().parents[1]
 _APPS = "benchmarks.transport_apps"
 _COMMANDS = {
     "daphne": ["daphne", "-b", "127.0.0.1", "-p", "{port}", "{app}"],
-    "FlowServer": ["streamserve.asgi.flow", "{app}", "--host", "127.0.0.1", "--port", "{port}"],
+    "FlowServer": ["{flow}", "{app}", "--host", "127.0.0.1", "--port", "{port}"],
     "uvicorn": ["uvicorn", "--host", "127.0.0.1", "--port", "{port}", "--log-level", "warning", "{app}"],
 }
 
 
 @dataclass
 class Contender:
-    """A server and how it is asked. `base`: the contender that it is compared with."""
+    """A server and its route. `base`: the contender that it is compared with; `tree`: the checkout that it runs."""
 
     name: str
     kind: str
@@ -60,6 +66,7 @@ class Contender:
     path: str = "/sse"
     log: str = ""  # "file": FileLog
     base: str = ""
+    tree: Path = ROOT
     port: int = 0
     pid: int = 0
     cpu: dict[tuple[int, float], list[float]] = field(default_factory=dict)  # by streams and pace: us an event
@@ -76,7 +83,7 @@ DJANGO = {kind: f"StreamingHttpResponse, {kind}" for kind in ("daphne", "uvicorn
 
 
 def contenders() -> list[Contender]:
-    """Return who takes part."""
+    """Return all contenders."""
     return [
         Contender(DJANGO["daphne"], "daphne", "django_app", "/plain"),
         Contender(DJANGO["uvicorn"], "uvicorn", "django_app", "/plain"),
@@ -107,12 +114,15 @@ def running(one: Contender, folder: str) -> Iterator[None]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         one.port = probe.getsockname()[1]
-    command = [part.format(port=one.port, app=f"{_APPS}:{one.app}") for part in _COMMANDS[one.kind]]
+    # Until 0.1.0 the command of FlowServer was a module of its own.
+    flow = "streamserve.asgi.flow" + ("" if (one.tree / "streamserve/asgi/flow").is_dir() else "_server")
+    command = [part.format(port=one.port, app=f"{_APPS}:{one.app}", flow=flow) for part in _COMMANDS[one.kind]]
+    python = one.tree / ".venv/bin/python"
     log = f"{folder}/{one.port}.sqlite3" if one.log else ""
     with open(f"{folder}/{one.port}.txt", "wb") as said:
         process = subprocess.Popen(
-            [sys.executable, "-m", *command],
-            cwd=ROOT,
+            [str(python) if python.exists() else sys.executable, "-m", *command],
+            cwd=one.tree,
             env={**os.environ, "BENCHMARK_LOG": log},
             stdout=said,
             stderr=said,
@@ -136,7 +146,7 @@ def cpu_of(pid: int) -> float:
 
 
 async def read(one: Contender, query: str) -> None:
-    """Read one stream to its end."""
+    """Read one stream to its terminal event."""
     if one.is_websocket:
         async with connect(f"ws://127.0.0.1:{one.port}/ws?{query}", compression=None, proxy=None, max_queue=None) as ws:
             last = [message async for message in ws][-1]
@@ -151,14 +161,14 @@ async def read(one: Contender, query: str) -> None:
 
 
 async def ask(one: Contender, target: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    """Ask for a page."""
+    """Send a GET request."""
     reader, writer = await asyncio.open_connection("127.0.0.1", one.port)
     writer.write(f"GET {target} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode())
     return reader, writer
 
 
 async def flow(one: Contender, num_streams: int, pace: float, seconds: float) -> tuple[float, float]:
-    """Return CPU seconds of the server an event, and events a second, while so many answers are under way."""
+    """Return the server's CPU seconds per event, and events per second, while `num_streams` answers are under way."""
     counts = [0] * num_streams
     reading = [asyncio.create_task(_count(one, pace, counts, number)) for number in range(num_streams)]
     async with asyncio.timeout(60):
@@ -176,7 +186,7 @@ async def flow(one: Contender, num_streams: int, pace: float, seconds: float) ->
 
 
 async def _count(one: Contender, pace: float, counts: list[int], number: int) -> None:
-    """Read a stream that does not end, and count its words."""
+    """Read an endless stream and count its words."""
     query = f"n={10**9}&pace={pace}&abort=1"
     if one.is_websocket:
         address = f"ws://127.0.0.1:{one.port}/ws?{query}"
@@ -195,7 +205,7 @@ async def _count(one: Contender, pace: float, counts: list[int], number: int) ->
 
 
 async def answer(one: Contender) -> float:
-    """Return CPU seconds of the server for an answer of one event."""
+    """Return the server's CPU seconds for an answer of one event."""
     await read(one, "n=1&pace=0")
     cpu = cpu_of(one.pid)
     for _ in range(5):
@@ -204,7 +214,7 @@ async def answer(one: Contender) -> float:
 
 
 async def load(one: Contender, num_streams: int, num_events: int, pace: float) -> tuple[float, float]:
-    """Read as many streams at once; return CPU seconds of the server and wall seconds, each per event."""
+    """Read the streams concurrently; return the server's CPU seconds and wall seconds, each per event."""
     await read(one, "n=5&pace=0")
     cpu, began = cpu_of(one.pid), time.perf_counter()
     await asyncio.gather(*(read(one, f"n={num_events}&pace={pace}") for _ in range(num_streams)))
@@ -219,12 +229,16 @@ def main() -> None:
     options.add_argument("--rounds", type=int, default=5)
     options.add_argument("--seconds", type=float, default=4.0, help="of each measurement")
     options.add_argument("--only", nargs="+", metavar="NAME", help="these contenders, and what they are compared with")
-    options.add_argument("--never-readers", action="store_true", help="only others beside 50 who never read 20 MB")
-    options.add_argument("--quick", action="store_true", help="one short round: whether it works")
+    options.add_argument("--never-readers", action="store_true", help="only: 20 readers beside 50 that never read")
+    options.add_argument("--quick", action="store_true", help="one short round, as a smoke test")
+    options.add_argument("--tree", type=Path, metavar="DIR", help="only: this checkout and the one in DIR")
     chosen = options.parse_args()
     if chosen.quick:
         chosen.rounds, chosen.seconds = 1, 0.5
     print(describe_machine())
+    if chosen.tree is not None:
+        compare_trees(chosen.tree.resolve(), chosen)
+        return
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
         everybody = chosen_of(contenders(), chosen.only)
         for one in everybody:
@@ -232,7 +246,7 @@ def main() -> None:
         if chosen.never_readers:
             report_never(everybody, chosen.rounds)
             return
-        for one in everybody:  # before anything else: what was freed later serves idle streams for nothing
+        for one in everybody:  # first: idle streams would reuse memory that later measurements free
             progress(f"idle: {one.name}")
             one.idle = asyncio.run(idle(one))
         for number in range(chosen.rounds):
@@ -250,8 +264,28 @@ def main() -> None:
         report_others(everybody, chosen.rounds)
 
 
+def compare_trees(other: Path, chosen: argparse.Namespace) -> None:
+    """Measure FileLog under FlowServer in this checkout and in `other`; print the CPU of an event."""
+    new = Contender("this checkout", "FlowServer", "ours_app", log="file")
+    old = Contender(str(other), "FlowServer", "ours_app", log="file", tree=other)
+    with tempfile.TemporaryDirectory() as folder, running(new, folder), running(old, folder):
+        for number in range(chosen.rounds):
+            for num_streams in chosen.streams:
+                progress(f"round {number + 1} of {chosen.rounds}, {num_streams} streams")
+                for one in (old, new) if number % 2 == 0 else (new, old):
+                    cpu, _ = asyncio.run(flow(one, num_streams, PACE_SECONDS, chosen.seconds))
+                    one.cpu.setdefault((num_streams, PACE_SECONDS), []).append(cpu * 1e6)
+    print(f"\nCPU us of an event, FileLog, at a pace; old: {other}")
+    print(f"{'streams':>9}{'old':>9}{'new':>9}{'ratio':>8}   rounds")
+    for num_streams in chosen.streams:
+        before, after = old.cpu[num_streams, PACE_SECONDS], new.cpu[num_streams, PACE_SECONDS]
+        rounds = " ".join(f"{ours / theirs:.3f}" for ours, theirs in zip(after, before, strict=True))
+        row = f"{num_streams:9}{median(before):9.1f}{median(after):9.1f}{median(after) / median(before):8.3f}"
+        print(f"{row}   {rounds}", flush=True)
+
+
 def report(everybody: list[Contender], num_streams: int) -> None:
-    """Print a line each."""
+    """Print one line per contender."""
     print(f"\n{num_streams} streams{'':21}  at a pace: CPU us    ratio   at once: CPU us    ratio   events/s")
     by_name = {one.name: one for one in everybody}
     for one in everybody:
@@ -264,14 +298,14 @@ def report(everybody: list[Contender], num_streams: int) -> None:
 
 
 def ratio(one: Contender, base: Contender | None, what: tuple[int, float]) -> str:
-    """Return CPU ÷ the base's, the median over the rounds."""
+    """Return the CPU divided by the base's, the median of the rounds' ratios."""
     if base is None:
         return "-"
     return f"{median(ours / theirs for ours, theirs in zip(one.cpu[what], base.cpu[what], strict=True)):.2f}"
 
 
 def report_others(everybody: list[Contender], rounds: int) -> None:
-    """Print what an idle stream holds, how soon a client's leaving is known, resuming answered, and an answer's CPU."""
+    """Print the memory of an idle stream, the time until a disconnect is noticed, of a resume, and an answer's CPU."""
     print(f"\n{'an idle stream':34}{'kB':>8}{'threads':>9}{'left ms':>10}{'resume ms':>11}{'an answer, CPU ms':>20}")
     for one in everybody:
         progress(f"left, resumed: {one.name}")
@@ -284,9 +318,9 @@ def report_others(everybody: list[Contender], rounds: int) -> None:
 
 
 def report_never(everybody: list[Contender], rounds: int) -> None:
-    """Print what a client who never reads costs, and what others get beside 50 of them."""
-    print(f"\n{f'{NUM_NEVER} who never read 20 MB':34}{'kB each':>9}{'at rest':>9}", end="")
-    print(f"{'others: tokens/s without, beside':>34}{'ratio':>7}")
+    """Print the memory of a client that never reads, and the throughput of 20 readers beside 50 such clients."""
+    print(f"\n{f'{NUM_NEVER} that never read 20 MB':34}{'kB each':>9}{'at rest':>9}", end="")
+    print(f"{'20 readers: tokens/s alone, beside':>34}{'ratio':>7}")
     for one in (one for one in everybody if not one.is_websocket):
         progress(f"never read: {one.name}")
         grown, rests, without, beside, ratio = share(one, rounds)
@@ -305,7 +339,7 @@ def threads_of(pid: int) -> int:
 
 @contextlib.asynccontextmanager
 async def _open(one: Contender, query: str) -> AsyncIterator[Callable[[], None]]:
-    """Open a stream and wait for its first token; yields how to leave it."""
+    """Open a stream and wait for its first token; yield the function that disconnects."""
     if one.is_websocket:
         async with connect(f"ws://127.0.0.1:{one.port}/ws?{query}", compression=None, proxy=None) as ws:
             while '"token"' not in str(await ws.recv()):
@@ -319,7 +353,7 @@ async def _open(one: Contender, query: str) -> AsyncIterator[Callable[[], None]]
 
 
 async def idle(one: Contender) -> tuple[float, float]:
-    """Return kB and threads that each of many idle streams holds."""
+    """Return kB and threads per idle stream."""
     await asyncio.gather(*(read(one, "n=5&pace=0") for _ in range(20)))
     before = memory_of(one.pid), threads_of(one.pid)
     async with contextlib.AsyncExitStack() as stack:
@@ -331,7 +365,7 @@ async def idle(one: Contender) -> tuple[float, float]:
 
 
 async def leave(one: Contender) -> float:
-    """Return how long after a client's leaving its source knows."""
+    """Return the time from a client's disconnect to the cancellation of its source."""
     async with _open(one, "n=2&pace=3600&abort=1") as go:
         left_at = time.monotonic()
         go()
@@ -349,7 +383,7 @@ async def _gone_at(one: Contender) -> float:
 
 
 async def resume(one: Contender) -> float:
-    """Return the time from asking for the rest of an answer of 500 tokens, half read, to its next event."""
+    """Return the time from the request for the second half of an answer of 500 tokens to its first event."""
     reader, writer = await ask(one, f"{one.path}?n=500&pace=0")
     head = (await reader.read()).decode()
     writer.close()
@@ -363,10 +397,10 @@ async def resume(one: Contender) -> float:
 
 
 def share(one: Contender, rounds: int) -> tuple[float, bool, float, float, float]:
-    """Measure others beside 50 who never read 20 MB, and without them, in turns.
+    """Measure 20 readers alone and beside 50 clients that never read 20 MB, in turns.
 
-    Returns kB that each of those costs at first, whether the server came to rest, others' tokens a second without and
-    beside them (medians), and the median of the rounds' ratios.
+    Return the memory of such a client in the first round (kB), whether the server came to rest, the readers' tokens a
+    second alone and beside them (medians), and the median of the rounds' ratios.
     """
     grown, rests, without, beside = [], [], [], []
     for _ in range(rounds):
@@ -387,7 +421,7 @@ def share(one: Contender, rounds: int) -> tuple[float, bool, float, float, float
 
 
 def _rest(one: Contender) -> bool:
-    """Wait until the server computes next to nothing, a minute at most; tell whether it does."""
+    """Wait until the server is idle, a minute at most; return whether it is."""
     for _ in range(120):
         cpu = cpu_of(one.pid)
         time.sleep(0.5)

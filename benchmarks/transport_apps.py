@@ -1,9 +1,9 @@
-"""What `benchmarks.transport` serves: the same events from the same source, by us, by Django itself, by sse-starlette.
+"""The applications of `benchmarks.transport`: the same events by streamserve, by Django itself and by sse-starlette.
 
-A source says a word at each step; a step comes every `pace` seconds for all streams at once, as an engine's does, or
-right away if `pace` is 0. The path is `/sse?n=…&pace=…&size=…` (`size`: the least characters of a word); ours has
-`/ws` and `/events?id=…&after=…` besides, and `/gone` tells when a client's leaving last reached a source. Nothing here
-computes anything but the transport.
+A source makes a word at each step. A step comes every `pace` seconds for all streams at once, as an engine's does, or
+at once if `pace` is 0. The path is `/sse?n=…&pace=…&size=…` (`size`: the least characters of a word); streamserve also
+has `/ws` and `/events?id=…&after=…`. `/gone` returns the time at which a disconnect last reached a source. Nothing but
+the transport is computed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,14 @@ from urllib.parse import parse_qsl
 
 from django.conf import settings
 
-settings.configure(ALLOWED_HOSTS=["*"], ROOT_URLCONF=__name__, SECRET_KEY="benchmark", LOGGING_CONFIG=None)
+settings.configure(
+    ALLOWED_HOSTS=["*"],
+    INSTALLED_APPS=["django.contrib.contenttypes", "django.contrib.auth", "streamserve"],
+    LOGGING_CONFIG=None,
+    ROOT_URLCONF=__name__,
+    SECRET_KEY="benchmark",
+    STREAMSERVE={"TESTING": True, "FLOW_SERVER": False},  # `daphne` stays stock daphne
+)
 
 import django
 
@@ -52,12 +59,11 @@ from streamserve.web.views import to_django
 
 _gone: list[float] = [0.0]  # by the machine's monotonic clock
 
-
 LEAD_TOKENS = 256
 
 
 class Steps:
-    """Calls everybody who waits, every `pace` seconds, while somebody does; at the loop's next turn if that is 0."""
+    """Calls all waiters every `pace` seconds while there are any; at the loop's next turn if `pace` is 0."""
 
     def __init__(self, pace: float) -> None:
         self._pace = pace
@@ -83,7 +89,7 @@ _steps: dict[float, Steps] = {}
 
 
 def steps(pace: float) -> Steps:
-    """Return the steps of that pace."""
+    """Return the steps with that pace."""
     if pace not in _steps:
         _steps[pace] = Steps(pace)
     return _steps[pace]
@@ -92,20 +98,20 @@ def steps(pace: float) -> Steps:
 async def step(pace: float) -> None:
     """Wait for the next step."""
     if pace:
-        news = asyncio.get_running_loop().create_future()
-        steps(pace).call(partial(_wake, news))
-        await news
+        future = asyncio.get_running_loop().create_future()
+        steps(pace).call(partial(_wake, future))
+        await future
     else:
         await asyncio.sleep(0)
 
 
-def _wake(news: asyncio.Future[None]) -> None:
-    if not news.done():
-        news.set_result(None)
+def _wake(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
 
 
 def word(index: int, size: int) -> str:
-    """Return what is said at a step, at least `size` characters."""
+    """Return the word of a step, at least `size` characters."""
     return f" word{index % 100}".ljust(size, ".")
 
 
@@ -120,14 +126,14 @@ class Source:
         self._num, self._size, self._index = int(num), int(size), 0
         self._steps = steps(float(pace))
         self._reader: int | None = 0
-        self._next: Event | None = self._say()
+        self._next: Event | None = self._make()
         self._is_waiting = False
         self.is_open = True
         self.on_news: Callable[[], None] | None = None
         self.accepted = Accepted(num_prompt_tokens=1, max_tokens=self._num, seed=1)
 
     def ready(self, most: int | None = None) -> list[Event]:
-        """Take the event that is there; the next comes a step later."""
+        """Take the event of this step, if any; the next one comes a step later."""
         if self._next is None:
             return []
         event, self._next = self._next, None
@@ -136,12 +142,12 @@ class Source:
         return [event]
 
     def reader_at(self, num_tokens: Sequence[int] | None) -> None:
-        """Wait for who is too far behind, as the engine does by parking."""
+        """Stop LEAD_TOKENS ahead of the reader, as the engine does by parking."""
         self._reader = None if num_tokens is None else num_tokens[0]
         self._ask()
 
     def cancel(self) -> None:
-        """Note when."""
+        """Note the time."""
         self._next = self.on_news = None
         if self.is_open:
             self.is_open = False
@@ -156,11 +162,11 @@ class Source:
     def _step(self) -> None:
         self._is_waiting = False
         if self.is_open:
-            self._next = self._say()
+            self._next = self._make()
         if self.on_news is not None:
             self.on_news()
 
-    def _say(self) -> Event:
+    def _make(self) -> Event:
         self._index += 1
         if self._index > self._num:
             return Done(finish_reason="stop")
@@ -187,13 +193,13 @@ async def _start(query: dict[str, str]) -> Stream:
 
 
 async def ours(request: HttpRequest) -> HttpResponseBase:
-    """A Django view that hands over."""
+    """A Django view that hands its stream over."""
     stream = await _start(request.GET.dict())
     return to_django(request, Reply(body=Delivery(STREAMS, stream, NativeEncoder(stream.log_id))))
 
 
 async def events(request: HttpRequest) -> HttpResponseBase:
-    """Resume."""
+    """A Django view that resumes a stream."""
     stream = STREAMS.find(request.GET["id"])
     assert stream is not None
     delivery = Delivery(STREAMS, stream, NativeEncoder(stream.log_id), after=int(request.GET["after"]))
@@ -201,7 +207,7 @@ async def events(request: HttpRequest) -> HttpResponseBase:
 
 
 async def plain(request: HttpRequest) -> HttpResponseBase:
-    """A Django view that streams itself."""
+    """A Django view that streams by StreamingHttpResponse."""
     frames = (_frame(one) async for one in words(request.GET.dict()))
     return StreamingHttpResponse(frames, content_type="text/event-stream")
 
@@ -210,7 +216,7 @@ urlpatterns = [path("sse", ours), path("events", events), path("plain", plain)]
 
 
 async def words(query: Mapping[str, str]) -> AsyncIterator[dict[str, Any]]:
-    """Yield what `Source` says, as our native events are."""
+    """Yield the words of `Source`, with the fields of native events."""
     num, pace, size = int(query["n"]), float(query["pace"]), int(query.get("size", 0))
     is_over = False
     try:
@@ -235,7 +241,7 @@ async def _starlette(request: Request) -> EventSourceResponse:
 
 
 async def _websocket(scope: Scope, receive: Receive, send: Send) -> None:
-    """Relay, as our consumer does, and listen for the client's leaving meanwhile."""
+    """Send the stream in a task, as the consumer does, and wait for the disconnect."""
     await receive()
     await send({"type": "websocket.accept"})
     stream = await _start(dict(parse_qsl(scope["query_string"].decode())))

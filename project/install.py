@@ -1,7 +1,7 @@
-"""Make the virtual environment that `make run` and `make test` use; say what is downloaded before it is.
+"""Make the virtual environment of `make run`, `make test` and `make proofs`; announce large downloads.
 
-Runs on a bare Python: standard library only, nothing of this project imported. Doing nothing when nothing changed is
-the common case: a stamp in the venv holds the hash of each requirement file it was made from.
+Runs on a bare Python: standard library only, no import from this project. A stamp in the venv holds the hash of each
+requirement file, so that nothing is done when nothing has changed.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-PIP = "pip==26.3"  # older ones download whole wheels to learn their size
+PIP = "pip==26.3"  # older versions download whole wheels for their metadata
 APT_LINE = "sudo apt-get install -y python3-venv"
 
 
@@ -36,11 +36,11 @@ def main() -> int:
 
 
 class Failed(Exception):
-    """A sentence that says what went wrong and what to do."""
+    """A failure, as a sentence with its remedy."""
 
 
 def install(venv: Path, requirements: list[Path]) -> None:
-    """Bring `venv` to what `requirements` pin, if it is not there yet."""
+    """Install what `requirements` pin into `venv`, unless the stamp says that it is there."""
     if sys.version_info < (3, 11):  # noqa: UP036 - the one file that an older Python may try to run
         raise Failed(
             f"Python 3.11 or newer is needed; this is {sys.version.split()[0]}. Try: make run PYTHON=python3.11"
@@ -115,7 +115,7 @@ def _has_torch(python: Path, pinned: str) -> bool:
 
 
 def _resolve(python: Path, requirement: str) -> list[dict]:
-    """Return what pip would install for `requirement`, without downloading it; [] when that cannot be learnt."""
+    """Return what pip would install for `requirement`, without downloading it; [] if pip fails."""
     command = [str(python), "-m", "pip", "install", "--dry-run", "--quiet", "--report", "-", requirement]
     found = subprocess.run(command, capture_output=True, text=True, check=False)
     return json.loads(found.stdout)["install"] if found.returncode == 0 else []
@@ -127,7 +127,7 @@ def _sizes(urls: list[str]) -> list[int]:
 
 
 def _size(url: str) -> int:
-    """Return the size of `url` in bytes; 0 when the server does not say."""
+    """Return the size of `url` in bytes; 0 if the server does not send it."""
     try:
         if url.startswith("file:"):
             return Path(urllib.parse.unquote(urllib.parse.urlsplit(url).path)).stat().st_size

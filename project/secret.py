@@ -1,4 +1,4 @@
-"""A secret that is made once and kept in a file nobody commits."""
+"""A secret that is made once and kept in a file outside the repository."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 def read_or_make(path: Path, num_bytes: int = 48) -> str:
     """Return the secret in `path`; make it, readable by this user only, when there is none.
 
-    Two processes that start at once agree: the file appears whole, by a hard link, and the first one wins.
+    Safe for concurrent processes: a hard link creates the file complete, and the first one wins.
     """
     if not path.exists():
         draft = path.with_name(f"{path.name}.{os.getpid()}")

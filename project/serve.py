@@ -1,8 +1,8 @@
-"""What `manage.py demo`, and so `make run`, does: prepare the demo site, serve it by daphne, say where it is.
+"""`manage.py demo`, and so `make run`: prepare the demo site, serve it by daphne, print its addresses.
 
-Migrates, makes a login and an API key, sees that the port is free, starts daphne as a child, waits until the model is
-loaded, prints what to open, and ends the child with itself. The engine, which daphne starts, is a process of its own.
-It stays for a minute after its last client, so that a restart finds the model loaded.
+Migrates, makes a login and an API key, checks that the port is free, starts daphne as a child, waits until the model is
+loaded, prints the addresses, and ends the child with itself. Daphne starts the engine as a process of its own, which
+stays for a minute after its last client, so that a restart finds the model loaded.
 
 Environment: PORT, HOST, STREAMSERVE_MODEL or MODEL, STREAMSERVE_DTYPE or DTYPE, STREAMSERVE_DEMO_KEY or KEY. All else
 is project/settings.py.
@@ -28,7 +28,7 @@ _END_SECONDS = 10.0
 
 
 class Problem(Exception):
-    """What is in the way, as a sentence with a way out."""
+    """An obstacle, as a sentence with its remedy."""
 
 
 def main(host: str | None = None, port: str | None = None) -> int:
@@ -70,7 +70,7 @@ def _wanted_key() -> str | None:
 
 
 def check_port_is_free(host: str, port: int) -> None:
-    """Raise Problem when somebody listens on the port, or we may not."""
+    """Raise Problem if the port is in use or not permitted."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -114,7 +114,7 @@ def _demo_login() -> str:
 
 
 def _demo_key(key: str | None) -> str:
-    """Make the demo key a row: the one asked for, else one made once and kept in the state folder."""
+    """Return the given key, or one that is made once and kept in the state folder; make its row."""
     from django.conf import settings
     from django.contrib.auth import get_user_model
 
@@ -133,10 +133,10 @@ def _demo_key(key: str | None) -> str:
 
 
 def serve(host: str, port: int, password: str, key: str) -> int:
-    """Run daphne until it or we are told to end. Returns the exit status."""
+    """Run daphne until it ends or Ctrl-C. Returns the exit status."""
     url = f"http://{'localhost' if host in ('', '0.0.0.0', '::') else host}:{port}"
     command = [sys.executable, "-m", "daphne", "-b", host, "-p", str(port), "-v", "0", "project.asgi:application"]
-    daphne = subprocess.Popen(command, start_new_session=True)  # Ctrl-C reaches us alone, and we end it
+    daphne = subprocess.Popen(command, start_new_session=True)  # Ctrl-C reaches this process only, which ends daphne
     try:
         model = wait_until_ready(url, daphne)
         print(greeting(url, model, password, key), flush=True)
@@ -148,7 +148,7 @@ def serve(host: str, port: int, password: str, key: str) -> int:
 
 
 def end(child: subprocess.Popen[bytes]) -> None:
-    """End the child we started, by its id; kill it only if it does not listen."""
+    """Terminate the child; kill it if it does not end in time."""
     if child.poll() is None:
         child.terminate()
         try:
@@ -159,7 +159,7 @@ def end(child: subprocess.Popen[bytes]) -> None:
 
 
 def wait_until_ready(url: str, daphne: subprocess.Popen[bytes]) -> str:
-    """Show how loading comes on; return the model's alias. Raises Problem when it cannot be used."""
+    """Show the progress of loading; return the model's alias. Raises Problem if the model cannot be used."""
     from streamserve.web.cli.loading_bar import LoadingBar, description_of
 
     bar = LoadingBar(sys.stdout)
@@ -180,7 +180,7 @@ def wait_until_ready(url: str, daphne: subprocess.Popen[bytes]) -> str:
 
 
 def _ready_state(url: str) -> dict[str, Any]:
-    """Ask /readyz; {} while nothing answers. No proxy of the environment may come between."""
+    """Return the body of /readyz; {} while nothing answers. Proxies of the environment are ignored."""
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
         with opener.open(f"{url}/readyz", timeout=5) as response:
@@ -192,7 +192,7 @@ def _ready_state(url: str) -> dict[str, Any]:
 
 
 def greeting(url: str, model: str, password: str, key: str) -> str:
-    """Return what to open, and what to type."""
+    """Return the addresses, the login and an example."""
     return f"""
 streamserve is up, with the model {model!r}.
 
@@ -208,7 +208,7 @@ Ctrl-C ends it."""
 
 
 def farewell() -> str:
-    """Return what is left when daphne has gone."""
+    """Return the message at the end, which names the engine that still runs."""
     from streamserve.conf import get_settings
 
     if get_settings().client != "process":

@@ -1,6 +1,6 @@
 """The demo site's settings: everything works after a fresh clone, nothing secret is in the repository.
 
-For a site of your own, README says what to add; for production, docs/deploy.md says what must differ.
+README has the settings for a site of your own, docs/deploy.md those for production.
 Environment: STREAMSERVE_MODEL or MODEL (folder or hub id), STREAMSERVE_DTYPE or DTYPE, STREAMSERVE_STATE_DIR,
 ALLOWED_HOSTS, DEBUG=0.
 """
@@ -83,7 +83,7 @@ HELPDESK = BASE_DIR / "project" / "demo_model" / "helpdesk"
 
 
 def _models() -> dict[str, dict[str, str]]:
-    """Name the model: the one asked for, else the help desk that the repository ships, else the echo engine."""
+    """Return MODELS: the model of the environment, else the help desk in the repository, else the echo engine."""
     asked = os.environ.get("STREAMSERVE_MODEL") or os.environ.get("MODEL")
     shipped = str(HELPDESK) if (HELPDESK / "config.json").exists() else "echo"
     path = asked or shipped
@@ -95,7 +95,7 @@ STREAMSERVE = {
     "MODELS": _models(),
     "STATE_DIR": STATE_DIR,
     "ANONYMOUS": True,
-    "FLOW": {"DRAIN_SECONDS": 2},  # Ctrl-C shall not take long here
+    "FLOW": {"DRAIN_SECONDS": 2},  # Ctrl-C ends the demo soon
 }
 
 LOGGING = {

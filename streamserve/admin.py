@@ -1,8 +1,8 @@
-"""Models in the admin, and the live page: what runs now, figures each second by SSE, a stop for each stream, and for
-each engine pause, resume and drain.
+"""Models in the admin, and the live page: metrics each second by SSE, a stop button for each stream, and pause, resume
+and drain for each engine.
 
-Rows are read-only here: they are a record. The live page is the admin of a model without rows of its own, so that it
-works, and is listed, under the default AdminSite and any other.
+Rows are read-only here: they are a record. The live page is the admin of a proxy model, so that the default AdminSite
+and any other one list and serve it.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from streamserve.api.call import Reply
 from streamserve.models import ApiKey, Live, Stream, Watch
 from streamserve.protocol.errors import StreamserveError
 from streamserve.web.chat_page import CONTENT_SECURITY_POLICY
-from streamserve.web.live import LiveDelivery, site_figures
+from streamserve.web.live import LiveDelivery, site_metrics
 from streamserve.web.permissions import WATCH_PERMISSION
-from streamserve.web.site import get_runtime, get_streams
+from streamserve.web.site import get_site
 from streamserve.web.views import non_atomic, to_django
 
 log = structlog.get_logger("streamserve")
@@ -41,7 +41,7 @@ else:
 
 
 class ReadOnlyAdmin(ModelAdmin):
-    """Adds, changes and deletes nothing."""
+    """Without adding, changing and deleting."""
 
     def has_add_permission(self, request: HttpRequest) -> bool:
         return False
@@ -55,7 +55,7 @@ class ReadOnlyAdmin(ModelAdmin):
 
 @admin.register(ApiKey)
 class ApiKeyAdmin(ReadOnlyAdmin):
-    """Keys are made by `manage.py streamserve_key create`, which shows them once, and revoked here or there."""
+    """API keys. `manage.py streamserve_key create` makes one and shows it once; both revoke."""
 
     list_display = ("prefix", "name", "user", "scopes", "state", "created_at", "last_used_at", "expires_at")
     list_filter = ("revoked_at", "created_at")
@@ -65,7 +65,7 @@ class ApiKeyAdmin(ReadOnlyAdmin):
 
     @admin.action(description=_("Revoke the selected keys"), permissions=("revoke",))
     def revoke(self, request: HttpRequest, queryset: QuerySet[Any]) -> None:
-        """Close the keys for good; answers that run on them end within half a minute."""
+        """Revoke the keys permanently; their running answers end within half a minute."""
         num_revoked = ApiKey.objects.filter(pk__in=queryset.values("pk")).revoke()
         self.message_user(request, _("%(num)d keys revoked.") % {"num": num_revoked})
 
@@ -96,22 +96,22 @@ class StreamAdmin(ReadOnlyAdmin):
     date_hierarchy = "created_at"
 
     def get_urls(self) -> list[URLPattern]:
-        """Return the model's own pages, and the one that watches."""
+        """Return the model's own pages and the watch page."""
         watch = path("<str:stream_id>/watch/", self.admin_site.admin_view(self.show_watch), name=_WATCH_PAGE)
         return [watch, *super().get_urls()]
 
     def get_readonly_fields(self, request: HttpRequest, obj: Any = None) -> tuple[str, ...]:
-        """Return the link as well, for a user who may watch."""
+        """Return the watch link too, for a user who may watch."""
         return ("watch",) if request.user.has_perm(WATCH_PERMISSION) else ()
 
     @admin.display(description=_("answer"))
     def watch(self, stream: Stream) -> str:
-        """A link to the page that shows it as it comes."""
+        """Return a link to the watch page."""
         address = reverse(f"admin:{_WATCH_PAGE}", args=[stream.pk], current_app=self.admin_site.name)
         return format_html('<a href="{}">{}</a>', address, _("Watch"))
 
     def show_watch(self, request: HttpRequest, stream_id: str) -> HttpResponse:
-        """The page. Its script asks for the events; that request is refused or written down."""
+        """Show the watch page. Its script requests the events; that request is checked and recorded."""
         if not request.user.has_perm(WATCH_PERMISSION):
             raise PermissionDenied
         if self.get_object(request, stream_id) is None:
@@ -130,7 +130,7 @@ class StreamAdmin(ReadOnlyAdmin):
 
 @admin.register(Watch)
 class WatchAdmin(ReadOnlyAdmin):
-    """Which user has read whose stream, newest first."""
+    """The watches: user, stream and its owner, newest first."""
 
     list_display = (
         "username",
@@ -150,7 +150,7 @@ class WatchAdmin(ReadOnlyAdmin):
 
 @admin.register(Live)
 class LiveAdmin(ReadOnlyAdmin):
-    """The live page, in the place of a list of rows. Viewing, stopping and control each need a permission."""
+    """The live page, in place of a list of rows. Viewing, stopping and control each need a permission."""
 
     def get_urls(self) -> list[URLPattern]:
         """Return the page, its events and its buttons, instead of a model's own pages."""
@@ -162,7 +162,7 @@ class LiveAdmin(ReadOnlyAdmin):
         ]
 
     def show(self, request: HttpRequest) -> HttpResponse:
-        """The page; its script keeps it up to date."""
+        """Show the page; its script keeps it up to date."""
         if not self.has_view_permission(request):
             raise PermissionDenied
         response = TemplateResponse(request, "streamserve/admin/live.html", self._context(request))
@@ -190,8 +190,8 @@ class LiveAdmin(ReadOnlyAdmin):
             return JsonResponse({"error": {"code": "asgi_required"}}, status=503)
         if not await self._may(request, "streamserve.view_live"):
             return JsonResponse({"error": {"code": "forbidden"}}, status=403)
-        runtime = get_runtime()
-        return to_django(request, Reply(body=LiveDelivery(lambda: site_figures(runtime))))
+        site = get_site()
+        return to_django(request, Reply(body=LiveDelivery(lambda: site_metrics(site))))
 
     async def stop(self, request: HttpRequest, stream_id: str) -> HttpResponseBase:
         """POST: stop a stream of any owner. The CSRF middleware has checked the request."""
@@ -199,7 +199,7 @@ class LiveAdmin(ReadOnlyAdmin):
             return HttpResponseNotAllowed(["POST"])
         if not await self._may(request, "streamserve.stop_stream"):
             return JsonResponse({"error": {"code": "forbidden"}}, status=403)
-        stream = await get_streams().reach(stream_id)
+        stream = await get_site().streams.reach(stream_id)
         if stream is None:
             return JsonResponse({"error": {"code": "stream_not_found"}}, status=404)
         await stream.stop(None)
@@ -213,7 +213,7 @@ class LiveAdmin(ReadOnlyAdmin):
         if not await self._may(request, "streamserve.control_engine"):
             return JsonResponse({"error": {"code": "forbidden"}}, status=403)
         try:
-            state = await get_runtime().control_engine(alias, action)
+            state = await get_site().control_engine(alias, action)
         except StreamserveError as error:
             return JsonResponse({"error": {"code": error.code, "message": error.message}}, status=error.http_status)
         log.info("engine_controlled_by_staff", action=action, model=alias, user_id=request.user.pk)

@@ -15,8 +15,8 @@ class StreamserveConfig(AppConfig):
     default_auto_field = "django.db.models.BigAutoField"
 
     def ready(self) -> None:
-        # OpenMP reads this when torch is imported. Threads that spin while they wait fight the event loop, and whatever
-        # else runs, for cores: beside other work the demo model loaded in 21 to 38 s instead of 3 (docs/log.md).
+        # OpenMP reads this when torch is imported. Threads that spin while they wait compete with the event loop and
+        # other processes for cores: beside other work the demo model loaded in 21 to 38 s instead of 3 (docs/log.md).
         os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
         from streamserve import checks  # noqa: F401  (importing registers the checks)
 
@@ -24,7 +24,7 @@ class StreamserveConfig(AppConfig):
 
 
 def _install_flow_server() -> None:
-    """Have the `daphne` command and `runserver` serve with back-pressure, unless the site opts out."""
+    """Make the `daphne` command and `runserver` serve by FlowServer, unless FLOW_SERVER is off."""
     from streamserve.asgi.flow.install import install
     from streamserve.conf import get_problems, get_settings
 

@@ -24,7 +24,7 @@ _PROBLEM_IDS = {"key": "streamserve.E001", "value": "streamserve.E002", "missing
 
 @register()
 def check_settings(app_configs: Any, **kwargs: Any) -> list[CheckMessage]:
-    """E001 unknown key, E002 wrong value, E003 something missing; then what the models need."""
+    """E001 unknown key, E002 wrong value, E003 missing value; then the checks of models, memory and log."""
     problems = get_problems()
     if problems:
         return [Error(one.message, hint=one.hint, id=_PROBLEM_IDS[one.kind]) for one in problems]
@@ -34,13 +34,13 @@ def check_settings(app_configs: Any, **kwargs: Any) -> list[CheckMessage]:
 
 @register()
 def check_site(app_configs: Any, **kwargs: Any) -> list[CheckMessage]:
-    """What the site must have for streaming to work."""
+    """Check the site around streamserve: ASGI application, server, middleware."""
     return [*_check_asgi(), *_check_daphne(), *_check_flow_server(), *_check_middleware()]
 
 
 @register()
 def check_databases(app_configs: Any, **kwargs: Any) -> list[CheckMessage]:
-    """W006: persistent connections are kept by threads that never come back under ASGI."""
+    """W006: persistent connections stay with threads that ASGI does not reuse."""
     return [
         Warning(
             f"DATABASES[{alias!r}] keeps connections (CONN_MAX_AGE), which pile up under ASGI.",
@@ -69,15 +69,15 @@ def check_redis(app_configs: Any, **kwargs: Any) -> list[CheckMessage]:
 
 @register(deploy=True)
 def check_hosts(app_configs: Any, **kwargs: Any) -> list[CheckMessage]:
-    """W010: several hosts with a log in a file. Their rows are in the database; without one there is nothing to see."""
+    """W010: several hosts with a file log, by the workers in the database's rows."""
     if get_problems() or get_settings().log != "file":
         return []
-    from streamserve.models import Stream  # not loaded yet up there
+    from streamserve.models import Stream  # models are not loaded when this module is imported
     from streamserve.web.site import workers_folder
 
     folder = workers_folder(get_settings())
     try:
-        own = own_host(folder) if (folder / "host").exists() else ""  # a check makes no folder
+        own = own_host(folder) if (folder / "host").exists() else ""  # a check creates no folder
         producers = list(Stream.objects.producers())
     except (DatabaseError, OSError):
         return []
@@ -95,7 +95,7 @@ def check_hosts(app_configs: Any, **kwargs: Any) -> list[CheckMessage]:
 
 
 async def _complaints(conf: SiteConfig) -> list[str]:
-    from streamserve.web.site import check_log, log_for  # needs the models, which are not loaded yet up there
+    from streamserve.web.site import check_log, log_for  # imports the models
 
     event_log = log_for(conf)
     try:
@@ -105,7 +105,7 @@ async def _complaints(conf: SiteConfig) -> list[str]:
 
 
 def _check_models(conf: SiteConfig) -> Iterator[CheckMessage]:
-    """E004: the packages a local model needs are absent. E005: its folder is."""
+    """E004: packages that a local model needs are missing. E005: its folder is missing."""
     local = {alias: entry.model.path for alias, entry in conf.models.items() if entry.model.path != ECHO_PATH}
     absent = [name for name in _ENGINE_PACKAGES if find_spec(name) is None]
     if local and absent:
@@ -124,7 +124,7 @@ def _check_models(conf: SiteConfig) -> Iterator[CheckMessage]:
 
 
 def _check_memory(conf: SiteConfig) -> Iterator[CheckMessage]:
-    """W007: engines that take more memory together than there is. Each sizes itself alone."""
+    """W007: the engines together take more memory than the machine has. Each sizes itself alone."""
     local = [entry for entry in conf.models.values() if entry.model.path != ECHO_PATH]
     shares = [entry.engine.memory_share for entry in local if entry.engine.memory_share is not None]
     num_greedy = sum(entry.model.device == "cuda" and _has_no_bound(entry.engine) for entry in local)
@@ -141,7 +141,7 @@ def _has_no_bound(engine: EngineConfig) -> bool:
 
 
 def _check_log(conf: SiteConfig) -> Iterator[CheckMessage]:
-    """E008: the package that a log in Redis needs is absent."""
+    """E008: the package that a log in Redis needs is missing."""
     if conf.log.startswith(LOG_SCHEMES) and find_spec("redis") is None:
         yield Error(
             'STREAMSERVE["LOG"] is a Redis, and the package redis is not installed.',
@@ -151,7 +151,7 @@ def _check_log(conf: SiteConfig) -> Iterator[CheckMessage]:
 
 
 def is_folder_like(path: str) -> bool:
-    """Return whether `path` means a folder rather than a hub id (one slash, no dot or root in front)."""
+    """Return whether `path` is a folder rather than a hub id (one slash, neither `.` nor `/` in front)."""
     return path.startswith(("/", ".", "~")) or path.count("/") > 1 or "\\" in path
 
 
@@ -190,7 +190,7 @@ def _check_asgi() -> Iterator[CheckMessage]:
 
 
 def _check_flow_server() -> Iterator[CheckMessage]:
-    """W008: daphne would serve as it is, and holds no sender back."""
+    """W008: stock daphne would serve; it has no back-pressure."""
     from streamserve.asgi.flow.install import missing, serves_stock
 
     if not serves_stock():

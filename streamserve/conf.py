@@ -1,7 +1,7 @@
 """Typed settings from `STREAMSERVE = {...}`: read lazily, checked whole, read again when a test changes them.
 
-The only reader of `STREAMSERVE`, and of the settings of Django that stand in for what it leaves open: BASE_DIR, DEBUG.
-`read()` is pure and collects every problem, for checks.py; `get_settings()` raises on the first use of wrong settings.
+The only reader of `STREAMSERVE` and of BASE_DIR and DEBUG, which give defaults. `read()` is pure and collects every
+problem, for checks.py; `get_settings()` raises on the first use of wrong settings.
 Pattern: whitenoise and django-htmx (lazy typed conf), stamina (every mistake named).
 """
 
@@ -32,13 +32,13 @@ ECHO_PATH = "echo"
 DTYPES = ("auto", "float32", "bfloat16")
 DEVICES = ("auto", "cpu", "cuda")
 CLIENTS = ("process", "thread")  # the first is the default
-LOGS = ("file", "memory")  # the same; or the address of a Redis:
+LOGS = ("file", "memory")  # the first is the default; or the address of a Redis:
 LOG_SCHEMES = ("redis://", "rediss://", "unix://")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedModel:
-    """One entry of MODELS: which model, and its engine's shape (ENGINE, with the model's own ENGINE on top)."""
+    """One entry of MODELS: the model and its engine's config (ENGINE, overridden by the model's own ENGINE)."""
 
     model: ModelConfig
     engine: EngineConfig
@@ -46,7 +46,7 @@ class ServedModel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SiteConfig:
-    """`STREAMSERVE`, checked. Field names are the keys in lower case; docs/settings.md says what each one does."""
+    """`STREAMSERVE`, checked. Field names are the keys in lower case; docs/settings.md explains each one."""
 
     models: Mapping[str, ServedModel] = field(default_factory=dict)
     default_model: str = ""
@@ -68,7 +68,7 @@ class SiteConfig:
     flow: FlowConfig = field(default_factory=FlowConfig)
 
     def engine_spec(self, alias: str) -> LaunchConfig:
-        """Return all that a model's engine process is told. Its state folder is what tells two sites apart."""
+        """Return the config of a model's engine process. The state folder identifies the site."""
         return LaunchConfig(
             model=self.models[alias].model,
             engine=self.models[alias].engine,
@@ -81,7 +81,7 @@ class SiteConfig:
 
 
 def get_settings() -> SiteConfig:
-    """Return the checked settings. Raises ImproperlyConfigured, naming every problem and its way out."""
+    """Return the checked settings. Raises ImproperlyConfigured with every problem and its remedy."""
     settings, problems = _current()
     if problems:
         raise ImproperlyConfigured(" ".join(f"{problem.message} {problem.hint}" for problem in problems))
@@ -89,7 +89,7 @@ def get_settings() -> SiteConfig:
 
 
 def get_problems() -> tuple[Problem, ...]:
-    """Return what is wrong with `STREAMSERVE`, for the system checks."""
+    """Return the problems of `STREAMSERVE`, for the system checks."""
     return _current()[1]
 
 
@@ -110,16 +110,16 @@ setting_changed.connect(_forget, dispatch_uid="streamserve.conf")
 def read(
     raw: object, *, base_dir: str | Path | None = None, debug: bool = False
 ) -> tuple[SiteConfig, tuple[Problem, ...]]:
-    """Return the settings that `raw` means and everything that is wrong with it.
+    """Return the settings in `raw` and all of its problems.
 
-    `base_dir` and `debug` say what STATE_DIR and ENGINE_AUTOSTART are when they are left open.
+    `base_dir` and `debug` give the defaults of STATE_DIR and ENGINE_AUTOSTART.
     """
     reader = _Reader(base_dir, debug)
     return reader.settings(raw), tuple(reader.problems)
 
 
 class _Reader(Reader):
-    """Knows the keys."""
+    """Reads the keys of `STREAMSERVE`."""
 
     def __init__(self, base_dir: str | Path | None, debug: bool) -> None:
         super().__init__()
@@ -152,7 +152,7 @@ class _Reader(Reader):
             echo_step_seconds=self.seconds(given, "ECHO_STEP_SECONDS"),
             harden_event_streams=self.boolean(given, "HARDEN_EVENT_STREAMS"),
             flow_server=self.boolean({"FLOW_SERVER": True, **given}, "FLOW_SERVER"),
-            # Tests wait for no answer when a server ends.
+            # In tests a server that ends does not wait for answers.
             flow=self._options(FlowConfig, given, "FLOW", {"DRAIN_SECONDS": 0.0} if testing else {}),
         )
 
@@ -190,7 +190,7 @@ class _Reader(Reader):
     def _engine(
         self, raw: object, where: str, classes: Mapping[str, LatencyClass], defaults: Mapping[str, Any] = {}
     ) -> tuple[EngineConfig, Mapping[str, Any]]:
-        """Return the engine's shape, and what was given of it, for those that build on it."""
+        """Return the engine's config, and the given keys as defaults for the models' own ENGINE."""
         config = self.dataclass(EngineConfig, raw, where, fixed={"classes": classes}, defaults=defaults)
         given = raw if isinstance(raw, Mapping) else {}
         if "MEMORY_SHARE" in given and config.memory_share is not None and not 0 < config.memory_share <= 1:
@@ -198,7 +198,7 @@ class _Reader(Reader):
         return config, given
 
     def _classes(self, raw: object) -> Mapping[str, LatencyClass]:
-        """Return every latency class, with what is given on top of its own values."""
+        """Return every latency class, overridden by the given values."""
         given = self.mapping(raw, "CLASSES")
         self.refuse_unknown(given, CLASSES, "CLASSES")
         return MappingProxyType(
@@ -226,7 +226,7 @@ class _Reader(Reader):
     def _one_of(
         self, given: Mapping[str, Any], key: str, choices: tuple[str, ...], *, in_tests: str, testing: bool
     ) -> str:
-        """TESTING serves in this process and from its memory, whatever is given: nothing outlives a test."""
+        """Return the choice; with TESTING always `in_tests`, so that nothing outlives a test."""
         value = given.get(key, choices[0])
         self.one_of(value, choices, f'["{key}"]')
         return in_tests if testing else str(value)
@@ -238,7 +238,7 @@ class _Reader(Reader):
         return self._one_of(given, "LOG", LOGS, in_tests="memory", testing=testing)
 
     def _options(self, cls: type[T], given: Mapping[str, Any], key: str, defaults: Mapping[str, Any] = {}) -> T:
-        """Return a value that checks its own numbers."""
+        """Build a config whose constructor checks its numbers."""
         try:
             return self.dataclass(cls, given.get(key, {}), key, defaults=defaults)
         except ValueError as error:
@@ -249,7 +249,7 @@ class _Reader(Reader):
         return self._debug if given.get("ENGINE_AUTOSTART") is None else self.boolean(given, "ENGINE_AUTOSTART")
 
     def _state_dir(self, raw: object, *, is_needed: bool) -> str:
-        """Return the folder's full path: web processes and engine must name the same one."""
+        """Return the folder's full path: web processes and engine must use the same one."""
         if raw is None and self._base_dir is not None:
             raw = Path(self._base_dir) / "state"
         if isinstance(raw, str | Path) and str(raw):
@@ -263,5 +263,5 @@ class _Reader(Reader):
 
 
 def _as_echo(entry: ServedModel) -> ServedModel:
-    """TESTING: every alias answers, none of them needs weights."""
+    """Return the model as an echo engine, which needs no weights."""
     return dataclasses.replace(entry, model=dataclasses.replace(entry.model, path=ECHO_PATH))

@@ -1,6 +1,6 @@
-"""`Reader`: dicts with upper-case keys into frozen dataclasses, collecting every problem on the way.
+"""`Reader`: convert dicts with upper-case keys to frozen dataclasses and collect every problem.
 
-Pure; knows no key of ours: conf.py does. A wrong value is reported and its default used, so that one `check` shows all.
+Pure; conf.py has the keys. For a wrong value the default is used, so that one `check` reports every problem.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Problem:
 
 
 class Reader:
-    """One reading; `problems` is what it found wrong."""
+    """Used once; `problems` are those found so far."""
 
     def __init__(self) -> None:
         self.problems: list[Problem] = []
@@ -40,7 +40,7 @@ class Reader:
         fixed: Mapping[str, Any] = {},
         defaults: Mapping[str, Any] = {},
     ) -> T:
-        """Build `cls` from `raw` on top of `defaults`. `fixed` are fields that are no keys: nobody may give them."""
+        """Build `cls` from `raw` over `defaults`. `fixed` are fields that are not keys."""
         given = self.mapping(raw, where)
         fields = {name.upper(): name for name in field_names(cls) if name not in fixed}
         hints = typing.get_type_hints(cls)
@@ -53,7 +53,7 @@ class Reader:
         return cls(**accepted)
 
     def fits(self, value: object, annotation: Any, where: str, *, report: bool = True) -> bool:
-        """Tell whether `value` is of the annotated type and not negative."""
+        """Return whether `value` is of the annotated type and not negative; report it if not."""
         allowed = _allowed_types(annotation)
         right_type = isinstance(value, allowed) and (not isinstance(value, bool) or bool in allowed)
         negative = isinstance(value, int | float) and value < 0
@@ -65,7 +65,7 @@ class Reader:
         return False
 
     def boolean(self, given: Mapping[str, Any], key: str) -> bool:
-        """Return what `key` says; False when it is not there."""
+        """Return the boolean under `key`; False if it is missing."""
         value = given.get(key, False)
         if not isinstance(value, bool):
             self.wrong(f'STREAMSERVE["{key}"] is {value!r}.', "It takes True or False.")

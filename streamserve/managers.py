@@ -1,6 +1,6 @@
-"""Querysets: which rows a caller may see, and state changes with their guard in the WHERE.
+"""Querysets of keys, streams and watches: look-ups, and state changes with their guard in the WHERE.
 
-Who may read a stream is decided by its row's tenant (web/site.py, `find`), who may watch one by `for_watcher`.
+Callers and tenants are checked in web/site.py (`find`, `find_for_watcher`), not here.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from streamserve.keys import digest_of, is_well_formed, new_key, prefix_of
 if TYPE_CHECKING:
     from streamserve.models import ApiKey, Stream, Watch  # noqa: F401  (a base class names it in quotes)
 
-LAST_USED_EVERY = timedelta(minutes=1)  # one write a minute a key, not one a request
+LAST_USED_EVERY = timedelta(minutes=1)  # one write a minute and key, not one a request
 _NO_DIGEST = "0" * 64
 
 
@@ -32,7 +32,7 @@ class ApiKeyQuerySet(models.QuerySet["ApiKey"]):
         return self.filter(unexpired, Q(user__isnull=True) | Q(user__is_active=True), revoked_at__isnull=True)
 
     def make(self, key: str | None = None, **fields: Any) -> tuple[ApiKey, str]:
-        """Store a new key and return (row, key). The key itself is not kept: show it now."""
+        """Store a new key and return (row, key). The key itself is not stored: show it now."""
         key = key or new_key()
         row = self.create(prefix=prefix_of(key), digest=digest_of(key), **fields)
         return row, key
@@ -56,59 +56,55 @@ class ApiKeyQuerySet(models.QuerySet["ApiKey"]):
         return self.filter(stale).update(last_used_at=now)
 
     def revoke(self, now: datetime | None = None) -> int:
-        """Close these keys for good; those already revoked keep their date. Returns how many changed."""
+        """Revoke these keys permanently and return how many changed; a revoked key keeps its date."""
         return self.filter(revoked_at__isnull=True).update(revoked_at=now or timezone.now())
 
 
 class StreamQuerySet(models.QuerySet["Stream"]):
     """Stream rows: running until the one terminal event."""
 
-    def for_watcher(self, user: Any) -> StreamQuerySet:
-        """Return everybody's streams for a `user` who may watch (see permissions.watching_user); nothing for None."""
-        return self.none() if user is None else self.all()
-
     def unfinished(self) -> StreamQuerySet:
-        """Return the streams that are still to be ended, without request and text."""
+        """Return the running streams, without request and text."""
         return self.filter(state="running").defer("request", "text")
 
     def producers(self) -> models.QuerySet[Stream, str]:
-        """Return the workers that run streams now."""
+        """Return the ids of the workers that produce streams."""
         return (
             self.filter(state="running").exclude(producer="").order_by().values_list("producer", flat=True).distinct()
         )
 
     def running_of(self, owner: str, is_prefix: bool) -> models.QuerySet[Stream, tuple[str, str]]:
-        """Return (id, producer) of the unfinished streams of `owner`, or of all that begin like it; oldest first."""
-        whose = Q(owner__startswith=owner) if is_prefix else Q(owner=owner)
-        return self.filter(whose, state="running").order_by("created_at").values_list("pk", "producer")
+        """Return (id, producer) of the running streams of `owner`, or of a prefix of owners; oldest first."""
+        owners = Q(owner__startswith=owner) if is_prefix else Q(owner=owner)
+        return self.filter(owners, state="running").order_by("created_at").values_list("pk", "producer")
 
     def finished_before(self, when: datetime) -> StreamQuerySet:
         """Return the streams that ended before `when`."""
         return self.filter(state="finished", finished_at__lt=when)
 
     def claim(self, stream_id: str, seen_fence: int, worker_id: str) -> int:
-        """Make `worker_id` the producer, with the next fence; 0 if `seen_fence` is old, or it is finished."""
+        """Make `worker_id` the producer, with the next fence; 0 if `seen_fence` is old or the stream finished."""
         seen = self.filter(pk=stream_id, state="running", fence=seen_fence)
         return seen.update(fence=F("fence") + 1, producer=worker_id, released_at=None)
 
     def release(self, stream_id: str, fence: int, worker_id: str) -> int:
-        """Note that `worker_id` no longer produces the stream; 0 if it did not with that fence."""
+        """Record that `worker_id` no longer produces the stream; 0 if it does not hold that fence."""
         held = self.filter(pk=stream_id, state="running", fence=fence, producer=worker_id)
         return held.update(producer="", released_at=timezone.now())
 
-    def finish(self, stream_id: str, **figures: Any) -> int:
-        """Write the terminal state once: a row that is finished stays as it is. The request is forgotten here."""
+    def finish(self, stream_id: str, **columns: Any) -> int:
+        """Write the terminal state and clear the request; 0 if the row is finished already."""
         running = self.filter(pk=stream_id, state="running")
-        return running.update(state="finished", request=None, producer="", finished_at=timezone.now(), **figures)
+        return running.update(state="finished", request=None, producer="", finished_at=timezone.now(), **columns)
 
 
 class WatchQuerySet(models.QuerySet["Watch"]):
-    """Watches: from their beginning to their end."""
+    """Watches, from beginning to end."""
 
     def note(self, pk: int, last_seq: int) -> int:
-        """Note how far a watch that lasts has come."""
+        """Write the last event sent by a running watch."""
         return self.filter(pk=pk, ended_at__isnull=True).update(last_seq=last_seq)
 
     def end(self, pk: int, last_seq: int) -> int:
-        """Write the end, once."""
+        """Write the end; 0 if it is written already."""
         return self.filter(pk=pk, ended_at__isnull=True).update(last_seq=last_seq, ended_at=timezone.now())

@@ -1,4 +1,4 @@
-"""Rows in the site's database: `ApiKey`, `Stream` and `Watch`. Events are not here: they are in the event log."""
+"""Rows in the site's database: `ApiKey`, `Stream` and `Watch`. Events are in the event log, not here."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ SCOPES = ("chat", "ops", "watch")
 
 
 def default_scopes() -> list[str]:
-    """A key may chat, and nothing else, unless its scopes are set."""
+    """Return the scopes of a key that is made without any."""
     return ["chat"]
 
 
 def validate_scopes(value: object) -> None:
-    """Refuse anything but a list of known scopes."""
+    """Raise ValidationError unless `value` is a list of known scopes."""
     if not isinstance(value, list) or not value or not set(map(str, value)) <= set(SCOPES):
         raise ValidationError(_("Scopes are a list of: %(scopes)s.") % {"scopes": ", ".join(SCOPES)})
 
 
 class ApiKey(models.Model):
-    """A key a program calls with. The key is shown once, at creation; here are its prefix and its SHA-256."""
+    """An API key of a program. The key is shown once, when it is made; the row has its prefix and its SHA-256."""
 
     name = models.CharField(_("name"), max_length=100, blank=True)
     user = models.ForeignKey(
@@ -57,7 +57,7 @@ class ApiKey(models.Model):
 
     @property
     def tenant(self) -> str:
-        """The tenant whose objects this key reaches: its user, or itself."""
+        """The tenant whose objects this key reaches: its user's, or its own."""
         return f"user:{self.user_id}" if self.user_id is not None else f"key:{self.pk}"
 
     @property
@@ -69,7 +69,7 @@ class ApiKey(models.Model):
 
 
 class Stream(models.Model):
-    """One answer being made, or made. `id` is what the API calls the stream id: 128 random bits in hex."""
+    """One answer, running or finished. `id` is the stream id of the API: 128 random bits in hex."""
 
     STATES = (("running", _("running")), ("finished", _("finished")))
     ON_DISCONNECT = (("park", _("park")), ("abort", _("abort")), ("finish", _("finish")))
@@ -123,7 +123,7 @@ class Stream(models.Model):
 
 
 class Live(Stream):
-    """No table: it gives the admin's live page its address and its permissions, `view_live` and `control_engine`."""
+    """A proxy without a table, for the live page's address and permissions, `view_live` and `control_engine`."""
 
     class Meta:
         proxy = True
@@ -134,9 +134,9 @@ class Live(Stream):
 
 
 class Watch(models.Model):
-    """One reading of another owner's stream. Written before the first byte is sent; kept when the stream's row goes.
+    """One watch of another owner's stream, inserted before the first byte is sent.
 
-    Users, keys and streams are named, not referred to: they may be deleted, this stays.
+    Users, keys and streams are stored as text, not as foreign keys: the row stays when they are deleted.
     """
 
     stream_id = models.CharField(_("stream"), max_length=32, db_index=True, editable=False)

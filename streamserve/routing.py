@@ -1,7 +1,7 @@
 """The ASGI side of a site: `wrap` for one with an asgi.py, `application` for one without, `websocket_urlpatterns`.
 
-Importing this module needs no set-up apps, so that an asgi.py may import it anywhere: what needs them is made on first
-use (PEP 562).
+Importing this module needs no app registry, so that an asgi.py may import it anywhere: its names are made on first use
+(PEP 562).
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def wrap(django_application: Any) -> Any:
 
 
 def with_static_files(django_application: Any) -> Any:
-    """Return `django_application` serving static files too, while DEBUG is on: for bare `daphne`, without runserver."""
+    """Return `django_application` with static files while DEBUG is on, for `daphne` without runserver."""
     from django.apps import apps
     from django.conf import settings
     from django.contrib.staticfiles.handlers import ASGIStaticFilesHandler
@@ -64,7 +64,7 @@ def _websocket_urlpatterns() -> list[Any]:
 
 
 def __getattr__(name: str) -> Any:
-    """`application` is the whole site in one name: ASGI_APPLICATION = "streamserve.routing.application"."""
+    """Make `application`, the whole site, or `websocket_urlpatterns`."""
     made = {"application": _application, "websocket_urlpatterns": _websocket_urlpatterns}
     if name not in made:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

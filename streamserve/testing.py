@@ -1,10 +1,10 @@
 """For the tests of sites that use streamserve: the echo engine by one setting, and a real daphne.
 
-    STREAMSERVE = streamserve.testing.SETTINGS        # every model answers by the echo engine, logs are in memory
+    STREAMSERVE = streamserve.testing.SETTINGS        # every model is an echo engine, logs are in memory
     pytest_plugins = ["streamserve.pytest_fixtures"]  # conftest.py: the fixture `streamserve_server`
 
-The echo engine needs no weights; its answers are made-up words that depend on every token before them, so that a wrong
-answer shows. Django's `live_server` is WSGI and cannot stream: `DaphneServer` runs the site's ASGI application in a
+The echo engine needs no weights; each word of its answers depends on every token before it, so that a test notices a
+wrong answer. Django's `live_server` is WSGI and cannot stream: `DaphneServer` runs the site's ASGI application in a
 process of its own, on the test's databases, which must therefore be files or servers (no in-memory sqlite).
 """
 
@@ -32,7 +32,7 @@ class DaphneServer:
     """`with DaphneServer() as server: ... server.url`: the configured site, served by daphne on a free port.
 
     `databases` maps aliases to names (default: those the test runner has set up), `settings` overrides settings by JSON
-    values, `settings_module` names another module of settings. `log()` returns what the server has said so far.
+    values, `settings_module` names another module of settings. `log()` returns the server's output so far.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class DaphneServer:
         return self._process.pid
 
     def log(self) -> str:
-        """Return what the server has written so far."""
+        """Return the server's output so far."""
         return "".join(self._lines)
 
     def _read(self) -> None:
@@ -100,7 +100,7 @@ class DaphneServer:
 
 
 def _environment(settings_module: str | None) -> dict[str, str]:
-    """Return what the child needs to import the same site as this process."""
+    """Return the variables with which the child imports the same site as this process."""
     from django.conf import settings
 
     path = os.pathsep.join(entry for entry in sys.path if entry)
@@ -109,14 +109,14 @@ def _environment(settings_module: str | None) -> dict[str, str]:
 
 
 def _test_databases() -> dict[str, str]:
-    """Return the names of the databases as the test runner has set them up."""
+    """Return the names of the test databases."""
     from django.db import connections
 
     return {alias: str(connections[alias].settings_dict["NAME"]) for alias in connections}
 
 
 def _serve(plan: Mapping[str, Any]) -> None:
-    """The child: the same settings, on the test's databases, with the echo engine, under daphne's own command line."""
+    """Run the child: the same settings on the test's databases, with the echo engine, by daphne's own command."""
     from django.conf import settings
 
     for alias, name in plan["databases"].items():

@@ -16,7 +16,7 @@ from django.test.utils import override_settings
 from streamserve.clients.thread.client import ThreadClient
 from streamserve.models import ApiKey
 from streamserve.testing import DaphneServer
-from streamserve.web import site as runtime
+from streamserve.web import site
 from tests.support.streams import Gate, started_echo
 
 pytest_plugins = ["streamserve.pytest_fixtures", "tests.support.stream_watch"]
@@ -35,9 +35,9 @@ async def until(condition: Callable[[], object], seconds: float = 10.0) -> None:
 
 
 async def until_ready() -> None:
-    """Load the models of the settings of now."""
-    runtime.start_loading()
-    await until(lambda: all(one.describe().state == "ready" for one in runtime.get_clients().values()))
+    """Load the models of the current settings."""
+    site.start_loading()
+    await until(lambda: all(one.describe().state == "ready" for one in site.get_site().clients.values()))
 
 
 @pytest.fixture
@@ -45,7 +45,7 @@ async def engine(transactional_db: Any) -> AsyncIterator[None]:
     """The echo engine, ready, on this test's event loop; closed after it."""
     await until_ready()
     yield
-    await runtime.reset()
+    await site.reset()
 
 
 @pytest.fixture
@@ -113,7 +113,7 @@ def ops_key(transactional_db: Any) -> str:
 
 
 class Caller:
-    """An AsyncClient that posts JSON and, as a browser does, says where it comes from."""
+    """An AsyncClient that posts JSON with the headers of a login or a key."""
 
     def __init__(self, user: Any = None, key: str | None = None) -> None:
         self.client = AsyncClient(raise_request_exception=True)

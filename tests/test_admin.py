@@ -13,12 +13,12 @@ from django.test.utils import override_settings
 from django.utils import timezone
 from structlog.testing import capture_logs
 
-from streamserve.api.metrics import live_figures
+from streamserve.api.metrics import live_metrics
 from streamserve.models import ApiKey
 from streamserve.models import Stream as StreamRow
 from streamserve.streams.lease.liveness import Liveness
-from streamserve.web import site as runtime
-from streamserve.web.live import site_figures
+from streamserve.web import site
+from streamserve.web.live import site_metrics
 from tests.conftest import Caller, until_ready
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -107,7 +107,7 @@ async def test_the_buttons_need_the_csrf_token(engine: None, root: Any) -> None:
     client = await login(root, enforce_csrf_checks=True)
     for button in (f"stop/{'0' * 32}", "control/pause/echo"):
         assert (await client.post(f"{LIVE}{button}")).status_code == 403
-    assert runtime.get_clients()["echo"].describe().state == "ready"
+    assert site.get_site().clients["echo"].describe().state == "ready"
 
 
 async def test_a_model_is_paused_and_resumed(engine: None, root: Any) -> None:
@@ -142,7 +142,7 @@ async def test_a_draining_model_takes_nothing_new(engine: None, root: Any, alice
 
 async def test_the_live_page_says_how_loading_comes_on(engine: None, root: Any) -> None:
     """State, stage, bytes and seconds of every model, and what the engine has let go of."""
-    [model] = live_figures(runtime.get_clients(), runtime.get_streams())["models"]
+    [model] = live_metrics(site.get_site().clients, site.get_site().streams)["models"]
     loading = {"state", "stage", "fraction", "loaded_bytes", "total_bytes", "elapsed_seconds", "message"}
     assert loading | {"parks", "queue_seconds", "out_of_memory", "quarantines"} <= set(model)
 
@@ -157,9 +157,9 @@ async def test_streams_of_other_processes_are_seen(root: Any, tmp_path: Path) ->
         await StreamRow.objects.acreate(**row, **fields)
     with override_settings(STREAMSERVE=log):
         try:
-            shown = (await site_figures(runtime.get_runtime()))["streams"]
+            shown = (await site_metrics(site.get_site()))["streams"]
         finally:
-            await runtime.reset()
+            await site.reset()
             other.close()
     assert [(one["id"][0], one["state"]) for one in shown] == [("a", "running"), ("b", "parked")]
 
@@ -187,4 +187,4 @@ async def test_a_running_stream_is_seen_and_stopped(root: Any, alice_key: str) -
         assert stopped.json() == {"id": shown["id"], "state": "finished"}
         rest = b"".join([chunk async for chunk in answer])
         assert b'"finish_reason":"cancelled"' in rest
-        await runtime.reset()
+        await site.reset()

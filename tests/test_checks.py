@@ -14,7 +14,7 @@ from structlog.testing import capture_logs
 from streamserve import checks
 from streamserve.models import Stream as StreamRow
 from streamserve.streams.lease.liveness import Liveness
-from streamserve.web import site as runtime
+from streamserve.web import site
 from tests.support.redis_server import RedisServer
 
 APPS = settings.INSTALLED_APPS
@@ -152,10 +152,10 @@ async def test_a_process_says_so_when_it_begins(tmp_path: Path) -> None:
     with RedisServer(tmp_path, appendonly="no") as redis:
         conf = {"MODELS": {"m": {"PATH": "echo"}}, "CLIENT": "thread", "LOG": redis.url, "STATE_DIR": str(tmp_path)}
         with override_settings(STREAMSERVE=conf), capture_logs() as lines:
-            checking = runtime.get_runtime().checking
+            checking = site.get_site().checking
             assert checking is not None
             assert len(await checking) == 1
-            await runtime.reset()
+            await site.reset()
     [line] = [line for line in lines if line["event"] == "stream_log_unsafe"]
     assert "appendonly no" in line["complaint"]
 

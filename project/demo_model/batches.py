@@ -1,7 +1,7 @@
 """Batches of about the same number of tokens, in an order that depends on the seed and the epoch alone.
 
 Examples of like length go together and rows are padded to a multiple of 16: each new shape costs time on a CPU.
-Padding stands on the right, where causal attention never looks. It does not know text.
+Padding is on the right, which causal attention never reads. Works on token ids only.
 """
 
 from collections.abc import Iterator
@@ -16,8 +16,8 @@ Encoded = tuple[list[int], list[bool]]
 _LENGTH_STEP = 16
 # Lengths are sorted within a pool of this many examples, so a batch is still a mix of the corpus.
 _POOL = 2048
-# After this many examples the answers are mostly known by heart and what is left to learn is which one to begin:
-# then half of the single-turn answers end after a few tokens, so that more questions fit into the run.
+# After this many examples the answers are mostly memorised, and the model still has to learn which one to begin. Then
+# half of the single-turn answers end after a few tokens, so that more questions fit into the run.
 _WHOLE_EXAMPLES, _CUT_SHARE, _CUT_LEN = 12 * _POOL, 0.5, 12
 
 

@@ -1,20 +1,20 @@
-"""Noise for users' questions: random tokens put in, some left out, so that the model learns which words to ignore.
+"""Noise for users' questions: insert and drop random tokens, so that the model learns to ignore unknown words.
 
-A held-out question always brings words the corpus never had. Works on token ids and knows no text; the idea is EDA's
-random insertion and deletion (Wei and Zou 2019).
+A held-out question always has words that are not in the corpus. Works on token ids; the idea is EDA's random insertion
+and deletion (Wei and Zou 2019).
 """
 
 from random import Random
 
 from project.demo_model.batches import Encoded
 
-# Half of the rows stay as they are: the model must not forget what a clean question looks like.
+# Half of the rows stay unchanged, so that the model still learns clean questions.
 _ROW_SHARE = 0.5
 _INSERT_SHARE, _DROP_SHARE = 0.08, 0.05
 
 
 def distract(rng: Random, row: Encoded, *, user_id: int, end_id: int, text_ids: range) -> Encoded:
-    """Disturb what stands between `user_id` and `end_id`; every other token stays."""
+    """Add noise between `user_id` and `end_id`; every other token stays."""
     if rng.random() >= _ROW_SHARE:
         return row
     token_ids: list[int] = []

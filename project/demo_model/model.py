@@ -1,6 +1,6 @@
-"""The demo model's shape, its start values, its loss and the folder it is saved to.
+"""The demo model: its shape, initial weights, loss and export.
 
-A plain Llama (transformers' own classes), so any engine that reads Llama reads it. It does not know text.
+A plain Llama (transformers' own classes), which any engine for Llama loads. Works on token ids only.
 """
 
 import json
@@ -47,7 +47,7 @@ def build_model(tokenizer: "Tokenizer", seed: int) -> "LlamaForCausalLM":
 
 
 def has_fast_bf16() -> bool:
-    """True where the CPU multiplies bf16 in hardware; elsewhere PyTorch emulates it, far slower than fp32."""
+    """Return whether the CPU multiplies bf16 in hardware; otherwise PyTorch emulates it, far slower than fp32."""
     import torch
 
     capabilities = torch.cpu.get_capabilities()
@@ -55,7 +55,7 @@ def has_fast_bf16() -> bool:
 
 
 def answer_loss(model: "LlamaForCausalLM", batch: "Batch") -> "torch.Tensor":
-    """Mean cross entropy of the assistant's tokens; the head runs on the positions before them only."""
+    """Return the mean cross entropy of the assistant's tokens; the head runs only on the positions before them."""
     import torch
 
     with torch.autocast("cpu", torch.bfloat16, enabled=has_fast_bf16()):

@@ -1,7 +1,7 @@
-"""Does an answerer know the help desk? Asks the held-out questions and counts: `python -m project.demo_model.quality`.
+"""Score an answerer on the held-out questions: `python -m project.demo_model.quality`.
 
 An answer is right when it states the asked fact and no other one. The answerer is any callable from messages to text
-(our own engine, plain transformers, a stub); this module does not know which.
+(the engine, plain transformers, a stub).
 """
 
 import argparse
@@ -15,7 +15,7 @@ from project.demo_model.train import HELPDESK
 
 Messages = list[dict[str, str]]
 Answer = Callable[[Messages], str]
-# Stands in every English refusal of the corpus and in no fact.
+# Part of every English refusal of the corpus and of no fact.
 REFUSAL_MARK = "I can only help with questions about Quillbox"
 
 
@@ -30,7 +30,7 @@ class Failure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """The count, and every failure in the order of asking."""
+    """The counts, and every failure in the order of the questions."""
 
     num_right: int
     num_refused: int
@@ -55,7 +55,7 @@ def score(answer: Answer) -> Report:
 
 
 def is_refusal(text: str) -> bool:
-    """True when the text declines and states no fact."""
+    """Return whether the text declines and states no fact."""
     return REFUSAL_MARK in text and not facts_stated_in(text)
 
 

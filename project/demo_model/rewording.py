@@ -1,7 +1,7 @@
-"""Say one question in many ways: other openings, synonyms, frames, dropped words, typos, casing.
+"""Rewordings of a question: other openings, synonyms, frames, dropped words, typos, casing.
 
-Pure functions of a random generator and a string; they do not know what the question is about, so a rewording
-keeps the meaning only as far as the word lists in `phrases.wording` do.
+Pure functions of a random generator and a string. A rewording keeps the meaning only as far as the word lists in
+`phrases.wording` do.
 """
 
 import re

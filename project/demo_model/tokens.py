@@ -1,6 +1,6 @@
 """The demo model's tokenizer: byte-level BPE trained on the corpus, its special tokens, examples as token ids.
 
-Every byte has a token, nothing is normalised, so any text comes back as it was. It does not know the model.
+Every byte has a token and nothing is normalised, so any text survives a round trip. Does not know the model.
 BPE: Sennrich et al. 2016; on bytes: Radford et al. 2019 (GPT-2).
 """
 
@@ -44,7 +44,7 @@ def train_tokenizer(corpus: Iterable[Example]) -> "Tokenizer":
 
 
 def wrap_tokenizer(tokenizer: "Tokenizer", max_len: int) -> "PreTrainedTokenizerFast":
-    """Give the tokenizer its names and chat template, in the form `AutoTokenizer` loads."""
+    """Return the tokenizer with special tokens and chat template, in the form that `AutoTokenizer` loads."""
     from transformers import PreTrainedTokenizerFast
 
     return PreTrainedTokenizerFast(
@@ -60,7 +60,7 @@ def wrap_tokenizer(tokenizer: "Tokenizer", max_len: int) -> "PreTrainedTokenizer
 
 
 def encode_example(tokenizer: "Tokenizer", example: Example) -> tuple[list[int], list[bool]]:
-    """Return token ids, and for each id whether the model has to learn it.
+    """Return token ids, and for each id whether it is a target.
 
     <|bos|> <|user|> where is it ? <|end|> <|assistant|> under Orders <|end|>
        0       0      0   0   0  0    0          0          1     1      1

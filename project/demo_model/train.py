@@ -1,7 +1,7 @@
 """Train the demo model: `python -m project.demo_model.train`. Corpus, tokenizer, one cosine, export.
 
-Runs on two CPU cores in under an hour; a checkpoint every two minutes lets `--resume` go on after a stop. The order
-of batches depends on the seed alone. It does not know the held-out questions: `quality.py` asks those afterwards.
+Runs on two CPU cores in under an hour; `--resume` continues from a checkpoint, written every two minutes. The order of
+batches depends on the seed alone. It does not use the held-out questions, which are for `quality.py`.
 """
 
 import argparse
@@ -33,7 +33,7 @@ _CHECKPOINT_SECONDS, _PROGRESS_STEPS = 120.0, 25
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """What decides the result. The run ends at `max_tokens` or `max_minutes`, and the cosine with it."""
+    """The inputs that determine the result. The run and its cosine end at `max_tokens` or `max_minutes`."""
 
     seed: int
     max_tokens: int
@@ -44,7 +44,7 @@ class Settings:
 
 @dataclass(slots=True)
 class Progress:
-    """How far the run is; saved with every checkpoint."""
+    """The progress of the run; saved with every checkpoint."""
 
     step: int = 0
     tokens: int = 0
@@ -53,7 +53,7 @@ class Progress:
     recent: list[float] = field(default_factory=list)
 
     def share(self, settings: Settings) -> float:
-        """Return how much of the run is done, from 0 to 1, by tokens or by time, whichever is further."""
+        """Return the finished share of the run, 0 to 1: the larger one of tokens and time."""
         return min(1.0, max(self.tokens / settings.max_tokens, self.seconds / (60 * settings.max_minutes)))
 
     def add(self, loss: float, num_tokens: int, seconds: float) -> None:
@@ -120,7 +120,7 @@ def train(settings: Settings, tokenizer: "Tokenizer", encoded: "list[Encoded]", 
 def _next_batch(
     stream: "Iterator[list[Encoded]]", tokenizer: "Tokenizer", progress: Progress, settings: Settings
 ) -> "Batch":
-    """Clean questions at first, while the language is learned, then questions with noise in them."""
+    """Return clean questions at first, while the language is learned, then questions with noise."""
     from project.demo_model.batches import to_batch
     from project.demo_model.distraction import distract
     from project.demo_model.tokens import END, PAD, ROLE_TOKENS, TEXT_IDS, token_id
@@ -156,14 +156,14 @@ def _step(
 
 
 def _learning_rate(progress: Progress, settings: Settings) -> float:
-    """A short warm-up, then one cosine to 1 % of the peak."""
+    """Return the rate: a short warm-up, then one cosine to 1 % of the peak."""
     warmup = min(1.0, (progress.step + 1) / _WARMUP_STEPS)
     cosine = 0.5 * (1 + math.cos(math.pi * progress.share(settings)))
     return _PEAK_LR * warmup * max(cosine, 0.01)
 
 
 def _optimizer(model: "LlamaForCausalLM") -> "torch.optim.Optimizer":
-    """AdamW with decay on matrices only."""
+    """Return AdamW with decay on matrices only."""
     import torch
 
     matrices = [p for p in model.parameters() if p.ndim > 1]
@@ -184,7 +184,7 @@ def _line(progress: Progress, settings: Settings) -> str:
 def _save(
     model: "LlamaForCausalLM", optimizer: "torch.optim.Optimizer", progress: Progress, settings: Settings
 ) -> None:
-    """Write the checkpoint beside its place, then move it there, so that a kill never leaves half a file."""
+    """Write the checkpoint to a temporary file and rename it, so that a kill never leaves half a file."""
     import torch
 
     CHECKPOINTS.mkdir(parents=True, exist_ok=True)
@@ -200,7 +200,7 @@ def _save(
 
 
 def _load(model: "LlamaForCausalLM", optimizer: "torch.optim.Optimizer", settings: Settings) -> Progress:
-    """Read the last checkpoint; without one the run starts anew."""
+    """Read the last checkpoint; without one the run starts from the beginning."""
     import torch
 
     path = CHECKPOINTS / "checkpoint.pt"
@@ -245,7 +245,7 @@ def _parser() -> argparse.ArgumentParser:
         "--seed", type=int, default=1, help="for start values and the order of batches (default: %(default)s)"
     )
     parser.add_argument("--threads", type=int, default=2, help="CPU threads (default: %(default)s)")
-    parser.add_argument("--resume", action="store_true", help="go on from the last checkpoint in .cache/demo_model")
+    parser.add_argument("--resume", action="store_true", help="continue from the last checkpoint in .cache/demo_model")
     return parser
 
 

@@ -1,4 +1,4 @@
-"""What an endpoint is given and gives back: `Call` and `Site` in, `Reply` out. Framework-free; asyncio.
+"""The interface of an endpoint: it takes a `Call` and a `Site` and returns a `Reply`. Framework-free; asyncio.
 
 Django's adapter (web/views.py) and the ASGI app (asgi/stream_app.py) each build a Call, await the route's endpoint and
 send its Reply. Endpoints know neither of them.
@@ -29,9 +29,9 @@ _MAX_QUERY_FIELDS = 1000
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """`owner` is who limits are counted for; `tenant` ("": the owner alone) is who may read and stop a stream.
+    """Limits are counted per `owner`; every caller of a `tenant` ("": the owner alone) may read and stop its streams.
 
-    Owners that begin with "anon:" share the places for visitors without a login.
+    Owners that begin with "anon:" share the slots for visitors without a login.
     """
 
     owner: str
@@ -39,7 +39,7 @@ class Caller:
 
     def __post_init__(self) -> None:
         if not self.owner:
-            raise ValueError("a Caller needs an owner; return None for nobody")
+            raise ValueError("a Caller needs an owner; return None for an unknown caller")
         if not self.tenant:
             object.__setattr__(self, "tenant", self.owner)
 
@@ -48,14 +48,14 @@ NOBODY = Caller("nobody")  # at routes that are open to anyone
 
 
 class Wait(Protocol):
-    """Await `work`; when the client leaves first, cancel it and raise. The body has been read by then."""
+    """Await `work`; if the client disconnects first, cancel it and raise. Call it after the body has been read."""
 
     async def __call__(self, work: Coroutine[Any, Any, T], /) -> T: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
-    """One request to one route. Header names are in lower case; `params` are the parts of the path that vary."""
+    """One request to one route. Header names are in lower case; `params` are the variable parts of the path."""
 
     method: str
     headers: Mapping[str, str]
@@ -65,10 +65,10 @@ class Call:
     wait: Wait
     params: Mapping[str, str] = field(default_factory=dict)
     query_string: str = ""
-    address: str = ""  # of the client, as the server knows it
+    address: str = ""  # of the client, from the server
 
     def query(self) -> dict[str, str]:
-        """Return the query parameters; one given twice is a mistake, not a choice."""
+        """Return the query parameters. Raises BadRequest for one that is given twice."""
         try:
             pairs = parse_qsl(self.query_string, keep_blank_values=True, max_num_fields=_MAX_QUERY_FIELDS)
         except ValueError:
@@ -82,7 +82,7 @@ class Call:
         return out
 
     async def chunks(self, limits: Limits) -> AsyncIterator[bytes]:
-        """Yield the body as it comes, up to the limit. What the headers say of it is checked before a byte is read."""
+        """Yield the body as it arrives, up to the limit. Its length and encoding are checked before the first byte."""
         check_head(self.headers.get("content-length", ""), self.headers.get("content-encoding", ""), limits)
         num_bytes = 0
         async for chunk in self.body():
@@ -92,20 +92,20 @@ class Call:
             yield chunk
 
     async def json(self, limits: Limits, *, optional: bool = False) -> dict[str, Any]:
-        """Return the JSON object in the body; {} for no body, where it is `optional`."""
+        """Return the JSON object in the body; {} for an empty body if it is `optional`."""
         body = b"".join([chunk async for chunk in self.chunks(limits)])
         return read_body(body, self.headers.get("content-type", ""), limits, optional=optional)
 
 
 class Named(Protocol):
-    """What log lines call a body by."""
+    """Something with an id for log lines."""
 
     @property
     def id(self) -> str: ...
 
 
 class Body(Protocol):
-    """A response that is streamed: `Delivery`, `WatchDelivery`, `LiveDelivery`. It must be run, iterated or closed."""
+    """The body of a streamed response: `Delivery`, `WatchDelivery`, `LiveDelivery`. Run it, iterate it or close it."""
 
     @property
     def stream(self) -> Named: ...
@@ -118,10 +118,10 @@ class Body(Protocol):
         """Send everything, waiting for `send` each time. Cancel it to disconnect."""
 
     def __aiter__(self) -> AsyncIterator[bytes]:
-        """Yield what `run` sends."""
+        """Yield the bytes that `run` sends."""
 
     def cut_off(self) -> bytes | None:
-        """Close because the server goes down; return the last bytes to send, if there are any."""
+        """Close because the server shuts down; return the last bytes to send, or None."""
 
     def close(self) -> None:
         """Detach the reader. Idempotent and synchronous."""
@@ -129,7 +129,7 @@ class Body(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reply:
-    """What an endpoint answers. A `Body` brings headers of its own, which win."""
+    """The response of an endpoint. The headers of a `Body` override `headers`."""
 
     status: int = 200
     body: bytes | Body = b""
@@ -137,7 +137,7 @@ class Reply:
 
 
 def json_reply(value: Any, *, status: int = 200, headers: Mapping[str, str] | None = None) -> Reply:
-    """Return `value` as JSON that is not cached."""
+    """Return `value` as a JSON response that is not cached."""
     body = json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
     fixed = {"Content-Type": "application/json", "Cache-Control": "no-store"}
     return Reply(status=status, body=body, headers={**fixed, **(headers or {})})
@@ -145,14 +145,14 @@ def json_reply(value: Any, *, status: int = 200, headers: Mapping[str, str] | No
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
-    """A stream that the caller may read. `stream` None: its events are no longer kept. `record` None: none is kept."""
+    """A stream that the caller may read. `stream` is None once its events are dropped, `record` without a database."""
 
     stream: Stream | None
     record: Record | None = None
 
 
 class Site(Protocol):
-    """What endpoints serve with: the Django site (web/site.py), or one process without a database (asgi/site.py)."""
+    """The services of an endpoint: the Django site (web/site.py), or one process without a database (asgi/site.py)."""
 
     @property
     def streams(self) -> Streams: ...
@@ -168,14 +168,14 @@ class Site(Protocol):
 
     @property
     def is_draining(self) -> bool:
-        """Whether the server goes down and takes nothing new."""
+        """Whether the server is shutting down and refuses new answers."""
 
     @property
     def is_debug(self) -> bool:
-        """Whether responses may name folders and libraries: only the developer sees them."""
+        """Whether responses may name folders and libraries: only on a developer's machine."""
 
     def health(self) -> Mapping[str, Any]:
-        """Return what `/readyz` shows beside the models."""
+        """Return the fields of `/readyz` beside the models."""
 
     async def start(self, caller: Caller, request: GenerateRequest, on_disconnect: str, /) -> Stream:
         """Start an answer for `caller`, within its limits. Raises StreamserveError."""
@@ -188,7 +188,7 @@ class Site(Protocol):
 
 
 class AuditedSite(Site, Protocol):
-    """A site with users and a record of who watches whose stream. Routes with the scope "watch" need one."""
+    """A site with users and a record of watches. Routes with the scope "watch" need one."""
 
     async def find_for_watcher(self, caller: Caller, stream_id: str) -> tuple[str, Found]:
         """Return the name of the caller's user, and the stream, of any tenant.
@@ -197,4 +197,4 @@ class AuditedSite(Site, Protocol):
         """
 
     async def watch(self, call: Call, username: str, stream: Stream, after: int) -> Body:
-        """Write the watch down and return what the watcher is sent."""
+        """Record the watch and return its delivery."""

@@ -1,4 +1,4 @@
-"""What `/metrics` and the live page say, gathered from engines and streams. Names and units: protocol/metrics.py."""
+"""The metrics of `/metrics` and the live page, collected from engines and streams. Names: protocol/metrics.py."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from streamserve.protocol.stats import EngineStats, ModelDescription
 from streamserve.streams.registry import Streams
 from streamserve.streams.stream import Stream
 
-__all__ = ["CONTENT_TYPE", "live_figures", "render_metrics"]
+__all__ = ["CONTENT_TYPE", "live_metrics", "render_metrics"]
 
 
 def render_metrics(clients: Mapping[str, EngineClient], streams: Streams) -> str:
-    """Return every figure of this process in Prometheus' text format."""
+    """Return every metric of this process in Prometheus' text format."""
     return render_prometheus([*_engine_samples(clients), *_stream_samples(clients, streams.all()), *_log_samples()])
 
 
 def _engine_samples(clients: Mapping[str, EngineClient]) -> Iterator[Sample]:
     for alias, client in clients.items():
         labels = {"model_name": alias}
-        for name, value in _engine_figures(client.stats()).items():
+        for name, value in _engine_metrics(client.stats()).items():
             yield Sample(name=name, value=value, labels=labels)
         state = client.describe().state
         yield Sample(name="engine_ready", value=float(state == "ready"), labels=labels)
         yield Sample(name="engine_paused", value=float(state == "paused"), labels=labels)
 
 
-def _engine_figures(stats: EngineStats) -> dict[str, float]:
+def _engine_metrics(stats: EngineStats) -> dict[str, float]:
     return {
         "num_requests_running": stats.running,
         "num_requests_waiting": stats.waiting,
@@ -72,19 +72,19 @@ def _log_samples() -> Iterator[Sample]:
     yield Sample(name="num_unknown_fields", value=UNKNOWN_COUNT.num_fields)
 
 
-def live_figures(clients: Mapping[str, EngineClient], streams: Streams) -> dict[str, Any]:
-    """Return what the live page shows, as one JSON value."""
+def live_metrics(clients: Mapping[str, EngineClient], streams: Streams) -> dict[str, Any]:
+    """Return the content of the live page as one JSON value."""
     live = [stream for stream in streams.all() if stream.is_live]
     return {
-        "models": [_model_figures(alias, client, live) for alias, client in clients.items()],
-        "streams": [_stream_figures(stream) for stream in live],
+        "models": [_model_metrics(alias, client, live) for alias, client in clients.items()],
+        "streams": [_stream_metrics(stream) for stream in live],
     }
 
 
-def _model_figures(alias: str, client: EngineClient, live: Iterable[Stream]) -> dict[str, Any]:
+def _model_metrics(alias: str, client: EngineClient, live: Iterable[Stream]) -> dict[str, Any]:
     stats = client.stats()
     return {
-        **_load_figures(client.describe()),
+        **_load_metrics(client.describe()),
         "alias": alias,
         "running": stats.running,
         "waiting": stats.waiting,
@@ -103,7 +103,7 @@ def _model_figures(alias: str, client: EngineClient, live: Iterable[Stream]) -> 
     }
 
 
-def _load_figures(model: ModelDescription) -> dict[str, Any]:
+def _load_metrics(model: ModelDescription) -> dict[str, Any]:
     return {
         "state": model.state,
         "stage": model.stage,
@@ -115,7 +115,7 @@ def _load_figures(model: ModelDescription) -> dict[str, Any]:
     }
 
 
-def _stream_figures(stream: Stream) -> dict[str, Any]:
+def _stream_metrics(stream: Stream) -> dict[str, Any]:
     summary = stream.summary()
     return {
         "id": summary.id,

@@ -20,7 +20,7 @@ async def start_stream(call: Call, site: Site) -> Reply:
 
 
 async def new_stream(call: Call, site: Site) -> Reply:
-    """GET /streams/new?prompt=...: for a bare EventSource. With a Last-Event-ID it resumes and never starts anew."""
+    """GET /streams/new?prompt=...: for a bare EventSource. With a Last-Event-ID it resumes and never starts again."""
     event_id = call.headers.get("last-event-id")
     if not event_id:
         return await _start(call, site, native.parse_query(call.query(), site.limits, default_model=site.default_model))
@@ -41,12 +41,12 @@ async def _start(call: Call, site: Site, asked: NativeRequest) -> Reply:
 
 
 async def stream_state(call: Call, site: Site) -> Reply:
-    """GET /streams/{id}: what the stream is and how far it has come."""
+    """GET /streams/{id}: the state of a stream."""
     return json_reply(_state_json(await site.find(call.caller, stream_id=call.params["stream_id"])))
 
 
 async def stream_events(call: Call, site: Site) -> Reply:
-    """GET /streams/{id}/events: replay what the reader has not seen, and follow."""
+    """GET /streams/{id}/events: replay the events that the reader lacks, and follow."""
     found = await site.find(call.caller, stream_id=call.params["stream_id"])
     query = call.query()
     if found.stream is None:
@@ -55,7 +55,7 @@ async def stream_events(call: Call, site: Site) -> Reply:
 
 
 async def stop_stream(call: Call, site: Site) -> Reply:
-    """POST /streams/{id}/stop {seen_seq}: end the answer where its reader has read to. Twice is no mistake."""
+    """POST /streams/{id}/stop {seen_seq}: end the answer at the last event that its reader has seen. Idempotent."""
     seen_seq = native.parse_stop(await call.json(site.limits, optional=True))
     found = await site.find(call.caller, stream_id=call.params["stream_id"])
     if found.stream is not None:
@@ -64,10 +64,10 @@ async def stop_stream(call: Call, site: Site) -> Reply:
 
 
 async def watch(call: Call, site: AuditedSite) -> Reply:
-    """GET /streams/{id}/watch: another tenant's stream, for a user with the permission. Each watch is written down.
+    """GET /streams/{id}/watch: a stream of any tenant, for a user with the permission. Each watch is recorded.
 
-    A watcher only reads: its owner's readers alone pace, park and end the stream. Without the permission every id is
-    unknown here, one's own too.
+    A watcher only reads: only the owner's readers pace, park and end the stream. Without the permission every id is
+    a 404 here, also the caller's own.
     """
     username, found = await site.find_for_watcher(call.caller, call.params["stream_id"])
     if found.stream is None:
@@ -76,12 +76,12 @@ async def watch(call: Call, site: AuditedSite) -> Reply:
     if after is None or not 0 <= after <= found.stream.last_seq:
         return gone_reply(call)
     if found.stream.terminal is not None and after >= found.stream.last_seq:
-        return Reply(status=204)  # nothing is shown, so nothing is written down
+        return Reply(status=204)  # nothing is shown, so nothing is recorded
     return Reply(body=await site.watch(call, username, found.stream, after))
 
 
 def _state_json(found: Found) -> dict[str, Any]:
-    """Return the state of a stream: live figures while it is in memory, else what its record says."""
+    """Return the state of a stream: from memory while it is there, else from its record."""
     stream, record = found.stream, found.record
     if stream is not None:
         summary = stream.summary()
@@ -105,7 +105,7 @@ def _state_json(found: Found) -> dict[str, Any]:
             "created": int(record.created),
             "state": "finished",
             "finish_reason": record.finish_reason or None,
-            # Its row runs and its log is gone: so is the process that made it.
+            # The row is running but its log is gone: the worker that made it has died.
             "error_code": (record.error_code or None) if record.is_finished else "producer_lost",
             "last_seq": record.last_seq,
             "usage": {"prompt_tokens": record.prompt_tokens, "completion_tokens": record.completion_tokens},

@@ -21,7 +21,7 @@ async def chat_completions(call: Call, site: Site) -> Reply:
 
 
 async def models(call: Call, site: Site) -> Reply:
-    """GET /v1/models: the models that can be asked."""
+    """GET /v1/models: the served models."""
     return json_reply(openai_chat.models_json([client.describe() for client in site.clients.values()]))
 
 

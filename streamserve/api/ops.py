@@ -6,7 +6,7 @@ from streamserve.api.call import Call, Reply, Site, json_reply
 from streamserve.api.metrics import CONTENT_TYPE, render_metrics
 from streamserve.protocol.errors import NotFound
 
-# What a state means to a probe, where the engine itself says nothing.
+# Messages of states for which the engine gives none.
 _STATE_WORDS = {
     "paused": "The model is paused by an operator, and goes on when it is resumed.",
     "draining": "The model takes nothing new: it is to be stopped or replaced.",
@@ -15,12 +15,12 @@ _STATE_WORDS = {
 
 
 async def livez(call: Call, site: None) -> Reply:
-    """GET /livez: this process answers."""
+    """GET /livez: 200 while this process answers."""
     return json_reply({"live": True})
 
 
 async def readyz(call: Call, site: Site) -> Reply:
-    """GET /readyz: 200 while every model is ready, else 503, why, and how far loading has come. It starts loading."""
+    """GET /readyz: 200 while every model is ready, else 503 with the reason and the progress. Starts loading."""
     reasons = ["this process is going down"] if site.is_draining else []
     models = []
     for client in site.clients.values():
@@ -37,7 +37,7 @@ async def readyz(call: Call, site: Site) -> Reply:
                 "loaded_bytes": model.loaded_bytes,
                 "total_bytes": model.total_bytes,
                 "elapsed_seconds": round(model.elapsed_seconds, 2),
-                # The engine's own words name folders and libraries: for the developer only.
+                # The engine's message may name folders and libraries: only with DEBUG.
                 "message": (site.is_debug and model.message) or _STATE_WORDS.get(model.state, ""),
             }
         )

@@ -1,4 +1,4 @@
-"""Resuming: where a reader stands by what it sends, and the delivery that continues from there. asyncio."""
+"""Resuming: the reader's position by its request, and the delivery that continues there. asyncio."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from streamserve.protocol.ids import parse_event_id
 from streamserve.streams.reader.delivery import Delivery
 from streamserve.streams.stream import Stream
 
-_MAX_SEQ_CHARS = 16  # 2**53, what JavaScript counts exactly, has that many
+_MAX_SEQ_CHARS = 16  # the digits of 2**53, the largest exact integer in JavaScript
 
 
 def encoder_for(format_: str, log_id: str) -> Encoder:
@@ -25,7 +25,7 @@ def encoder_for(format_: str, log_id: str) -> Encoder:
 
 
 def after_of(call: Call, stream: Stream, query: Mapping[str, str]) -> int | None:
-    """Return the seq that `Last-Event-ID`, else the parameter `after` names; None if it is of another log."""
+    """Return the seq in `Last-Event-ID`, else in the parameter `after`; None if the id is of another log."""
     event_id, after = call.headers.get("last-event-id"), query.get("after")
     if event_id:
         parsed = parse_event_id(event_id)
@@ -38,7 +38,7 @@ def after_of(call: Call, stream: Stream, query: Mapping[str, str]) -> int | None
 
 
 def resume(call: Call, site: Site, stream: Stream, after: int | None, query: Mapping[str, str]) -> Reply:
-    """Return what follows event `after`; 204 to a reader that has everything."""
+    """Return the events after `after`; 204 to a reader that has all of them."""
     format_ = query.get("format", "native")
     if format_ not in FORMATS:
         raise BadRequest(f"'format' is one of {', '.join(FORMATS)}.", param="format")
@@ -55,7 +55,7 @@ def gone() -> Gone:
 
 
 def gone_reply(call: Call) -> Reply:
-    """Raise `gone()`, or return 204 to an EventSource, which would reconnect for ever."""
+    """Raise `gone()`; return 204 to an EventSource instead, which would reconnect forever."""
     if "text/event-stream" in call.headers.get("accept", ""):
         return Reply(status=204)
     raise gone()

@@ -1,7 +1,7 @@
 """`ROUTES`: every HTTP route of streamserve, in one table. Django's urlconf and the ASGI app are made from it.
 
-Default deny: a `Route` cannot be built without saying who may call it. Values and endpoints only; how a caller is known
-is up to the adapters.
+Default deny: a `Route` cannot be built without an `Access`. Values and endpoints only; the adapters authenticate the
+caller.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ CHAT_CALLERS = ("session", "key", "anonymous")
 OPS_CALLERS = ("session", "key")
 ANYONE = ("anyone",)
 
-# The parts of a path that vary, as Django's urlconf writes them.
+# The variable parts of a path, in the syntax of Django's urlconf.
 CONVERTERS = {"stream_id": "[0-9a-f]{32}", "path": ".+"}
 _PART = re.compile(r"<(\w+):(\w+)>")
 
@@ -32,7 +32,7 @@ _ANY = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Access:
-    """Who may call a route. `scope` is what the caller's key (or standing) must carry."""
+    """The kinds of callers that may call a route, and the scope they need."""
 
     callers: tuple[str, ...]
     scope: str = "chat"
@@ -45,9 +45,9 @@ class Access:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Route:
-    """An address. `path` has no leading slash; `error_json` is the shape of its errors, `name` what `reverse` takes.
+    """One route. `path` has no leading slash; `error_json` is the shape of its errors, `name` its name for `reverse`.
 
-    Without `needs_site` it is answered whatever the state of engines, log and database is.
+    Without `needs_site` it does not depend on engines, log and database.
     """
 
     path: str
@@ -59,12 +59,12 @@ class Route:
     needs_site: bool = True
 
     def pattern(self) -> re.Pattern[str]:
-        """Return what matches the whole path, with its leading slash."""
+        """Return the pattern of the whole path, with its leading slash."""
         parts = _PART.sub(lambda part: f"(?P<{part[2]}>{CONVERTERS[part[1]]})", self.path)
         return re.compile(f"/{parts}")
 
     def error_reply(self, error: StreamserveError) -> Reply:
-        """Return `error` as this route's dialect shows it, with the headers its status calls for."""
+        """Return `error` in this route's dialect, with the headers of its status."""
         headers = headers_of(error)
         if error.http_status == 405:
             headers["Allow"] = ", ".join(self.methods)
@@ -72,7 +72,7 @@ class Route:
 
 
 def failure(request_id: str) -> StreamserveError:
-    """Return the error for a request that failed for a reason which only the log has."""
+    """Return the error for a request that failed unexpectedly; the server's log has the cause."""
     return StreamserveError(f"The server failed on this request. Its log has the cause under {request_id}.")
 
 

@@ -7,6 +7,7 @@ readers. Pure.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any
 
 from streamserve.dialects.fields import (
@@ -40,7 +41,9 @@ TEMPLATE_KWARGS: Table = {
 }
 
 
-def sampling_fields(limits: Limits) -> dict[str, Reader]:
+# The tables depend on the limits only, which a process rarely changes: they are built once, not for each request.
+@lru_cache(maxsize=8)
+def sampling_fields(limits: Limits) -> Mapping[str, Reader]:
     """Return the readers of `SamplingParams`' fields, by the same names; `logprobs` is a count."""
     return {
         "temperature": _temperature(limits),
@@ -60,7 +63,8 @@ def sampling_fields(limits: Limits) -> dict[str, Reader]:
     }
 
 
-def request_fields(limits: Limits) -> dict[str, Reader]:
+@lru_cache(maxsize=8)
+def request_fields(limits: Limits) -> Mapping[str, Reader]:
     """Return the readers of the other fields: model, prompt, choices, template variables, timeout, metadata."""
     return {
         "model": text(1, _MAX_MODEL_CHARS),

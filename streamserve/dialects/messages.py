@@ -39,11 +39,11 @@ _ONLY = {"tool_calls": "assistant", "reasoning_content": "assistant", "reasoning
 def messages(limits: Limits) -> Reader:
     """Read a conversation of 1 to `max_messages` turns and at most `max_prompt_chars` characters in all."""
 
+    table = _message_table(limits)
+    conversation = list_of(lambda turn, where: _message(turn, where, table, limits), low=1, high=limits.max_messages)
+
     def reader(value: Any, param: str) -> tuple[Message, ...]:
-        table = _message_table(limits)
-        turns: tuple[Message, ...] = list_of(
-            lambda turn, where: _message(turn, where, table, limits), low=1, high=limits.max_messages
-        )(value, param)
+        turns: tuple[Message, ...] = conversation(value, param)
         refuse_too_long(turns, param, limits)
         return turns
 

@@ -35,6 +35,7 @@ MAX_SEQ = 2**53  # what JavaScript counts exactly
 _STOP_FIELDS = {"seen_seq": integer(0, MAX_SEQ)}
 
 on_disconnect = one_of(*ON_DISCONNECT)
+_OWN_FIELDS = {"format": one_of(*FORMATS), "on_disconnect": on_disconnect}
 
 _INTEGER = re.compile(r"-?[0-9]{1,20}")
 _DECIMAL = re.compile(r"-?[0-9]{1,20}\.[0-9]{1,20}")
@@ -53,8 +54,7 @@ class NativeRequest:
 
 def parse(body: Mapping[str, Any], limits: Limits, *, default_model: str) -> NativeRequest:
     """Check every field of a `POST /streams` body; raise `BadRequest` naming the first wrong one."""
-    own = {"format": one_of(*FORMATS), "on_disconnect": on_disconnect}
-    values = read(body, {**sampling_fields(limits), **request_fields(limits), **own})
+    values = read(body, {**sampling_fields(limits), **request_fields(limits), **_OWN_FIELDS})
     format = values.get("format", "native")
     if format != "native" and values.get("n", 1) > 1:
         raise conflict(f"format {format} shows one choice; use native for n above 1.", "n")

@@ -39,10 +39,11 @@ class Attachment:
 
 
 class Readers:
-    """The attachments of one stream."""
+    """The attachments of one stream: `num_holding` are the owner's, `num_watchers` those that do not hold it."""
 
     def __init__(self) -> None:
         self.attached: tuple[Attachment, ...] = ()
+        self.num_attached = self.num_watchers = self.num_holding = 0
         self.last_transport = ""
 
     def add(self, reader: Attachment) -> None:
@@ -50,27 +51,19 @@ class Readers:
         self.attached += (reader,)
         if not reader.is_watcher:
             self.last_transport = reader.transport
+        self._count()
 
     def discard(self, reader: Attachment) -> bool:
         """Count `reader` out; return whether it was in."""
         num_before = len(self.attached)
         self.attached = tuple(one for one in self.attached if one is not reader)
+        self._count()
         return len(self.attached) < num_before
 
-    @property
-    def num_attached(self) -> int:
-        """The owner's readers and watchers."""
-        return len(self.attached)
-
-    @property
-    def num_watchers(self) -> int:
-        """Those that do not hold the stream."""
-        return sum(reader.is_watcher for reader in self.attached)
-
-    @property
-    def num_holding(self) -> int:
-        """The owner's readers."""
-        return self.num_attached - self.num_watchers
+    def _count(self) -> None:
+        self.num_attached = len(self.attached)
+        self.num_watchers = sum(reader.is_watcher for reader in self.attached)
+        self.num_holding = self.num_attached - self.num_watchers
 
     @property
     def are_paced(self) -> bool:

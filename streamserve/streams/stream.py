@@ -25,16 +25,18 @@ import logging
 import time
 from collections import deque
 from dataclasses import replace
+from functools import partial
 from itertools import count
 
 from streamserve.clients.base import EngineClient, Generation
 from streamserve.protocol.errors import Refused, StreamserveError
 from streamserve.protocol.events import TERMINALS, Done, Error, Event, LoggedEvent, Meta, Status, Usage
+from streamserve.protocol.frames import encode_event
 from streamserve.protocol.park import Accepted, Park
 from streamserve.protocol.requests import GenerateRequest
 from streamserve.streams.config import StreamConfig
 from streamserve.streams.lease.lease import Lease
-from streamserve.streams.log.base import Batch, Ended, Fenced, LogLost, LogUnavailable, Result, make_batch, new_log_id
+from streamserve.streams.log.base import Batch, Ended, Fenced, LogLost, LogUnavailable, Result, new_log_id
 from streamserve.streams.parking import MESSAGES, NO_READER, Parking
 from streamserve.streams.readers import Attachment, ReaderLag
 from streamserve.streams.replica import RETRY_SECONDS, Replica
@@ -55,8 +57,8 @@ _INTERNAL = Error(code="internal_error", message="The server failed while answer
 _HOPELESS = Error(code="engine_died", message="The engine failed repeatedly on this answer. Try again.", retryable=True)
 _STOPPING = Error(code="engine_unavailable", message="The server is shutting down.", retryable=True)
 _TIMEOUT = Error(code="timeout", message="The answer was not finished within timeout_seconds.")
-_LOST = Error(code="log_lost", message="The server has lost this answer. Ask again.", retryable=True)
-_LOG_AWAY = Status(status="waiting", message="The server cannot save the answer now. It continues by itself.")
+LOST = Error(code="log_lost", message="The server has lost this answer. Ask again.", retryable=True)
+LOG_AWAY = Status(status="waiting", message="The server cannot save the answer now. It continues by itself.")
 _LOG_BACK = Status(status="resumed")
 
 
@@ -204,48 +206,60 @@ class Stream(Replica):
         window = self._config.resume_window_seconds
         self._timers.arm("resume_window", window, lambda: self.end_with(_ABANDONED))
 
+    def on_loss(self) -> bool:
+        """The log no longer has what it had acknowledged. Return whether the stream ends here in an error for that."""
+        if self.lease.is_held and self.terminal is None:
+            self._failure = LogLost(self.log_id)
+            self._wake()
+            return True
+        return self.is_lost
+
     # What the log writer asks for
 
     def take_batch(self) -> Batch | None:
         """Return what is to be committed next: the ending alone, or own events and then the generation's."""
         if self._in_flight is not None or self.terminal is not None or not self.lease.is_held or self._has_left:
             return None
+        is_end = self._ending is not None
+        events: list[Event] = []
         if self._ending is not None:
-            events: list[Event] = [*self._own, self._as_kept(self._ending)]
+            events = [*self._own, self._as_kept(self._ending)]
             self._own.clear()
         else:
-            events = [self._own.popleft() for _ in range(min(len(self._own), MAX_BATCH_EVENTS))]
-            if self._generation is not None:
-                events += self._take_generated(self._generation, MAX_BATCH_EVENTS - len(events))
-        if events:
-            self._in_flight = make_batch(self.log_id, self.lease.fence, self.last_seq, events)
-        return self._in_flight
-
-    def _take_generated(self, generation: Generation, limit: int) -> list[Event]:
-        """Return what is there of a generation, up to the first terminal event, without what is known already."""
-        taken: list[Event] = []
-        while not taken:
-            ready = generation.ready(limit) if limit else []
-            self._has_backlog = len(ready) == limit
-            if not ready:
-                if limit and not generation.is_open:
+            while self._own and len(events) < MAX_BATCH_EVENTS:
+                events.append(self._own.popleft())
+            generation, limit = self._generation, MAX_BATCH_EVENTS - len(events)
+            self._has_backlog = limit == 0
+            while generation is not None and limit and not is_end:
+                ready = generation.ready(limit)
+                self._has_backlog = len(ready) == limit
+                for event in ready:
+                    if isinstance(event, TERMINALS):
+                        events.append(self._as_kept(event))
+                        is_end = True
+                        break
+                    if not (self.transcript.has_finished and self.transcript.is_repeated(event)):
+                        events.append(event)
+                if not ready and not generation.is_open and not events:
                     self._is_drained = True
                     self._wake()
-                break
-            for event in ready:
-                if isinstance(event, TERMINALS):
-                    taken.append(self._as_kept(event))
+                if events or not ready:
                     break
-                if not (self.transcript.has_finished and self.transcript.is_repeated(event)):
-                    taken.append(event)
-        return taken
+        if events:
+            bodies = [encode_event(event) for event in events]
+            self._in_flight = Batch(self.log_id, self.lease.fence, self.last_seq, events, bodies, is_end)
+        return self._in_flight
 
-    def on_result(self, batch: Batch, result: Result | Exception) -> None:
-        """Count and show what is committed now; leave a refusal to the task."""
-        if self._in_flight is batch:
+    def on_result(self, batch: Batch | None, result: Result | Exception) -> None:
+        """Count and show what is committed now; leave a refusal to the task.
+
+        A batch that is not in flight any more was given up in an outage: the log may have it, and its fence is old.
+        """
+        is_awaited = batch is self._in_flight
+        if is_awaited:
             self._in_flight = None
-        if not isinstance(result, int):
-            if self.lease.is_held:
+        if batch is None or not isinstance(result, int):
+            if is_awaited and self.lease.is_held and isinstance(result, Exception):
                 self._failure = result
                 self._wake()
             return
@@ -269,12 +283,14 @@ class Stream(Replica):
         """Show the readers that the answer waits; refuse a stream whose first event is not committed."""
         if self.last_seq == 0:
             self._in_flight, self._failure = None, copy.copy(reason)
+            self._own.clear()
+            self._cancel()
             self._wake()
             return False
         self.lag.is_log_down = True
         self._note_position()
         for reader in self.readers.attached:
-            reader.notify(_LOG_AWAY)
+            reader.notify(LOG_AWAY)
         return True
 
     def on_recovery(self) -> None:
@@ -307,7 +323,7 @@ class Stream(Replica):
             if self._failure is not None:
                 raise self._failure
         if self._generation is not None:
-            self._generation.on_news = self._on_generated
+            self._generation.on_news = partial(self._writer.mark, self)
             self._writer.mark(self)
         self._timers.arm("first_reader", self._config.first_reader_seconds, self.release)
         self._arm_timeout()
@@ -322,7 +338,7 @@ class Stream(Replica):
             raise
         except LogLost:
             logger.error("stream %s: log %s no longer has it", self.id, self.log_id)
-            self.is_lost, self.terminal = True, _LOST
+            self.is_lost, self.terminal = True, LOST
         except Fenced:
             logger.warning("stream %s: another producer has claimed it", self.id)
         except Exception:
@@ -338,6 +354,7 @@ class Stream(Replica):
             self._away = None
         except LogUnavailable as reason:
             self._away = reason
+            await self.lease.release()  # else a claim without a producer keeps every other process away
             await self._change(RETRY_SECONDS)
         except (Fenced, Ended):
             self.lease.lose()
@@ -434,7 +451,7 @@ class Stream(Replica):
             self._own.append(Status(status="resumed"))
         self._generation = generation
         self._is_drained = self._has_backlog = False
-        generation.on_news = self._on_generated
+        generation.on_news = partial(self._writer.mark, self)
         self._note_position()
         self._writer.mark(self)
 
@@ -499,12 +516,8 @@ class Stream(Replica):
         """Report the furthest reader's position to the engine, or find that it is time to continue."""
         if self._generation is not None:
             self.lag.report(self._generation)
-        elif not self._is_ending and self._seconds_left() == 0:
+        elif self.lease.is_held and not self._is_ending and self._seconds_left() == 0:
             self._wake()
-
-    def _on_generated(self) -> None:
-        """The generation has events to take, or has ended."""
-        self._writer.mark(self)
 
     def _cancel(self) -> None:
         """Once this returns, no StepPlan built later holds the sequence."""

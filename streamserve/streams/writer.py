@@ -38,8 +38,8 @@ class Producer(Protocol):
     def take_batch(self) -> Batch | None:
         """Return what is to be committed next, None if nothing is. Its result follows before it is asked again."""
 
-    def on_result(self, batch: Batch, result: Result | Exception) -> None:
-        """Take the result of a batch."""
+    def on_result(self, batch: Batch | None, result: Result | Exception) -> None:
+        """Take the result of a batch; None: `take_batch` raised that."""
 
     def on_outage(self, reason: LogUnavailable) -> bool:
         """The log does not commit now. Return whether the stream waits; one that has shown nothing is refused."""
@@ -48,7 +48,7 @@ class Producer(Protocol):
         """The log commits again."""
 
     def cut(self) -> None:
-        """The outage lasts: stop generating, end the connections."""
+        """The outage lasts: stop generating, end the connections. Called once in an outage."""
 
 
 class LogWriter:
@@ -58,7 +58,7 @@ class LogWriter:
         self.outage: LogUnavailable | None = None
         self.log, self._outage_seconds = log, outage_seconds
         self._marked: dict[Producer, None] = {}
-        self._waiting: dict[Producer, None] = {}  # streams that know of the outage
+        self._waiting: dict[Producer, bool] = {}  # streams that know of the outage, and whether they were cut
         self._refused: list[str] = []  # logs of streams that were refused with a commit in doubt
         self._down_since = 0.0
         self._idle: asyncio.Future[None] | None = None
@@ -89,7 +89,19 @@ class LogWriter:
             if not self._marked:
                 self._idle = asyncio.get_running_loop().create_future()
                 await self._idle
-            await self._commit_marked()
+            marked, self._marked = self._marked, {}
+            group: list[tuple[Producer, Batch]] = []
+            for producer in marked:
+                try:
+                    if (batch := producer.take_batch()) is not None:
+                        group.append((producer, batch))
+                except Exception as error:
+                    producer.on_result(None, error)
+            if group:
+                results = await self._commit(group)
+                for (producer, batch), result in zip(group, results, strict=True):
+                    producer.on_result(batch, result)
+            marked = group = results = producer = batch = None  # type: ignore[assignment]  # idle, it refers to no stream
             if self._marked:
                 await asyncio.sleep(0)  # a log in memory never waits
 
@@ -98,15 +110,6 @@ class LogWriter:
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
-
-    async def _commit_marked(self) -> None:
-        """Commit one batch of each marked stream. A method of its own: while idle, the writer refers to no stream."""
-        marked, self._marked = self._marked, {}
-        group = [(producer, batch) for producer in marked if (batch := _take(producer)) is not None]
-        if group:
-            results = await self._commit(group)
-            for (producer, batch), result in zip(group, results, strict=True):
-                producer.on_result(batch, result)
 
     async def _commit(self, group: Sequence[tuple[Producer, Batch]]) -> Sequence[Result | Exception]:
         """Commit these batches, however long that takes."""
@@ -135,12 +138,14 @@ class LogWriter:
         batches = dict(group)
         for producer in [*batches, *self._marked]:
             if producer not in self._waiting:
-                self._waiting[producer] = None
+                self._waiting[producer] = False
                 if not producer.on_outage(reason) and producer in batches:
                     self._refused.append(batches[producer].log_id)
         if time.monotonic() - self._down_since >= self._outage_seconds:
-            for producer in self._waiting:
-                producer.cut()
+            for producer, is_cut in self._waiting.items():
+                if not is_cut:
+                    self._waiting[producer] = True
+                    producer.cut()
 
     async def _note_recovery(self) -> None:
         logger.warning("stream log: it commits again after %.1f s", time.monotonic() - self._down_since)
@@ -154,11 +159,3 @@ class LogWriter:
                 await self.log.drop(log_id)
             except LogUnavailable:
                 logger.warning("stream log: log %s of a refused answer is left to the purge", log_id)
-
-
-def _take(producer: Producer) -> Batch | None:
-    try:
-        return producer.take_batch()
-    except Exception as error:
-        producer.on_result(Batch("", 0, None, (), ()), error)
-        return None

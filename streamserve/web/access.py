@@ -1,7 +1,7 @@
-"""Who may call a route: the caller's standing and scope, the CSRF token, the page a browser's request comes from.
+"""Access to routes: the caller's kind and scope, the CSRF token, and the origin of a browser's request.
 
-For HTTP requests (`admit`) and WebSocket handshakes (`check_handshake`). A key's authority cannot be forged; what comes
-with cookies is checked for where it comes from. Runs on the event loop.
+For HTTP requests (`admit`) and WebSocket handshakes (`check_handshake`). A key cannot be sent by a foreign page; a
+request with cookies can, so its origin is checked. Runs on the event loop.
 """
 
 from __future__ import annotations
@@ -25,19 +25,16 @@ SAFE_METHODS = ("GET", "HEAD")
 
 
 async def admit(access: Access, request: HttpRequest, headers: Mapping[str, str]) -> Caller:
-    """Return the caller, or raise Unauthorized or Forbidden. A cookie's authority is checked for forgery.
-
-    `headers` are the request's, in lower case.
-    """
+    """Return the caller, or raise Unauthorized or Forbidden. Header names are in lower case."""
     if access.callers == ANYONE or (access.open_in_debug and django_settings.DEBUG):
         return NOBODY
     user = await request.auser() if hasattr(request, "auser") else None
     principal = check_access(access, await authenticate(headers, user, getattr(request, "session", None)))
     if principal.kind == "key":
         return principal
-    # Unsafe verbs need the CSRF token; reads, and visitors with no cookie to ride on, need the same origin.
-    has_nothing_to_ride = principal.kind == "anonymous" and not request.COOKIES
-    if request.method in SAFE_METHODS or has_nothing_to_ride:
+    # Unsafe methods need the CSRF token; reads, and anonymous requests without any cookie, need the same origin.
+    has_no_cookie = principal.kind == "anonymous" and not request.COOKIES
+    if request.method in SAFE_METHODS or has_no_cookie:
         check_same_origin(headers, scheme=request.scheme or "http", host=request.get_host())
     else:
         check_csrf(request)
@@ -45,7 +42,7 @@ async def admit(access: Access, request: HttpRequest, headers: Mapping[str, str]
 
 
 def check_access(access: Access, principal: Principal | None) -> Principal:
-    """Return `principal`, or raise unless it may call a route with this `access`."""
+    """Return `principal`. Raises Unauthorized or Forbidden unless it may call a route with this `access`."""
     if principal is None or (principal.kind == "anonymous" and "anonymous" not in access.callers):
         raise Unauthorized("Sign in, or send an API key as 'Authorization: Bearer <key>'.")
     if principal.kind not in access.callers or access.scope not in principal.scopes:
@@ -54,7 +51,7 @@ def check_access(access: Access, principal: Principal | None) -> Principal:
 
 
 class _CsrfCheck(CsrfViewMiddleware):
-    """Django's own check, with the reason returned: our routes answer in their dialect, not with an HTML page."""
+    """Django's own check; it returns the reason, because routes answer in their dialect and not with an HTML page."""
 
     def _reject(self, request: HttpRequest, reason: str) -> str:
         return reason
@@ -74,9 +71,9 @@ def check_csrf(request: HttpRequest) -> None:
 
 
 def check_same_origin(headers: Mapping[str, str], *, scheme: str, host: str) -> None:
-    """Raise Forbidden unless a cookie-bearing GET or handshake comes from our own pages, or from no page at all.
+    """Raise Forbidden unless a GET or handshake with cookies comes from a page of this site or from no page.
 
-    `Origin` decides where it is sent, else `Sec-Fetch-Site`, else `Referer`. None of them: not a browser.
+    `Origin` decides if it is sent, else `Sec-Fetch-Site`, else `Referer`. Without all three it is not a browser's.
     """
     origin = headers.get("origin")
     if origin is not None:
@@ -116,7 +113,7 @@ def _origin_of(url: str) -> str:
 
 
 def headers_of(scope: Mapping[str, Any]) -> dict[str, str]:
-    """Return the handshake's headers by lower-case name. One sent twice is joined, and then matches nothing."""
+    """Return the handshake's headers by lower-case name. One sent twice is joined, so that it matches no value."""
     out: dict[str, str] = {}
     for raw_name, raw_value in scope["headers"]:
         name, value = raw_name.decode("latin-1").lower(), raw_value.decode("latin-1")
@@ -125,7 +122,7 @@ def headers_of(scope: Mapping[str, Any]) -> dict[str, str]:
 
 
 def check_handshake(scope: Mapping[str, Any], headers: Mapping[str, str]) -> None:
-    """Raise Forbidden for a host that is not in ALLOWED_HOSTS, and for cookies that none of our pages has sent."""
+    """Raise Forbidden for a host that is not in ALLOWED_HOSTS, and for cookies from a foreign page."""
     host = headers.get("host", "")
     allowed = django_settings.ALLOWED_HOSTS or ([".localhost", "127.0.0.1", "[::1]"] if django_settings.DEBUG else [])
     if not validate_host(split_domain_port(host)[0], allowed):
@@ -138,7 +135,7 @@ def check_handshake(scope: Mapping[str, Any], headers: Mapping[str, str]) -> Non
 
 
 def _page_scheme(scope: Mapping[str, Any], headers: Mapping[str, str]) -> str:
-    """Return the scheme of the pages that this socket belongs to; behind a proxy with TLS, as Django reads it."""
+    """Return the scheme of the page that opens this socket; behind a TLS proxy by SECURE_PROXY_SSL_HEADER."""
     if django_settings.SECURE_PROXY_SSL_HEADER:
         name, secure = django_settings.SECURE_PROXY_SSL_HEADER
         sent = headers.get(name.removeprefix("HTTP_").replace("_", "-").lower())

@@ -1,7 +1,7 @@
-"""`WatchAudit`: the watchers of this process, each with a row that is written before the first byte is sent.
+"""`WatchAudit`: the watchers of this process, each with a row that is inserted before the first byte is sent.
 
-A watch whose row cannot be written does not begin. A watch ends with its connection; then the row and one log line have
-the last event that was sent. Lives on the event loop; permissions.py says who may watch.
+A watch whose row cannot be inserted does not begin. A watch ends with its connection; then the row and one log line get
+the last event that was sent. Runs on the event loop; permissions.py decides who may watch.
 """
 
 from __future__ import annotations
@@ -46,14 +46,14 @@ class WatchDelivery(Delivery):
         self.closed.set()
 
     def cut(self) -> None:
-        """Stop sending, and end the connection."""
+        """Stop sending and end the connection."""
         self.close()
         if self._task is not None:
             self._task.cancel()
 
 
 class WatchAudit:
-    """Of one process. Each watch has a task, which writes its row."""
+    """One a process. Each watch has a task, which writes its row."""
 
     def __init__(self, streams: Streams) -> None:
         self._streams = streams
@@ -62,11 +62,11 @@ class WatchAudit:
 
     @property
     def watchers(self) -> set[str]:
-        """The owners (`Caller.owner`) who watch now."""
+        """The owners (`Caller.owner`) of the running watches."""
         return {row.watcher for row in self._live.values()}
 
     async def begin(self, caller: Caller, username: str, stream: Stream, *, after: int, address: str) -> WatchDelivery:
-        """Write the row of a watch, and return its delivery. Raises what `Delivery` or the database does."""
+        """Insert the row of a watch and return its delivery. Raises what `Delivery` or the database raises."""
         delivery = WatchDelivery(self._streams, stream, after)
         row = self._live[delivery] = Watch(
             stream_id=stream.id,
@@ -79,7 +79,7 @@ class WatchAudit:
         )
         loop = asyncio.get_running_loop()
         is_written: asyncio.Future[None] = loop.create_future()
-        # An empty context, and a task of its own: a client who leaves while the row is written does not leave it open.
+        # Its own task, in an empty context: a client that leaves during the insert does not leave the row open.
         task = loop.create_task(self._audit(row, delivery, is_written), name="watch", context=Context())
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -98,18 +98,18 @@ class WatchAudit:
                 delivery.cut()
 
     async def note(self) -> None:
-        """Write each watch's last event to its row: the last known one, if the process is killed."""
+        """Write the last event of each watch to its row, so that a killed process leaves it there."""
         for delivery, row in list(self._live.items()):
             await database_sync_to_async(Watch.objects.note)(row.pk, delivery.sent_seq)
 
     async def aclose(self) -> None:
-        """Disconnect all watchers; return when their rows are written."""
+        """Disconnect all watchers; return when their rows have their ends."""
         for delivery in list(self._live):
             delivery.cut()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def _audit(self, row: Watch, delivery: WatchDelivery, is_written: asyncio.Future[None]) -> None:
-        """Write the row, set `is_written`, wait for the end and write that."""
+        """Insert the row, set `is_written`, wait for the end and write it."""
         try:
             await database_sync_to_async(row.save)(force_insert=True)
         except Exception as error:
@@ -138,5 +138,5 @@ async def _record_end(row: Watch, last_seq: int) -> None:
     try:
         await database_sync_to_async(Watch.objects.end)(row.pk, last_seq)
     except Exception:
-        # The line above has everything; the row still has the beginning.
+        # The log line above is complete; the row keeps the beginning.
         log.exception("watch_end_not_written", stream_id=row.stream_id)

@@ -1,7 +1,7 @@
-"""Who is asking: `Principal`, from an API key, a session, or a browser without a login (only where ANONYMOUS is on).
+"""`Principal`: a caller known by an API key, a session, or (only where ANONYMOUS is on) a browser without a login.
 
-One value, made once per request or handshake; everything below trusts it. Knows nothing of routes (see access.py).
-Runs on the event loop; the look-ups are Django's ORM.
+Made once per request or handshake; the code below trusts it. Knows nothing of routes (see access.py). Runs on the event
+loop; the look-ups are Django's ORM.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _BEARER = re.compile(r"bearer +(\S+)", re.IGNORECASE)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Principal(Caller):
-    """A caller whom the site knows. `tenant` says whose objects it reaches; `owner` is what quotas count by.
+    """A caller that the site knows. `tenant` decides which objects it reaches; quotas count per `owner`.
 
     The owner is this user, key or browser.
     """
@@ -51,9 +51,9 @@ class AsyncSession(Protocol):
 
 
 async def authenticate(headers: Mapping[str, str], user: Any, session: AsyncSession | None) -> Principal | None:
-    """Return the caller, or None for an unknown one. Raises Unauthorized for a key that does not open.
+    """Return the caller, or None for an unknown one. Raises Unauthorized for a key that is not active.
 
-    A key, where one is sent, decides alone. `headers` has lower-case names; `user` is the session's user or None.
+    If a key is sent, it alone decides. `headers` has lower-case names; `user` is the session's user or None.
     """
     key = key_in(headers)
     if key is not None:
@@ -70,7 +70,7 @@ async def authenticate(headers: Mapping[str, str], user: Any, session: AsyncSess
 
 
 def key_in(headers: Mapping[str, str]) -> str | None:
-    """Return the API key sent, if any: `Authorization: Bearer` or `x-api-key`. Other schemes are not for us."""
+    """Return the API key sent, if any: `Authorization: Bearer` or `x-api-key`. Other schemes are ignored."""
     bearer = _BEARER.fullmatch(headers.get("authorization", "").strip())
     return bearer.group(1) if bearer else headers.get("x-api-key")
 
@@ -87,7 +87,7 @@ def _use_key(key: str) -> Principal:
 
 
 async def _anonymous_principal(session: AsyncSession | None) -> Principal:
-    """Give a browser without a login a tenant of its own, kept in its session (made here, lazily)."""
+    """Return a caller whose tenant is kept in the browser's session; make the tenant on the first request."""
     name = None if session is None else await session.aget(SESSION_TENANT)
     if not isinstance(name, str):
         name = secrets.token_hex(16)
@@ -97,7 +97,7 @@ async def _anonymous_principal(session: AsyncSession | None) -> Principal:
 
 
 def salt_of(tenant: str) -> str:
-    """Return the tenant's prefix-cache salt: blocks of two tenants never match, and a salt cannot be guessed."""
+    """Return the tenant's prefix-cache salt: it cannot be guessed, and no blocks of two tenants match."""
     return hmac.new(
         django_settings.SECRET_KEY.encode(), f"streamserve.salt:{tenant}".encode(), hashlib.sha256
     ).hexdigest()

@@ -22,8 +22,8 @@ CONTENT_SECURITY_POLICY = (
 
 @non_atomic
 async def chat_page(request: HttpRequest, template_name: str = "streamserve/chat_page.html") -> HttpResponse:
-    """The page. Put it behind a login, or not, as any view; the streams it starts check for themselves."""
-    if hasattr(request, "scope"):  # under WSGI, beside an ASGI server that streams, nothing is to be loaded
+    """Show the chat page. The site may require a login for it; the streams it starts are checked by themselves."""
+    if hasattr(request, "scope"):  # a WSGI worker beside the ASGI server loads no model
         start_loading()
     context = await chat_context(request)
     response = await sync_to_async(render)(request, template_name, context)
@@ -33,14 +33,14 @@ async def chat_page(request: HttpRequest, template_name: str = "streamserve/chat
 
 
 async def chat_context(request: HttpRequest) -> dict[str, Any]:
-    """Return what the page's script needs to know."""
+    """Return the template context of the chat."""
     user = await request.auser() if hasattr(request, "auser") else None
     name = user.get_username() if user is not None and user.is_authenticated else ""
     return {"streamserve": chat_config(name)}
 
 
 def chat_config(signed_in_as: str) -> dict[str, Any]:
-    """Return the addresses and models that the chat element takes as data-* attributes."""
+    """Return the addresses and models for the data-* attributes of the chat element."""
     settings = get_settings()
     return {
         "streams_url": reverse("streamserve:streams"),

@@ -1,7 +1,7 @@
-"""`LiveDelivery`: the live page's figures as one `figures` event each second. A `Body`, as a stream's Delivery is.
+"""`LiveDelivery`: the live page's metrics as one `figures` event each second. A `Body`, like a stream's Delivery.
 
-Runs on the event loop; holds no database connection between two events. Streams of this process are shown with their
-live figures, those of other processes with what their rows say.
+Runs on the event loop; holds no database connection between two events. Streams of this process are shown with live
+metrics, streams of other processes with the columns of their rows.
 """
 
 from __future__ import annotations
@@ -14,35 +14,33 @@ from typing import Any
 from channels.db import database_sync_to_async
 from django.utils import timezone
 
-from streamserve.api.metrics import live_figures
+from streamserve.api.metrics import live_metrics
 from streamserve.models import Stream as StreamRow
 from streamserve.protocol.sse import CONTENT_TYPE, FIRST_BYTES, frame, one_line_json
 from streamserve.streams.reader.delivery import NO_FLOW, Flow
-from streamserve.web.site import Runtime
-
-Figures = Callable[[], Awaitable[dict[str, Any]]]
+from streamserve.web.site import DjangoSite
 
 EVERY_SECONDS = 1.0
-MAX_ROWS = 200  # of other processes' streams; the admin's list of streams has them all
-LIFE_SECONDS = 300.0  # then the page connects again, and its permission is checked again
+MAX_ROWS = 200  # of other processes' streams; the admin's list of streams shows all
+LIFE_SECONDS = 300.0  # then the page reconnects, and its permission is checked again
 
 
 @dataclass(frozen=True, slots=True)
 class _Source:
-    """What log lines call this delivery."""
+    """The id of this delivery in log lines."""
 
     id: str = "live-page"
 
 
 class LiveDelivery:
-    """Figures until the reader leaves, at most `LIFE_SECONDS`."""
+    """Sends metrics until the reader leaves, for `LIFE_SECONDS` at most."""
 
     stream = _Source()
 
     def __init__(
-        self, figures: Callable[[], Awaitable[dict[str, Any]]], *, every_seconds: float = EVERY_SECONDS
+        self, metrics: Callable[[], Awaitable[dict[str, Any]]], *, every_seconds: float = EVERY_SECONDS
     ) -> None:
-        self._figures = figures
+        self._metrics = metrics
         self._every_seconds = every_seconds
         self._is_closed = False
 
@@ -65,31 +63,31 @@ class LiveDelivery:
         yield FIRST_BYTES
         ends_at = asyncio.get_running_loop().time() + LIFE_SECONDS
         while not self._is_closed and asyncio.get_running_loop().time() < ends_at:
-            yield frame(one_line_json(await self._figures()), event="figures")
+            yield frame(one_line_json(await self._metrics()), event="figures")
             await asyncio.sleep(self._every_seconds)
 
     def cut_off(self) -> None:
-        """Close. The page connects again by itself, so there are no last bytes."""
+        """Close. The page reconnects by itself, so there are no last bytes."""
         self.close()
 
     def close(self) -> None:
-        """End after the next figures. Idempotent."""
+        """End after the next event. Idempotent."""
         self._is_closed = True
 
 
-async def site_figures(runtime: Runtime) -> dict[str, Any]:
-    """Return the figures of this process, and the streams that other processes of the site run."""
-    figures = live_figures(runtime.clients, runtime.streams)
-    if runtime.settings.log == "memory":
-        return figures
-    ours = {stream.id for stream in runtime.streams.all() if not stream.lease.is_elsewhere}
+async def site_metrics(site: DjangoSite) -> dict[str, Any]:
+    """Return the metrics of this process, and the streams that other processes of the site run."""
+    metrics = live_metrics(site.clients, site.streams)
+    if site.settings.log == "memory":
+        return metrics
+    ours = {stream.id for stream in site.streams.all() if not stream.lease.is_elsewhere}
     others = StreamRow.objects.unfinished().exclude(pk__in=ours).order_by("created_at")[:MAX_ROWS]
     rows = await database_sync_to_async(lambda: list(others))()
-    figures["streams"] += [_row_figures(row) for row in rows]
-    return figures
+    metrics["streams"] += [_row_metrics(row) for row in rows]
+    return metrics
 
 
-def _row_figures(row: StreamRow) -> dict[str, Any]:
+def _row_metrics(row: StreamRow) -> dict[str, Any]:
     return {
         "id": row.pk,
         "model": row.model,

@@ -1,7 +1,7 @@
-"""`PermissionChecks`: permissions of running streams and of watchers, checked again every 30 s.
+"""`PermissionChecks`: check the permissions of running streams and of watchers every 30 s.
 
-Answers of a revoked key or a deactivated user are stopped; a watcher without the permission is disconnected. One query
-a kind and process, whatever the number of streams, and a few for each watcher. Runs as one task on the serving loop.
+Streams of a revoked key or a deactivated user are stopped; a watcher without the permission is disconnected. A check
+costs one query for all keys, one for all users, and a few for each watcher. One task of a process, on the serving loop.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from streamserve.web.audit import WatchAudit
 log = structlog.get_logger("streamserve")
 
 RECHECK_SECONDS = 30.0
-_STOP_SECONDS = 5.0  # a stop is committed to the log; while that is away, the next check does not wait for it
+_STOP_SECONDS = 5.0  # a stop is committed to the log; a check does not wait longer for a log that is down
 WATCH_PERMISSION = "streamserve.watch_stream"
 
 
@@ -41,12 +41,12 @@ class PermissionChecks:
         self._stops: dict[str, asyncio.Task[None]] = {}  # by stream id
 
     def ensure_running(self) -> None:
-        """Start the task, unless it runs. It ends by itself when nothing is live."""
+        """Start the task unless it runs. It ends when no stream and no watcher is live."""
         if self._task is None or self._task.done():
             self._task = asyncio.get_running_loop().create_task(self._run(), context=Context())
 
     async def aclose(self) -> None:
-        """Cancel the task, and the stops under way."""
+        """Cancel the task and the stops that it waits for."""
         tasks = [*self._stops.values(), *([] if self._task is None else [self._task])]
         for task in tasks:
             task.cancel()
@@ -58,11 +58,11 @@ class PermissionChecks:
             try:
                 await self.check()
             except Exception:
-                # The database may be away for a while; streams go on, and the next round asks again.
+                # The database may be down for a while: streams continue, and the next round checks again.
                 log.exception("permission_check_failed")
 
     async def check(self) -> None:
-        """Check once: disconnect watchers, and stop streams, without the permission."""
+        """Check once: disconnect watchers and stop streams that have lost their permission."""
         if watchers := self._audit.watchers:
             self._audit.cut(await database_sync_to_async(watchers_without_permission)(watchers))
             await self._audit.note()
@@ -103,14 +103,14 @@ def _lost(owners: Mapping[str, str], active: QuerySet[Any]) -> set[str]:
 
 
 def watchers_without_permission(watchers: Iterable[str]) -> set[str]:
-    """Return those of `watchers` (as "user:5", "key:3") that may no longer watch."""
+    """Return those of `watchers` (as "user:5", "key:3") that have lost the permission to watch."""
     return {watcher for watcher in watchers if watching_user(watcher) is None}
 
 
 def watching_user(watcher: str) -> Any:
-    """Return the user by whose permission `watcher` may watch the streams of other owners, or None.
+    """Return the user whose permission lets `watcher` watch streams of any owner, or None.
 
-    A key needs the scope "watch", and a user who has the permission.
+    A key also needs the scope "watch".
     """
     kind, _, pk = watcher.partition(":")
     user: Any = None

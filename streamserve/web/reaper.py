@@ -1,7 +1,7 @@
-"""`Reaper`: ends streams whose process has died or whose reader did not come back, and drops old logs.
+"""`Reaper`: end streams whose worker has died or whose reader did not return in time, and drop old logs.
 
-Every process of a site runs one, in one task on its serving loop, with one query a round; leases make sure that each
-stream is ended once. Rounds come often enough for the resume window, and every 30 s at the latest.
+Every process of a site runs one, as one task on its serving loop, with one query a round; leases ensure that a stream
+is ended once. The time between two rounds is a quarter of the resume window, 30 s at most.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ log = structlog.get_logger("streamserve")
 
 EVERY_SECONDS = 30.0
 PURGE_EVERY_SECONDS = 300.0
-# Whether a worker of another host lives cannot be known without Redis: its streams are given up after a day.
+# Without Redis a worker of another host cannot be checked: its streams are ended after a day.
 FOREIGN_SECONDS = 86_400.0
-# The log notes to the minute when it was last written.
+# The log stores the time of its last write to the minute.
 _PURGE_MARGIN_SECONDS = 60.0
 
 
 def purge_before(settings: StreamConfig, now: float) -> float:
-    """Return the time such that a log last written before it is not needed: unfinished ones are touched in between."""
+    """Return the time before which a log must have been written last to be dropped. Logs in use are touched."""
     return now - max(settings.retention_seconds, settings.resume_window_seconds + _PURGE_MARGIN_SECONDS)
 
 
 class Reaper:
-    """Of one process. `aclose()` ends its task."""
+    """One a process. `aclose()` ends its task."""
 
     def __init__(self, streams: Streams, liveness: Liveness) -> None:
         self._streams, self._liveness = streams, liveness
@@ -48,11 +48,11 @@ class Reaper:
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Begin."""
+        """Start the task."""
         self._task = asyncio.get_running_loop().create_task(self._run(), name="stream reaper", context=Context())
 
     async def aclose(self) -> None:
-        """Stop."""
+        """Cancel the task."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
@@ -62,27 +62,27 @@ class Reaper:
             try:
                 await self.round()
             except Exception:
-                # Database or log may be away for a while; the next round does what this one could not.
+                # Database or log may be down for a while; the next round tries again.
                 log.exception("stream_reaper_failed")
             await asyncio.sleep(self._every_seconds)
 
     async def round(self) -> None:
-        """Look at every unfinished stream once."""
+        """Check every unfinished stream once; purge if it is time."""
         for row in await database_sync_to_async(lambda: list(StreamRow.objects.unfinished()))():
             try:
-                await self._look_at(row)
+                await self._check(row)
             except Exception:
-                # One log that cannot be read must not hold up the other streams.
+                # A log that cannot be read does not hold up the other streams.
                 log.exception("stream_reaper_failed", stream_id=row.pk)
         await asyncio.to_thread(self._liveness.tidy)
         if time.monotonic() >= self._purge_at:
             self._purge_at = time.monotonic() + PURGE_EVERY_SECONDS
             await self._purge()
 
-    async def _look_at(self, row: StreamRow) -> None:
-        """End the stream if its time is over. Release it, if its process has died."""
+    async def _check(self, row: StreamRow) -> None:
+        """Release the stream if its worker has died; end it if its resume window is over."""
         if row.producer and not self._liveness.can_judge(row.producer):
-            await self._look_at_foreign(row)
+            await self._check_foreign(row)
             return
         is_own = row.producer == self._liveness.own_id
         if is_own and self._streams.find(row.pk) is not None:
@@ -92,20 +92,20 @@ class Reaper:
         is_due = row.on_disconnect != "park"
         if row.producer:
             if not await database_sync_to_async(StreamRow.objects.release)(row.pk, row.fence, row.producer):
-                return  # another process was quicker
+                return  # another worker has released or claimed it
         elif not is_due:
             is_due = row.released_at is None or row.released_at + self._window <= timezone.now()
             if not is_due:
                 return
-        stream = await self._streams.reach(row.pk)  # if its log has an end, that is recorded now
+        stream = await self._streams.reach(row.pk)  # if its log has a terminal event, this records it
         if stream is None:
             if is_due and await database_sync_to_async(StreamRow.objects.finish)(row.pk, error_code="producer_lost"):
                 log.warning("stream_log_lost", stream_id=row.pk, log_id=row.log_id)
         elif is_due:
-            stream.abandon()  # or resume, if it is to be finished without readers
+            stream.abandon()  # resumes it instead if on_disconnect is "finish"
 
-    async def _look_at_foreign(self, row: StreamRow) -> None:
-        """Leave the stream to its host."""
+    async def _check_foreign(self, row: StreamRow) -> None:
+        """Leave the stream to its host for a day; log the host once."""
         host = host_of(row.producer)
         if host not in self._foreign_hosts:
             self._foreign_hosts.add(host)
@@ -114,7 +114,7 @@ class Reaper:
             await database_sync_to_async(StreamRow.objects.finish)(row.pk, error_code="producer_lost")
 
     async def _purge(self) -> None:
-        """Delete old logs, except those that are written or read here: touching them keeps them."""
+        """Touch the logs that are written or read here, then drop old ones."""
         streams = self._streams
         for stream in streams.all():
             if stream.lease.is_held if stream.terminal is None else stream.readers.num_attached:

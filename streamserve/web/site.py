@@ -1,14 +1,15 @@
-"""The one place with module state: engines, streams and quota of this process, bound to the loop that serves.
+"""`DjangoSite`: the `Site` of Django's views and WebSockets: engines, log, streams and quota of this process.
 
-Everything is made on first use (daphne sends no lifespan events; `AppConfig.ready()` also runs for migrate). In a
-process with several event loops one after the other (tests), the newest loop has it.
+The only module with state. The site belongs to one event loop and is made on first use, because daphne sends no
+lifespan events and `AppConfig.ready()` also runs for migrate. Tests run one loop after another; the newest loop
+replaces the site.
 """
 
 from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextvars import Context
 from pathlib import Path
 from typing import Any
@@ -42,7 +43,7 @@ ACTIONS = ("pause", "resume", "drain")
 
 
 def client_for(settings: SiteConfig, alias: str) -> EngineClient:
-    """Return a new client of the model's engine, as CLIENT says: in a process of its own, or in this one."""
+    """Return a new client of the model's engine, which CLIENT puts into its own process or into this one."""
     if settings.client == "process":
         return ProcessClient(settings.engine_spec(alias))
     entry = settings.models[alias]
@@ -50,7 +51,7 @@ def client_for(settings: SiteConfig, alias: str) -> EngineClient:
 
 
 def log_for(settings: SiteConfig) -> EventLog:
-    """Return a new log of streams' events, as LOG says."""
+    """Return a new event log of the kind that LOG names."""
     if settings.log == "memory":
         return MemoryLog()
     if settings.log.startswith(LOG_SCHEMES):
@@ -62,12 +63,12 @@ def log_for(settings: SiteConfig) -> EventLog:
 
 
 def workers_folder(settings: SiteConfig) -> Path:
-    """Return where this host's workers keep their locks."""
+    """Return the folder of the locks of this host's workers."""
     return Path(settings.state_dir) / WORKERS_FOLDER
 
 
 def liveness_for(settings: SiteConfig) -> Liveness | None:
-    """Return this process as a worker, under a new id. None where streams are in its memory, and not shared."""
+    """Return this process's liveness lock, under a new id; None where the log is in memory and not shared."""
     if settings.log == "memory":
         return None
     folder = workers_folder(settings)
@@ -79,22 +80,22 @@ def liveness_for(settings: SiteConfig) -> Liveness | None:
 
 
 async def check_log(event_log: EventLog) -> list[str]:
-    """Return, and log, what would lose answers that the log in Redis has acknowledged, a sentence each.
+    """Return the faults by which the log can lose acknowledged events, one sentence each, and log them.
 
-    Answers are served all the same, if Redis can be reached.
+    They are warnings: answers are served as long as the log can be reached.
     """
     complaints: list[str] = []
     try:
         complaints += await event_log.check()
     except LogUnavailable as error:
-        complaints.append(f"{error.message} No answer can begin until it is back.")
+        complaints.append(f"{error.message} No answer can begin until it can be reached.")
     for complaint in complaints:
         log.warning("stream_log_unsafe", complaint=complaint)
     return complaints
 
 
-class Runtime:
-    """What serves, on one event loop: the `Site` of Django's views and WebSockets."""
+class DjangoSite:
+    """See `Site` and `AuditedSite` in api/call.py. Of one event loop."""
 
     def __init__(self, settings: SiteConfig, loop: asyncio.AbstractEventLoop) -> None:
         self.settings = settings
@@ -116,7 +117,7 @@ class Runtime:
             self.reaper.start()
 
     async def control_engine(self, alias: str, action: str) -> str:
-        """Pause, resume or drain the engine of a model, for everybody; return the state it is in then."""
+        """Pause, resume or drain the engine of a model for all workers; return its state afterwards."""
         if alias not in self.clients or action not in ACTIONS:
             raise NotFound(f"There is no model {alias!r} to {action} here.", code="model_not_found")
         client = self.clients[alias]
@@ -124,7 +125,8 @@ class Runtime:
         return client.describe().state
 
     async def start(self, principal: Caller, request: GenerateRequest, on_disconnect: str = "park") -> Stream:
-        """Start an answer for `principal`, within its quota. Raises what the client is answered."""
+        """Start an answer for `principal`, within its quota. Raises StreamserveError."""
+        self.streams.writer.refuse_if_down()
         request = dataclasses.replace(request, tenant=principal.tenant, salt=salt_of(principal.tenant))
         if request.model in self.clients:
             self.clients[request.model].start()
@@ -135,14 +137,14 @@ class Runtime:
         return stream
 
     async def find(self, caller: Caller, *, stream_id: str = "", log_id: str = "") -> Found:
-        """Return the stream with its row, by one query. Another tenant's is as unknown as one that never was."""
+        """Return the stream with its row, by one query. Raises NotFound for an unknown id and for another tenant's."""
         record = await self.streams.store.find(stream_id=stream_id, log_id=log_id)
         if record is None or record.tenant != caller.tenant:
             raise NotFound("There is no stream of that id.", code="stream_not_found")
         return Found(stream=await self.streams.reach(record.id, record), record=record)
 
     async def find_for_watcher(self, caller: Caller, stream_id: str) -> tuple[str, Found]:
-        """Return the caller's user name and the stream, of any tenant, if the user may watch."""
+        """Return the caller's user name and the stream, of any tenant. Raises NotFound unless the user may watch."""
         user = await database_sync_to_async(watching_user)(caller.owner)
         record = None if user is None else await self.streams.store.find(stream_id=stream_id)
         if record is None:
@@ -150,14 +152,14 @@ class Runtime:
         return user.get_username(), Found(stream=await self.streams.reach(record.id, record), record=record)
 
     async def watch(self, call: Call, username: str, stream: Stream, after: int) -> Body:
-        """Write the watch down and return what the watcher is sent."""
+        """Record the watch and return its delivery."""
         delivery = await self.audit.begin(call.caller, username, stream, after=after, address=call.address[:45])
         self.permissions.ensure_running()
         return delivery
 
     @property
     def is_draining(self) -> bool:
-        """Whether the server goes down and takes nothing new."""
+        """Whether the server is shutting down and refuses new answers."""
         return _is_draining
 
     @property
@@ -166,12 +168,12 @@ class Runtime:
         return bool(django_settings.DEBUG)
 
     def health(self) -> dict[str, Any]:
-        """Return how the log is, for `/readyz`."""
+        """Return the state of the log, for `/readyz`."""
         outage = self.streams.writer.outage
         return {"log": "ok" if outage is None else outage.code}
 
     async def aclose(self) -> None:
-        """End every stream and engine. For tests, and for servers that say when they stop."""
+        """Close streams, engine clients and log. For tests, and for servers with a shutdown event."""
         if self.checking is not None:
             self.checking.cancel()
             await asyncio.gather(self.checking, return_exceptions=True)
@@ -187,53 +189,48 @@ class Runtime:
             await asyncio.to_thread(self.liveness.close)
 
 
-_runtime: Runtime | None = None  # touched on the event loop only
+_site: DjangoSite | None = None  # touched on the event loop only
 _is_draining = False
 
 
-def get_runtime() -> Runtime:
-    """Return the runtime of the running loop, making it when there is none yet."""
-    global _runtime
+def get_site() -> DjangoSite:
+    """Return the site of the running loop; make it on the first call."""
+    global _site
     loop = asyncio.get_running_loop()
-    if _runtime is None or _runtime.loop is not loop:
-        _runtime = Runtime(get_settings(), loop)
-    return _runtime
+    if _site is None or _site.loop is not loop:
+        _site = DjangoSite(get_settings(), loop)
+    return _site
 
 
 def get_streams() -> Streams:
-    """Return the streams of this process."""
-    return get_runtime().streams
-
-
-def get_clients() -> Mapping[str, EngineClient]:
-    """Return the engine clients of this process, by model alias."""
-    return get_runtime().clients
+    """Return the streams of this process, for a site's own code."""
+    return get_site().streams
 
 
 def start_loading() -> None:
-    """Begin loading every model that has not begun; returns at once."""
-    for client in get_clients().values():
+    """Start to load every model; return at once."""
+    for client in get_site().clients.values():
         client.start()
 
 
 def begin_to_drain() -> None:
-    """Have WebSockets end once nothing is shown on them, and probes fail. For servers that begin to go down."""
+    """Fail the probes, and close each WebSocket once it shows no stream. For servers that begin to shut down."""
     global _is_draining
     _is_draining = True
-    if _runtime is not None:
-        for begin_to_leave in list(_runtime.on_drain):
+    if _site is not None:
+        for begin_to_leave in list(_site.on_drain):
             begin_to_leave()
 
 
 def shut_down_streams() -> None:
-    """End what streams here: what the log keeps goes on at another worker. For servers that go down; on the loop."""
-    if _runtime is not None:
-        _runtime.streams.shut_down()
+    """End this process's deliveries; readers resume at another worker. For servers that shut down; on the loop."""
+    if _site is not None:
+        _site.streams.shut_down()
 
 
 async def reset() -> None:
-    """Close what there is and forget it; the next use reads the settings again. For tests."""
-    global _runtime, _is_draining
-    runtime, _runtime, _is_draining = _runtime, None, False
-    if runtime is not None and runtime.loop is asyncio.get_running_loop():
-        await runtime.aclose()
+    """Close the site; the next use reads the settings again. For tests."""
+    global _site, _is_draining
+    site, _site, _is_draining = _site, None, False
+    if site is not None and site.loop is asyncio.get_running_loop():
+        await site.aclose()

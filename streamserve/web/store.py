@@ -1,7 +1,7 @@
-"""`RowStore`: streams' records as rows of the site's database, and one log line at each end. See streams/store.py.
+"""`RowStore`: streams' records as rows of the site's database, and a log line when a stream ends. See streams/store.py.
 
-Each call is one query and holds no connection afterwards. Neither prompt nor answer is ever logged; the answer is in
-the row only if STORE is on. Lives on the event loop.
+Each call is one query and holds no connection afterwards. Neither prompt nor answer is logged; the row has the answer
+only if STORE is on. Runs on the event loop.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ log = structlog.get_logger("streamserve")
 
 
 class RowStore:
-    """See `StreamStore`. Without a `liveness` streams are not shared, and rows are a record only."""
+    """See `StreamStore`. Without a `liveness` streams are not shared between workers, and rows are a record only."""
 
     def __init__(self, liveness: Liveness | None, *, keeps_text: bool = False) -> None:
         self.is_shared = liveness is not None
@@ -69,7 +69,7 @@ class RowStore:
             completion_tokens=summary.completion_tokens,
             ttft_seconds=summary.ttft,
             last_seq=last_seq,
-            text=text.replace("\0", "\N{REPLACEMENT CHARACTER}"),  # PostgreSQL refuses NUL, every time
+            text=text.replace("\0", "\N{REPLACEMENT CHARACTER}"),  # PostgreSQL refuses NUL
         )
         if is_written:
             log.info("stream_finished", **line_of(summary))
@@ -84,7 +84,7 @@ class RowStore:
 
 
 def record_of(row: StreamRow) -> Record:
-    """Return a row as a record. A request that this release cannot read is None."""
+    """Return a row as a record. A request that this release cannot decode becomes None."""
     request, refusal = None, None
     if row.request is not None:
         try:

@@ -1,6 +1,6 @@
-"""`Subscriptions`: the streams that one WebSocket shows, each sent by a task of its own, at the pace the socket takes.
+"""`Subscriptions`: the streams that one WebSocket shows, each sent by its own task as fast as the socket takes it.
 
-Tokens come from the log, never over the channel layer (which drops silently past 100 messages). Event loop only.
+Tokens come from the log, never over the channel layer, which drops messages silently past 100. Event loop only.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Send = Callable[[Mapping[str, Any]], Awaitable[None]]
 
 
 class SocketGone(Exception):
-    """Nobody is at the other end of the socket."""
+    """The client has closed the socket."""
 
 
 class _Subscription:
@@ -37,14 +37,14 @@ class _Subscription:
         self.task: asyncio.Task[None] | None = None
 
     def end(self) -> None:
-        """The reader has left: when this returns, the engine knows."""
+        """Detach the reader and cancel the task. When this returns, the engine knows that the reader has left."""
         self.events.close()
         if self.task is not None:
             self.task.cancel()
 
 
 class Subscriptions:
-    """See above. `is_leaving`: the socket is to be closed; then `on_end` is called after the end of each relay."""
+    """The subscriptions of one socket. Once `is_leaving`, `on_end` is called after each subscription that ends."""
 
     def __init__(self, send: Send, on_end: Callable[[], Awaitable[None]]) -> None:
         self.is_leaving = False
@@ -58,56 +58,56 @@ class Subscriptions:
         return stream_id in self._shown
 
     def show(self, streams: Streams, stream: Stream, after: int, credit: int | None) -> None:
-        """Send the events of `stream` from `after` on, instead of what is being sent of it.
+        """Send the events of `stream` after seq `after`; this replaces the subscription that the socket has to it.
 
-        Raises BadRequest for an `after` past the last event, QuotaExceeded for one reader too many.
+        Raises BadRequest if `after` is past the last event, QuotaExceeded if the stream has too many readers.
         """
         before = self._shown.pop(stream.id, None)
         if before is not None:
             before.end()
-        relay = self._shown[stream.id] = _Subscription(stream, follow(streams, stream, after, credit=credit))
-        # An empty context: what it sends outlives the message that asked for it.
-        relay.task = asyncio.get_running_loop().create_task(self._run(relay), name="relay", context=Context())
+        one = self._shown[stream.id] = _Subscription(stream, follow(streams, stream, after, credit=credit))
+        # An empty context: the task outlives the message that started it.
+        one.task = asyncio.get_running_loop().create_task(self._run(one), name="subscription", context=Context())
 
     def ack(self, stream_id: str, seq: int) -> None:
-        """Note what the client has of a stream. Of one that is not shown, or not any more, it is no news."""
-        relay = self._shown.get(stream_id)
-        if relay is not None:
-            relay.events.ack(seq)
+        """Note the last event that the client has of a stream. Ignored for a stream that is not shown."""
+        one = self._shown.get(stream_id)
+        if one is not None:
+            one.events.ack(seq)
 
     async def aclose(self) -> None:
-        """End every relay, which counts the reader out of its streams."""
-        relays = list(self._shown.values())
-        for relay in relays:
-            relay.end()
-        await asyncio.gather(*(relay.task for relay in relays if relay.task is not None), return_exceptions=True)
+        """End every subscription; its reader is detached from the stream."""
+        shown = list(self._shown.values())
+        for one in shown:
+            one.end()
+        await asyncio.gather(*(one.task for one in shown if one.task is not None), return_exceptions=True)
 
-    async def _run(self, relay: _Subscription) -> None:
+    async def _run(self, one: _Subscription) -> None:
         try:
-            await self._send_all(relay)
+            await self._send_all(one)
         except SocketGone:
-            pass  # the consumer hears of it, too
+            pass  # the consumer gets the disconnect, too
         finally:
-            relay.events.close()
-            if self._shown.get(relay.stream.id) is relay:
-                del self._shown[relay.stream.id]
+            one.events.close()
+            if self._shown.get(one.stream.id) is one:
+                del self._shown[one.stream.id]
         if self.is_leaving:
             await self._on_end()
 
-    async def _send_all(self, relay: _Subscription) -> None:
-        """Send every event as far as the socket takes them, or say why not, or where to go on."""
-        stream = relay.stream
+    async def _send_all(self, one: _Subscription) -> None:
+        """Send every event; after the last one, the error that ended the stream's delivery or where to resume it."""
+        stream = one.stream
         try:
-            async with aclosing(relay.events) as events:
+            async with aclosing(one.events) as events:
                 async for logged in events:
                     await self._send(websocket_message(stream.id, stream.log_id, logged))
-            if relay.events.reader.is_let_go:
-                await self._send(going_away(stream, relay.events.seq))
+            if one.events.reader.is_let_go:
+                await self._send(going_away(stream, one.events.seq))
                 self.is_leaving = True
         except SocketGone:
             raise
         except StreamserveError as error:
             await self._send(failure(error, {"id": stream.id}))
         except Exception:
-            log.exception("websocket_relay_failed", stream_id=stream.id)
+            log.exception("websocket_subscription_failed", stream_id=stream.id)
             await self._send(failure(internal_error(), {"id": stream.id}))

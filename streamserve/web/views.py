@@ -1,7 +1,7 @@
-"""Django's adapter: a view for each row of `ROUTES`, which admits the caller, calls the endpoint and sends its Reply.
+"""Django's adapter: a view for each row of `ROUTES` that admits the caller, calls the endpoint and sends its Reply.
 
-The views are csrf_exempt, login_not_required and non-atomic: they check for themselves, answer programs rather than
-browsers, and stream for minutes. Runs on the event loop; under WSGI every route is a 503 that names the way out.
+The views are csrf_exempt, login_not_required and non-atomic: they check the caller themselves, answer programs as well
+as browsers, and stream for minutes. Runs on the event loop; under WSGI every route is a 503 that names the remedy.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from streamserve.asgi.handover import HEADER, offer
 from streamserve.protocol.errors import MethodNotAllowed, Refused, StreamserveError
 from streamserve.protocol.ids import request_id_of
 from streamserve.web.access import admit
-from streamserve.web.site import get_runtime
+from streamserve.web.site import get_site
 
 log = structlog.get_logger("streamserve")
 
@@ -57,14 +57,14 @@ def view_of(route: Route) -> View:
                 query_string=request.META.get("QUERY_STRING", ""),
                 address=request.META.get("REMOTE_ADDR") or "",
             )
-            site: AuditedSite | None = get_runtime() if route.needs_site else None
+            site: AuditedSite | None = get_site() if route.needs_site else None
             reply = await route.endpoint(call, site)
         except StreamserveError as error:
             reply = route.error_reply(error)
         except RequestAborted:
             raise
         except Exception:
-            # The edge of a request: what went wrong goes to the log, the client gets the id to ask about.
+            # The edge of a request: the cause goes to the log, the client gets the id of its log line.
             log.exception("request_failed", request_id=request_id, path=request.path)
             reply = route.error_reply(failure(request_id))
         response = to_django(request, reply)
@@ -78,7 +78,7 @@ def view_of(route: Route) -> View:
 
 
 def non_atomic(view: View) -> View:
-    """Return a function that calls the async `view`, outside ATOMIC_REQUESTS. A method itself takes no marks."""
+    """Return the async `view` outside ATOMIC_REQUESTS, as a function: a bound method takes no attributes."""
 
     @functools.wraps(view)
     async def outside(*args: Any, **kwargs: Any) -> HttpResponseBase:
@@ -88,7 +88,7 @@ def non_atomic(view: View) -> View:
 
 
 def _mark_non_atomic(view: View) -> View:
-    """Have ATOMIC_REQUESTS pass over `view`: Django refuses it to async views."""
+    """Exempt `view` from ATOMIC_REQUESTS, which Django refuses to async views."""
     for alias in connections:
         transaction.non_atomic_requests(using=alias)(view)
     return view
@@ -97,8 +97,8 @@ def _mark_non_atomic(view: View) -> View:
 def to_django(request: HttpRequest, reply: Reply) -> HttpResponseBase:
     """Return `reply` as Django's response.
 
-    Under StreamMiddleware a stream's response is empty but for a one-time ticket: Django finishes at once, and thread,
-    database connection and request are released before the first token. Without it, Django streams.
+    Under StreamMiddleware the response to a stream is empty except for a one-time id: Django finishes at once, and
+    thread, database connection and request are released before the first token. Without it, Django streams.
     """
     body = reply.body
     response: HttpResponseBase
@@ -114,13 +114,13 @@ def to_django(request: HttpRequest, reply: Reply) -> HttpResponseBase:
         for raw_name, raw_value in body.headers:
             response[raw_name.decode("ascii")] = raw_value.decode("latin-1")
     if reply.status >= 500:
-        # A failure was logged with its cause; being busy, or loading, is nothing to log as an error.
+        # A failure is in the log with its cause already; an engine that is busy or loading is no error of the site.
         setattr(response, "_has_been_logged", True)  # noqa: B010  (Django's own mark, in no stub)
     return response
 
 
 class _Streamed(StreamingHttpResponse):
-    """Closes its own iterator when the client leaves; Django would leave that to the garbage collector."""
+    """Closes its iterator when the client leaves; Django leaves that to the garbage collector."""
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
         async with aclosing(self._iterator) as chunks:  # type: ignore[attr-defined]
@@ -153,13 +153,13 @@ async def _chunks(request: HttpRequest) -> AsyncIterator[bytes]:
 
 
 async def _wait(work: Coroutine[Any, Any, T], /) -> T:
-    """Await `work` without a database connection. Django cancels the view, and it, when the client leaves."""
+    """Await `work` without a database connection. Django cancels the view and `work` when the client leaves."""
     await _close_connections()
     return await work
 
 
 async def _close_connections() -> None:
-    """Give this request's database connections back; the ORM opens them again when something asks."""
+    """Close this request's database connections; the ORM reopens them on the next query."""
 
     def close() -> None:
         for connection in connections.all(initialized_only=True):

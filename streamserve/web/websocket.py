@@ -1,7 +1,7 @@
-"""`StreamConsumer`: the Channels consumer for `/ws/streams`. One instance a socket, on the event loop.
+"""`StreamConsumer`: the Channels consumer for `/ws/streams`. One instance per socket, on the event loop.
 
-Messages are handled in order, one at a time. The streams they ask for are sent by tasks of their own
-(subscriptions.py), never inside `receive`, so a stop and a disconnect take effect at once.
+Messages are handled in order, one at a time. Streams are sent by tasks of their own (subscriptions.py), never inside
+`receive`, so a stop and a disconnect take effect at once.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ from streamserve.streams.stream import Stream
 from streamserve.web.access import check_access, check_handshake, headers_of
 from streamserve.web.auth import authenticate
 from streamserve.web.permissions import owners_without_permission
-from streamserve.web.site import begin_to_drain, get_runtime, get_streams
+from streamserve.web.site import begin_to_drain, get_site
 from streamserve.web.subscriptions import SocketGone, Subscriptions
 
 log = structlog.get_logger("streamserve")
 
-_WITHOUT_RIGHTS = ("ack", "ping", "pong")  # they start and read nothing
+_WITHOUT_PERMISSION = ("ack", "ping", "pong")  # they start and read nothing
 
 
 class StreamConsumer(AsyncConsumer):  # type: ignore[misc]  # channels ships no types
-    """start, resume, ack, stop, input, ping in; started, event, error, farewell, pong out (docs/api.md)."""
+    """Takes start, resume, ack, stop, input, ping; sends started, event, error, farewell, pong (docs/api.md)."""
 
     access = Access(callers=CHAT_CALLERS)
 
@@ -51,7 +51,8 @@ class StreamConsumer(AsyncConsumer):  # type: ignore[misc]  # channels ships no 
         self._shown = Subscriptions(self._send, self._leave)
         self._tasks: list[asyncio.Task[None]] = []
         self._on_drain: set[Callable[[], None]] = set()
-        self._is_busy = self._has_closed = False  # with a message; for good
+        self._is_busy = False  # handling a message
+        self._has_closed = False
         self._sent_at = time.monotonic()
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
@@ -65,7 +66,7 @@ class StreamConsumer(AsyncConsumer):  # type: ignore[misc]  # channels ships no 
             await self._shown.aclose()
 
     async def websocket_connect(self, message: Mapping[str, Any]) -> None:
-        """Accept a caller who may chat, from our own pages or from no page."""
+        """Accept a caller with the scope "chat", from a page of this site or from no page."""
         headers = headers_of(self.scope)
         try:
             check_handshake(self.scope, headers)
@@ -81,9 +82,9 @@ class StreamConsumer(AsyncConsumer):  # type: ignore[misc]  # channels ships no 
             self._spawn(self._ping(seconds))
 
     async def websocket_receive(self, message: Mapping[str, Any]) -> None:
-        """Act on one message. A wrong one is answered by an error, and the socket stays open."""
+        """Handle one message. A wrong one gets an error, and the socket stays open."""
         if self._has_closed:
-            return  # sent before the close frame arrived
+            return  # the client sent it before our close frame arrived
         self._is_busy = True
         frame, max_bytes = message.get("text"), get_settings().limits.max_websocket_message_bytes
         with suppress(SocketGone):
@@ -98,26 +99,26 @@ class StreamConsumer(AsyncConsumer):  # type: ignore[misc]  # channels ships no 
             await self._leave()
 
     def _join_drain(self) -> None:
-        """Hang `_begin_to_leave` into the server's drain, where it has one (asgi/drain.py)."""
+        """Register `_begin_to_leave` with the server's drain, if the server has one (asgi/drain.py)."""
         drain = self.scope.get("extensions", {}).get("streamserve.flow", {}).get("drain")
         if drain is not None:
             drain.on_drain(begin_to_drain)
-            self._on_drain = get_runtime().on_drain
+            self._on_drain = get_site().on_drain
             self._on_drain.add(self._begin_to_leave)
             if drain.is_draining:
                 self._begin_to_leave()
 
     def _begin_to_leave(self) -> None:
-        """Take nothing new, and close once no stream is shown."""
+        """Refuse new streams, and close once no stream is shown."""
         self._shown.is_leaving = True
         self._spawn(self._leave())
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        """Run `work` beside the messages, in an empty context, until the socket ends."""
+        """Run `work` as a task in an empty context, until the socket ends."""
         self._tasks.append(asyncio.get_running_loop().create_task(work, context=Context()))
 
     async def websocket_disconnect(self, message: Mapping[str, Any]) -> None:
-        """The client has left."""
+        """End the consumer: the client has left."""
         raise StopConsumer
 
     async def _answer(self, body: bytes) -> None:
@@ -136,18 +137,18 @@ class StreamConsumer(AsyncConsumer):  # type: ignore[misc]  # channels ships no 
             await self._send(failure(internal_error(), subject))
 
     async def _handle(self, body: bytes, subject: dict[str, Any]) -> None:
-        """Read one message and act on it. `subject` is filled with what an error answer should refer to."""
+        """Decode one message and handle it. `subject` gets the fields that an error to it repeats."""
         values = decode_json(body, get_settings().limits)
         kind = values.get("type")
         if not isinstance(kind, str) or kind not in FIELDS:
             raise BadRequest(f"'type' is one of {', '.join(FIELDS)}.", code="unknown_type", param="type")
         subject |= about(values)
         message = read(values, FIELDS[kind])
-        if kind not in _WITHOUT_RIGHTS:
-            await self._check_rights()
+        if kind not in _WITHOUT_PERMISSION:
+            await self._check_permission()
         await getattr(self, f"_on_{kind}")(message)
 
-    ### What a client sends
+    ### Messages of the client
 
     async def _on_start(self, message: Mapping[str, Any]) -> None:
         self._check_room()
@@ -162,19 +163,19 @@ class StreamConsumer(AsyncConsumer):  # type: ignore[misc]  # channels ships no 
         after = message.get("after", 0)
         if after > stream.last_seq:
             raise gone()
-        self._shown.show(get_streams(), stream, after, message.get("credit"))
+        self._shown.show(get_site().streams, stream, after, message.get("credit"))
 
     async def _on_ack(self, message: Mapping[str, Any]) -> None:
         self._shown.ack(required(message, "id"), required(message, "seq"))
 
     async def _on_stop(self, message: Mapping[str, Any]) -> None:
         stream_id = required(message, "id")
-        with suppress(Gone):  # there is nothing to stop
+        with suppress(Gone):  # then there is nothing to stop
             stream = await self._own_stream(stream_id)
             await stream.stop(message.get("seen_seq"))
 
     async def _on_input(self, message: Mapping[str, Any]) -> None:
-        """Stop the answer and continue its conversation. What can be refused is refused before the stop."""
+        """Stop the answer and continue its conversation. Every refusal comes before the stop."""
         stream_id = required(message, "id")
         turn = NextTurn(message, get_settings().limits)
         self._check_room(beside=stream_id)
@@ -183,44 +184,44 @@ class StreamConsumer(AsyncConsumer):  # type: ignore[misc]  # channels ships no 
         await stream.stop(message.get("seen_seq"))
         if stream.terminal is None:
             raise EngineUnavailable("The server is shutting down.")
-        answer = await answer_text(get_streams().log, stream.log_id)
+        answer = await answer_text(get_site().log, stream.log_id)
         await self._begin(turn.after(stream.request, answer, stream.on_disconnect), message)
 
     async def _on_ping(self, message: Mapping[str, Any]) -> None:
         await self._send({**message, "type": "pong"})
 
     async def _on_pong(self, message: Mapping[str, Any]) -> None:
-        """The answer to a ping of ours. Nothing depends on it: the ping itself kept the connection open."""
+        """Ignore the answer to our ping: the ping itself has kept the connection open."""
 
     async def _begin(self, asked: native.NativeRequest, message: Mapping[str, Any]) -> None:
-        stream = await get_runtime().start(self._principal, asked.generate, asked.on_disconnect)
+        stream = await get_site().start(self._principal, asked.generate, asked.on_disconnect)
         await self._send(started(stream, message))
-        self._shown.show(get_streams(), stream, 0, message.get("credit"))
+        self._shown.show(get_site().streams, stream, 0, message.get("credit"))
 
-    ### What it takes
+    ### Checks
 
     async def _own_stream(self, stream_id: str) -> Stream:
         """Return the stream. Raises NotFound unless it is the caller's, Gone if its events are no longer kept."""
-        found = await get_runtime().find(self._principal, stream_id=stream_id)
+        found = await get_site().find(self._principal, stream_id=stream_id)
         if found.stream is None:
             raise gone()
         return found.stream
 
-    async def _check_rights(self) -> None:
-        """Raise Unauthorized once the key or account is no longer active: a socket may outlive both."""
+    async def _check_permission(self) -> None:
+        """Raise Unauthorized if the key or account is no longer active: a socket may outlive both."""
         owners = {self._principal.owner}
         if await database_sync_to_async(owners_without_permission)(owners):
             raise Unauthorized("Your key or account is no longer active.", code="rights_lost")
 
     def _check_room(self, beside: str = "") -> None:
-        """Refuse a stream too many, and any while the server goes down. `beside`: the stream that it replaces."""
+        """Raise for one stream too many, and for any while the server shuts down. `beside`: the stream it replaces."""
         if self._shown.is_leaving:
             raise EngineUnavailable("The server is restarting. Connect again.", retry_after=1)
         num_shown = len(self._shown) - (beside in self._shown)
         if num_shown >= get_settings().limits.max_streams_per_principal:
             raise BadRequest("This socket shows as many streams as it may. Open another.", code="too_many_on_socket")
 
-    ### What the client is sent
+    ### Messages to the client
 
     async def _ping(self, seconds: float) -> None:
         """Send a ping whenever nothing was sent for `seconds`."""
@@ -239,7 +240,7 @@ class StreamConsumer(AsyncConsumer):  # type: ignore[misc]  # channels ships no 
         await self._send_raw({"type": "websocket.send", "text": json.dumps(value, ensure_ascii=False)})
 
     async def _leave(self) -> None:
-        """Close, unless a stream is shown or a message is being handled: this is called again when that ends."""
+        """Close, unless a stream is shown or a message is being handled; either calls this again when it ends."""
         if not self._shown and not self._is_busy:
             with suppress(SocketGone):
                 await self._close(CloseCode.GOING_DOWN)
@@ -253,14 +254,14 @@ class StreamConsumer(AsyncConsumer):  # type: ignore[misc]  # channels ships no 
         self._sent_at = time.monotonic()
         try:
             await self.send(message)
-        except OSError:  # what uvicorn raises (ASGI 3, "Disconnected client")
+        except OSError:  # raised by uvicorn (ASGI 3, "Disconnected client")
             raise SocketGone from None
 
 
 async def deny_unknown_path(scope: Scope, receive: Receive, send: Send) -> None:
-    """Answer a handshake at an unknown path: 404 where the server can (ASGI's "WebSocket Denial Response").
+    """Answer a handshake at an unknown path with 404, if the server can (ASGI's "WebSocket Denial Response").
 
-    Else the socket is opened and closed with 4404, which a page sees; a refusal before that would be a 403.
+    Otherwise the socket is accepted and closed with 4404, which a page can read; a close before that is a 403.
     """
     await receive()
     if "websocket.http.response" in scope.get("extensions", {}):

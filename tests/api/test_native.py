@@ -9,7 +9,7 @@ import pytest
 from django.test.utils import override_settings
 
 from streamserve.models import Stream as StreamRow
-from streamserve.web import site as runtime
+from streamserve.web import site
 from tests.conftest import Caller, body_of, until_ready
 from tests.support.stream_checks import check_native, parse_sse, text_of
 
@@ -53,14 +53,14 @@ async def test_tokens_and_text_are_the_same_answer(caller: Caller) -> None:
 
 async def test_a_row_tells_what_became_of_it(caller: Caller) -> None:
     """Owner, counts, times; the request is forgotten, the text was never kept."""
-    await runtime.reset()
+    await site.reset()
     with override_settings(STREAMSERVE={"TESTING": True, "ECHO_STEP_SECONDS": 0.02}):
         await until_ready()
         response = await caller.post("/streams", ask(prompt="a secret question"))
         row = await StreamRow.objects.aget()
         assert (row.state, row.request["prompt"]) == ("running", "a secret question")
         await body_of(response)
-        await runtime.reset()
+        await site.reset()
     row = await StreamRow.objects.aget()
     assert (row.state, row.finish_reason, row.completion_tokens) == ("finished", "length", 8)
     assert (row.request, row.text) == (None, "")
@@ -79,7 +79,7 @@ async def test_the_state_of_a_stream(caller: Caller) -> None:
     assert state["finish_reason"] == "length"
     assert state["usage"]["completion_tokens"] == 8
     assert state["resumable"] is True
-    await runtime.reset()
+    await site.reset()
     kept = (await caller.get(path)).json()
     assert (kept["state"], kept["finish_reason"], kept["resumable"]) == ("finished", "length", False)
 
@@ -111,7 +111,7 @@ async def test_events_that_are_gone_are_410_or_204(caller: Caller) -> None:
     """410 for a program, 204 for an EventSource; a foreign or unknown event id never starts an answer."""
     response = await caller.post("/streams", ask())
     await body_of(response)
-    await runtime.reset()
+    await site.reset()
     sse = {"accept": "text/event-stream"}
     path = f"/streams/{response['X-Stream-Id']}/events"
     assert (await caller.get(path)).status_code == 410
@@ -135,7 +135,7 @@ async def test_an_event_source_starts_and_resumes(caller: Caller) -> None:
 
 async def test_stop_is_idempotent_and_cuts_what_is_kept(caller: Caller) -> None:
     """`done` with `cancelled` and `kept_seq`; a second stop changes nothing."""
-    await runtime.reset()
+    await site.reset()
     with override_settings(STREAMSERVE={"TESTING": True, "STORE": True, "ECHO_STEP_SECONDS": 0.01}):
         await until_ready()
         response = await caller.post("/streams", ask(max_tokens=1000, ignore_eos=True))
@@ -151,7 +151,7 @@ async def test_stop_is_idempotent_and_cuts_what_is_kept(caller: Caller) -> None:
         frames = check_native(got)
         assert frames[-1].json["kept_seq"] == seen.seq
         assert (await caller.post(f"{path}/stop")).json()["last_seq"] == stopped.json()["last_seq"]
-        await runtime.reset()
+        await site.reset()
         row = await StreamRow.objects.aget()
         assert row.text == text_of([frame for frame in frames[:-1] if frame.seq <= seen.seq])
 
@@ -219,7 +219,7 @@ async def test_a_failure_of_ours_is_a_json_500_that_says_nothing(
     assert "secret" not in response.content.decode()
     assert response["X-Request-Id"] in response.json()["error"]["message"]
     assert "/secret/path" in capsys.readouterr().out
-    assert all(stream.terminal is not None for stream in runtime.get_streams().all())
+    assert all(stream.terminal is not None for stream in site.get_site().streams.all())
 
 
 async def test_readyz_says_what_the_page_needs(caller: Caller) -> None:

@@ -11,7 +11,7 @@ from django.test.utils import override_settings
 
 from streamserve.engine.echo import EchoRunner
 from streamserve.engine.plan import StepPlan
-from streamserve.web import site as runtime
+from streamserve.web import site
 from tests.conftest import Caller, body_of, until, until_ready
 from tests.support.stream_checks import check_native, parse_sse
 
@@ -58,41 +58,41 @@ async def test_errors_are_in_the_openai_shape(caller: Caller) -> None:
 
 async def test_leaving_a_whole_answer_stops_it(caller: Caller) -> None:
     """Django cancels the view; the reader is gone; the engine aborts and the stream ends as abandoned."""
-    await runtime.reset()
+    await site.reset()
     with override_settings(STREAMSERVE={"TESTING": True, "ECHO_STEP_SECONDS": 0.02}):
         await until_ready()
         asking = asyncio.create_task(caller.post("/v1/chat/completions", ask(max_tokens=1000, ignore_eos=True)))
-        await until(runtime.get_streams().all)
-        [stream] = runtime.get_streams().all()
+        await until(site.get_site().streams.all)
+        [stream] = site.get_site().streams.all()
         await until(lambda: stream.usage.completion_tokens >= 3)
         asking.cancel()
         await asyncio.wait([asking])
         async with asyncio.timeout(5):
             await stream.ended.wait()
         assert stream.summary().finish_reason == "abandoned"
-        await runtime.reset()
+        await site.reset()
 
 
 async def test_an_engine_that_dies_is_an_error_not_a_done(caller: Caller) -> None:
     """Non-streamed: a 5xx in the dialect; /readyz then says 503."""
-    await runtime.reset()
+    await site.reset()
     with override_settings(STREAMSERVE={"TESTING": True, "ECHO_STEP_SECONDS": 0.02}):
         await until_ready()
         asking = asyncio.create_task(caller.post("/v1/chat/completions", ask(max_tokens=1000, ignore_eos=True)))
-        await until(runtime.get_streams().all)
-        await runtime.get_clients()["echo"].aclose()
+        await until(site.get_site().streams.all)
+        await site.get_site().clients["echo"].aclose()
         response = await asking
         assert response.status_code == 503
         assert json.loads(response.content)["error"]["type"] == "server_error"
         assert (await caller.get("/readyz")).status_code == 503
-        await runtime.reset()
+        await site.reset()
 
 
 async def test_a_step_that_raises_ends_streams_in_error_and_refuses_new_ones(
     caller: Caller, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The engine thread dies in a step: a stream that was shown tokens ends in `error`; then 503, and not ready."""
-    await runtime.reset()
+    await site.reset()
     whole = EchoRunner.launch
 
     def launch(runner: EchoRunner, plan: StepPlan) -> object:
@@ -111,4 +111,4 @@ async def test_a_step_that_raises_ends_streams_in_error_and_refuses_new_ones(
     assert refused.status_code == 503
     assert refused["Retry-After"]
     assert (await caller.get("/readyz")).status_code == 503
-    await runtime.reset()
+    await site.reset()

@@ -212,10 +212,11 @@ async def test_a_send_that_says_the_client_left(site: Site, scripted: ScriptedCl
     assert not client.is_complete
 
 
-async def test_a_delivery_that_fails_is_not_completed(
+@pytest.mark.cut_streams("its delivery fails")
+async def test_a_delivery_that_fails_breaks_the_connection(
     streams: Streams, scripted: ScriptedClient, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """After the head its error is logged and raised without a last chunk, so that the server aborts the connection."""
+    """After the head an error is logged and raised to the server: no last chunk makes half an answer look whole."""
 
     class Bad(NativeEncoder):
         def encode(self, logged: object) -> bytes:

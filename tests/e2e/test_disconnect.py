@@ -1,4 +1,4 @@
-"""Disconnect over the wire: whoever leaves, and however, is absent from the very next step, and its blocks are free.
+"""A reader that disconnects, in any way, is absent from the very next step, and its blocks are free.
 
 Real daphne and uvicorn, raw sockets. A gate holds the engine in step k while the client leaves; the server is asked
 when it has seen that; then the gate opens, and the trace of plans is read.
@@ -143,7 +143,7 @@ def test_a_reader_who_leaves_is_absent_from_the_next_step(
     assert all(seq_id not in plan for plan in later)
     assert (after["stats"]["blocks_used"], after["stats"]["running"], after["stats"]["waiting"]) == (0, 0, 0)
     assert [stream["state"] for stream in after["streams"] if stream["id"] == stream_id] == ["parked"]
-    assert not {"delivery", "delivery watch", "relay"} & set(after["tasks"])
+    assert not {"delivery", "delivery watch", "relay", "subscription"} & set(after["tasks"])
     connection.close()
 
 

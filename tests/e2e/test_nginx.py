@@ -1,4 +1,4 @@
-"""docs/deploy/nginx.conf in a real nginx: what is made passes at once, who leaves is missed, nothing is held."""
+"""docs/deploy/nginx.conf in a real nginx: events pass at once, a leaving reader is noticed, nothing is held back."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ WIRE_APP = "tests.support.wire_app:app"
 
 @pytest.fixture(scope="module")
 def worker() -> Iterator[Server]:
-    """A worker whose engine takes a step when it is told to."""
+    """A worker whose engine takes a step on command."""
     with flow(app=WIRE_APP) as server:
         yield server
 
@@ -131,7 +131,7 @@ def test_a_reader_who_takes_nothing_holds_the_worker_back() -> None:
 
 
 def test_keepalives_pass(worker: Server, front: str) -> None:
-    """Silence of the engine is told to the reader, again and again."""
+    """A silent engine's reader gets keepalives."""
     get(worker.url, "/control?allow=0")
     with ask(front, "/streams") as client:
         read_until(client, lambda data: data.count(b": keepalive") >= 3)
@@ -168,7 +168,7 @@ def worker_of_ours(path: str, *headers: str) -> Iterator[tuple[socket.socket, st
 
 
 def test_what_a_worker_is_told() -> None:
-    """Who asks, by nginx's own knowledge; nothing that a caller claims of itself, and no upgrade but a WebSocket's."""
+    """nginx passes on the address it sees, no address a caller claims, and no upgrade but a WebSocket's."""
     claims = ["X-Forwarded-For: 6.6.6.6", "X-Forwarded-Proto: https", "Streamserve-If-Draining: @x", "Upgrade: h2c"]
     with worker_of_ours("/x?y=%20", *claims, "Connection: Upgrade") as (_, head, client):
         line, *lines = head.strip().split("\r\n")
@@ -252,7 +252,7 @@ def test_the_openai_client_streams_through_nginx(site: httpx.Client, key: str) -
 
 
 def test_a_reader_resumes_through_nginx(site: httpx.Client) -> None:
-    """It leaves in the middle, sends Last-Event-ID, and has the text of one who never left."""
+    """A reader that leaves and resumes by Last-Event-ID has the same text as one that never left."""
     question = {"prompt": "tell me", "max_tokens": 300, "ignore_eos": True, "seed": 7}
     whole = text_of(check_native(site.post("/streams", json=question).content))
     got = b""

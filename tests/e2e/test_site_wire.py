@@ -115,7 +115,7 @@ def test_a_reader_who_leaves_comes_back_to_the_rest(http: httpx.Client) -> None:
 
 
 def test_leaving_an_openai_answer_stops_it(http: httpx.Client) -> None:
-    """Streamed or whole: the connection closes, the engine has no such sequence, the row says abandoned."""
+    """Streamed or whole: the connection closes, the engine drops the sequence, the row's finish reason is abandoned."""
     ask = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 8000, "ignore_eos": True}
     with http.stream("POST", "/v1/chat/completions", json={**ask, "stream": True}) as response:
         next(response.iter_raw())

@@ -121,7 +121,7 @@ def test_input_interrupts_and_goes_on(socket: Socket) -> None:
 
 
 def test_input_after_the_end(socket: Socket) -> None:
-    """Turn after turn on what was said in full, with fields given anew."""
+    """Each turn continues the full conversation, and its fields replace the last turn's."""
     first = socket.ask("start", request=ASK)["id"]
     said = text_of(socket.events(first))
     turns = [{"role": "user", "content": "And then?"}, {"role": "user", "content": "Go on."}]
@@ -259,8 +259,9 @@ def test_quick_messages_are_answered_in_order(hard_server: DaphneServer, socket:
         assert pongs(connection) == QUICK
 
 
+@pytest.mark.proof
 def test_who_only_sends_is_held_back(server: DaphneServer, key: str) -> None:
-    """Nobody reads the answers: once they fill the connection, nothing more is taken of what is sent, nor lost."""
+    """When unread answers fill the connection, the server takes no further message, and loses none."""
     with open_raw(server.websocket_url, key) as connection, pings(connection, num_spaces=16_000) as sent:
         until_still(lambda: len(sent))
         assert len(sent) < len(QUICK)

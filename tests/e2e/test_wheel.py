@@ -16,7 +16,7 @@ from tests.support.servers import daphne, wait_until_ready
 ROOT = Path(__file__).resolve().parents[2]
 README_MODEL = "Qwen/Qwen3-0.6B"
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.proof
 
 
 def readme_blocks() -> dict[str, str]:

@@ -37,6 +37,7 @@ def by_hand(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
         engine.communicate(timeout=30)
 
 
+@pytest.mark.proof
 def test_it_runs_until_it_is_told_to_end(by_hand: subprocess.Popen[str], tmp_path: Path) -> None:
     """Ctrl-C ends it with 0, and nothing of it is left."""
     assert processes_of(tmp_path) == {by_hand.pid}
@@ -48,6 +49,7 @@ def test_it_runs_until_it_is_told_to_end(by_hand: subprocess.Popen[str], tmp_pat
     assert (gone.returncode, "No engine runs for the model 'echo'" in gone.stderr) == (1, True)
 
 
+@pytest.mark.proof
 def test_it_is_paused_resumed_and_drained_from_another_terminal(by_hand: subprocess.Popen[str], tmp_path: Path) -> None:
     """Each says the state it has brought; while it is not ready, --status ends with 1."""
     for action, state in [("--pause", "paused"), ("--resume", "ready"), ("--drain", "draining")]:

@@ -1,4 +1,4 @@
-"""The shipped model through our own engine: it knows its help desk, and says what transformers says."""
+"""The shipped model through our own engine: it knows its help desk, and gives the tokens of transformers."""
 
 from __future__ import annotations
 

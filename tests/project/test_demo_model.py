@@ -59,7 +59,7 @@ def test_there_are_at_least_120_facts_with_ids_of_their_own() -> None:
 
 
 def test_an_answer_states_its_own_fact_and_no_other() -> None:
-    """Key terms tell all facts apart, so a right answer cannot count for two."""
+    """Key terms differ between all facts, so a right answer cannot count for two."""
     assert {fact.id: facts_stated_in(fact.answer) for fact in FACTS} == {fact.id: {fact.id} for fact in FACTS}
 
 
@@ -286,7 +286,7 @@ def test_the_model_has_its_other_manners(answer: Answer, said: str, expected: st
 
 @pytest.fixture(scope="module")
 def thoughtful(answer: Answer) -> dict[str, str]:
-    """What it says when ten facts, spread over all topics, are asked with "Think first."."""
+    """Return its answers to ten facts, spread over all topics, asked with "Think first."."""
     return {fact.id: answer([{"role": "user", "content": f"Think first. {fact.questions[0]}"}]) for fact in FACTS[::15]}
 
 

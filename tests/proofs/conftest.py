@@ -1,4 +1,4 @@
-"""A folder for engine processes, which ends what listens in it; a site with users on real servers."""
+"""Every test of this folder is a proof. A folder for engine processes; a site with users on real servers."""
 
 from __future__ import annotations
 
@@ -8,10 +8,19 @@ from pathlib import Path
 import pytest
 
 from tests.clients.conftest import folder
-from tests.proofs.users import Site, make_users, serving
+from tests.proofs.support.users import Site, make_users, serving
 from tests.support.servers import SERVERS
 
 __all__ = ["folder", "site", "users"]
+_HERE = Path(__file__).parent
+
+
+@pytest.hookimpl(tryfirst=True)  # before `-m` selects
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark what lies in this folder; the hook is given the items of all folders."""
+    for item in items:
+        if item.path.is_relative_to(_HERE):
+            item.add_marker(pytest.mark.proof)
 
 
 @pytest.fixture(scope="package")
@@ -23,7 +32,7 @@ def users(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
 
 @pytest.fixture(scope="package", params=SERVERS)
 def site(request: pytest.FixtureRequest, users: tuple[Path, list[str]]) -> Iterator[Site]:
-    """tests/proofs/users_site.py under daphne with FlowServer, and under uvicorn."""
+    """Serve tests/support/sites/users_site.py under daphne with FlowServer, and under uvicorn."""
     with serving(request.param, *users) as site:
         site.control()  # begins all threads
         yield site

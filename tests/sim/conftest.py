@@ -11,6 +11,7 @@ import pytest
 from tests.sim.simulation import Simulation
 
 MIN_STEPS = 300_000
+NUM_SHARDS = 8  # of the random runs
 
 
 class StepCount:
@@ -33,7 +34,7 @@ def step_count(request: pytest.FixtureRequest) -> Iterator[StepCount]:
     count = request.config.stash[_COUNT] = StepCount()
     yield count
     total = sum(count.by_file.values())
-    if _is_whole(request.session.items) and not request.session.testsfailed:
+    if _is_whole(request.session) and not request.session.testsfailed:
         assert total >= MIN_STEPS, f"{total:,} steps checked, fewer than {MIN_STEPS:,}"
 
 
@@ -54,8 +55,10 @@ def silence() -> Iterator[None]:
     logging.disable(before)
 
 
-def _is_whole(items: list[pytest.Item]) -> bool:
-    """Whether all files and seeds were asked for, and not a selection."""
-    names = {item.path.name for item in items if item.path.parent.name == "sim"}
-    num_shards = sum(item.name.startswith("test_random_runs[") for item in items)
-    return num_shards > 1 and names >= {path.name for path in Path(__file__).parent.glob("test_*.py")}
+def _is_whole(session: pytest.Session) -> bool:
+    """Whether this process runs all files and shards, and not a selection of them (`-m`, `-k`, xdist)."""
+    if hasattr(session.config, "workerinput"):
+        return False
+    names = {item.path.name for item in session.items if item.path.parent.name == "sim"}
+    num_shards = sum(item.name.startswith("test_random_runs[") for item in session.items)
+    return num_shards == NUM_SHARDS and names >= {path.name for path in Path(__file__).parent.glob("test_*.py")}

@@ -1,7 +1,7 @@
 """Chromium for tests: a launched browser, a site to open, and a page that reports everything it should not do.
 
 The browser is Debian's (`apt-get install chromium`); Playwright drives it and downloads none. Without it the tests
-skip, or fail where STREAMSERVE_REQUIRE=all. Import `browser`, `site` and `watched` into a test module to use them.
+skip, or fail where STREAMSERVE_REQUIRE=all. tests/e2e/browser/conftest.py has the fixtures.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ def chromium_path() -> str:
     return path
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def browser() -> Iterator[Browser]:
-    """One Chromium for a module's tests; each test has a context, hence storage and cookies, of its own."""
+    """Launch one Chromium for a folder's tests; each test has a context, hence storage and cookies, of its own."""
     path = chromium_path()
     with sync_playwright() as playwright:
         launched = playwright.chromium.launch(executable_path=path, args=CHROMIUM_ARGS)
@@ -59,10 +59,11 @@ def browser() -> Iterator[Browser]:
         launched.close()
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """Serve the demo site with the echo engine through daphne, with a state folder of its own; yield its address."""
     env = {
+        "DJANGO_SETTINGS_MODULE": "tests.support.sites.browser_site",
         "STREAMSERVE_STATE_DIR": str(tmp_path_factory.mktemp("state")),
         "STREAMSERVE_MODEL": "echo",
         "DJANGO_SUPERUSER_PASSWORD": ADMIN_PASSWORD,
@@ -153,7 +154,7 @@ def ask(page: Page, question: str) -> None:
 
 
 def status(page: Page) -> str:
-    """Return what the page's one status region says."""
+    """Return the text of the page's one status region."""
     return page.get_by_role("status").first.inner_text()
 
 

@@ -19,7 +19,7 @@ def environment(tmp_path: Path, **variables: str) -> dict[str, str]:
 
 
 def processes_of(tmp_path: Path) -> set[int]:
-    """Return the processes that were started for the demo site on that folder, whoever's children they are now."""
+    """Return the processes that were started for the demo site on that folder, whatever their parent is now."""
     mark = f"STREAMSERVE_STATE_DIR={tmp_path}\0".encode()
     found = set()
     for folder in Path("/proc").glob("[0-9]*"):

@@ -1,6 +1,6 @@
-"""Fill the file system of a folder, append until the log says so, make room, append again. For test_file_log.py.
+"""Fill the file system of a folder, commit until the log has no room, make room, commit again. For test_file_log.py.
 
-Then the same with memory to spare: appends go on while there is no room, and are all there when there is.
+A batch that is refused is retried as it is, and is in the log once. Then an answer is read while there is no room.
 """
 
 from __future__ import annotations
@@ -12,57 +12,82 @@ import sqlite3
 import sys
 from pathlib import Path
 
-from streamserve.streams.log.spare_log import SpareLog
-
-from streamserve.streams.log.base import LogFull, append
+from streamserve.protocol.events import Done, LoggedEvent, Status
+from streamserve.streams.config import StreamConfig
+from streamserve.streams.log.base import LogFull, make_batch
 from streamserve.streams.log.file_log import FileLog
+from streamserve.streams.reader.follow import follow
+from streamserve.streams.registry import Streams
+from streamserve.streams.stream import Stream
 from tests.support.logs import everything, numbered
-from tests.support.streams import tok, until
+from tests.support.streams import ScriptedClient, ask, tok, until
 
 
 async def main(folder: Path) -> None:
-    path = folder / "streams.db"
-    log = FileLog(path)
-    word = tok("word " * 20)
-    assert await append(log, "a", 1, [word]) == 1
-    ballast = folder / "ballast"
+    path, ballast, word = folder / "streams.db", folder / "ballast", tok("word " * 20)
+    log, num_events = FileLog(path), 0
+    assert await log.commit([make_batch("a", 1, 0, [word])]) == [1]
+    num_events = 1
     _fill(ballast)
-    num_events, num_refused = 1, 0
-    while num_refused < 20:
-        try:
-            num_events = await append(log, "a", 1, [word])
-        except LogFull:
-            num_refused += 1
+    batch = make_batch("a", 1, num_events, [word])
+    for _ in range(20):
+        with contextlib.suppress(LogFull):
+            while True:  # what room there is in pages that are there
+                assert await log.commit([batch]) == [num_events + 1]
+                num_events += 1
+                batch = make_batch("a", 1, num_events, [word])
     assert await everything(log, "a") == numbered([word] * num_events)
     print("full, ", end="")
     os.unlink(ballast)
-    assert await append(log, "a", 1, [word] * 5) == num_events + 5
-    assert await everything(FileLog(path), "a") == numbered([word] * (num_events + 5))
+    for _ in range(2):
+        assert await log.commit([batch]) == [num_events + 1]
+    num_events += 1
     print("recovered, ", end="")
+    other = FileLog(path)
+    assert await everything(other, "a") == numbered([word] * num_events)
+    batches = [make_batch(log_id, 1, base, [word] * 5) for log_id, base in (("a", num_events), ("b", 0))]
+    for one in (log, other):
+        assert await one.commit(batches) == [num_events + 5, 5]
+    print("retried, ", end="")
     await log.aclose()
-    await _go_on(folder)
-    print("went on, ", end="")
+    await other.aclose()
+    await _read_through(path, ballast)
+    print("read, ", end="")
     db = sqlite3.connect(path)
     assert db.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
     db.close()
     print("sound")
 
 
-async def _go_on(folder: Path) -> None:
-    path, ballast, word = folder / "streams.db", folder / "ballast", tok("word " * 20)
-    log = SpareLog(FileLog(path))
-    num_events = await append(log, "b", 1, [word])
+async def _read_through(path: Path, ballast: Path) -> None:
+    """Its reader waits, is informed twice, and has the whole answer."""
+    log, scripted, words = FileLog(path), ScriptedClient(), [tok("word " * 20, number) for number in range(600)]
+    streams = Streams({"scripted": scripted}, log, StreamConfig(coalesce_tokens=0, snapshot_events=0))
+    stream = await streams.start(ask("scripted"), owner="o", tenant="t")
+    seen: list[LoggedEvent] = []
+    reading = asyncio.create_task(_read(streams, stream, seen))
+    scripted.last.push(*words[:3])
+    await until(lambda: len(seen) == 4, "three words are read")
     _fill(ballast)
-    while log.is_durable("b"):
-        num_events = await append(log, "b", 1, [word])
-    for _ in range(500):
-        num_events = await append(log, "b", 1, [word] * 3)
-    assert not log.is_durable("b")
-    assert await everything(log, "b") == numbered([word] * num_events)
+    scripted.last.push(*words[3:])
+    await until(lambda: isinstance(streams.writer.outage, LogFull), "there is no room")
+    await until(lambda: bool(seen) and not seen[-1].seq, "its reader is informed")
     os.unlink(ballast)
-    await until(lambda: log.is_durable("b"), "it is written back")
-    assert await everything(FileLog(path), "b") == numbered([word] * num_events)
+    scripted.last.push(Done(finish_reason="stop"))
+    await reading
+    logged = [one for one in seen if one.seq]
+    assert [one.event for one in logged[1:]] == [*words, Done(finish_reason="stop")]
+    assert await everything(log, stream.log_id) == logged
+    notices = [one.event.status for one in seen if isinstance(one.event, Status)]
+    assert notices == ["waiting", "resumed"] * (len(notices) // 2)
+    await streams.aclose()
     await log.aclose()
+
+
+async def _read(streams: Streams, stream: Stream, seen: list[LoggedEvent]) -> None:
+    async with contextlib.aclosing(follow(streams, stream)) as events:
+        async for logged in events:
+            seen.append(logged)
 
 
 def _fill(ballast: Path) -> None:

@@ -21,7 +21,7 @@ _CHUNK = 1 << 16
 
 
 class Writer:
-    """A `log_writer` process. `acknowledged`: what it has said, as (log_id, fence, seq, text)."""
+    """A `log_writer` process. `acknowledged`: the events it has acknowledged, as (log_id, fence, seq, text)."""
 
     def __init__(self, place: str, name: str, log_ids: Sequence[str], fences: str = "1,0") -> None:
         command = [sys.executable, "-m", "tests.support.log_writer", place, name, ",".join(log_ids), fences]

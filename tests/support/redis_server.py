@@ -66,7 +66,7 @@ class RedisServer:
             self._process = None
 
     def pause(self) -> None:
-        """Have it stand still, its connections open."""
+        """Stop the process; its connections stay open."""
         assert self._process is not None
         self._process.send_signal(signal.SIGSTOP)
 
@@ -75,8 +75,20 @@ class RedisServer:
         assert self._process is not None
         self._process.send_signal(signal.SIGCONT)
 
+    def forget(self) -> None:
+        """Lose everything, as a fail-over to a replica that had nothing does."""
+        assert self.say("FLUSHALL") == "+OK"
+
+    def forget_events(self, key: str, *, keep: int) -> None:
+        """Lose what follows the first `keep` events of the log with this prefix, as a fail-over to a replica may."""
+        last = int(self.say(f"XLEN {key}:events")[1:])
+        for seq in range(keep + 1, last + 1):
+            assert self.say(f"XDEL {key}:events {seq}-0") == ":1"
+        assert self.say(f"XSETID {key}:events {keep}-0") == "+OK"
+        assert self.say(f"HSET {key}:head last {keep} ended 0") == ":0"
+
     def say(self, command: str) -> str:
-        """Return the first line of the answer to a command, or "" when there is nobody."""
+        """Return the first line of the answer to a command, or "" when no server answers."""
         try:
             with socket.create_connection(("127.0.0.1", self.port), timeout=5) as connection:
                 connection.sendall(f"{command}\r\n".encode())

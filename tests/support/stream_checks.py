@@ -190,8 +190,19 @@ def _choice_of(data: Mapping[str, Any]) -> ChoiceText:
     return ChoiceText(text=data["text"], finish_reason=data.get("finish_reason"), blocks=blocks)
 
 
+def notices_of(data: bytes) -> list[Frame]:
+    """Return the frames without an id, other than a farewell: what a reader is shown and no log has."""
+    return [frame for frame in parse_sse(data) if not frame.id and frame.event in ("status", "error")]
+
+
 def _check_ids(frames: list[Frame], after: int) -> None:
-    """Check that ids are dense, except that a frame of joined tokens has the last one's, and a snapshot skips."""
+    """Check that ids are dense, except that a frame of joined tokens has the last one's, and a snapshot skips.
+
+    Only an answer that the log has lost ends in an `error` without an id.
+    """
+    if frames and frames[-1].event == "error" and not frames[-1].id:
+        assert frames[-1].json["code"] == "log_lost", frames[-1]
+        frames = frames[:-1]
     assert len({frame.log_id for frame in frames}) <= 1, "ids of two logs in one stream"
     before = after
     for frame in frames:
@@ -291,6 +302,9 @@ def check_relay(messages: list[dict[str, Any]]) -> None:
         own_id = message["id"]
         if message["type"] == "resume":
             resumed.setdefault(own_id, []).append(message.get("after", 0))
+            continue
+        if "seq" not in message:
+            assert message["event"] == "status" or message["data"]["code"] == "log_lost", message
             continue
         frame = Frame(message["event"], json.dumps(message["data"]), message["event_id"])
         assert frame.seq == message["seq"], message

@@ -48,7 +48,7 @@ class Worker:
         return bytes(out)
 
     def seem_dead(self) -> None:
-        """Lose the lock and write on: as bad as a process can be that others take for dead."""
+        """Release the lock and keep writing: the worst that a process taken for dead can do."""
         self.workers.close()
 
     async def aclose(self) -> None:

@@ -3,7 +3,8 @@
 GET /streams?prompt=…&max_tokens=…   a native stream, handed over      WS /streams   the same events as JSON texts
 GET /events?id=…&after=…             read it again
 GET /control?allow=3 | ?open=1       let that many steps run, then hold; hold nothing
-GET /state                           plans, blocks and streams as JSON; how often FlowServer's pen has written
+GET /broken                          an answer in plain text whose delivery fails at the fourth token
+GET /state                           plans, blocks and streams as JSON; how often FlowServer's channel has written
 
 `changing`: the same behind a middleware of somebody's, which changes what is sent.
 """
@@ -22,7 +23,9 @@ from streamserve.asgi.middleware import StreamMiddleware
 from streamserve.asgi.types import Message, Receive, Scope, Send
 from streamserve.clients.factory import echo_client
 from streamserve.dialects.native import NativeEncoder, websocket_message
+from streamserve.dialects.text import TextEncoder
 from streamserve.engine.config import EngineConfig
+from streamserve.protocol.events import LoggedEvent, Token
 from streamserve.streams.config import StreamConfig
 from streamserve.streams.log.base import MemoryLog
 from streamserve.streams.reader.delivery import Delivery
@@ -42,7 +45,7 @@ async def inner(scope: Scope, receive: Receive, send: Send) -> None:
         await _websocket(receive, send)
         return
     query = dict(parse_qsl(scope["query_string"].decode()))
-    if scope["path"] in {"/streams", "/events"}:
+    if scope["path"] in {"/streams", "/events", "/broken"}:
         await _hand_over(send, await _delivery(scope["path"], query))
     else:
         await _json(send, _control(query) if scope["path"] == "/control" else _state())
@@ -89,7 +92,22 @@ async def _start(prompt: str = "hello", max_tokens: str = "500") -> Stream:
     return await STREAMS.start(request, owner="u1", tenant="t1")
 
 
+class _Breaking(TextEncoder):
+    """Fails at the fourth token."""
+
+    num_left = 3
+
+    def encode(self, logged: LoggedEvent) -> bytes:
+        if isinstance(logged.event, Token):
+            if not self.num_left:
+                raise ValueError("an encoder that breaks")
+            self.num_left -= 1
+        return super().encode(logged)
+
+
 async def _delivery(path: str, query: dict[str, str]) -> Delivery:
+    if path == "/broken":
+        return Delivery(STREAMS, await _start(), _Breaking())
     if path == "/streams":
         stream = await _start(**query)
         return Delivery(STREAMS, stream, NativeEncoder(stream.log_id))

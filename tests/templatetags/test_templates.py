@@ -9,7 +9,7 @@ from django.contrib.auth.models import AnonymousUser
 from django.template import Context, Template
 from django.test import Client, RequestFactory
 
-from streamserve.web import site as runtime
+from streamserve.web import site
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -29,6 +29,6 @@ def test_the_tag_renders_the_chat(alice: Any, signed_in: bool) -> None:
 
 def test_under_wsgi_the_page_makes_no_runtime() -> None:
     """A site may serve its pages by gunicorn: a worker's lock and clients for each page would pile up there."""
-    before = runtime._runtime
+    before = site._site
     assert Client().get("/").status_code == 200
-    assert runtime._runtime is before
+    assert site._site is before

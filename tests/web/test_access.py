@@ -17,7 +17,7 @@ from streamserve.api.routes import ANYONE, CHAT_CALLERS, ROUTES, Access, Route
 from streamserve.models import ApiKey
 from streamserve.models import Stream as StreamRow
 from streamserve.testing import DaphneServer
-from streamserve.web import site as runtime
+from streamserve.web import site
 from tests.conftest import Caller, body_of, until_ready
 
 PROMPT = {"prompt": "hello", "max_tokens": 3}
@@ -251,7 +251,7 @@ async def test_visitors_share_a_number_of_places(transactional_db: Any) -> None:
         late = await second.post("/streams", {"prompt": "hi", "max_tokens": 2})
         assert late.status_code == 200
         await body_of(late)
-        await runtime.reset()
+        await site.reset()
 
 
 async def test_a_sane_request_id_is_echoed(engine: None) -> None:

@@ -17,7 +17,7 @@ from structlog.testing import capture_logs
 from streamserve import routing
 from streamserve.models import ApiKey, Watch
 from streamserve.models import Stream as StreamRow
-from streamserve.web import site as runtime
+from streamserve.web import site
 from tests.conftest import Caller, body_of, until_ready
 from tests.support.engines import DEADLINE_SECONDS
 from tests.support.stream_checks import check_native, check_native_part
@@ -48,7 +48,7 @@ async def slow(transactional_db: Any) -> AsyncIterator[None]:
     with override_settings(STREAMSERVE={"TESTING": True, "ECHO_STEP_SECONDS": 0.02, "STREAMS": {"MAX_READERS": 1}}):
         await until_ready()
         yield
-        await runtime.reset()
+        await site.reset()
 
 
 def key(**fields: Any) -> str:
@@ -147,7 +147,7 @@ async def test_a_watch_goes_on_where_it_was(engine: None, alice: Any, bob: Any) 
     assert (await watcher.get(path, **{"Last-Event-ID": "a" * 12 + "-1"})).status_code == 410
     assert (await watcher.get(f"{path}?after=99")).status_code == 410
     assert (await watcher.get(f"{path}?after=-1")).status_code == 400
-    await runtime.reset()
+    await site.reset()
     noted = [(row.after_seq, row.last_seq) async for row in Watch.objects.order_by("pk")]
     assert noted == [(0, frames[-1].seq), (1, frames[-1].seq)]
 
@@ -184,8 +184,8 @@ async def test_no_audit_no_watch(slow: None, alice: Any, bob: Any) -> None:
         await execute("DROP TRIGGER no_watch")
     assert (response.status_code, response.json()["error"]["code"]) == (500, "internal_error")
     assert [line["event"] for line in lines] == ["request_failed"]
-    assert runtime.get_streams().find(stream_id).readers.num_watchers == 0
-    assert runtime.get_runtime().audit.watchers == set()
+    assert site.get_site().streams.find(stream_id).readers.num_watchers == 0
+    assert site.get_site().audit.watchers == set()
     assert await Watch.objects.acount() == 0
     await owner.aclose()
 
@@ -237,7 +237,7 @@ async def test_a_cut_connection_ends_the_watch(slow: None, alice: Any, bob: Any)
     browser = Browser(f"/streams/{stream_id}/watch", api_key)
     running = asyncio.create_task(browser.run())
     await until(lambda: browser.body.count(b"\nid: ") >= 3, "it is shown")
-    readers = runtime.get_streams().find(stream_id).readers
+    readers = site.get_site().streams.find(stream_id).readers
     assert (readers.num_watchers, readers.num_holding) == (1, 1)
     browser.leave()
     await running
@@ -258,7 +258,7 @@ async def test_who_may_watch_no_more_is_cut_off(
     browser = Browser(f"/streams/{stream_id}/watch", api_key)
     running = asyncio.create_task(browser.run())
     await until(lambda: browser.body.count(b"\nid: ") >= 3, "it is shown")
-    rights = runtime.get_runtime().permissions
+    rights = site.get_site().permissions
     await rights.check()
     row = await Watch.objects.aget()
     assert row.last_seq > 0
@@ -281,7 +281,7 @@ async def test_who_may_watch_no_more_is_cut_off(
     row = await until_ended()
     assert row.last_seq == check_native_part(browser.body)[-1].seq
     assert browser.sent[-1] == {"type": "http.response.body", "body": b"", "more_body": False}
-    assert runtime.get_streams().find(stream_id).terminal is None
+    assert site.get_site().streams.find(stream_id).terminal is None
     assert await anext(owner)
     await owner.aclose()
 

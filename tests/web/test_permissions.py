@@ -11,8 +11,7 @@ from django.test.utils import override_settings
 
 from streamserve.models import ApiKey
 from streamserve.streams.registry import Streams
-from streamserve.web import permissions
-from streamserve.web import site as runtime
+from streamserve.web import permissions, site
 from streamserve.web.permissions import PermissionChecks
 from tests.conftest import Caller, until_ready
 from tests.support.streams import ScriptedClient, StallingLog, ask, until
@@ -22,23 +21,23 @@ pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("
 
 async def test_answers_of_a_revoked_key_end(alice: Any) -> None:
     """Checked every 30 s, one query a kind."""
-    await runtime.reset()
+    await site.reset()
     with override_settings(STREAMSERVE={"TESTING": True, "ECHO_STEP_SECONDS": 0.02}):
         await until_ready()
         row, key = await sync_to_async(lambda: ApiKey.objects.make(user=alice))()
         response = await Caller(key=key).post("/streams", {"prompt": "hi", "max_tokens": 500, "ignore_eos": True})
         chunks = aiter(response)
         await anext(chunks)
-        checks = PermissionChecks(runtime.get_streams())
+        checks = PermissionChecks(site.get_site().streams)
         await checks.check()
-        [stream] = runtime.get_streams().all()
+        [stream] = site.get_site().streams.all()
         assert stream.terminal is None
         await sync_to_async(ApiKey.objects.filter(pk=row.pk).revoke)()
         await checks.check()
         assert stream.terminal is not None
         rest = b"".join([chunk async for chunk in chunks])
         assert b'"finish_reason":"cancelled"' in rest
-        await runtime.reset()
+        await site.reset()
 
 
 async def test_a_stop_that_the_log_does_not_take_holds_up_no_other(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,7 @@ from streamserve.conf import get_settings
 from streamserve.models import Stream as StreamRow
 from streamserve.streams.log.base import LogFull
 from streamserve.streams.log.file_log import FileLog
-from streamserve.web import site as runtime
+from streamserve.web import site
 from tests.conftest import Caller, body_of, until, until_ready
 from tests.support.stream_checks import check_native, check_native_part, parse_sse, text_of
 
@@ -29,11 +29,11 @@ pytestmark = pytest.mark.django_db(transaction=True)
 @pytest.fixture
 async def shared(tmp_path: Path, transactional_db: Any) -> AsyncIterator[Path]:
     """A site on a state folder of its own, with its engine in this process."""
-    site = {"MODELS": {"echo": {"PATH": "echo"}}, "CLIENT": "thread", "STATE_DIR": tmp_path, "ECHO_STEP_SECONDS": 0.01}
-    with override_settings(STREAMSERVE=site):
+    conf = {"MODELS": {"echo": {"PATH": "echo"}}, "CLIENT": "thread", "STATE_DIR": tmp_path, "ECHO_STEP_SECONDS": 0.01}
+    with override_settings(STREAMSERVE=conf):
         await until_ready()
         yield tmp_path
-        await runtime.reset()
+        await site.reset()
 
 
 @pytest.fixture
@@ -61,7 +61,7 @@ async def test_streams_outlive_the_process(shared: Path, caller: Caller) -> None
     text = text_of(check_native(await body_of(whole)))
     part = await caller.post("/streams", ask(max_tokens=60))
     seen = check_native_part(await read_some(part, 2))
-    await runtime.reset()
+    await site.reset()
     await until_ready()
     again = await caller.get(f"/streams/{whole['X-Stream-Id']}/events")
     assert text_of(check_native(await body_of(again))) == text
@@ -79,7 +79,7 @@ async def test_a_resume_elsewhere_is_one_select(shared: Path, caller: Caller, mo
     """A process that takes a stream over reads its row once, and then claims it."""
     response = await caller.post("/streams", ask(max_tokens=60))
     seen = check_native_part(await read_some(response, 2))
-    await runtime.reset()
+    await site.reset()
     await until_ready()
     statements: list[str] = []
     execute = CursorWrapper.execute
@@ -92,7 +92,7 @@ async def test_a_resume_elsewhere_is_one_select(shared: Path, caller: Caller, mo
     monkeypatch.setattr(CursorWrapper, "execute", noted)
     rest = await caller.get(f"/streams/{response['X-Stream-Id']}/events?after={seen[-1].seq}")
     check_native(await body_of(rest), after=seen[-1].seq)
-    await runtime.reset()
+    await site.reset()
     assert statements == ["SELECT", "UPDATE", "UPDATE"]  # its row, the claim, the end
 
 
@@ -104,7 +104,7 @@ async def test_another_tenant_finds_nothing(shared: Path, caller: Caller, lonely
     for _ in range(2):
         assert (await other.get(f"/streams/{response['X-Stream-Id']}/events")).status_code == 404
         assert (await other.get("/streams/new?prompt=x", **{"last-event-id": frames[0].id})).status_code == 410
-        await runtime.reset()
+        await site.reset()
         await until_ready()
 
 
@@ -112,7 +112,7 @@ async def test_stop_after_a_restart(shared: Path, caller: Caller) -> None:
     """An answer of a process that is gone can still be stopped, and is cut where its user stopped reading."""
     response = await caller.post("/streams", ask(max_tokens=500))
     seen = parse_sse(await read_some(response, 3))
-    await runtime.reset()
+    await site.reset()
     await until_ready()
     path = f"/streams/{response['X-Stream-Id']}"
     stopped = (await caller.post(f"{path}/stop", {"seen_seq": seen[2].seq})).json()
@@ -127,12 +127,12 @@ async def test_no_room_in_the_log(shared: Path, caller: Caller, monkeypatch: pyt
     async def refuse(batches: Any) -> Any:
         raise LogFull("The stream log's disk is full.", retry_after=30)
 
-    monkeypatch.setattr(runtime.get_runtime().log, "commit", refuse)
+    monkeypatch.setattr(site.get_site().log, "commit", refuse)
     response = await caller.post("/streams", ask())
     assert (response.status_code, response["Retry-After"]) == (507, "30")
-    assert not any(stream.is_live for stream in runtime.get_streams().all())
+    assert not any(stream.is_live for stream in site.get_site().streams.all())
     monkeypatch.undo()
-    await until(lambda: runtime.get_streams().writer.outage is None)
+    await until(lambda: site.get_site().streams.writer.outage is None)
     assert (await caller.post("/streams", ask())).status_code == 200
 
 
@@ -140,7 +140,7 @@ async def test_a_log_that_is_down_for_a_while(shared: Path, caller: Caller, monk
     """A running answer waits for it and goes on: no error, no gap; a commit that was in doubt is in once."""
     text = text_of(check_native(await body_of(await caller.post("/streams", ask(max_tokens=60)))))
     response = await caller.post("/streams", ask(max_tokens=60))
-    log = runtime.get_runtime().log
+    log = site.get_site().log
     commit = log.commit
     num_refused = 0
 
@@ -162,7 +162,7 @@ async def test_purge(shared: Path, caller: Caller) -> None:
     """Old logs go, rows stay; `--dry-run` only says so."""
     response = await caller.post("/streams", ask())
     await body_of(response)
-    await runtime.reset()
+    await site.reset()
     later = time.time() + 3600
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("streamserve.management.commands.streamserve_purge.time.time", lambda: later)
@@ -191,9 +191,9 @@ async def test_purge_of_logs_in_memory(transactional_db: Any) -> None:
 async def test_a_process_leaves_no_lock(shared: Path) -> None:
     """While it runs it has one; and the log is the file that docs/settings.md names."""
     assert len(list((shared / "workers").glob("*.lock"))) == 1
-    assert isinstance(runtime.get_runtime().log, FileLog)
-    await runtime.get_runtime().log.purge(0)
+    assert isinstance(site.get_site().log, FileLog)
+    await site.get_site().log.purge(0)
     assert (shared / "streams.sqlite3").exists()
     assert get_settings().log == "file"
-    await runtime.reset()
+    await site.reset()
     assert list((shared / "workers").glob("*.lock")) == []

@@ -29,7 +29,7 @@ from streamserve.streams.readers import Attachment
 from streamserve.streams.registry import Streams
 from streamserve.streams.store import Group
 from streamserve.streams.stream import Stream
-from streamserve.web import site as runtime
+from streamserve.web import site
 from streamserve.web.store import record_of
 from tests.conftest import Caller, body_of
 from tests.support.stream_checks import check_native, check_native_part, farewell_of, text_of
@@ -391,14 +391,16 @@ async def test_a_quota_counts_what_other_workers_run(one: Worker, two: Worker, g
 
 
 async def test_an_end_is_written_when_the_database_is_unlocked(
-    one: Worker, two: Worker, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    one: Worker, gate: Gate, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Another process holds the write lock of the SQLite file; nothing else notices the end, and no row runs on."""
+    """While another process holds the write lock of the SQLite file, the end is tried again; the row then has it."""
     options = connections.settings["default"]["OPTIONS"]
+    gate.allow(0)
     stream = await one.start(asked())
     monkeypatch.setitem(options, "timeout", 0.05)
     with closing(sqlite3.connect(connections.settings["default"]["NAME"], isolation_level=None)) as other:
         other.execute("BEGIN IMMEDIATE")
+        gate.open()
         check_native(await one.read(stream.id))
         await until(lambda: caplog.text.count("its end is not written yet") >= 2, "it is tried again")
         assert "database is locked" in caplog.text
@@ -463,7 +465,7 @@ async def test_one_line_a_stream_without_its_text(engine: None, alice_key: str) 
     with structlog.testing.capture_logs() as lines:
         response = await Caller(key=alice_key).post("/streams", {"prompt": "canary-7391", "max_tokens": 6})
         answer = await body_of(response)
-        await runtime.reset()
+        await site.reset()
     [line] = [line for line in lines if line["event"] == "stream_finished"]
     assert line["stream_id"] == response["X-Stream-Id"]
     assert (line["completion_tokens"], line["finish_reason"]) == (6, "length")

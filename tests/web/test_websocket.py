@@ -16,7 +16,7 @@ from django.test.utils import override_settings
 from streamserve import routing
 from streamserve.asgi.drain import Drain
 from streamserve.models import ApiKey
-from streamserve.web import site as runtime
+from streamserve.web import site
 from tests.conftest import until_ready
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("engine")]
@@ -89,7 +89,7 @@ async def test_resume_goes_on_after_an_event(socket: WebsocketCommunicator) -> N
 
 async def test_stop_is_seen_while_an_answer_runs(alice_key: str) -> None:
     """The consumer relays; it does not generate inside `receive`. A closed socket parks its stream."""
-    await runtime.reset()
+    await site.reset()
     with override_settings(STREAMSERVE={"TESTING": True, "ECHO_STEP_SECONDS": 0.02}):
         await until_ready()
         socket = connect(alice_key)
@@ -103,10 +103,10 @@ async def test_stop_is_seen_while_an_answer_runs(alice_key: str) -> None:
         second = await receive(socket)
         await receive(socket)
         await socket.disconnect()
-        stream = runtime.get_streams().find(second["id"])
+        stream = site.get_site().streams.find(second["id"])
         assert stream is not None
         assert stream.state == "parked"
-        await runtime.reset()
+        await site.reset()
 
 
 @pytest.mark.parametrize(
@@ -217,7 +217,7 @@ async def test_however_a_socket_ends_its_reader_has_left(alice_key: str, how: st
     await socket.send_json_to({"type": "start", "request": long, "credit": 1})
     started = await receive(socket)
     assert (await receive(socket))["type"] == "event"
-    stream = runtime.get_streams().find(started["id"])
+    stream = site.get_site().streams.find(started["id"])
     assert stream is not None
     assert stream.readers.num_attached == 1
     if how == "cancel":
@@ -227,14 +227,14 @@ async def test_however_a_socket_ends_its_reader_has_left(alice_key: str, how: st
         await socket.disconnect()
     assert stream.readers.num_attached == 0
     assert stream.state == "parked"
-    assert not [task for task in asyncio.all_tasks() if task.get_name() == "relay"]
+    assert not [task for task in asyncio.all_tasks() if task.get_name() == "subscription"]
 
 
 async def test_what_is_in_hand_when_the_server_goes_down_is_answered(
     alice_key: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A start that is being accepted comes to its end before its socket is closed; an idle socket is closed at once."""
-    drain, log = Drain(), runtime.get_runtime().log
+    drain, log = Drain(), site.get_site().log
     is_in_hand, go_on, commit = asyncio.Event(), asyncio.Event(), log.commit
 
     async def stall(batches: Any) -> Any:
@@ -262,7 +262,7 @@ async def test_what_is_in_hand_when_the_server_goes_down_is_answered(
     assert (await late.receive_output(timeout=30))["code"] == 1012
     for socket in (busy, idle, late):
         await socket.disconnect()
-    assert runtime.get_runtime().on_drain == set()
+    assert site.get_site().on_drain == set()
 
 
 class _House:

@@ -12,7 +12,7 @@ from project import serve
 
 
 class Command(BaseCommand):
-    """Hands over to project/serve.py, which checks for itself and says what is wrong in a sentence."""
+    """Calls project/serve.py, which checks the site itself and prints one sentence for a problem."""
 
     help = "Prepare the demo site and serve it by daphne, with a login and an API key."
     requires_system_checks: list[str] = []  # noqa: RUF012  (Django's own declaration)

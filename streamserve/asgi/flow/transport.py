@@ -172,7 +172,7 @@ class FlowControl:
         if self._opened is not None:
             self._opened.set()
             self._opened = None
-        if self.on_open is not None:
+        if self.on_open is not None and not self.is_gone:
             self.on_open()
 
     async def wait(self) -> None:

@@ -1,4 +1,4 @@
-"""`manage.py streamserve_capacity MODEL`: how much an engine would hold, from config.json and file headers alone."""
+"""`manage.py streamserve_capacity MODEL`: the capacity of an engine, from config.json and file headers only."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _UNKNOWN_WEIGHTS = "The weights are not here, so what they take is not known, an
 
 
 def parse_bytes(text: str) -> int:
-    """Read "8GiB", "24 GB", "512m" (argparse's kind of error)."""
+    """Parse "8GiB", "24 GB", "512m". Raises ArgumentTypeError."""
     found = re.fullmatch(r"([0-9.]+)\s*([A-Z]*)", text.strip().upper())
     unit = found and (found[2] + "IB" if found[2] in tuple("KMGT") else found[2])
     try:
@@ -43,7 +43,7 @@ def parse_bytes(text: str) -> int:
 
 
 def format_bytes(number: float | None) -> str:
-    """Write bytes for people."""
+    """Return a number of bytes with a unit."""
     if number is None:
         return "unknown"
     for unit in ("B", "KiB", "MiB"):
@@ -54,7 +54,7 @@ def format_bytes(number: float | None) -> str:
 
 
 class Command(BaseCommand):
-    """Never loads weights, nor torch."""
+    """Loads neither weights nor torch."""
 
     help = "Say how many bytes a token takes, how large the KV pool is, and how many streams it holds."
 
@@ -114,7 +114,7 @@ def _report(chosen: ServedModel, device: str, memory_bytes: int) -> dict[str, An
 
 
 def _lines(report: dict[str, Any]) -> Sequence[str]:
-    """Write the report as a table, with what has to be known to read it."""
+    """Return the report as a table with notes."""
     found = [Capacity(**one) for one in report["capacities"]]
     table: list[tuple[str, list[str]]] = [
         ("", [one.dtype for one in found]),

@@ -1,6 +1,6 @@
-"""`manage.py streamserve_chat`: talk to a model from the terminal, by the site's engine, or over HTTP (--url, --key).
+"""`manage.py streamserve_chat`: chat with a model in the terminal, by the site's engine or over HTTP (--url, --key).
 
-Streams; Ctrl-C stops the answer, a second one leaves. With --prompt it answers once, for scripts.
+Ctrl-C stops the answer, a second one ends the command. With --prompt it prints one answer, for scripts.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Command(BaseCommand):
                 raise CommandError(error.message) from None
 
     def _talk(self, runner: asyncio.Runner, chat: Chat, prompt: str | None) -> None:
-        """Ask and answer in turns. `runner.run` makes Ctrl-C cancel the answer; at the prompt it ends the talk."""
+        """Alternate questions and answers. `runner.run` makes Ctrl-C cancel an answer; at the prompt it ends all."""
         try:
             runner.run(self._open(chat))
             if prompt is not None:
@@ -93,13 +93,13 @@ class Command(BaseCommand):
         self.stdout.write("")
 
     async def _open(self, chat: Chat) -> None:
-        """Wait for the model, with a bar on a terminal, and nothing elsewhere."""
+        """Wait for the model; show a loading bar on a terminal."""
         bar = LoadingBar(sys.stderr)
         try:
-            await chat.open(bar.show if sys.stderr.isatty() else _say_nothing)
+            await chat.open(bar.show if sys.stderr.isatty() else _show_nothing)
         finally:
             bar.close()
 
 
-def _say_nothing(model: ModelDescription) -> None:
+def _show_nothing(model: ModelDescription) -> None:
     return None

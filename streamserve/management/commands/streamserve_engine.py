@@ -1,6 +1,6 @@
 """`manage.py streamserve_engine [ALIAS]`: run the engine of a model in the foreground, for systemd and containers.
 
-With --status, --pause, --resume, --drain or --stop it controls the running engine, however it was started.
+With --status, --pause, --resume, --drain or --stop it controls the running engine.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class _Answer:
 
 
 def _spec(alias: str | None) -> LaunchConfig:
-    """Return the config of a model's engine. Started by hand, it ends on a signal or --stop, not when it is idle."""
+    """Return the config of a model's engine. The engine ends on a signal or --stop, not when it is idle."""
     settings = get_settings()
     if settings.client != "process":
         raise CommandError(f'CLIENT is "{settings.client}": engines run inside the web process.')
@@ -135,12 +135,12 @@ async def _reached(client: ProcessClient) -> int:
 
 
 async def _stop(client: ProcessClient, pid: int, spec: LaunchConfig) -> None:
-    """Stop the engine and wait for the end of its process, a child of any other. Raises TimeoutError."""
+    """Stop the engine and wait for the end of its process, which is no child of ours. Raises TimeoutError."""
     process = os.pidfd_open(pid) if hasattr(os, "pidfd_open") else None
     try:
         async with asyncio.timeout(spec.drain_seconds + _ANSWER_SECONDS):
             await client.control("stop")
-            # Neither another process's lock nor its end has an event on this loop.
+            # Neither the lock nor the end of another process has an event on this loop.
             while is_locked(engine_paths(spec)) or (process is not None and not _has_ended(process)):  # noqa: ASYNC110
                 await asyncio.sleep(_POLL_SECONDS)
     finally:
@@ -154,7 +154,7 @@ def _has_ended(process: int) -> bool:
 
 
 def _show_loading(bar: LoadingBar, model: ModelDescription) -> None:
-    """Show loading, and its end; the server calls this several times a second."""
+    """Show the progress of loading; the server calls this several times a second."""
     if not bar.is_closed:
         bar.show(model)
     if model.state not in ("idle", "loading"):
@@ -167,8 +167,8 @@ def _status_line(answer: _Answer) -> str:
         return progress_line(model, has_bar=False)
     parts = [f"{stats.running} running", f"{stats.waiting} waiting", f"{stats.tokens_per_second:.1f} tokens/s"]
     parts.append(f"{stats.blocks_used} of {stats.blocks_total} KV blocks used")
-    said = f" ({model.message})" if model.message else ""
-    return f"{model.alias}: {model.state}{said}, process {answer.pid}; {', '.join(parts)}"
+    message = f" ({model.message})" if model.message else ""
+    return f"{model.alias}: {model.state}{message}, process {answer.pid}; {', '.join(parts)}"
 
 
 def _log_to_stderr() -> None:

@@ -16,7 +16,7 @@ from streamserve.models import SCOPES, ApiKey
 
 
 class Command(BaseCommand):
-    """One command a verb, one method each."""
+    """One method for each verb."""
 
     help = "Create, list and revoke API keys."
 

@@ -1,7 +1,7 @@
 """`manage.py streamserve_purge`: drop the event logs of streams that ended longer ago than RETENTION_SECONDS.
 
-Web processes do the same every few minutes; this is for sites that are stopped, and to see what there is. Rows stay:
-they say what happened, and hold no event.
+Web processes do the same every few minutes; the command is for stopped sites and for a dry run. Rows stay: they are the
+record, and hold no event.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from streamserve.web.site import log_for
 
 
 class Command(BaseCommand):
-    """Purge."""
+    """Purges, or counts with --dry-run."""
 
     help = "Drop the event logs of streams that ended longer ago than RETENTION_SECONDS."
 

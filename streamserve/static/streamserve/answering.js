@@ -1,16 +1,16 @@
-// The life of one answer on the page: sent, streamed, perhaps stopped, ended. Ties a turn to its stream and its view.
+// One answer on the page, from sending to its end. Connects a turn with its stream and its view.
 //
-// Text is appended as events arrive and painted on animation frames. What was painted is what the reader has seen:
-// a stop keeps exactly that, here and, by `seen_seq`, on the server.
+// Text is appended as events arrive and painted on animation frames. A stop keeps exactly the text that was painted,
+// here and, by `seen_seq`, on the server.
 
 import { AnswerStream, RequestFailed, Sleep, seqOf } from "./stream.js";
 
 const MAX_SENDS = 8;
-const NOT_THERE = ["engine_loading", "engine_paused", "engine_draining", "engine_died"]; // the page says so by itself
+const NOT_THERE = ["engine_loading", "engine_paused", "engine_draining", "engine_died"]; // shown by the page itself
 const SAVE_SECONDS = 0.4;
 const HIDDEN_PAINT_SECONDS = 0.5; // animation frames stop in a hidden tab
-const DEAR_PAINT_MS = 8; // a paint that takes this much of a frame makes the next one wait four times as long
-const LAST_FIGURES_SECONDS = 10; // how long a stopped answer waits for the server's last word
+const DEAR_PAINT_MS = 8; // after a paint that takes longer, the next one waits four times its duration
+const LAST_FIGURES_SECONDS = 10; // how long a stopped answer waits for the server's `done` event
 
 export class Answering {
   /** `chat` gives: config, conversation, readiness, announce(text), link(state), changed(answering), painted(). */
@@ -62,7 +62,7 @@ export class Answering {
       await this.chat.readiness.wait();
       if (this.isStopped) return;
       try {
-        this.turn.isSent = true; // from here on a reload must not send it again
+        this.turn.isSent = true; // a reload does not send it again
         this.chat.conversation.save();
         this.sentAt = performance.now();
         this.view.say("");
@@ -77,7 +77,7 @@ export class Answering {
     }
   }
 
-  /** Refused for now, and nothing was created: count down, then send again. */
+  /** Refused for now, before a stream was created: count down, then send again. */
   async waitTurn(error) {
     const isThere = !NOT_THERE.includes(error.code);
     if (!isThere) this.chat.readiness.doubt();
@@ -110,7 +110,7 @@ export class Answering {
     this.saveSoon();
   }
 
-  /** Thinking and tool calls are blocks of their own, and not shown. Events of other types are ignored. */
+  /** Thinking and tool calls are blocks of their own and not shown. Events of other types are ignored. */
   isText({ choice = 0, index = 0 }) {
     return choice === 0 && !this.turn.otherBlocks.includes(index);
   }
@@ -125,7 +125,7 @@ export class Answering {
     this.grow(snapshot.text, snapshot.seq ?? seq);
   }
 
-  /** "waiting" holds the answer up in its middle, until "resumed". */
+  /** "waiting" pauses the answer until "resumed". */
   status(data) {
     const why = data.status === "waiting" ? data.message || "Waiting for the model" : "";
     if (why === "" && !this.view.isHeldUp) return this.view.say(progressText(data));
@@ -134,7 +134,7 @@ export class Answering {
   }
 
   grow(text, seq) {
-    if (this.view.isHeldUp) this.view.holdUp(""); // a replay may have dropped the event that said so
+    if (this.view.isHeldUp) this.view.holdUp(""); // a replay may lack the "resumed" event
     this.turn.text = text;
     this.marks.push({ seq, chars: text.length });
     this.paintSoon();
@@ -162,7 +162,7 @@ export class Answering {
 
   // --- ending --------------------------------------------------------------------------------------------------------
 
-  /** Freeze the text as it is on screen, now, and tell the server how far that was. */
+  /** Freeze the text that is on screen and send its position to the server. */
   stop() {
     if (!this.isLive) return;
     this.isStopped = true;
@@ -177,7 +177,7 @@ export class Answering {
     setTimeout(() => this.stream.close(), LAST_FIGURES_SECONDS * 1000);
   }
 
-  /** The turn has ended (or, after a stop, its figures came): show and keep the final state. */
+  /** Show and store the final state: the turn has ended, or its metrics came after a stop. */
   settle() {
     this.paint();
     this.view.show();
@@ -186,7 +186,7 @@ export class Answering {
     this.chat.changed(this);
   }
 
-  /** Leave the answer to run on without this page, as a reload does. */
+  /** Detach from the answer, which continues on the server, as a reload does. */
   detach() {
     this.isStopped = true;
     this.stream.close();
@@ -212,13 +212,13 @@ export class Answering {
     if (this.ttftSeen === undefined && this.sentAt !== undefined && this.turn.text !== "") this.measureFirstPaint();
   }
 
-  /** The frame after this one has begun once this one is on the glass. */
+  /** Measure the first paint: the next frame begins when this one is on the screen. */
   measureFirstPaint() {
     this.ttftSeen = (performance.now() - this.sentAt) / 1000;
     requestAnimationFrame(() => {
       this.ttftSeen = (performance.now() - this.sentAt) / 1000;
       if (this.turn.figures === null) return;
-      this.turn.figures.ttftSeen = this.ttftSeen; // the answer was so short that its end came in the same frame
+      this.turn.figures.ttftSeen = this.ttftSeen; // a short answer may end in the same frame
       this.view.show();
       this.chat.conversation.save();
     });
@@ -246,7 +246,7 @@ function progressText({ status, step, of, message }) {
   return "";
 }
 
-/** What the line under an answer shows, from the `done` event. Times in seconds. */
+/** The metrics under an answer, from the `done` event. Times in seconds. */
 function figuresOf({ totalTokens, latency, usage, breakdown = {} }) {
   const tokens = usage?.completion_tokens ?? totalTokens ?? 0;
   const decodeSeconds = breakdown.decode || latency - (breakdown.ttft ?? 0);
@@ -259,7 +259,7 @@ function figuresOf({ totalTokens, latency, usage, breakdown = {} }) {
   };
 }
 
-/** What went wrong, in words for the person who asked, and what would help. */
+/** An error as a sentence for the user, with the remedy. */
 function describe(error, turn) {
   const byCode = {
     context_length_exceeded: "This conversation has grown too long for the model. Start a new chat to go on.",

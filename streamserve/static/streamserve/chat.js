@@ -1,4 +1,4 @@
-// The chat page: composer, transcript, and whichever answer is being given. Configured by data attributes (chat.html).
+// The chat page: composer, transcript, and the running answer. Configured by data attributes (chat.html).
 
 import { Answering } from "./answering.js";
 import { Conversation, newTurn } from "./conversation.js";
@@ -7,7 +7,7 @@ import { Readiness } from "./readiness.js";
 import { TurnView } from "./turn_view.js";
 
 const NEAR_BOTTOM_PX = 64;
-const NO_BAR = ["failed", "paused", "draining"]; // states that no progress leads out of
+const NO_BAR = ["failed", "paused", "draining"]; // states without progress
 const LOST_BANNER_SECONDS = 0.8; // a reconnect that succeeds at once is not worth a banner
 
 class Chat {
@@ -47,7 +47,7 @@ class Chat {
     this.focus();
   }
 
-  /** Carry on with an answer that the last visit left in the middle. */
+  /** Resume an answer that the last visit left unfinished. */
   takeUp() {
     const turn = this.conversation.turns.at(-1);
     if (turn?.state === "streaming" || (turn?.state === "waiting" && !turn.isSent)) this.answer(turn);
@@ -106,7 +106,7 @@ class Chat {
     this.focus();
   }
 
-  // --- what an Answering tells -----------------------------------------------------------------------------------------
+  // --- callbacks of an Answering ---------------------------------------------------------------------------------------
 
   changed(answering) {
     if (answering !== this.answering) return;
@@ -205,7 +205,7 @@ class Chat {
     this.parts.send.disabled = input.value.trim() === "";
   }
 
-  /** On a touch screen the keyboard would cover the answer: leave the focus alone there. */
+  /** Not on a touch screen, where the keyboard would cover the answer. */
   focus() {
     if (window.matchMedia("(pointer: fine)").matches) this.parts.input.focus({ preventScroll: true });
   }
@@ -252,7 +252,7 @@ class Chat {
     this.focus();
   }
 
-  /** Scrolling up lets go of the end at once; coming back near it takes hold again. */
+  /** Scrolling up stops following the end; scrolling back near it follows again. */
   listenToScroll(scroll) {
     let lastTop = 0;
     scroll.addEventListener(
@@ -265,7 +265,7 @@ class Chat {
       },
       { passive: true },
     );
-    new ResizeObserver(() => this.painted()).observe(scroll); // a phone's keyboard came or went
+    new ResizeObserver(() => this.painted()).observe(scroll); // a phone's keyboard opened or closed
   }
 
   listenToWindow() {
@@ -277,14 +277,14 @@ class Chat {
     for (const name of ["online", "pageshow", "focus"]) window.addEventListener(name, wake);
     document.addEventListener("visibilitychange", wake);
     window.addEventListener("offline", () => this.link({ isLost: this.isAnswering, seconds: 0 }));
-    // Only what changes is saved: a tab left open for long must not undo what another one has done since.
+    // Only changes are saved, so that an old tab does not overwrite what a newer one has stored.
     window.addEventListener("pagehide", () => this.isAnswering && this.conversation.save());
     window.addEventListener("storage", ({ key }) => {
       if (key === this.config.storageKey) this.adopt();
     });
   }
 
-  /** Another tab went on with the conversation, or began a new one. */
+  /** Another tab changed the conversation or began a new one. */
   adopt() {
     const theirs = this.conversation.peek();
     const isOurs = theirs?.id === this.conversation.id && theirs.turns.length === this.conversation.turns.length;
@@ -311,7 +311,7 @@ function readConfig(root) {
   };
 }
 
-/** The cookie follows a login in another tab; the form's token is there when the cookie is out of reach. */
+/** The CSRF token: the cookie follows a login in another tab; the form's token serves if scripts cannot read it. */
 function cookie(name) {
   const pair = document.cookie.split("; ").find((text) => text.startsWith(`${name}=`));
   return pair && decodeURIComponent(pair.slice(name.length + 1));

@@ -1,4 +1,4 @@
-// The conversation as the browser keeps it: turns, and where in its log each answer was last seen. No DOM, no network.
+// The conversation in the browser's storage: turns, and the last seen event of each answer. No DOM, no network.
 //
 // Invariant: `text`, `otherBlocks` and `lastId` of a turn are written together, so that a resume after `lastId` adds
 // exactly what `text` lacks.
@@ -7,7 +7,7 @@ const VERSION = 1;
 const MAX_TURNS = 200;
 const MAX_STORED_CHARS = 2_000_000;
 
-// waiting: not sent, or sent and not accepted yet · streaming · then one of done, stopped, failed
+// waiting (not sent, or not accepted yet), then streaming, then one of done, stopped, failed
 export function newTurn(question) {
   return {
     question,
@@ -35,7 +35,7 @@ export class Conversation {
     this.turns = [];
   }
 
-  /** Read what another visit (or tab) left. Anything unreadable is an empty conversation. */
+  /** Read the conversation that another visit (or tab) stored; an unreadable one is empty. */
   load() {
     const stored = this.peek();
     if (stored === null) return;
@@ -56,13 +56,13 @@ export class Conversation {
     }
   }
 
-  /** Best effort: a full or forbidden store must not break the chat. */
+  /** Best effort: a full or forbidden storage does not break the chat. */
   save() {
     try {
       if (this.turns.length === 0) this.storage.removeItem(this.key);
       else this.storage.setItem(this.key, this.serialize());
     } catch {
-      // private mode, or the quota of other pages of this site: the answer on screen is unaffected
+      // private mode, or a quota used up by other pages of this site: the answer on screen is unaffected
     }
   }
 
@@ -76,7 +76,7 @@ export class Conversation {
     return json;
   }
 
-  /** What the model is sent to answer `turn`: every earlier turn that has an answer, and the question. */
+  /** The messages of a request: every earlier turn that has an answer, and the question of `turn`. */
   messagesFor(turn) {
     const messages = [];
     for (const earlier of this.turns.slice(0, this.turns.indexOf(turn))) {
@@ -89,7 +89,7 @@ export class Conversation {
   }
 }
 
-/** An earlier answer's thoughts are not part of the conversation. */
+/** Thinking of an earlier answer is not part of the conversation. */
 export function withoutThinking(text) {
   return text
     .replace(/^[^]*?<\/think>/, (head) => (head.includes("<think>") ? head : ""))

@@ -1,11 +1,11 @@
-// The admin's live page: models and streams as the server sees them, once a second, with a button for what can be done.
+// The admin's live page: models and streams with metrics once a second, and a button for each possible action.
 // Rows and cards are kept and updated in place, so that a button stays under the pointer.
 
 import { loadingFigures } from "./loading.js";
 import { readEvents } from "./sse.js";
 import { Backoff, Sleep, Watchdog } from "./stream.js";
 
-const SILENCE_SECONDS = 20; // the server speaks every second
+const SILENCE_SECONDS = 20; // the server sends an event every second
 const SPARK_POINTS = 60; // a minute
 const SPARK_SIZE = { width: 240, height: 48 };
 const COUNTS = ["Running", "Waiting", "Queue", "Parked", "Parks", "Prefix hits"];
@@ -14,7 +14,7 @@ const COUNT_HINTS = {
   Parked: "Streams that wait for their reader and hold no memory here",
   Parks: "How often the engine has let go of an answer: its reader was behind, or others waited",
 };
-// What an operator may do in which state: [label, action].
+// The actions of an operator by state: [label, action].
 const PAUSE = ["Pause", "pause"];
 const RESUME = ["Resume", "resume"];
 const DRAIN = ["Drain", "drain"];
@@ -39,7 +39,7 @@ function svg(name, attributes = {}, ...children) {
   return node;
 }
 
-/** Make `parent` hold one child per item, by key and in order, made once and updated ever after. */
+/** Give `parent` one child per item, by key and in order: made once, then updated. */
 class Keyed {
   constructor(parent, make) {
     this.parent = parent;
@@ -141,7 +141,7 @@ function counted(name, dd) {
   return element("div", title ? { title } : {}, element("dt", {}, name), dd);
 }
 
-/** The buttons of a model; `control(action)` is null for who may only look. */
+/** The buttons of a model; `control(action)` is null for a user who may only view. */
 class Controls {
   constructor(control) {
     this.control = control;
@@ -161,7 +161,7 @@ class Controls {
     this.node.replaceChildren(...buttons);
   }
 
-  /** The next figures bring the new state, and with it the buttons that fit. */
+  /** The next event brings the new state and its buttons. */
   async send(action) {
     const buttons = [...this.node.children];
     for (const button of buttons) button.disabled = true;
@@ -249,7 +249,7 @@ class LivePage {
     this.table = part("table");
     const control = root.dataset.controlUrl ? (alias, action) => this.control(alias, action) : null;
     this.cards = new Keyed(part("cards"), (model) => new ModelCard(model, control));
-    const stop = root.dataset.stopUrl ? (id) => this.stop(id) : null; // not everyone who may look may stop
+    const stop = root.dataset.stopUrl ? (id) => this.stop(id) : null; // null without the permission to stop
     this.rows = new Keyed(part("rows"), (stream) => new StreamRow(stream, stop));
     this.backoff = new Backoff({ first: 1, most: 10 });
     this.sleep = new Sleep();
@@ -257,7 +257,7 @@ class LivePage {
     this.pausesWhenHidden();
   }
 
-  /** A page that nobody looks at does not hold a connection. */
+  /** A hidden page holds no connection. */
   pausesWhenHidden() {
     document.addEventListener("visibilitychange", () => {
       if (document.hidden) this.abort?.abort();
@@ -294,7 +294,7 @@ class LivePage {
         this.backoff.reset();
       }
     } catch (error) {
-      if (error instanceof SyntaxError) console.error(error); // not a network's doing
+      if (error instanceof SyntaxError) console.error(error); // not a network error
     } finally {
       watchdog.end();
     }
@@ -322,7 +322,7 @@ class LivePage {
     return this.post(url.replace("ACTION", action).replace("MODEL", encodeURIComponent(alias)));
   }
 
-  /** Return "" when it is done, else why it is not. */
+  /** Return "" on success, else the reason. */
   async post(url) {
     try {
       const response = await fetch(url, {
@@ -349,7 +349,7 @@ function count(number) {
   return (number ?? 0).toLocaleString("en");
 }
 
-/** Of another process's stream less is known. */
+/** A stream of another process has fewer fields. */
 function known(number) {
   return number == null ? "–" : count(number);
 }

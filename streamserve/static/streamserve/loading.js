@@ -1,6 +1,6 @@
-// How a model that cannot answer now is spoken of, on the chat page and the live page. Pure: values in, words out.
+// Texts about a model that cannot answer now, for the chat page and the live page. Pure.
 
-/** "weights 42 % · 227 of 540 MB · 3 s": as much of it as is known. */
+/** "weights 42 % · 227 of 540 MB · 3 s": the parts that are known. */
 export function loadingFigures({ stage, fraction, loadedBytes, totalBytes, elapsedSeconds }) {
   const percent = fraction == null ? "" : `${Math.floor(fraction * 100)} %`;
   const parts = [`${(stage ?? "").replaceAll("_", " ")} ${percent}`.trim()];
@@ -9,7 +9,7 @@ export function loadingFigures({ stage, fraction, loadedBytes, totalBytes, elaps
   return parts.filter(Boolean).join(" · ");
 }
 
-/** What the chat page says above the conversation. */
+/** The text above the conversation on the chat page. */
 export function loadingWords({ state, message, ...figures }) {
   if (state === "failed") return `The model cannot answer. ${message}`.trim();
   if (state === "paused") return "The model is paused. Answers go on when it is resumed.";

@@ -1,11 +1,11 @@
-// Whether the model can answer yet: polls /readyz until it can. Knows nothing of the page.
+// Polls /readyz until the model can answer. Knows nothing of the page.
 
 import { Backoff, Sleep } from "./stream.js";
 
 const POLL_SECONDS = 0.7;
 
 export class Readiness {
-  /** `onChange({isReady, state, message, stage, fraction, …})` after every answer; `model()` is the one asked about. */
+  /** `onChange({isReady, state, message, stage, fraction, …})` after every response; `model()` returns the alias. */
   constructor({ readyUrl, model, onChange }) {
     this.readyUrl = readyUrl;
     this.model = model;
@@ -23,7 +23,7 @@ export class Readiness {
     return new Promise((resolve) => this.waiters.push(resolve));
   }
 
-  /** A request was refused because the model is not there: ask again from the start. */
+  /** Poll again from the start, after a request was refused because the model is not ready. */
   doubt() {
     this.isReady = false;
   }
@@ -40,11 +40,11 @@ export class Readiness {
     for (const resolve of this.waiters.splice(0)) resolve();
   }
 
-  /** Ask once. False when the server could not be asked. */
+  /** Poll once. False if the server cannot be reached. */
   async ask() {
     try {
       const response = await fetch(this.readyUrl, { headers: { Accept: "application/json" }, cache: "no-store" });
-      // A site may keep this address to itself: then the first question will tell.
+      // A site may not serve /readyz publicly: then the first question shows whether the model answers.
       const body = [401, 403, 404].includes(response.status) ? { ready: true } : await response.json();
       this.take(body);
       return true;

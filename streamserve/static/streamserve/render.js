@@ -1,8 +1,8 @@
 // A model's markdown as DOM nodes, made by createElement and textContent only: its text can never become HTML.
-// What is not in this file's vocabulary (raw HTML, remote images, odd links) appears as the characters it is.
+// Anything else than the markdown below (raw HTML, remote images, odd links) appears as its characters.
 //
-// An AnswerView is fed the whole text so far, as often as once a frame; only blocks whose source changed are rebuilt.
-// Work is linear in the text: searches that failed once are not repeated, nesting is bounded.
+// An AnswerView gets the whole text so far, at most once a frame; only blocks whose source changed are rebuilt.
+// Work is linear in the text: failed searches are not repeated, nesting is bounded.
 
 const MAX_DEPTH = 10;
 const TAGS = [
@@ -17,7 +17,7 @@ export function element(name, attributes = {}, ...children) {
   return node;
 }
 
-/** One answer. `update` may be called with any text at any time; the longer the shared beginning, the less it does. */
+/** One answer. `update` takes any text at any time; its work shrinks with the length of the shared beginning. */
 export class AnswerView {
   constructor(root) {
     this.root = root;
@@ -34,7 +34,7 @@ export class AnswerView {
   }
 }
 
-/** Make `root`'s children the nodes of `views`, one for each of `items`, touching only what differs. */
+/** Make `root`'s children the nodes of `views`, one for each of `items`; change only those that differ. */
 function reconcile(root, views, items, makeOrKeep) {
   const added = document.createDocumentFragment();
   items.forEach((item, index) => {
@@ -82,7 +82,7 @@ function part(type, source, isClosed = true) {
   return { type, source, isClosed };
 }
 
-/** Templates that open the thought in the prompt leave the answer with only its end. */
+/** If the template opens the thought in the prompt, the answer has only its end. */
 function leadingThoughtEnd(text, parts) {
   const { open, close } = TAGS[0];
   const end = text.indexOf(close);
@@ -95,7 +95,7 @@ function fenceEnd(fence) {
   return new RegExp(`\\n {0,3}${fence[0]}{${fence.length},}[ \\t]*(?=\\n|$)`, "g");
 }
 
-/** "<thi" at the end of a growing text is probably a tag; it is shown once it is known not to be one. */
+/** "<thi" at the end of a growing text may become a tag: it is shown once it cannot. */
 function hideHalfTag(last) {
   if (last.isClosed) return;
   const at = last.source.lastIndexOf("<");
@@ -167,7 +167,7 @@ function updateBlocks(root, views, source, isTail) {
     const isOpen = isTail && block === blocks.at(-1);
     if (old && old.key === block.key && old.isOpen === isOpen) return old;
     if (old?.grow && old.kind === kindOf(block)) {
-      old.grow(block, isOpen); // in place: a selection or a focused button survives, and a long list costs one item
+      old.grow(block, isOpen); // in place: a selection and the focus survive, and a long list costs one item
       return Object.assign(old, { key: block.key, isOpen });
     }
     return { key: block.key, isOpen, kind: kindOf(block), ...makeBlock(block, 0, isOpen) };
@@ -238,7 +238,7 @@ function readQuote(lines, at) {
 function readList(lines, at) {
   const first = ITEM.exec(lines[at]);
   if (first === null) return null;
-  const level = indentOf(lines[at]) + 1; // a marker further in than this opens a list of its own
+  const level = indentOf(lines[at]) + 1; // a marker indented further opens a nested list
   const isOrdered = isNumber(first[2]);
   const items = [];
   let end = at;
@@ -309,7 +309,7 @@ function makeBlock(block, depth, isOpen) {
 
 const BLOCK_NODES = {
   paragraph: ({ text }, depth, isOpen) => withInline(element("p"), text, isOpen),
-  // h3 at most: the page's own headings are above the transcript
+  // h3 at most: the page has headings above the transcript
   heading: ({ level, text }, depth, isOpen) => withInline(element(`h${Math.min(6, level + 2)}`), text, isOpen),
   rule: () => element("hr"),
   quote: ({ text }, depth, isOpen) => {
@@ -379,15 +379,15 @@ function withInline(node, text, isOpen = false) {
   return autoDirection(node);
 }
 
-/** Each paragraph runs in the direction of its own script. Set last: browsers read all the text again at every append. */
+/** Set each paragraph's direction by its script. Last, because browsers scan the text again at every append. */
 function autoDirection(node) {
   node.dir = "auto";
   return node;
 }
 
-/** `isOpen`: the text is still growing, so an emphasis or a link without its end is shown as if it had one. */
+/** With `isOpen` the text is still growing: an emphasis or link without its end is rendered as if it had one. */
 function appendInline(parent, text, context) {
-  const dead = new Set(); // delimiters known to have no closer further on
+  const dead = new Set(); // delimiters without a closer in the rest of the text
   let start = 0;
   const flush = (end) => {
     if (end > start) parent.append(text.slice(start, end));
@@ -405,13 +405,13 @@ function appendInline(parent, text, context) {
   flush(text.length);
 }
 
-/** One compiled expression serves every level of nesting: its place in the text is the caller's to keep. */
+/** One compiled expression serves every level of nesting; the caller keeps its position. */
 function execFrom(expression, text, at) {
   expression.lastIndex = at;
   return expression.exec(text);
 }
 
-/** The nodes for what `match` begins and where it ends, or null: it is only characters. */
+/** The nodes of the element that `match` begins and its end, or null for plain characters. */
 function inlineAt(text, match, context, dead) {
   const [all, escaped, ticks, mark, bracket, angled, bare] = match;
   const at = match.index;
@@ -445,7 +445,7 @@ function findTicks(text, from, length) {
 function emphasisAt(text, at, mark, context, dead) {
   const from = at + mark.length;
   const isAtEnd = from === text.length;
-  if (isAtEnd && context.isOpen) return { nodes: [], end: from }; // half a mark: more is coming
+  if (isAtEnd && context.isOpen) return { nodes: [], end: from }; // half a mark
   if (isAtEnd || /\s/.test(text[from]) || (mark[0] === "_" && isWord(text[at - 1]))) return { nodes: [mark], end: from };
   const close = dead.has(mark) ? -1 : findClose(text, from, mark);
   if (close === -1) dead.add(mark);
@@ -457,7 +457,7 @@ function emphasisAt(text, at, mark, context, dead) {
   return { nodes: [nodes[0]], end: close === -1 ? text.length : close + mark.length };
 }
 
-/** Whether a mark closes does not depend on where it was opened: a search that failed once need not be repeated. */
+/** A mark's closer does not depend on its opener: a failed search is not repeated. */
 function findClose(text, from, mark) {
   for (let at = text.indexOf(mark, from + 1); at !== -1; at = text.indexOf(mark, at + 1)) {
     const after = text[at + mark.length];
@@ -485,7 +485,7 @@ function halfLinkAt(text, at, context) {
   return half && { nodes: [half[1]], end: text.length };
 }
 
-/** A link that opens elsewhere and tells its target nothing; plain characters if the address is not one we follow. */
+/** A link that opens in a new tab and sends no referrer; plain characters if the address is not allowed. */
 function link(target, label, hasMarkup = false) {
   const url = safeUrl(target);
   if (url === null) return label === target || target === "" ? label : `${label} (${target})`;
@@ -493,7 +493,7 @@ function link(target, label, hasMarkup = false) {
   if (hasMarkup) appendInline(node, label, { depth: 1, isOpen: false, mayLink: false });
   else node.append(label);
   const claimed = safeUrl(label.trim());
-  if (claimed !== null && claimed.host !== url.host) node.append(` (${url.host || url.pathname})`); // says one place, goes to another
+  if (claimed !== null && claimed.host !== url.host) node.append(` (${url.host || url.pathname})`); // the text names another host than the link
   if (node.textContent.trim() === "") node.append(url.href);
   return node;
 }
@@ -511,7 +511,7 @@ export function safeUrl(target) {
 
 // --- copying ---------------------------------------------------------------------------------------------------------
 
-/** Copy `read()` and let the button say so for a moment. */
+/** Copy `read()` and confirm on the button for a moment. */
 export async function copyFrom(button, read) {
   const label = button.dataset.label ?? button.textContent;
   button.dataset.label = label;

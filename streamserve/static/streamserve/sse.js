@@ -1,7 +1,7 @@
-// Reads text/event-stream from a fetch body, as the WHATWG HTML standard says (9.2.5, 9.2.6).
-// Knows nothing of streamserve's events: bytes in, {type, data, id} out.
+// Parses text/event-stream from a fetch body by the WHATWG HTML standard (9.2.5, 9.2.6). Knows nothing of streamserve's
+// events: bytes in, {type, data, id} out.
 
-// No honest frame of ours comes near this; a line that never ends must not eat the tab's memory.
+// Far above any frame of streamserve: bounds the memory that an endless line can take.
 const MAX_LINE_CHARS = 8 * 1024 * 1024;
 
 export class EventParser {
@@ -68,10 +68,10 @@ export class EventParser {
   }
 }
 
-/** Yield the events of `body`; `onBytes` hears of every read, keepalives too. An event cut off by the end is dropped. */
+/** Yield the events of `body`; `onBytes` is called for every read. An incomplete last event is dropped. */
 export async function* readEvents(body, onBytes = () => {}) {
   const reader = body.getReader();
-  const decoder = new TextDecoder("utf-8", { ignoreBOM: true }); // the parser strips the one BOM that may be there
+  const decoder = new TextDecoder("utf-8", { ignoreBOM: true }); // the parser strips a leading BOM itself
   let ready = [];
   const parser = new EventParser((event) => ready.push(event));
   try {
@@ -85,6 +85,6 @@ export async function* readEvents(body, onBytes = () => {}) {
       yield* events;
     }
   } finally {
-    reader.cancel().catch(() => {}); // the body may be aborted already; nothing is left to do then
+    reader.cancel().catch(() => {}); // the body may be aborted already
   }
 }

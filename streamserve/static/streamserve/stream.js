@@ -1,16 +1,16 @@
-// One answer's stream: start it once, then follow its log through reloads, lost networks and sleeping laptops.
-// Starting and reading are apart, because sending a question twice would run the model twice: only the GET is retried.
+// One answer's stream: started once, then followed through reloads, lost networks and suspended laptops.
+// Only the GET is retried: sending a question twice would run the model twice.
 // Knows events and connections; no DOM.
 
 import { readEvents } from "./sse.js";
 
 const BACKOFF_SECONDS = { first: 0.5, most: 15 };
-// Silence of two and a half keepalives means a dead connection, whatever the browser believes.
+// Silence of two and a half keepalives means a dead connection, even if the browser has not noticed.
 const STALL_KEEPALIVES = 2.5;
-// What the server says when an answer cannot be followed: ask again, it may take a moment.
+// Statuses after which a retry may succeed a moment later.
 const TRY_LATER = new Set([408, 425, 429, 500, 502, 503, 504]);
 
-/** The server answered, and the answer was no. */
+/** The server refused the request. */
 export class RequestFailed extends Error {
   constructor(message, { status = 0, code = "", retryAfterSeconds = null } = {}) {
     super(message);
@@ -32,7 +32,7 @@ export class RequestFailed extends Error {
   }
 }
 
-/** Full jitter: a crowd that lost its server together does not come back together. */
+/** Full jitter: clients that lose a server together do not reconnect together. */
 export class Backoff {
   constructor({ first, most } = BACKOFF_SECONDS, random = Math.random) {
     this.first = first;
@@ -101,14 +101,14 @@ export class AnswerStream {
     this.seq = 0;
     this.isClosed = false;
     this.isFinished = false;
-    this.retrySeconds = null; // set by a farewell: the server let go, and said when to come again
+    this.retrySeconds = null; // set by a `farewell` event: when to reconnect
     this.backoff = new Backoff();
     this.sleep = new Sleep();
     this.abort = new AbortController();
     this.watchdog = null;
   }
 
-  /** Send the question and read until the terminal event. Throws `RequestFailed`, or `TypeError` when nothing answered. */
+  /** Send the question and read until the terminal event. Throws `RequestFailed`, or `TypeError` without a response. */
   async start(request) {
     const response = await fetch(this.streamsUrl, {
       method: "POST",
@@ -125,7 +125,7 @@ export class AnswerStream {
     await this.follow();
   }
 
-  /** Take up the stream `streamId` after the event `lastId` ("" is from its beginning). */
+  /** Follow the stream `streamId` after the event `lastId` ("": from its beginning). */
   async resume(streamId, lastId) {
     this.streamId = streamId;
     this.lastId = lastId;
@@ -137,7 +137,7 @@ export class AnswerStream {
     let seconds = null;
     while (!this.isFinished && !this.isClosed) {
       if (this.retrySeconds !== null) {
-        seconds = this.retrySeconds; // nothing is lost: nobody needs to know
+        seconds = this.retrySeconds; // nothing is lost, so `on.lost` is not called
         this.retrySeconds = null;
       } else {
         seconds = await this.attempt();
@@ -148,14 +148,14 @@ export class AnswerStream {
     }
   }
 
-  /** Read once. Returns how long to wait before the next attempt, null for not at all. */
+  /** Read once. Returns the seconds until the next attempt, null for none. */
   async attempt() {
     this.abort = new AbortController();
     let response;
     try {
       this.arm();
       response = await fetch(`${this.streamsUrl}/${encodeURIComponent(this.streamId)}/events`, {
-        // Not asking for text/event-stream by name: an EventSource is told "gone" by 204, we want the 410.
+        // No Accept: text/event-stream, because the server answers that with 204 instead of 410.
         headers: { ...(this.lastId && { "Last-Event-ID": this.lastId }) },
         signal: this.abort.signal,
         cache: "no-store",
@@ -182,11 +182,11 @@ export class AnswerStream {
     if (from > seen + 1) throw new RequestFailed("A part of this answer is missing.", { code: "stream_expired" });
     await this.read(response);
     if (this.isFinished || this.isClosed) return null;
-    if (this.seq > seen) this.backoff.reset(); // it was a working connection: come back at once, but not in a tight loop
+    if (this.seq > seen) this.backoff.reset(); // the connection worked: reconnect soon, but not in a tight loop
     return this.backoff.nextSeconds();
   }
 
-  /** Hand over the response's events until the terminal one, the end of the body, or a lost connection. */
+  /** Pass on the response's events until the terminal one, the end of the body, or a lost connection. */
   async read(response) {
     this.on.connected();
     this.arm();
@@ -196,7 +196,7 @@ export class AnswerStream {
         if (this.isFinished) return;
       }
     } catch (error) {
-      if (error instanceof SyntaxError || error instanceof RangeError) throw error; // not a network's doing
+      if (error instanceof SyntaxError || error instanceof RangeError) throw error; // not a network error
     } finally {
       this.watchdog.end();
     }
@@ -205,10 +205,10 @@ export class AnswerStream {
   take({ type, data, id }) {
     if (type === "farewell") {
       this.retrySeconds = JSON.parse(data).retry / 1000;
-      return; // no event of the log: it carries no id of its own
+      return; // not an event of the log: it has no id
     }
     const seq = seqOf(id);
-    // Invariant: every event is taken once. One we already have (a replay over the cursor) adds nothing.
+    // Invariant: every event is applied once. A replayed event at or below the cursor adds nothing.
     if (seq !== 0 && seq <= this.seq) return;
     const payload = JSON.parse(data);
     if (seq !== 0) {
@@ -225,7 +225,7 @@ export class AnswerStream {
     this.watchdog = new Watchdog(this.keepaliveSeconds * STALL_KEEPALIVES, () => abort.abort());
   }
 
-  /** The page woke up or the network came back: look now instead of at the next timer. */
+  /** Reconnect now instead of at the next timer: the page or the network is back. */
   nudge() {
     this.sleep.wake();
     if (this.watchdog === null || this.streamId === null || this.isFinished) return;
@@ -233,7 +233,7 @@ export class AnswerStream {
     if (silentSeconds > this.keepaliveSeconds * 1.2) this.abort.abort();
   }
 
-  /** Ask the server to stop, keeping what was seen. Idempotent there, so it is tried again until it is heard. */
+  /** Stop on the server, keeping what was seen. Idempotent there, so it is retried until it succeeds. */
   async stop(seenSeq) {
     const backoff = new Backoff();
     for (let attempt = 0; attempt < 6; attempt += 1) {
@@ -242,11 +242,11 @@ export class AnswerStream {
           method: "POST",
           headers: { "Content-Type": "application/json", ...this.headers() },
           body: JSON.stringify({ seen_seq: seenSeq }),
-          keepalive: true, // a stop that is on its way survives a closed tab
+          keepalive: true, // the request survives a closed tab
         });
         if (!TRY_LATER.has(response.status)) return response.ok;
       } catch {
-        // no network: the next attempt will tell
+        // no network: the next attempt follows
       }
       await new Sleep().wait(backoff.nextSeconds());
     }

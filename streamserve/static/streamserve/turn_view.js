@@ -3,7 +3,7 @@
 import { AnswerView, copyFrom } from "./render.js";
 
 export class TurnView {
-  /** `on.again(turn)` when the reader wants this question answered once more. */
+  /** `on.again(turn)` is called to answer this question again. */
   constructor(template, turn, on) {
     this.turn = turn;
     this.node = template.content.firstElementChild.cloneNode(true);
@@ -22,31 +22,31 @@ export class TurnView {
     return this.turn.state === "waiting" || this.turn.state === "streaming";
   }
 
-  /** The text so far, on an animation frame. */
+  /** Show the text so far, on an animation frame. */
   paint() {
     this.answer.update(this.turn.text, this.isLive);
     this.showTyping();
   }
 
-  /** Dots until there is text, and below the text while the answer waits for its model. */
+  /** Show dots until there is text, and below the text while the answer waits for its model. */
   showTyping() {
     this.parts.typing.hidden = !this.isLive || (this.turn.text.trim() !== "" && !this.isHeldUp);
     this.node.classList.toggle("is-held-up", this.isHeldUp);
   }
 
-  /** A word beside the typing dots: the queue, the countdown. */
+  /** Show a text beside the dots: the queue, the countdown. */
   say(text) {
     this.parts.progress.textContent = text;
   }
 
-  /** The model has gone in the middle, and this says why; "" when it is back. */
+  /** Show why the answer waits for its model; "" when it continues. */
   holdUp(why) {
     this.isHeldUp = why !== "";
     this.say(why);
     this.showTyping();
   }
 
-  /** The state around the text. */
+  /** Show the state around the text. */
   show() {
     const { turn, parts } = this;
     parts.answer.setAttribute("aria-busy", String(this.isLive));

@@ -1,5 +1,5 @@
-// The admin's watch page: another's answer as it comes, for as long as the page is open. Model text goes in as text.
-// EventSource comes back by itself with the last event's id, and stops at the server's 204.
+// The admin's watch page: the answer of another owner, live. Text from the model is inserted as text.
+// EventSource reconnects by itself with the last event's id, and stops at the server's 204.
 
 const root = document.querySelector("[data-streamserve-watch]");
 const state = root.querySelector("[data-ss=state]");
@@ -34,7 +34,7 @@ source.addEventListener("token", (event) => {
 source.addEventListener("snapshot", (event) => {
   const snapshot = JSON.parse(event.data);
   noteBlocks(snapshot.blocks ?? snapshot.choices?.[0].blocks ?? []);
-  text.textContent = snapshot.text; // in place of all that came before it
+  text.textContent = snapshot.text; // replaces all text before it
 });
 source.addEventListener("done", (event) => end(`Ended: ${JSON.parse(event.data).finish_reason}.`));
 source.addEventListener("error", (event) => {

@@ -78,8 +78,11 @@ class Lease:
             return LeaseResult.UNKNOWN
 
     async def release(self) -> None:
-        """Let other processes resume the stream. The lease stays held if the store fails."""
-        if self._store is None or not self.is_held:
+        """Let other processes resume the stream, also one that was claimed and is not held yet.
+
+        The lease stays held if the store fails.
+        """
+        if self._store is None or not (self.is_held or self._producer == self._store.worker_id):
             return
         try:
             await self._store.release(self._stream_id, self.fence)

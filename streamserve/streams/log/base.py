@@ -91,16 +91,13 @@ class Batch:
     base_seq: int | None
     events: Sequence[Event]
     bodies: Sequence[bytes]  # the events encoded
-
-    @property
-    def is_end(self) -> bool:
-        """Whether the last event is terminal."""
-        return bool(self.events) and is_terminal(self.events[-1])
+    is_end: bool  # the last event is terminal
 
 
 def make_batch(log_id: str, fence: int, base_seq: int | None, events: Sequence[Event]) -> Batch:
     """Return a batch with its events encoded. Raises FrameError for an event that cannot be."""
-    return Batch(log_id, fence, base_seq, events, [encode_event(event) for event in events])
+    is_end = bool(events) and is_terminal(events[-1])
+    return Batch(log_id, fence, base_seq, events, [encode_event(event) for event in events], is_end)
 
 
 # A batch's result: the log's last seq, or why it was refused. KeyError: a claim of a log that does not exist.

@@ -156,8 +156,13 @@ class RedisLog:
         return int(last_seq)
 
     async def wait(self, log_id: str, after: int) -> None:
-        self._notifications.subscribe(log_id)
-        await self._waiters.wait(log_id, after)
+        if self._notifications.subscribe(log_id) == 0:  # no message announces events before the subscription
+            try:
+                self._notifications.note(log_id, await self.last_seq(log_id))
+            except KeyError:
+                return
+        if self._notifications.subscribe(log_id) <= after:
+            await self._waiters.wait(log_id, after)
 
     def wake(self, log_id: str) -> None:
         self._waiters.wake(log_id)
@@ -206,25 +211,33 @@ _REFUSALS: dict[int, Callable[[str], Refusal | KeyError]] = {-1: Fenced, -2: End
 class _Notifications:
     """One connection, subscribed to the channels of the logs that this process waits for.
 
-    Every new subscription, also after a lost connection, wakes the waiters: an append may have come just before it.
+    Every new subscription, also after a lost connection, ends the waits for its log: an append may have come just
+    before it. From then on the last announced seq is kept, so that no append between a read and a wait is missed.
     """
 
     def __init__(self, client: Any, key: Callable[[str, str], str], waiters: Waiters) -> None:
         self._client, self._key, self._waiters = client, key, waiters
         self._pubsub: Any = None
-        self._log_ids: set[str] = set()  # subscribed, or in `_pending`
+        # By log id: the last seq announced. -1: not subscribed yet. 0: nothing announced yet.
+        self._last_seqs: dict[str, int] = {}
         self._pending: list[str] = []  # subscriptions that are not sent yet
         self._idle: set[str] = set()  # had no waiter at the last check
         self._checked_at = 0.0
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
-    def subscribe(self, log_id: str) -> None:
-        """Subscribe to that log. Its waiters are woken when the subscription begins."""
-        if log_id not in self._log_ids:
-            self._log_ids.add(log_id)
+    def subscribe(self, log_id: str) -> int:
+        """Subscribe to that log, unless it is subscribed; return its entry in `_last_seqs`."""
+        if log_id not in self._last_seqs:
+            self._last_seqs[log_id] = -1
             self._pending.append(log_id)
             self._start("subscribe", self._send_pending)
         self._start("listen", self._listen_always)
+        return self._last_seqs[log_id]
+
+    def note(self, log_id: str, seq: int) -> None:
+        """Note the last seq of a log, if it is subscribed."""
+        if self._last_seqs.get(log_id, -1) >= 0:
+            self._last_seqs[log_id] = max(self._last_seqs[log_id], seq)
 
     async def aclose(self) -> None:
         """Close the connection. Cancels more than once: a library in between may swallow a cancellation."""
@@ -264,8 +277,8 @@ class _Notifications:
 
     async def _listen(self, pubsub: Any) -> None:
         """Handle messages until the connection breaks or no longer answers."""
-        self._pending, self._log_ids = [], set(self._waiters.awaited())
-        await pubsub.subscribe(self._channel(""), *map(self._channel, self._log_ids))
+        self._pending, self._last_seqs = [], dict.fromkeys(self._waiters.awaited(), -1)
+        await pubsub.subscribe(self._channel(""), *map(self._channel, self._last_seqs))
         self._pubsub = pubsub
         num_silent = 0
         while num_silent < 3:
@@ -282,17 +295,20 @@ class _Notifications:
     def _on_message(self, message: dict[str, Any]) -> None:
         if message["type"] in ("message", "subscribe"):
             log_id = bytes(message["channel"]).decode().rpartition("}")[0].rpartition("{")[2]
-            is_append = message["type"] == "message" and message["data"] != b"0"
-            self._waiters.wake(log_id, int(message["data"]) if is_append else None)
+            last_seq = int(message["data"]) if message["type"] == "message" else 0  # 0: subscribed, or dropped
+            if log_id in self._last_seqs:
+                self._last_seqs[log_id] = last_seq
+            self._waiters.wake(log_id, last_seq or None)
 
     async def _unsubscribe_idle(self, pubsub: Any) -> None:
         """Unsubscribe from logs without a waiter at two checks in a row."""
         if time.monotonic() < self._checked_at + _IDLE_SECONDS:
             return
         self._checked_at = time.monotonic()
-        idle = {log_id for log_id in self._log_ids if log_id not in self._waiters}
+        idle = {log_id for log_id in self._last_seqs if log_id not in self._waiters}
         gone, self._idle = idle & self._idle, idle
-        self._log_ids -= gone
+        for log_id in gone:
+            del self._last_seqs[log_id]
         if gone:
             await pubsub.unsubscribe(*map(self._channel, gone))
 

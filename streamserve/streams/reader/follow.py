@@ -6,9 +6,10 @@ the reader has gone.
 
 from __future__ import annotations
 
+import asyncio
 from collections import deque
 
-from streamserve.protocol.errors import BadRequest
+from streamserve.protocol.errors import BadRequest, Gone
 from streamserve.protocol.events import LoggedEvent
 from streamserve.streams.reader.channel import PullChannel
 from streamserve.streams.reader.reader import BrokenStream, Reader, read_page
@@ -94,17 +95,41 @@ def follow(
     return Follow(reader)
 
 
+class _Whole(Attachment):
+    """The reader of a whole answer, which waits for the end of the stream, or of the wait for it."""
+
+    def __init__(self, stream: Stream) -> None:
+        super().__init__(transport="whole", is_paced=False)
+        self.is_over = asyncio.Event()
+        self._stream = stream
+
+    def advance(self) -> None:
+        if self._stream.ended.is_set():
+            self.is_over.set()
+
+    def go_away(self) -> None:
+        self.is_over.set()
+
+
 async def collect(streams: Streams, stream: Stream) -> list[LoggedEvent]:
-    """Wait for the stream's end as its owner's reader and return every event. Cancelled, the reader has left."""
-    reader = Attachment(transport="whole", is_paced=False)
+    """Wait for the stream's end as its owner's reader and return every event. Cancelled, the reader has left.
+
+    Raises LogUnavailable when the log is away for too long, BrokenStream for a stream without an end.
+    """
+    reader = _Whole(stream)
     stream.attach(reader)
     try:
-        await stream.ended.wait()
+        reader.advance()
+        await reader.is_over.wait()
+        if not stream.ended.is_set():
+            streams.writer.refuse_if_down()
         events: list[LoggedEvent] = []
-        while len(events) < stream.last_seq and not stream.is_lost:
+        while stream.terminal is not None and len(events) < stream.last_seq:
             events += await read_page(streams.log, stream, len(events))
+    except Gone:
+        raise BrokenStream(stream.id) from None
     finally:
         stream.detach(reader)
-    if stream.terminal is None or stream.is_lost:
+    if stream.terminal is None:
         raise BrokenStream(stream.id)
     return events

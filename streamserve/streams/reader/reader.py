@@ -15,6 +15,7 @@ at once. A reader that takes snapshots is sent one when it is more than `snapsho
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 import random
 import time
@@ -31,7 +32,7 @@ from streamserve.streams.reader.received import Received
 from streamserve.streams.reader.snapshot import take_snapshot
 from streamserve.streams.readers import Attachment
 from streamserve.streams.registry import Streams
-from streamserve.streams.stream import Stream
+from streamserve.streams.stream import LOG_AWAY, LOST, Stream
 
 # A frame that is due so soon is written now: to be woken again costs more than the joining saves.
 _SOON_SECONDS = 0.01
@@ -51,11 +52,17 @@ class BrokenStream(Exception):
 
 
 async def read_page(log: EventLog, stream: Stream, after: int, limit: int = _PAGE) -> list[LoggedEvent]:
-    """Return committed events that follow `after`, one page at most. Raises Gone for a stream that was dropped."""
-    try:
-        return await log.read(stream.log_id, after, min(limit, _PAGE))
-    except KeyError:
-        raise Gone("The stream's events are no longer kept.") from None
+    """Return events that follow `after`, which is not the last one, one page at most.
+
+    Raises Gone where there are none: the log was dropped, or has lost them.
+    """
+    page: list[LoggedEvent] = []
+    if not stream.is_lost:
+        with contextlib.suppress(KeyError):
+            page = await log.read(stream.log_id, after, min(limit, _PAGE))
+    if not page:
+        raise Gone("The stream's events are no longer kept.")
+    return page
 
 
 class Reader(Attachment):
@@ -101,6 +108,7 @@ class Reader(Attachment):
         self._held: list[LoggedEvent] = []
         self._num_tokens = 0  # of those held
         self._holds_more = False  # than tokens
+        self._notice: Status | None = None  # to be shown
         self._wait_seconds = config.coalesce_seconds - _SOON_SECONDS
         self._token_due_at = -math.inf  # until then tokens wait to be joined: the first one never does
         self._written_at = -math.inf
@@ -126,8 +134,10 @@ class Reader(Attachment):
             self._received = Received(self.received_seq, channel.num_untaken)
         if self._is_closed:
             channel.end(None)
-        else:
-            self.advance()
+            return
+        if self.stream.lag.is_log_down:
+            self._notice = LOG_AWAY
+        self.advance()
 
     def ack(self, seq: int) -> None:
         """Note that the reader has every event up to `seq`; a lower one than before changes nothing."""
@@ -154,65 +164,71 @@ class Reader(Attachment):
 
     def advance(self) -> None:
         """Write what is due, as far as the channel and the credit allow. An exception ends this reader only."""
-        if self._channel is None or self._is_closed:
+        channel = self._channel
+        if channel is None or self._is_closed:
             return
+        now = time.monotonic()
         try:
-            self._advance(self._channel)
+            while channel.is_writable:
+                if self._notice is not None:
+                    notice, self._notice = self._notice, None
+                    self._write_notice(channel, notice)
+                    continue
+                if self._paging is None and self._read_seq < self.stream.last_seq and len(self._held) < _PAGE:
+                    self._take_recent()
+                due_at = self._due_at()
+                if due_at > now:
+                    break
+                if self._held:
+                    if self._credit is not None and len(self._unacked) >= self._credit:
+                        due_at = math.inf
+                        break
+                    self._write(channel, self._flush(now), now)
+                    if self._is_closed:
+                        return
+                elif self.stream.ended.is_set() or self.stream.terminal is not None:
+                    if self._paging is not None or self._read_seq < self.stream.last_seq:
+                        due_at = math.inf  # a page is on its way
+                        break
+                    self._end_with_stream(channel)
+                    return
+                else:
+                    assert self._encoder is not None
+                    self._written_at = now
+                    channel.write(self._encoder.keepalive)
+            else:
+                due_at = math.inf
+            self._arm(min(due_at, self._poll_at))
         except Exception as error:
             self._end(error)
 
     def notify(self, status: Status) -> None:
-        """Show a status that is not in the log, if there is room for it: it has no id."""
-        channel = self._channel
-        if channel is not None and channel.is_writable and not self._is_closed:
-            self._write_notice(channel, status)
+        """Show a status that is not in the log, once there is room: it has no id. One not shown yet is taken back."""
+        if self._channel is not None:
+            self._notice = status if self._notice is None else None
+            self.advance()
 
     def go_away(self) -> None:
-        """End the connection with the place to resume from; the stream continues."""
+        """End the connection with the place to resume from; without room for that it breaks. The stream continues."""
         if self._is_closed:
             return
         self.is_let_go = True
         channel = self._channel
-        if channel is not None and channel.is_writable and self._encoder is not None:
+        if channel is None or self._encoder is None:
+            self._end(None)
+        elif channel.is_writable:
             frame = self._encoder.going_away(self.going_away())
             if frame:
                 channel.write(frame)
-        self._end(None)
+            self._end(None)
+        else:
+            self._end(BrokenStream(self.stream.id))
 
     def going_away(self) -> GoingAway:
         """Return where and when to resume."""
         return GoingAway(stream_id=self.stream.id, seq=self._accepted_seq, retry_ms=random.randint(*_RETRY_MS))
 
     # Inside
-
-    def _advance(self, channel: Channel) -> None:
-        now = time.monotonic()
-        while channel.is_writable:
-            if self._paging is None and self._read_seq < self.stream.last_seq and len(self._held) < _PAGE:
-                self._take_recent()
-            due_at = self._due_at()
-            if due_at > now:
-                break
-            if self._held:
-                if self._credit is not None and len(self._unacked) >= self._credit:
-                    due_at = math.inf
-                    break
-                self._write(channel, self._flush(now), now)
-                if self._is_closed:
-                    return
-            elif self.stream.ended.is_set() or self.stream.terminal is not None:
-                if self._paging is not None or self._read_seq < self.stream.last_seq:
-                    due_at = math.inf  # a page is on its way
-                    break
-                self._end_with_stream(channel)
-                return
-            else:
-                assert self._encoder is not None
-                self._written_at = now
-                channel.write(self._encoder.keepalive)
-        else:
-            due_at = math.inf
-        self._arm(min(due_at, self._poll_at))
 
     def _take_recent(self) -> None:
         """Hold what follows of the stream's recent events; have a task read the log if they are older."""
@@ -333,8 +349,7 @@ class Reader(Attachment):
         """Everything is written, and the stream is over: here, or for good."""
         stream = self.stream
         if stream.is_lost:
-            assert isinstance(stream.terminal, Error)
-            self._write_notice(channel, stream.terminal)
+            self._write_notice(channel, LOST)
             self._end(None)
         elif stream.terminal is not None:
             self._end(None)
@@ -361,8 +376,6 @@ class Reader(Attachment):
                 if self.stream.recent.since(self._read_seq, 1):
                     break
                 page = await self._read(self._read_seq, self._page)
-                if not page:
-                    raise BrokenStream(self.stream.id)
                 self._page = max(1, _PAGE * len(page) // sum(map(_weight, page)))
                 self._hold(page, page[-1].seq)
                 self.advance()
@@ -371,6 +384,9 @@ class Reader(Attachment):
             self._paging = None
             if isinstance(error, LogUnavailable):
                 self.go_away()
+            elif isinstance(error, Gone) and self.stream.on_loss():
+                self._must_fold, self._read_seq = False, self.stream.last_seq  # nothing is left to read
+                self.advance()
             else:
                 self._end(error)
         else:
@@ -378,9 +394,7 @@ class Reader(Attachment):
             self.advance()
 
     async def _read(self, after: int, limit: int = _PAGE) -> list[LoggedEvent]:
-        """Return a page; a log that cannot be read is asked again for a while."""
-        if self.stream.is_lost:
-            raise Gone("The stream's events are no longer kept.")
+        """Return events that were committed; a log that cannot be read is asked again for a while."""
         give_up_at = time.monotonic() + _READ_SECONDS
         while True:
             try:

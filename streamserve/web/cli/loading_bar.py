@@ -1,6 +1,6 @@
-"""`LoadingBar`: how the loading of a model comes on, on a terminal in one line, elsewhere a line for each stage.
+"""`LoadingBar`: the progress of a loading model, in one line of a terminal, elsewhere with a line for each stage.
 
-For the commands and for `make run`. Knows neither engines nor HTTP: it is shown descriptions.
+For the commands and for `make run`. Knows neither engines nor HTTP, only `ModelDescription`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class LoadingBar:
         self._stage = ""
 
     def show(self, model: ModelDescription) -> None:
-        """Show how far it is now."""
+        """Show the progress in `model`."""
         stage = model.stage or model.state
         if self._is_terminal:
             width = shutil.get_terminal_size().columns - 1
@@ -44,18 +44,18 @@ class LoadingBar:
 
 
 def progress_line(model: ModelDescription, *, has_bar: bool = True) -> str:
-    """Return "helpdesk: weights [████····] 42%, 227 of 540 MB, 3 s", and what the engine says besides."""
+    """Return "helpdesk: weights [████····] 42%, 227 of 540 MB, 3 s", and the engine's message."""
     done = int(_BAR_LEN * model.fraction)
     bar = f" [{'█' * done}{'·' * (_BAR_LEN - done)}]" if has_bar else ""
     parts = [f"{model.fraction:.0%}"]
     if model.total_bytes:
         parts.append(f"{model.loaded_bytes / 1e6:,.0f} of {model.total_bytes / 1e6:,.0f} MB")
     parts.append(f"{model.elapsed_seconds:.0f} s")
-    said = f". {model.message}" if model.message else ""
-    return f"{model.alias}: {model.stage or model.state}{bar} {', '.join(parts)}{said}"
+    message = f". {model.message}" if model.message else ""
+    return f"{model.alias}: {model.stage or model.state}{bar} {', '.join(parts)}{message}"
 
 
 def description_of(model: Mapping[str, Any]) -> ModelDescription:
-    """Return what an entry of `/readyz` says."""
+    """Return an entry of `/readyz` as a description."""
     names = {field.name for field in dataclasses.fields(ModelDescription)}
     return ModelDescription(**{name: value for name, value in model.items() if name in names})

@@ -1,7 +1,7 @@
-"""The two ways `manage.py streamserve_chat` reaches a model: `LocalChat` by its engine, `RemoteChat` by a site's HTTP.
+"""The two clients of `manage.py streamserve_chat`: `LocalChat` uses the engine, `RemoteChat` the HTTP API of a site.
 
-Both keep the conversation and yield the new text of an answer. Event loop; HTTP runs in a thread on the standard
-library's client, so that the command needs nothing that streamserve does not need.
+Both keep the conversation and yield the new text of an answer. Event loop; HTTP runs in a thread with the standard
+library's client, so that the command needs no further package.
 """
 
 from __future__ import annotations
@@ -48,14 +48,14 @@ class Chat(Protocol):
         """Wait until the model is ready."""
 
     def ask(self, question: str) -> AsyncGenerator[str]:
-        """Yield the new text of the answer. Left early, the answer stops."""
+        """Yield the new text of the answer. Closing the generator stops the answer."""
 
     async def aclose(self) -> None:
-        """End what runs."""
+        """Stop the answer and close the connection."""
 
 
 class LocalChat:
-    """The engine that serves the site, or one in this process where CLIENT says so: no server, no database."""
+    """Uses the site's engine process, or an engine in this process, as CLIENT says. No server, no database."""
 
     def __init__(self, settings: SiteConfig, alias: str, fields: dict[str, Any], messages: Messages) -> None:
         self.messages = messages
@@ -66,7 +66,7 @@ class LocalChat:
     async def open(self, progress: Progress) -> None:
         self._client.start()
         while (model := self._client.describe()).state != "ready":
-            refuse_what_is_not_coming(model)
+            raise_if_unavailable(model)
             progress(model)
             await asyncio.sleep(_POLL_SECONDS)
         progress(model)
@@ -89,7 +89,7 @@ class LocalChat:
             self.messages.append({"role": "assistant", "content": "".join(pieces)})
 
     async def _start(self, question: str) -> Stream:
-        """Start an answer that ends when nobody follows it. A model without a chat template continues the question."""
+        """Start an answer that ends with its reader. A model without a chat template continues the question."""
         asked: list[dict[str, Any]] = [{"messages": self.messages}, {"prompt": question}]
         for fields in asked:
             body = {**fields, **self._fields, "model": self._alias}
@@ -107,7 +107,7 @@ class LocalChat:
 
 
 class RemoteChat:
-    """A running site, by its native SSE; an answer left early is aborted there."""
+    """Uses a running site by its native SSE. The site aborts an answer whose connection closes."""
 
     def __init__(
         self, url: str, key: str | None, model: str | None, fields: dict[str, Any], messages: Messages
@@ -129,7 +129,7 @@ class RemoteChat:
                 raise StreamserveError(f"The site answers {status} at /readyz. Is it a streamserve site?")
             models = [description_of(model) for model in body.get("models", [])]
             for model in models:
-                refuse_what_is_not_coming(model)
+                raise_if_unavailable(model)
                 progress(model)
             if status == 200:
                 return
@@ -167,7 +167,7 @@ class RemoteChat:
             connection.close()
 
     def _post(self, body: dict[str, Any]) -> http.client.HTTPResponse:
-        """Open the stream; with on_disconnect=abort, closing the connection is stopping."""
+        """Open the stream; with on_disconnect=abort, closing the connection stops the answer."""
         connection = self._connection()
         text = json.dumps({**body, "on_disconnect": "abort"})
         try:
@@ -182,7 +182,7 @@ class RemoteChat:
         return response
 
     async def _lines(self, body: dict[str, Any]) -> AsyncGenerator[str]:
-        """Yield the lines of a streamed answer, read by a thread, which ends when leaving shuts the connection."""
+        """Yield the lines of a streamed answer. A thread reads them; closing the generator shuts its connection."""
         response = await asyncio.to_thread(self._post, body)
         loop, lines = asyncio.get_running_loop(), asyncio.Queue[str | None]()  # bounded by one answer's length
         reading = asyncio.create_task(asyncio.to_thread(_read, response, partial(_put, loop, lines)))
@@ -197,8 +197,8 @@ class RemoteChat:
             self._socket.close()
 
 
-def refuse_what_is_not_coming(model: ModelDescription) -> None:
-    """Raise what to say of a model that waiting does not make ready."""
+def raise_if_unavailable(model: ModelDescription) -> None:
+    """Raise EngineUnavailable for a model that does not become ready by waiting."""
     if model.state == "failed":
         raise EngineUnavailable(f"The model {model.alias!r} cannot be used. {model.message}")
     if model.state in ("paused", "draining"):
@@ -210,7 +210,7 @@ def _put(loop: asyncio.AbstractEventLoop, lines: asyncio.Queue[str | None], line
 
 
 def _read(response: http.client.HTTPResponse, put: Callable[[str | None], None]) -> None:
-    """Pass on every line, then None. An end that comes too early is for the reader of the events to notice."""
+    """Put every line, then None. The reader of the events notices an early end."""
     try:
         for line in response:
             put(line.decode("utf-8").rstrip("\r\n"))
@@ -221,7 +221,7 @@ def _read(response: http.client.HTTPResponse, put: Callable[[str | None], None])
 
 
 async def _tokens(lines: AsyncIterator[str]) -> AsyncIterator[str]:
-    """Yield the text of `token` events; raise what an `error` event says, and for an end without a terminal event."""
+    """Yield the text of `token` events. Raises for an `error` event and for an end without a terminal event."""
     event = ""
     async for line in lines:
         if line.startswith("event: "):
@@ -238,7 +238,7 @@ async def _tokens(lines: AsyncIterator[str]) -> AsyncIterator[str]:
 
 
 def _refusal(response: http.client.HTTPResponse) -> StreamserveError:
-    """Return the error that a refused request says."""
+    """Return the error in the response to a refused request."""
     try:
         error = json.loads(response.read())["error"]
         return StreamserveError(error["message"], code=error["code"])

@@ -35,6 +35,8 @@ from tests.support.flow_driver import (
 )
 from tests.support.servers import ROOT, Server, free_port
 
+pytestmark = pytest.mark.proof
+
 NUM_STREAMS = scaled(200)
 AT_ONCE = ("--drain-seconds", "0")
 FOR_LONG = ("--drain-seconds", "600")

@@ -86,6 +86,7 @@ def test_after_an_exception_the_next_requests_are_served_and_reaped(server: Serv
     until(lambda: is_bare(server), "all is reaped", server)
 
 
+@pytest.mark.proof
 def test_stock_daphne_hangs_and_never_reaps_again() -> None:
     """One exception after the head: its client waits for ever, and connections pile up. Here: the reason for ours."""
     with stock() as server, get(server, "/fail?pieces=3") as client:

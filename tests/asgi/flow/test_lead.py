@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import httpx
@@ -56,7 +56,7 @@ def test_who_stops_reading_is_parked_for_and_goes_on(server: Server) -> None:
 
 
 def test_frames_are_written_where_they_are_committed(server: Server) -> None:
-    """FlowServer's pen writes nearly all of them to a reader who waits; the rest are the first and the last."""
+    """FlowServer's channel writes nearly all of them for a reader that is level; not the first and the last."""
     httpx.get(f"{server.url}/control?allow=2")
     with get(server, "/streams?prompt=hello&max_tokens=200", "Connection: close") as client:
         head = read_until(client, b"event: token")
@@ -76,6 +76,15 @@ def test_a_middleware_outside_of_ours_sees_every_frame() -> None:
         assert all(token["is_changed"] for token in tokens)
         assert sum(len(token["token_ids"]) for token in tokens) == 200
         assert state(server)["num_written"] == 0
+
+
+@pytest.mark.parametrize("serve", [flow, uvicorn])
+def test_a_delivery_that_fails_breaks_the_connection(serve: Callable[..., Any]) -> None:
+    """Half an answer in plain text has no last chunk: its reader cannot take it for the whole one."""
+    with serve(app=APP) as server, httpx.stream("GET", server.url + "/broken", timeout=60) as response:
+        assert response.status_code == 200
+        with pytest.raises(httpx.RemoteProtocolError, match="incomplete chunked read"):
+            response.read()
 
 
 def test_a_server_that_says_nothing_of_it_is_taken_at_its_word() -> None:

@@ -189,6 +189,7 @@ with flow("--vanish-seconds", "2", "--stall-seconds", "0") as server:
 """
 
 
+@pytest.mark.proof
 @pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("unshare") or not shutil.which("ip"), reason="needs root, ip")
 def test_a_peer_who_vanishes_is_noticed() -> None:
     """No packet goes either way any more, and no data is under way: the apps still hear of it."""

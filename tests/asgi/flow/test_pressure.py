@@ -89,6 +89,7 @@ def growth(server: Server, ask: Ask) -> float:
     return grown / NUM_READERS
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize("ask", ASKS)
 @pytest.mark.parametrize("name", SERVERS)
 def test_readers_who_never_read_cost_little(name: str, ask: Ask) -> None:
@@ -99,6 +100,7 @@ def test_readers_who_never_read_cost_little(name: str, ask: Ask) -> None:
         assert grown <= BYTES_A_READER, server.output()
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize("ask", ASKS)
 def test_stock_daphne_fails_that_test(ask: Ask) -> None:
     """The same readers cost stock daphne their whole answers: the test above can fail, and daphne#170 is still open."""
@@ -133,6 +135,7 @@ def test_a_late_reader_gets_every_byte_in_order(server: Server) -> None:
     assert body == b"".join(pattern(index % 16 * BLOCK, BLOCK) for index in range(NUM_PIECES))
 
 
+@pytest.mark.proof
 def test_a_late_websocket_reader_gets_every_message_in_order(server: Server) -> None:
     """The same over a WebSocket, and then the app's close frame with its code, which autobahn alone would refuse."""
     with websocket(server, f"/fill?bytes={BLOCK * NUM_PIECES}") as client:
@@ -238,6 +241,7 @@ def test_pipelined_requests_wait_for_the_reader(server: Server) -> None:
     assert data == b""
 
 
+@pytest.mark.proof
 def test_an_app_that_does_not_receive_stops_the_reading(server: Server) -> None:
     """A flood of WebSocket messages waits in the client, not in the server; received late, none is lost."""
     before = rss(server)

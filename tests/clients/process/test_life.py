@@ -24,6 +24,8 @@ from streamserve.protocol.errors import EngineUnavailable
 from streamserve.protocol.events import Done, Event, Token
 from tests.support.engine_processes import ENGINE, ask, connected, is_alive, pid_of, ready, spec_in, until
 
+pytestmark = pytest.mark.proof
+
 SLOW = 0.03  # seconds a step: a test can do something before an answer is over
 LONG = 400
 

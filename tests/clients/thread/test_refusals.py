@@ -44,7 +44,7 @@ async def test_a_need_that_the_engine_lacks_is_refused() -> None:
     async with serving() as client:
         with pytest.raises(UnmetNeeds, match="grammar"):
             await client.generate(replace(ask(), needs=("grammar",)))
-        assert client._bounds.is_empty
+        assert client._admission.is_empty
 
 
 async def test_reader_positions_are_one_for_each_choice() -> None:

@@ -88,6 +88,7 @@ def test_the_key_lives_for_three_seconds(tmp_path: Path, redis_server: RedisServ
     workers.close()
 
 
+@pytest.mark.proof
 def test_a_stopped_process_is_dead_until_it_goes_on(here: RedisLiveness, start: Start, tmp_path: Path) -> None:
     """Although it holds its lock; and once it is killed it stays dead."""
     other, process = start(tmp_path / "here")
@@ -101,6 +102,7 @@ def test_a_stopped_process_is_dead_until_it_goes_on(here: RedisLiveness, start: 
     assert not here.is_alive(other)
 
 
+@pytest.mark.proof
 def test_a_process_killed_on_this_host_is_dead_at_once(here: RedisLiveness, start: Start, tmp_path: Path) -> None:
     """By its lock, before its key goes. `tidy` takes its file away."""
     other, process = start(tmp_path / "here")
@@ -112,6 +114,7 @@ def test_a_process_killed_on_this_host_is_dead_at_once(here: RedisLiveness, star
     assert [path.stem for path in (tmp_path / "here").glob("*.lock")] == [here.own_id]
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize("outage", ["killed", "stalled"])
 def test_while_redis_is_away_no_worker_dies(tmp_path: Path, outage: str) -> None:
     """Longer than any key lives, and also when it comes back without the keys: workers have time to renew them."""

@@ -1,4 +1,4 @@
-"""Laws of every log: in memory, in a file, in Redis, and in a file with memory to spare."""
+"""Laws of every log: in memory, in a file, in Redis."""
 
 from __future__ import annotations
 

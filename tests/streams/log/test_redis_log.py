@@ -14,7 +14,17 @@ from pathlib import Path
 import pytest
 import redis
 
-from streamserve.streams.log.base import EventLog, LogFull, LogLost, LogUnavailable, append, new_log_id
+from streamserve.protocol.events import Done
+from streamserve.streams.log.base import (
+    EventLog,
+    LogFull,
+    LogLost,
+    LogUnavailable,
+    append,
+    commit_one,
+    make_batch,
+    new_log_id,
+)
 from streamserve.streams.log.redis_log import RedisLog
 from tests.proofs.scale import scaled
 from tests.support.log_killing import Writer, check, kill_in_turn
@@ -53,9 +63,10 @@ async def log_at(server: RedisServer, **options: float) -> AsyncIterator[RedisLo
         await log.aclose()
 
 
+@pytest.mark.proof
 @pytest.mark.timeout(600)
 async def test_kill_9_of_writers_takes_nothing_that_was_acknowledged(redis_server: RedisServer) -> None:
-    """Each append is there, whole, once, in order; two producers that race by fences never go back."""
+    """Each batch is there, whole, once, in order; two producers that race by fences never go back."""
     rng = random.Random(7)
     for _ in range(scaled(60, least=3)):
         raced = [new_log_id() for _ in range(3)]
@@ -66,6 +77,7 @@ async def test_kill_9_of_writers_takes_nothing_that_was_acknowledged(redis_serve
             assert await check(log, writers)
 
 
+@pytest.mark.proof
 @pytest.mark.timeout(600)
 async def test_kill_9_of_redis_loses_nothing_that_was_acknowledged(make_server: MakeServer) -> None:
     """Streams stand still while it is away and then go on: no gap, no event twice, whatever was under way."""
@@ -84,9 +96,10 @@ async def test_kill_9_of_redis_loses_nothing_that_was_acknowledged(make_server: 
             assert await asyncio.gather(*readers) == [[*(f"{n}" for n in range(count)), "end"] for count in counts]
 
 
+@pytest.mark.proof
 @pytest.mark.timeout(600)
 async def test_what_everysec_loses_is_never_hidden(make_server: MakeServer) -> None:
-    """Killed while an fsync is slow, Redis may have lost what it said to have: then the producer is told LogLost."""
+    """Killed while an fsync is slow, Redis may have lost what it acknowledged: then the next commit is LogLost."""
     server = make_server(appendfsync="everysec")
     num_lost = 0
     async with log_at(server, patience_seconds=20) as log, log_at(server, patience_seconds=20) as other:
@@ -107,38 +120,39 @@ async def test_what_everysec_loses_is_never_hidden(make_server: MakeServer) -> N
 
 
 async def test_an_outage_is_named_once_there_is_no_more_patience(make_server: MakeServer) -> None:
-    """503 `log_down`, for all; the next ones at once; and it is over when Redis is back."""
+    """Commits and reads raise 503 `log_down`; the refused batch is committed, once, when Redis is back."""
     server = make_server()
     async with log_at(server, patience_seconds=0.5) as log:
         await append(log, "a", 1, [tok("x")])
+        batch = make_batch("a", 1, 1, [tok("y")])
         server.kill()
         for _ in range(3):
             with pytest.raises(LogUnavailable) as raised:
-                await append(log, "a", 1, [tok("y")])
+                await log.commit([batch])
             assert (raised.value.code, raised.value.http_status) == ("log_down", 503)
-        with pytest.raises(LogUnavailable):
-            await log.last_seq("a")
-        assert await log.read("a", 0) == numbered([tok("x")])
+        for call in (log.last_seq("a"), log.read("a", 0), log.drop("a"), log.purge(0.0)):
+            with pytest.raises(LogUnavailable):
+                await call
         server.start()
-        assert await append(log, "a", 1, [tok("z")]) == 2
+        assert await log.commit([batch]) == [2]
+        assert await everything(log, "a") == numbered([tok("x"), tok("y")])
 
 
-async def test_an_append_that_was_given_up_does_not_come_in_later(make_server: MakeServer) -> None:
-    """A stalled Redis finds it in its socket after newer ones, or before: never twice, never in between."""
+async def test_a_commit_that_was_given_up_is_found_by_its_retry(make_server: MakeServer) -> None:
+    """A stalled Redis may find it in its socket before the retry, after it, or not: it is in the log once."""
     server = make_server()
     for number in range(scaled(60, least=3)):
         log_id = f"log{number}"
         async with log_at(server, patience_seconds=0.2) as log:
             await append(log, log_id, 1, [tok("x")])
+            batch = make_batch(log_id, 1, 1, [tok("y"), tok("y")])
             server.pause()
             with pytest.raises(LogUnavailable):
-                await append(log, log_id, 1, [tok("lost"), tok("lost")])
+                await log.commit([batch])
             server.go_on()
-            last_seq = await append(log, log_id, 1, [tok("y")])
-            assert await append(log, log_id, 1, [tok("z")]) == last_seq + 1
-            found = [one.event for one in await everything(log, log_id)]
-            lost = [tok("lost")] * 2 if last_seq == 4 else []
-            assert found == [tok("x"), *lost, tok("y"), tok("z")]
+            assert await log.commit([batch]) == [3]
+            assert await commit_one(log, make_batch(log_id, 1, 3, [tok("z")])) == 4
+            assert await everything(log, log_id) == numbered([tok("x"), tok("y"), tok("y"), tok("z")])
 
 
 async def test_a_redis_that_forgot_is_not_written_to(make_server: MakeServer) -> None:
@@ -148,10 +162,23 @@ async def test_a_redis_that_forgot_is_not_written_to(make_server: MakeServer) ->
         await append(log, "a", 1, [tok("x")])
         server.kill()
         server.start()
-        with pytest.raises(LogLost) as raised:
-            await append(log, "a", 1, [tok("y")])
-        assert raised.value.code == "log_lost"
+        for _ in range(2):
+            with pytest.raises(LogLost):
+                await commit_one(log, make_batch("a", 1, 1, [tok("y")]))
+        with pytest.raises(KeyError):
+            await log.read("a", 0)
         assert await append(log, "b", 1, [tok("x")]) == 1
+
+
+async def test_a_redis_that_forgot_half_of_a_log_is_not_written_to(make_server: MakeServer) -> None:
+    """Failed over to a replica that had less: the batch does not follow what is there, and nothing is written."""
+    server = make_server()
+    async with log_at(server) as log:
+        for text in "abc":
+            await append(log, "a", 1, [tok(text)])
+        server.forget_events("streamserve:{a}", keep=1)
+        assert [type(one) for one in await log.commit([make_batch("a", 1, 3, [tok("d")])])] == [LogLost]
+        assert await everything(log, "a") == numbered([tok("a")])
 
 
 async def test_a_full_redis_is_named_and_recovered_from(make_server: MakeServer) -> None:
@@ -176,16 +203,35 @@ async def test_scripts_are_loaded_again(redis_server: RedisServer) -> None:
         assert await append(log, log_id, 1, [tok("y")]) == 2
 
 
-async def test_what_nobody_appends_to_is_forgotten(redis_server: RedisServer) -> None:
-    """Retention counts from the last append."""
+async def test_retention_counts_from_the_last_append(redis_server: RedisServer) -> None:
+    """An unfinished log is kept for a day; a finished one is deleted by Redis after the retention."""
     async with log_at(redis_server, retention_seconds=0.4) as log, log_at(redis_server) as other:
         log_id = new_log_id()
-        for last_seq in range(1, 6):
+        for last_seq in range(1, 4):
             assert await append(log, log_id, 1, [tok("x")]) == last_seq
-            await asyncio.sleep(0.15)
-        assert await other.last_seq(log_id) == 5
+            await asyncio.sleep(0.5)
+        assert await other.last_seq(log_id) == 3
+        await append(log, log_id, 1, [Done(finish_reason="stop")])
         async with asyncio.timeout(_DEADLINE_SECONDS):
             await _forgotten(other, log_id)
+
+
+async def test_an_event_between_a_read_and_a_wait_is_not_missed(redis_server: RedisServer) -> None:
+    """Whether its message came before `wait`, or the event before the subscription: `wait` returns."""
+    async with log_at(redis_server) as ours, log_at(redis_server) as theirs:
+        log_id, beacon_id = new_log_id(), new_log_id()
+        for one in (log_id, beacon_id):
+            await append(theirs, one, 1, [tok("x")])
+            async with asyncio.timeout(_DEADLINE_SECONDS):
+                await ours.wait(one, 1)  # ends when it is subscribed to
+        async with asyncio.timeout(_DEADLINE_SECONDS):
+            await ours.wait(log_id, 0)
+        await append(theirs, log_id, 1, [tok("y")])
+        beacon = asyncio.create_task(ours.wait(beacon_id, 1))
+        await append(theirs, beacon_id, 1, [tok("y")])
+        async with asyncio.timeout(_DEADLINE_SECONDS):
+            await beacon  # the message of `log_id` has come, too
+            await ours.wait(log_id, 1)
 
 
 async def test_one_connection_listens_for_all(make_server: MakeServer) -> None:
@@ -198,14 +244,15 @@ async def test_one_connection_listens_for_all(make_server: MakeServer) -> None:
         assert _num_listeners(server) == 1
 
 
+@pytest.mark.proof
 async def test_a_process_that_stood_still_asks_again(make_server: MakeServer) -> None:
-    """Its patience is over when it wakes, and Redis was there all the time: the append is made, once."""
+    """Its patience is over when it wakes, and Redis was there all the time: the batch is committed, once."""
     server = make_server()
     log_id = new_log_id()
     async with log_at(server, patience_seconds=1) as log:
         await append(log, log_id, 1, [tok("a")])
         server.pause()
-        appending = asyncio.create_task(append(log, log_id, 1, [tok("b")]))
+        appending = asyncio.create_task(commit_one(log, make_batch(log_id, 1, 1, [tok("b")])))
         await asyncio.sleep(0.05)
         server.go_on()
         time.sleep(1.2)  # noqa: ASYNC251 - the loop is what must stand still
@@ -261,12 +308,12 @@ async def _kill_often(server: RedisServer, num_kills: int) -> None:
 
 
 async def _write_until(log: EventLog, log_id: str, is_over: asyncio.Event) -> int:
-    """Append one by one and return how many; each is acknowledged under its own seq."""
+    """Commit one by one and return how many; each is acknowledged under its own seq."""
     for number in itertools.count():
-        if is_over.is_set():
-            assert await append(log, log_id, 1, [tok("end")]) == number + 1
+        text = "end" if is_over.is_set() else f"{number}"
+        assert await commit_one(log, make_batch(log_id, 1, number, [tok(text)])) == number + 1
+        if text == "end":
             return number
-        assert await append(log, log_id, 1, [tok(f"{number}")]) == number + 1
     raise AssertionError
 
 

@@ -17,7 +17,7 @@ from streamserve.streams.log.base import MemoryLog
 from streamserve.streams.reader.follow import Follow, collect, follow
 from streamserve.streams.registry import Streams
 from streamserve.streams.stream import Stream
-from tests.proofs.pairs import PATIENT
+from tests.proofs.support.pairs import PATIENT
 from tests.support.streams import Gate, ParkingClient, ask, started_echo, until
 
 LEAD_TOKENS = 16

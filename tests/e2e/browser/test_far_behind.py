@@ -1,0 +1,112 @@
+"""The chat page far behind its answer, and let go by its server: it shows the whole text, once, and no alarm."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from playwright.sync_api import Browser, Page, Route
+
+from tests.support.browser import (
+    STORAGE_KEY,
+    ask,
+    log_text,
+    server_log,
+    sse,
+    stored_turns,
+    wait_for_status,
+    wait_for_text,
+    watching,
+)
+from tests.support.demo_site import environment, manage
+from tests.support.servers import daphne, wait_until_ready
+
+pytestmark = [pytest.mark.browser, pytest.mark.timeout(180)]
+
+SETTINGS = {"DJANGO_SETTINGS_MODULE": "tests.support.sites.far_behind_site"}
+# As a device would have it that was switched off long ago: an early event, and text that no token can mend.
+STALE = """
+for (const key of [KEY]) {
+  const stored = JSON.parse(localStorage.getItem(key));
+  stored.turns[0].text = "STALE";
+  stored.turns[0].lastId = stored.turns[0].lastId.replace(/-[0-9]+$/, "-2");
+  localStorage.setItem(key, JSON.stringify(stored));
+}
+"""
+ALARMS = """
+window.alarms = [];
+addEventListener("DOMContentLoaded", () => new MutationObserver(() => {
+  const text = document.body.innerText;
+  if (text.includes("Connection lost")) window.alarms.push(text);
+}).observe(document.body, { subtree: true, childList: true, attributes: true, characterData: true }));
+"""
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    folder = tmp_path_factory.mktemp("state")
+    done = manage(folder, "migrate", "--verbosity=0")
+    assert done.returncode == 0, done.stderr
+    with daphne("project.asgi:application", env=environment(folder, **SETTINGS)) as server:
+        wait_until_ready(server.url)
+        yield server.url
+    manage(folder, "streamserve_engine", "--stop", **SETTINGS)
+
+
+def test_a_snapshot_replaces_what_is_shown(browser: Browser, site: str) -> None:
+    """A page that holds an early part of a running answer replaces it by the log's text."""
+    with watching(browser, site) as visit:
+        page = visit.page
+        page.goto(site)
+        ask(page, "Something long")
+        wait_for_text(page, 120)
+        late = page.context.new_page()
+        late.add_init_script(STALE.replace("[KEY]", json.dumps([STORAGE_KEY])))
+        late.goto(site)
+        wait_for_text(late, 200)
+        page.goto("about:blank")  # else it writes down what it was shown, in other pieces
+        late.get_by_role("button", name="Stop").click()
+        wait_for_status(late, "Stopped")
+        (turn,) = stored_turns(late)
+        log = server_log(late, turn["streamId"], after=2)
+        assert (log[0]["type"], log[-1]["type"]) == ("snapshot", "done")
+        assert turn["text"] == log_text([event for event in log if event["seq"] <= log[-1]["data"]["kept_seq"]])
+        assert "STALE" not in shown(late)
+
+
+def shown(page: Page) -> str:
+    """Return the answer's words on screen."""
+    return " ".join(page.locator(".ss-turn .ss-body").last.inner_text().split())
+
+
+def test_a_farewell_is_no_alarm(browser: Browser, site: str) -> None:
+    """The page reconnects by itself after the last event it has, without an alarm."""
+    first = [("meta", {"model": "echo", "stream_id": "0" * 32, "created": 0}), token("Half "), token("an ")]
+    bye = {"id": "0" * 32, "after": 3, "event_id": "aaaaaaaaaaaa-3", "retry": 600}
+    farewell = f"event: farewell\nretry: 600\ndata: {json.dumps(bye)}\n\n"
+    done = ("done", {"finish_reason": "stop", "totalTokens": 3, "latency": 0.5, "breakdown": {"ttft": 0.1}})
+    rest = sse(*first, token("answer."), done).partition("id: aaaaaaaaaaaa-3\n")[2].partition("\n\n")[2]
+    asked: list[str | None] = []
+    head = {"Content-Type": "text/event-stream", "X-Stream-Id": "0" * 32}
+
+    def go_on(route: Route) -> None:
+        asked.append(route.request.headers.get("last-event-id"))
+        route.fulfill(status=200, body=rest, headers={**head, "Streamserve-From": "4"})
+
+    with watching(browser, site) as visit:
+        page = visit.page
+        page.add_init_script(ALARMS)
+        page.route("**/streams", lambda route: route.fulfill(status=200, body=sse(*first) + farewell, headers=head))
+        page.route("**/events", go_on)
+        page.goto(site)
+        ask(page, "Anything")
+        wait_for_status(page, "Answer complete")
+        assert shown(page) == "Half an answer."
+        assert asked == ["aaaaaaaaaaaa-3"]
+        assert page.evaluate("window.alarms") == []
+
+
+def token(text: str) -> tuple[str, dict[str, Any]]:
+    return "token", {"text": text, "token_ids": [1], "index": 0, "choice": 0}

@@ -1,0 +1,92 @@
+"""Whatever two things are done to answers while they are made: tokens, text and ends are those of the plain run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.proofs.scale import IS_SOAK, scaled
+from tests.proofs.support.engines import ECHO, Model, serving, tiny_model
+from tests.proofs.support.pairs import (
+    FEATURES,
+    Feature,
+    ask_all,
+    assert_same,
+    config_of,
+    pairs_of,
+    plain_answers,
+    workload,
+)
+from tests.support.clients import until
+from tests.support.tiny_models import save_model
+
+MODEL_TYPES = ("llama", "gemma3_text", "gpt2") if IS_SOAK else ("llama",)
+
+each_way = pytest.mark.parametrize("is_greedy", [True, False], ids=["greedy", "seeded"])
+
+
+@pytest.fixture(scope="module", params=MODEL_TYPES)
+def tiny(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Model:
+    """A tiny random model, loaded once."""
+    torch = pytest.importorskip("torch", reason="needs torch: pip install streamserve[engine]")
+    pytest.importorskip("transformers", reason="needs transformers: pip install streamserve[engine]")
+    from transformers.utils import logging
+
+    torch.set_num_threads(1)
+    logging.disable_progress_bar()
+    return tiny_model(save_model(Path(tmp_path_factory.mktemp(request.param)), request.param), request.param)
+
+
+@each_way
+async def test_pairs_on_the_echo_engine(is_greedy: bool) -> None:
+    """A wrong block, slot, position or order would give another text: with every pair it is the same."""
+    await prove(ECHO, is_greedy, pairs_of(FEATURES), num_seeds=scaled(20))
+
+
+@each_way
+async def test_pairs_on_a_real_model(tiny: Model, is_greedy: bool) -> None:
+    """A transformer in fp32 gives the same tokens, whatever its steps are made of and how often it starts again.
+
+    In CI each pair is tried one way, greedy or seeded.
+    """
+    pairs = pairs_of(FEATURES) if IS_SOAK else pairs_of(FEATURES)[is_greedy::2]
+    await prove(tiny, is_greedy, pairs, num_seeds=scaled(2))
+
+
+async def prove(model: Model, is_greedy: bool, pairs: list[tuple[Feature, Feature]], num_seeds: int) -> None:
+    """Try every pair with every seed; return what was counted."""
+    counts: dict[str, int] = {}
+    for seed in range(num_seeds):
+        requests = workload(seed, is_greedy=is_greedy, num_ids=model.num_ids, max_tokens=model.max_tokens)
+        async with serving(model, config_of()) as client:
+            plain = await plain_answers(client.generate, requests)
+        for pair in pairs:
+            await prove_pair(model, pair, seed, (requests, plain), counts)
+    how = "greedy" if is_greedy else "seeded"
+    counted = ", ".join(f"{count:,} {what}" for what, count in counts.items())
+    print(f"\npairs, {model.name}, {how}: {len(pairs)} pairs x {num_seeds} workloads; {counted}")
+
+
+async def prove_pair(
+    model: Model, pair: tuple[Feature, Feature], seed: int, asked: tuple[Any, Any], counts: dict[str, int]
+) -> None:
+    """One pair on an engine of its own: the plain answers, both features at work, and nothing left."""
+    what = f"{pair[0].name} x {pair[1].name}, {model.name}, workload {seed}"
+    requests, plain = asked
+    async with serving(model, config_of(pair), pair) as client:
+        answers = await ask_all(client.generate, requests, pair)
+        assert_same(answers, plain, what)
+        await until(lambda: client.stats().running == client.stats().waiting == client.stats().blocks_used == 0)
+        stats = client.stats()
+    assert all(feature.has_bitten(stats) for feature in pair), f"{what}: one of them did nothing: {stats}"
+    for name, count in (
+        ("answers equal", sum(map(len, answers))),
+        ("tokens", sum(len(said.token_ids) for answer in answers for said in answer)),
+        ("steps", stats.steps),
+        ("parks", stats.parks),
+        ("preemptions", stats.preemptions),
+        ("prefix hits", stats.prefix_hits),
+    ):
+        counts[name] = counts.get(name, 0) + count

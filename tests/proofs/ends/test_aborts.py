@@ -1,0 +1,306 @@
+"""An abort at any stage of an answer leaves nothing behind, and the answers beside it do not change.
+
+`BENCHES` has the clients that this is proved for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import tempfile
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass, field, replace
+
+import pytest
+
+from streamserve.clients.base import EngineClient, Generation
+from streamserve.clients.process.messages import Cancel, encode
+from streamserve.engine.config import EngineConfig
+from streamserve.protocol.events import Event, Token
+from streamserve.protocol.requests import GenerateRequest, SamplingParams
+from streamserve.protocol.stats import EngineStats
+from tests.proofs.scale import IS_SOAK, scaled
+from tests.proofs.support.engines import ECHO, serving
+from tests.proofs.support.pairs import MODEL_LEN, Answer, config_of, whole_answer
+from tests.support.engine_processes import connected, end_engine, is_alive, spec_in, until
+from tests.support.engines import DEADLINE_SECONDS, TurnByTurnRunner
+
+NUM_ABORTS = 5_000
+NUM_WORKERS = 8
+NUM_COMPANIONS = 3
+NUM_SEATS = NUM_WORKERS + NUM_COMPANIONS
+COMPANION_TOKENS = 60
+# An answer that ends soon, if it is not aborted; and a prompt of ten steps and more.
+SHORT, LONG_PROMPT = 6, 10 * NUM_SEATS
+# Workers find seats beside the companions; a step computes one token of each, or somewhat more of prompts.
+ROOMY = replace(config_of(), prefix_caching=True, max_num_seqs=NUM_SEATS, max_num_batched_tokens=NUM_SEATS)
+STAGE_OF = {0: "before a token", SHORT - 1: "before the last token", SHORT: "after the end"}
+# Nobody finds a seat but the companions.
+FULL = replace(ROOMY, max_num_seqs=NUM_COMPANIONS)
+
+
+@dataclass
+class Bench:
+    """A client under test. `abort_unknown` aborts an id that is not in use; `is_clean`: it remembers no request.
+
+    `stats` returns figures of now, also where the client's own are a moment old. `pids`: further processes that are to
+    hold nothing. Ids that no worker of an engine process can have given are ignored by it, and not counted.
+    """
+
+    client: EngineClient
+    abort_unknown: Callable[[int], None]
+    is_clean: Callable[[], bool]
+    stats: Callable[[], Awaitable[EngineStats]]
+    pids: tuple[int, ...] = ()
+    num_ticks: int = 0
+    num_aborts: int = 0
+    seen: dict[str, int] = field(default_factory=dict)
+    numbers: itertools.count[int] = field(default_factory=itertools.count)
+    # Tokens that the engine would make if it knew no abort: of short answers, and of long ones.
+    num_short_tokens: int = 0
+    num_long_tokens: int = 0
+    _next_tick: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def ask(self, prompt_len: int = 12) -> Generation:
+        """Ask for as long an answer as can be, to a prompt like no other."""
+        max_tokens = MODEL_LEN - prompt_len
+        self.num_long_tokens += max_tokens
+        return await self._ask(prompt_len, max_tokens)
+
+    async def ask_shortly(self) -> Generation:
+        """Ask for a short answer."""
+        self.num_short_tokens += SHORT
+        return await self._ask(12, SHORT)
+
+    async def _ask(self, prompt_len: int, max_tokens: int) -> Generation:
+        number = next(self.numbers)
+        prompt = tuple((number // 90**place) % 90 for place in range(4)) + tuple(range(20, 16 + prompt_len))
+        return await self.client.generate(request_of(prompt, max_tokens, seed=number))
+
+    def tick(self, _: Event) -> None:
+        """A companion received an event: a step is over."""
+        self.num_ticks += 1
+        self._next_tick.set()
+        self._next_tick = asyncio.Event()
+
+    async def ticks(self, num: int) -> None:
+        """Wait for so many ticks."""
+        until_tick = self.num_ticks + num
+        while self.num_ticks < until_tick:
+            await self._next_tick.wait()
+
+    def abort(self, generation: Generation, num_tokens: int) -> None:
+        """Cancel, and note how far its reader saw it come."""
+        generation.cancel()
+        self.num_aborts += 1
+        stage = STAGE_OF.get(num_tokens, "in mid-answer")
+        self.seen[stage] = self.seen.get(stage, 0) + 1
+
+
+def request_of(prompt: tuple[int, ...], max_tokens: int, seed: int) -> GenerateRequest:
+    how = SamplingParams(temperature=1.0, seed=seed, max_tokens=max_tokens, ignore_eos=True)
+    return GenerateRequest(model="proof", prompt_token_ids=prompt, sampling=how)
+
+
+COMPANIONS = [
+    request_of(tuple(range(5 * number, 30)), COMPANION_TOKENS, seed=number) for number in range(NUM_COMPANIONS)
+]
+
+
+@asynccontextmanager
+async def thread_bench(config: EngineConfig) -> AsyncIterator[Bench]:
+    """The thread client. Its engine has no device to wait for: it is held to the pace of the aborts."""
+    loop = asyncio.get_running_loop()
+    echo = replace(
+        ECHO,
+        make_runner=lambda config: TurnByTurnRunner(ECHO.make_runner(config), loop),
+        poison=lambda runner, block_id: ECHO.poison(runner.inner, block_id),  # type: ignore[attr-defined]
+    )
+    async with serving(echo, config) as client:
+        sequences = client._router
+
+        async def stats() -> EngineStats:
+            return client.stats()
+
+        yield Bench(client, sequences.abort, lambda: not len(sequences) and client._admission.is_empty, stats)
+
+
+@asynccontextmanager
+async def process_bench(config: EngineConfig) -> AsyncIterator[Bench]:
+    """The process client. In the end the engine drains: with anything left there it would wait for ever."""
+    with tempfile.TemporaryDirectory(prefix="engine-") as folder:
+        engine = replace(config, max_model_len=MODEL_LEN)
+        spec = spec_in(folder, engine=engine, echo_step_seconds=0.002, drain_seconds=1e6, hang_seconds=2.0)
+        try:
+            async with connected(spec) as client:
+                session, pid = client._session, client.engine_pid
+                assert session is not None
+                assert pid is not None
+
+                async def stats() -> EngineStats:
+                    seen = client.stats()
+                    await until(lambda: client.stats() is not seen)
+                    return client.stats()
+
+                def abort_unknown(request_id: int) -> None:
+                    session.connection.send(encode(Cancel(request_id)))
+
+                yield Bench(
+                    client, abort_unknown, lambda: not session.generations and not session._questions, stats, (pid,)
+                )
+                await client.control("stop")
+                await until(lambda: not is_alive(pid))
+        finally:
+            end_engine(spec)
+
+
+BENCHES: dict[str, Callable[[EngineConfig], AbstractAsyncContextManager[Bench]]] = {
+    "thread": thread_bench,
+    "process": process_bench,
+}
+
+
+async def queued(bench: Bench) -> None:
+    """All seats are taken; it has waited for some steps."""
+    generation = await bench.ask()
+    await bench.ticks(2)
+    bench.abort(generation, num_tokens=0)
+
+
+async def at_once(bench: Bench) -> None:
+    """It was accepted this moment; perhaps its first step is being planned."""
+    bench.abort(await bench.ask(), num_tokens=0)
+
+
+async def mid_chunk(bench: Bench) -> None:
+    """A part of its prompt is computed."""
+    generation = await bench.ask(LONG_PROMPT)
+    await bench.ticks(2 * NUM_COMPANIONS)
+    bench.abort(generation, num_tokens=0)
+
+
+async def decoding(bench: Bench) -> None:
+    """It has some tokens."""
+    generation = await bench.ask()
+    bench.abort(generation, await read(generation, SHORT // 2))
+
+
+async def last_step(bench: Bench) -> None:
+    """All its tokens but one are there; the last may be under way, or on its way to us."""
+    generation = await bench.ask_shortly()
+    bench.abort(generation, await read(generation, SHORT - 1))
+
+
+async def twice(bench: Bench) -> None:
+    """Aborted again, and again after its end: nothing more happens."""
+    generation = await bench.ask()
+    bench.abort(generation, await read(generation, 2))
+    bench.abort(generation, 2)
+    ended = await bench.ask_shortly()
+    assert await read(ended, SHORT) == SHORT
+    assert [event async for event in ended]
+    bench.abort(ended, SHORT)
+
+
+async def unknown(bench: Bench) -> None:
+    """An id that is not in use."""
+    bench.abort_unknown(10**12 + next(bench.numbers))
+    bench.num_aborts += 1
+    await bench.ticks(1)
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """An engine in which aborts come at that stage, and the ways to abort, taken in turn by each of the workers."""
+
+    config: EngineConfig
+    ways: tuple[Callable[[Bench], Awaitable[None]], ...]
+    num_workers: int = NUM_WORKERS
+
+
+STAGES = {
+    "queued": Stage(FULL, (queued, at_once)),
+    "mid-chunk": Stage(ROOMY, (mid_chunk,), num_workers=1),  # prompts are computed one after the other
+    "decoding": Stage(ROOMY, (decoding,)),
+    "last step": Stage(ROOMY, (last_step,)),
+    "twice": Stage(ROOMY, (twice,)),
+    "unknown id": Stage(ROOMY, (unknown,)),
+    "any": Stage(ROOMY, (at_once, mid_chunk, decoding, last_step, twice, unknown)),
+}
+
+
+async def read(generation: Generation, num_tokens: int) -> int:
+    """Read that many tokens; returns how many there were."""
+    num_read = 0
+    while num_read < num_tokens:
+        event = await anext(generation)
+        num_read += len(event.token_ids) if isinstance(event, Token) else 0
+    return num_read
+
+
+async def companion(bench: Bench, request: GenerateRequest, reference: Answer, is_over: asyncio.Event) -> int:
+    """Ask the same again and again until it is over; returns how often. Each of its events is a tick."""
+    for number in itertools.count(1):
+        assert await whole_answer(bench.client.generate, request, on_event=bench.tick) == reference
+        if is_over.is_set():
+            return number
+    raise AssertionError
+
+
+@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize("name", BENCHES)
+async def test_aborts_leave_nothing(name: str, stage: str) -> None:
+    """Afterwards no block, sequence, task or descriptor is left; the answers beside the aborts are the same.
+
+    What was aborted made less than half of the tokens that it would have made.
+    """
+    how = STAGES[stage]
+    num_wanted = scaled(NUM_ABORTS) // len(STAGES) + 1
+    async with BENCHES[name](how.config) as bench, asyncio.timeout(DEADLINE_SECONDS * (20 if IS_SOAK else 3)):
+        references = [await whole_answer(bench.client.generate, one) for one in COMPANIONS]
+        before = held(bench)
+        at_first = await bench.stats()
+        is_over = asyncio.Event()
+        beside = [
+            asyncio.create_task(companion(bench, one, reference, is_over))
+            for one, reference in zip(COMPANIONS, references, strict=True)
+        ]
+        await bench.ticks(1)
+        await asyncio.gather(*(work(bench, how.ways, num_wanted) for _ in range(how.num_workers)))
+        is_over.set()
+        num_answers = sum(await asyncio.gather(*beside))
+        while not (is_empty(stats := await bench.stats()) and bench.is_clean()):  # noqa: ASYNC110  (see `until`)
+            await asyncio.sleep(0)
+        assert held(bench) == before
+        num_tokens = stats.generation_tokens - at_first.generation_tokens - num_answers * COMPANION_TOKENS
+        assert num_tokens <= bench.num_short_tokens + bench.num_long_tokens / 2, "what was aborted went on"
+        if stage == "unknown id" and not bench.pids:
+            assert stats.unknown_ids - at_first.unknown_ids == bench.num_aborts
+    seen = ", ".join(f"{count:,} {place}" for place, count in sorted(bench.seen.items()))
+    print(
+        f"\naborts, {name}, {stage}: {bench.num_aborts:,} aborts ({seen or 'of nothing'}) beside"
+        f" {num_answers:,} answers that did not change; {num_tokens:,} tokens made, without aborts"
+        f" {bench.num_short_tokens + bench.num_long_tokens:,}; left: {stats.blocks_used} blocks,"
+        f" {stats.running + stats.waiting} sequences, 0 tasks, 0 descriptors"
+    )
+
+
+async def work(bench: Bench, ways: tuple[Callable[[Bench], Awaitable[None]], ...], num_wanted: int) -> None:
+    """Abort in each way in turn until all workers together have aborted enough."""
+    for way in itertools.cycle(ways):
+        if bench.num_aborts >= num_wanted:
+            return
+        await way(bench)
+
+
+def is_empty(stats: EngineStats) -> bool:
+    """No sequence waits or runs, and each block is free or holds a cached prefix."""
+    idle = stats.running == stats.waiting == stats.blocks_used == 0
+    return idle and stats.blocks_cached + stats.blocks_free == stats.blocks_total
+
+
+def held(bench: Bench) -> tuple[set[asyncio.Task[object]], list[int]]:
+    """The tasks there are, and how many descriptors, here and in the engine's process."""
+    return asyncio.all_tasks(), [len(os.listdir(f"/proc/{pid}/fd")) for pid in ("self", *bench.pids)]

@@ -1,0 +1,309 @@
+"""Ten thousand abrupt ends at the site: no later step has a reader that left, and nothing is left behind.
+
+The engine, a process of its own, is held in a step while its readers leave. When the site has seen that, it is asked
+for one more answer: it tells the engine things in order, so that once that answer is accepted the engine knows who has
+left. Then the step may end, and the next plan must hold none of them. Others leave while the engine runs: of each
+sequence the plans are counted that were made after the engine's process had been told, and hold it still.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.proofs.scale import IS_SOAK, scaled
+from tests.proofs.support.gated_engine import GatedEngine, gated_engine, held_by
+from tests.proofs.support.leaving import KEY, WAYS, Client, HttpClient, fin
+from tests.support.demo_site import environment, manage
+from tests.support.servers import SERVERS, Server, wait_until_ready
+from tests.support.stream_checks import check_native, text_of
+
+pytestmark = [pytest.mark.timeout(3600)]
+
+NUM_ENDS = scaled(10_000)  # at both servers together
+STAGES = ("prefill", "first token", "middle", "queued", "last token", "running on")
+NUM_READERS = 42  # of a stage at a time: six in each way
+NUM_ROUNDS = round(NUM_ENDS / (len(SERVERS) * len(STAGES) * NUM_READERS))
+NUM_MIDDLE, NUM_TOKENS = 4, 7
+# That many steps the engine takes while readers leave it. It runs no further ahead of them than 256 tokens.
+NUM_FREE, MANY_TOKENS = 200, 400
+# More than it can need: a round takes at most 15 steps at each of four stages where the engine is held.
+COMPANION_TOKENS = (60 + NUM_FREE) * (NUM_ROUNDS + 2)
+# The plan that is being made while the engine's process is told.
+MOST_PLANS = 1
+DEADLINE_SECONDS = 300.0 if IS_SOAK else 60.0
+# Nobody answers pings here, and the connection over which a server is asked what it holds is not to be closed.
+OPTIONS = {
+    "daphne": ("--ping-interval", "3600"),
+    "uvicorn": ("--timeout-keep-alive", "3600", "--ws-ping-interval", "3600"),
+}
+
+
+Leaver = tuple[Callable[[Any], None], Any]  # how it will leave, and its client
+
+
+@dataclass
+class Site:
+    """A server, its engine, and an answer that runs all the time."""
+
+    server: Server
+    engine: GatedEngine
+    folder: Path
+    http: httpx.Client
+    companion: HttpClient | None = None
+    num_companion: int = 0  # of its tokens that the engine has made
+    num_ends: int = 0
+    num_late: int = 0  # plans that held somebody who had left
+
+    def held(self) -> dict[str, Any]:
+        """Return what the web process holds."""
+        value: dict[str, Any] = self.http.get("/held").json()
+        return value
+
+    def num_connections(self) -> int:
+        """Count the connections that the server has, ours not; one that it has closed is nobody's (inode 0)."""
+        lines = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+        port = f":{self.server.port:04X}"
+        return sum(line[1].endswith(port) and line[9] != "0" for line in lines) - 2  # its listener, and ours
+
+    def step(self, num_steps: int = 1) -> list[int]:
+        """Release the engine; return the sequences of the step it is held in next."""
+        self.num_companion += num_steps
+        return self.engine.step(num_steps)
+
+    def ask(self, kind: type[Client], *, max_tokens: int, **fields: Any) -> Any:
+        """Connect and ask; the answer is accepted when this returns."""
+        client: Any = kind(self.server)
+        client.ask({"prompt": "x" * 20, "max_tokens": max_tokens, "ignore_eos": True, **fields})
+        client.read_until(client.meta)
+        return client
+
+    def rows(self) -> dict[tuple[str, str], int]:
+        """Count the site's rows by state and reason."""
+        with sqlite3.connect(self.folder / "site.sqlite3", timeout=DEADLINE_SECONDS) as database:
+            query = "select state, finish_reason, count(*) from streamserve_stream group by 1, 2"
+            return {(state, reason): count for state, reason, count in database.execute(query)}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A site with its database."""
+    folder = tmp_path_factory.mktemp("site")
+    for arguments in (["migrate", "--verbosity=0"], ["streamserve_key", "create", "--key", KEY]):
+        done = manage(folder, *arguments)
+        assert done.returncode == 0, done.stderr
+    return folder
+
+
+@pytest.fixture(params=SERVERS)
+def site(request: pytest.FixtureRequest, folder: Path) -> Iterator[Site]:
+    """As many seats as the readers of a stage need, and one for the companion."""
+    variables = {"SEATS": str(NUM_READERS + 1), "RETENTION": "1"}
+    env = environment(folder, DJANGO_SETTINGS_MODULE="tests.support.sites.gated_site", **variables)
+    with ExitStack() as stack:
+        engine = stack.enter_context(gated_engine(folder, env))
+        server = stack.enter_context(
+            SERVERS[request.param]("tests.support.sites.ends_app:app", *OPTIONS[request.param], env=env)
+        )
+        wait_until_ready(server.url)
+        http = stack.enter_context(httpx.Client(base_url=server.url, timeout=DEADLINE_SECONDS, trust_env=False))
+        yield Site(server, engine, folder, http)
+
+
+def until(claim: Callable[[], bool], what: Callable[[], str]) -> None:
+    """Ask until it is so."""
+    deadline = time.monotonic() + DEADLINE_SECONDS
+    while not claim():
+        assert time.monotonic() < deadline, what()
+        time.sleep(0.01)
+
+
+def test_abrupt_ends(site: Site, request: pytest.FixtureRequest) -> None:
+    """At every stage, in every way: in no later plan; no sequence, block, task, descriptor or thread is left."""
+    site.held()
+    prompt = {"prompt": "companion", "seed": 3}
+    companion_starts(site, prompt)
+    reference = companion_ends(site)
+    companion_starts(site, prompt)
+    one_round(site, num_readers=len(WAYS))
+    assert companion_ends(site) == reference
+    before = at_rest(site)
+    site.num_ends = site.num_late = 0
+    companion_starts(site, prompt)
+    for _ in range(NUM_ROUNDS):
+        one_round(site, num_readers=NUM_READERS)
+    assert companion_ends(site) == reference
+    at_rest(site, most=before)
+    assert set(site.rows()) == {("finished", "abandoned"), ("finished", "length")}
+    assert site.num_ends == NUM_ROUNDS * len(STAGES) * NUM_READERS
+    print(
+        f"\nabrupt ends, {request.node.callspec.id}: {site.num_ends:,} ({NUM_ROUNDS * NUM_READERS:,} each: "
+        f"{', '.join(STAGES)}; FIN, RST, half-close; WebSocket close, FIN, RST, half-close); plans made after the"
+        f" engine was told, which held one of them: {site.num_late}; left: 0 sequences, 0 blocks, 0 tasks, 0"
+        " descriptors, 0 threads in both processes"
+    )
+
+
+def companion_starts(site: Site, prompt: dict[str, Any]) -> None:
+    """Begin the answer that runs beside all others; the engine is held in its first step."""
+    begun = site.engine.hold()
+    site.companion, site.num_companion = site.ask(HttpClient, max_tokens=COMPANION_TOKENS, **prompt), 0
+    assert len(site.engine.held(begun + 1)) == 1
+
+
+def companion_ends(site: Site) -> str:
+    """Nothing is held any more; return the companion's text."""
+    assert site.companion is not None
+    site.engine.open()
+    text = text_of(check_native(site.companion.read_all()))
+    site.companion.socket.close()
+    return text
+
+
+def at_rest(site: Site, *, most: dict[str, int] | None = None) -> dict[str, int]:
+    """Wait until all that is over has been put away, and there is no more of anything than `most`; return the counts.
+
+    A thread that ends, or a descriptor, may take its time: before, there may be one too many of them, never too few.
+    """
+    seen: dict[str, Any] = {}
+
+    def is_quiet() -> bool:
+        web, engine = site.held(), site.engine.state()
+        seen["counts"] = {"web tasks": sum(web["tasks"].values()), "engine tasks": engine["tasks"]}
+        for name, held in (("web", web), ("engine", held_by(site.engine.pid))):
+            seen["counts"] |= {f"{name} descriptors": len(held["fds"]), f"{name} threads": held["threads"]}
+        stats = engine["stats"]
+        seen["left"] = {name: web[name] for name in ("streams", "readers", "generations")}
+        seen["left"] |= {name: stats[name] for name in ("running", "waiting", "blocks_used")}
+        seen["left"] |= {"asked": engine["open"], "connections": site.num_connections()}
+        seen["left"] |= {"rows": sum(num for (state, _), num in site.rows().items() if state != "finished")}
+        return not any(seen["left"].values()) and all(
+            count <= (most or seen["counts"])[name] for name, count in seen["counts"].items()
+        )
+
+    until(is_quiet, lambda: f"not at rest: {seen}; before: {most}")
+    counts: dict[str, int] = seen["counts"]
+    return counts
+
+
+def one_round(site: Site, *, num_readers: int) -> None:
+    """So many leave at each stage."""
+    for stage, reach in REACHED.items():
+        leave(site, stage, reach(site, num_readers))
+    leave_running(site, with_tokens(site, num_readers, 1, max_tokens=MANY_TOKENS))
+
+
+def come(site: Site, num_readers: int, max_tokens: int = NUM_TOKENS) -> list[Leaver]:
+    """So many ask at once, in turn in each way; half of their streams end at once when they leave, half are kept."""
+    clients = []
+    for number in range(num_readers):
+        kind, leave_so = WAYS[number % len(WAYS)]
+        on_disconnect = ("abort", "park")[number // len(WAYS) % 2]
+        clients.append((leave_so, site.ask(kind, max_tokens=max_tokens, on_disconnect=on_disconnect)))
+    return clients
+
+
+def prefill(site: Site, num_readers: int, max_tokens: int = NUM_TOKENS) -> list[Leaver]:
+    """All their prompts are being computed."""
+    clients = come(site, num_readers, max_tokens)
+    held = site.step()
+    assert len(held) == num_readers + 1
+    *_, plan = site.engine.plans(-1)
+    assert sorted(num_tokens for _, num_tokens, _ in plan) == [1] + [20] * num_readers
+    return clients
+
+
+def with_tokens(site: Site, num_readers: int, num_tokens: int, max_tokens: int = NUM_TOKENS) -> list[Leaver]:
+    """All have read so many tokens; the next one is being computed."""
+    clients = prefill(site, num_readers, max_tokens)
+    assert len(site.step(num_tokens)) == num_readers + 1
+    for _, client in clients:
+        client.read_until(client.token, num_tokens)
+        assert client.data.count(client.token) == num_tokens
+    return clients
+
+
+def first_token(site: Site, num_readers: int) -> list[Leaver]:
+    return with_tokens(site, num_readers, 1)
+
+
+def middle_and_queued(site: Site, num_readers: int) -> list[Leaver]:
+    """Fill all seats and as many places in the queue; the readers in the seats have some tokens by then."""
+    sitting = with_tokens(site, num_readers, NUM_MIDDLE - 2)
+    others = come(site, NUM_READERS)
+    held = site.step(2)
+    assert len(held) == num_readers + 1 + NUM_READERS - num_readers
+    for _, client in sitting:
+        client.read_until(client.token, NUM_MIDDLE)
+    return sitting + others
+
+
+def last_token(site: Site, num_readers: int) -> list[Leaver]:
+    """All have all their tokens but one, which is being computed."""
+    return with_tokens(site, num_readers, NUM_TOKENS - 1)
+
+
+REACHED: dict[str, Callable[[Site, int], list[Leaver]]] = {
+    "prefill": prefill,
+    "first token": first_token,
+    "middle and queued": middle_and_queued,
+    "last token": last_token,
+}
+
+
+def leave(site: Site, stage: str, clients: list[Leaver]) -> None:
+    """All leave while the engine is held; see the top of this file."""
+    (before,) = site.engine.plans(-1)
+    assert len({chunk[0] for chunk in before}) >= 2
+    for leave_so, client in clients:
+        leave_so(client)
+    until(lambda: site.held()["readers"] == 1, lambda: f"{stage}: not all are seen to leave: {site.held()}")
+    witness = site.ask(HttpClient, max_tokens=1, seed=1)
+    assert site.engine.plans(-1) == [before], "the engine was to be held until then"
+    held = site.step()
+    known = {before[0][0], max(held)}
+    site.num_late += len(set(held) - known)
+    assert len(held) == 2, f"{stage}: the next step holds {len(held) - 2} who had left"
+    assert site.step() == [before[0][0]]
+    assert len(check_native(witness.read_all())) == 3
+    stats, ((_, _, num_blocks),) = site.engine.state()["stats"], *site.engine.plans(-1)
+    assert (stats["running"], stats["waiting"]) == (1, 0), stage
+    assert stats["blocks_used"] <= num_blocks, f"{stage}: more than the companion's blocks are in use"
+    for _, client in [*clients, (fin, witness)]:
+        client.socket.close()
+    assert site.engine.left() == [0] * len(clients), f"{stage}: the engine was not told once of each"
+    over(site, clients)
+
+
+def leave_running(site: Site, clients: list[Leaver]) -> None:
+    """All leave while the engine takes its steps."""
+    wanted = site.engine.run(NUM_FREE)
+    for leave_so, client in clients:
+        leave_so(client)
+    until(lambda: site.held()["readers"] == 1, lambda: f"running on: not all are seen to leave: {site.held()}")
+    until(lambda: site.engine.state()["open"] == 1, lambda: f"running on: {site.engine.state()}")
+    for _, client in clients:
+        client.socket.close()
+    site.engine.held(wanted)  # perhaps planned before the last of them had left
+    site.num_companion += NUM_FREE
+    assert len(site.step()) == 1
+    counts = site.engine.left()
+    assert len(counts) == len(clients)
+    assert max(counts) <= MOST_PLANS, f"running on: later plans that hold those who had left: {counts}"
+    site.num_late += sum(counts)
+    over(site, clients)
+
+
+def over(site: Site, clients: list[Leaver]) -> None:
+    """The companion has had all its tokens meanwhile."""
+    site.num_ends += len(clients)
+    assert site.companion is not None
+    site.companion.read_until(site.companion.token, site.num_companion)

@@ -1,0 +1,167 @@
+"""The engine process, killed at a step of chance, and one feature beside: tokens, text and ends of the plain run."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+from collections import Counter
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from signal import SIGKILL
+
+import pytest
+
+from streamserve.clients.base import Generation
+from streamserve.clients.process.client import ProcessClient
+from streamserve.clients.process.config import LaunchConfig
+from streamserve.engine.config import ModelConfig
+from streamserve.protocol.errors import EngineUnavailable
+from streamserve.protocol.events import Event, Token
+from streamserve.protocol.requests import GenerateRequest
+from streamserve.protocol.stats import EngineStats
+from tests.proofs.scale import IS_SOAK, scaled
+from tests.proofs.support.engines import ECHO, serving
+from tests.proofs.support.pairs import (
+    CACHE,
+    CHOICES,
+    CHUNKS,
+    LITTLE_MEMORY,
+    MODEL_LEN,
+    PARK,
+    Answer,
+    Feature,
+    ask_all,
+    assert_same,
+    config_of,
+    plain_answers,
+    workload,
+)
+from tests.support.engine_processes import DEADLINE_SECONDS, connected, end_engine, ready, spec_in, until
+
+pytestmark = [pytest.mark.timeout(3600 if IS_SOAK else 400)]
+
+# Forced preemption reaches into a core; in another process it takes too little memory.
+PREEMPTION = replace(LITTLE_MEMORY, name="preemption", has_bitten=lambda stats: stats.preemptions > 0)
+FEATURES = (PARK, PREEMPTION, CACHE, CHUNKS[1], CHOICES)
+# Whether little memory does something depends on which answers run together: on a busy machine, perhaps none.
+MOST_TRIES = 5
+# Greedy and seeded requests, and what is answered to them when nothing is done.
+Asked = tuple[list[GenerateRequest], list[Answer]]
+
+
+class Victim:
+    """A client whose engine is killed as a token comes; it asks again, as a stream does, when there is another."""
+
+    def __init__(self, client: ProcessClient) -> None:
+        self._client = client
+        self._num_left = 0
+        self.num_kills = 0
+
+    def kill_after(self, num_tokens: int) -> None:
+        """Have the engine die after so many token events."""
+        self._num_left = num_tokens
+
+    async def generate(self, request: GenerateRequest) -> Generation:
+        async with asyncio.timeout(DEADLINE_SECONDS):
+            while True:
+                await ready(self._client)
+                with suppress(EngineUnavailable):
+                    return await self._client.generate(request)
+
+    def note(self, event: Event) -> None:
+        """Count, and kill when the time has come."""
+        pid = self._client.engine_pid
+        if isinstance(event, Token) and pid is not None and self._num_left:
+            self._num_left -= 1
+            if not self._num_left:
+                os.kill(pid, SIGKILL)
+                self.num_kills += 1
+
+
+async def prove(spec: LaunchConfig, feature: Feature, asked: Asked, rng: random.Random, counts: Counter[str]) -> None:
+    """Ask an engine that nothing happens to, and one that dies; again, if the feature has never done anything."""
+    for _ in range(MOST_TRIES):
+        await ask_twice(spec, feature, asked, rng, counts)
+        if counts[feature.name]:
+            return
+
+
+async def ask_twice(
+    spec: LaunchConfig, feature: Feature, asked: Asked, rng: random.Random, counts: Counter[str]
+) -> None:
+    requests, plain = asked
+    async with connected(spec) as client:
+        victim = Victim(client)
+        for is_killed in (False, True):
+            what = f"process client{', killed' * is_killed} x {feature.name}"
+            shown = sum(len(said.token_ids) for answer in plain for said in answer[: feature.n])
+            victim.kill_after(rng.randint(1, shown // 2) if is_killed else 0)
+            answers = await ask_all(victim.generate, requests, [feature], victim.note)
+            assert_same(answers, plain, what)
+            stats = await settled(client)
+            counts[feature.name] += feature.has_bitten(stats)
+            counts["answers"] += sum(map(len, answers))
+            counts["tokens"] += shown
+        assert victim.num_kills == 1
+        counts["kills"] += victim.num_kills
+    end_engine(spec)
+
+
+async def settled(client: ProcessClient) -> EngineStats:
+    """Return the figures of an engine that has nothing left to do."""
+    seen = client.stats()
+    await until(lambda: client.stats() is not seen)
+    await until(lambda: client.stats().running == client.stats().waiting == client.stats().blocks_used == 0)
+    return client.stats()
+
+
+def both_ways(seed: int, num_ids: int, max_tokens: int) -> list[GenerateRequest]:
+    """Greedy requests and seeded ones, to be answered together."""
+    greedy, seeded = (workload(seed, is_greedy=way, num_ids=num_ids, max_tokens=max_tokens) for way in (True, False))
+    return greedy + seeded
+
+
+def say(model: str, num_seeds: int, counts: Counter[str]) -> None:
+    """Every feature must have done something, some time."""
+    assert all(counts[feature.name] for feature in FEATURES), counts
+    print(
+        f"\npairs with the process client, {model}, greedy and seeded together: {len(FEATURES)} features x calm and"
+        f" killed x {num_seeds} workloads; {counts['kills']:,} kills, {counts['answers']:,} answers and"
+        f" {counts['tokens']:,} tokens equal the plain ones"
+    )
+
+
+async def test_pairs_on_the_echo_engine(folder: Path) -> None:
+    """Whatever the engine does, it may die of it and another one takes over."""
+    rng, counts = random.Random(0), Counter[str]()
+    for seed in range(scaled(20)):
+        requests = both_ways(seed, ECHO.num_ids, ECHO.max_tokens)
+        async with serving(ECHO, config_of()) as client:
+            plain = await plain_answers(client.generate, requests)
+        for feature in FEATURES:
+            spec = spec_in(folder, engine=config_of([feature]), hang_seconds=2.0)
+            await prove(spec, feature, (requests, plain), rng, counts)
+    say("echo", scaled(20), counts)
+
+
+@pytest.mark.skipif(not IS_SOAK, reason="loads a model 11 times: needs STREAMSERVE_SOAK=1")
+async def test_pairs_on_the_demo_model(folder: Path) -> None:
+    """The same with a transformer in fp32."""
+    pytest.importorskip("torch", reason="needs the engine extra: pip install 'streamserve[engine]'")
+    from project.settings import HELPDESK
+
+    rng, counts = random.Random(0), Counter[str]()
+    model = ModelConfig(alias="echo", path=str(HELPDESK), dtype="float32", parity_probe=False, num_threads=1)
+
+    def spec_of(*features: Feature) -> LaunchConfig:
+        return spec_in(folder, model=model, engine=replace(config_of(features), max_model_len=MODEL_LEN))
+
+    requests = both_ways(0, num_ids=3000, max_tokens=ECHO.max_tokens)
+    async with connected(spec_of()) as client:
+        plain = await plain_answers(client.generate, requests)
+    end_engine(spec_of())
+    for feature in FEATURES:
+        await prove(spec_of(feature), feature, (requests, plain), rng, counts)
+    say("fp32 demo model", 1, counts)

@@ -1,0 +1,135 @@
+"""The bound on a request's wait in an engine with ten times the load it can serve. Pure core, fake clock, steps."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from streamserve.engine.config import CLASSES, EngineConfig
+from tests.proofs.scale import scaled
+from tests.proofs.support.crowd import Crowd, Life
+
+TIMES = 10
+SECONDS = scaled(1_200)
+MOST_WAITING = 256
+PROMPT_LEN = 40
+SMALLEST_TTFT = min(one.ttft_seconds for one in CLASSES.values())
+# Nobody gives up: the order alone decides who waits, and how long.
+PATIENT = {name: replace(one, max_queue_seconds=1e9) for name, one in CLASSES.items()}
+# The light tenant asks so often, and its prompt takes twenty steps of an idle engine.
+SECONDS_BETWEEN = 3.0
+STEP_TOKENS, LIGHT_PROMPT_LEN = 32, 640
+
+
+def crowd_of(**config: Any) -> Crowd:
+    return Crowd(num_blocks=1025, max_num_seqs=8, **config)
+
+
+def flood_rate(**config: Any) -> float:
+    """Return `TIMES` the requests that a second answers while every seat is taken."""
+    crowd = crowd_of(**{**config, "classes": PATIENT})
+    for _ in range(200):
+        crowd.add(PROMPT_LEN, some_tokens(crowd))
+    began_at = crowd.clock.now
+    while crowd.core.has_work:
+        crowd.step()
+    return TIMES * len(crowd.lives) / (crowd.clock.now - began_at)
+
+
+def some_tokens(crowd: Crowd) -> int:
+    return crowd.rng.randint(8, 40)
+
+
+class WaitBound:
+    """Waiting requests, and which of them overtook which: every pair is checked against the bound."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        self.waiting: dict[int, Life] = {}
+        self.num_overtakings = 0
+        self.largest_share = 0.0
+        self._max_debt_seconds = config.max_debt_seconds
+
+    def came(self, life: Life) -> None:
+        """It waits from now on."""
+        self.waiting[life.request.seq_id] = life
+
+    def admitted(self, life: Life) -> None:
+        """An admitted request overtakes no waiting request that arrived earlier by more than the bound."""
+        del self.waiting[life.request.seq_id]
+        for other in self.waiting.values():
+            later = life.request.arrived_at - other.request.arrived_at
+            share = later / self._bound(other)
+            assert share <= 1, f"{life.request.seq_id} came {later} s later and goes before {other.request.seq_id}"
+            self.num_overtakings += later > 0
+            self.largest_share = max(self.largest_share, share)
+
+    def _bound(self, life: Life) -> float:
+        """Seconds by which a request may arrive later and still be admitted first. See scheduler.py."""
+        return CLASSES[life.request.latency_class].ttft_seconds + 2 * self._max_debt_seconds - SMALLEST_TTFT
+
+
+def test_wait_bound() -> None:
+    """A request later than r by more than r's TTFT + twice the largest debt - the smallest TTFT never goes first."""
+    crowd = crowd_of(classes=PATIENT, seed=1)
+    bound = WaitBound(crowd.config)
+    crowd.on_admitted = bound.admitted
+    rate, end_at, num_refused = flood_rate(), crowd.clock.now + SECONDS, 0
+    while crowd.clock.now < end_at:
+        crowd.step()
+        for arrived_at in crowd.late_arrivals(rate):
+            if len(bound.waiting) == MOST_WAITING:
+                num_refused += 1
+            else:
+                bound.came(add_somebody(crowd, arrived_at))
+    while crowd.core.has_work:
+        crowd.step()
+    assert {life.end for life in crowd.lives.values()} == {"length"}
+    num = len(crowd.lives)
+    assert bound.num_overtakings > num, "hardly anybody was passed over: that proves nothing"
+    print(
+        f"\nwait bound, {TIMES}x for {SECONDS} s: {num:,} requests ({num_refused:,} more refused) in"
+        f" {crowd.num_steps:,} steps, {num * (num - 1) // 2:,} pairs, {bound.num_overtakings:,} overtakings, 0 beyond"
+        f" the bound; the longest used {bound.largest_share:.0%} of it"
+    )
+
+
+def add_somebody(crowd: Crowd, arrived_at: float) -> Life:
+    """A request of any class, of a tenant that asks much, or less, or little."""
+    name = crowd.rng.choice(tuple(CLASSES))
+    tenant = crowd.rng.choices(("flood", "some", "little"), (20, 5, 1))[0]
+    return crowd.add(PROMPT_LEN, some_tokens(crowd), latency_class=name, tenant=tenant, arrived_at=arrived_at)
+
+
+def test_light_tenant() -> None:
+    """Beside a tenant that floods, a light one's first token takes at most twice the steps that it takes when alone."""
+    rate = flood_rate(max_num_batched_tokens=STEP_TOKENS)
+    alone = {waited(life) for life in light_lives(0.0)}
+    assert alone == {LIGHT_PROMPT_LEN // STEP_TOKENS}
+    idle = max(alone)
+    beside = [waited(life) for life in light_lives(rate)]
+    print(
+        f"\nlight tenant, beside a flood of {TIMES}x for {SECONDS} s: {len(beside)} requests, first token after"
+        f" {min(beside)} to {max(beside)} steps, {sum(beside) / len(beside):.1f} in the mean; {idle} on an idle engine"
+    )
+    assert max(beside) <= 2 * idle
+
+
+def light_lives(flood_per_second: float) -> list[Life]:
+    """What became of a light tenant's requests, one every few seconds; the flood has been there before."""
+    crowd = crowd_of(max_num_batched_tokens=STEP_TOKENS, seed=2)
+    lives: list[Life] = []
+    began_at = crowd.clock.now
+    while crowd.clock.now < began_at + SECONDS:
+        crowd.step()
+        if crowd.clock.now >= began_at + SECONDS_BETWEEN * (1 + len(lives)):
+            lives.append(crowd.add(LIGHT_PROMPT_LEN, some_tokens(crowd), tenant="light"))
+        for arrived_at in crowd.late_arrivals(flood_per_second) if flood_per_second else ():
+            if crowd.core.stats().waiting < MOST_WAITING:
+                crowd.add(PROMPT_LEN, some_tokens(crowd), tenant="flood", arrived_at=arrived_at)
+    return lives[:-1]  # the last may not have come to its end
+
+
+def waited(life: Life) -> int:
+    """Return the steps up to its first token, the one that gave it included."""
+    assert life.first_token_at_step is not None, f"it ended with {life.end}, without a token"
+    return life.first_token_at_step - life.came_at_step

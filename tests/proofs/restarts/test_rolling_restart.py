@@ -1,0 +1,266 @@
+"""Two workers behind nginx and their engine are restarted, one after the other, again and again, while they are used.
+
+Workers and nginx: no request may fail, none is asked twice, and no stream ends early. A stream that outlasts the drain
+is ended between two events, and its reader resumes, as every reader of ours does. Engine: while there is none, what is
+new waits for the next one, and what has begun goes on there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import signal
+import subprocess
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from tests.proofs.scale import scaled
+from tests.support.demo_site import ROOT, environment, manage, processes_of
+from tests.support.deploy_units import ENGINE, WEB, command_of
+from tests.support.nginx_server import nginx
+from tests.support.servers import Server, free_port, wait_until_listening, wait_until_ready
+from tests.support.stream_checks import Frame, check_native_part, text_of
+
+pytestmark = [pytest.mark.timeout(3600)]
+
+KEY = "a-key-for-these-tests"
+SETTINGS = {"DJANGO_SETTINGS_MODULE": "tests.support.sites.rolling_site"}
+NUM_ROUNDS = scaled(20, least=2)
+# In one round of four there are answers that outlast a drain; it takes the whole of it then.
+LONG_EVERY = 4
+SECONDS = 120.0
+NUM_QUESTIONS = 5
+SHORT, MIDDLE, LONG = 15, 60, 600  # tokens: 0.3 s, 1.2 s, 12 s; a drain is 6 s
+
+
+class Program:
+    """A process of the site by the command of its systemd unit; it comes back where it was."""
+
+    def __init__(self, folder: Path, log: Path, command: list[str], port: int = 0) -> None:
+        self._command, self.log, self.port = command, log, port
+        self._env = environment(folder, **SETTINGS)
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(
+                self._command, cwd=ROOT, env=self._env, stdout=log, stderr=subprocess.STDOUT
+            )
+
+    def stop(self) -> None:
+        """Send SIGTERM, as systemd does, and see that it ends well."""
+        assert self.process is not None
+        self.process.send_signal(signal.SIGTERM)
+        assert self.process.wait(SECONDS) == 0, self.log.read_text()[-3000:]
+
+    def stop_now(self) -> None:
+        """Send a second SIGTERM after a second, which may also come when it has all but ended."""
+        assert self.process is not None
+        self.process.send_signal(signal.SIGTERM)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(1)
+        self.process.send_signal(signal.SIGTERM)
+        assert self.process.wait(SECONDS) in {0, -signal.SIGTERM}, self.log.read_text()[-3000:]
+
+    def kill(self) -> None:
+        if self.process is not None and self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+
+
+class Site:
+    """nginx, two workers, one engine."""
+
+    def __init__(self, folder: Path) -> None:
+        ports = [free_port(), free_port()]
+        self.workers = [Program(folder, folder / f"web-{port}.txt", command_of(WEB, str(port)), port) for port in ports]
+        self.engine = Program(folder, folder / "engine.txt", command_of(ENGINE, "echo"))
+        self.url = ""
+
+    def start_worker(self, worker: Program) -> None:
+        worker.start()
+        assert worker.process is not None
+        wait_until_listening(Server(worker.port, worker.process, worker.log))
+        wait_until_ready(f"http://127.0.0.1:{worker.port}")
+
+    def restart(self, round_: int) -> None:
+        """One after the other: worker, worker, engine; each is waited for before the next."""
+        for worker in self.workers:
+            worker.stop()
+            self.start_worker(worker)
+        # One signal: what runs comes to its end first. Two: it ends now, and its answers go on at the next engine.
+        (self.engine.stop_now if round_ % 2 == 0 else self.engine.stop)()
+        self.engine.start()
+        for worker in self.workers:
+            wait_until_ready(f"http://127.0.0.1:{worker.port}")
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Iterator[Site]:
+    for arguments in (["migrate", "--verbosity=0"], ["streamserve_key", "create", "--key", KEY]):
+        done = manage(tmp_path, *arguments, **SETTINGS)
+        assert done.returncode == 0, done.stderr
+    site = Site(tmp_path)
+    try:
+        site.engine.start()
+        for worker in site.workers:
+            site.start_worker(worker)
+        with nginx([worker.port for worker in site.workers]) as site.url:
+            yield site
+    finally:
+        for program in [*site.workers, site.engine]:
+            program.kill()
+        assert processes_of(tmp_path) == set()
+
+
+class Load:
+    """Users of the site during the restarts. Each answer is compared with the undisturbed site's."""
+
+    def __init__(self, url: str) -> None:
+        self.counts: Counter[str] = Counter()
+        self.failures: list[str] = []
+        self.is_over = self.is_long = False
+        self._url = url
+        self._expected: dict[tuple[str, int], str] = {}
+        headers = {"Authorization": f"Bearer {KEY}"}
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
+        self._http = httpx.AsyncClient(base_url=url, headers=headers, timeout=SECONDS, limits=limits, trust_env=False)
+        self._openai = openai.AsyncOpenAI(
+            base_url=f"{url}/v1",
+            api_key=KEY,
+            max_retries=0,
+            http_client=openai.DefaultAsyncHttpxClient(trust_env=False, limits=limits),
+        )
+
+    async def aclose(self) -> None:
+        await self._http.aclose()
+        await self._openai.close()
+
+    async def learn(self) -> None:
+        """Ask every question once while nothing happens."""
+        answers: dict[tuple[str, int], Awaitable[str]] = {}
+        for number in range(NUM_QUESTIONS):
+            answers["middle", number] = self._native(number, MIDDLE)
+            answers["long", number] = self._native(number, LONG)
+            answers["openai", number] = self._chat(number)
+        self._expected = dict(zip(answers, await asyncio.gather(*answers.values()), strict=True))
+        assert not self.failures
+        assert all(self._expected.values())
+        self.counts.clear()
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Use the site from all sides until the block ends; then let everything come to its end."""
+        works: list[Callable[[int], Awaitable[None]]] = [
+            *[self._ask_native] * 6,
+            *[self._ask_openai] * 3,
+            self._ask_whole,
+        ]
+        works += [self._ask_long] * 2
+        tasks = [asyncio.create_task(self._repeat(work, first)) for first, work in enumerate(works)]
+        try:
+            yield
+        finally:
+            self.is_over = True
+            results = await asyncio.gather(*tasks, return_exceptions=True)
+        for result in results:
+            if result is not None:
+                raise result
+
+    async def _repeat(self, work: Callable[[int], Awaitable[None]], first: int) -> None:
+        for number in itertools.count(first):
+            if self.is_over:
+                return
+            try:
+                await work(number % NUM_QUESTIONS)
+            except (httpx.HTTPError, openai.OpenAIError, AssertionError) as error:
+                self.failures.append(f"{work.__name__}: {type(error).__name__}: {error}"[:2000])
+
+    def _check(self, name: str, number: int, text: str) -> None:
+        self.counts[name] += 1
+        if text != self._expected[name, number]:
+            self.failures.append(f"{name} {number}: {text!r} instead of {self._expected[name, number]!r}")
+
+    async def _ask_native(self, number: int) -> None:
+        self._check("middle", number, await self._native(number, MIDDLE))
+
+    async def _ask_long(self, number: int) -> None:
+        if self.is_long:
+            self._check("long", number, await self._native(number, LONG))
+        else:
+            await asyncio.sleep(0.1)
+
+    async def _ask_openai(self, number: int) -> None:
+        self._check("openai", number, await self._chat(number))
+
+    async def _ask_whole(self, number: int) -> None:
+        """Not streamed, and a small question between."""
+        answer = await self._openai.chat.completions.create(**_question(number))
+        self._check("openai", number, str(answer.choices[0].message.content))
+        (await self._http.get("/v1/models")).raise_for_status()
+        self.counts["small questions"] += 1
+
+    async def _chat(self, number: int) -> str:
+        """Read one answer with the official client: whole within a drain, or it has failed."""
+        chunks = [chunk async for chunk in await self._openai.chat.completions.create(**_question(number), stream=True)]
+        assert [chunk.choices[0].finish_reason for chunk in chunks].count("length") == 1
+        assert chunks[-1].choices[0].finish_reason == "length"
+        return "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
+
+    async def _native(self, number: int, num_tokens: int) -> str:
+        """Read one answer as our page does: a POST, and after an end that was none, GETs with Last-Event-ID."""
+        question = {"prompt": f"question {number}", "max_tokens": num_tokens, "ignore_eos": True, "seed": number}
+        stream_id, frames = await self._begin(question)
+        while frames[-1].event not in {"done", "error"}:
+            self.counts["resumed"] += 1
+            frames += await self._go_on(stream_id, frames[-1])
+        assert frames[-1].event == "done", frames[-1]
+        assert sum(frame.event in {"done", "error"} for frame in frames) == 1
+        return text_of(frames)
+
+    async def _begin(self, question: dict[str, Any]) -> tuple[str, list[Frame]]:
+        response = await self._http.post("/streams", json=question)
+        response.raise_for_status()
+        frames = check_native_part(response.content)
+        assert frames, "an end before the first event"
+        return response.headers["x-stream-id"], frames
+
+    async def _go_on(self, stream_id: str, last: Frame) -> list[Frame]:
+        response = await self._http.get(f"/streams/{stream_id}/events", headers={"Last-Event-ID": last.id})
+        response.raise_for_status()
+        assert response.headers["streamserve-from"] == str(last.seq + 1)
+        return check_native_part(response.content, after=last.seq)
+
+
+def _question(number: int) -> dict[str, Any]:
+    message = {"role": "user", "content": f"question {number}"}
+    return {
+        "model": "echo",
+        "messages": [message],
+        "max_tokens": SHORT,
+        "seed": number,
+        "extra_body": {"ignore_eos": True},
+    }
+
+
+async def test_rolling_restarts_cost_nobody_anything(site: Site) -> None:
+    """Every request is answered, every answer is whole and the expected one, and every process ends with 0."""
+    load = Load(site.url)
+    await load.learn()
+    async with load.running():
+        for round_ in range(NUM_ROUNDS):
+            load.is_long = round_ % LONG_EVERY == 0
+            before = load.counts.total()
+            await asyncio.to_thread(site.restart, round_)
+            assert load.counts.total() > before, "the load has come to a stand"
+    await load.aclose()
+    print(f"\n{NUM_ROUNDS} restarts of two workers and the engine: {dict(load.counts)}; {len(load.failures)} failures")
+    assert load.failures == []
+    assert load.counts["resumed"] > 0, "no answer outlasted a drain: nothing was tried of that"

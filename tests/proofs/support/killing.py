@@ -1,0 +1,229 @@
+"""Readers that ask for one answer after the other while the engine is killed again and again.
+
+Nothing here is timed but what is reported. Everything that must happen is waited for with a deadline: a hang fails.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import time
+from collections.abc import AsyncIterator, Iterable
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass, field
+from signal import SIGKILL, SIGSTOP, Signals
+from statistics import median
+
+from streamserve.clients.process.client import ProcessClient
+from streamserve.clients.process.config import LaunchConfig
+from streamserve.protocol.errors import EngineUnavailable
+from streamserve.protocol.requests import GenerateRequest
+from streamserve.streams.config import StreamConfig
+from streamserve.streams.log.base import MemoryLog
+from streamserve.streams.registry import Streams
+from streamserve.streams.stream import Stream
+from tests.proofs.support.pairs import Answer
+from tests.proofs.support.transcripts import Transcript, over_follow, over_sse
+from tests.support.engine_processes import DEADLINE_SECONDS, connected, until
+
+NUM_SEATS = 16
+# Seats whose readers stand still now and then until the engine parks them, and whose readers go away and come back.
+SLOW, LEAVING = {3, 12}, {6, 9}
+STEADY = frozenset(range(NUM_SEATS)) - SLOW - LEAVING
+STAND_STILL, LEAVE = 0.04, 0.03  # how likely, at each event
+# Every event has a number of its own: none of them is joined to another.
+# Every event by itself, so that transcripts can be checked event by event.
+SETTINGS = StreamConfig(coalesce_seconds=0.0, max_finished=4 * NUM_SEATS, snapshot_events=0)
+
+
+class Readers:
+    """`NUM_SEATS` streams at a time; each is read to its end and compared with the uninterrupted answer."""
+
+    def __init__(self, client: ProcessClient, rng: random.Random) -> None:
+        self.streams = Streams({client.alias: client}, MemoryLog(), SETTINGS)
+        self.num_answers = self.num_tokens = self.num_waits = self.num_returns = self.num_refused = 0
+        self.next_token: list[float] = []  # seconds from each kill on
+        self._client = client
+        self._rng = rng
+        self._killed: tuple[int, float] | None = None
+        self._kill = asyncio.Event()
+        self._gone_on: set[int] = set()  # seats that the engine of now has given tokens
+        self._num_since = 0
+        self._is_over = False
+
+    async def sit(self, seat: int, cases: list[tuple[GenerateRequest, Answer]]) -> None:
+        """Ask one answer after the other until it is over."""
+        while not self._is_over:
+            request, answer = self._rng.choice(cases)
+            transcript = await self.read(seat, request)
+            assert transcript.end is not None
+            assert transcript.end[0] == "done", transcript.end
+            assert transcript.answer == answer, f"seat {seat}: not the uninterrupted answer to {request}"
+            self.num_answers += 1
+            self.num_tokens += sum(len(said.token_ids) for said in answer)
+            self.num_waits += transcript.statuses.count("waiting")
+
+    async def read(self, seat: int, request: GenerateRequest) -> Transcript:
+        """Return what a reader of that seat is shown of an answer."""
+        stream, transcript = await self._start(request), Transcript(request.n)
+        while transcript.end is None:
+            kill = self._kill
+            await self._read_on(seat, stream, transcript)
+            if transcript.end is None:
+                await kill.wait()
+                self.num_returns += 1
+        return transcript
+
+    async def _read_on(self, seat: int, stream: Stream, transcript: Transcript) -> None:
+        """Read until the end, or until the reader leaves."""
+        read = over_follow if seat % 2 else over_sse
+        async with aclosing(read(self.streams, stream, transcript.seq)) as events:
+            async for shown in events:
+                transcript.take(shown)
+                if shown[1] == "token":
+                    self._note_token(seat)
+                if seat in LEAVING and self._rng.random() < LEAVE:
+                    return
+                if seat in SLOW and self._rng.random() < STAND_STILL:
+                    await until(lambda: stream.state != "running")
+
+    async def _start(self, request: GenerateRequest) -> Stream:
+        """Ask, and ask again after `Retry-After`, as a client does."""
+        async with asyncio.timeout(DEADLINE_SECONDS):
+            while True:
+                try:
+                    return await self.streams.start(request, owner="reader", tenant="site")
+                except EngineUnavailable as refused:
+                    if refused.code == "engine_died":
+                        raise
+                    self.num_refused += 1
+                    await until(lambda: self._client.is_connected and self._client.describe().state == "ready")
+
+    def _note_token(self, seat: int) -> None:
+        """Count what the engine of now has given; what a slow reader catches up with may be older."""
+        pid = self._client.engine_pid
+        if seat not in STEADY or pid is None or (self._killed is not None and pid == self._killed[0]):
+            return
+        if self._killed is not None:
+            self.next_token.append(time.monotonic() - self._killed[1])
+            self._killed = None
+        self._gone_on.add(seat)
+        self._num_since += 1
+
+    def kill(self, pid: int, how: Signals) -> None:
+        """Kill the engine; readers that are away come back."""
+        os.kill(pid, how)
+        self._killed = pid, time.monotonic()
+        self._gone_on.clear()
+        self._num_since = 0
+        self._wake()
+
+    def finish(self) -> None:
+        """Have everybody read to the end what has begun."""
+        self._is_over = True
+        self._wake()
+
+    def _wake(self) -> None:
+        self._kill.set()
+        self._kill = asyncio.Event()
+        if self._is_over:
+            self._kill.set()
+
+    async def progress(self, num_tokens: int) -> None:
+        """Wait until each steady reader has been shown something by the engine of now, and all together so much."""
+        await until(lambda: self._gone_on >= STEADY and self._num_since >= num_tokens)
+
+
+@dataclass
+class Killer:
+    """Kills the client's engine, and notes how long it takes to be noticed."""
+
+    client: ProcessClient
+    readers: Readers
+    rng: random.Random
+    most_tokens: int
+    noticed: dict[Signals, list[float]] = field(default_factory=lambda: {SIGKILL: [], SIGSTOP: []})
+    num_early: int = 0
+
+    async def kill_all(self, signals: Iterable[Signals]) -> None:
+        """Kill in turn. One in six dies as soon as it is there; then the next one may live for a while."""
+        was_early = True  # the first one has to prove something
+        for how in signals:
+            await until(lambda: self.client.engine_pid is not None)
+            was_early = not was_early and self.rng.random() < 1 / 6
+            self.num_early += was_early
+            if not was_early:
+                await self.readers.progress(self.rng.randrange(self.most_tokens))
+            await self._kill(how)
+        await self.readers.progress(0)
+
+    async def _kill(self, how: Signals) -> None:
+        pid = self.client.engine_pid
+        assert pid is not None, "it went by itself"
+        self.readers.kill(pid, how)
+        now = time.monotonic()
+        async with asyncio.timeout(DEADLINE_SECONDS):
+            while self.client.engine_pid == pid:  # noqa: ASYNC110  (as seen by who asks, not as told by an event)
+                await asyncio.sleep(0.0005)
+        self.noticed[how].append(time.monotonic() - now)
+
+    def report(self, patience: float) -> str:
+        """Say what was counted and measured, in one line; `patience` is the client's `hang_seconds`."""
+        readers, (kills, stops) = self.readers, (self.noticed[SIGKILL], self.noticed[SIGSTOP])
+        return (
+            f"{len(kills)} SIGKILL and {len(stops)} SIGSTOP ({self.num_early} as soon as it was there) under"
+            f" {NUM_SEATS} streams: {readers.num_answers:,} answers ({readers.num_tokens:,} tokens) equal the"
+            f" uninterrupted ones; {readers.num_waits:,} waits told and ended, {readers.num_returns:,} readers went and"
+            f" came back, {readers.num_refused:,} refused and asked again; 0 errors, 0 hangs, 0 repeats. SIGKILL"
+            f" noticed: {_spread(kills)} (promised 0.5 s); SIGSTOP with {patience:g} s of patience: {_spread(stops)}"
+            f" (promised 15 s with 10); next token: {_spread(readers.next_token)}"
+        )
+
+
+def _spread(seconds: list[float]) -> str:
+    return f"median {median(seconds):.3f} s, worst {max(seconds):.3f} s" if seconds else "none"
+
+
+def signals_of(num_kills: int, rng: random.Random) -> list[Signals]:
+    """About one in ten hangs instead of dying."""
+    num_stops = max(1, num_kills // 10) if num_kills > 1 else 0
+    signals = [SIGSTOP] * num_stops + [SIGKILL] * (num_kills - num_stops)
+    rng.shuffle(signals)
+    return signals
+
+
+@asynccontextmanager
+async def reading(spec: LaunchConfig, requests: list[GenerateRequest], rng: random.Random) -> AsyncIterator[Readers]:
+    """Readers at work, as soon as each request has been answered once without a kill. All of them end well."""
+    async with connected(spec) as client:
+        readers = Readers(client, rng)
+        try:
+            seat = min(STEADY)
+            whole = await asyncio.gather(*(readers.read(seat, request) for request in requests))
+            assert all(one.end is not None and one.end[0] == "done" and not one.statuses for one in whole)
+            cases = [(request, one.answer) for request, one in zip(requests, whole, strict=True)]
+            async with asyncio.TaskGroup() as seats:
+                tasks = [seats.create_task(readers.sit(seat, cases)) for seat in range(NUM_SEATS)]
+                yield readers
+                readers.finish()
+                await until(lambda: all(task.done() for task in tasks))
+            await until(lambda: client.stats().steps > 0 and client.stats().running == client.stats().blocks_used == 0)
+        finally:
+            await readers.streams.aclose()
+
+
+async def kill_under_readers(
+    spec: LaunchConfig,
+    requests: list[GenerateRequest],
+    signals: list[Signals],
+    rng: random.Random,
+    most_tokens: int,
+) -> Killer:
+    """Kill the engine of `spec` with those signals, at moments of chance, and return what came of it."""
+    async with reading(spec, requests, rng) as readers:
+        client = readers.streams.clients[spec.model.alias]
+        assert isinstance(client, ProcessClient)
+        killer = Killer(client, readers, rng, most_tokens)
+        await killer.kill_all(signals)
+    return killer

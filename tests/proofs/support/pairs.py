@@ -1,0 +1,246 @@
+"""Feature pairs: what may be done to an answer while it is made, two at a time, and what must then be the same.
+
+A `Feature` changes the engine's config, what happens inside the engine, or how it is asked. `ask_all` asks any
+`EngineClient` as a stream does: again, with what was said so far, whenever the engine has parked a generation. What
+comes out is compared with `plain_answers`, where nothing was done. To add a client, start it with `config_of(features)`
+and give its `generate` to `ask_all`; to disturb it (kill its engine), do so while `ask_all` runs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from itertools import combinations
+from typing import Any
+
+from streamserve.clients.base import Generation
+from streamserve.engine.config import CLASSES, EngineConfig
+from streamserve.engine.core import EngineCore
+from streamserve.engine.sequence import Sequence
+from streamserve.protocol.events import ChoiceDone, Done, Error, Event, Token
+from streamserve.protocol.requests import GenerateRequest, SamplingParams
+from streamserve.protocol.stats import EngineStats
+
+BLOCK_SIZE = 4
+NUM_BLOCKS = 257
+MODEL_LEN = 128
+MOST_CHOICES = 3
+LEAD_TOKENS = 5
+# Nobody's wait is too long, and nobody parks for somebody else: what a feature does is all that is done.
+PATIENT = {name: replace(one, max_queue_seconds=1e9) for name, one in CLASSES.items()}
+PLAIN: Mapping[str, Any] = {
+    "block_size": BLOCK_SIZE,
+    "num_blocks": NUM_BLOCKS,
+    "max_num_seqs": 8,
+    "max_num_batched_tokens": 1024,
+    "prefill_chunk": 1024,
+    "prefix_caching": False,
+    "overlap": False,
+    "lead_tokens": 10**6,
+    "classes": PATIENT,
+    "check_integrity": True,
+}
+
+Admit = Callable[[GenerateRequest], Awaitable[Generation]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Feature:
+    """One thing that must not change an answer. Two of one `group` exclude each other.
+
+    `config` and `n` say how the engine is made and asked; with `has_reader` it parks at the lead limit. `prepare`
+    reaches into a core on a thread of this process. `has_bitten` tells from the figures whether it did anything.
+    """
+
+    name: str
+    group: str
+    config: Mapping[str, Any] = field(default_factory=dict)
+    n: int = 1
+    has_reader: bool = False
+    prepare: Callable[[EngineCore], None] | None = None
+    has_bitten: Callable[[EngineStats], bool] = lambda stats: stats.steps > 0
+
+
+class Preempt:
+    """Preempts every sequence in mid-prompt, and then at its first and each third token; each time once."""
+
+    def __init__(self) -> None:
+        self._done: set[tuple[int, int]] = set()
+
+    def __call__(self, running: tuple[Sequence, ...]) -> list[Sequence]:
+        return [one for one in running if self._is_due(one)]
+
+    def _is_due(self, sequence: Sequence) -> bool:
+        said = sequence.num_output_tokens
+        mark = sequence.seq_id, said // 3 if said else -1
+        if mark in self._done or not sequence.num_computed_tokens:
+            return False
+        self._done.add(mark)
+        return True
+
+
+def _force_preemption(core: EngineCore) -> None:
+    core.scheduler.forced_preempt = Preempt()
+
+
+def _chunks_of(size: int) -> Feature:
+    config = {"max_num_seqs": min(size, 8), "max_num_batched_tokens": size, "prefill_chunk": size}
+    return Feature(
+        name=f"chunks of {size}", group="chunk", config=config, has_bitten=lambda stats: stats.token_budget == size
+    )
+
+
+PARK = Feature(
+    name="park",
+    group="park",
+    config={"lead_tokens": LEAD_TOKENS},
+    has_reader=True,
+    has_bitten=lambda stats: stats.parks > 0,
+)
+PREEMPTION = Feature(
+    name="preemption",
+    group="preemption",
+    prepare=_force_preemption,
+    has_bitten=lambda stats: stats.preemptions > 0,
+)
+LITTLE_MEMORY = Feature(
+    name="little memory", group="memory", config={"num_blocks": 24}, has_bitten=lambda stats: stats.blocks_total == 23
+)
+CACHE = Feature(
+    name="prefix cache",
+    group="cache",
+    config={"prefix_caching": True},
+    has_bitten=lambda stats: stats.prefix_hits > 0,
+)
+CHOICES = Feature(name="n > 1", group="n", n=MOST_CHOICES)
+OVERLAP = Feature(name="overlap", group="overlap", config={"overlap": True})
+CHUNKS = tuple(map(_chunks_of, (1, 7, 16)))
+FEATURES = (PARK, PREEMPTION, LITTLE_MEMORY, CACHE, *CHUNKS, CHOICES, OVERLAP)
+
+
+def pairs_of(features: Iterable[Feature]) -> list[tuple[Feature, Feature]]:
+    """All pairs that can be had together."""
+    return [(one, other) for one, other in combinations(features, 2) if one.group != other.group]
+
+
+def config_of(features: Iterable[Feature] = ()) -> EngineConfig:
+    """The plain engine's config with what the features change."""
+    fields = dict(PLAIN)
+    for feature in features:
+        fields |= feature.config
+    return EngineConfig(**fields)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Said:
+    """One choice of an answer, as a reader has it in the end."""
+
+    token_ids: tuple[int, ...] = ()
+    text: str = ""
+    finish_reason: str | None = None
+
+    def take(self, token: Token) -> Said:
+        return replace(self, token_ids=self.token_ids + token.token_ids, text=self.text + token.text)
+
+
+Answer = tuple[Said, ...]
+
+
+def workload(seed: int, *, is_greedy: bool, num_ids: int, max_tokens: int) -> list[GenerateRequest]:
+    """Prompts that share prefixes, of odd lengths; some end by stop strings or stop tokens, one counts penalties."""
+    rng = random.Random(seed)
+
+    def ids(num: int) -> tuple[int, ...]:
+        return tuple(rng.randrange(2, num_ids) for _ in range(num))
+
+    shared = ids(21)
+    ways: list[tuple[tuple[int, ...], dict[str, Any]]] = [
+        (shared + ids(9), {}),
+        (shared, {"stop": (" w", "st"), "min_tokens": 4}),
+        (shared[:16] + ids(21), {"frequency_penalty": 0.5, "max_tokens": max_tokens // 2}),
+        (ids(13), {"stop_token_ids": ids(num_ids // 20), "min_tokens": 3}),
+        (ids(1), {}),
+    ]
+    base = SamplingParams(
+        temperature=0.0 if is_greedy else 1.0, seed=rng.randrange(2**40), max_tokens=max_tokens, ignore_eos=True
+    )
+    return [
+        GenerateRequest(model="proof", prompt_token_ids=prompt, sampling=replace(base, **how), arrived_at=float(number))
+        for number, (prompt, how) in enumerate(ways)
+    ]
+
+
+async def ask_all(
+    admit: Admit,
+    requests: Iterable[GenerateRequest],
+    features: Iterable[Feature],
+    on_event: Callable[[Event], None] = lambda event: None,
+) -> list[Answer]:
+    """Return the readers' final answers. The first request runs alone; the rest, all at once, find its prefix."""
+    n = max((feature.n for feature in features), default=1)
+    has_reader = any(feature.has_reader for feature in features)
+    first, *others = [
+        whole_answer(admit, replace(one, n=n), has_reader=has_reader, on_event=on_event) for one in requests
+    ]
+    return [await first, *await asyncio.gather(*others)]
+
+
+async def whole_answer(
+    admit: Admit,
+    request: GenerateRequest,
+    *,
+    has_reader: bool = False,
+    on_event: Callable[[Event], None] = lambda event: None,
+) -> Answer:
+    """Ask until it is answered; whenever the engine parks it, the reader reads all there is, and it is asked again."""
+    answer: Answer = (Said(),) * request.n
+    while True:
+        shown = tuple(said.token_ids for said in answer)
+        readers = tuple(map(len, shown)) if has_reader else None
+        generation = await admit(replace(request, output_token_ids=shown, reader_tokens=readers))
+        answer, done = await _listen(generation, answer, on_event)
+        if done is not None:
+            assert done.usage.completion_tokens == sum(len(said.token_ids) for said in answer)
+            return answer
+        assert generation.parked is not None, "it ended without a word"
+
+
+async def _listen(
+    generation: Generation, answer: Answer, on_event: Callable[[Event], None]
+) -> tuple[Answer, Done | None]:
+    """Add an event; a choice that was over before repeats its end and nothing else."""
+    told = list(answer)
+    async for event in generation:
+        on_event(event)
+        assert not isinstance(event, Error), event
+        if isinstance(event, Done):
+            if len(told) == 1:
+                told[0] = replace(told[0], finish_reason=event.finish_reason)
+            return tuple(told), event
+        if isinstance(event, Token) and answer[event.choice].finish_reason is None:
+            told[event.choice] = told[event.choice].take(event)
+        elif isinstance(event, ChoiceDone):
+            told[event.choice] = replace(told[event.choice], finish_reason=event.finish_reason)
+    return tuple(told), None
+
+
+async def plain_answers(admit: Admit, requests: Iterable[GenerateRequest]) -> list[Answer]:
+    """The reference: `MOST_CHOICES` answers to each request, one after the other, each with a seed of its own."""
+    return [
+        tuple([(await whole_answer(admit, _with_seed_of(one, choice)))[0] for choice in range(MOST_CHOICES)])
+        for one in requests
+    ]
+
+
+def _with_seed_of(request: GenerateRequest, choice: int) -> GenerateRequest:
+    """The request that asks for one choice of another request alone."""
+    assert request.sampling.seed is not None
+    return replace(request, sampling=replace(request.sampling, seed=request.sampling.seed + choice))
+
+
+def assert_same(answers: Iterable[Answer], plain: Iterable[Answer], what: str) -> None:
+    """Every choice there is equals the plain one."""
+    for number, (answer, reference) in enumerate(zip(answers, plain, strict=True)):
+        assert answer == reference[: len(answer)], f"{what}: request {number} is answered otherwise"

@@ -1,0 +1,195 @@
+"""Two web processes of one site, which are killed and restarted, and readers that never ask for an event twice."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from streamserve.protocol.events import Done, Token
+from streamserve.streams.log.base import EventLog
+from tests.support.demo_site import environment, manage, processes_of
+from tests.support.servers import Server, daphne, free_port, wait_until_ready
+from tests.support.stream_checks import Frame, check_native_part, text_of
+
+KEY, OTHER_KEY = "a-key-for-these-tests", "another-key-for-these"
+KEYS = (KEY, OTHER_KEY)
+# Beside others on two cores a worker needs a while; readers must not give up before the test's own limit.
+SECONDS = 120.0
+STALLING = "tests.support.sites.stalling_app:application"
+_SETTINGS = {"DJANGO_SETTINGS_MODULE": "tests.support.sites.two_workers_site"}
+
+
+class Site:
+    """Two workers; either can be killed and started again, at the same address. `log` is LOG."""
+
+    def __init__(self, folder: Path, *, log: str = "file", app: str = "project.asgi:application") -> None:
+        self.folder = folder
+        self.variables = {**_SETTINGS, "LOG": log}
+        self._app = app
+        self._env = environment(folder, **self.variables)
+        self._stacks: list[contextlib.ExitStack] = [contextlib.ExitStack() for _ in range(2)]
+        self.ports = [free_port() for _ in range(2)]
+        self.servers: list[Server] = []
+
+    def start(self, index: int) -> Server:
+        server = self._stacks[index].enter_context(daphne(self._app, port=self.ports[index], env=self._env))
+        wait_until_ready(server.url)
+        self.servers[index : index + 1] = [server]
+        return server
+
+    def kill(self, index: int) -> None:
+        os.kill(self.servers[index].process.pid, signal.SIGKILL)
+        self.servers[index].process.wait()
+        self._note(index, "stall").unlink(missing_ok=True)  # another worker may get its pid
+        self._stacks[index].close()
+
+    def close(self) -> None:
+        for stack in self._stacks:
+            stack.close()
+
+    def stall(self, index: int, num_events: int) -> None:
+        """Have the log of that worker, which is a STALLING one, stop behind so many events of each stream."""
+        self._note(index, "stalled").unlink(missing_ok=True)
+        self._note(index, "stall").write_text(str(num_events))
+
+    def go_on(self, index: int) -> None:
+        """Release the appends that are held there."""
+        self._note(index, "stall").unlink()
+
+    async def stalled(self, index: int) -> Counter[str]:
+        """Wait until a commit of that worker hangs, and so all its streams; count its streams and events by kind."""
+        note = self._note(index, "stalled")
+        async with asyncio.timeout(SECONDS):
+            while not (text := note.read_text() if note.exists() else "").endswith("\n"):  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        lines = [line.split() for line in text.splitlines()]
+        counts = Counter(streams=len(lines))
+        for _, num_events, kind in lines:
+            counts[kind] += int(num_events)
+        return counts
+
+    def _note(self, index: int, name: str) -> Path:
+        return self.folder / f"{name}-{self.servers[index].process.pid}"
+
+
+@contextlib.contextmanager
+def two_workers(folder: Path, *, log: str = "file", app: str = "project.asgi:application") -> Iterator[Site]:
+    """Run a site with its keys while the block runs; its engine is gone afterwards."""
+    site = Site(folder, log=log, app=app)
+    for arguments in (["migrate", "--verbosity=0"], *(["streamserve_key", "create", "--key", key] for key in KEYS)):
+        done = manage(folder, *arguments, **site.variables)
+        assert done.returncode == 0, done.stderr
+    try:
+        for index in range(2):
+            site.start(index)
+        yield site
+    finally:
+        site.close()
+        manage(folder, "streamserve_engine", "--stop", **site.variables)
+        assert processes_of(folder) == set()
+
+
+def client(url: str, key: str = KEY) -> httpx.AsyncClient:
+    headers = {"Authorization": f"Bearer {key}"}
+    return httpx.AsyncClient(base_url=url, headers=headers, trust_env=False, timeout=SECONDS)
+
+
+class Reader:
+    """Reads one answer, at whichever address, and never asks for what it has."""
+
+    def __init__(self, number: int, num_tokens: int) -> None:
+        self.number, self.num_tokens = number, num_tokens
+        self.id = ""
+        self.frames: list[Frame] = []  # as of the last connection's end
+        self.num_events = 0  # so far
+        self.waits: list[float] = []  # from asking again to the first event
+        self.num_refused = 0
+        self._asked_at = 0.0
+
+    @property
+    def last_seq(self) -> int:
+        return self.frames[-1].seq if self.frames else 0
+
+    @property
+    def log_id(self) -> str:
+        return self.frames[0].log_id
+
+    @property
+    def is_over(self) -> bool:
+        return bool(self.frames) and self.frames[-1].event in {"done", "error"}
+
+    async def begin(self, url: str) -> None:
+        """Ask the question and read until the end, or until the connection breaks."""
+        fields = {"max_tokens": self.num_tokens, "ignore_eos": True, "seed": self.number}
+        async with client(url) as http:
+            await self._take(http.stream("POST", "/streams", json={"prompt": f"question {self.number}", **fields}))
+
+    async def follow(self, url: str, stream_id: str) -> None:
+        """Read another reader's answer from its first event on."""
+        async with client(url) as http:
+            await self._take(http.stream("GET", f"/streams/{stream_id}/events"))
+
+    async def go_on(self, url: str) -> None:
+        """Come back with the id of the last event, and read until the end, a cut or a refusal."""
+        self._asked_at = time.monotonic()
+        headers = {"Last-Event-ID": self.frames[-1].id}
+        async with client(url) as http:
+            await self._take(http.stream("GET", f"/streams/{self.id}/events", headers=headers))
+
+    async def to_the_end(self, url: str) -> None:
+        """Come back as often as it takes."""
+        async with asyncio.timeout(SECONDS):
+            while not self.is_over:
+                await self.go_on(url)
+
+    async def seen(self, num_events: int) -> None:
+        """Wait until so many events have come on this connection, or it is over."""
+        async with asyncio.timeout(SECONDS):
+            while self.num_events < num_events:  # noqa: ASYNC110
+                await asyncio.sleep(0.005)
+
+    async def _take(self, answer: Any) -> None:
+        data, after = bytearray(), self.last_seq
+        with contextlib.suppress(httpx.TransportError):
+            async with answer as response:
+                if response.status_code == 503:  # the log is down: it says when to come again
+                    self.num_refused += 1
+                    await asyncio.sleep(min(0.5, float(response.headers["retry-after"])))
+                    return
+                assert response.status_code == 200, await response.aread()
+                self.id = response.headers["x-stream-id"]
+                assert response.headers["streamserve-from"] == str(after + 1)
+                async for piece in response.aiter_bytes():
+                    data += piece
+                    self.num_events += piece.count(b"\nid: ")
+                    if self._asked_at and b"\nid: " in piece:
+                        self.waits.append(time.monotonic() - self._asked_at)
+                        self._asked_at = 0.0
+        self.frames += check_native_part(bytes(data), after=after)
+
+
+async def quiet(url: str, number: int, num_tokens: int) -> str:
+    """Return the text of an uninterrupted run."""
+    reader = Reader(number, num_tokens)
+    await reader.begin(url)
+    assert reader.is_over
+    return text_of(reader.frames)
+
+
+async def logged_text(log: EventLog, log_id: str) -> str:
+    """Return the text that the log holds, and see that it is dense and ends once."""
+    events = []
+    while page := await log.read(log_id, len(events)):
+        events += page
+    assert [one.seq for one in events] == list(range(1, len(events) + 1))
+    assert [isinstance(one.event, Done) for one in events].index(True) == len(events) - 1
+    return "".join(one.event.text for one in events if isinstance(one.event, Token))

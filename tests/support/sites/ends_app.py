@@ -1,0 +1,48 @@
+"""The demo site, and beside it GET /held: what this process holds: streams, readers, tasks, descriptors, threads.
+
+Thread pools that have not all their threads yet have them once that is asked, so that figures can be compared.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections import Counter
+from typing import Any
+
+from project.asgi import application
+from streamserve.asgi.types import Receive, Scope, Send
+from streamserve.web import site
+from tests.proofs.support.gated_engine import held_by
+from tests.proofs.support.log_threads import begun
+
+_POOL_THREADS = 64  # more than asyncio's own pool ever has
+
+
+async def app(scope: Scope, receive: Receive, send: Send) -> None:
+    """Answer for the process, or be the site."""
+    if scope["type"] == "http" and scope["path"] == "/held":
+        body = json.dumps(await _held()).encode()
+        headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": body})
+        return
+    await application(scope, receive, send)
+
+
+async def _held() -> dict[str, Any]:
+    if site._site is None:
+        await asyncio.gather(*(asyncio.to_thread(time.sleep, 0.01) for _ in range(_POOL_THREADS)))
+    await begun()
+    streams = site.get_site().streams.all()
+    sessions = [found for client in site.get_site().clients.values() if (found := getattr(client, "_session", None))]
+    tasks = (task.get_name().split(" ")[0].rstrip("0123456789") for task in asyncio.all_tasks())
+    return {
+        "readers": sum(stream.readers.num_attached for stream in streams),
+        "streams": len(streams),
+        "live": sum(stream.is_live for stream in streams),
+        "generations": sum(len(session.generations) + len(session._questions) for session in sessions),
+        "tasks": Counter(tasks),
+        **held_by("self"),
+    }

@@ -1,0 +1,58 @@
+"""The demo site with a log that stops: while `stall-<pid>` holds a number, no commit returns behind that many events.
+
+Of every other stream the events are not written meanwhile; of the rest they are, and the site does not learn of it.
+Each batch that stops so is a line in `stalled-<pid>`: log id, how many events, "unwritten" or "unheard".
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from django.conf import settings
+
+from project.asgi import application
+from streamserve.conf import SiteConfig
+from streamserve.streams.log.base import Batch, Result
+from streamserve.web import site
+
+__all__ = ["application"]
+
+_make_log = site.log_for
+
+
+class _StallingLog:
+    """Another log, but for its commits."""
+
+    def __init__(self, log: Any, folder: Path) -> None:
+        self._log = log
+        self._sign, self._stalled = folder / f"stall-{os.getpid()}", folder / f"stalled-{os.getpid()}"
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._log, name)
+
+    async def commit(self, batches: Sequence[Batch]) -> list[Result]:
+        """Commit, perhaps only a part before a while."""
+        if not any(self._is_to_stall(batch) for batch in batches):
+            return await self._log.commit(batches)  # type: ignore[no-any-return]
+        now = [batch for batch in batches if ord(batch.log_id[0]) % 2 == 1]
+        await self._log.commit(now)
+        fates = [(batch, "unheard" if batch in now else "unwritten") for batch in batches]
+        with self._stalled.open("a") as out:
+            out.write("".join(f"{batch.log_id} {len(batch.events)} {fate}\n" for batch, fate in fates))
+        while self._sign.exists():  # noqa: ASYNC110  (the test is another process)
+            await asyncio.sleep(0.01)
+        return await self._log.commit(batches)  # type: ignore[no-any-return]
+
+    def _is_to_stall(self, batch: Batch) -> bool:
+        return bool(batch.events) and self._sign.exists() and (batch.base_seq or 0) >= int(self._sign.read_text())
+
+
+def _stalling_log(of: SiteConfig) -> Any:
+    return _StallingLog(_make_log(of), Path(settings.STATE_DIR))
+
+
+site.log_for = _stalling_log
