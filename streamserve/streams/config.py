@@ -1,4 +1,4 @@
-"""`StreamConfig`: times and bounds of streams, as one value. Read by conf.py; knows nothing of Django."""
+"""`StreamConfig`: the times and bounds of streams, as one value. conf.py makes it; knows no Django."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamConfig:
-    """How long streams wait and how finely they are cut. Seconds and tokens.
+    """Waits in seconds, sizes in tokens or events.
 
-    `coalesce_tokens` or `coalesce_seconds` 0 gives every token a frame of its own. `max_finished` bounds how many
-    finished streams are kept for replay, oldest dropped first; `max_expired` how many dropped ids are remembered, so
-    that they can be told (410) from ids that never were (404). `max_readers` bounds who may read one stream at a time.
-    `ping_seconds` of silence on a WebSocket are followed by a ping message; 0: never.
-    A native reader more than `snapshot_events` behind is sent one snapshot in their place; 0 is never.
-    While the log is full or away, answers wait for it for `log_outage_seconds`; then their connections end, and they
-    are continued when it is back.
+    `coalesce_tokens` or `coalesce_seconds` 0 sends every token in its own frame. `max_finished` bounds the finished
+    streams that are kept for replay, the oldest dropped first; `max_expired` bounds the dropped ids that are remembered
+    to answer 410 instead of 404. `max_readers` bounds the concurrent readers of one stream.
+    After `ping_seconds` of silence a WebSocket gets a ping message; 0: never.
+    A native reader more than `snapshot_events` behind gets one snapshot in their place; 0: never.
+    While the log is full or unreachable, answers wait for it for `log_outage_seconds`; then their connections end, and
+    they can be resumed when it is back.
     """
 
     resume_window_seconds: float = 600.0

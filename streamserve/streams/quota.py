@@ -1,8 +1,8 @@
-"""`StreamQuota`: how many streams a caller may have at once, in all processes of the site.
+"""`StreamQuota`: the bounds on a caller's concurrent streams, in all processes of the site.
 
-Counts what runs here and what is being started: no gap between check and start. What other processes run is read from
-the store: two that start at the same moment may let one too many in. asyncio. Callers are the `owner` strings of
-streams; those that begin with "anon:" are visitors without a login.
+Counts the streams that run or start in this process, without a gap between check and start. The streams of other
+processes are read from the store, so two processes that start one at the same moment may exceed a bound by one.
+asyncio. Callers are the `owner` strings of streams; those that begin with "anon:" are visitors without a login.
 """
 
 from __future__ import annotations
@@ -34,25 +34,25 @@ _Rows = Sequence[tuple[str, str]]
 
 
 class StreamQuota:
-    """Concurrent streams per owner, and of all anonymous callers together. Lives on one event loop.
+    """The bounds on one owner's streams, and on those of all anonymous callers together. Lives on one event loop.
 
-    A parked stream without a reader takes a place too, but is ended, oldest first, when a newcomer needs its place.
-    Without `limits` there is always room.
+    A parked stream without a reader counts too, but is ended, oldest first, to make room for a new stream. None as
+    `limits` is no bound.
     """
 
     def __init__(self, limits: Limits | None, streams: Streams) -> None:
         self._limits = limits
         self._streams = streams
         self._starting: Counter[str] = Counter()  # owners of streams being started
-        self._evicted: WeakSet[Stream] = WeakSet()  # told to end; while the log is away they have not
-        self._evicting: dict[str, asyncio.Task[None]] = {}  # streams that no process runs, by id
+        self._evicted: WeakSet[Stream] = WeakSet()  # asked to end; during an outage of the log they still run
+        self._evicting: dict[str, asyncio.Task[None]] = {}  # for streams that no process runs, by id
 
     @asynccontextmanager
-    async def place_for(self, owner: str) -> AsyncIterator[Callable[[], None]]:
-        """Hold a place while a stream is being started. Raises QuotaExceeded (429) or Overloaded (503).
+    async def reserve(self, owner: str) -> AsyncIterator[Callable[[], None]]:
+        """Count a stream while it starts. Raises QuotaExceeded (429) or Overloaded (503).
 
-        Call what this yields once the engine has accepted: it ends what must make room, without waiting for that, and
-        raises the same if readers have come back meanwhile.
+        Call the yielded function once the engine has accepted: it ends the streams that must make room, without waiting
+        for their ends. It raises the same errors if readers have returned to those meanwhile.
         """
         bounds: list[tuple[Group, int, _Rows]] = []
         if self._limits is not None:
@@ -65,27 +65,27 @@ class StreamQuota:
             self._in_excess(group, limit, rows, num_more=1)
         self._starting[owner] += 1
 
-        def take() -> None:
+        def make_room() -> None:
             for group, limit, rows in bounds:
                 for stream in self._in_excess(group, limit, rows):
                     self._evict(stream)
 
         try:
-            yield take
+            yield make_room
         finally:
-            self._starting -= Counter([owner])  # drops zeros too: callers who left take no memory
+            self._starting -= Counter([owner])  # also drops zeros, so that former callers take no memory
 
     async def aclose(self) -> None:
-        """Cancel the evictions under way."""
+        """Cancel the evictions that run."""
         evicting = list(self._evicting.values())
         for task in evicting:
             task.cancel()
         await asyncio.gather(*evicting, return_exceptions=True)
 
     def _in_excess(self, group: Group, limit: int, rows: _Rows, *, num_more: int = 0) -> list[Stream | str]:
-        """Return what must end for the group to keep `limit`: streams of this process, ids of those that none runs.
+        """Return what must end to keep the group's `limit`: streams of this process, ids of streams that none runs.
 
-        `rows` are the group's unfinished streams in all processes. Raises if ending all that is idle does not suffice.
+        `rows` are the group's unfinished streams in all processes. Raises if ending every idle stream is not enough.
         """
         excess = num_more - limit
         for owner, num_starting in self._starting.items():
@@ -98,7 +98,7 @@ class StreamQuota:
                 continue
             is_held = stream.readers.num_holding > 0 or stream.on_disconnect == "finish"
             if stream.state == "finished" or not stream.lease.is_elsewhere:
-                ours.add(stream.id)  # its row may say running for a while after its end
+                ours.add(stream.id)  # its row is unfinished for a while after its end
             if stream.is_live and (is_held or stream not in self._evicted):
                 excess += 1
                 if stream.state == "parked" and not is_held:
@@ -122,7 +122,7 @@ class StreamQuota:
             stream.abandon()
 
     async def _evict_released(self, stream_id: str) -> None:
-        """End a stream that no process runs, unless one does by now."""
+        """End a stream that no process runs, unless one resumed it meanwhile."""
         try:
             record = await self._streams.store.find(stream_id=stream_id)
             if record is not None and not record.producer:
@@ -130,7 +130,7 @@ class StreamQuota:
                 if stream is not None:
                     self._evict(stream)
         except Exception:
-            logger.exception("stream %s: it cannot be ended to make room", stream_id)
+            logger.exception("stream %s: ending it to make room failed", stream_id)
 
 
 def _refusal(group: Group, limit: int) -> StreamserveError:

@@ -1,12 +1,11 @@
-"""`Streams`: every stream of this process: started here, found here, dropped here.
+"""`Streams`: every stream of this process: it starts, finds and drops them.
 
-Owns one task per stream, which writes its record, runs it to its end, records that, keeps the stream for replay and
-drops it. With a shared store, other processes have the same log and streams: `reach` restores what is not here. Lives
-on one event loop; knows no wire, no users beyond the `owner` and `tenant` strings, and no framework.
+Owns one task per stream, which inserts its record, runs it to its end, finishes the record, keeps the stream for replay
+and drops it. With a shared store other processes have the same log and streams; `reach` restores a stream that is not
+in this process. Lives on one event loop; knows no transport, no framework, and of users only `owner` and `tenant`.
 
-`restore`: a stream of another process, or of one that has died, rebuilt from its record and its log.
-
-It begins as a replica, which follows the log; an owner's reader has it claim the stream (lease.py) and resume. asyncio.
+`restore`: rebuilds a stream of another process, or of one that has died, from its record and its log. It begins as a
+replica, which follows the log; when an owner's reader attaches it takes the lease (lease.py) and resumes. asyncio.
 """
 
 from __future__ import annotations
@@ -42,12 +41,12 @@ logger = logging.getLogger("streamserve.streams")
 # `aclose` waits this long for terminal events to be committed and their records finished, then cancels.
 _CLOSE_SECONDS = 5.0
 _ENGINE_POLL_SECONDS = 0.05
-# Between attempts to write a stream's end. The longest leaves room for one more while the process closes.
+# The delays between attempts to write a stream's end. The longest allows one more attempt while the process closes.
 _RETRY_SECONDS, _MAX_RETRY_SECONDS = 0.1, 4.0
 
 
 class Streams:
-    """The registry. `limits` bounds how many streams an owner may have at once; None is no bound."""
+    """The registry. `limits` bounds the concurrent streams of an owner; None is no bound."""
 
     def __init__(
         self,
@@ -66,16 +65,16 @@ class Streams:
         self._quota = StreamQuota(limits, self)
         self._streams: dict[str, Stream] = {}
         self._by_log: dict[str, Stream] = {}
-        self._kept: OrderedDict[str, asyncio.Event] = OrderedDict()  # finished streams; set the event to drop one
+        self._kept: OrderedDict[str, asyncio.Event] = OrderedDict()  # finished streams; setting the event drops one
         self._expired: OrderedDict[str, None] = OrderedDict()  # ids and log ids of dropped streams
         self._tasks: set[asyncio.Task[None]] = set()
         self._is_closing = False
 
     async def start(self, request: GenerateRequest, *, owner: str, tenant: str, on_disconnect: str = "park") -> Stream:
-        """Start an answer: a place in the quota, the engine's acceptance, the record, `meta`; then its task runs.
+        """Start an answer: the quota, the engine's acceptance, the record, `meta`; then its task runs.
 
-        Whatever is raised, no stream runs: NotFound for an unknown model, QuotaExceeded, Overloaded, LogUnavailable,
-        what the store raises, and what the client raises: BadRequest, Refused.
+        Raises NotFound for an unknown model, QuotaExceeded, Overloaded, LogUnavailable, what the store raises, and what
+        the client raises: BadRequest, Refused. Then no stream runs.
         """
         self.writer.refuse_if_down()
         client = self.clients.get(request.model)
@@ -88,12 +87,12 @@ class Streams:
             arrived_at=time.monotonic() if request.arrived_at is None else request.arrived_at,
             reader_tokens=None if on_disconnect == "finish" else (0,) * request.n,
         )
-        async with self._quota.place_for(owner) as take_place:
+        async with self._quota.reserve(owner) as make_room:
             generation, request = await self._accept(client, request)
             try:
                 if self._is_closing:
                     raise EngineUnavailable("The server is shutting down.")
-                take_place()
+                make_room()
                 lease = Lease(self.store, request.stream_id)
                 stream = Stream(
                     client,
@@ -118,13 +117,13 @@ class Streams:
         return stream
 
     def find(self, stream_id: str) -> Stream | None:
-        """Return the stream of that id, running or kept in this process."""
+        """Return the stream of that id, if it runs or is kept in this process."""
         return self._streams.get(stream_id)
 
     async def reach(self, stream_id: str, record: Record | None = None) -> Stream | None:
-        """Return the stream of that id, whichever process runs it, with all that is committed counted.
+        """Return the stream of that id, in any process, with every committed event counted.
 
-        `record` is the stream's, if the caller has just read it. None if there is no such stream or its events are no
+        `record` is the stream's, if the caller has just read it. None if the stream does not exist or its events are no
         longer kept. A reader must attach soon. Raises LogUnavailable.
         """
         stream = self._streams.get(stream_id)
@@ -144,9 +143,9 @@ class Streams:
         if record is None:
             return None
         stream = await restore(record, self.store, self.clients.get(record.model), self.writer, self.settings)
-        quicker = self._streams.get(stream_id)
-        if quicker is not None and not quicker.has_left:
-            return quicker
+        concurrent = self._streams.get(stream_id)
+        if concurrent is not None and not concurrent.has_left:
+            return concurrent
         if stream is not None:
             self._add(stream, is_recorded=record.is_finished)
         return stream
@@ -156,22 +155,22 @@ class Streams:
         return self._by_log.get(log_id)
 
     def is_expired(self, some_id: str) -> bool:
-        """Return whether a stream of that id or log id was here and has been dropped: 410 rather than 404."""
+        """Return whether this process had a stream of that id or log id and dropped it: 410, not 404."""
         return some_id in self._expired
 
     def all(self) -> list[Stream]:
-        """Return every stream, oldest first, the finished ones that are kept too."""
+        """Return every stream, oldest first, with the finished ones that are kept."""
         return list(self._streams.values())
 
     def shut_down(self) -> None:
-        """Take no new stream, and end those that are here; on a shared log another worker can resume them."""
+        """Start no more streams, and end those of this process; with a shared log another worker can resume them."""
         self._is_closing = True
         for stream in self.all():
-            if stream.last_seq:  # else its client is still being answered, and `aclose` gives it some seconds
+            if stream.last_seq:  # else it still starts, and `aclose` gives it some seconds
                 stream.shut_down()
 
     async def aclose(self) -> None:
-        """End every live stream with a retryable `error`; return when that is committed and no task is left."""
+        """End every live stream with a retryable `error`; return when those are committed and no task is left."""
         self.shut_down()
         for drop in self._kept.values():
             drop.set()
@@ -184,13 +183,13 @@ class Streams:
         await self.writer.aclose()
 
     async def _accept(self, client: EngineClient, request: GenerateRequest) -> tuple[Generation, GenerateRequest]:
-        """Have the engine accept `request`; the wait for one that is being replaced is no queue time."""
+        """Return the accepted generation. While the engine is being replaced, wait and restart the arrival time."""
         wait_until = time.monotonic() + self.settings.engine_wait_seconds
         while True:
             try:
                 return await client.generate(request), request
             except EngineUnavailable:
-                if self._is_closing or not _is_coming(client.describe()) or time.monotonic() >= wait_until:
+                if self._is_closing or not _is_starting(client.describe()) or time.monotonic() >= wait_until:
                     raise
             await asyncio.sleep(_ENGINE_POLL_SECONDS)
             request = replace(request, arrived_at=time.monotonic())
@@ -198,16 +197,16 @@ class Streams:
     def _add(
         self, stream: Stream, beginning: Coroutine[Any, Any, bool] | None = None, *, is_recorded: bool = False
     ) -> None:
-        """Enter the stream and run its task: the `beginning` of a new one first; its end may be recorded already."""
+        """Register the stream and start its task: the `beginning` of a new one first. `is_recorded`: its end is."""
         self._streams[stream.id] = self._by_log[stream.log_id] = stream
         live = self._live(stream, beginning, is_recorded)
-        # An empty context: the stream outlives the request that started it, and must keep nothing of it alive.
+        # An empty context: the stream outlives the request that started it, and must not keep it alive.
         task = asyncio.get_running_loop().create_task(live, name=f"stream {stream.id}", context=Context())
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
     async def _begin(self, stream: Stream, generation: Generation, begun: asyncio.Future[None]) -> bool:
-        """Insert the record, commit `meta` and set `begun`. Return False if that failed; `begun` has the exception."""
+        """Insert the record, commit `meta` and set `begun`. Return False on failure; `begun` has the exception."""
         failure: Exception | None = None
         is_inserted = False
         record = Record(
@@ -248,13 +247,13 @@ class Streams:
         return False
 
     async def _live(self, stream: Stream, beginning: Coroutine[Any, Any, bool] | None, is_recorded: bool) -> None:
-        """Run the stream to its end, write that and keep the stream. When the server stops, nothing is dropped."""
+        """Run the stream to its end, write the end, keep the stream, drop it. A server that stops drops nothing."""
         try:
             if beginning is not None and not await beginning:
                 return
             await stream.run()
             is_ended = stream.terminal is not None and not stream.lease.is_elsewhere
-            # One that ended elsewhere is recorded by the process that wrote its end, if that is alive.
+            # The end of a replica is recorded by the process that wrote it, if that is alive.
             if (stream.lease.is_held or is_ended) and not is_recorded:
                 await self._write_end(stream.summary(), stream.last_seq, await self._text_of(stream))
             if not (self._is_closing or stream.has_left or stream.is_lost):
@@ -262,10 +261,10 @@ class Streams:
             if not self._is_closing:
                 await self._drop(stream)
         except Exception:
-            logger.exception("stream %s: failed after its end", stream.id)
+            logger.exception("stream %s: its task failed after its end", stream.id)
 
     async def _write_end(self, summary: StreamSummary, last_seq: int, text: str) -> None:
-        """Finish the stream's record, again and again until that succeeds. Until then other processes count it."""
+        """Finish the stream's record; retry until that succeeds. Until then the quotas of other processes count it."""
         delay = _RETRY_SECONDS
         while True:
             try:
@@ -280,7 +279,7 @@ class Streams:
             delay = min(2 * delay, _MAX_RETRY_SECONDS)
 
     async def _text_of(self, stream: Stream) -> str:
-        """Return the answer as it is to be stored: nothing of one that ends while the log cannot be read."""
+        """Return the text of the answer to store; "" if the log cannot be read."""
         if not self.store.keeps_text:
             return ""
         try:
@@ -290,7 +289,7 @@ class Streams:
             return ""
 
     async def _keep(self, stream: Stream) -> None:
-        """Wait until the finished stream may be dropped: its time is over, or newer ones need its room."""
+        """Wait until the finished stream may be dropped: `retention_seconds` are over, or newer ones need the room."""
         self._kept[stream.id] = drop = asyncio.Event()
         self._make_room()
         while not drop.is_set():
@@ -302,7 +301,7 @@ class Streams:
         self._kept.pop(stream.id, None)
 
     def _make_room(self) -> None:
-        """Drop the oldest finished stream without readers, if there are too many."""
+        """Drop the oldest finished stream without readers, if more than `max_finished` are kept."""
         if len(self._kept) > self.settings.max_finished:
             idle = (name for name in self._kept if self._streams[name].readers.num_attached == 0)
             oldest = next(idle, None)
@@ -312,7 +311,7 @@ class Streams:
     async def _drop(self, stream: Stream) -> None:
         self._remove(stream)
         if self.store.is_shared:
-            return  # other processes may read the log; it is purged when it is old
+            return  # other processes may read the log; the log is purged by age
         for name in (stream.id, stream.log_id):
             self._expired[name] = None
         while len(self._expired) > 2 * self.settings.max_expired:
@@ -324,22 +323,22 @@ class Streams:
             del self._streams[stream.id], self._by_log[stream.log_id]
 
 
-def _is_coming(model: ModelDescription) -> bool:
-    """Return whether an engine may be expected in a moment: there was one, or this process has not looked yet.
+def _is_starting(model: ModelDescription) -> bool:
+    """Return whether an engine may accept soon: there was one before, or this process is still connecting.
 
-    One that drains may be replaced; that it is "ready" may be out of date.
+    A draining engine may be replaced; the state "ready" may be out of date.
     """
     return (model.was_ready and model.state in ("ready", "draining", "loading")) or model.stage == "connecting"
 
 
-# The monotonic clock restarts when the machine boots: a time further off wall time than this is of another boot.
+# The monotonic clock restarts at boot: a time that differs more than this from wall time belongs to another boot.
 _CLOCK_SECONDS = 5.0
 
 
 async def restore(
     record: Record, store: StreamStore, client: EngineClient | None, writer: LogWriter, settings: StreamConfig
 ) -> Stream | None:
-    """Return the stream with all that is committed counted; None if its log is gone. `run` must follow."""
+    """Return the stream with every committed event counted; None if its log is gone. The caller must run it."""
     stream = Stream(
         client if client is not None and record.request is not None else _unable(record),
         writer,
@@ -356,12 +355,12 @@ async def restore(
         await stream.catch_up()
     except KeyError:
         return None
-    # A finished record without an end in the log: the end was shown elsewhere while the log was away.
+    # A finished record without an end in the log means that the log has lost the end.
     return stream if stream.last_seq and (stream.terminal is not None or not record.is_finished) else None
 
 
 def _request_of(record: Record) -> GenerateRequest:
-    """Return the request with its arrival on this machine's clock; a stand-in for a finished stream's."""
+    """Return the record's request with its arrival on this machine's clock; an empty one for a finished stream."""
     arrived_at = time.monotonic() - (time.time() - record.created)
     if record.request is None:
         return GenerateRequest(
@@ -374,7 +373,7 @@ def _request_of(record: Record) -> GenerateRequest:
 
 
 class _Unable:
-    """Stands in for an engine, and raises why there is none."""
+    """An engine client that only raises `error`."""
 
     def __init__(self, error: StreamserveError) -> None:
         self._error = error
@@ -388,7 +387,7 @@ def _unable(record: Record) -> EngineClient:
     if record.refusal is not None:
         error = record.refusal
     elif record.request is None:
-        error = StreamserveError("The server can no longer go on with this answer. Ask again.", code="producer_lost")
+        error = StreamserveError("The server can no longer continue this answer. Ask again.", code="producer_lost")
     else:
         error = NotFound(f"There is no model {record.model!r} here any more.", code="model_not_found", param="model")
     return cast(EngineClient, _Unable(error))

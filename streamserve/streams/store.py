@@ -1,7 +1,7 @@
-"""`StreamStore`: what is kept of every stream beside its log, one `Record` each; and `answer_text`, which reads a log.
+"""`StreamStore`: one `Record` for every stream, beside its log; and `answer_text`, which reads a log.
 
-The Django side keeps records as rows of the site's database (web/store.py). `NullStore` keeps none, for a process
-whose streams are its own. asyncio; knows no database.
+The Django side keeps records as rows of the site's database (web/store.py). `NullStore` keeps none, for a process that
+shares no streams. asyncio; knows no database.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ logger = logging.getLogger("streamserve.streams")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
-    """What is kept of a stream: enough to resume it in any process, and to show it.
+    """The data of a stream that any process needs to resume and to show it.
 
-    `request` is None once the stream is finished, or if it cannot be read. `producer` is the worker that writes the
-    log, "" if none does; `fence` grows with each claim. `created` is as `time.time()`. The fields from `finish_reason`
-    on are written at the end.
+    `request` is None once the stream is finished, or if it cannot be read. `producer` is the worker that holds the
+    lease, "" if none does; `fence` grows with each claim. `created` is wall time. The fields from `finish_reason` on
+    are written at the end.
     """
 
     id: str
@@ -48,12 +48,12 @@ class Record:
     completion_tokens: int = 0
     last_seq: int = 0
     text: str = ""
-    refusal: Refused | None = None  # why `request` cannot be served here, although a newer worker can
+    refusal: Refused | None = None  # why this worker cannot serve `request`, although a newer one can
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """The owners who share a limit: one owner, or all whose names begin with `name`."""
+    """The owners that share a limit: one owner, or every owner whose name begins with `name`."""
 
     name: str
     is_prefix: bool = False
@@ -63,14 +63,14 @@ class Group:
 
 
 class StreamStore(Protocol):
-    """The records of all processes. Any call may raise what the database raises."""
+    """The records of all processes. Every call may raise a database error."""
 
     worker_id: str  # this process, as `Record.producer` names it; "" where streams are not shared
     is_shared: bool  # whether other processes read and resume the streams of this one
     keeps_text: bool  # whether `finish` wants the answer
 
     async def insert(self, record: Record) -> None:
-        """Keep the record of a new stream."""
+        """Insert the record of a new stream."""
 
     async def find(self, *, stream_id: str = "", log_id: str = "") -> Record | None:
         """Return the record with that stream id or that log id."""
@@ -79,10 +79,10 @@ class StreamStore(Protocol):
         """Make this worker the producer, with the next fence. False if `seen_fence` is old or the stream finished."""
 
     async def release(self, stream_id: str, fence: int) -> None:
-        """Note that the stream has no producer, if this worker is the one with that fence."""
+        """Clear the stream's producer, if this worker is the producer with that fence."""
 
     async def finish(self, summary: StreamSummary, *, last_seq: int, text: str) -> None:
-        """Write the end of a stream and forget its request. A finished record stays as it is."""
+        """Write the end of a stream and delete its request. A finished record does not change."""
 
     async def running(self, group: Group) -> Sequence[tuple[str, str]]:
         """Return (id, producer) of the group's unfinished streams in all processes, oldest first."""
@@ -92,7 +92,7 @@ class StreamStore(Protocol):
 
 
 class NullStore:
-    """See `StreamStore`: no records, no other processes."""
+    """A `StreamStore` without records, for a process that shares no streams."""
 
     worker_id = ""
     is_shared = keeps_text = False

@@ -1,10 +1,9 @@
-"""`Timings` and `StreamSummary`: the figures of one stream, as measured where its events are committed.
-
-All times are `time.monotonic()` seconds. Never holds prompt or answer text.
-
-`Transcript`: what a stream's log holds so far, as far as going on with it needs: tokens of each choice, usage, timings.
+"""`Transcript`: what a stream's log holds so far, as far as resuming it needs: tokens of each choice, usage, timings.
 
 Counts committed events only. Pure but for `time.monotonic()`.
+
+`Timings` and `StreamSummary`: the metrics of one stream, measured where its events are committed. All times are
+`time.monotonic()` seconds. Neither holds prompt or answer text.
 """
 
 from __future__ import annotations
@@ -26,10 +25,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamSummary:
-    """One stream for people: the admin page, the log line, the figures.
+    """The metrics of one stream, for the admin page, the log line and `/metrics`.
 
-    `ttft`, `itl_p50`, `itl_p95` are seconds, None before there is anything to measure. `num_readers` are the owner's;
-    `lead` is how many tokens the furthest of them has not received. `park_reason` is one of `streams/parking.py`.
+    `ttft`, `itl_p50`, `itl_p95` are seconds, None before they can be measured. `num_readers` counts the owner's
+    readers; `lead` is the number of tokens that the furthest of them has not received. `park_reason` is one of
+    `streams/parking.py`.
     """
 
     id: str
@@ -58,7 +58,7 @@ class StreamSummary:
 
 
 class Timings:
-    """When output came: first token, and the gaps after it (four bytes a gap)."""
+    """The times of output: the first token, and the gaps after it (four bytes a gap)."""
 
     def __init__(self, started_at: float) -> None:
         self.started_at = started_at
@@ -68,7 +68,7 @@ class Timings:
         self._knows_first = self._knows_all = True
 
     def note(self, now: float) -> None:
-        """Count one token event of now."""
+        """Count a token event committed now."""
         if self.last_at is None:
             self.first_at = now
         else:
@@ -76,16 +76,16 @@ class Timings:
         self.last_at = now
 
     def skip(self, now: float) -> None:
-        """Take note of a token event that came some time before now."""
+        """Count a token event committed at an unknown time before now."""
         if self.first_at is None:
-            self.first_at = now  # a reader cannot have had more time to read
+            self.first_at = now  # a lower bound on the time that readers had
             self._knows_first = False
         self.last_at = now
         self._knows_all = False
 
     @property
     def ttft(self) -> float | None:
-        """Seconds from arrival to the first output token, unless another process had it."""
+        """Seconds from arrival to the first output token; None if another process produced that."""
         return None if self.first_at is None or not self._knows_first else self.first_at - self.started_at
 
     def itl(self, share: float) -> float | None:
@@ -93,7 +93,7 @@ class Timings:
         return percentile(self._gaps, share)
 
     def breakdown(self) -> dict[str, float]:
-        """Return what is known, under the names of the `done` event."""
+        """Return the known metrics, under their names in the `done` event."""
         known = {"ttft": self.ttft, "itl_p50": self.itl(0.5), "itl_p95": self.itl(0.95)}
         return {name: seconds for name, seconds in known.items() if seconds is not None}
 
@@ -105,7 +105,7 @@ class Timings:
 
 
 def summarize(stream: Stream) -> StreamSummary:
-    """Return the figures of `stream` as they are now."""
+    """Return the current metrics of `stream`."""
     usage, timings, end = stream.usage, stream.transcript.timings, stream.terminal
     return StreamSummary(
         id=stream.id,
@@ -138,10 +138,10 @@ _OF_A_CHOICE = (Token, ChoiceDone)
 
 
 class _ChoiceTokens:
-    """One choice's tokens, four bytes each, and how many of them there were at each of its events.
+    """One choice's tokens, four bytes each, and their number at each of its events.
 
-    Events in a row that bring one token each are one run: `_seqs` is a run's first event, `_befores` the tokens before
-    that, `_counts` the tokens with it.
+    Consecutive events of one token each form a run. `_seqs` has each run's first event, `_befores` the number of tokens
+    before that event, `_counts` the number including it.
     """
 
     def __init__(self) -> None:
@@ -169,22 +169,22 @@ class _ChoiceTokens:
 
 
 class Transcript:
-    """Fed every committed event, in order."""
+    """The state of one stream's log. `note` takes every committed event, in order."""
 
     def __init__(self, accepted: Accepted, n: int, started_at: float) -> None:
         self.timings = Timings(started_at)
         self.num_tokens = 0
-        self.has_finished = False  # a choice of several
+        self.has_finished = False  # one choice of several
         self._num_prompt_tokens = accepted.num_prompt_tokens
         self._num_cached_tokens: int | None = None
         self._choices = [_ChoiceTokens() for _ in range(n)]
 
     def is_repeated(self, event: Event) -> bool:
-        """Whether a re-admitted generation says again what is known of a choice that had finished."""
+        """Return whether a resumed generation repeats an event of a choice that had finished."""
         return isinstance(event, _OF_A_CHOICE) and self._choices[event.choice].is_finished
 
     def note(self, event: Event, seq: int, *, is_ours: bool = True) -> None:
-        """Count a committed event. One that is not ours was read from the log: when it came is not known."""
+        """Count a committed event. One with `is_ours` False was read from the log, so its time is not known."""
         if isinstance(event, Token):
             choices, index = self._choices, event.choice
             (choices[index] if index < len(choices) else self._choice(index)).note(event.token_ids, seq)
@@ -195,16 +195,16 @@ class Transcript:
         elif isinstance(event, Meta):
             self._num_prompt_tokens = event.prompt_tokens
         if not is_ours and self.num_tokens:
-            self._num_cached_tokens = self._num_cached_tokens or 0  # what is cached from now on may be our own work
+            self._num_cached_tokens = self._num_cached_tokens or 0  # later cache hits may be this answer's own blocks
 
     def _choice(self, index: int) -> _ChoiceTokens:
-        """Return a choice's tally. How many there are is not known of a finished stream that is read from its log."""
+        """Return the tokens of a choice; add it if needed, as the record of a finished stream does not have `n`."""
         while len(self._choices) <= index:
             self._choices.append(_ChoiceTokens())
         return self._choices[index]
 
     def note_cached(self, num_tokens: int) -> None:
-        """Take what the engine found cached. The run that gave the first token counts: later ones find our own work."""
+        """Note the cached tokens of the run that gave the first token; later runs find this answer's own blocks."""
         if self._num_cached_tokens is None and self.timings.first_at is not None:
             self._num_cached_tokens = min(num_tokens, self._num_prompt_tokens)
 
@@ -215,21 +215,21 @@ class Transcript:
 
     @property
     def num_output_tokens(self) -> tuple[int, ...]:
-        """How many output tokens each choice has."""
+        """The number of output tokens of each choice."""
         return tuple(len(choice.token_ids) for choice in self._choices)
 
     def delivered(self, seq: int) -> tuple[int, ...]:
-        """Return how many output tokens of each choice the events up to `seq` hold."""
+        """Return the number of output tokens of each choice in the events up to `seq`."""
         return tuple(choice.num_delivered(seq) for choice in self._choices)
 
     def num_unread(self, read: Sequence[int]) -> int:
-        """Return how many tokens follow the `read` ones, in the unfinished choice that has most."""
+        """Return the number of tokens after the `read` ones, in the unfinished choice with the most."""
         pairs = zip(self._choices, read, strict=True)
         return max((len(one.token_ids) - count for one, count in pairs if not one.is_finished), default=0)
 
     @property
     def usage(self) -> Usage:
-        """Token counts as far as they are known here."""
+        """The token counts known so far."""
         return Usage(
             prompt_tokens=self._num_prompt_tokens,
             completion_tokens=self.num_tokens,
@@ -237,12 +237,12 @@ class Transcript:
         )
 
     def with_metrics(self, done: Done, usage: Usage | None = None) -> Done:
-        """Return `done` with the figures of the whole stream: of all its runs in the engine, or of one cut short."""
+        """Return `done` with usage, latency and breakdown of the whole stream, over all its runs in the engine."""
         latency = time.monotonic() - self.timings.started_at
         return replace(done, usage=usage or self.usage, latency=latency, breakdown=self.timings.breakdown())
 
     def over_all_runs(self, done: Done) -> Done:
-        """Return the engine's `done` of the last run with the figures of all."""
+        """Return the engine's `done` of the last run with the metrics of all runs."""
         cached_tokens = self._num_cached_tokens
         if cached_tokens is None:
             cached_tokens = min(done.usage.cached_tokens, self._num_prompt_tokens)

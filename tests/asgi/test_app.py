@@ -111,7 +111,7 @@ def test_nobody_opens_a_server_by_accident() -> None:
         app(models={"echo": "echo"}, authenticate=None)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="at least one"):
         app(models={}, authenticate=anyone)
-    with pytest.raises(ValueError, match="None for nobody"):
+    with pytest.raises(ValueError, match="None for an unknown caller"):
         Caller("")
 
 

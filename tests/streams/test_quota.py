@@ -47,27 +47,27 @@ def quota(**limits: int) -> StreamQuota:
 async def test_a_place_is_held_while_a_stream_starts() -> None:
     """It is free again after a failure."""
     places = quota(max_streams_per_principal=1)
-    async with places.place_for("user:1"):
+    async with places.reserve("user:1"):
         with pytest.raises(QuotaExceeded) as caught:
-            async with places.place_for("user:1"):
+            async with places.reserve("user:1"):
                 pass
         assert caught.value.http_status == 429
         assert "You have 1 answers" in caught.value.message
-        async with places.place_for("user:2"):
+        async with places.reserve("user:2"):
             pass
     with pytest.raises(ZeroDivisionError):
-        async with places.place_for("user:1"):
+        async with places.reserve("user:1"):
             raise ZeroDivisionError
-    async with places.place_for("user:1"):
+    async with places.reserve("user:1"):
         pass
 
 
 async def test_visitors_together_have_a_limit() -> None:
     """503: it is not their own quota; users are not counted with them."""
     places = quota(max_streams_anonymous=1)
-    async with places.place_for("user:1"), places.place_for("anon:a"):
+    async with places.reserve("user:1"), places.reserve("anon:a"):
         with pytest.raises(Overloaded) as caught:
-            async with places.place_for("anon:b"):
+            async with places.reserve("anon:b"):
                 pass
     assert caught.value.http_status == 503
     assert 1 <= caught.value.retry_after <= 120
@@ -152,11 +152,11 @@ async def test_a_newcomer_does_not_wait_for_the_log(two_places: Streams) -> None
     parked.release()
     quota = two_places._quota
     log.go.clear()
-    async with quota.place_for("user:1") as take_place:
-        take_place()
+    async with quota.reserve("user:1") as make_room:
+        make_room()
         assert parked.terminal is None
         with pytest.raises(QuotaExceeded):
-            async with quota.place_for("user:1"):
+            async with quota.reserve("user:1"):
                 pass
     log.go.set()
     await parked.ended.wait()
@@ -173,10 +173,10 @@ async def test_a_released_stream_that_is_resumed_meanwhile_stays(scripted: Scrip
     left.attach(reader := Attachment())
     left.detach(reader)
     await until(lambda: not left.lease.is_held, "no worker runs it")
-    async with two._quota.place_for("user:1") as take_place:
+    async with two._quota.reserve("user:1") as make_room:
         left.attach(Attachment())
         await until(lambda: left.lease.is_held, "it is claimed again")
-        take_place()
+        make_room()
         await until(lambda: not two._quota._evicting, "the eviction is over")
     assert (left.terminal, two.all()) == (None, [])
     await one.aclose()

@@ -80,7 +80,7 @@ class FlowServer(AppServer):
     # Shutdown
 
     def _on_signal(self, number: int, frame: object) -> None:
-        """SIGTERM drains; SIGINT (somebody sits there), or a second signal, waits for nobody."""
+        """Drain on SIGTERM; shorten every wait on SIGINT, which is Ctrl-C, and on a second signal."""
         if number == signal.SIGINT:
             self.drain.hurry()
         reactor.callFromThread(self.stop)

@@ -1,13 +1,13 @@
-"""`Lease`: whether this process writes a stream's log. At most one does, by a fence that only grows.
+"""`Lease`: whether this process writes a stream's log. At most one process does; a fence that only grows decides.
 
-    held ───── another's fence is in the log, or no owner's reader is left here ─────► not held: the log is followed
+    held ───── the log has a later fence, or this process has no owner's reader left ─────► not held: a replica
       ▲                                                                                           │
-      └── the stream has no producer, its producer has died, or its user stops it ────────────────┘
-          from here: `take`, then an append of nothing with the new fence, then all
-          that came before is read
+      └── the stream has no producer, its producer has died, or its user stops it here ───────────┘
+          `take`, then an empty commit with the new fence, then a read of all events
+          before it
 
-Two steps: the record names the producer, so that no second generation starts; the log refuses an earlier producer, so
-that a mistake about the first step costs nothing. Lives on the event loop; knows no database: see store.py.
+Two steps: the record names the producer, so that no second generation starts; the log refuses an earlier fence, so that
+an error in the first step does no harm. Lives on the event loop; knows no database: see store.py.
 """
 
 from __future__ import annotations
@@ -20,31 +20,31 @@ from streamserve.streams.store import Record, StreamStore
 
 logger = logging.getLogger("streamserve.streams")
 
-# What was found out about another process's stream holds this long; its death is noticed at once.
-_LOOK_SECONDS = 1.0
+# How long a read of the record of another process's stream is valid; its death is noticed at once.
+_READ_SECONDS = 1.0
 
 
 class LeaseResult(Enum):
-    """What `Lease.take` found."""
+    """The result of `Lease.take`."""
 
-    FREE = "free"  # it is ours now
-    THEIRS = "theirs"  # another worker, which is alive, writes it
-    OVER = "over"  # its record is finished, or gone
-    UNKNOWN = "unknown"  # the record cannot be read now
+    FREE = "free"  # this process has taken it
+    THEIRS = "theirs"  # another live worker holds it
+    OVER = "over"  # the record is finished, or deleted
+    UNKNOWN = "unknown"  # the record cannot be read
 
 
 class Lease:
-    """Of one stream, in this process. Without a shared `store` it is always held: no other process has the stream."""
+    """The lease of one stream in this process. Without a shared `store` it is always held."""
 
     def __init__(
         self, store: StreamStore | None, stream_id: str, *, fence: int = 1, is_held: bool = True, producer: str = ""
     ) -> None:
-        self.fence = fence  # the one we write with, or the last one seen in the record
+        self.fence = fence  # of this process if it holds the lease, else the last one read
         self.is_held = is_held
         self._store = store if store is not None and store.is_shared else None
         self._stream_id = stream_id
-        self._producer: str | None = producer  # the writer with `fence`, "" if it has released it; None: not known
-        self._looked_at = -_LOOK_SECONDS
+        self._producer: str | None = producer  # holds `fence`; "": released; None: unknown
+        self._read_at = -_READ_SECONDS
 
     @property
     def is_shared(self) -> bool:
@@ -53,34 +53,34 @@ class Lease:
 
     @property
     def is_elsewhere(self) -> bool:
-        """Whether another process, as far as known, writes it."""
+        """Whether another live process holds the lease, by the last read."""
         return self._store is not None and not self.is_held and self._is_theirs(self._store)
 
     def note(self, record: Record) -> None:
-        """Take fence and producer from a record that was just read, so that `take` need not read it again."""
+        """Use fence and producer of a record that was just read, so that `take` does not read it again."""
         if not self.is_held and record.fence >= self.fence:
-            self.fence, self._producer, self._looked_at = record.fence, record.producer, time.monotonic()
+            self.fence, self._producer, self._read_at = record.fence, record.producer, time.monotonic()
 
     async def take(self, *, by_force: bool = False, only_as_last: bool = False) -> LeaseResult:
-        """Claim the stream. `is_held` is set by the caller, once the log has seen `fence`.
+        """Claim the stream. The caller sets `is_held` once the log has `fence`.
 
-        `by_force` takes it from a producer that is alive; `only_as_last` only if it was not claimed since `fence`.
+        `by_force` takes it from a live producer; `only_as_last` takes it only if no claim followed `fence`.
         """
         assert self._store is not None
-        is_fresh = time.monotonic() - self._looked_at < _LOOK_SECONDS
+        is_fresh = time.monotonic() - self._read_at < _READ_SECONDS
         if is_fresh and not by_force and self._is_theirs(self._store):
             return LeaseResult.THEIRS
         try:
             return await self._take(self._store, by_force, only_as_last)
         except Exception:
-            # The database may be away for a while. The stream is followed meanwhile, and this is asked again.
-            logger.exception("stream %s: its record cannot be reached", self._stream_id)
+            # During an outage of the database the stream stays a replica, and tries again.
+            logger.exception("stream %s: its record cannot be read or claimed", self._stream_id)
             return LeaseResult.UNKNOWN
 
     async def release(self) -> None:
         """Let other processes resume the stream, also one that was claimed and is not held yet.
 
-        It stays ours if the store cannot be reached.
+        The lease stays held if the store fails.
         """
         if self._store is None or not (self.is_held or self._producer == self._store.worker_id):
             return
@@ -92,29 +92,29 @@ class Lease:
             self.is_held, self._producer = False, ""
 
     def lose(self) -> bool:
-        """Note that another process has claimed it; return whether it can be followed."""
+        """Note that another process has claimed it; return whether this one can continue as a replica."""
         self.is_held = not self.is_shared
         self._producer = None
-        self._looked_at = -_LOOK_SECONDS
+        self._read_at = -_READ_SECONDS
         return self.is_shared
 
     async def _take(self, store: StreamStore, by_force: bool, only_as_last: bool) -> LeaseResult:
         if self._producer is not None and not self._is_theirs(store) and await self._claim(store):
-            return LeaseResult.FREE  # what was known of it is still true
+            return LeaseResult.FREE  # the last read was still valid
         record = await store.find(stream_id=self._stream_id)
         if record is None or record.is_finished:
             return LeaseResult.OVER
         is_last = record.fence == self.fence
-        self.fence, self._producer, self._looked_at = record.fence, record.producer, time.monotonic()
+        self.fence, self._producer, self._read_at = record.fence, record.producer, time.monotonic()
         if (self._is_theirs(store) and not by_force) or (only_as_last and not is_last):
             return LeaseResult.THEIRS
         if await self._claim(store):
             return LeaseResult.FREE
-        self._looked_at = -_LOOK_SECONDS
+        self._read_at = -_READ_SECONDS
         return LeaseResult.THEIRS
 
     async def _claim(self, store: StreamStore) -> bool:
-        """Become the producer, unless another has since `fence`."""
+        """Become the producer, unless a claim followed `fence`."""
         if not await store.claim(self._stream_id, self.fence):
             return False
         self.fence, self._producer = self.fence + 1, store.worker_id

@@ -1,13 +1,13 @@
 """`RedisLiveness`: which workers of several hosts are alive, by a key in Redis for each.
 
-    {prefix}:worker:<worker id>     lives for 3 s, renewed each second
+    {prefix}:worker:<worker id>     expires after 3 s, renewed each second
 
-A thread of its own renews the key, so that a busy event loop is not taken for a dead process. In the same pipeline it
-looks at the keys of the workers that were asked about: `is_alive` only reads what the last look found. While Redis is
-away, and for 3 s from its return, no other worker becomes dead. A mistake costs a pause and no word, because the log
-refuses a producer that lost the fence.
+A thread renews the key, so that a busy event loop does not count as a dead process. The same pipeline reads the keys of
+the workers that `is_alive` was called for; `is_alive` itself returns the last result. During an outage of Redis, and
+for 3 s after it, no other worker becomes dead. A wrong result costs a pause but loses nothing, because the log refuses
+a producer that lost the fence.
 
-The file lock of `Liveness` is still held: a worker of this host is dead as soon as its process is.
+The file lock of `Liveness` is held too: a worker of this host is dead as soon as its process is.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from streamserve.streams.log.redis_calls import connect_blocking
 logger = logging.getLogger("streamserve.streams")
 
 LIFE_SECONDS = 3.0
-_BEATS = 3  # in that time: one may fail
+_BEATS = 3  # in that time, so that one may fail
 
 
 class RedisLiveness(Liveness):
-    """See `Liveness`; `url` is the Redis that all hosts share."""
+    """A `Liveness` for all hosts that share the Redis at `url`."""
 
     def __init__(
         self, folder: Path, url: str, *, prefix: str = "streamserve", life_seconds: float = LIFE_SECONDS
@@ -37,15 +37,15 @@ class RedisLiveness(Liveness):
         self._life_seconds, self._beat_seconds = life_seconds, life_seconds / _BEATS
         self._client = connect_blocking(url, self._beat_seconds)
         self._prefix = prefix
-        self._lock = threading.Lock()  # guards the two below; never held while Redis is asked
-        self._grace: dict[str, float] = {}  # workers that were asked about → until when a missing key says nothing
+        self._lock = threading.Lock()  # guards the two below; never held during a call to Redis
+        self._grace: dict[str, float] = {}  # watched workers → until when a missing key is not death
         self._dead: set[str] = set()
         # Used by the thread alone; times are monotonic.
-        self._beat_at = 0.0  # when Redis last answered; 0: it does not
-        self._sure_at = 0.0  # from when on a missing key says something
+        self._beat_at = 0.0  # when Redis last answered; 0 during an outage
+        self._sure_at = 0.0  # when a missing key begins to mean death
         self._is_closing = False
         self._wake = threading.Event()
-        self._thread = threading.Thread(target=self._beat_always, name="worker's key in Redis", daemon=True)
+        self._thread = threading.Thread(target=self._beat_always, name="worker liveness", daemon=True)
         self._thread.start()
 
     def is_alive(self, worker_id: str) -> bool:
@@ -55,7 +55,7 @@ class RedisLiveness(Liveness):
             return False
         with self._lock:
             if worker_id not in self._grace:
-                self._grace[worker_id] = time.monotonic() + self._life_seconds  # its first beat may be on its way
+                self._grace[worker_id] = time.monotonic() + self._life_seconds  # its first beat may not have arrived
                 self._wake.set()
             return worker_id not in self._dead
 
@@ -63,7 +63,7 @@ class RedisLiveness(Liveness):
         return True
 
     def tidy(self) -> None:
-        """Forget the dead. One that is asked about again is found dead a few seconds later."""
+        """Stop watching the dead workers. A later `is_alive` of one returns False again after a few seconds."""
         super().tidy()
         with self._lock:
             for worker_id in self._dead:
@@ -83,42 +83,42 @@ class RedisLiveness(Liveness):
                 break
             try:
                 self._beat()
-            except Exception as error:  # the edge of a thread, which must survive whatever redis-py raises
+            except Exception as error:  # the edge of a thread, which must survive any error of redis-py
                 self._note_outage(error)
             self._wake.wait(self._beat_seconds)
-        with contextlib.suppress(Exception):  # else it expires within 3 s
+        with contextlib.suppress(Exception):  # the key expires within 3 s in any case
             self._client.delete(self._key(self.own_id))
         self._client.close()
 
     def _beat(self) -> None:
-        """Renew this worker's key, and look at those of the others."""
+        """Renew this worker's key, and read the keys of the watched workers."""
         with self._lock:
-            asked = list(self._grace)
-        looked_at = time.monotonic()
+            watched = list(self._grace)
+        read_at = time.monotonic()
         pipeline = self._client.pipeline(transaction=False)
         pipeline.set(self._key(self.own_id), "1", px=int(self._life_seconds * 1000))
-        pipeline.mget([self._key(worker_id) for worker_id in (self.own_id, *asked)])
+        pipeline.mget([self._key(worker_id) for worker_id in (self.own_id, *watched)])
         _, (_, *found) = pipeline.execute()
-        if looked_at - self._beat_at > self._life_seconds:
-            # Redis was away, or this process stood still. Other workers get time to renew their keys.
-            self._sure_at = looked_at + self._life_seconds
-        self._beat_at = looked_at
+        if read_at - self._beat_at > self._life_seconds:
+            # After an outage of Redis or a pause of this process, other workers get time to renew their keys.
+            self._sure_at = read_at + self._life_seconds
+        self._beat_at = read_at
         with self._lock:
-            for worker_id, is_there in zip(asked, found, strict=True):
-                self._judge(worker_id, is_there is not None, looked_at)
+            for worker_id, exists in zip(watched, found, strict=True):
+                self._update(worker_id, exists is not None, read_at)
 
-    def _judge(self, worker_id: str, is_there: bool, looked_at: float) -> None:
+    def _update(self, worker_id: str, exists: bool, read_at: float) -> None:
         if worker_id not in self._grace:
             return
-        if is_there:
+        if exists:
             self._grace[worker_id] = 0.0
             self._dead.discard(worker_id)
-        elif looked_at >= max(self._grace[worker_id], self._sure_at):
+        elif read_at >= max(self._grace[worker_id], self._sure_at):
             self._dead.add(worker_id)
 
     def _note_outage(self, error: Exception) -> None:
         if self._beat_at:
-            logger.warning("liveness: the workers of other hosts cannot be looked at: %s", error)
+            logger.warning("liveness: the workers of other hosts cannot be checked: %s", error)
         self._beat_at = 0.0
 
     def _key(self, worker_id: str) -> str:

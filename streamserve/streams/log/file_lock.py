@@ -1,4 +1,4 @@
-"""`FileLock`: one holder among all processes of a machine; the kernel frees it when its holder dies, kill -9 included.
+"""`FileLock`: a lock between the processes of a machine. The kernel frees it when its holder dies, also by kill -9.
 
 Synchronous; used by one thread at a time.
 """
@@ -16,7 +16,7 @@ _POLL_SECONDS = 0.0005
 
 
 class FileLock:
-    """`flock` on a file of its own, which stays: removing it would part those who wait from those who come."""
+    """A `flock` on its own file. The file is never removed: waiters would hold a lock that new processes do not see."""
 
     def __init__(self, path: Path, seconds: float) -> None:
         self._path, self._seconds = path, seconds
@@ -25,7 +25,7 @@ class FileLock:
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
-        """Hold the lock; inside itself it does nothing. Raises TimeoutError after `seconds` of waiting, or OSError."""
+        """Hold the lock; reentrant. Raises TimeoutError after `seconds` of waiting, or OSError."""
         if self._is_held:
             yield
             return
@@ -38,13 +38,13 @@ class FileLock:
             fcntl.flock(fd, fcntl.LOCK_UN)
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         if self._fd is not None:
             os.close(self._fd)
             self._fd = None
 
     def _take(self) -> int:
-        """Poll: `flock` itself would wait without end for a holder that somebody has stopped."""
+        """Poll for the lock: a blocking `flock` would wait for ever on a holder that is stopped (SIGSTOP)."""
         if self._fd is None:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)

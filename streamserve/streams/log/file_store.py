@@ -1,22 +1,22 @@
-"""`FileStore`: the SQLite file of `FileLog`, as one thread of one process sees it. Synchronous; knows no event loop.
+"""`FileStore`: the SQLite file of `FileLog`, for one thread of one process. Synchronous; knows no event loop.
 
-    logs   id · log_id · fence · is_ended · touched_at      one row a log
-    pages  log, last_seq · body                             one row an append: its events, each a frame
+    logs   id · log_id · fence · is_ended · touched_at      one row per log
+    pages  log, last_seq · body                             one row per append: its events, each a frame
 
-Many processes write the file, kill -9 may take any of them at any moment, and a commit must not wait for a disk. Hence:
+Many processes write the file, kill -9 may end any of them at any moment, and a commit must not wait for a disk. Hence:
 
-- Write-ahead log, `synchronous=NORMAL`: a commit is a write into the kernel's memory, which no death of a process takes
-  back. A power cut or kernel crash may take what `sync` has not yet brought to the disk (FileLog calls it every
-  second), never a part of an append and never the file. `synchronous=FULL` has every commit wait for the disk, for some
-  milliseconds, and then such a crash takes nothing either.
+- Write-ahead log, `synchronous=NORMAL`: a commit is a write into the kernel's memory, which survives the process. A
+  power cut or kernel crash may lose what `sync` has not yet written to the disk (FileLog calls it every second), but
+  never a part of an append and never the file. With `synchronous=FULL` every commit waits some milliseconds for the
+  disk, and such a crash loses nothing.
 - Commits and checkpoints hold the lock of a file beside it (`flock`; the kernel frees it when its holder dies).
-  SQLite's own waiting sleeps up to 100 ms a turn, and before 3.51.3 a checkpoint that meets another connection's
-  commit can, very rarely, corrupt the file (sqlite.org/wal.html#walresetbug): under the lock they never meet.
-- Python gives other threads their turn at every row that SQLite takes or gives, and then waits for its own. So an
-  append of 200 streams is a few statements, not 200, and a page of events is read as one row.
-- `secure_delete`: what was dropped is overwritten, not just forgotten.
+  SQLite's own lock sleeps up to 100 ms between tries, and before 3.51.3 a checkpoint that runs with another
+  connection's commit can, very rarely, corrupt the file (sqlite.org/wal.html#walresetbug). The lock excludes that.
+- Python releases its interpreter lock at every row, and waits to get it back. So an append of 200 streams is a few
+  statements, not 200, and a page of events is read as one row.
+- `secure_delete`: deleted content is overwritten.
 
-WAL needs shared memory: the file must be on a disk of this machine, not on a network's.
+WAL needs shared memory: the file must be on a local disk, not on a network's.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from streamserve.streams.log.base import (
 from streamserve.streams.log.file_lock import FileLock
 
 SCHEMA_VERSION = 1
-_APPLICATION_ID = 0x53744C67  # "StLg": `file` and others can tell what this is
+_APPLICATION_ID = 0x53744C67  # "StLg", for `file` and similar tools
 _SCHEMA = f"""
 BEGIN IMMEDIATE;
 CREATE TABLE logs (
@@ -79,17 +79,17 @@ SELECT (SELECT max(last_seq) FROM ({_SOME_PAGES})), (SELECT group_concat(hex(bod
 FROM logs WHERE log_id = :log_id
 """
 
-# Every stream that writes touches a page of its own: small ones keep what a commit of 200 streams writes small.
+# Each stream writes its own database page: small pages keep a commit of 200 streams small.
 _PAGE_BYTES = 1024
 # Appends of one process between two checkpoints: a few MiB of write-ahead log.
 _CHECKPOINT_APPENDS = 4000
-# A backstop for what killed processes left behind, in pages.
+# A backstop, in pages, for what killed processes left in the write-ahead log.
 _AUTO_CHECKPOINT_PAGES = 32_000
-# Of each connection; what was just written is read from `RecentEvents`. SQLite's own choice is 2 MiB.
+# The cache of a connection: recent events are in `Recent`, not read here. SQLite's default is 2 MiB.
 _CACHE_KIB = 512
-# `touched_at` is as fine as this: an append that only adds a page need not write a second one.
+# The resolution of `touched_at`: most appends then write a page, and no row of `logs`.
 _TOUCH_SECONDS = 60
-# Rows of the largest INSERT; smaller ones are powers of two, so that few statements are compiled.
+# The rows of the largest INSERT. Smaller ones have a power of two, so that few statements are compiled.
 _MOST_ROWS = 256
 _MOST_HEADS = 10_000
 _FULL_RETRY_SECONDS = 30
@@ -113,14 +113,14 @@ class Append:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drop:
-    """Delete a log, if it is there."""
+    """Delete a log, if it exists."""
 
     log_id: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Purge:
-    """Delete up to `most` finished logs without an append since `before`; unfinished ones since long before."""
+    """Delete up to `most` logs without an append since `before`; unfinished ones, `UNFINISHED_SECONDS` earlier."""
 
     before: float
     most: int
@@ -141,7 +141,7 @@ class _Head:
 
 
 class FileStore:
-    """One connection. Opened by the first call and again after an error; used by one thread at a time."""
+    """One connection. The first call opens it, and the first one after an error. For one thread at a time."""
 
     def __init__(self, path: Path, *, is_full_sync: bool = False, busy_seconds: float = 5.0) -> None:
         self.path = path
@@ -151,22 +151,22 @@ class FileStore:
         self._opened: sqlite3.Connection | None = None
         self._version: int | None = None
         self._heads: dict[str, _Head] = {}
-        self._pages: list[tuple[int, int, bytes]] = []  # of this transaction, not inserted yet
+        self._pages: list[tuple[int, int, bytes]] = []  # of the open transaction, not inserted yet
         self._num_appends = 0
 
     # Writing
 
     def transact(self, writes: Sequence[Write]) -> list[Result]:
-        """Do all `writes` in one transaction and return, once that is committed, each one's result or refusal.
+        """Commit all `writes` in one transaction and return the result or refusal of each.
 
-        The result is an append's last seq; else how many logs were deleted. Raises LogUnavailable, and then nothing
-        has happened.
+        The result of an append is its log's last seq, that of other writes the number of deleted logs. Raises
+        LogUnavailable, and then nothing is written.
         """
         with self._errors():
             with self._transaction() as db:
                 if self._note_version(db) or len(self._heads) > _MOST_HEADS:
                     self._heads.clear()
-                self._learn(write.log_id for write in writes if not isinstance(write, Purge))
+                self._load_heads(write.log_id for write in writes if not isinstance(write, Purge))
                 results = [self._attempt(write) for write in writes]
                 self._insert_pages()
             self._num_appends += len(writes)
@@ -188,7 +188,7 @@ class FileStore:
         if write.num_events:
             base_seq = head.last_seq if write.base_seq is None else write.base_seq
             if head.last_seq == base_seq + write.num_events and write.fence == head.fence:
-                return head.last_seq  # committed before; its result was lost
+                return head.last_seq  # a retry: the first commit succeeded, its result was lost
             if head.is_ended:
                 raise Ended(write.log_id)
             if head.last_seq != base_seq:
@@ -237,7 +237,7 @@ class FileStore:
         query = "SELECT log_id FROM logs WHERE touched_at < CASE WHEN is_ended THEN ? ELSE ? END LIMIT ?"
         since = (write.before, write.before - UNFINISHED_SECONDS, write.most)
         log_ids = [log_id for (log_id,) in self._db().execute(query, since).fetchall()]
-        self._learn(log_ids)
+        self._load_heads(log_ids)
         return sum(self._drop(log_id) for log_id in log_ids)
 
     # Reading
@@ -258,34 +258,34 @@ class FileStore:
         return [LoggedEvent(seq=seq, event=decode_event(payload)) for seq, payload in wanted]
 
     def last_seqs(self, log_ids: Iterable[str]) -> dict[str, int]:
-        """Return the last seq of each of these logs that there is."""
+        """Return the last seq of each of these logs that exists."""
         with self._errors():
             return {log_id: head.last_seq for log_id, head in self._find(log_ids).items()}
 
     def has_changed(self) -> bool:
-        """Tell whether another connection has committed since this was last asked here."""
+        """Return whether another connection has committed since the previous call."""
         with self._errors():
             return self._note_version(self._db())
 
     # Upkeep
 
     def checkpoint(self) -> None:
-        """Move what was committed from the write-ahead log to the file, if there is much of it."""
+        """Move commits from the write-ahead log to the file, after `_CHECKPOINT_APPENDS` of them."""
         if self._num_appends >= _CHECKPOINT_APPENDS:
             with self._errors(), self._lock.held():
                 self._db().execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
                 self._num_appends = 0
 
     def compact(self) -> None:
-        """Give unused pages back to the disk, and empty the write-ahead log: what was dropped is nowhere any more."""
+        """Free unused pages, and empty the write-ahead log, so that dropped events are nowhere on the disk."""
         with self._errors(), self._lock.held():
-            self._db().executescript("PRAGMA incremental_vacuum")  # `execute` would give back one page only
+            self._db().executescript("PRAGMA incremental_vacuum")  # `execute` would free one page only
             self._db().execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
 
     def sync(self) -> None:
-        """Bring what was committed to the disk. Holds no lock: commits go on. Raises OSError."""
+        """Write what was committed to the disk. Holds no lock, so commits continue. Raises OSError."""
         with contextlib.suppress(FileNotFoundError):
-            # Not the database itself: closing a second descriptor of that would free SQLite's locks (POSIX).
+            # Not the database file: closing a second descriptor of it would release SQLite's locks (POSIX).
             fd = os.open(f"{self.path}-wal", os.O_RDONLY)
             try:
                 os.fsync(fd)
@@ -293,20 +293,20 @@ class FileStore:
                 os.close(fd)
 
     def close(self) -> None:
-        """Let go of the file, under the lock if it can be had: the last one to close it checkpoints."""
+        """Close the file, under the lock if possible: the last connection that closes makes a checkpoint."""
         with contextlib.suppress(OSError), self._lock.held():
             self._forget()
         self._forget()
         self._lock.close()
 
-    # Inside
+    # The connection
 
     def _note_version(self, db: sqlite3.Connection) -> bool:
-        """Tell whether another connection has committed since the last time; in a transaction none can."""
+        """Return whether another connection has committed since the previous call. None can during a transaction."""
         known, self._version = self._version, db.execute("PRAGMA data_version").fetchone()[0]
         return self._version != known
 
-    def _learn(self, log_ids: Iterable[str]) -> None:
+    def _load_heads(self, log_ids: Iterable[str]) -> None:
         unknown = [log_id for log_id in log_ids if log_id not in self._heads]
         if unknown:
             self._heads.update(self._find(unknown))
@@ -324,10 +324,10 @@ class FileStore:
         return self._opened
 
     def _open(self) -> sqlite3.Connection:
-        """Open the file. Only making it needs the lock: readers begin while somebody holds that."""
+        """Open the file. Only its creation needs the lock, so that readers can open it while the lock is held."""
         if not self.path.exists():
             with self._lock.held():
-                if not self.path.exists():  # only then: see `sync`
+                if not self.path.exists():  # a descriptor of an existing file must not be closed, see `sync`
                     os.close(os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
         db = sqlite3.connect(self.path, timeout=self._busy_seconds, isolation_level=None, check_same_thread=False)
         try:
@@ -366,7 +366,7 @@ class FileStore:
 
     @contextlib.contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
-        """Commit at the end, or roll back, both while the lock is held."""
+        """Hold the lock and a transaction; commit at the end, roll back on an error."""
         with self._lock.held():
             db = self._db()
             db.execute("BEGIN IMMEDIATE")
@@ -377,32 +377,32 @@ class FileStore:
                 self._heads.clear()
                 self._pages.clear()
                 with contextlib.suppress(sqlite3.Error):
-                    if db.in_transaction:  # SQLite rolls back by itself where it has to
+                    if db.in_transaction:  # some errors have rolled it back
                         db.execute("ROLLBACK")
                 raise
 
     @contextlib.contextmanager
     def _errors(self) -> Iterator[None]:
-        """Raise LogUnavailable for what the file or its disk does to us. After most errors the file is opened anew."""
+        """Raise LogUnavailable for errors of the file or its disk. After most of them the file is reopened."""
         try:
             yield
         except sqlite3.Error as error:
             kind = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF
             if kind not in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_BUSY):
                 self.close()
-            raise _named(kind) from error
+            raise _unavailable(kind) from error
         except TimeoutError as error:
-            raise _named(sqlite3.SQLITE_BUSY) from error
+            raise _unavailable(sqlite3.SQLITE_BUSY) from error
         except OSError as error:
             is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-            raise _named(sqlite3.SQLITE_FULL if is_full else sqlite3.SQLITE_IOERR) from error
+            raise _unavailable(sqlite3.SQLITE_FULL if is_full else sqlite3.SQLITE_IOERR) from error
 
 
 def _version(db: sqlite3.Connection) -> int:
     return int(db.execute("PRAGMA user_version").fetchone()[0])
 
 
-def _named(kind: int) -> LogUnavailable:
+def _unavailable(kind: int) -> LogUnavailable:
     if kind == sqlite3.SQLITE_FULL:
         return LogFull(_FULL, retry_after=_FULL_RETRY_SECONDS)
     return LogUnavailable(_BUSY if kind == sqlite3.SQLITE_BUSY else _DOWN)

@@ -1,6 +1,6 @@
-"""`Calls`: commands to Redis in batches, sent again while it is away; all that `RedisLog` needs of redis-py.
+"""`Calls`: commands to Redis in batches, retried during an outage; the part of redis-py that `RedisLog` uses.
 
-Lives on one event loop. redis-py retries nothing here: a call is answered once, or raises LogUnavailable once.
+Lives on one event loop. redis-py itself retries nothing here: a call returns one result or raises LogUnavailable.
 """
 
 from __future__ import annotations
@@ -28,26 +28,26 @@ Command = tuple[Any, ...]
 
 
 class _Call:
-    """A command, and the future of its answer."""
+    """A command, and the future of its result."""
 
-    __slots__ = ("answer", "command")
+    __slots__ = ("command", "result")
 
     def __init__(self, command: Command) -> None:
         self.command = command
-        self.answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self.result: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
 
     def resolve(self, result: Any) -> None:
-        """Set the answer; an exception is raised to the caller. A cancelled call needs none."""
-        if self.answer.done():
+        """Set the result; the caller gets an exception raised. A cancelled call is skipped."""
+        if self.result.done():
             return
         if isinstance(result, Exception):
-            self.answer.set_exception(result)
+            self.result.set_exception(result)
         else:
-            self.answer.set_result(result)
+            self.result.set_result(result)
 
 
 def connect(url: str, seconds: float) -> Any:
-    """Return a client that answers or raises within about `seconds`. It never asks twice: `_Calls` does."""
+    """Return a client whose calls return or raise within about `seconds`. Only `Calls` retries."""
     try:
         from redis.asyncio import Redis
         from redis.asyncio.retry import Retry
@@ -58,7 +58,7 @@ def connect(url: str, seconds: float) -> Any:
 
 
 def connect_blocking(url: str, seconds: float) -> Any:
-    """Return the same for a thread of its own."""
+    """Return a blocking client, for use in a thread."""
     from redis import Redis
     from redis.backoff import NoBackoff
     from redis.retry import Retry
@@ -76,10 +76,10 @@ def _options(seconds: float) -> dict[str, Any]:
 
 
 class Calls:
-    """Commands to Redis, one batch after the other: what is called during a batch is in the next one.
+    """Commands to Redis, one batch after the other: calls made during a batch are in the next one.
 
-    A batch is sent again until it has an answer, for `patience_seconds`. While Redis stays away every further batch is
-    tried once or twice. `scripts` maps sha1 to text. The queue holds the calls of tasks that wait for their answers.
+    A batch is retried until it has results, for `patience_seconds`. Later batches of the same outage are tried once or
+    twice. `scripts` maps sha1 to text. The queue is bounded by its callers: each call has a task that waits for it.
     """
 
     def __init__(self, client: Any, patience_seconds: float, scripts: Mapping[str, str]) -> None:
@@ -90,21 +90,21 @@ class Calls:
         self._is_down = self._is_closed = self._has_loaded = False
 
     async def call(self, *commands: Command) -> list[Any]:
-        """Return the answer of each command, sent together. Raises LogUnavailable if one of them has none."""
+        """Send the commands together and return their results. Raises LogUnavailable if one of them fails."""
         if self._is_closed:
             raise LogUnavailable(_CLOSED)
         calls = [_Call(command) for command in commands]
         self._queue += calls
         if self._sender is None or self._sender.done():
             self._sender = asyncio.create_task(self._send_all(), name="redis log", context=Context())
-        answers = await asyncio.gather(*(call.answer for call in calls), return_exceptions=True)
-        for answer in answers:
-            if isinstance(answer, BaseException):
-                raise answer
-        return answers
+        results = await asyncio.gather(*(call.result for call in calls), return_exceptions=True)
+        for result in results:
+            if isinstance(result, BaseException):
+                raise result
+        return results
 
     async def aclose(self) -> None:
-        """Answer what was called, and take no more."""
+        """Finish the calls that were made, and refuse new ones."""
         self._is_closed = True
         if self._sender is not None:
             await asyncio.wait([self._sender])
@@ -113,15 +113,15 @@ class Calls:
         while self._queue:
             batch, self._queue = self._queue[:_BATCH], self._queue[_BATCH:]
             try:
-                await self._answer(batch)
-            except BaseException as error:  # cancelled, or a mistake of ours: no call may wait for ever
+                await self._resolve(batch)
+            except BaseException as error:  # cancelled, or a bug: no call may wait for ever
                 for call in batch:
                     call.resolve(LogUnavailable(DOWN))
                 if not isinstance(error, Exception):
                     raise
                 logger.exception("stream log: a batch of calls to Redis failed")
 
-    async def _answer(self, batch: list[_Call]) -> None:
+    async def _resolve(self, batch: list[_Call]) -> None:
         """Resolve every call of the batch."""
         give_up_at = time.monotonic() + (_RETRY_SECONDS if self._is_down else self._patience_seconds)
         has_tried = self._is_down
@@ -129,22 +129,22 @@ class Calls:
             again: list[_Call] = []
             for call, result in zip(batch, await self._send(batch), strict=True):
                 if not isinstance(result, Exception):
-                    self._note(None)
+                    self._note_outage(None)
                     call.resolve(result)
-                elif not is_passing(result):
-                    call.resolve(_named(result))
+                elif not is_transient(result):
+                    call.resolve(_unavailable(result))
                 elif (not has_tried or time.monotonic() < give_up_at) and not self._is_closed:
                     again.append(call)
                 else:
-                    self._note(result)
-                    call.resolve(_named(result))
+                    self._note_outage(result)
+                    call.resolve(_unavailable(result))
             batch = again
-            has_tried = True  # at least twice: a process that stood still finds its time over and the answer there
+            has_tried = True  # at least two tries: after a pause of this process its time is over, but Redis answers
             if batch:
                 await asyncio.sleep(_RETRY_SECONDS)
 
     async def _send(self, batch: Sequence[_Call]) -> Sequence[Any]:
-        """Return an answer or an exception for each call."""
+        """Return a result or an exception for each call."""
         import redis
 
         pipeline = self._client.pipeline(transaction=False)
@@ -155,10 +155,10 @@ class Calls:
                 await self._load_scripts()
             results: Sequence[Any] = await pipeline.execute(raise_on_error=False)
         except (redis.RedisError, OSError) as error:
-            self._has_loaded = False  # it may come back without them
+            self._has_loaded = False  # a restarted Redis has no scripts
             return [error] * len(batch)
         if any(isinstance(result, redis.exceptions.NoScriptError) for result in results):
-            self._has_loaded = False  # Redis was restarted; these calls are sent again
+            self._has_loaded = False  # Redis was restarted; these calls are retried
         return results
 
     async def _load_scripts(self) -> None:
@@ -166,8 +166,8 @@ class Calls:
             await self._client.execute_command("SCRIPT LOAD", text)
         self._has_loaded = True
 
-    def _note(self, error: Exception | None) -> None:
-        """Log where an outage begins and where it ends, not every call in between."""
+    def _note_outage(self, error: Exception | None) -> None:
+        """Log the beginning and the end of an outage, not every call in between."""
         if (error is not None) != self._is_down:
             self._is_down = error is not None
             if error is not None:
@@ -176,8 +176,8 @@ class Calls:
                 logger.warning("stream log: Redis is back")
 
 
-def is_passing(error: Exception) -> bool:
-    """Tell whether the same call may well succeed in a moment."""
+def is_transient(error: Exception) -> bool:
+    """Return whether a retry of the same call may succeed."""
     import redis
 
     away = (redis.ConnectionError, redis.TimeoutError, OSError, redis.exceptions.NoScriptError)
@@ -185,9 +185,9 @@ def is_passing(error: Exception) -> bool:
     return isinstance(error, away) and not isinstance(error, refused)
 
 
-def _named(error: Exception) -> LogUnavailable:
-    """Return what to raise for an answer that is an error; what Redis says goes to the log only."""
-    if is_passing(error):
+def _unavailable(error: Exception) -> LogUnavailable:
+    """Return the exception to raise for an error of Redis, whose text goes to the log only."""
+    if is_transient(error):
         return LogUnavailable(DOWN)
     logger.error("stream log: Redis refused a command: %s", error)
     text = str(error)

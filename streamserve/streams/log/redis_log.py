@@ -4,15 +4,15 @@
     {prefix}:{{log_id}}:events   stream: entry `<seq>-0`, field `e`, an event's bytes
     {prefix}:{{log_id}}:news     channel: the last seq, after every append
 
-An append is one script, which Redis runs whole or not at all. Whatever is asked while a batch of calls is under way
-goes out as the next batch, on one connection. Every append carries the seq it follows: sent again after a lost
-connection it is not applied again, and one that a stalled Redis finds in its socket after we gave up changes nothing.
+An append is one script, which Redis runs whole or not at all. Calls that are made during a batch go out as the next
+batch, on one connection. Every append carries the seq it follows. So a retry after a lost connection is not applied
+twice, and an append that a stalled Redis reads from its socket after this process gave up changes nothing.
 
-What is acknowledged is as safe as Redis is set to keep it. `appendonly yes` with `appendfsync always` loses nothing to
-kill -9 or a power cut of Redis, and costs little, because a batch of appends waits for the disk once. `everysec` may
-lose the last two seconds to either: while a slow fsync is under way, Redis answers before it writes (seen with kill -9
-on a busy disk). The result of the next commit is then `LogLost` rather than a hole. A fail-over loses what had not
-reached the replica. `check` names what is missing. One Redis or a Sentinel's master; not a Redis Cluster.
+Committed events are as safe as Redis is configured to keep them. With `appendonly yes` and `appendfsync always` neither
+kill -9 nor a power cut loses any, at a low cost, because a batch of appends waits for the disk once. `everysec` may
+lose the last two seconds: during a slow fsync Redis answers before it writes (measured with kill -9 on a busy disk).
+The result of the next commit is then `LogLost`, never a gap. A failover loses what the replica does not have. `check`
+reports what is missing. One Redis or a Sentinel's master; not a Redis Cluster.
 """
 
 from __future__ import annotations
@@ -91,16 +91,16 @@ _SCRIPTS = {hashlib.sha1(text.encode()).hexdigest(): text for text in (_APPEND, 
 _SHA = {text: sha for sha, text in _SCRIPTS.items()}
 
 _RECONNECT_SECONDS = 0.2
-# The listener asks whether its connection still lives after so much silence, and gives it up after three times that.
+# The listener pings its connection after so much silence, and reconnects after three times that.
 _SILENCE_SECONDS = 1.0
-_SWEEP_SECONDS = 5.0
+_IDLE_SECONDS = 5.0
 
 
 class RedisLog:
     """See `EventLog`. Connects when first used.
 
-    `retention_seconds` after its end Redis deletes a log by itself; an unfinished one `UNFINISHED_SECONDS` after its
-    last append. `patience_seconds` is how long an outage of Redis is waited out before calls raise LogUnavailable.
+    Redis deletes a log `retention_seconds` after its end, an unfinished one `UNFINISHED_SECONDS` after its last append.
+    `patience_seconds`: how long a call waits during an outage of Redis before it raises LogUnavailable.
     """
 
     def __init__(
@@ -115,7 +115,7 @@ class RedisLog:
         self._client = connect(url, patience_seconds)
         self._calls = Calls(self._client, patience_seconds, _SCRIPTS)
         self._waiters = Waiters()
-        self._news = _News(self._client, self._key, self._waiters)
+        self._notifications = _Notifications(self._client, self._key, self._waiters)
         self._retention_ms = int(retention_seconds * 1000)
 
     async def commit(self, batches: Sequence[Batch]) -> list[Result]:
@@ -135,12 +135,12 @@ class RedisLog:
             for batch in batches
         ]
         results: list[Result] = []
-        for batch, answer in zip(batches, await self._calls.call(*commands), strict=True):
-            if answer >= 0:
-                self._waiters.wake(batch.log_id, answer)
-                results.append(int(answer))
+        for batch, result in zip(batches, await self._calls.call(*commands), strict=True):
+            if result >= 0:
+                self._waiters.wake(batch.log_id, result)
+                results.append(int(result))
             else:
-                results.append(_REFUSALS[answer](batch.log_id))
+                results.append(_REFUSALS[result](batch.log_id))
         return results
 
     async def read(self, log_id: str, after: int, limit: int = 512) -> list[LoggedEvent]:
@@ -156,12 +156,12 @@ class RedisLog:
         return int(last_seq)
 
     async def wait(self, log_id: str, after: int) -> None:
-        if self._news.follow(log_id) == 0:  # what came before the subscription is known to no message
+        if self._notifications.subscribe(log_id) == 0:  # no message announces events before the subscription
             try:
-                self._news.note(log_id, await self.last_seq(log_id))
+                self._notifications.note(log_id, await self.last_seq(log_id))
             except KeyError:
                 return
-        if self._news.follow(log_id) <= after:
+        if self._notifications.subscribe(log_id) <= after:
             await self._waiters.wait(log_id, after)
 
     def wake(self, log_id: str) -> None:
@@ -172,7 +172,7 @@ class RedisLog:
         self._waiters.wake(log_id)
 
     async def purge(self, before: float) -> int:
-        """Delete what must go sooner than Redis deletes it by itself."""
+        """Delete logs by age, earlier than Redis expires them."""
         num_purged, cursor = 0, None
         while cursor != 0:
             scan = ("SCAN", cursor or 0, "MATCH", self._key("*", "head"), "COUNT", 500)
@@ -184,18 +184,18 @@ class RedisLog:
         return num_purged
 
     async def check(self) -> list[str]:
-        """Return what is wrong with how this Redis keeps things, a sentence each. Raises LogUnavailable."""
-        return [text async for text in _complaints(self._calls)]
+        """Return the problems of this Redis's persistence, one sentence each. Raises LogUnavailable."""
+        return [text async for text in _problems(self._calls)]
 
     async def aclose(self) -> None:
         await self._calls.aclose()
-        await self._news.aclose()
+        await self._notifications.aclose()
         await self._client.aclose()
         self._waiters.wake_all()
 
     async def _script(self, text: str, log_id: str, *args: object) -> Any:
-        (answer,) = await self._calls.call(self._command(text, log_id, *args))
-        return answer
+        (result,) = await self._calls.call(self._command(text, log_id, *args))
+        return result
 
     def _command(self, text: str, log_id: str, *args: object) -> tuple[Any, ...]:
         return "EVALSHA", _SHA[text], 2, self._key(log_id, "head"), self._key(log_id, "events"), *args
@@ -204,61 +204,61 @@ class RedisLog:
         return f"{self._prefix}:{{{log_id}}}:{what}"
 
 
-# What the append script answers instead of a seq.
+# The results of the scripts that stand for a refusal.
 _REFUSALS: dict[int, Callable[[str], Refusal | KeyError]] = {-1: Fenced, -2: Ended, -3: KeyError, -4: LogLost}
 
 
-class _News:
-    """One connection, subscribed to the appends of the logs that are waited for in this process.
+class _Notifications:
+    """One connection, subscribed to the channels of the logs that this process waits for.
 
-    A subscription that begins, also after a lost connection, ends the waits for its log: an append may have come just
-    before. From then on the last announced seq is kept, so that no append between a read and a wait is missed.
+    Every new subscription, also after a lost connection, ends the waits for its log: an append may have come just
+    before it. From then on the last announced seq is kept, so that no append between a read and a wait is missed.
     """
 
     def __init__(self, client: Any, key: Callable[[str, str], str], waiters: Waiters) -> None:
         self._client, self._key, self._waiters = client, key, waiters
         self._pubsub: Any = None
-        # Subscribed to, or asked for: the last seq announced. -1: not subscribed yet. 0: nothing announced yet.
-        self._followed: dict[str, int] = {}
-        self._asked: list[str] = []  # not sent yet
-        self._idle: set[str] = set()  # without a wait at the last sweep
-        self._swept_at = 0.0
+        # By log id: the last seq announced. -1: not subscribed yet. 0: nothing announced yet.
+        self._last_seqs: dict[str, int] = {}
+        self._pending: list[str] = []  # subscriptions that are not sent yet
+        self._idle: set[str] = set()  # had no waiter at the last check
+        self._checked_at = 0.0
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
-    def follow(self, log_id: str) -> int:
-        """Subscribe to that log, if that is not done; return what `_followed` has of it."""
-        if log_id not in self._followed:
-            self._followed[log_id] = -1
-            self._asked.append(log_id)
-            self._begin("asking", self._ask)
-        self._begin("listening", self._listen_always)
-        return self._followed[log_id]
+    def subscribe(self, log_id: str) -> int:
+        """Subscribe to that log, unless it is subscribed; return its entry in `_last_seqs`."""
+        if log_id not in self._last_seqs:
+            self._last_seqs[log_id] = -1
+            self._pending.append(log_id)
+            self._start("subscribe", self._send_pending)
+        self._start("listen", self._listen_always)
+        return self._last_seqs[log_id]
 
     def note(self, log_id: str, seq: int) -> None:
-        """Take the last seq of a log that is subscribed to."""
-        if self._followed.get(log_id, -1) >= 0:
-            self._followed[log_id] = max(self._followed[log_id], seq)
+        """Note the last seq of a log, if it is subscribed."""
+        if self._last_seqs.get(log_id, -1) >= 0:
+            self._last_seqs[log_id] = max(self._last_seqs[log_id], seq)
 
     async def aclose(self) -> None:
-        """End the connection. Asks more than once: a library in between may swallow a cancellation."""
+        """Close the connection. Cancels more than once: a library in between may swallow a cancellation."""
         open_tasks = set(self._tasks.values())
         while open_tasks:
             for task in open_tasks:
                 task.cancel()
             _, open_tasks = await asyncio.wait(open_tasks, timeout=_RECONNECT_SECONDS)
 
-    def _begin(self, name: str, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    def _start(self, name: str, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
         if name not in self._tasks or self._tasks[name].done():
             self._tasks[name] = asyncio.create_task(work(), name=f"redis log, {name}", context=Context())
 
-    async def _ask(self) -> None:
-        """Subscribe to what was asked for, if there is a connection; a new one begins with everything."""
+    async def _send_pending(self) -> None:
+        """Send the pending subscriptions, if there is a connection. A new connection subscribes to everything."""
         import redis
 
-        while self._asked and self._pubsub is not None:
-            asked, self._asked = self._asked, []
-            with contextlib.suppress(redis.RedisError, OSError):  # the listener will notice
-                await self._pubsub.subscribe(*map(self._channel, asked))
+        while self._pending and self._pubsub is not None:
+            pending, self._pending = self._pending, []
+            with contextlib.suppress(redis.RedisError, OSError):  # the listener gets the same error
+                await self._pubsub.subscribe(*map(self._channel, pending))
 
     async def _listen_always(self) -> None:
         import redis
@@ -268,47 +268,47 @@ class _News:
                 async with self._client.pubsub() as pubsub:
                     await self._listen(pubsub)
             except (redis.RedisError, OSError) as error:
-                logger.info("stream log: listening to Redis again after: %s", error)
+                logger.info("stream log: reconnecting to Redis after: %s", error)
             except Exception:
-                logger.exception("stream log: listening to Redis failed")
+                logger.exception("stream log: the connection to Redis failed")
             finally:
                 self._pubsub = None
             await asyncio.sleep(_RECONNECT_SECONDS)
 
     async def _listen(self, pubsub: Any) -> None:
-        """Take what comes until the connection breaks or no longer answers."""
-        self._asked, self._followed = [], dict.fromkeys(self._waiters.awaited(), -1)
-        await pubsub.subscribe(self._channel(""), *map(self._channel, self._followed))
+        """Handle messages until the connection breaks or no longer answers."""
+        self._pending, self._last_seqs = [], dict.fromkeys(self._waiters.awaited(), -1)
+        await pubsub.subscribe(self._channel(""), *map(self._channel, self._last_seqs))
         self._pubsub = pubsub
-        num_silences = 0
-        while num_silences < 3:
+        num_silent = 0
+        while num_silent < 3:
             message = await pubsub.get_message(timeout=_SILENCE_SECONDS)
             if message is None:
-                num_silences += 1
+                num_silent += 1
                 await pubsub.ping()
             else:
-                num_silences = 0
-                self._take(message)
-            await self._sweep(pubsub)
+                num_silent = 0
+                self._on_message(message)
+            await self._unsubscribe_idle(pubsub)
         raise ConnectionResetError("Redis no longer answers")
 
-    def _take(self, message: dict[str, Any]) -> None:
+    def _on_message(self, message: dict[str, Any]) -> None:
         if message["type"] in ("message", "subscribe"):
             log_id = bytes(message["channel"]).decode().rpartition("}")[0].rpartition("{")[2]
             last_seq = int(message["data"]) if message["type"] == "message" else 0  # 0: subscribed, or dropped
-            if log_id in self._followed:
-                self._followed[log_id] = last_seq
+            if log_id in self._last_seqs:
+                self._last_seqs[log_id] = last_seq
             self._waiters.wake(log_id, last_seq or None)
 
-    async def _sweep(self, pubsub: Any) -> None:
-        """Unsubscribe from what had no wait at two sweeps."""
-        if time.monotonic() < self._swept_at + _SWEEP_SECONDS:
+    async def _unsubscribe_idle(self, pubsub: Any) -> None:
+        """Unsubscribe from logs without a waiter at two checks in a row."""
+        if time.monotonic() < self._checked_at + _IDLE_SECONDS:
             return
-        self._swept_at = time.monotonic()
-        idle = {log_id for log_id in self._followed if log_id not in self._waiters}
+        self._checked_at = time.monotonic()
+        idle = {log_id for log_id in self._last_seqs if log_id not in self._waiters}
         gone, self._idle = idle & self._idle, idle
         for log_id in gone:
-            del self._followed[log_id]
+            del self._last_seqs[log_id]
         if gone:
             await pubsub.unsubscribe(*map(self._channel, gone))
 
@@ -316,19 +316,19 @@ class _News:
         return self._key(log_id, "news")
 
 
-async def _complaints(calls: Calls) -> AsyncIterator[str]:
+async def _problems(calls: Calls) -> AsyncIterator[str]:
     try:
         appendonly, fsync = await _config(calls, "appendonly"), await _config(calls, "appendfsync")
         policy = await _config(calls, "maxmemory-policy")
     except LogUnavailable as error:
         if error.message == DOWN:
             raise
-        yield "Redis does not let us ask how it keeps data (CONFIG GET is forbidden). Make sure of appendonly yes."
+        yield "CONFIG GET is forbidden in this Redis: its persistence cannot be checked. Make sure of appendonly yes."
         return
     if appendonly != "yes":
         yield "Redis keeps streams in memory only (appendonly no): a restart loses them. Set appendonly yes."
     elif fsync != "always":
-        yield f"A crash of Redis may lose its last seconds of streams (appendfsync {fsync}). Set appendfsync always."
+        yield f"A crash of Redis may lose the last seconds of streams (appendfsync {fsync}). Set appendfsync always."
     if policy != "noeviction":
         yield f"Redis may evict running streams when its memory is full (maxmemory-policy {policy}): set noeviction."
 
