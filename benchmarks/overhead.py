@@ -167,7 +167,7 @@ class Bench:
             if len(self._num_read) == num_at_once and not self._core.stats().waiting:
                 break
         else:
-            raise RuntimeError(f"{work.title}: not everybody fits: {self._core.stats()}")
+            raise RuntimeError(f"{work.title}: not all sequences fit: {self._core.stats()}")
         for _ in range(work.num_waiting):
             self._add(None)
         for _ in range(4):
@@ -234,7 +234,7 @@ def parse_options() -> argparse.Namespace:
     options.add_argument("--steps", type=int, default=200, help="of a round in the second part")
     options.add_argument("--model-steps", type=int, default=24, help="of a round in the first part")
     options.add_argument("--threads", type=int, default=None, help="of the model; default: torch's")
-    options.add_argument("--profile", action="store_true", help="say where the time of the second part goes")
+    options.add_argument("--profile", action="store_true", help="profile the second part")
     options.add_argument("--no-model", action="store_true", help="the second part alone: no torch")
     return options.parse_args()
 
@@ -270,8 +270,8 @@ def measure_share(name: str, options: argparse.Namespace) -> None:
     )
     for title, whole, inside, outside in rows:
         share = statistics.median(outside(one) / whole(one) for one in times)
-        figures = "".join(f"{_ms(times, pick):10.2f}" for pick in (whole, inside, outside))
-        print(f"{title:12}{figures}{share:9.1%}", flush=True)
+        columns = "".join(f"{_ms(times, pick):10.2f}" for pick in (whole, inside, outside))
+        print(f"{title:12}{columns}{share:9.1%}", flush=True)
 
 
 def measure_many(options: argparse.Namespace) -> None:

@@ -45,7 +45,7 @@ _FORGET_SECONDS = 1.0  # until a server has dropped its ended streams: longer th
 _WORD = b" word"
 # 20 MB in few events: the kernel buffers some megabytes of each answer first, and each event of those costs CPU.
 _NEVER_QUERY = "n=20000&pace=0&size=1000&abort=1"
-_OTHERS = (20, 200)  # streams, events of each
+_READERS = (20, 200)  # streams, events of each
 _REST = 0.01  # CPU seconds in half a second
 ROOT = Path(__file__).resolve().parents[1]
 _APPS = "benchmarks.transport_apps"
@@ -98,14 +98,14 @@ def contenders() -> list[Contender]:
     ]
 
 
-def chosen_of(everybody: list[Contender], names: list[str] | None) -> list[Contender]:
+def chosen_of(servers: list[Contender], names: list[str] | None) -> list[Contender]:
     """Return those of the names, all if there are none, and their bases."""
     if names is None:
-        return everybody
-    wanted = set(names).union(one.base for one in everybody if one.name in names)
-    if unknown := set(names) - {one.name for one in everybody}:
-        raise SystemExit(f"no contender {', '.join(unknown)}; there are: {'; '.join(one.name for one in everybody)}")
-    return [one for one in everybody if one.name in wanted]
+        return servers
+    wanted = set(names).union(one.base for one in servers if one.name in names)
+    if unknown := set(names) - {one.name for one in servers}:
+        raise SystemExit(f"no contender {', '.join(unknown)}; there are: {'; '.join(one.name for one in servers)}")
+    return [one for one in servers if one.name in wanted]
 
 
 @contextlib.contextmanager
@@ -119,20 +119,20 @@ def running(one: Contender, folder: str) -> Iterator[None]:
     command = [part.format(port=one.port, app=f"{_APPS}:{one.app}", flow=flow) for part in _COMMANDS[one.kind]]
     python = one.tree / ".venv/bin/python"
     log = f"{folder}/{one.port}.sqlite3" if one.log else ""
-    with open(f"{folder}/{one.port}.txt", "wb") as said:
+    with open(f"{folder}/{one.port}.txt", "wb") as output:
         process = subprocess.Popen(
             [str(python) if python.exists() else sys.executable, "-m", *command],
             cwd=one.tree,
             env={**os.environ, "BENCHMARK_LOG": log},
-            stdout=said,
-            stderr=said,
+            stdout=output,
+            stderr=output,
         )
     one.pid = process.pid
     try:
         deadline = time.monotonic() + 60
         while socket.socket().connect_ex(("127.0.0.1", one.port)):
             if process.poll() is not None or time.monotonic() > deadline:
-                raise RuntimeError(f"{one.name} does not start:\n{Path(said.name).read_text()}")
+                raise RuntimeError(f"{one.name} does not start:\n{Path(output.name).read_text()}")
             time.sleep(0.1)
         yield
     finally:
@@ -240,28 +240,28 @@ def main() -> None:
         compare_trees(chosen.tree.resolve(), chosen)
         return
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
-        everybody = chosen_of(contenders(), chosen.only)
-        for one in everybody:
+        servers = chosen_of(contenders(), chosen.only)
+        for one in servers:
             stack.enter_context(running(one, folder))
         if chosen.never_readers:
-            report_never(everybody, chosen.rounds)
+            report_never(servers, chosen.rounds)
             return
-        for one in everybody:  # first: idle streams would reuse memory that later measurements free
+        for one in servers:  # first: idle streams would reuse memory that later measurements free
             progress(f"idle: {one.name}")
             one.idle = asyncio.run(idle(one))
         for number in range(chosen.rounds):
-            for one in everybody:
+            for one in servers:
                 one.answer.append(asyncio.run(answer(one)) * 1e3)
             for num_streams in chosen.streams:
                 progress(f"round {number + 1} of {chosen.rounds}, {num_streams} streams")
                 for pace in (PACE_SECONDS, 0.0):
-                    for one in everybody:
+                    for one in servers:
                         cpu, speed = asyncio.run(flow(one, num_streams, pace, chosen.seconds))
                         one.cpu.setdefault((num_streams, pace), []).append(cpu * 1e6)
                         one.speed.setdefault((num_streams, pace), []).append(speed)
         for num_streams in chosen.streams:
-            report(everybody, num_streams)
-        report_others(everybody, chosen.rounds)
+            report(servers, num_streams)
+        report_costs(servers, chosen.rounds)
 
 
 def compare_trees(other: Path, chosen: argparse.Namespace) -> None:
@@ -284,11 +284,11 @@ def compare_trees(other: Path, chosen: argparse.Namespace) -> None:
         print(f"{row}   {rounds}", flush=True)
 
 
-def report(everybody: list[Contender], num_streams: int) -> None:
+def report(servers: list[Contender], num_streams: int) -> None:
     """Print one line per contender."""
     print(f"\n{num_streams} streams{'':21}  at a pace: CPU us    ratio   at once: CPU us    ratio   events/s")
-    by_name = {one.name: one for one in everybody}
-    for one in everybody:
+    by_name = {one.name: one for one in servers}
+    for one in servers:
         columns = []
         for pace in (PACE_SECONDS, 0.0):
             base = by_name.get(one.base)
@@ -304,10 +304,10 @@ def ratio(one: Contender, base: Contender | None, what: tuple[int, float]) -> st
     return f"{median(ours / theirs for ours, theirs in zip(one.cpu[what], base.cpu[what], strict=True)):.2f}"
 
 
-def report_others(everybody: list[Contender], rounds: int) -> None:
+def report_costs(servers: list[Contender], rounds: int) -> None:
     """Print the memory of an idle stream, the time until a disconnect is noticed, of a resume, and an answer's CPU."""
     print(f"\n{'an idle stream':34}{'kB':>8}{'threads':>9}{'left ms':>10}{'resume ms':>11}{'an answer, CPU ms':>20}")
-    for one in everybody:
+    for one in servers:
         progress(f"left, resumed: {one.name}")
         left = median(asyncio.run(leave(one)) for _ in range(4 * rounds))
         is_resumable = one.app == "ours_app" and not one.is_websocket
@@ -317,11 +317,11 @@ def report_others(everybody: list[Contender], rounds: int) -> None:
         print(f"  {one.name:32}{idle_text}{left * 1e3:10.2f}{text:>11}{median(one.answer):20.2f}", flush=True)
 
 
-def report_never(everybody: list[Contender], rounds: int) -> None:
+def report_never(servers: list[Contender], rounds: int) -> None:
     """Print the memory of a client that never reads, and the throughput of 20 readers beside 50 such clients."""
     print(f"\n{f'{NUM_NEVER} that never read 20 MB':34}{'kB each':>9}{'at rest':>9}", end="")
     print(f"{'20 readers: tokens/s alone, beside':>34}{'ratio':>7}")
-    for one in (one for one in everybody if not one.is_websocket):
+    for one in (one for one in servers if not one.is_websocket):
         progress(f"never read: {one.name}")
         grown, rests, without, beside, ratio = share(one, rounds)
         print(f"  {one.name:32}{grown:9.0f}{rests!s:>9}{without:24.0f}{beside:10.0f}{ratio:7.2f}", flush=True)
@@ -404,7 +404,7 @@ def share(one: Contender, rounds: int) -> tuple[float, bool, float, float, float
     """
     grown, rests, without, beside = [], [], [], []
     for _ in range(rounds):
-        without.append(1 / asyncio.run(load(one, *_OTHERS, 0.0))[1])
+        without.append(1 / asyncio.run(load(one, *_READERS, 0.0))[1])
         before = memory_of(one.pid)
         with contextlib.ExitStack() as stack:
             for _ in range(NUM_NEVER):
@@ -414,7 +414,7 @@ def share(one: Contender, rounds: int) -> tuple[float, bool, float, float, float
                 client.sendall(f"GET {one.path}?{_NEVER_QUERY} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
             rests.append(_rest(one))
             grown.append((memory_of(one.pid) - before) / NUM_NEVER / 1024)
-            beside.append(1 / asyncio.run(load(one, *_OTHERS, 0.0))[1])
+            beside.append(1 / asyncio.run(load(one, *_READERS, 0.0))[1])
         _rest(one)
     ratios = [with_them / alone for with_them, alone in zip(beside, without, strict=True)]
     return grown[0], all(rests), median(without), median(beside), median(ratios)

@@ -166,7 +166,7 @@ def wait_until_ready(url: str, daphne: subprocess.Popen[bytes]) -> str:
     try:
         while True:
             if daphne.poll() is not None:
-                raise Problem(f"daphne ended with status {daphne.returncode}. What it said stands above.")
+                raise Problem(f"daphne ended with status {daphne.returncode}. Its output is above.")
             state = _ready_state(url)
             for model in map(description_of, state.get("models", [])):
                 bar.show(model)

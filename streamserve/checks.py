@@ -158,7 +158,7 @@ def is_folder_like(path: str) -> bool:
 def _check_anonymous(conf: SiteConfig) -> Iterator[CheckMessage]:
     if conf.anonymous and not settings.DEBUG:
         yield Warning(
-            'STREAMSERVE["ANONYMOUS"] is on and DEBUG is off: anybody may use the model.',
+            'STREAMSERVE["ANONYMOUS"] is on and DEBUG is off: visitors without a login may use the model.',
             hint="Turn it off and let people sign in, or put a rate limit in front.",
             id="streamserve.W005",
         )

@@ -258,7 +258,7 @@ class _Reader(Reader):
             self.wrong(f'STREAMSERVE["STATE_DIR"] is {raw!r}.', "It takes the path of a folder.")
         elif is_needed:
             hint = 'Give STREAMSERVE["STATE_DIR"], or define BASE_DIR as startproject does.'
-            self.problem("missing", "Nothing says where streams and the engine's output are to be written.", hint)
+            self.problem("missing", "There is no folder for streams and the engine's output.", hint)
         return ""
 
 

@@ -72,7 +72,7 @@ class Reader:
         return value is True
 
     def seconds(self, given: Mapping[str, Any], key: str) -> float:
-        """Return what `key` says; 0 when it is not there."""
+        """Return the seconds under `key`; 0 if it is missing."""
         value = given.get(key, 0.0)
         return float(value) if self.fits(value, float, f'["{key}"]') else 0.0
 

@@ -44,7 +44,7 @@ class Caller:
             object.__setattr__(self, "tenant", self.owner)
 
 
-NOBODY = Caller("nobody")  # at routes that are open to anyone
+NOBODY = Caller("nobody")  # the caller at routes without authentication
 
 
 class Wait(Protocol):

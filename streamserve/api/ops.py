@@ -8,9 +8,9 @@ from streamserve.protocol.errors import NotFound
 
 # Messages of states for which the engine gives none.
 _STATE_WORDS = {
-    "paused": "The model is paused by an operator, and goes on when it is resumed.",
-    "draining": "The model takes nothing new: it is to be stopped or replaced.",
-    "failed": "The model cannot be used. The server's log says why.",
+    "paused": "The model is paused by an operator until it is resumed.",
+    "draining": "The model accepts no requests: it is about to be stopped or replaced.",
+    "failed": "The model cannot be used. The server's log has the reason.",
 }
 
 

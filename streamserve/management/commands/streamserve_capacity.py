@@ -56,7 +56,7 @@ def format_bytes(number: float | None) -> str:
 class Command(BaseCommand):
     """Loads neither weights nor torch."""
 
-    help = "Say how many bytes a token takes, how large the KV pool is, and how many streams it holds."
+    help = "Print the bytes of a token, the size of the KV pool, and the number of streams it holds."
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument("model", help="an alias of MODELS, a folder, or a hub id such as org/name")
@@ -75,7 +75,7 @@ class Command(BaseCommand):
             raise CommandError("The echo engine has no weights and keeps no keys. Name a model folder or a hub id.")
         device = device or ("cuda" if chosen.model.device == "cuda" else "cpu")
         if device == "cuda" and memory is None:
-            raise CommandError("Say how much memory the GPU has, such as --memory 24GiB.")
+            raise CommandError("Give the memory of the GPU, such as --memory 24GiB.")
         try:
             report = _report(chosen, device, total_memory() if memory is None else memory)
         except (ModelLoadError, UnknownShape) as error:
@@ -135,7 +135,7 @@ def _lines(report: dict[str, Any]) -> Sequence[str]:
 
 
 def _notes(report: dict[str, Any], found: Sequence[Capacity]) -> Sequence[str]:
-    notes = [f"At most max_num_seqs={report['max_num_seqs']} streams run at once; others wait."]
+    notes = [f"At most max_num_seqs={report['max_num_seqs']} streams run at once; more of them wait."]
     if report["has_sliding_window"]:
         notes.append(_WINDOWS)
     if report["num_parameters"] is None:

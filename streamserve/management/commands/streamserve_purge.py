@@ -26,7 +26,7 @@ class Command(BaseCommand):
     help = "Drop the event logs of streams that ended longer ago than RETENTION_SECONDS."
 
     def add_arguments(self, parser: CommandParser) -> None:
-        parser.add_argument("--dry-run", action="store_true", help="say what would be dropped, and drop nothing")
+        parser.add_argument("--dry-run", action="store_true", help="count what would be dropped, and drop nothing")
 
     def handle(self, *args: Any, dry_run: bool, **options: Any) -> None:
         settings = get_settings()

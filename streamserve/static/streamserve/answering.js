@@ -65,7 +65,7 @@ export class Answering {
         this.turn.isSent = true; // a reload does not send it again
         this.chat.conversation.save();
         this.sentAt = performance.now();
-        this.view.say("");
+        this.view.showStatus("");
         await this.stream.start(this.chat.requestFor(this.turn));
         return;
       } catch (error) {
@@ -83,7 +83,7 @@ export class Answering {
     if (!isThere) this.chat.readiness.doubt();
     const why = error.status === 429 ? "You have reached the limit of answers at a time." : "The model is busy.";
     for (let left = error.retryAfterSeconds ?? 2; left > 0 && !this.isStopped; left -= 1) {
-      if (isThere) this.view.say(`${why} Trying again in ${left} s`);
+      if (isThere) this.view.showStatus(`${why} Trying again in ${left} s`);
       await this.sleep.wait(1);
     }
   }
@@ -128,7 +128,7 @@ export class Answering {
   /** "waiting" pauses the answer until "resumed". */
   status(data) {
     const why = data.status === "waiting" ? data.message || "Waiting for the model" : "";
-    if (why === "" && !this.view.isHeldUp) return this.view.say(progressText(data));
+    if (why === "" && !this.view.isHeldUp) return this.view.showStatus(progressText(data));
     this.view.holdUp(why);
     this.chat.announce(why || "Generating");
   }

@@ -12,7 +12,7 @@ const COUNTS = ["Running", "Waiting", "Queue", "Parked", "Parks", "Prefix hits"]
 const COUNT_HINTS = {
   Queue: "Seconds of computing ahead of who comes now",
   Parked: "Streams that wait for their reader and hold no memory here",
-  Parks: "How often the engine has let go of an answer: its reader was behind, or others waited",
+  Parks: "How often the engine parked an answer: its reader was behind, or other answers waited",
 };
 // The actions of an operator by state: [label, action].
 const PAUSE = ["Pause", "pause"];
@@ -278,7 +278,7 @@ class LivePage {
 
   async wait() {
     const seconds = this.backoff.nextSeconds();
-    this.say("Connection lost. Trying again…", true);
+    this.showStatus("Connection lost. Trying again…", true);
     await this.sleep.wait(seconds);
   }
 
@@ -301,14 +301,14 @@ class LivePage {
   }
 
   show({ models, streams }) {
-    this.say("Up to date", false);
+    this.showStatus("Up to date", false);
     this.cards.update(models, ({ alias }) => alias);
     this.rows.update(streams, ({ id }) => id);
     this.none.hidden = streams.length > 0;
     this.table.hidden = streams.length === 0;
   }
 
-  say(text, isLost) {
+  showStatus(text, isLost) {
     if (this.link.textContent !== text) this.link.textContent = text;
     this.link.classList.toggle("is-lost", isLost);
   }

@@ -35,14 +35,14 @@ export class TurnView {
   }
 
   /** Show a text beside the dots: the queue, the countdown. */
-  say(text) {
+  showStatus(text) {
     this.parts.progress.textContent = text;
   }
 
   /** Show why the answer waits for its model; "" when it continues. */
   holdUp(why) {
     this.isHeldUp = why !== "";
-    this.say(why);
+    this.showStatus(why);
     this.showTyping();
   }
 
@@ -67,7 +67,7 @@ function noticeOf({ state, finishReason, error }) {
   if (state === "failed") return error?.message ?? "The answer could not be finished.";
   if (state === "stopped") return "Stopped";
   if (finishReason === "length") return "Ended at the length limit";
-  if (finishReason === "abandoned") return "Ended, because nobody was reading";
+  if (finishReason === "abandoned") return "Ended, because it had no reader";
   if (finishReason === "content_filter") return "Ended by a filter";
   return "";
 }

@@ -6,17 +6,17 @@ const state = root.querySelector("[data-ss=state]");
 const text = root.querySelector("[data-ss=text]");
 const source = new EventSource(root.dataset.eventsUrl);
 
-const say = (words) => {
+const showStatus = (words) => {
   state.textContent = words;
 };
 
 const end = (words) => {
   source.close();
-  say(words);
+  showStatus(words);
 };
 
-source.addEventListener("open", () => say("Watching. This is written down."));
-source.addEventListener("status", (event) => say(JSON.parse(event.data).message ?? "Watching. This is written down."));
+source.addEventListener("open", () => showStatus("Watching. This is recorded."));
+source.addEventListener("status", (event) => showStatus(JSON.parse(event.data).message ?? "Watching. This is recorded."));
 const otherBlocks = new Set(); // thinking and tool calls of the first choice: not its text
 
 function noteBlocks(blocks) {
@@ -39,6 +39,6 @@ source.addEventListener("snapshot", (event) => {
 source.addEventListener("done", (event) => end(`Ended: ${JSON.parse(event.data).finish_reason}.`));
 source.addEventListener("error", (event) => {
   if (event.data !== undefined) end(`Ended: ${JSON.parse(event.data).message}`);
-  else if (source.readyState === EventSource.CLOSED) say("There is nothing to watch here.");
-  else say("Connecting again…");
+  else if (source.readyState === EventSource.CLOSED) showStatus("There is nothing to watch here.");
+  else showStatus("Connecting again…");
 });

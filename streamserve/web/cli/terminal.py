@@ -55,7 +55,7 @@ class Chat(Protocol):
 
 
 class LocalChat:
-    """Uses the site's engine process, or an engine in this process, as CLIENT says. No server, no database."""
+    """Uses the site's engine process, or an engine in this process, depending on CLIENT. No server, no database."""
 
     def __init__(self, settings: SiteConfig, alias: str, fields: dict[str, Any], messages: Messages) -> None:
         self.messages = messages
