@@ -37,7 +37,7 @@ class Parking:
     def __init__(self) -> None:
         self.park: Park | None = None
         self.num_parks = 0
-        self.has_told = False  # readers were shown "waiting", so "resumed" follows
+        self.has_shown_waiting = False  # readers were shown "waiting", so "resumed" follows
         self._ask_at = 0.0
         self._refused_at: float | None = None
         # Counted since the answer's last new token: losses of the engine, and parks and refusals of any kind.
@@ -74,7 +74,7 @@ class Parking:
             self._refused_at = now
         return now - self._refused_at
 
-    def hurry(self) -> None:
+    def skip_delay(self) -> None:
         """Drop the delay after a refusal, because a reader attached."""
         if self._refused_at is not None:
             self._ask_at = 0.0
@@ -92,8 +92,8 @@ class Parking:
 
     def end(self) -> bool:
         """Note that the engine has resumed it; return whether readers are shown "resumed"."""
-        is_shown = self.has_told or self.park is NO_READER
-        self.park, self._refused_at, self.has_told = None, None, False
+        is_shown = self.has_shown_waiting or self.park is NO_READER
+        self.park, self._refused_at, self.has_shown_waiting = None, None, False
         return is_shown
 
     def _backoff(self) -> float:

@@ -173,7 +173,7 @@ class Stream(Replica):
         self.readers.add(reader)
         if not reader.is_watcher:
             self._timers.disarm("first_reader", "resume_window")
-            self.parking.hurry()
+            self.parking.skip_delay()
             self._note_position()
         self._wake()
 
@@ -456,8 +456,8 @@ class Stream(Replica):
         self._writer.mark(self)
 
     def _show_waiting(self, message: str) -> None:
-        if not self.parking.has_told:
-            self.parking.has_told = True
+        if not self.parking.has_shown_waiting:
+            self.parking.has_shown_waiting = True
             self._own.append(Status(status="waiting", message=message))
             self._writer.mark(self)
 

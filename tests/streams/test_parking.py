@@ -65,8 +65,8 @@ def test_who_comes_does_not_wait_out_a_refusal() -> None:
     """But what is no refusal is waited for."""
     refused, ahead = parked(LEAD), parked(AHEAD)
     refused.refuse(Overloaded("full", retry_after=30), 0.0)
-    refused.hurry()
-    ahead.hurry()
+    refused.skip_delay()
+    ahead.skip_delay()
     assert refused.seconds_left(0, now=0.0) == 0
     assert ahead.seconds_left(40, now=0.0) == 10.0
 
@@ -100,6 +100,6 @@ def test_what_the_reader_cannot_notice_is_not_told(park: Park, is_told: bool) ->
     parking = parked(park)
     assert parking.end() is is_told
     parking.begin(park, 5, 0.0)
-    parking.has_told = True
+    parking.has_shown_waiting = True
     assert parking.end()
     assert (parking.reason, parking.num_parks) == (None, 2)

@@ -181,6 +181,9 @@ class Reader(Attachment):
                     break
                 if self._held:
                     if self._credit is not None and len(self._unacked) >= self._credit:
+                        if self.stream.has_left and self.stream.ended.is_set():
+                            self.go_away()  # it waits for no acknowledgement
+                            return
                         due_at = math.inf
                         break
                     self._write(channel, self._flush(now), now)
