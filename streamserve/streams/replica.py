@@ -86,6 +86,8 @@ class Replica:
             self.recent.add(events, bodies)
         for reader in self.readers.attached:
             reader.advance()
+        if len(events) > 1:
+            self.recent.shrink()
 
     async def _stand_by(self) -> None:
         """Follow a log that another process writes, or none does, and continue it once that is due here."""

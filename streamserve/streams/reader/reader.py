@@ -108,6 +108,7 @@ class Reader(Attachment):
         self._held: list[LoggedEvent] = []
         self._num_tokens = 0  # of those held
         self._holds_more = False  # than tokens
+        self._holds_large = False  # tokens with other candidates, now or before
         self._notice: Status | None = None  # to be shown
         self._wait_seconds = config.coalesce_seconds - _SOON_SECONDS
         self._token_due_at = -math.inf  # until then tokens wait to be joined: the first one never does
@@ -237,9 +238,11 @@ class Reader(Attachment):
         """Hold what follows of the stream's recent events; have a task read the log if they are older."""
         is_far = self._takes_snapshots and self.stream.last_seq - self.sent_seq > self._config.snapshot_events
         if not self._must_fold and (self._held or not is_far):
-            events = self.stream.recent.since(self._read_seq, _PAGE)
+            events = self.stream.recent.since(self._read_seq, self._page)
             if events:
                 self._hold(events, events[-1].seq)
+                if self._holds_large:
+                    self._page = _page_after(events)
                 return
         self._paging = asyncio.get_running_loop().create_task(self._read_log(), name="reader", context=Context())
 
@@ -249,6 +252,7 @@ class Reader(Attachment):
         for logged in events:
             if isinstance(logged.event, Token):
                 self._num_tokens += len(logged.event.token_ids) or 1
+                self._holds_large |= logged.event.logprobs is not None
             else:
                 self._holds_more = True
 
@@ -379,7 +383,7 @@ class Reader(Attachment):
                 if self.stream.recent.since(self._read_seq, 1):
                     break
                 page = await self._read(self._read_seq, self._page)
-                self._page = max(1, _PAGE * len(page) // sum(map(_weight, page)))
+                self._page = _page_after(page)
                 self._hold(page, page[-1].seq)
                 self.advance()
                 await asyncio.sleep(0)
@@ -434,6 +438,11 @@ class Reader(Attachment):
         end = self.stream.terminal
         kept_seq = end.kept_seq if isinstance(end, Done) else None
         return self.stream.last_seq if kept_seq is None else kept_seq
+
+
+def _page_after(page: list[LoggedEvent]) -> int:
+    """Return how many events to take next, from how large those of the last page are."""
+    return max(1, _PAGE * len(page) // sum(map(_weight, page)))
 
 
 def _weight(logged: LoggedEvent) -> int:
