@@ -244,6 +244,9 @@ class Reader(Attachment):
                 if self._holds_large:
                     self._page = _page_after(events)
                 return
+        if self._held:
+            self._holds_more = True  # the log is read when these are written: they wait for no more tokens
+            return
         self._paging = asyncio.get_running_loop().create_task(self._read_log(), name="reader", context=Context())
 
     def _hold(self, events: list[LoggedEvent], until: int) -> None:

@@ -24,12 +24,14 @@ NUM_EVENTS = NUM_TOKENS + 2  # with meta and done
 LEAD_TOKENS = 16
 
 
-async def written(scripted: ScriptedClient, *, joins: bool = False) -> tuple[Streams, Stream]:
+async def written(
+    scripted: ScriptedClient, *, joins: bool = False, num_tokens: int = NUM_TOKENS
+) -> tuple[Streams, Stream]:
     """Return a finished stream, all of it in the log: nothing but credit can hold a reader back."""
     settings = StreamConfig() if joins else StreamConfig(coalesce_tokens=0)
     streams = Streams({"scripted": scripted}, MemoryLog(), settings)
     stream = await streams.start(ask("scripted"), owner="u1", tenant="t1")
-    scripted.last.push(*(tok("x") for _ in range(NUM_TOKENS)), DONE)
+    scripted.last.push(*(tok("x") for _ in range(num_tokens)), DONE)
     await stream.ended.wait()
     return streams, stream
 
@@ -112,6 +114,18 @@ async def test_what_was_not_given_cannot_be_acknowledged(scripted: ScriptedClien
         plain.ack(2)
     plain.close()
     plain.ack(1)
+    events.close()
+    await streams.aclose()
+
+
+async def test_a_reader_without_credit_reads_nothing(scripted: ScriptedClient) -> None:
+    """While a part of a page waits for acknowledgements, no task looks for the next page."""
+    streams, stream = await written(scripted, num_tokens=200)
+    events = follow(streams, stream, credit=1)
+    assert await given_now(events) == [1]
+    for _ in range(20):
+        await asyncio.sleep(0)
+        assert "reader" not in {task.get_name() for task in asyncio.all_tasks()}
     events.close()
     await streams.aclose()
 
