@@ -437,6 +437,28 @@ async def test_a_connection_without_room_for_its_place_breaks(
         await reading
 
 
+async def test_a_connection_cut_before_its_first_event_breaks(
+    log: StallingLog, hasty: Streams, scripted: ScriptedClient
+) -> None:
+    """Also while the first bytes are being sent: an empty answer must not look whole either."""
+    stream = await start(hasty)
+    delivery = Delivery(hasty, stream, NativeEncoder(stream.log_id))
+    is_stuck, go = asyncio.Event(), asyncio.Event()
+
+    async def send(data: bytes) -> None:
+        is_stuck.set()
+        await go.wait()
+
+    reading = asyncio.create_task(delivery.run(send))
+    await is_stuck.wait()
+    log.outage = DOWN
+    scripted.last.push(tok("a"))
+    await until(lambda: delivery.reader.is_over, "it is cut")
+    go.set()
+    with pytest.raises(BrokenStream):
+        await reading
+
+
 async def test_a_cut_whole_answer_is_refused(log: StallingLog, hasty: Streams, scripted: ScriptedClient) -> None:
     """Its caller gets the outage's error."""
     stream = await start(hasty)

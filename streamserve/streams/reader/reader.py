@@ -133,8 +133,9 @@ class Reader(Attachment):
         channel.on_writable = self._on_writable
         if self._credit is None:
             self._received = Received(self.received_seq, channel.num_untaken)
-        if self._is_closed:
-            channel.end(None)
+        if self._is_closed:  # let go before there was a channel: an empty answer must not look whole
+            is_cut = self.is_let_go and self._encoder is not None
+            channel.end(BrokenStream(self.stream.id) if is_cut else None)
             return
         if self.stream.lag.is_log_down:
             self._notice = LOG_AWAY
