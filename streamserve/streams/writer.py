@@ -116,18 +116,19 @@ class LogWriter:
         batches, seconds = [batch for _, batch in group], _FIRST_RETRY_SECONDS
         while True:
             try:
-                results = await self.log.commit(batches)
+                results: Sequence[Result | Exception] = await self.log.commit(batches)
+                break
             except LogUnavailable as reason:
                 self._note_outage(reason, group)
             except Exception as error:
                 logger.exception("stream log: a commit failed")
-                return [error] * len(batches)
-            else:
-                if self.outage is not None:
-                    await self._note_recovery()
-                return results
+                results = [error] * len(batches)
+                break
             await asyncio.sleep(seconds * random.uniform(0.5, 1.0))
             seconds = min(2 * seconds, _MAX_RETRY_SECONDS)
+        if self.outage is not None:  # also after a failure: without a retry nothing else would end it
+            await self._note_recovery()
+        return results
 
     def _note_outage(self, reason: LogUnavailable, group: Sequence[tuple[Producer, Batch]]) -> None:
         """Inform the streams that have something to commit; cut them when it lasts too long."""
@@ -148,7 +149,7 @@ class LogWriter:
                     producer.cut()
 
     async def _note_recovery(self) -> None:
-        logger.warning("stream log: it commits again after %.1f s", time.monotonic() - self._down_since)
+        logger.warning("stream log: the outage ends after %.1f s", time.monotonic() - self._down_since)
         self.outage = None
         waiting, self._waiting = self._waiting, {}
         refused, self._refused = self._refused, []
@@ -157,5 +158,5 @@ class LogWriter:
         for log_id in refused:
             try:
                 await self.log.drop(log_id)
-            except LogUnavailable:
+            except Exception:
                 logger.warning("stream log: log %s of a refused answer is left to the purge", log_id)

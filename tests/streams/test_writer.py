@@ -210,6 +210,19 @@ async def test_new_answers_are_refused_with_the_reason(log: StallingLog, writer:
         writer.refuse_if_down()
 
 
+async def test_a_failure_in_an_outage_ends_it(log: StallingLog, writer: LogWriter) -> None:
+    """A commit that fails for no known reason is not retried, so new answers are not refused for ever after it."""
+    feed = Feed(writer, "a")
+    with away(log):
+        feed.write("x")
+        await until(lambda: writer.outage is not None, "the outage is noticed")
+        log.is_broken = True
+    await until(lambda: bool(feed.results), "it has its result")
+    assert isinstance(feed.results[0], OSError)
+    writer.refuse_if_down()
+    assert feed.noted == ["log_down", "recovered"]
+
+
 async def test_the_log_of_a_refused_answer_is_dropped(log: StallingLog, writer: LogWriter) -> None:
     """Its first batch may be in the log or come in by the retry; after the recovery there is no such log."""
     refused, running = Feed(writer, "refused", has_begun=False), Feed(writer, "running")
