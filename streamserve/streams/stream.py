@@ -479,14 +479,16 @@ class Stream(Replica):
         """Free engine and timers, and have the readers notice the end."""
         self._cancel()
         self._timers.disarm_all()
-        if self.terminal is None:
-            self._has_left = self.lease.is_shared
-            await self.lease.release()
-        self.ended_at = time.monotonic()
-        self.ended.set()
-        for reader in self.readers.attached:
-            reader.advance()
-        self.recent.clear()
+        try:
+            if self.terminal is None:
+                self._has_left = self.lease.is_shared
+                await self.lease.release()
+        finally:
+            self.ended_at = time.monotonic()
+            self.ended.set()
+            for reader in self.readers.attached:
+                reader.advance()
+            self.recent.clear()
 
     def _arm_timeout(self) -> None:
         if self.request.timeout_seconds is not None:

@@ -18,6 +18,7 @@ from streamserve.protocol.stats import ModelDescription
 from streamserve.streams import registry
 from streamserve.streams.config import StreamConfig
 from streamserve.streams.log.base import Batch, EventLog, LogFull, MemoryLog, Result
+from streamserve.streams.reader.follow import follow
 from streamserve.streams.readers import Attachment
 from streamserve.streams.registry import Streams
 from streamserve.streams.stream import Stream
@@ -214,6 +215,26 @@ async def test_a_stream_keeps_nothing_of_its_request(scripted: ScriptedClient) -
     await (await start(streams)).stop()
     await streams.aclose()
     assert seen == [None]
+
+
+async def test_a_lease_that_cannot_be_released_does_not_keep_readers(
+    scripted: ScriptedClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A database that does not answer while the process closes: the stream's task is cancelled, its readers end."""
+    monkeypatch.setattr(registry, "_CLOSE_SECONDS", 0.01)
+
+    class Store(RecordStore):
+        async def release(self, stream_id: str, fence: int) -> None:
+            await asyncio.Event().wait()
+
+    streams = Streams({"scripted": scripted}, MemoryLog(), store=Store(SharedRecords(), "one"))
+    stream = await start(streams)
+    reading = asyncio.create_task(anext(follow(streams, stream, 1), None))
+    await until(lambda: stream.readers.num_attached == 1, "it is read")
+    await streams.aclose()
+    async with asyncio.timeout(30):
+        assert await reading is None
+    assert stream.ended.is_set()
 
 
 class FullLog(MemoryLog):
