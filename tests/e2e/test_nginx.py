@@ -195,7 +195,7 @@ def rst(connection: socket.socket) -> None:
 
 @pytest.mark.parametrize("leave", [fin, rst])
 @pytest.mark.parametrize("connect", [ask, ask_websocket], ids=["http", "websocket"])
-def test_who_leaves_is_absent_from_the_next_step(
+def test_a_reader_that_leaves_is_absent_from_the_next_step(
     worker: Server, front: str, connect: Callable[[str, str], socket.socket], leave: Callable[[socket.socket], None]
 ) -> None:
     """A step is held while the reader leaves nginx; its sequence is in no later step, and no block is held."""
