@@ -21,7 +21,7 @@ _POOL_THREADS = 64  # more than asyncio's own pool ever has
 
 
 async def app(scope: Scope, receive: Receive, send: Send) -> None:
-    """Answer for the process, or be the site."""
+    """Answer /held for the process, and pass every other request to the site."""
     if scope["type"] == "http" and scope["path"] == "/held":
         body = json.dumps(await _held()).encode()
         headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
