@@ -64,7 +64,7 @@ async def test_every_app_is_answered(inner: App) -> None:
     assert called == ["closed"]
 
 
-async def test_a_failing_callback_does_not_keep_the_others_from_running(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_failing_callback_does_not_stop_the_rest(caplog: pytest.LogCaptureFixture) -> None:
     """A failing callback is logged, and shutdown is answered."""
     called: list[str] = []
 

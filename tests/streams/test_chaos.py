@@ -104,7 +104,7 @@ async def _any_order(actions: list[str], on_disconnect: str) -> None:
 
 
 async def test_many_readers_come_and_go(echo: ThreadClient) -> None:
-    """Forty streams whose readers leave at random and return: each text is the uninterrupted one, nothing leaks."""
+    """Forty streams whose readers leave at random and return: each text is uninterrupted, and nothing leaks."""
     dice = random.Random(4)
     streams = Streams({"echo": echo}, MemoryLog(), StreamConfig(coalesce_tokens=2))
     prompts = [f"question {number}" for number in range(8)]

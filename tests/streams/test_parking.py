@@ -49,7 +49,7 @@ def test_a_missing_engine_is_asked_at_once_then_ever_less_often(park: Park) -> N
     assert parking.seconds_left(10**6, now=0.0) == 0
 
 
-def test_a_full_engine_is_asked_when_it_says() -> None:
+def test_a_full_engine_is_asked_at_its_own_time() -> None:
     """A full engine is asked at its own time, and one that is coming up sooner than that, but not again and again."""
     full, loading = parked(LEAD), parked(LEAD)
     full.refuse(Overloaded("full", retry_after=30), 0.0)

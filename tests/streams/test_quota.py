@@ -116,7 +116,7 @@ async def test_nothing_is_ended_for_a_request_that_is_refused(two_places: Stream
     assert (parked.state, parked.terminal) == ("parked", None)
 
 
-async def test_a_reader_who_comes_back_keeps_the_place(two_places: Streams, scripted: ScriptedClient) -> None:
+async def test_a_returning_reader_keeps_the_slot(two_places: Streams, scripted: ScriptedClient) -> None:
     """A reader that returns while the newcomer waits for the engine keeps the slot; the newcomer's run is cancelled."""
     parked, _ = await start(two_places), await start(two_places)
     parked.release()

@@ -277,7 +277,7 @@ async def test_without_a_log_the_record_is_finished(scripted: ScriptedClient) ->
 
 
 @pytest.mark.parametrize("during", ["insert", "open"])
-async def test_a_client_who_leaves_while_it_starts_leaves_no_running_record(
+async def test_a_client_that_leaves_during_the_start_leaves_no_running_record(
     scripted: ScriptedClient, during: str
 ) -> None:
     """The insert and the commit run to their end; then the stream of the client that left ends as abandoned."""

@@ -239,7 +239,7 @@ async def test_finished_choices_are_not_repeated(streams: Streams, scripted: Scr
     assert tail == [tok("b", 8), ChoiceDone(choice=0, finish_reason="stop")]
 
 
-async def test_a_reader_who_leaves_during_readmission_frees_it(streams: Streams, scripted: ScriptedClient) -> None:
+async def test_a_reader_that_leaves_during_readmission_frees_it(streams: Streams, scripted: ScriptedClient) -> None:
     """A generation accepted after the last reader left is cancelled at once."""
     stream = await start(streams)
     stream.release()

@@ -135,7 +135,7 @@ async def wait(receive: Receive, send: Send, kind: str = "event-stream", ears: s
         if await _wait(receive, ears) == "go":
             await body(send, b"event: bye\n\n", more_body=False)
     finally:
-        await asyncio.sleep(0.01)  # a finally that takes a while must be waited for
+        await asyncio.sleep(0.01)  # the drain has to wait for a slow finally
         say(f"finally {kind} {ears}")
 
 

@@ -37,7 +37,7 @@ def ask(
 
 
 async def until(claim: Callable[[], bool], what: str) -> None:
-    """Wait until `claim` holds; say `what` did not happen otherwise. For state that has no event to wait on."""
+    """Wait until `claim` holds; name `what` in the failure. For state that has no event to wait on."""
     try:
         async with asyncio.timeout(_DEADLINE_SECONDS):
             while not claim():  # noqa: ASYNC110 - engine threads have no asyncio.Event to set
@@ -47,7 +47,7 @@ async def until(claim: Callable[[], bool], what: str) -> None:
 
 
 class ScriptedGeneration:
-    """Yields what the test pushes, and ends where it says so."""
+    """Yields what the test pushes, and ends where the test ends it."""
 
     def __init__(self, request: GenerateRequest) -> None:
         self.parked: Park | None = None

@@ -78,7 +78,9 @@ async def until_ended() -> Watch:
     return await Watch.objects.aget()
 
 
-async def test_who_may_watch(engine: None, alice: Any, bob: Any, staff: Any, root: Any, lonely_key: str) -> None:
+async def test_watching_needs_its_permission(
+    engine: None, alice: Any, bob: Any, staff: Any, root: Any, lonely_key: str
+) -> None:
     """The permission of the user or of the key's user decides, and the key needs the scope; else the id is unknown."""
     stream_id, pieces = await asked(await caller_of(alice), SHORT)
     assert [piece async for piece in pieces]

@@ -267,7 +267,7 @@ async def test_another_worker_resumes_what_was_cut(
     assert (await StreamRow.objects.aget(pk=stream.id)).finish_reason == "length"
 
 
-async def test_a_reader_who_returns_too_early_keeps_no_worker_away(
+async def test_an_early_reader_keeps_no_worker_away(
     one: Worker, two: Worker, gated: tuple[ThreadClient, Gate], full: FullFile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A reader that returns to the worker without room is cut: that worker claims it in vain and releases it."""

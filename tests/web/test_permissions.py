@@ -1,4 +1,4 @@
-"""Answers of owners who lost their permission end, also while the log is away."""
+"""Answers of owners that lost their permission end, also while the log is away."""
 
 from __future__ import annotations
 

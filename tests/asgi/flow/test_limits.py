@@ -77,7 +77,7 @@ def test_a_chunked_body_too_large(server: Server, pieces: list[bytes]) -> None:
     assert state(server)["bodies"] == before["bodies"]
 
 
-def test_a_client_who_sends_a_refused_body_all_the_same(server: Server) -> None:
+def test_a_client_that_sends_a_refused_body_gets_a_413(server: Server) -> None:
     """The client reads its 413: the server takes and drops what comes, and does not reset the connection."""
     with connect(server) as client:
         client.sendall(b"POST /body HTTP/1.1\r\nHost: x\r\nContent-Length: 500000\r\n\r\n")

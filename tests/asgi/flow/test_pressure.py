@@ -79,7 +79,7 @@ def settled(server: Server) -> int:
 
 
 def growth(server: Server, ask: Ask) -> float:
-    """Return how much memory each of 50 readers who never read costs."""
+    """Return how much memory each of 50 readers that never read costs."""
     before = warm_up(server)
     clients = [ask(server, f"/fill?bytes={ANSWER_BYTES}") for _ in range(NUM_READERS)]
     settled(server)

@@ -255,7 +255,7 @@ async def test_a_process_that_stood_still_retries(make_server: MakeServer) -> No
         appending = asyncio.create_task(commit_one(log, make_batch(log_id, 1, 1, [tok("b")])))
         await asyncio.sleep(0.05)
         server.go_on()
-        time.sleep(1.2)  # noqa: ASYNC251 - the loop is what must stand still
+        time.sleep(1.2)  # noqa: ASYNC251 - the loop itself has to stand still
         assert await appending == 2
         assert await everything(log, log_id) == numbered([tok("a"), tok("b")])
 

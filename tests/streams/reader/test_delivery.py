@@ -53,7 +53,7 @@ async def written(streams: Streams, scripted: ScriptedClient, *events: object) -
     return stream
 
 
-async def test_headers_say_what_proxies_need(streams: Streams) -> None:
+async def test_headers_hold_what_proxies_need(streams: Streams) -> None:
     """Headers name type, stream and start, forbid caching, buffering and compression, and give no length."""
     stream = await start(streams)
     headers = dict(deliver(streams, stream, after=1).headers)

@@ -1,6 +1,6 @@
 """The demo site, and beside it GET /held: what this process holds: streams, readers, tasks, descriptors, threads.
 
-Thread pools that have not all their threads yet have them once that is asked, so that figures can be compared.
+The first GET /held fills the thread pools, so that its numbers can be compared with later ones.
 """
 
 from __future__ import annotations
