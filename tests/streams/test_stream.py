@@ -59,7 +59,7 @@ async def test_accepted_values_are_kept_apart_from_given_ones(streams: Streams, 
 async def test_a_broken_generation_ends_in_internal_error(
     streams: Streams, scripted: ScriptedClient, caplog: pytest.LogCaptureFixture, failure: Exception | None
 ) -> None:
-    """Whatever the engine does, the reader gets an end; the cause is in the log file, not in the client's event."""
+    """Whatever the engine does, the reader gets an end; the cause is in the server's log, not in the event."""
     stream = await start(streams)
     scripted.last.push(tok("a"), failure)
     *_, end = await events_of(streams, stream)
