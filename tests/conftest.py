@@ -30,7 +30,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 async def until(condition: Callable[[], object], seconds: float = 10.0) -> None:
     """Wait until `condition()` holds; fail after `seconds`."""
     async with asyncio.timeout(seconds):
-        while not condition():  # noqa: ASYNC110  (what is waited for has no event)
+        while not condition():  # noqa: ASYNC110  (the condition has no event)
             await asyncio.sleep(0.005)
 
 
@@ -50,7 +50,7 @@ async def engine(transactional_db: Any) -> AsyncIterator[None]:
 
 @pytest.fixture
 def gate() -> Gate:
-    """Steps of the echo engine pass here."""
+    """The gate through which steps of the echo engine pass."""
     return Gate()
 
 
@@ -84,7 +84,7 @@ def bob(transactional_db: Any) -> Any:
 
 @pytest.fixture
 def staff(transactional_db: Any) -> Any:
-    """Staff without a permission of ours."""
+    """Staff without any of our permissions."""
     return get_user_model().objects.create_user("staff", password="pw", is_staff=True)
 
 

@@ -1,4 +1,4 @@
-"""The admin: rows to look at, keys to revoke, and the live page with its permissions."""
+"""Laws of the admin: rows to view, keys to revoke, and the live page with its permissions."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def admin(root: Any) -> Client:
 
 
 def test_the_lists_open(admin: Client, alice_key: str) -> None:
-    """Keys and streams, with their useful columns; nothing of a key's secret, nothing of a stream's text."""
+    """The lists of keys and streams have their useful columns, but no key's secret and no stream's text."""
     StreamRow.objects.create(id="0" * 32, log_id="a" * 12, owner="user:1", tenant="user:1", model="m", text="canary")
     keys = admin.get("/admin/streamserve/apikey/").content.decode()
     assert ApiKey.objects.get().prefix in keys
@@ -45,7 +45,7 @@ def test_the_lists_open(admin: Client, alice_key: str) -> None:
 
 
 def test_rows_cannot_be_made_or_changed(admin: Client, alice_key: str) -> None:
-    """They say what happened."""
+    """Rows record what happened, so the admin cannot add or change them."""
     for model in ("apikey", "stream"):
         assert admin.get(f"/admin/streamserve/{model}/add/").status_code == 403
     pk = ApiKey.objects.get().pk
@@ -54,7 +54,7 @@ def test_rows_cannot_be_made_or_changed(admin: Client, alice_key: str) -> None:
 
 
 def test_keys_are_revoked_by_an_action(admin: Client, staff: Any, alice_key: str) -> None:
-    """Who may only look is not offered it."""
+    """A user with the view permission alone has no revoke action."""
     pk = ApiKey.objects.get().pk
     staff.user_permissions.add(Permission.objects.get(codename="view_apikey"))
     looker = Client()
@@ -72,8 +72,8 @@ async def login(user: Any, **options: Any) -> AsyncClient:
     return client
 
 
-async def test_the_live_page_is_for_who_may_see_it(engine: None, root: Any, staff: Any, alice: Any) -> None:
-    """The page, events and buttons: a superuser; not staff without the permission, not a user, not a visitor."""
+async def test_the_live_page_needs_its_permission(engine: None, root: Any, staff: Any, alice: Any) -> None:
+    """A superuser gets page, events and buttons; staff without the permission, a user and a visitor do not."""
     paths = [("GET", LIVE), ("GET", f"{LIVE}events"), ("POST", f"{LIVE}stop/{'0' * 32}")]
     paths += [("POST", f"{LIVE}control/resume/echo")]
     expected = [(await login(root), [200, 200, 404, 200]), (await login(staff), [403, 403, 403, 403])]
@@ -88,7 +88,7 @@ async def test_the_live_page_is_for_who_may_see_it(engine: None, root: Any, staf
 
 
 async def test_the_permission_alone_opens_the_page(engine: None, staff: Any) -> None:
-    """`view_live` looks, `stop_stream` stops, `control_engine` pauses: one does not give the other."""
+    """`view_live` views, `stop_stream` stops, `control_engine` pauses: none includes another."""
     await staff.user_permissions.aadd(await Permission.objects.aget(codename="view_live"))
     client = await login(staff)
     page = await client.get(LIVE)
@@ -103,7 +103,7 @@ async def test_the_permission_alone_opens_the_page(engine: None, staff: Any) -> 
 
 
 async def test_the_buttons_need_the_csrf_token(engine: None, root: Any) -> None:
-    """They are ordinary Django views: its middleware looks."""
+    """The buttons are ordinary Django views behind its CSRF middleware."""
     client = await login(root, enforce_csrf_checks=True)
     for button in (f"stop/{'0' * 32}", "control/pause/echo"):
         assert (await client.post(f"{LIVE}{button}")).status_code == 403
@@ -111,7 +111,7 @@ async def test_the_buttons_need_the_csrf_token(engine: None, root: Any) -> None:
 
 
 async def test_a_model_is_paused_and_resumed(engine: None, root: Any) -> None:
-    """/readyz says so, and the log who did it; what is no model or no action is a 404."""
+    """/readyz shows the pause, and the log its user; an unknown model or action is a 404."""
     client = await login(root)
     with capture_logs() as logs:
         paused = await client.post(f"{LIVE}control/pause/echo")
@@ -131,7 +131,7 @@ async def test_a_model_is_paused_and_resumed(engine: None, root: Any) -> None:
 
 
 async def test_a_draining_model_takes_nothing_new(engine: None, root: Any, alice_key: str) -> None:
-    """A caller is told to come again; /readyz says why."""
+    """A caller gets a 503 with Retry-After, and /readyz has the reason."""
     client = await login(root)
     assert (await client.post(f"{LIVE}control/drain/echo")).json()["state"] == "draining"
     refused = await Caller(key=alice_key).post("/streams", {"prompt": "hi"})
@@ -140,15 +140,15 @@ async def test_a_draining_model_takes_nothing_new(engine: None, root: Any, alice
     assert (await AsyncClient().get("/readyz")).json()["reason"] == "echo is draining"
 
 
-async def test_the_live_page_says_how_loading_comes_on(engine: None, root: Any) -> None:
-    """State, stage, bytes and seconds of every model, and what the engine has let go of."""
+async def test_the_live_page_shows_loading(engine: None, root: Any) -> None:
+    """The page shows state, stage, bytes and seconds of every model, and the engine's counts of parks and faults."""
     [model] = live_metrics(site.get_site().clients, site.get_site().streams)["models"]
     loading = {"state", "stage", "fraction", "loaded_bytes", "total_bytes", "elapsed_seconds", "message"}
     assert loading | {"parks", "queue_seconds", "out_of_memory", "quarantines"} <= set(model)
 
 
 async def test_streams_of_other_processes_are_seen(root: Any, tmp_path: Path) -> None:
-    """Who runs one, and which wait for anybody; what is finished is not shown."""
+    """A stream of another process and a parked one are shown; a finished one is not."""
     log = {"LOG": "file", "STATE_DIR": str(tmp_path), "MODELS": {"echo": {"PATH": "echo"}}, "CLIENT": "thread"}
     other = Liveness(tmp_path / "workers")
     kinds = {"a": {"producer": other.own_id}, "b": {"released_at": timezone.now()}, "c": {"state": "finished"}}
@@ -165,7 +165,7 @@ async def test_streams_of_other_processes_are_seen(root: Any, tmp_path: Path) ->
 
 
 async def test_a_running_stream_is_seen_and_stopped(root: Any, alice_key: str) -> None:
-    """The figures name it; POST stop ends it as cancelled."""
+    """The metrics name the stream; POST stop ends it as cancelled."""
     with override_settings(STREAMSERVE={"TESTING": True, "ECHO_STEP_SECONDS": 0.02}):
         await until_ready()
         ask = {"prompt": "hi", "max_tokens": 1000, "ignore_eos": True}

@@ -1,4 +1,4 @@
-"""System checks: each mistake has its id and a hint; a right site has none."""
+"""Laws of the system checks: each mistake has its id and a hint; a right site has none."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def ids() -> set[str]:
     return {str(one.id) for one in found if str(one.id).startswith("streamserve.")}
 
 
-def test_a_right_site_has_no_complaint() -> None:
-    """The settings of these tests."""
+def test_a_right_site_has_no_findings() -> None:
+    """The settings of these tests pass every check."""
     assert ids() == set()
 
 
@@ -48,7 +48,7 @@ def test_wrong_settings_are_found(raw: Any, id_: str) -> None:
 
 
 def test_a_hub_id_is_not_looked_for_on_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only what looks like a folder must be one; the missing packages are found for both."""
+    """Only a path must be a folder; the missing packages are found for both."""
     monkeypatch.setattr(checks, "find_spec", lambda name: None)
     with override_settings(STREAMSERVE={"MODELS": {"m": {"PATH": "org/name"}}}):
         assert ids() == {"streamserve.E004"}
@@ -65,7 +65,7 @@ def test_a_hub_id_is_not_looked_for_on_disk(monkeypatch: pytest.MonkeyPatch) -> 
     ],
 )
 def test_models_that_want_too_much_memory_together_are_found(engine: Any, device: str, is_found: bool) -> None:
-    """W007: two engines on one machine do not know of each other."""
+    """W007: two engines on one machine do not share their memory budgets."""
     models = {alias: {"PATH": "org/name", "DEVICE": device, "ENGINE": engine} for alias in "ab"}
     with override_settings(STREAMSERVE={"MODELS": models}):
         assert ("streamserve.W007" in ids()) is is_found
@@ -74,7 +74,7 @@ def test_models_that_want_too_much_memory_together_are_found(engine: Any, device
 
 
 def test_a_folder_that_exists_is_right(tmp_path: Path) -> None:
-    """And a relative one is looked for too."""
+    """An existing folder passes, also by a relative path."""
     with override_settings(STREAMSERVE={"MODELS": {"m": {"PATH": str(tmp_path)}}}):
         assert "streamserve.E005" not in ids()
     assert checks.is_folder_like("./model")
@@ -90,7 +90,7 @@ def test_a_folder_that_exists_is_right(tmp_path: Path) -> None:
         ({"MIDDLEWARE": ["whitenoise.middleware.WhiteNoiseMiddleware"]}, "streamserve.W004"),
     ],
 )
-def test_what_is_around_us_is_looked_at(overrides: dict[str, Any], id_: str) -> None:
+def test_the_surroundings_are_checked(overrides: dict[str, Any], id_: str) -> None:
     """E006 no ASGI application, W001 not wrapped, W004 WhiteNoise."""
     with override_settings(**overrides):
         assert id_ in {one.id for one in checks.check_site(None)}
@@ -106,19 +106,19 @@ def test_daphne_must_come_first() -> None:
 
 
 def test_persistent_connections_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """W006: under ASGI they are kept by threads that never come back."""
+    """W006: under ASGI persistent connections are kept by threads that never return."""
     monkeypatch.setitem(settings.DATABASES["default"], "CONN_MAX_AGE", 600)
     assert {one.id for one in checks.check_databases(None)} == {"streamserve.W006"}
 
 
 def test_a_redis_log_needs_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`manage.py check` finds it, not the first request."""
+    """`manage.py check` reports the missing package before the first request does."""
     monkeypatch.setattr(checks, "find_spec", lambda name: None)
     with override_settings(STREAMSERVE={"MODELS": {"echo": {"PATH": "echo"}}, "LOG": "redis://127.0.0.1"}):
         assert ids() == {"streamserve.E008"}
 
 
-def test_a_site_that_would_serve_by_stock_daphne_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_site_served_by_stock_daphne_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """W008: FlowServer is off, or does not fit this daphne."""
     import daphne.server
     from daphne.cli import CommandLineInterface
@@ -136,7 +136,7 @@ def redis_complaints(url: str) -> list[str]:
 
 
 def test_a_redis_that_loses_answers_is_found(tmp_path: Path) -> None:
-    """W009: at `check --deploy` only, as it asks the Redis; one that keeps them is right, one that is away is named."""
+    """W009, at `check --deploy` only: a Redis that keeps answers passes, one that is away is named."""
     with RedisServer(tmp_path) as redis:
         assert redis_complaints(redis.url) == []
         redis.say("CONFIG SET appendonly no")
@@ -147,8 +147,8 @@ def test_a_redis_that_loses_answers_is_found(tmp_path: Path) -> None:
     assert "cannot be reached" in complaint
 
 
-async def test_a_process_says_so_when_it_begins(tmp_path: Path) -> None:
-    """One line of the log for each complaint; it serves all the same."""
+async def test_a_process_logs_complaints_at_startup(tmp_path: Path) -> None:
+    """Each complaint is one line of the log, and the process serves all the same."""
     with RedisServer(tmp_path, appendonly="no") as redis:
         conf = {"MODELS": {"m": {"PATH": "echo"}}, "CLIENT": "thread", "LOG": redis.url, "STATE_DIR": str(tmp_path)}
         with override_settings(STREAMSERVE=conf), capture_logs() as lines:
@@ -162,7 +162,7 @@ async def test_a_process_says_so_when_it_begins(tmp_path: Path) -> None:
 
 @pytest.mark.django_db
 def test_several_hosts_without_redis_are_found(tmp_path: Path) -> None:
-    """W010: at `check --deploy` only, by the rows of running streams. This host's are right, and so are old ids."""
+    """W010, at `check --deploy` only, by the rows of running streams: this host's pass, and so do old ids."""
     row = {"model": "echo", "owner": "user:1", "tenant": "user:1"}
     here, there = Liveness(tmp_path / "workers"), Liveness(tmp_path / "there")
     producers = [here.own_id, "0123456789abcdef", there.own_id]

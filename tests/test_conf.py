@@ -1,4 +1,4 @@
-"""Settings: typed, lazy, and every mistake named."""
+"""Laws of the settings: typed, lazy, and every mistake named."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_a_minimal_dict_is_enough() -> None:
     ],
 )
 def test_an_unknown_key_names_the_nearest(raw: Any, nearest: str) -> None:
-    """Whatever the level of the dict."""
+    """An unknown key at any level of the dict names the nearest known one."""
     [(kind, _message, hint)] = problems(raw)
     assert kind == "key"
     assert repr(nearest) in hint
@@ -82,27 +82,27 @@ def test_an_unknown_key_names_the_nearest(raw: Any, nearest: str) -> None:
     ],
 )
 def test_a_wrong_value_is_a_problem_with_a_hint(raw: Any) -> None:
-    """A sentence that says what it takes, never a traceback."""
+    """A wrong value is a sentence with the accepted values, never a traceback."""
     found = problems(raw)
     assert any(kind == "value" for kind, _, _ in found), found
     assert all(hint for _, _, hint in found)
 
 
 def test_no_model_is_a_problem_of_its_own() -> None:
-    """And its hint is a setting that works."""
+    """The hint of a missing model is a setting that works."""
     assert problems({})[0][0] == "missing"
 
 
 def test_testing_makes_every_model_the_echo_engine() -> None:
-    """One setting, whatever MODELS says."""
+    """TESTING makes every model the echo engine, whatever MODELS holds."""
     settings, found = read({"MODELS": {"big": {"PATH": "org/huge"}}, "TESTING": True})
     assert found == ()
     assert settings.models["big"].model.path == "echo"
     assert list(read({"TESTING": True})[0].models) == ["echo"]
 
 
-def test_a_models_engine_stands_on_top_of_the_shared_one() -> None:
-    """ENGINE for all, the model's own ENGINE for one."""
+def test_a_models_engine_overrides_the_shared_one() -> None:
+    """ENGINE holds for all models, and the model's own ENGINE overrides it."""
     raw = {
         "MODELS": {"a": {"PATH": "echo"}, "b": {"PATH": "echo", "ENGINE": {"MAX_NUM_SEQS": 2}}},
         "ENGINE": {"MAX_NUM_SEQS": 8, "BLOCK_SIZE": 16},
@@ -112,8 +112,8 @@ def test_a_models_engine_stands_on_top_of_the_shared_one() -> None:
     assert (models["b"].engine.max_num_seqs, models["b"].engine.block_size) == (2, 16)
 
 
-def test_what_a_class_leaves_open_is_ours() -> None:
-    """And every model's engine plans with the same classes."""
+def test_a_class_has_defaults() -> None:
+    """An incomplete class has the default values, and every model's engine plans with the same classes."""
     settings, found = read({**ECHO, "CLASSES": {"chat": {"PACE": 8}}}, base_dir=BASE)
     assert found == ()
     chat = settings.classes["chat"]
@@ -122,26 +122,26 @@ def test_what_a_class_leaves_open_is_ours() -> None:
     assert settings.models["echo"].engine.classes == settings.classes
 
 
-def test_classes_stand_beside_the_engine() -> None:
-    """As a key of ENGINE they are unknown, however right their name."""
+def test_classes_are_no_engine_setting() -> None:
+    """CLASSES inside ENGINE is an unknown key."""
     assert [kind for kind, _, _ in problems({**ECHO, "ENGINE": {"CLASSES": {}}})] == ["key"]
 
 
 def test_tests_are_served_in_their_own_process() -> None:
-    """TESTING wins over CLIENT: nothing outlives a test."""
+    """TESTING overrides CLIENT, so that no engine outlives a test."""
     assert read({"CLIENT": "process", "TESTING": True})[0].client == "thread"
 
 
 @pytest.mark.parametrize("debug", [True, False])
 def test_engines_start_by_themselves_while_developing(debug: bool) -> None:
-    """ENGINE_AUTOSTART left open, or None, is DEBUG; given, it is what it says."""
+    """ENGINE_AUTOSTART left open, or None, is DEBUG; any other value holds."""
     assert read(ECHO, base_dir=BASE, debug=debug)[0].engine_autostart is debug
     for given, meant in {None: debug, True: True, False: False}.items():
         assert read({**ECHO, "ENGINE_AUTOSTART": given}, base_dir=BASE, debug=debug)[0].engine_autostart is meant
 
 
-def test_the_state_folder_tells_two_sites_apart(tmp_path: Path) -> None:
-    """STATE_DIR, else `state` beside manage.py; without either an engine process has no place."""
+def test_the_state_folder_separates_two_sites(tmp_path: Path) -> None:
+    """STATE_DIR, else `state` beside manage.py, separates two sites; without either no engine process can start."""
     own = read({**ECHO, "CLIENT": "process", "STATE_DIR": tmp_path}, base_dir=BASE)[0]
     usual = read({**ECHO, "CLIENT": "process"}, base_dir=BASE)[0]
     assert usual.state_dir == str(BASE / "state")
@@ -150,8 +150,8 @@ def test_the_state_folder_tells_two_sites_apart(tmp_path: Path) -> None:
     assert [one.kind for one in read({**ECHO, "CLIENT": "process"})[1]] == ["missing"]
 
 
-def test_an_engine_is_told_all_that_concerns_it() -> None:
-    """The model, its engine's shape with its own on top, whether it starts by itself."""
+def test_an_engine_config_is_complete() -> None:
+    """An engine's config has the model, the shared ENGINE under its own, and whether it starts by itself."""
     raw = {
         "MODELS": {"a": {"PATH": "echo"}, "b": {"PATH": "echo", "ENGINE": {"MAX_NUM_SEQS": 2}}},
         "ECHO_STEP_SECONDS": 0.5,
@@ -178,14 +178,14 @@ def test_settings_are_read_again_when_a_test_changes_them() -> None:
     [({}, "file"), ({"LOG": "memory"}, "memory"), ({"LOG": "redis://127.0.0.1:6379/0"}, "redis://127.0.0.1:6379/0")],
 )
 def test_where_events_are_kept(given: Any, log: str) -> None:
-    """In a file that all processes share, unless somebody says otherwise; in tests in memory, whatever is said."""
+    """Events are in a file that all processes share unless LOG is set; in tests they are always in memory."""
     settings, found = read({**ECHO, **given}, base_dir=BASE)
     assert (settings.log, found) == (log, ())
     assert read({**ECHO, **given, "TESTING": True})[0].log == "memory"
 
 
 def test_a_log_needs_a_known_kind_and_a_folder() -> None:
-    """A file log lies in STATE_DIR; one in memory, with the engine in the process, lies nowhere."""
+    """A file log needs STATE_DIR; a log in memory, with the engine in the process, needs none."""
     assert [kind for kind, *_ in problems({**ECHO, "LOG": "postgres://x"})] == ["value"]
     inside = {**ECHO, "CLIENT": "thread"}
     assert [one.kind for one in read(inside)[1]] == ["missing"]

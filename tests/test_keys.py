@@ -1,4 +1,4 @@
-"""API keys: made once, kept as a digest, found by prefix, closed for good."""
+"""Laws of API keys: made once, kept as a digest, found by prefix, closed for good."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.django_db
 
 
 def test_a_made_key_has_its_shape_and_is_found() -> None:
-    """`ss_live_<8>_<43>`; only its prefix and digest are in the row."""
+    """A key is `ss_live_<8>_<43>`; only its prefix and digest are in the row."""
     row, key = ApiKey.objects.make(name="x")
     assert keys.MADE.fullmatch(key)
     assert key not in str(ApiKey.objects.values().get())
@@ -23,8 +23,8 @@ def test_a_made_key_has_its_shape_and_is_found() -> None:
 
 
 @pytest.mark.parametrize("own", ["a" * 16, "A-Z_09" * 8, "x" * 128])
-def test_a_key_of_ones_own_is_found(own: str) -> None:
-    """16 to 128 of A-Z a-z 0-9 _ - ."""
+def test_a_given_key_is_found(own: str) -> None:
+    """A key of the operator's own has 16 to 128 of A-Z a-z 0-9 _ - and is found."""
     row, key = ApiKey.objects.make(own)
     assert key == own
     assert ApiKey.objects.find_active(own) == row
@@ -32,21 +32,21 @@ def test_a_key_of_ones_own_is_found(own: str) -> None:
 
 
 @pytest.mark.parametrize("bad", ["", "short", "x" * 129, "ä" * 20, "a b" * 10, "a\n" * 10, "' OR 1=1 -- xxxxxxxx"])
-def test_what_cannot_be_a_key_is_not_looked_up(bad: str, django_assert_num_queries: Any) -> None:
-    """A fixed pattern stands before every query."""
+def test_an_invalid_key_causes_no_query(bad: str, django_assert_num_queries: Any) -> None:
+    """A fixed pattern refuses other strings before any query."""
     with django_assert_num_queries(0):
         assert ApiKey.objects.find_active(bad) is None
 
 
 def test_a_wrong_secret_under_a_right_prefix_does_not_open(django_assert_num_queries: Any) -> None:
-    """One query, and no more is learnt from it than from an unknown prefix."""
+    """A wrong secret costs one query, and its error is that of an unknown prefix."""
     _row, key = ApiKey.objects.make()
     with django_assert_num_queries(1):
         assert ApiKey.objects.find_active(key[:-4] + "0000") is None
 
 
 def test_revoked_expired_and_deactivated_keys_do_not_open(django_user_model: Any) -> None:
-    """Three ways to close a key."""
+    """A key is closed in three ways: revoked, expired, or of a deactivated user."""
     past = timezone.now() - timedelta(seconds=1)
     user = django_user_model.objects.create_user("gone", is_active=False)
     revoked, one = ApiKey.objects.make()
@@ -57,7 +57,7 @@ def test_revoked_expired_and_deactivated_keys_do_not_open(django_user_model: Any
 
 
 def test_revoking_twice_keeps_the_first_date() -> None:
-    """The guard is in the WHERE."""
+    """The guard against a second revocation is in the WHERE."""
     row, _key = ApiKey.objects.make()
     assert ApiKey.objects.all().revoke() == 1
     first = ApiKey.objects.get(pk=row.pk).revoked_at
@@ -66,7 +66,7 @@ def test_revoking_twice_keeps_the_first_date() -> None:
 
 
 def test_last_use_is_written_once_a_minute() -> None:
-    """One write a minute a key, not one a request."""
+    """The last use is written once a minute a key, not once a request."""
     ApiKey.objects.make()
     now = timezone.now()
     assert ApiKey.objects.all().touch(now) == 1
@@ -75,7 +75,7 @@ def test_last_use_is_written_once_a_minute() -> None:
 
 
 def test_scopes_are_checked() -> None:
-    """Only known ones, at least one."""
+    """A key has at least one scope, and only known ones."""
     from django.core.exceptions import ValidationError
 
     from streamserve.models import validate_scopes

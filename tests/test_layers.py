@@ -12,7 +12,7 @@ import pytest
 PACKAGE = Path(__file__).resolve().parent.parent / "streamserve"
 ROOT = PACKAGE.parent
 
-# From the ground up. A layer may import its own and those before it.
+# From the lowest up. A layer may import itself and those before it.
 LAYERS = ("protocol", "dialects", "engine", "clients", "streams", "api", "asgi", "base", "web", "top")
 BASE = ("conf.py", "conf_reader.py", "models.py", "managers.py", "keys.py")
 FOLDERS = {"migrations": "base", "management": "top", "templatetags": "top"}
@@ -30,7 +30,7 @@ def python_files() -> Iterator[Path]:
 
 
 def layer_of(path: Path) -> str:
-    """Return the layer a file is in."""
+    """Return the layer of a file."""
     first = path.relative_to(PACKAGE).parts[0]
     if first.endswith(".py"):
         return "base" if first in BASE else "top"
@@ -92,7 +92,7 @@ def violations() -> list[str]:
 
 
 def test_imports_point_down_only() -> None:
-    """Every file of the package, every import."""
+    """Every import of every file of the package points down."""
     assert violations() == []
 
 

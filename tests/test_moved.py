@@ -10,7 +10,7 @@ import pytest
 
 from streamserve._moved import COMMANDS, MOVED
 
-# What the documents, or sites that follow them, take from each old path.
+# The names that the documents, or sites that follow them, import from each old path.
 NAMES = {
     "streamserve.asgi.flow_server": "install",
     "streamserve.asgi.harden": "Hardening",
@@ -50,7 +50,7 @@ def test_the_import_statement_names_its_own_line() -> None:
 
 
 def test_an_unknown_module_is_still_unknown() -> None:
-    """What was never there is an ImportError."""
+    """A path that never existed raises ImportError."""
     with pytest.raises(ModuleNotFoundError, match=r"streamserve\.nowhere"):
         importlib.import_module("streamserve.nowhere")
 
@@ -64,7 +64,7 @@ def test_the_log_package_has_its_documented_names() -> None:
 
 @pytest.mark.parametrize("old", COMMANDS)
 def test_an_old_command_runs_the_new_one(old: str) -> None:
-    """`python -m <old path>` takes the new command's arguments, and says what it is now."""
+    """`python -m <old path>` takes the new command's arguments and names the new command."""
     ran = subprocess.run([sys.executable, "-m", old, "--help"], capture_output=True, text=True, timeout=60)
     now = subprocess.run([sys.executable, "-m", COMMANDS[old], "--help"], capture_output=True, text=True, timeout=60)
     assert ran.returncode == now.returncode == 0, ran.stderr

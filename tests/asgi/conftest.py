@@ -1,4 +1,4 @@
-"""The stream fixtures, here too; and the framework-free app over the gated echo engine."""
+"""The stream fixtures, for this folder too, and the framework-free app over the gated echo engine."""
 
 from collections.abc import AsyncIterator
 

@@ -21,7 +21,7 @@ PATHS = {NATIVE: "/streams", OPENAI: "/v1/chat/completions"}
 
 
 async def test_an_answer_in_every_form(ai: StreamApp) -> None:
-    """Native, tokens, by query, OpenAI streamed and whole: the same text, each with the headers of a stream."""
+    """Native, tokens, by query, OpenAI streamed and whole give the same text, each with the headers of a stream."""
     native = await ask(ai, "POST", "/streams", GOOD)
     text = "".join(frame.json["text"] for frame in check_native(native.body) if frame.event == "token")
     assert (native.start["status"], header(native, "x-accel-buffering")) == (200, "no")
@@ -39,7 +39,7 @@ async def test_an_answer_in_every_form(ai: StreamApp) -> None:
 
 
 async def test_resume_state_and_the_end(ai: StreamApp) -> None:
-    """Each event is there for who has read to it: by Last-Event-ID, by `after`, at /streams/new; then 204."""
+    """A reader gets the events after its last one by Last-Event-ID, by `after` and at /streams/new; at the end, 204."""
     whole = await ask(ai, "POST", "/streams", GOOD)
     frames, stream_id = check_native(whole.body), header(whole, "x-stream-id")
     path = f"/streams/{stream_id}/events"
@@ -58,7 +58,7 @@ async def test_resume_state_and_the_end(ai: StreamApp) -> None:
 
 
 async def test_a_stop_keeps_what_was_seen(ai: StreamApp, gate: Gate) -> None:
-    """And ends the reader's stream; doing it twice is no mistake."""
+    """A stop ends the reader's stream where it was seen; a second stop changes nothing."""
     reader, stream_id = await started(ai, gate)
     stopping = call(ai, "POST", f"/streams/{stream_id}/stop", {"seen_seq": 1})
     await stopping.task
@@ -70,8 +70,8 @@ async def test_a_stop_keeps_what_was_seen(ai: StreamApp, gate: Gate) -> None:
     assert json.loads(again.body)["finish_reason"] == "cancelled"
 
 
-async def test_nobody_is_served(ai: StreamApp) -> None:
-    """Without a caller 401, with a way out, on every route but the probes; nothing is read or started."""
+async def test_a_request_without_a_caller_is_401(ai: StreamApp) -> None:
+    """Without a caller every route but the probes gives a 401 with its remedy; nothing is read or started."""
     stream_id = "0" * 32
     for method, path in [
         ("POST", "/streams"),
@@ -91,7 +91,7 @@ async def test_nobody_is_served(ai: StreamApp) -> None:
 
 
 async def test_another_owners_stream_is_unknown(ai: StreamApp) -> None:
-    """404 for who may not read it, as for an id that never was; a tenant shares."""
+    """A caller that may not read a stream gets the 404 of an id that never was; a tenant shares its streams."""
     mine = await ask(ai, "POST", "/streams", GOOD, user="ann@team")
     stream_id, last_id = header(mine, "x-stream-id"), check_native(mine.body)[0].id
     for method, path in [("GET", ""), ("GET", "/events"), ("POST", "/stop")]:
@@ -103,8 +103,8 @@ async def test_another_owners_stream_is_unknown(ai: StreamApp) -> None:
     assert (await ask(ai, "GET", f"/streams/{stream_id}", user="bob@team")).start["status"] == 200
 
 
-def test_nobody_opens_a_server_by_accident() -> None:
-    """`authenticate` must be given, and be something that can say no; everybody is `anyone`, by name."""
+def test_authentication_is_required() -> None:
+    """`authenticate` must be given and able to refuse; serving every caller needs the explicit `anyone`."""
     with pytest.raises(TypeError, match="authenticate"):
         app(models={"echo": "echo"})  # type: ignore[call-arg]
     with pytest.raises(TypeError, match="anyone"):
@@ -116,8 +116,8 @@ def test_nobody_opens_a_server_by_accident() -> None:
 
 
 @pytest.mark.parametrize("dialect", PATHS)
-async def test_no_body_is_a_500(ai: StreamApp, dialect: str) -> None:
-    """Every wrong body there is: the same status, code and param as the Django side gives."""
+async def test_a_wrong_body_is_never_a_500(ai: StreamApp, dialect: str) -> None:
+    """Every wrong body gets the status, code and param that the Django side gives."""
     corpus = [bad for bad in bad_bodies() if bad.is_for(dialect)]
     assert len(corpus) >= 200
     wrong = []
@@ -132,7 +132,7 @@ async def test_no_body_is_a_500(ai: StreamApp, dialect: str) -> None:
 
 
 async def test_a_body_over_the_limit_is_not_read_to_its_end(echo: ThreadClient) -> None:
-    """Announced: nothing of it is read. Not announced: no more than the limit and one message."""
+    """Of an announced body nothing is read; of an unannounced one no more than the limit and one message."""
     received: list[Message] = []
     sent: list[Message] = []
 
@@ -152,7 +152,7 @@ async def test_a_body_over_the_limit_is_not_read_to_its_end(echo: ThreadClient) 
 
 
 async def test_wrong_verbs_and_addresses(ai: StreamApp) -> None:
-    """405 says what is allowed, 404 is in the dialect of the address."""
+    """A 405 names the allowed verbs, and a 404 is in the dialect of the address."""
     wrong = await ask(ai, "GET", "/streams")
     assert (error_of(wrong), header(wrong, "allow")) == ((405, "method_not_allowed"), "POST")
     assert error_of(await ask(ai, "GET", "/elsewhere")) == (404, "unknown_url")
@@ -176,14 +176,14 @@ async def test_wrong_verbs_and_addresses(ai: StreamApp) -> None:
 async def test_it_knows_its_routes_wherever_it_is_mounted(
     echo: ThreadClient, prefix: str, scope: dict[str, str]
 ) -> None:
-    """Whether the server or mount leaves its part of the path in or takes it off."""
+    """A route is found whether the server or mount leaves its part of the path in or takes it off."""
     async with app(models={"echo": echo}, authenticate=anyone, prefix=prefix) as ai:
         assert (await ask(ai, "GET", "/", scope=scope)).start["status"] == 200
         assert (await ask(ai, "GET", "/", scope={**scope, "path": "/aix/livez"})).start["status"] == 404
 
 
 async def test_limits_are_counted_for_each_owner(echo: ThreadClient, gate: Gate) -> None:
-    """The second answer of one owner is a 429 that says when to come back; another owner has a place of its own."""
+    """The second answer of one owner is a 429 with Retry-After; another owner has a limit of its own."""
     limits = Limits(max_streams_per_principal=1)
     async with app(models={"echo": echo}, authenticate=by_header, limits=limits) as ai:
         reader, _ = await started(ai, gate)
@@ -195,8 +195,8 @@ async def test_limits_are_counted_for_each_owner(echo: ThreadClient, gate: Gate)
         assert check_native((await ask(ai, "POST", "/streams", GOOD)).body)
 
 
-async def test_who_leaves_frees_the_engine(ai: StreamApp, echo: ThreadClient, gate: Gate) -> None:
-    """A native reader parks its answer and gets the rest when it is back; an OpenAI one ends it, streamed or whole."""
+async def test_a_disconnect_frees_the_engine(ai: StreamApp, echo: ThreadClient, gate: Gate) -> None:
+    """A native reader's leaving parks its answer, which can be resumed; an OpenAI reader's ends it."""
     reader, stream_id = await started(ai, gate)
     reader.leave()
     await reader.task
@@ -219,7 +219,7 @@ async def test_who_leaves_frees_the_engine(ai: StreamApp, echo: ThreadClient, ga
     assert check_native(rest.body, after=seen[-1].seq)[-1].event == "done"
 
 
-async def test_a_failure_is_a_500_that_can_be_asked_about(echo: ThreadClient, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_failure_is_a_500_with_an_id(echo: ThreadClient, caplog: pytest.LogCaptureFixture) -> None:
     """The cause goes to the log, its id to the client."""
 
     def broken(scope: Scope) -> Caller:

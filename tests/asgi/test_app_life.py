@@ -26,7 +26,7 @@ from tests.support.streams import Gate, until
 
 
 class Lifespan:
-    """A server's side of the lifespan conversation."""
+    """The server's side of the lifespan protocol."""
 
     def __init__(self, app: Any) -> None:
         self.asked: asyncio.Queue[Message] = asyncio.Queue()
@@ -41,7 +41,7 @@ class Lifespan:
 
 @pytest.mark.parametrize("is_wrapped", [False, True])
 async def test_lifespan_ends_what_runs(echo: ThreadClient, gate: Gate, is_wrapped: bool) -> None:
-    """Shutdown, of the app's own lifespan or of a StreamMiddleware's outside: streams end, the engine is closed."""
+    """A shutdown, of the app's own lifespan or of an outer StreamMiddleware's, ends streams and closes the engine."""
     ai = app(models={"echo": echo}, authenticate=by_header)
     serving = StreamMiddleware(ai) if is_wrapped else ai
     lifespan = Lifespan(serving)
@@ -70,7 +70,7 @@ async def test_without_lifespan_it_works_and_can_be_closed_by_hand() -> None:
 
 
 def test_it_serves_one_loop_at_a_time() -> None:
-    """A second loop is told what to do; after a shutdown it is served."""
+    """A second loop gets an error with its remedy; after a shutdown it is served."""
     ai = app(models={"echo": "echo"}, authenticate=anyone)
 
     async def touch(*, closes: bool) -> int:
@@ -127,7 +127,7 @@ print(sorted({name.split(".")[0] for name in sys.modules} & {"django", "channels
 
 
 def test_nothing_of_django_is_needed() -> None:
-    """Where Django, Channels, daphne and torch are not installed it is imported, and streams."""
+    """Without Django, Channels, daphne and torch installed the app is imported, and streams."""
     done = subprocess.run([sys.executable, "-c", _PROGRAM], cwd=ROOT, text=True, capture_output=True, timeout=120)
     assert (done.returncode, done.stdout) == (0, "200 1\n[]\n"), done.stderr
 
@@ -146,7 +146,7 @@ async def test_engines_of_their_own(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("is_wrapped", [False, True])
 async def test_flow_server_going_away(ai: StreamApp, gate: Gate, is_wrapped: bool) -> None:
-    """When the time of those in flight is up their streams end with an event; a new one is refused."""
+    """When the drain's time is up streams end with a going-away event, and a new one is refused."""
     drain, serving = Drain(), StreamMiddleware(ai) if is_wrapped else ai
     gate.allow(0)
     reader = call(serving, "POST", "/streams", GOOD, scope={"extensions": {"streamserve.flow": {"drain": drain}}})
@@ -164,7 +164,7 @@ async def test_flow_server_going_away(ai: StreamApp, gate: Gate, is_wrapped: boo
 @pytest.mark.parametrize("is_wrapped", [False, True])
 @pytest.mark.parametrize("is_late", [False, True])
 async def test_a_draining_app_is_not_ready(ai: StreamApp, is_wrapped: bool, is_late: bool) -> None:
-    """/readyz is a 503 that says why, also where the drain began before the app's first request."""
+    """/readyz is a 503 with the reason, also where the drain began before the app's first request."""
     drain, serving = Drain(), StreamMiddleware(ai) if is_wrapped else ai
     scope = {"extensions": {"streamserve.flow": {"drain": drain}}}
     if not is_late:

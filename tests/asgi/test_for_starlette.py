@@ -1,4 +1,4 @@
-"""Laws of `StreamResponse`: it streams through whatever Starlette wraps around it, and hears when its reader leaves."""
+"""Laws of `StreamResponse`: it streams through any Starlette middleware, and notices when its reader leaves."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ DONE = Done(finish_reason="stop")
 
 
 async def pass_on(request: Request, call_next: Any) -> Response:
-    """What many sites have."""
+    """A middleware that many sites have."""
     response: Response = await call_next(request)
     response.headers["x-site"] = "1"
     return response
@@ -76,7 +76,7 @@ def get(site: Site, path: str = "/") -> Client:
 
 
 async def test_a_stream_passes_all_middleware(site: Site, scripted: ScriptedClient) -> None:
-    """Frame by frame, uncompressed, with the site's headers; background tasks run."""
+    """The stream passes frame by frame, uncompressed, with the site's headers; background tasks run."""
     client = get(site)
     await until(lambda: bool(client.messages) and b"event: meta" in client.body, "the first event, at once")
     scripted.last.push(tok("a"), tok("b"), DONE)
@@ -88,7 +88,7 @@ async def test_a_stream_passes_all_middleware(site: Site, scripted: ScriptedClie
     assert site.ends == ["background"]
 
 
-async def test_who_leaves_is_noticed(site: Site, scripted: ScriptedClient, streams: Streams) -> None:
+async def test_a_disconnect_is_noticed(site: Site, scripted: ScriptedClient, streams: Streams) -> None:
     """The generation is cancelled, the stream is parked."""
     client = get(site)
     await until(lambda: bool(client.messages) and b"event: meta" in client.body, "it reads")
@@ -99,7 +99,7 @@ async def test_who_leaves_is_noticed(site: Site, scripted: ScriptedClient, strea
 
 
 async def test_a_hand_over_needs_the_middleware(streams: Streams, scripted: ScriptedClient) -> None:
-    """With it, it streams; the header never reaches the client."""
+    """With the middleware it streams; the header never reaches the client."""
     client = get(Site(streams, is_wrapped=True), "/handed")
     await until(lambda: bool(client.messages), "the head is sent")
     scripted.last.push(tok("a"), DONE)
@@ -109,7 +109,7 @@ async def test_a_hand_over_needs_the_middleware(streams: Streams, scripted: Scri
 
 
 def test_the_shortest_example_of_the_docs() -> None:
-    """docs/other-frameworks.md, "Endpoints of your own", as it stands there."""
+    """The example in docs/other-frameworks.md, "Endpoints of your own", runs as written."""
     text = Path(ROOT / "docs" / "other-frameworks.md").read_text()
     example = text.split("## Endpoints of your own")[1].split("```python\n")[1].split("```")[0]
     program = f"""

@@ -31,7 +31,7 @@ def serve(host: str, server: str) -> AbstractContextManager[Server]:
     ids="-".join,
 )
 def server(request: pytest.FixtureRequest) -> Iterator[Server]:
-    """One host on one server; ended by SIGTERM, its lifespan must have closed all."""
+    """One host on one server; ended by SIGTERM, its lifespan must have closed everything."""
     with serve(*request.param) as server:
         wait_until_ready(f"{server.url}/ai")
         yield server
@@ -70,7 +70,7 @@ def is_wrapped(server: Server) -> bool:
 
 
 def test_the_mounted_routes(server: Server) -> None:
-    """Start, resume from the middle, OpenAI; where the mount leaves its prefix does not matter."""
+    """Mounted routes start, resume from the middle and serve OpenAI, wherever the mount leaves its prefix."""
     with httpx.Client(base_url=f"{server.url}/ai", timeout=_DEADLINE_SECONDS) as client:
         whole = client.post("/streams", json=GOOD)
         frames = check_native(whole.content)
@@ -85,7 +85,7 @@ def test_the_mounted_routes(server: Server) -> None:
 
 
 def test_an_endpoint_of_the_hosts_own(server: Server) -> None:
-    """Streams with our headers and the host's, can be resumed at the mounted routes, and shows our errors."""
+    """It streams with our headers and the host's, can be resumed at the mounted routes, and shows our errors."""
     whole = httpx.get(f"{server.url}/ask?prompt=hello", timeout=_DEADLINE_SECONDS)
     frames = check_native(whole.content)
     assert (whole.headers["x-accel-buffering"], whole.headers["set-cookie"]) == ("no", "a=1")
@@ -107,7 +107,7 @@ def test_a_response_by_hand_over(server: Server) -> None:
 
 
 def test_a_body_that_is_too_large(server: Server) -> None:
-    """Is refused while it comes, and the client reads the answer."""
+    """The body is refused while it comes, and the client reads the response."""
 
     def pieces() -> Iterator[bytes]:
         for _ in range(20):
@@ -118,8 +118,8 @@ def test_a_body_that_is_too_large(server: Server) -> None:
 
 
 @pytest.mark.parametrize("path", ["/ai/streams/new?prompt=a&max_tokens=90&seed=1", "/ask?prompt=b"])
-def test_who_leaves_is_absent_from_the_next_step(server: Server, path: str) -> None:
-    """Held in a step, the reader leaves; the server notices; no later plan holds its sequence; what is left resumes."""
+def test_a_reader_that_leaves_is_absent_from_the_next_step(server: Server, path: str) -> None:
+    """A reader that leaves during a held step is noticed; no later plan has its sequence; the rest can be resumed."""
     get(server, "/control?allow=3")
     with httpx.stream("GET", server.url + path, timeout=_DEADLINE_SECONDS) as answer:
         stream_id, data, chunks = answer.headers["x-stream-id"], b"", answer.iter_raw()
@@ -142,12 +142,12 @@ def test_who_leaves_is_absent_from_the_next_step(server: Server, path: str) -> N
 
 
 def is_only_waiting(state: dict[str, Any]) -> bool:
-    """Streams have a task each, for as long as they can be read again."""
+    """Return whether only a stream's own task is left, which lasts as long as the stream can be read."""
     return all(name.startswith("stream ") for name in state["tasks"])
 
 
-def test_a_failing_generator_of_the_hosts_costs_only_itself(server: Server) -> None:
-    """It is cut, its finally runs, and ours stream on."""
+def test_a_failing_generator_of_the_host_costs_only_itself(server: Server) -> None:
+    """The failing generator is cut and its `finally` runs, and the library's streams continue."""
     with pytest.raises(httpx.HTTPError):
         httpx.get(f"{server.url}/broken", timeout=_DEADLINE_SECONDS)
     assert "FINALLY broken" in server.output()

@@ -25,7 +25,7 @@ async def test_an_offer_is_taken_once(streams: Streams) -> None:
 
 
 async def test_ids_cannot_be_guessed(streams: Streams) -> None:
-    """128 bits of randomness, and no two alike."""
+    """An id has 128 bits of randomness, and no two are alike."""
     _, delivery = await make(streams)
     tickets = {handover.offer(delivery) for _ in range(100)}
     assert len(tickets) == 100
@@ -33,7 +33,7 @@ async def test_ids_cannot_be_guessed(streams: Streams) -> None:
 
 
 async def test_an_offer_expires(streams: Streams, scripted: ScriptedClient) -> None:
-    """Nobody took it: its reader never came, and the engine is freed."""
+    """An offer that is not taken parks its stream, and the engine is freed."""
     stream, delivery = await make(streams)
     ticket = handover.offer(delivery, expires_seconds=0.01)
     await until(lambda: stream.state == "parked", "the stream is parked")
@@ -42,7 +42,7 @@ async def test_an_offer_expires(streams: Streams, scripted: ScriptedClient) -> N
 
 
 async def test_a_withdrawn_offer_that_was_taken_is_left_alone(streams: Streams) -> None:
-    """Whoever took it owns it."""
+    """A delivery that was taken belongs to its taker, and a withdrawal does not close it."""
     stream, delivery = await make(streams)
     ticket = handover.offer(delivery)
     assert handover.take(ticket) is delivery

@@ -1,4 +1,4 @@
-"""Laws of hardening: what is done to other people's event streams, and that nothing else is touched."""
+"""Laws of hardening: what changes in the site's own event streams, and that nothing else is touched."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ EVENT_STREAM = (b"content-type", b"text/event-stream; charset=utf-8")
 
 
 class Source:
-    """A generator that gives what the test puts, and what became of it. `None` ends it."""
+    """A generator that yields what the test puts, and records its end. `None` ends it."""
 
     def __init__(self) -> None:
         self.queue: asyncio.Queue[bytes | None] = asyncio.Queue()
@@ -54,7 +54,7 @@ class Source:
 
 
 class Plain:
-    """A bare ASGI app that streams a source and listens to nobody."""
+    """A bare ASGI app that streams a source and does not listen for a disconnect."""
 
     def __init__(self, source: Source, *headers: tuple[bytes, bytes], status: int = 200) -> None:
         self.source, self.headers, self.status = source, [*headers] or [EVENT_STREAM], status
@@ -127,7 +127,7 @@ def body(client: Client) -> bytes:
 
 
 async def test_headers_and_first_bytes(app: App, source: Source) -> None:
-    """They are there before the app has said anything, so that no proxy holds the stream back; the rest is its own."""
+    """Headers and first bytes precede the app's body, so that no proxy holds the stream back; the rest is unchanged."""
     client = get(app)
     await until(lambda: len(client.messages) >= 2, "the first bytes")
     headers = dict(client.headers)
@@ -143,14 +143,14 @@ async def test_headers_and_first_bytes(app: App, source: Source) -> None:
 
 
 async def test_comments_in_silence_only_between_events(app: App, source: Source) -> None:
-    """While an event is open, even between the CR and LF that end it, none is put; after it they come."""
+    """No comment comes while an event is open, even between the CR and LF that end it; after it comments come."""
     client = get(app, QUICK)
     await until(lambda: body(client).count(b": keepalive\n") >= 2, "comments before the first event")
     for piece in (b"data: 1\r\n", b"\r"):
         source.put(piece)
         await until(lambda end=piece: body(client).endswith(end), "the piece is sent")
         num_sent = len(client.messages)
-        await asyncio.sleep(5 * QUICK.keepalive_seconds)  # time for some comments, had they been allowed
+        await asyncio.sleep(5 * QUICK.keepalive_seconds)  # enough time for several comments
         assert len(client.messages) == num_sent
     source.put(b"\n")
     await until(lambda: body(client).endswith(b"data: 1\r\n\r\n: keepalive\n"), "comments go on")
@@ -160,7 +160,7 @@ async def test_comments_in_silence_only_between_events(app: App, source: Source)
 
 
 async def test_an_event_that_is_too_large_ends_the_response(app: App, source: Source) -> None:
-    """What came before is delivered, the rest is not, the end is an error that no client takes for success."""
+    """What came before the event is delivered, the rest is not, and the end is an error to every client."""
     client = get(app)
     source.put(b"data: 1\n\n", b"data: " + b"x" * 600, b"y" * 600 + b"\n\n", b"data: 3\n\n")
     with pytest.raises(EventTooLarge):
@@ -171,15 +171,15 @@ async def test_an_event_that_is_too_large_ends_the_response(app: App, source: So
 
 
 async def test_many_small_events_have_no_bound_together(app: App, source: Source) -> None:
-    """The bound is for each."""
+    """The bound is for each event, not for all of them together."""
     client = get(app)
     source.put(*(b"data: %d\n\n" % number * 10 for number in range(100)), None)
     await client.task
     assert body(client).count(b"\n\n") == 1001
 
 
-async def test_who_leaves_ends_a_generator_that_waits(app: App, source: Source) -> None:
-    """The app's, wherever it waits: its finally has run when the request is over."""
+async def test_a_disconnect_ends_a_waiting_generator(app: App, source: Source) -> None:
+    """Wherever the app's generator waits, its `finally` has run when the request is over."""
     client = get(app)
     source.put(b"data: 1\n\n")
     await until(lambda: b"data: 1" in body(client), "the stream has begun")
@@ -188,8 +188,8 @@ async def test_who_leaves_ends_a_generator_that_waits(app: App, source: Source) 
     assert source.ends == ["CancelledError"]
 
 
-async def test_who_leaves_ends_a_generator_whose_bytes_are_not_taken(app: App, source: Source) -> None:
-    """The app was in `send` when its client left."""
+async def test_a_disconnect_ends_a_blocked_generator(app: App, source: Source) -> None:
+    """A disconnect also ends an app that waits in `send`."""
     client = get(app)
     source.put(b"data: 1\n\n")
     await until(lambda: b"data: 1" in body(client), "the stream has begun")
@@ -204,7 +204,7 @@ async def test_who_leaves_ends_a_generator_whose_bytes_are_not_taken(app: App, s
 
 
 async def test_an_endless_generator_that_never_waits_is_ended() -> None:
-    """Without hardening it would run for ever, and no other task of the process with it."""
+    """Without hardening the generator would run for ever, and block every other task of the process."""
     ends = []
 
     async def numbers(scope: Scope, receive: Receive, send: Send) -> None:
@@ -223,7 +223,7 @@ async def test_an_endless_generator_that_never_waits_is_ended() -> None:
 
 
 async def test_what_follows_the_response_is_not_ended() -> None:
-    """A background task runs on though its client leaves when it has everything."""
+    """A background task runs on, though its client leaves when it has everything."""
     go, ends = asyncio.Event(), []
 
     async def work() -> None:
@@ -246,7 +246,7 @@ async def test_what_follows_the_response_is_not_ended() -> None:
 
 
 async def test_the_servers_own_cancellation_goes_through(source: Source) -> None:
-    """A server that kills the app is not taken for a client that left."""
+    """A server's cancellation of the app is not taken for a client that left."""
     client = get(Plain(source))
     await until(lambda: len(client.messages) >= 2, "the stream has begun")
     client.task.cancel()
@@ -256,7 +256,7 @@ async def test_the_servers_own_cancellation_goes_through(source: Source) -> None
 
 
 async def test_an_app_that_reads_late_gets_its_body() -> None:
-    """What is heard while its client is watched is kept for it."""
+    """A message received while the client is watched is kept for the app."""
     bodies = []
 
     async def echo(scope: Scope, receive: Receive, send: Send) -> None:
@@ -282,7 +282,7 @@ async def test_an_app_that_reads_late_gets_its_body() -> None:
     ],
 )
 async def test_nothing_else_is_touched(source: Source, headers: Any, status: int, method: str) -> None:
-    """Not a header, not a byte."""
+    """Other responses keep every header and every byte."""
     client = get(Plain(source, *headers, status=status), QUICK, method=method)
     source.put(b"data: 1\n\n", None)
     await client.task
@@ -293,8 +293,8 @@ async def test_nothing_else_is_touched(source: Source, headers: Any, status: int
     ]
 
 
-async def test_what_the_app_has_said_stays() -> None:
-    """Its own cache rules and encoding; a length that cannot be true any more goes; a byte order mark too."""
+async def test_headers_of_the_app_stay() -> None:
+    """The app's cache rules and encoding stay, a byte order mark too; a length that is no longer true is removed."""
     source = Source()
     headers = [EVENT_STREAM, (b"Cache-Control", b"private"), (b"Content-Length", b"12"), (b"X-Own", b"1")]
     client = get(Plain(source, *headers))
@@ -305,8 +305,8 @@ async def test_what_the_app_has_said_stays() -> None:
     assert body(client) == b": ok\n\ndata: 1\n\n"
 
 
-async def test_who_asks_for_an_event_stream_gets_none_compressed(source: Source) -> None:
-    """GZipMiddleware inside never hears that it might; for others it may compress, and then nothing is put in."""
+async def test_an_event_stream_is_not_compressed(source: Source) -> None:
+    """GZipMiddleware inside sees no Accept-Encoding for event streams; it may compress others, without comments."""
     accept = (b"accept-encoding", b"gzip")
     client = get(django_app(source), QUICK, accept, (b"accept", b"text/event-stream"))
     source.put(b"data: 1\n\n" * 50, None)
@@ -321,7 +321,7 @@ async def test_who_asks_for_an_event_stream_gets_none_compressed(source: Source)
 
 
 async def test_off_by_default(source: Source) -> None:
-    """A StreamMiddleware without it passes the stream on as it is."""
+    """A StreamMiddleware without it passes the stream on unchanged."""
     client = get(Plain(source), False)
     source.put(b"data: 1\n\n", None)
     await client.task
@@ -331,7 +331,7 @@ async def test_off_by_default(source: Source) -> None:
 
 @pytest.mark.parametrize("is_on", [False, True])
 async def test_a_site_turns_it_on(source: Source, is_on: bool) -> None:
-    """STREAMSERVE["HARDEN_EVENT_STREAMS"], read when the site's application is made."""
+    """STREAMSERVE["HARDEN_EVENT_STREAMS"] is read when the site's application is made."""
     with override_settings(STREAMSERVE={**settings.STREAMSERVE, "HARDEN_EVENT_STREAMS": is_on}):
         wrapped = wrap(Plain(source))
     client = Client(wrapped, query_string=b"")

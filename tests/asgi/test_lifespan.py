@@ -1,4 +1,4 @@
-"""Laws of lifespan: answered whether or not the inner app knows it, and our callbacks run at shutdown."""
+"""Laws of lifespan: answered whether or not the inner app knows it, and the middleware's callbacks run at shutdown."""
 
 from __future__ import annotations
 
@@ -64,8 +64,8 @@ async def test_every_app_is_answered(inner: App) -> None:
     assert called == ["closed"]
 
 
-async def test_a_failing_callback_does_not_keep_the_others_from_running(caplog: pytest.LogCaptureFixture) -> None:
-    """It is logged, and shutdown is answered."""
+async def test_a_failing_callback_does_not_stop_the_rest(caplog: pytest.LogCaptureFixture) -> None:
+    """A failing callback is logged, and shutdown is answered."""
     called: list[str] = []
 
     async def bad() -> None:
@@ -83,7 +83,7 @@ async def test_a_failing_callback_does_not_keep_the_others_from_running(caplog: 
 
 
 async def test_a_startup_that_fails_is_passed_on() -> None:
-    """The inner app said so itself; its exception is the server's, as without us."""
+    """The inner app's own failure reaches the server, with its exception, as without the middleware."""
 
     async def failing(scope: Scope, receive: Receive, send: Send) -> None:
         await receive()

@@ -41,7 +41,7 @@ def site(streams: Streams) -> Site:
 
 
 async def test_a_stream_goes_out_whole(site: Site, scripted: ScriptedClient) -> None:
-    """Start, frames, an end; the inner body is swallowed and the app got the request's."""
+    """The start, the frames and an end are sent; the inner body is dropped and the app got the request's."""
     client = Client(site.app, method="POST", body=b'{"prompt": "hi"}')
     await until(lambda: len(client.messages) >= 2, "the head is sent")
     scripted.last.push(tok("a"), tok("b"), DONE)
@@ -53,7 +53,7 @@ async def test_a_stream_goes_out_whole(site: Site, scripted: ScriptedClient) -> 
 
 
 async def test_headers_are_merged_and_ours_win(site: Site, scripted: ScriptedClient) -> None:
-    """Status, cookies, CORS and CSP stay; what described the empty body goes; names come lower-case as ASGI says."""
+    """Status, cookies, CORS and CSP stay; headers of the empty body go; names are lower-case, as ASGI requires."""
     site.inner.status = 201
     site.inner.headers += [(b"Set-Cookie", b"b=2"), (b"Content-Security-Policy", b"x"), (b"ETag", b'"0"')]
     site.inner.headers += [(b"Content-Encoding", b"gzip"), (b"Cache-Control", b"private")]
@@ -74,7 +74,7 @@ async def test_headers_are_merged_and_ours_win(site: Site, scripted: ScriptedCli
 
 
 async def test_the_inner_app_has_returned_before_the_head(site: Site, scripted: ScriptedClient) -> None:
-    """Its thread and connection are free before the first byte, however long it takes after its response."""
+    """The inner app's thread and connection are free before the first byte, however long it takes afterwards."""
     site.inner.before_return.clear()
     client = Client(site.app)
     client.on_send = lambda message: (_ for _ in ()).throw(AssertionError) if not site.inner.has_returned else None
@@ -123,7 +123,7 @@ async def test_a_disconnect_while_the_inner_app_works(site: Site, scripted: Scri
 
 
 class Listening:
-    """As Django does: works and listens for the disconnect at the same time."""
+    """An app that works and listens for the disconnect at the same time, as Django does."""
 
     def __init__(self, app: HandingOver) -> None:
         self._app = app
@@ -140,7 +140,7 @@ class Listening:
         await working
 
 
-async def test_an_inner_app_that_fails_after_offering_gives_up(site: Site, scripted: ScriptedClient) -> None:
+async def test_a_failing_inner_app_gives_its_offer_up(site: Site, scripted: ScriptedClient) -> None:
     """Its exception is the server's; the stream it started is parked at once, not after five seconds."""
     site.inner.headers = [(b"bad", None)]  # type: ignore[list-item]
 
@@ -157,7 +157,7 @@ async def test_an_inner_app_that_fails_after_offering_gives_up(site: Site, scrip
 
 
 async def test_an_offer_that_is_not_used_is_withdrawn(site: Site, scripted: ScriptedClient) -> None:
-    """A middleware inside replaced the response: the reader never came."""
+    """When a middleware inside replaces the response, the offer is withdrawn and the stream parked."""
 
     async def replacing(scope: Scope, receive: Receive, send: Send) -> None:
         async def drop(message: Message) -> None: ...
@@ -174,7 +174,7 @@ async def test_an_offer_that_is_not_used_is_withdrawn(site: Site, scripted: Scri
 
 
 async def test_a_server_that_cancels_the_request(site: Site, scripted: ScriptedClient) -> None:
-    """The app's task is cancelled (a server going down): the stream is parked and no task is left."""
+    """When a shutdown cancels the app's task, the stream is parked and no task is left."""
     client = Client(site.app)
     await until(lambda: len(client.messages) >= 3, "meta is sent")
     client.task.cancel()
@@ -185,7 +185,7 @@ async def test_a_server_that_cancels_the_request(site: Site, scripted: ScriptedC
 
 
 async def test_a_client_that_takes_nothing_and_leaves(site: Site, scripted: ScriptedClient) -> None:
-    """A `send` that never returns does not keep the request, nor the wait for more that may never come."""
+    """A `send` that never returns does not keep the request open, nor does the wait for more."""
     client = Client(site.app)
     await until(lambda: len(client.messages) >= 3, "meta is sent")
     client.go.clear()
@@ -197,8 +197,8 @@ async def test_a_client_that_takes_nothing_and_leaves(site: Site, scripted: Scri
     assert scripted.last.is_cancelled
 
 
-async def test_a_send_that_says_the_client_left(site: Site, scripted: ScriptedClient) -> None:
-    """ASGI 2.4 servers raise OSError: the stream is parked and the request just ends."""
+async def test_a_send_that_raises_oserror(site: Site, scripted: ScriptedClient) -> None:
+    """ASGI 2.4 servers raise OSError: the stream is parked and the request ends."""
     client = Client(site.app)
     await until(lambda: len(client.messages) >= 3, "meta is sent")
 
@@ -240,7 +240,7 @@ async def test_a_delivery_that_fails_breaks_the_connection(
 
 
 async def test_head_gets_the_headers_only(site: Site, scripted: ScriptedClient) -> None:
-    """No body, no reader."""
+    """A HEAD request gets no body and has no reader."""
     client = Client(site.app, method="HEAD")
     await client.task
     assert (client.start["status"], client.body, client.is_complete) == (200, b"", True)
@@ -269,7 +269,7 @@ async def test_an_id_works_once(site: Site, streams: Streams, scripted: Scripted
 
 
 async def test_other_responses_pass_untouched(streams: Streams) -> None:
-    """What carries no hand-over is none of our business, streaming or not."""
+    """A response without a hand-over passes unchanged, streaming or not."""
 
     async def plain(scope: Scope, receive: Receive, send: Send) -> None:
         await send({"type": "http.response.start", "status": 404, "headers": [(b"Content-Length", b"2")]})
@@ -284,7 +284,7 @@ async def test_other_responses_pass_untouched(streams: Streams) -> None:
 
 
 async def test_websockets_pass_marked() -> None:
-    """The scope says that the middleware is there; messages are not touched."""
+    """The scope of a WebSocket marks the middleware; messages are not touched."""
     seen: list[object] = []
 
     async def inner(scope: Scope, receive: Receive, send: Send) -> None:

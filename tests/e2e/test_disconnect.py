@@ -86,13 +86,13 @@ def fin(connection: socket.socket) -> None:
 
 
 def rst(connection: socket.socket) -> None:
-    """Reset the connection: a killed process, a cable box."""
+    """Reset the connection, as a killed process or a lost line does."""
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     connection.close()
 
 
 def half_close(connection: socket.socket) -> None:
-    """Say that nothing more will be asked; every ASGI server takes that for a disconnect."""
+    """Close the sending side; every ASGI server takes that for a disconnect."""
     connection.shutdown(socket.SHUT_WR)
 
 
@@ -115,7 +115,7 @@ LEAVING = [
 
 @pytest.mark.parametrize(("num_steps", "sign"), [(0, b"meta"), (4, b"token")], ids=["in prefill", "while decoding"])
 @pytest.mark.parametrize(("connect", "leave"), LEAVING)
-def test_a_reader_who_leaves_is_absent_from_the_next_step(
+def test_a_leaving_reader_is_absent_from_the_next_step(
     server: Server,
     connect: Callable[[Server], socket.socket],
     leave: Callable[[socket.socket], None],
@@ -147,8 +147,8 @@ def test_a_reader_who_leaves_is_absent_from_the_next_step(
     connection.close()
 
 
-def test_a_reader_who_returns_loses_nothing(server: Server) -> None:
-    """Cut by a reset in the middle, read on from the last whole event: together it is the uninterrupted answer."""
+def test_a_returning_reader_loses_nothing(server: Server) -> None:
+    """An answer cut by a reset and read on from the last whole event joins to the uninterrupted one."""
     path = "/streams?prompt=resume&max_tokens=60"
     reference = text_of(check_native(httpx.get(server.url + path, timeout=_DEADLINE_SECONDS).content))
     get(server, "/control?allow=20")

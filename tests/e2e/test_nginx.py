@@ -81,7 +81,7 @@ def ask_websocket(url: str, path: str) -> socket.socket:
 
 
 def read_until(client: socket.socket, claim: Callable[[bytes], bool]) -> bytes:
-    """Read until what has come satisfies `claim`. What is held back lets the connection time out."""
+    """Read until the received bytes satisfy `claim`. Bytes that are held back let the connection time out."""
     data = b""
     while not claim(data):
         more = client.recv(65536)
@@ -107,7 +107,7 @@ def test_each_event_passes_before_the_next_is_made(worker: Server, front: str) -
     assert [frame.event for frame in frames if frame.event != "status"] == ["meta", *["token"] * 12, "done"]
 
 
-def test_what_lacks_our_header_is_not_held_either() -> None:
+def test_events_without_our_header_are_not_buffered() -> None:
     """A worker sends small events with no X-Accel-Buffering, each only when the reader has the one before."""
     with worker_of_ours("/events") as (worker, _, client):
         worker.sendall(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n")
@@ -117,7 +117,7 @@ def test_what_lacks_our_header_is_not_held_either() -> None:
             read_until(client, lambda data, event=event: event in data)
 
 
-def test_a_reader_who_takes_nothing_holds_the_worker_back() -> None:
+def test_a_stalled_reader_pauses_the_worker() -> None:
     """nginx takes from the worker what sockets hold, and neither memory nor a file full: the worker can see the lag."""
     piece, num_sent = b"10000\r\n" + b"x" * 65536 + b"\r\n", 0
     with worker_of_ours("/") as (worker, _, _reader):
@@ -138,7 +138,7 @@ def test_keepalives_pass(worker: Server, front: str) -> None:
 
 
 def test_each_message_of_a_websocket_passes_before_the_next_is_made(worker: Server, front: str) -> None:
-    """The same over a WebSocket, by the public `websockets` client."""
+    """Over a WebSocket, with the public `websockets` client, each message passes before the next is made."""
     get(worker.url, "/control?allow=0")
     with connect(f"{front.replace('http', 'ws', 1)}/streams", proxy=None) as client:
 
@@ -167,7 +167,7 @@ def worker_of_ours(path: str, *headers: str) -> Iterator[tuple[socket.socket, st
         yield worker, read_until(worker, lambda data: b"\r\n\r\n" in data).decode(), client
 
 
-def test_what_a_worker_is_told() -> None:
+def test_a_worker_gets_the_right_headers() -> None:
     """nginx passes on the address it sees, no address a caller claims, and no upgrade but a WebSocket's."""
     claims = ["X-Forwarded-For: 6.6.6.6", "X-Forwarded-Proto: https", "Streamserve-If-Draining: @x", "Upgrade: h2c"]
     with worker_of_ours("/x?y=%20", *claims, "Connection: Upgrade") as (_, head, client):
@@ -195,7 +195,7 @@ def rst(connection: socket.socket) -> None:
 
 @pytest.mark.parametrize("leave", [fin, rst])
 @pytest.mark.parametrize("connect", [ask, ask_websocket], ids=["http", "websocket"])
-def test_who_leaves_is_absent_from_the_next_step(
+def test_a_reader_that_leaves_is_absent_from_the_next_step(
     worker: Server, front: str, connect: Callable[[str, str], socket.socket], leave: Callable[[socket.socket], None]
 ) -> None:
     """A step is held while the reader leaves nginx; its sequence is in no later step, and no block is held."""
@@ -268,7 +268,7 @@ def test_a_reader_resumes_through_nginx(site: httpx.Client) -> None:
     assert text_of(seen) + text_of(check_native(rest.content, after=seen[-1].seq)) == whole
 
 
-def test_a_body_over_the_limit_gets_413_in_our_words(site: httpx.Client) -> None:
+def test_a_body_over_the_limit_gets_a_json_413(site: httpx.Client) -> None:
     """One byte more than LIMITS allows: nginx refuses it, as JSON; at the limit the site reads it."""
     limit = 1024 * 1024
     refused = site.post("/streams", content=b" " * (limit + 1), headers={"Content-Type": "application/json"})
@@ -278,7 +278,7 @@ def test_a_body_over_the_limit_gets_413_in_our_words(site: httpx.Client) -> None
 
 
 def test_the_websocket_of_the_site(site: httpx.Client, key: str) -> None:
-    """Start to done; the Origin of the page is nginx's address, which the site must know for its own."""
+    """An answer runs from start to done; the page's Origin is nginx's address, which the site must trust."""
     url, headers = str(site.base_url), {"Authorization": f"Bearer {key}"}
     with connect(
         f"{url.replace('http', 'ws', 1)}/ws/streams", additional_headers=headers, origin=url, proxy=None
@@ -291,7 +291,7 @@ def test_the_websocket_of_the_site(site: httpx.Client, key: str) -> None:
 
 
 def test_nginx_serves_the_static_files(tmp_path: Path) -> None:
-    """What `collectstatic` has gathered, with no worker there; a page then is a 502."""
+    """Static files come from `collectstatic` without a worker; a page is then a 502."""
     done = manage(tmp_path, "collectstatic", "--noinput", "--verbosity=0")
     assert done.returncode == 0, done.stderr
     with contextlib.ExitStack() as stack:

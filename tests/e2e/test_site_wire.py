@@ -38,7 +38,7 @@ def http(hard_server: DaphneServer, key: str) -> Iterator[httpx.Client]:
 
 
 def until(condition: Callable[[], object], seconds: float = 10.0) -> None:
-    """Ask a server that has no event to wait for; fail after `seconds`."""
+    """Poll a server that has no event to wait for; fail after `seconds`."""
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "it did not come true in time"
@@ -63,7 +63,7 @@ def metric(client: httpx.Client, name: str) -> float:
 def test_the_openai_client_gets_every_token_through_gzip(
     hard_server: DaphneServer, http: httpx.Client, key: str
 ) -> None:
-    """GZipMiddleware on, Accept-Encoding sent: the official client reads the same text streamed and whole."""
+    """With GZipMiddleware and Accept-Encoding the official client reads the same text streamed and whole."""
     client = openai_client(hard_server, key)
     with client:
         ask: Any = {"model": "echo", "messages": [{"role": "user", "content": "tell me"}], "max_tokens": 200, "seed": 7}
@@ -85,7 +85,7 @@ def test_the_openai_client_gets_every_token_through_gzip(
 
 
 def test_the_hand_over_keeps_what_middleware_adds(http: httpx.Client) -> None:
-    """Status and headers of Django's response, our stream, and no trace of the hand-over."""
+    """The response has the status and headers of Django's, our stream, and no trace of the hand-over."""
     with http.stream("POST", "/streams", json=ASK) as response:
         assert response.status_code == 200
         assert response.headers["x-sync-middleware"] == "seen"
@@ -96,8 +96,8 @@ def test_the_hand_over_keeps_what_middleware_adds(http: httpx.Client) -> None:
         check_native(response.read())
 
 
-def test_a_reader_who_leaves_comes_back_to_the_rest(http: httpx.Client) -> None:
-    """Closing parks the answer; the blocks are free; resuming gives the text of an answer never left."""
+def test_a_reader_that_returns_gets_the_rest(http: httpx.Client) -> None:
+    """Closing parks the answer; the blocks are free; resuming gives the text of an uninterrupted answer."""
     ask = {**ASK, "max_tokens": 400, "ignore_eos": True}
     whole = text_of(check_native(http.post("/streams", json=ask).content))
     got = b""
@@ -115,7 +115,7 @@ def test_a_reader_who_leaves_comes_back_to_the_rest(http: httpx.Client) -> None:
 
 
 def test_leaving_an_openai_answer_stops_it(http: httpx.Client) -> None:
-    """Streamed or whole: the connection closes, the engine drops the sequence, the row's finish reason is abandoned."""
+    """Streamed or whole: the connection closes, the engine drops the sequence, and the row ends as abandoned."""
     ask = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 8000, "ignore_eos": True}
     with http.stream("POST", "/v1/chat/completions", json={**ask, "stream": True}) as response:
         next(response.iter_raw())
@@ -152,7 +152,7 @@ def test_a_stream_holds_no_thread_while_it_waits(http: httpx.Client, hard_server
 
 
 def test_a_websocket_streams_stops_and_resumes(hard_server: DaphneServer, http: httpx.Client, key: str) -> None:
-    """The same events as SSE, by the public `websockets` client."""
+    """The public `websockets` client gets the same events as over SSE."""
     headers = {"Authorization": f"Bearer {key}"}
     with connect(f"{hard_server.websocket_url}/ws/streams", additional_headers=headers, proxy=None) as socket:
         socket.send(json.dumps({"type": "start", "request": ASK}))
@@ -167,7 +167,7 @@ def test_a_websocket_streams_stops_and_resumes(hard_server: DaphneServer, http: 
 
 
 def test_an_event_source_that_reconnects_starts_one_answer(http: httpx.Client) -> None:
-    """GET /streams/new, cut, again with Last-Event-ID: one row, one text; after `done` 204."""
+    """GET /streams/new, cut and sent again with Last-Event-ID, makes one row and one text; after `done` it is 204."""
     path = "/streams/new?prompt=tell+me&max_tokens=300&ignore_eos=true&seed=8"
     sse = {"Accept": "text/event-stream"}
     got = b""
@@ -183,8 +183,8 @@ def test_an_event_source_that_reconnects_starts_one_answer(http: httpx.Client) -
     assert http.get(path, headers={**sse, "Last-Event-ID": frames[-1].id}).status_code == 204
 
 
-def test_the_live_page_streams_figures(hard_server: DaphneServer, http: httpx.Client, root: Any) -> None:
-    """Through the hand-over, with a session, under every middleware of the hard site."""
+def test_the_live_page_streams_metrics(hard_server: DaphneServer, http: httpx.Client, root: Any) -> None:
+    """The live page streams through the hand-over, with a session, under every middleware of the hard site."""
     session = Client()
     session.force_login(root)
     cookies = {"sessionid": session.cookies["sessionid"].value}

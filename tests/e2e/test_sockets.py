@@ -1,4 +1,4 @@
-"""`/ws/streams` on a real daphne, by a real client: credit, input, pings, close codes, floods."""
+"""`/ws/streams` on a real daphne, with a real client: credit, input, pings, close codes, floods."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def key(transactional_db: Any) -> str:
 
 @pytest.fixture(scope="module")
 def server(django_db_setup: None) -> Iterator[DaphneServer]:
-    """A site with narrow limits, whose sockets are seldom silent."""
+    """A site with narrow limits and a long ping interval."""
     site = {
         "LIMITS": {"MAX_STREAMS_PER_PRINCIPAL": 2},
         "STREAMS": {"PING_SECONDS": 0.05},
@@ -66,12 +66,12 @@ def whole_text(socket: Socket, **fields: Any) -> str:
 
 
 def test_credit_bounds_what_is_sent(socket: Socket) -> None:
-    """Two events, then silence, then as many more as are acknowledged; the text is that of an answer without credit."""
+    """Two events come, then silence, then as many as are acknowledged; the text is that of an answer without credit."""
     reference = whole_text(socket)
     stream_id = socket.ask("start", request=ASK, credit=2)["id"]
     seen = 0
     while True:
-        # What came before the pong is all there is: the relay had given out its credit.
+        # Every event came before the pong: the relay had used up its credit.
         shown = socket.events(stream_id, last=seen + 2)
         if shown[-1]["event"] == "done":
             break
@@ -85,7 +85,7 @@ def test_credit_bounds_what_is_sent(socket: Socket) -> None:
 
 
 def test_a_resume_has_a_credit_of_its_own(socket: Socket) -> None:
-    """It replaces what was shown of the stream; acks count for what it sends."""
+    """A resume replaces what was shown of the stream; acks count for what it sends."""
     stream_id = socket.ask("start", request=ASK, credit=1)["id"]
     (first,) = socket.events(stream_id, last=1)
     socket.got.clear()
@@ -103,7 +103,7 @@ def test_a_resume_has_a_credit_of_its_own(socket: Socket) -> None:
     assert events[-1]["event"] == "done"
 
 
-def test_input_interrupts_and_goes_on(socket: Socket) -> None:
+def test_input_interrupts_and_continues(socket: Socket) -> None:
     """The old answer ends where its reader was; the new one is that of a start with the whole conversation."""
     asked = {**ASK, "max_tokens": 400}
     old_id = socket.ask("start", request=asked, credit=4)["id"]
@@ -134,8 +134,8 @@ def test_input_after_the_end(socket: Socket) -> None:
     assert text_of(socket.events(third)) == again
 
 
-def test_input_that_cannot_be_gone_on_with(socket: Socket, lonely_key: str, hard_server: DaphneServer) -> None:
-    """Is refused with its reason before anything is stopped."""
+def test_input_that_cannot_continue_is_refused(socket: Socket, lonely_key: str, hard_server: DaphneServer) -> None:
+    """The input is refused with its reason, and no answer is stopped."""
     prompt = {**{name: ASK[name] for name in ("max_tokens", "ignore_eos")}, "prompt": "once"}
     ids = {
         "no_conversation": socket.ask("start", request=prompt, credit=1)["id"],
@@ -151,7 +151,7 @@ def test_input_that_cannot_be_gone_on_with(socket: Socket, lonely_key: str, hard
         for kind in ("input", "ack", "stop", "resume"):
             fields = {"text": "x"} if kind == "input" else {"seq": 1} if kind == "ack" else {}
             other.send(kind, id=ids["empty_prompt"], **fields)
-            if kind != "ack":  # of a stream that is not shown here it is no news, whoever's it is
+            if kind != "ack":  # an ack of a stream that is not shown here is ignored
                 assert other.error_code() == "stream_not_found"
     for stream_id in ids.values():
         socket.send("resume", id=stream_id)
@@ -183,7 +183,7 @@ def test_a_ping_comes_back_as_it_was(socket: Socket, note: object) -> None:
 def test_a_wrong_field_is_named(
     socket: Socket, kind: str, fields: dict[str, Any], code: str, param: str | None
 ) -> None:
-    """And the socket still serves."""
+    """The error names the field, and the socket still serves."""
     answer = socket.ask(kind, **fields, **({} if kind == "ping" else {"ref": "r"} if kind != "ack" else {}))
     assert answer["type"] == "error"
     assert (answer["error"]["code"], answer["error"]["param"]) == (code, param)
@@ -191,7 +191,7 @@ def test_a_wrong_field_is_named(
 
 
 def test_silence_is_broken_by_pings(server: DaphneServer, key: str) -> None:
-    """With PING_SECONDS; they need no answer, and may have one."""
+    """With PING_SECONDS the server sends pings, which need no reply and may have one."""
     with open_socket(server.websocket_url, key) as socket:
         assert [socket.receive_any() for _ in range(3)] == [{"type": "ping"}] * 3
         socket.send("pong", t=1)
@@ -207,7 +207,7 @@ def test_silence_is_broken_by_pings(server: DaphneServer, key: str) -> None:
     ids=["binary", "over our limit", "over the server's"],
 )
 def test_frames_that_are_not_read_end_the_socket(socket: Socket, frame: str | bytes, code: int) -> None:
-    """What was sent behind them is not done."""
+    """What was sent behind such a frame is ignored."""
     num_rows = StreamRow.objects.count()
     with contextlib.suppress(ConnectionClosed):  # the server may be quicker
         socket.connection.send(frame)
@@ -217,8 +217,8 @@ def test_frames_that_are_not_read_end_the_socket(socket: Socket, frame: str | by
     assert StreamRow.objects.count() == num_rows
 
 
-def test_lost_rights_end_the_socket(socket: Socket) -> None:
-    """4401 with the next thing it asks for; acks and pings ask for nothing."""
+def test_a_lost_permission_ends_the_socket(socket: Socket) -> None:
+    """A socket whose permission was lost gets 4401 at its next request; acks and pings are no requests."""
     ApiKey.objects.all().revoke()
     assert socket.ask("ping")["type"] == "pong"
     socket.send("start", request=ASK)
@@ -227,7 +227,7 @@ def test_lost_rights_end_the_socket(socket: Socket) -> None:
 
 
 def test_too_many_streams_end_the_socket(server: DaphneServer, key: str) -> None:
-    """4429 for the third of two, while the two wait for acks. Their answers can be had on another socket."""
+    """A third stream over a limit of two closes with 4429; the waiting answers can be read on another socket."""
     with open_socket(server.websocket_url, key) as socket:
         until_ready(socket)
         ids = []
@@ -253,15 +253,15 @@ def test_the_doc_lists_the_codes() -> None:
 
 
 def test_quick_messages_are_answered_in_order(hard_server: DaphneServer, socket: Socket, key: str) -> None:
-    """Thousands at once, each has its answer; another socket is served meanwhile."""
+    """Each of thousands of messages has its reply; another socket is served meanwhile."""
     with open_raw(hard_server.websocket_url, key) as connection, pings(connection):
         assert len(whole_text(socket)) > 40
         assert pongs(connection) == QUICK
 
 
 @pytest.mark.proof
-def test_who_only_sends_is_held_back(server: DaphneServer, key: str) -> None:
-    """When unread answers fill the connection, the server takes no further message, and loses none."""
+def test_a_client_that_only_sends_is_paused(server: DaphneServer, key: str) -> None:
+    """When unread replies fill the connection, the server takes no further message, and loses none."""
     with open_raw(server.websocket_url, key) as connection, pings(connection, num_spaces=16_000) as sent:
         until_still(lambda: len(sent))
         assert len(sent) < len(QUICK)
@@ -272,7 +272,7 @@ def test_who_only_sends_is_held_back(server: DaphneServer, key: str) -> None:
 
 @contextlib.contextmanager
 def pings(connection: RawSocket, num_spaces: int = 0) -> Iterator[list[bytes]]:
-    """Send pings as fast as they are taken, with so many spaces that mean nothing; give the numbers that were sent."""
+    """Send pings as fast as they are taken, padded with spaces; return the numbers that were sent."""
     sent: list[bytes] = []
 
     def send_all() -> None:
@@ -287,7 +287,7 @@ def pings(connection: RawSocket, num_spaces: int = 0) -> Iterator[list[bytes]]:
 
 
 def pongs(connection: RawSocket) -> list[bytes]:
-    """Read until the last ping's answer has come; return their numbers."""
+    """Read until the last ping's reply has come; return their numbers."""
     data, deadline = bytearray(), time.monotonic() + 120
     while data.find(QUICK[-1], max(0, len(data) - 2 * 65536)) < 0:
         assert time.monotonic() < deadline, f"{len(data)} bytes of answers"
@@ -298,7 +298,7 @@ def pongs(connection: RawSocket) -> list[bytes]:
 
 
 def until_still(value: Callable[[], int]) -> None:
-    """Wait until `value` has not changed for a second. Where nothing moves that is too early, and does no harm."""
+    """Wait until `value` has not changed for a second. Too early an end does no harm where nothing moves."""
     before, now = -1, value()
     while before != now:
         time.sleep(1.0)

@@ -1,4 +1,4 @@
-"""`manage.py streamserve_capacity`: what it says is what a load gives, and it loads nothing to say so."""
+"""`manage.py streamserve_capacity`: it prints the numbers of a load, and loads no weights for that."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_a_table_for_people(folder: Path) -> None:
-    """Bytes of a token, pool and streams in both dtypes, and that the weights are not known."""
+    """The table has bytes of a token, pool and streams in both dtypes, and a notice that the weights are unknown."""
     text = run(str(folder), "--memory", "16GiB", "--device", "cuda")
     rows = {line[:26].strip(): line[26:].split() for line in text.splitlines()[2:10]}
     assert rows["KV of one token"] == ["64", "KiB", "32", "KiB"]
@@ -53,7 +53,7 @@ def test_a_table_for_people(folder: Path) -> None:
 
 
 def test_json_for_programs(folder: Path) -> None:
-    """The same numbers, whole."""
+    """The JSON has the same numbers, unrounded."""
     report = json.loads(run(str(folder), "--memory", "16GiB", "--json"))
     assert (report["model_type"], report["device"], report["memory_bytes"]) == ("llama", "cpu", 16 << 30)
     assert [one["dtype"] for one in report["capacities"]] == ["float32", "bfloat16"]
@@ -61,8 +61,8 @@ def test_json_for_programs(folder: Path) -> None:
     assert report["capacities"][0]["streams"] == {"1024": 63, "4096": 15, "8192": 7}
 
 
-def test_what_it_says_is_what_a_load_gives() -> None:
-    """For the shipped model: the same blocks, bytes and parameters as the runner's."""
+def test_the_numbers_are_those_of_a_load() -> None:
+    """For the shipped model blocks, bytes and parameters are the runner's."""
     pytest.importorskip("torch", reason="needs torch: pip install streamserve[engine]")
     from streamserve.engine.config import EngineConfig, ModelConfig
     from streamserve.engine.model.kv_cache import bytes_per_block
@@ -89,7 +89,7 @@ def test_an_alias_brings_its_engine(folder: Path) -> None:
 
 
 def test_windows_are_kept_whole(folder: Path) -> None:
-    """A sliding window saves no memory here, and the command says so."""
+    """A sliding window saves no memory, and the command prints that."""
     (folder / "config.json").write_text(json.dumps(LLAMA | {"sliding_window": 4096}))
     assert "kept whole" in run(str(folder))
     assert "kept whole" not in run(str(HELPDESK))
@@ -105,13 +105,13 @@ def test_windows_are_kept_whole(folder: Path) -> None:
     ],
 )
 def test_refusals_are_sentences(model: str, options: dict[str, Any], words: str) -> None:
-    """What cannot be told is refused in words."""
+    """Each refusal is an error message without a traceback."""
     with pytest.raises(CommandError, match=words):
         run(model, **options)
 
 
 def test_amounts_of_memory() -> None:
-    """Written as people write them."""
+    """Amounts of memory are read in their usual notations."""
     texts = ["8GiB", "8 gb", "1.5g", "512MiB", "1024"]
     assert [parse_bytes(text) for text in texts] == [8 << 30, 8 * 10**9, 3 << 29, 512 << 20, 1024]
     numbers = (None, 512, 1536, 3 << 30, 2000 << 30)

@@ -1,4 +1,4 @@
-"""Commands: what they print, what they refuse, and that refusals are sentences."""
+"""Laws of the commands: what they print, what they refuse, and that refusals are sentences."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def run(*args: str, **options: Any) -> str:
 
 
 def test_a_key_is_made_listed_and_revoked(alice: Any) -> None:
-    """Shown once; in the list only its prefix."""
+    """A key is shown once; the list has only its prefix."""
     key = run("streamserve_key", "create", "--user", "alice", "--name", "laptop", "--scope", "chat", "--days", "3")
     row = ApiKey.objects.get()
     assert ApiKey.objects.find_active(key.strip()) == row
@@ -45,8 +45,8 @@ def test_a_key_is_made_listed_and_revoked(alice: Any) -> None:
     assert "revoked" in run("streamserve_key", "list", "--user", "alice")
 
 
-def test_a_key_of_ones_own_is_taken_once() -> None:
-    """The second time it says so."""
+def test_a_given_key_is_accepted_once() -> None:
+    """A second key with the same text is refused by name."""
     assert run("streamserve_key", "create", "--key", "my-own-key-0123456789").strip() == "my-own-key-0123456789"
     with pytest.raises(CommandError, match="already"):
         run("streamserve_key", "create", "--key", "my-own-key-0123456789")
@@ -65,19 +65,19 @@ def test_a_key_of_ones_own_is_taken_once() -> None:
     ],
 )
 def test_refusals_name_the_way_out(args: tuple[str, ...], words: str) -> None:
-    """A sentence, no traceback."""
+    """A refusal is a sentence without a traceback."""
     with pytest.raises(CommandError, match=words):
         run("streamserve_key", *args)
 
 
-def test_an_empty_list_says_how_to_make_one() -> None:
-    """The next step."""
+def test_an_empty_list_names_the_next_step() -> None:
+    """An empty list names the command that makes a key."""
     assert "streamserve_key create" in run("streamserve_key", "list")
 
 
 @pytest.mark.parametrize("command", ["streamserve_key", "streamserve_chat", "streamserve_engine"])
 def test_help_is_there(command: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """--help everywhere."""
+    """Every command has --help."""
     with pytest.raises(SystemExit) as caught:
         call_command(command, "--help")
     assert caught.value.code == 0
@@ -85,15 +85,15 @@ def test_help_is_there(command: str, capsys: pytest.CaptureFixture[str]) -> None
 
 
 def test_chat_answers_from_an_engine_of_its_own() -> None:
-    """No server, no database; greedy twice is the same."""
+    """The chat command needs neither server nor database; greedy twice is the same."""
     args = ("streamserve_chat", "--prompt", "hello", "--max-tokens", "9", "--temperature", "0")
     assert run(*args) == run(*args) != "\n"
     with pytest.raises(CommandError, match="MODELS has: echo"):
         run("streamserve_chat", "--model", "nope", "--prompt", "x")
 
 
-def test_chat_speaks_to_a_running_site(hard_server: DaphneServer, lonely_key: str) -> None:
-    """The same words as over the wire by hand; refusals are sentences."""
+def test_chat_uses_a_running_site(hard_server: DaphneServer, lonely_key: str) -> None:
+    """The answer is that of the wire; refusals are sentences."""
     ask_args = ("--prompt", "hello", "--max-tokens", "9", "--temperature", "0")
     args = ("streamserve_chat", "--url", hard_server.url, *ask_args)
     answer = run(*args, "--key", lonely_key)
@@ -105,8 +105,8 @@ def test_chat_speaks_to_a_running_site(hard_server: DaphneServer, lonely_key: st
         run(*args, "--key", "x" * 20)
 
 
-def test_chat_says_when_nobody_is_there() -> None:
-    """A refused connection, an address that is none."""
+def test_chat_names_an_unreachable_server() -> None:
+    """A refused connection and an invalid address each end in a sentence."""
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
         port = closed.getsockname()[1]
@@ -117,8 +117,8 @@ def test_chat_says_when_nobody_is_there() -> None:
 
 
 @pytest.mark.parametrize("client", ["thread", "process"])
-def test_ctrl_c_stops_the_answer_and_not_the_talk(client: str, tmp_path: Path) -> None:
-    """The next question is answered; the end of the input ends it, with 0."""
+def test_ctrl_c_stops_the_answer_and_not_the_chat(client: str, tmp_path: Path) -> None:
+    """Ctrl-C ends the answer, the next question is answered, and the end of the input exits with 0."""
     command = [sys.executable, "manage.py", "streamserve_chat", "--max-tokens", "3000"]
     environ = {**os.environ, "DJANGO_SETTINGS_MODULE": "tests.settings", "PYTHONUNBUFFERED": "1"}
     if client == "process":
@@ -144,12 +144,12 @@ def test_ctrl_c_stops_the_answer_and_not_the_talk(client: str, tmp_path: Path) -
 
 
 def test_migrations_are_complete() -> None:
-    """No change of a model is without its migration."""
+    """Every change of a model has its migration."""
     run("makemigrations", "--check", "--dry-run", verbosity=0)
 
 
 def test_the_chat_command_needs_a_model() -> None:
-    """Wrong settings are told by the checks, before anything runs."""
+    """The checks report wrong settings before the command runs."""
     from django.core.management.base import SystemCheckError
 
     with override_settings(STREAMSERVE={"MODEL": {}}), pytest.raises(SystemCheckError, match="E001"):

@@ -1,4 +1,4 @@
-"""`manage.py streamserve_engine`: runs an engine by hand, and speaks to the one that runs."""
+"""`manage.py streamserve_engine`: runs an engine by hand, and controls the running one."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ECHO = {"PATH": "echo"}
 
 @pytest.fixture
 def by_hand(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
-    """An engine that somebody runs in a terminal, ready."""
+    """An engine started in a terminal, ready."""
     command = [sys.executable, "manage.py", "streamserve_engine"]
     engine = subprocess.Popen(command, cwd=ROOT, env=environment(tmp_path), stderr=subprocess.PIPE, text=True)
     assert engine.stderr is not None
@@ -38,8 +38,8 @@ def by_hand(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
 
 
 @pytest.mark.proof
-def test_it_runs_until_it_is_told_to_end(by_hand: subprocess.Popen[str], tmp_path: Path) -> None:
-    """Ctrl-C ends it with 0, and nothing of it is left."""
+def test_it_runs_until_ctrl_c(by_hand: subprocess.Popen[str], tmp_path: Path) -> None:
+    """Ctrl-C ends the engine with 0, and none of its processes is left."""
     assert processes_of(tmp_path) == {by_hand.pid}
     status = manage(tmp_path, "streamserve_engine", "--status")
     assert (status.returncode, f"echo: ready, process {by_hand.pid};" in status.stdout) == (0, True), status
@@ -51,7 +51,7 @@ def test_it_runs_until_it_is_told_to_end(by_hand: subprocess.Popen[str], tmp_pat
 
 @pytest.mark.proof
 def test_it_is_paused_resumed_and_drained_from_another_terminal(by_hand: subprocess.Popen[str], tmp_path: Path) -> None:
-    """Each says the state it has brought; while it is not ready, --status ends with 1."""
+    """Each action prints the new state; while the engine is not ready, --status exits with 1."""
     for action, state in [("--pause", "paused"), ("--resume", "ready"), ("--drain", "draining")]:
         done = manage(tmp_path, "streamserve_engine", action)
         assert (done.returncode, re.findall(r"^echo: (\w+)", done.stdout)) == (0, [state]), done
@@ -62,7 +62,7 @@ def test_it_is_paused_resumed_and_drained_from_another_terminal(by_hand: subproc
 
 
 def test_a_second_engine_is_not_needed(by_hand: subprocess.Popen[str], tmp_path: Path) -> None:
-    """It says that there is one, and ends with 0."""
+    """A second command reports the running engine and exits with 0."""
     second = manage(tmp_path, "streamserve_engine")
     assert (second.returncode, "already" in second.stderr) == (0, True), second
     assert by_hand.poll() is None
@@ -79,7 +79,7 @@ def test_a_second_engine_is_not_needed(by_hand: subprocess.Popen[str], tmp_path:
     ],
 )
 def test_refusals_name_the_way_out(settings: Any, args: list[str], words: str, tmp_path: Path) -> None:
-    """A sentence, no traceback."""
+    """A refusal is a sentence without a traceback."""
     raw = settings if "TESTING" in settings else {"STATE_DIR": tmp_path, **settings}
     with override_settings(STREAMSERVE=raw), pytest.raises(CommandError, match=words):
         call_command("streamserve_engine", *args)

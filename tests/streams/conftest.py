@@ -14,7 +14,7 @@ from tests.support.streams import ScriptedClient
 
 @pytest.fixture
 def scripted() -> ScriptedClient:
-    """An engine that does what the test says."""
+    """An engine that yields what the test scripts."""
     return ScriptedClient()
 
 

@@ -1,4 +1,4 @@
-"""Whatever happens to a stream, in whatever order: one end, dense seqs, no token twice, none missing, nothing left."""
+"""Whatever happens to a stream, in any order: one end, dense seqs, no token twice, none missing, nothing left."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ ACTIONS = (
     "attach", "attach watcher", "detach", "release", "token", "token", "tokens", "done", "crash", "vanish",
     "refuse", "stop", "turn", "turn", "turns", "move", "move", "lead", "ahead", "paused", "lost",
 )  # fmt: skip
-# Those that end the stream come seldom, so that most runs are long.
+# The acts that end the stream are rare, so that most runs are long.
 ENDS = {"done", "crash", "vanish", "stop"}
 
 
 class Chaos:
-    """Acts on one stream. The engine's tokens are their own positions, so that a gap or a repeat shows itself."""
+    """Acts on one stream. The engine's tokens are their own positions, so that a gap or a repeat is visible."""
 
     def __init__(self) -> None:
         self.client = ScriptedClient()
@@ -39,7 +39,7 @@ class Chaos:
         self.positions: dict[int, int] = {}
 
     async def act(self, stream: Stream, action: str) -> None:
-        """Do one thing."""
+        """Perform one act."""
         match action:
             case "attach" | "attach watcher":
                 self.readers.append(Attachment(is_watcher=action != "attach"))
@@ -79,8 +79,8 @@ class Chaos:
 
 @settings(max_examples=200, deadline=None)
 @given(st.lists(st.sampled_from(ACTIONS), max_size=40), st.sampled_from(["park", "abort", "finish"]), st.integers(0, 9))
-def test_any_order_of_anything(actions: list[str], on_disconnect: str, keep_ends: int) -> None:
-    """Readers, stops, crashes, refusals in any order: the laws of a stream hold."""
+def test_any_order_of_acts(actions: list[str], on_disconnect: str, keep_ends: int) -> None:
+    """Readers, stops, crashes and refusals in any order keep the laws of a stream."""
     kept = [action for action in actions if action not in ENDS or keep_ends == 0]
     asyncio.run(_any_order(kept, on_disconnect))
 
@@ -104,7 +104,7 @@ async def _any_order(actions: list[str], on_disconnect: str) -> None:
 
 
 async def test_many_readers_come_and_go(echo: ThreadClient) -> None:
-    """Forty streams, readers who leave at random and come back: each text is the uninterrupted one, nothing leaks."""
+    """Forty streams whose readers leave at random and return: each text is uninterrupted, and nothing leaks."""
     dice = random.Random(4)
     streams = Streams({"echo": echo}, MemoryLog(), StreamConfig(coalesce_tokens=2))
     prompts = [f"question {number}" for number in range(8)]
@@ -119,7 +119,7 @@ async def test_many_readers_come_and_go(echo: ThreadClient) -> None:
 
 
 async def _read(streams: Streams, prompt: str, dice: random.Random | None) -> str:
-    """Read one answer; with `dice`, leave after about every fifth event and come back after a while."""
+    """Read one answer; with `dice`, leave after about every fifth event and return after a while."""
     stream = await streams.start(ask(prompt=prompt, max_tokens=60), owner="u1", tenant="t1")
     text, after = "", 0
     while stream.terminal is None or after < stream.last_seq:

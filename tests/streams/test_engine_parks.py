@@ -49,10 +49,8 @@ async def few_turns() -> None:
         await asyncio.sleep(0)
 
 
-async def test_who_is_too_far_ahead_is_asked_for_when_its_reader_has_read(
-    streams: Streams, scripted: ScriptedClient
-) -> None:
-    """The engine hears nothing until no more than the limit is unread; readers see tokens only."""
+async def test_a_stream_too_far_ahead_is_asked_for_when_it_is_read(streams: Streams, scripted: ScriptedClient) -> None:
+    """The engine is not asked until no more than the limit is unread; readers see tokens only."""
     stream = await read(streams, reader := Attachment())
     tokens = [tok("x", number) for number in range(5)]
     scripted.last.push(*tokens)
@@ -72,8 +70,10 @@ async def test_who_is_too_far_ahead_is_asked_for_when_its_reader_has_read(
     assert (stream.summary().num_parks, stream.summary().park_reason) == (1, None)
 
 
-async def test_who_made_room_goes_on_when_its_reader_starves(streams: Streams, scripted: ScriptedClient) -> None:
-    """Everything is read: it does not wait for its time."""
+async def test_a_stream_that_made_room_resumes_when_its_reader_starves(
+    streams: Streams, scripted: ScriptedClient
+) -> None:
+    """A stream that made room is asked for as soon as all of it is read, before its time."""
     stream = await read(streams, reader := Attachment())
     scripted.last.push(tok("a"), tok("b"))
     scripted.last.park(LONG_AHEAD)
@@ -87,8 +87,8 @@ async def test_who_made_room_goes_on_when_its_reader_starves(streams: Streams, s
     assert [type(event) for event in await events_of(streams, stream)][2:] == [Done]
 
 
-async def test_who_made_room_goes_on_after_a_while(streams: Streams, scripted: ScriptedClient) -> None:
-    """Whether its reader has read or not."""
+async def test_a_stream_that_made_room_resumes_after_a_while(streams: Streams, scripted: ScriptedClient) -> None:
+    """A stream that made room is asked for after a while, read or not."""
     stream = await read(streams, Attachment())
     scripted.last.push(tok("a"))
     scripted.last.park(Park(reason="ahead", resume_seconds=0.01))
@@ -97,10 +97,8 @@ async def test_who_made_room_goes_on_after_a_while(streams: Streams, scripted: S
 
 
 @pytest.mark.parametrize("reason", ["paused", "lost"])
-async def test_readers_are_told_of_an_engine_that_is_not_there(
-    streams: Streams, scripted: ScriptedClient, reason: str
-) -> None:
-    """At once, once, in words; and when it goes on. Refusals in between are waited out."""
+async def test_a_missing_engine_shows_a_status(streams: Streams, scripted: ScriptedClient, reason: str) -> None:
+    """A missing engine shows readers one status at once and one at the resume; refusals in between are waited out."""
     stream = await read(streams, Attachment())
     scripted.last.push(tok("a", 5), tok("b", 6))
     scripted.refusals.extend([EngineUnavailable("starting", retry_after=9)] * 2)
@@ -122,7 +120,7 @@ async def test_readers_are_told_of_an_engine_that_is_not_there(
 
 
 async def test_an_answer_that_kills_its_engine_ends_in_an_error(streams: Streams, scripted: ScriptedClient) -> None:
-    """Lost five times without a new token, it is not asked for a sixth time."""
+    """An answer lost five times without a new token is not asked for a sixth time."""
     stream = await read(streams, Attachment())
     scripted.last.push(tok("a"))
     for number in range(1, 6):
@@ -134,7 +132,7 @@ async def test_an_answer_that_kills_its_engine_ends_in_an_error(streams: Streams
 
 
 async def test_a_model_that_has_failed_is_not_waited_for(streams: Streams, scripted: ScriptedClient) -> None:
-    """Nobody replaces that engine any more: the reader hears so."""
+    """A failed model's engine is not replaced any more: the reader gets an error."""
     stream = await read(streams, Attachment())
     scripted.refusals.append(EngineUnavailable("out of order", code="engine_died", retry_after=30))
     scripted.last.park(Park(reason="lost"))
@@ -143,7 +141,7 @@ async def test_a_model_that_has_failed_is_not_waited_for(streams: Streams, scrip
 
 
 async def test_stop_does_not_wait_for_a_paused_engine(streams: Streams, scripted: ScriptedClient) -> None:
-    """Nor does a reader who leaves: the resume window runs."""
+    """A stop takes effect while the engine is paused, and a reader that leaves starts the resume window."""
     stream = await read(streams, Attachment())
     scripted.refusals.append(EngineUnavailable("paused", code="engine_paused", retry_after=100))
     scripted.last.park(Park(reason="paused"))
@@ -153,8 +151,8 @@ async def test_stop_does_not_wait_for_a_paused_engine(streams: Streams, scripted
     assert len(scripted.requests) == 2
 
 
-async def test_nobody_asks_for_a_parked_answer_whose_reader_left(scripted: ScriptedClient) -> None:
-    """Its window passes as for any other."""
+async def test_a_parked_answer_without_a_reader_is_not_asked_for(scripted: ScriptedClient) -> None:
+    """The resume window of a stream that its engine parked passes like any other."""
     streams = Streams({"scripted": scripted}, MemoryLog(), StreamConfig(resume_window_seconds=0.01))
     stream = await read(streams, reader := Attachment())
     scripted.last.push(tok("a"))
@@ -184,8 +182,8 @@ async def test_a_returning_reader_replays_before_the_engine_prefills(
     assert scripted.requests[1].reader_tokens == (72,)
 
 
-async def test_the_engine_is_told_how_far_the_reader_is(streams: Streams, scripted: ScriptedClient) -> None:
-    """Of the furthest owner's reader; when that one leaves, of the next; never of a watcher."""
+async def test_the_engine_gets_the_reader_position(streams: Streams, scripted: ScriptedClient) -> None:
+    """The engine gets the furthest owner's reader's position, the next one's after it left, and never a watcher's."""
     stream = await read(streams, reader := Attachment(), n=2)
     assert scripted.requests[0].reader_tokens == (0, 0)
     second, watcher = Attachment(), Attachment(is_watcher=True)
@@ -202,7 +200,7 @@ async def test_the_engine_is_told_how_far_the_reader_is(streams: Streams, script
 
 
 async def test_a_whole_answer_is_not_held_back(streams: Streams, scripted: ScriptedClient) -> None:
-    """Who collects reads nothing before the end, so the engine waits for nobody while they do."""
+    """A collecting reader reads nothing before the end, so the engine runs without a bound."""
     stream = await start(streams)
     collecting = asyncio.create_task(collect(streams, stream))
     await until(lambda: scripted.last.positions == [None], "the engine hears of it")
@@ -215,7 +213,7 @@ async def test_a_whole_answer_is_not_held_back(streams: Streams, scripted: Scrip
 
 
 async def test_usage_of_a_stopped_stream_has_its_cached_tokens(streams: Streams, scripted: ScriptedClient) -> None:
-    """Those of the prompt that the first run found; later runs find what this answer itself has cached."""
+    """Cached tokens are those of the prompt that the first run found, not those that this answer cached itself."""
     stream = await read(streams, reader := Attachment())
     for num_cached, name in ((2, "a"), (9, "b")):
         scripted.last.num_cached_tokens = num_cached

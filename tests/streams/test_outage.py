@@ -86,7 +86,7 @@ async def hasty(log: StallingLog, scripted: ScriptedClient) -> AsyncIterator[Str
 
 @pytest.fixture
 async def redis(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[RedisKilled]:
-    """A Redis of the test's own; the parameter is whether it keeps what it has."""
+    """A Redis for one test; the parameter is whether it keeps what it has."""
     with RedisServer(tmp_path, appendonly=getattr(request, "param", "yes")) as server:
         place = RedisKilled(server)
         yield place
@@ -94,7 +94,7 @@ async def redis(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
 
 
 class Follower:
-    """Reads a stream to its end, or to where its connection ends."""
+    """A reader of a stream to its end, or to where its connection ends."""
 
     def __init__(self, streams: Streams, stream: Stream, after: int = 0, **options: object) -> None:
         self.seen: list[LoggedEvent] = []
@@ -107,7 +107,7 @@ class Follower:
 
     @property
     def notices(self) -> list[str]:
-        """What had no id: a status, or an error's code."""
+        """Return the frames without an id: statuses and error codes."""
         events = [one.event for one in self.seen if not one.seq]
         return [event.status if isinstance(event, Status) else event.code for event in events]
 
@@ -139,7 +139,7 @@ def words(first: int, last: int) -> list[Token]:
 
 
 async def test_readers_wait_and_lose_nothing(outage: Outage, waiting: Streams, scripted: ScriptedClient) -> None:
-    """One early, one late: what each has seen is the log, which is the uninterrupted answer; both are informed."""
+    """An early and a late reader each see the log, which is the uninterrupted answer, and each gets the notices."""
     streams = waiting
     stream = await start(streams)
     early, generation = Follower(streams, stream), scripted.last
@@ -169,7 +169,7 @@ async def test_readers_wait_and_lose_nothing(outage: Outage, waiting: Streams, s
 
 
 async def test_it_can_be_away_again_and_again(outage: Outage, waiting: Streams, scripted: ScriptedClient) -> None:
-    """Each time readers are informed once, and the answer is whole."""
+    """Each outage shows one notice, and the answer is whole."""
     stream = await start(waiting)
     reader = Follower(waiting, stream)
     for turn in range(1, 4):
@@ -186,7 +186,7 @@ async def test_it_can_be_away_again_and_again(outage: Outage, waiting: Streams, 
 
 
 async def test_a_cut_answer_resumes_without_a_gap(outage: Outage, scripted: ScriptedClient) -> None:
-    """The engine has it no more, the connection ends, and a reader who returns gets the rest of the same words."""
+    """The engine drops the answer, the connection ends, and a returning reader gets the rest of the same words."""
     async with streams_on(outage.log, scripted, outage_seconds=0.0) as streams:
         stream = await start(streams)
         reader = Follower(streams, stream)
@@ -216,7 +216,7 @@ async def test_a_cut_answer_resumes_without_a_gap(outage: Outage, scripted: Scri
 async def test_the_answer_that_finds_the_outage_is_refused(
     log: StallingLog, streams: Streams, scripted: ScriptedClient
 ) -> None:
-    """Its generation is cancelled, and nothing of it is in the log later."""
+    """The refused answer's generation is cancelled, and nothing of it is in the log later."""
     log.outage = LogFull("full", retry_after=30)
     with pytest.raises(LogFull):
         await start(streams)
@@ -235,7 +235,7 @@ async def test_the_answer_that_finds_the_outage_is_refused(
 async def test_an_answer_that_waited_behind_the_outage_is_refused_too(
     log: StallingLog, streams: Streams, scripted: ScriptedClient
 ) -> None:
-    """Its first event was pending and not tried: it is never committed."""
+    """A first event that was pending and not tried is never committed."""
     running = await start(streams)
     log.go.clear()
     scripted.last.push(tok("a"))
@@ -260,7 +260,7 @@ async def test_an_answer_that_waited_behind_the_outage_is_refused_too(
 async def test_a_stop_is_recorded_and_takes_effect_later(
     log: StallingLog, streams: Streams, scripted: ScriptedClient
 ) -> None:
-    """The engine has it no more, the caller gets the outage's error, and the end is in the log when that is back."""
+    """The engine drops the stream, the caller gets the outage's error, and the end is in the log when that is back."""
     stream = await start(streams)
     reader = Follower(streams, stream)
     scripted.last.push(tok("a"), tok("b"))
@@ -282,7 +282,7 @@ async def test_a_stop_is_recorded_and_takes_effect_later(
 
 
 async def test_a_stop_while_the_log_is_slow_waits(log: StallingLog, streams: Streams, scripted: ScriptedClient) -> None:
-    """A commit that takes long is no outage."""
+    """A slow commit is no outage."""
     stream = await start(streams)
     log.go.clear()
     stopping = asyncio.create_task(stream.stop())
@@ -295,14 +295,14 @@ async def test_a_stop_while_the_log_is_slow_waits(log: StallingLog, streams: Str
     assert isinstance(stream.terminal, Done)
 
 
-# What the engine is told
+# Reading positions
 
 
 @pytest.mark.parametrize("kind", ["finish", "whole"])
 async def test_the_engine_keeps_to_the_log_meanwhile(
     log: StallingLog, streams: Streams, scripted: ScriptedClient, kind: str
 ) -> None:
-    """A stream that waits for no reader is given the committed tokens as read, and nothing again afterwards."""
+    """A stream that waits for no reader passes the committed tokens as read, and none of them again afterwards."""
     stream = await start(streams, on_disconnect="finish" if kind == "finish" else "park")
     collecting = asyncio.create_task(collect(streams, stream)) if kind == "whole" else None
     await until(lambda: stream.readers.num_attached == (collecting is not None), "it is read")
@@ -360,7 +360,7 @@ async def shown(log: StallingLog, stream: Stream) -> str:
 async def test_a_cut_connection_ends_with_its_place(
     log: StallingLog, streams: Streams, scripted: ScriptedClient
 ) -> None:
-    """`waiting`, then the farewell, neither with an id; the place is the last event that was shown."""
+    """A cut connection gets `waiting`, then a going-away event after the last shown seq, both without an id."""
     stream = await start(streams)
     sent = bytearray()
     delivery = Delivery(streams, stream, NativeEncoder(stream.log_id))
@@ -381,7 +381,7 @@ async def test_a_cut_connection_ends_with_its_place(
 
 
 async def test_a_notice_waits_for_room(log: StallingLog, streams: Streams, scripted: ScriptedClient) -> None:
-    """It is shown when the frame before has left; an outage that is over by then is not shown at all."""
+    """A notice is shown when the frame before it has left; one of an outage that is over by then is dropped."""
     stream = await start(streams)
     delivery, sent = Delivery(streams, stream, NativeEncoder(stream.log_id)), bytearray()
     go, is_stuck = asyncio.Event(), asyncio.Event()
@@ -416,7 +416,7 @@ async def test_a_notice_waits_for_room(log: StallingLog, streams: Streams, scrip
 async def test_a_connection_without_room_for_its_place_breaks(
     log: StallingLog, hasty: Streams, scripted: ScriptedClient
 ) -> None:
-    """A clean end would make half an answer look whole."""
+    """A connection without room for the going-away event breaks: a clean end would make half an answer look whole."""
     stream = await start(hasty)
     delivery = Delivery(hasty, stream, NativeEncoder(stream.log_id))
     is_stuck, go = asyncio.Event(), asyncio.Event()
@@ -460,7 +460,7 @@ async def test_a_connection_cut_before_its_first_event_breaks(
 
 
 async def test_a_cut_whole_answer_is_refused(log: StallingLog, hasty: Streams, scripted: ScriptedClient) -> None:
-    """Its caller gets the outage's error."""
+    """The caller of a whole answer that is cut gets the outage's error."""
     stream = await start(hasty)
     collecting = asyncio.create_task(collect(hasty, stream))
     scripted.last.push(tok("a"))
@@ -473,7 +473,7 @@ async def test_a_cut_whole_answer_is_refused(log: StallingLog, hasty: Streams, s
 
 
 async def test_a_result_that_comes_after_the_cut_is_only_counted(streams: Streams, scripted: ScriptedClient) -> None:
-    """A batch that was given up, refused because a later fence is there, ends nothing."""
+    """A batch that was given up, and refused because of a later fence, ends nothing."""
     stream = await start(streams)
     old = make_batch(stream.log_id, stream.lease.fence, 1, [tok("old")])
     stream.on_result(old, Fenced(stream.log_id))
@@ -501,7 +501,7 @@ async def test_a_stop_after_the_cut_takes_effect_later(
 
 
 async def test_closing_during_an_outage_ends(log: StallingLog, streams: Streams, scripted: ScriptedClient) -> None:
-    """Nothing waits for a log that does not come back."""
+    """No task waits for a log that does not come back."""
     stream = await start(streams)
     reader = Follower(streams, stream)
     await until(lambda: len(reader.seen) == 1, "it is read")
@@ -516,14 +516,14 @@ async def test_closing_during_an_outage_ends(log: StallingLog, streams: Streams,
     assert stream.terminal is None
 
 
-# A log that has forgotten
+# A log that has lost events
 
 
 @pytest.mark.parametrize("num_kept", [0, 2])
 async def test_a_lost_answer_ends_in_one_error_without_an_id(
     log: StallingLog, streams: Streams, scripted: ScriptedClient, num_kept: int
 ) -> None:
-    """All of it is gone, or a part: each reader gets `log_lost` once, and the stream is finished."""
+    """When all or a part of the log is lost each reader gets `log_lost` once, and the stream is finished."""
     finished: list[str | None] = []
 
     class Store(NullStore):
@@ -552,7 +552,7 @@ async def test_a_lost_answer_ends_in_one_error_without_an_id(
 async def test_a_loss_is_found_by_a_reader_too(
     log: StallingLog, streams: Streams, scripted: ScriptedClient, num_kept: int, dialect_after: int | None
 ) -> None:
-    """A stream that writes nothing, and one who returns to it, behind or to fold: it ends the same."""
+    """A stream that writes nothing ends the same for a reader that returns to it, behind or for a snapshot."""
     stream = await start(streams)
     async with aclosing(follow(streams, stream)) as events:
         scripted.last.push(*words(0, 40))
@@ -571,7 +571,7 @@ async def test_a_loss_is_found_by_a_reader_too(
 async def test_a_redis_that_failed_over_to_less_is_a_loss(
     redis: RedisKilled, scripted: ScriptedClient, num_kept: int
 ) -> None:
-    """Empty, or short of some events: one error, and no log begins anew under the old name."""
+    """A Redis that is empty or short of events causes one error, and no log begins anew under the old name."""
     async with streams_on(redis.log, scripted) as streams:
         stream = await start(streams)
         reader = Follower(streams, stream)
@@ -589,7 +589,7 @@ async def test_a_redis_that_failed_over_to_less_is_a_loss(
 
 
 async def until_gone(log: EventLog, stream: Stream) -> None:
-    """Wait until there is no such log, which is a KeyError."""
+    """Wait until `last_seq` raises KeyError: there is no such log."""
     async with asyncio.timeout(_DEADLINE_SECONDS):
         while True:
             await log.last_seq(stream.log_id)
@@ -598,7 +598,7 @@ async def until_gone(log: EventLog, stream: Stream) -> None:
 
 @pytest.mark.parametrize("redis", ["no"], indirect=True)
 async def test_a_redis_that_comes_back_empty_is_a_loss(redis: RedisKilled, scripted: ScriptedClient) -> None:
-    """Killed and replaced by one without the events: `waiting`, then `log_lost`; new answers are accepted."""
+    """Redis killed and replaced by an empty one causes `waiting`, then `log_lost`; new answers are accepted."""
     async with streams_on(redis.log, scripted) as streams:
         stream = await start(streams)
         reader = Follower(streams, stream)
@@ -615,7 +615,7 @@ async def test_a_redis_that_comes_back_empty_is_a_loss(redis: RedisKilled, scrip
 
 
 async def test_a_lost_whole_answer_breaks(log: StallingLog, streams: Streams, scripted: ScriptedClient) -> None:
-    """It ends, and not with half of the answer."""
+    """A lost whole answer ends in an error, not with half of its text."""
     stream = await start(streams)
     collecting = asyncio.create_task(collect(streams, stream))
     scripted.last.push(*words(0, 3))
@@ -628,7 +628,7 @@ async def test_a_lost_whole_answer_breaks(log: StallingLog, streams: Streams, sc
 
 
 def forget(log: StallingLog, stream: Stream, num_kept: int) -> None:
-    """Lose the stream's events after the first `num_kept`, as a fail-over does; the stream has them in no memory."""
+    """Drop the stream's events after the first `num_kept` from the log and from memory, as a fail-over does."""
     stream.recent.clear()
     if num_kept:
         del log._logs[stream.log_id].events[num_kept:]

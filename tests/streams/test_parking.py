@@ -1,4 +1,4 @@
-"""Laws of parking: for each reason, when the engine is asked again and whether readers hear of it."""
+"""Laws of parking: for each reason, when the engine is asked again and whether readers get a status."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ def parked(park: Park, now: float = 0.0) -> Parking:
 
 @pytest.mark.parametrize("park", [LEAD, NO_READER])
 def test_a_reader_far_behind_is_waited_for(park: Park) -> None:
-    """However long it takes; the engine is asked once no more than the limit is unread."""
+    """The engine is asked again once no more than the limit is unread, however long that takes."""
     parking = parked(park)
     assert parking.seconds_left(park.resume_at_lead + 1, now=1e9) is None
     assert parking.seconds_left(park.resume_at_lead, now=0.0) == 0
 
 
-def test_who_is_ahead_waits_unless_starved() -> None:
-    """Its time passes, or the reader has nothing left to read."""
+def test_a_reader_that_is_ahead_waits_unless_starved() -> None:
+    """A reader that is ahead waits until its time passes or it has nothing left to read."""
     parking = parked(AHEAD, now=100.0)
     assert parking.seconds_left(40, now=104.0) == 6.0
     assert parking.seconds_left(0, now=104.0) == 0
@@ -37,7 +37,7 @@ def test_who_is_ahead_waits_unless_starved() -> None:
 
 @pytest.mark.parametrize("park", [PAUSED, LOST])
 def test_a_missing_engine_is_asked_at_once_then_ever_less_often(park: Park) -> None:
-    """Until the answer grows again; what is unread does not matter."""
+    """A missing engine is asked again at once, then ever less often until the answer grows, whatever is unread."""
     parking = Parking()
     waits = []
     for _ in range(4):
@@ -49,8 +49,8 @@ def test_a_missing_engine_is_asked_at_once_then_ever_less_often(park: Park) -> N
     assert parking.seconds_left(10**6, now=0.0) == 0
 
 
-def test_a_full_engine_is_asked_when_it_says() -> None:
-    """And an engine that is coming up sooner than it says, but not again and again."""
+def test_a_full_engine_is_asked_at_its_own_time() -> None:
+    """A full engine is asked at its own time, and one that is coming up sooner than that, but not again and again."""
     full, loading = parked(LEAD), parked(LEAD)
     full.refuse(Overloaded("full", retry_after=30), 0.0)
     assert full.seconds_left(0, now=0.0) == 30.0
@@ -61,8 +61,8 @@ def test_a_full_engine_is_asked_when_it_says() -> None:
     assert waits == [0.1, 0.2, 0.4, 0.8, 1.6, 2.0, 2.0, 2.0]
 
 
-def test_who_comes_does_not_wait_out_a_refusal() -> None:
-    """But what is no refusal is waited for."""
+def test_a_new_reader_ends_the_wait_after_a_refusal() -> None:
+    """A returning reader ends the wait after a refusal, but no other wait."""
     refused, ahead = parked(LEAD), parked(AHEAD)
     refused.refuse(Overloaded("full", retry_after=30), 0.0)
     refused.skip_delay()
@@ -72,7 +72,7 @@ def test_who_comes_does_not_wait_out_a_refusal() -> None:
 
 
 def test_refusals_are_counted_from_the_first() -> None:
-    """A new park starts anew."""
+    """A new park counts refusals anew."""
     parking = parked(LEAD)
     refused = Overloaded("full")
     assert [parking.refuse(refused, now) for now in (10.0, 15.0)] == [0.0, 5.0]
@@ -82,7 +82,7 @@ def test_refusals_are_counted_from_the_first() -> None:
 
 
 def test_an_answer_that_loses_its_engine_five_times_is_given_up() -> None:
-    """Without a new token in between, whatever else parks it in between."""
+    """An answer that loses its engine five times without a new token is given up, whatever else parks it meanwhile."""
     parking = Parking()
     for _ in range(4):
         parking.begin(LOST, 5, 0.0)
@@ -95,8 +95,8 @@ def test_an_answer_that_loses_its_engine_five_times_is_given_up() -> None:
 
 
 @pytest.mark.parametrize(("park", "is_told"), [(LEAD, False), (AHEAD, False), (NO_READER, True)])
-def test_what_the_reader_cannot_notice_is_not_told(park: Park, is_told: bool) -> None:
-    """Only who left, or was told that it waits, hears that it goes on."""
+def test_an_unseen_park_shows_no_status(park: Park, is_told: bool) -> None:
+    """Only a reader that left or got a `waiting` status gets a `resumed` status."""
     parking = parked(park)
     assert parking.end() is is_told
     parking.begin(park, 5, 0.0)

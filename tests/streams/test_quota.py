@@ -1,4 +1,4 @@
-"""Laws of the quota: places are counted from the check to the start, and only a stream without a reader is ended."""
+"""Laws of the quota: slots are counted from the check to the start, and only a stream without a reader is ended."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ async def start(streams: Streams, owner: str = "user:1", on_disconnect: str = "p
 
 
 async def park_by_engine(scripted: ScriptedClient, stream: Stream) -> None:
-    """Have the engine lose the stream, and refuse it for an hour."""
+    """Have the engine lose the stream and refuse it for an hour."""
     scripted.refusals.append(Overloaded("full", retry_after=3600))
     scripted.last.park(Park(reason="lost"))
     await until(lambda: stream.state == "parked" and not scripted.refusals, "it is parked")
@@ -45,7 +45,7 @@ def quota(**limits: int) -> StreamQuota:
 
 
 async def test_a_place_is_held_while_a_stream_starts() -> None:
-    """It is free again after a failure."""
+    """A slot is held while a stream starts, and is free again after a failure."""
     places = quota(max_streams_per_principal=1)
     async with places.reserve("user:1"):
         with pytest.raises(QuotaExceeded) as caught:
@@ -63,7 +63,7 @@ async def test_a_place_is_held_while_a_stream_starts() -> None:
 
 
 async def test_visitors_together_have_a_limit() -> None:
-    """503: it is not their own quota; users are not counted with them."""
+    """Visitors over their common limit get a 503, as it is not their own quota; users are not counted with them."""
     places = quota(max_streams_anonymous=1)
     async with places.reserve("user:1"), places.reserve("anon:a"):
         with pytest.raises(Overloaded) as caught:
@@ -74,7 +74,7 @@ async def test_visitors_together_have_a_limit() -> None:
 
 
 async def test_the_oldest_parked_stream_makes_room(two_places: Streams) -> None:
-    """It ends as abandoned; the younger one stays."""
+    """The oldest parked stream ends as abandoned; the younger one stays."""
     old, young = await start(two_places), await start(two_places)
     old.release()
     young.release()
@@ -86,7 +86,7 @@ async def test_the_oldest_parked_stream_makes_room(two_places: Streams) -> None:
 
 
 async def test_a_parked_stream_that_is_read_is_not_ended(two_places: Streams, scripted: ScriptedClient) -> None:
-    """The engine has parked it, its reader waits for it: the newcomer is refused."""
+    """A stream that the engine parked and a reader waits for is not ended: the newcomer is refused."""
     read = await start(two_places)
     read.attach(Attachment())
     await park_by_engine(scripted, read)
@@ -97,7 +97,7 @@ async def test_a_parked_stream_that_is_read_is_not_ended(two_places: Streams, sc
 
 
 async def test_an_answer_to_be_finished_is_not_ended(two_places: Streams, scripted: ScriptedClient) -> None:
-    """It has no reader, and waits for the engine, not for one."""
+    """A stream to be finished has no reader and waits only for the engine: it is not ended."""
     unread = await start(two_places, on_disconnect="finish")
     await park_by_engine(scripted, unread)
     await start(two_places)
@@ -116,8 +116,8 @@ async def test_nothing_is_ended_for_a_request_that_is_refused(two_places: Stream
     assert (parked.state, parked.terminal) == ("parked", None)
 
 
-async def test_a_reader_who_comes_back_keeps_the_place(two_places: Streams, scripted: ScriptedClient) -> None:
-    """The newcomer waits for the engine meanwhile: it is refused then, and its generation cancelled."""
+async def test_a_returning_reader_keeps_the_slot(two_places: Streams, scripted: ScriptedClient) -> None:
+    """A reader that returns while the newcomer waits for the engine keeps the slot; the newcomer's run is cancelled."""
     parked, _ = await start(two_places), await start(two_places)
     parked.release()
     scripted.hold = asyncio.Event()
@@ -132,7 +132,7 @@ async def test_a_reader_who_comes_back_keeps_the_place(two_places: Streams, scri
 
 
 async def test_one_parked_stream_makes_room_for_one(two_places: Streams, scripted: ScriptedClient) -> None:
-    """Two newcomers at once: its place is promised to the first."""
+    """Of two newcomers at once, the first is promised the parked stream's slot."""
     parked, _ = await start(two_places), await start(two_places)
     parked.release()
     scripted.hold = asyncio.Event()
@@ -145,7 +145,7 @@ async def test_one_parked_stream_makes_room_for_one(two_places: Streams, scripte
 
 
 async def test_a_newcomer_does_not_wait_for_the_log(two_places: Streams) -> None:
-    """While the log takes nothing, the parked stream cannot end. It is not counted, and the place is the newcomer's."""
+    """While the log takes nothing, the parked stream that cannot end is not counted, and the newcomer has the slot."""
     log = two_places.log
     assert isinstance(log, StallingLog)
     parked, _ = await start(two_places), await start(two_places)
@@ -163,7 +163,7 @@ async def test_a_newcomer_does_not_wait_for_the_log(two_places: Streams) -> None
 
 
 async def test_a_released_stream_that_is_resumed_meanwhile_stays(scripted: ScriptedClient) -> None:
-    """No worker ran it when it was chosen; another has claimed it for a reader since."""
+    """A released stream that another worker claimed for a reader since it was chosen is not ended."""
     shared, log = SharedRecords(), MemoryLog()
     one, two = (
         Streams({"scripted": scripted}, log, StreamConfig(), store=shared.worker(name), limits=limits)

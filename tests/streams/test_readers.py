@@ -1,4 +1,4 @@
-"""Laws of the lag: what each reader has, in tokens, and how often the engine hears of it."""
+"""Laws of the lag: how many tokens each reader has, and how often the engine gets a new position."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def make_lag(transcript: Transcript, *readers: Attachment, is_bounded: bool = Tr
 
 
 def test_tokens_delivered_are_those_of_the_events_so_far() -> None:
-    """For every seq, as counting them one by one says; other events count nothing."""
+    """For every seq the count equals that of a plain loop; events that are no tokens count nothing."""
     dice = random.Random(3)
     transcript, counts, after = make_transcript(n=2), [0, 0], [(0, 0)]
     for seq in range(1, 200):
@@ -50,7 +50,7 @@ def test_finished_choices_are_not_waited_for() -> None:
 
 
 def test_the_furthest_of_the_owners_readers_counts() -> None:
-    """Watchers never do; and who wants all at once lifts the bound."""
+    """The owner's furthest reader counts, a watcher never does, and a reader of the whole answer lifts the bound."""
     transcript = make_transcript()
     for seq in range(1, 11):
         transcript.note(tok("x"), seq)
@@ -65,8 +65,8 @@ def test_the_furthest_of_the_owners_readers_counts() -> None:
     assert [(lag.reader_tokens, lag.num_unread) for lag in unbounded] == [(None, 0)] * 2
 
 
-def test_the_engine_hears_of_reading_in_steps() -> None:
-    """Every 32 tokens behind the end, every 8 at the end, and at once of a reader that is not waited for."""
+def test_the_engine_gets_positions_in_steps() -> None:
+    """The engine gets a position every 32 tokens behind the end, every 8 at it, and at once if the bound is lifted."""
     transcript, reader, generation = make_transcript(), Attachment(), ScriptedGeneration(ask())
     for seq in range(1, 101):
         transcript.note(tok("x"), seq)
@@ -90,7 +90,7 @@ def test_the_engine_hears_of_reading_in_steps() -> None:
 
 
 def test_a_new_generation_knows_what_it_was_asked_with() -> None:
-    """The same position is not told twice."""
+    """A new generation knows the position it was asked with and does not get it twice."""
     transcript, generation = make_transcript(), ScriptedGeneration(ask())
     for seq in range(1, 101):
         transcript.note(tok("x"), seq)

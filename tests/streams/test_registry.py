@@ -45,7 +45,7 @@ async def test_an_unknown_model_is_not_found(streams: Streams) -> None:
 
 
 async def test_a_refusal_creates_nothing(streams: Streams, scripted: ScriptedClient) -> None:
-    """What the engine raises passes through, and no stream, log or count stays behind."""
+    """The engine's refusal passes through, and no stream, log or count stays behind."""
     scripted.refusals.append(Overloaded("full", retry_after=7))
     with pytest.raises(Overloaded):
         await start(streams)
@@ -54,7 +54,7 @@ async def test_a_refusal_creates_nothing(streams: Streams, scripted: ScriptedCli
 
 @pytest.mark.parametrize(("stage", "was_ready"), [("waiting", True), ("connecting", False)])
 async def test_an_engine_that_is_coming_is_waited_for(scripted: ScriptedClient, stage: str, was_ready: bool) -> None:
-    """A new request is asked again until the engine takes it; the time until then is none in the queue."""
+    """A new request is asked again until the engine takes it; that wait does not count as queue time."""
     streams = keeping(scripted, engine_wait_seconds=60)
     scripted.description = ModelDescription(alias="scripted", state="loading", stage=stage, was_ready=was_ready)
     scripted.refusals.extend(EngineUnavailable("being replaced") for _ in range(3))
@@ -83,7 +83,7 @@ async def test_no_other_engine_is_waited_for(
 
 
 async def test_the_request_is_completed_for_the_engine(streams: Streams, scripted: ScriptedClient) -> None:
-    """Tenant, id and arrival are set here."""
+    """The directory sets tenant, id and arrival."""
     stream = await start(streams)
     (request,) = scripted.requests
     assert (request.tenant, request.stream_id) == ("t1", stream.id)
@@ -102,7 +102,7 @@ async def test_streams_are_found_by_both_ids(streams: Streams) -> None:
 
 
 async def test_starting_can_be_cancelled(streams: Streams, scripted: ScriptedClient) -> None:
-    """A client that leaves before acceptance leaves nothing behind."""
+    """A client that leaves before acceptance leaves no stream, log or count."""
     scripted.hold = asyncio.Event()
     starting = asyncio.create_task(start(streams))
     await asyncio.sleep(0)
@@ -113,7 +113,7 @@ async def test_starting_can_be_cancelled(streams: Streams, scripted: ScriptedCli
 
 
 async def test_finished_streams_are_dropped_after_retention(scripted: ScriptedClient) -> None:
-    """They leave memory and log, and are known to have expired."""
+    """Finished streams leave memory and log after the retention, and are known to have expired."""
     streams = keeping(scripted, retention_seconds=0.01)
     stream = await start(streams)
     await stream.stop()
@@ -140,7 +140,7 @@ async def test_the_oldest_finished_streams_make_room(scripted: ScriptedClient) -
 
 
 async def test_a_stream_is_not_dropped_under_a_reader(scripted: ScriptedClient) -> None:
-    """A slow reader finishes reading, whatever the clock says."""
+    """A slow reader finishes reading, even after the retention."""
     streams = keeping(scripted, retention_seconds=0.01)
     read, other = await start(streams), await start(streams)
     reader = Attachment(is_watcher=True)
@@ -155,7 +155,7 @@ async def test_a_stream_is_not_dropped_under_a_reader(scripted: ScriptedClient) 
 
 
 async def test_room_is_not_made_under_a_reader(scripted: ScriptedClient) -> None:
-    """Too many are kept: the oldest without a reader is dropped."""
+    """Above `max_finished` the oldest stream without a reader is dropped."""
     streams = keeping(scripted, max_finished=1)
     read, other = await start(streams), await start(streams)
     read.attach(Attachment())
@@ -167,7 +167,7 @@ async def test_room_is_not_made_under_a_reader(scripted: ScriptedClient) -> None
 
 
 async def test_a_dropped_stream_is_forgotten_altogether(scripted: ScriptedClient) -> None:
-    """No timer, task or table keeps its prompt in memory."""
+    """No timer, task or table keeps a dropped stream's prompt in memory."""
     streams = keeping(scripted, retention_seconds=0.01)
     stream = await streams.start(replace(REQUEST, timeout_seconds=3600), owner="u1", tenant="t1")
     stream.release()
@@ -183,7 +183,7 @@ async def test_a_dropped_stream_is_forgotten_altogether(scripted: ScriptedClient
 
 
 async def test_closing_ends_every_stream_truthfully(scripted: ScriptedClient) -> None:
-    """Running and parked ones end in a retryable error, which their readers can still read; nothing starts any more."""
+    """Running and parked streams end in a retryable error that their readers can still read; no new stream starts."""
     streams = keeping(scripted)
     running, parked, finished = await start(streams), await start(streams), await start(streams)
     parked.release()
@@ -252,7 +252,7 @@ def storing(scripted: ScriptedClient, log: EventLog | None = None) -> tuple[Stre
 
 
 async def test_the_record_is_there_before_the_stream_can_be_read(scripted: ScriptedClient) -> None:
-    """Accepted, inserted, `meta` committed, and only then its task takes tokens. One call of the store, no query."""
+    """The engine accepts, the record is inserted, `meta` is committed, and only then are tokens taken; no query."""
     log = StallingLog()
     streams, store, shared = storing(scripted, log)
     store.hold = asyncio.Event()
@@ -273,7 +273,7 @@ async def test_the_record_is_there_before_the_stream_can_be_read(scripted: Scrip
 
 
 async def test_without_a_record_nothing_starts(scripted: ScriptedClient) -> None:
-    """The database's error passes through; the generation is cancelled, and neither stream nor log is left."""
+    """The database's error passes through, the generation is cancelled, and neither stream nor log is left."""
     log = StallingLog()
     streams, store, shared = storing(scripted, log)
     store.refusals.append(OSError("no database"))
@@ -285,7 +285,7 @@ async def test_without_a_record_nothing_starts(scripted: ScriptedClient) -> None
 
 
 async def test_without_a_log_the_record_is_finished(scripted: ScriptedClient) -> None:
-    """The log's refusal passes through, and is the record's error code; the generation is cancelled."""
+    """The log's refusal passes through as the record's error code, and the generation is cancelled."""
     streams, store, shared = storing(scripted, FullLog())
     with pytest.raises(LogFull):
         await start(streams)
@@ -298,10 +298,10 @@ async def test_without_a_log_the_record_is_finished(scripted: ScriptedClient) ->
 
 
 @pytest.mark.parametrize("during", ["insert", "open"])
-async def test_a_client_who_leaves_while_it_starts_leaves_no_running_record(
+async def test_a_client_that_leaves_during_the_start_leaves_no_running_record(
     scripted: ScriptedClient, during: str
 ) -> None:
-    """The insert and the commit are not cut in the middle; then the stream ends as abandoned."""
+    """The insert and the commit run to their end; then the stream of the client that left ends as abandoned."""
     log = StallingLog()
     streams, store, shared = storing(scripted, log)
     if during == "insert":
@@ -328,7 +328,7 @@ async def test_a_client_who_leaves_while_it_starts_leaves_no_running_record(
 async def test_the_end_is_written_until_the_store_takes_it(
     scripted: ScriptedClient, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Each refusal is logged; the stream stays here until then, and its owner's quota does not count it."""
+    """The store is tried again after each logged refusal; until then the stream is kept and counts in no quota."""
     monkeypatch.setattr(registry, "_RETRY_SECONDS", 0.001)
     shared = SharedRecords()
     store = shared.worker("one")
@@ -347,7 +347,7 @@ async def test_the_end_is_written_until_the_store_takes_it(
 
 
 async def test_a_record_that_was_read_is_not_read_again(scripted: ScriptedClient) -> None:
-    """Another worker reaches a released stream with its record: no query, and one claim once a reader is there."""
+    """Another worker reaches a released stream with its record: no query, and one claim once it has a reader."""
     log, shared = MemoryLog(), SharedRecords()
     one, two = (Streams({"scripted": scripted}, log, store=shared.worker(name)) for name in ("one", "two"))
     stream = await start(one)
@@ -360,7 +360,7 @@ async def test_a_record_that_was_read_is_not_read_again(scripted: ScriptedClient
     await until(lambda: found.lease.is_held, "it is claimed")
     assert two.store.calls == {"claim": 1}
     assert shared.records[stream.id].producer == "two"
-    # Back again: the first worker still has the stream, and knows of no claim but by this record.
+    # The first worker still has the stream, and learns of the claim only by this record.
     shared.dead.add("two")
     back = await one.reach(stream.id, shared.records[stream.id])
     assert back is stream
@@ -373,7 +373,7 @@ async def test_a_record_that_was_read_is_not_read_again(scripted: ScriptedClient
 
 
 async def test_streams_are_reached_by_their_record(scripted: ScriptedClient) -> None:
-    """Without one it is one query; an unknown id finds None. A finished one is not written again."""
+    """A stream without a record costs one query, an unknown id finds None, a finished one is not written again."""
     log, shared = MemoryLog(), SharedRecords()
     one, two = (Streams({"scripted": scripted}, log, store=shared.worker(name)) for name in ("one", "two"))
     stream = await start(one)
@@ -392,7 +392,7 @@ async def test_streams_are_reached_by_their_record(scripted: ScriptedClient) -> 
 
 
 async def test_a_parked_stream_keeps_nothing_of_its_generation(streams: Streams, scripted: ScriptedClient) -> None:
-    """Neither its task nor its start holds it, however many streams are parked."""
+    """Neither the task nor the start of its generation keeps a parked stream, however many there are."""
     stream = await start(streams)
     remains = weakref.ref(scripted.generations.pop())
     stream.release()

@@ -26,7 +26,7 @@ FINE = StreamConfig(coalesce_tokens=0)
 
 @pytest.fixture
 async def fine_streams(echo: ThreadClient):
-    """A directory whose deliveries join nothing, so that every seq is a place to leave."""
+    """A directory whose deliveries join nothing, so that a reader can leave at every seq."""
     streams = Streams({"echo": echo}, MemoryLog(), FINE)
     yield streams
     await streams.aclose()
@@ -50,7 +50,7 @@ def joined(tokens: list[Token], choice: int = 0) -> tuple[str, tuple[int, ...]]:
 
 
 async def read_to(streams: Streams, stream: Stream, after: int, last: int | None) -> bytes:
-    """Read native SSE after `after`, and leave when event `last` has come (None: stay to the end)."""
+    """Read native SSE after `after`, and leave after event `last` (None: stay to the end)."""
     out = bytearray()
     async with aclosing(aiter(Delivery(streams, stream, NativeEncoder(stream.log_id), after=after))) as frames:
         async for data in frames:
@@ -63,7 +63,7 @@ async def read_to(streams: Streams, stream: Stream, after: int, last: int | None
 
 @pytest.mark.parametrize("cut", range(1, NUM_TOKENS + 2))
 async def test_leaving_at_any_event_loses_nothing(fine_streams: Streams, gate: Gate, cut: int) -> None:
-    """Leave after event `cut` while the engine is held, come back after it: the texts join to the uninterrupted one."""
+    """A reader that leaves after event `cut` and comes back gets texts that join to the uninterrupted one."""
     request = ask(max_tokens=NUM_TOKENS, ignore_eos=True)
     reference, reference_end = await whole(fine_streams, request)
     gate.allow(cut)  # event 1 is meta, so the engine is held one token further
@@ -94,7 +94,7 @@ async def test_leaving_at_any_event_loses_nothing(fine_streams: Streams, gate: G
 async def test_parked_at_every_token_equals_never_parked(
     echo_streams: Streams, gate: Gate, request_: GenerateRequest
 ) -> None:
-    """A reader who leaves after every single step gets the same tokens, text and end, choice by choice."""
+    """A reader that leaves after every step gets the same tokens, text and end, choice by choice."""
     reference, reference_end = await whole(echo_streams, request_)
     gate.allow(0)
     stream = await begin(echo_streams, request_)
@@ -133,7 +133,7 @@ async def _until_token(events, seen: list) -> None:
 
 
 async def test_replay_from_every_seq_twice_from_two_readers(fine_streams: Streams) -> None:
-    """Whoever asks for what follows any seq, at the same time and again, gets the same bytes as everybody."""
+    """Two readers that ask for what follows any seq, at the same time and again, get the same bytes."""
     stream = await begin(fine_streams, ask(max_tokens=NUM_TOKENS, ignore_eos=True))
     full = check_native(await read_to(fine_streams, stream, 0, None))
     for after in range(stream.last_seq):
@@ -143,7 +143,7 @@ async def test_replay_from_every_seq_twice_from_two_readers(fine_streams: Stream
 
 
 async def test_two_readers_of_a_running_stream_read_the_same(echo_streams: Streams, gate: Gate) -> None:
-    """A second tab that comes in the middle changes nothing for the first, and both get the whole text."""
+    """A second reader that comes in the middle changes nothing for the first, and both get the whole text."""
     gate.allow(5)
     stream = await begin(echo_streams, ask(max_tokens=NUM_TOKENS, ignore_eos=True))
     first = asyncio.create_task(read_to(echo_streams, stream, 0, None))
@@ -157,7 +157,7 @@ async def test_two_readers_of_a_running_stream_read_the_same(echo_streams: Strea
 
 
 async def test_a_parked_stream_holds_no_block(echo_streams: Streams, echo: ThreadClient, gate: Gate) -> None:
-    """Absent from every plan made after the reader left, and its blocks are free."""
+    """A parked stream is in no plan made after its reader left, and its blocks are free."""
     gate.allow(3)
     stream = await begin(echo_streams, ask(max_tokens=500, ignore_eos=True))
     reading = asyncio.create_task(read_to(echo_streams, stream, 0, None))

@@ -1,4 +1,4 @@
-"""Laws of one stream: its one end, what stop does, who holds it, and what a refused return does."""
+"""Laws of one stream: its single end, what stop does, what a reader holds, and what a refused resume does."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ async def start(streams: Streams, **rest: object) -> Stream:
 
 
 async def events_of(streams: Streams, stream: Stream) -> list[Event]:
-    """Wait for the end and return every event, after checking that there is one end, the last."""
+    """Wait for the end and return every event, after checking that exactly the last one is an end."""
     async with asyncio.timeout(5):
         await stream.ended.wait()
     logged = await streams.log.read(stream.log_id, 0)
@@ -47,8 +47,8 @@ async def test_events_are_meta_then_the_engines_then_one_end(streams: Streams, s
 
 
 @pytest.mark.parametrize("given", [{}, {"seed": 5}, {"max_tokens": 9}, {"seed": 0, "max_tokens": 9}])
-async def test_what_acceptance_decided_is_told_from_what_was_given(streams: Streams, given: dict[str, int]) -> None:
-    """Asking again for the same answer repeats both; the next turn of the conversation only what the caller gave."""
+async def test_accepted_values_are_kept_apart_from_given_ones(streams: Streams, given: dict[str, int]) -> None:
+    """The repeated request holds acceptance's values; the next turn of the conversation only the caller's."""
     stream = await start(streams, **{"seed": None, "max_tokens": None, **given}, unset=("top_k",))
     assert stream.request.sampling.seed == 11, "the scripted engine draws that"
     assert stream.request.sampling.max_tokens == given.get("max_tokens", 99)
@@ -59,7 +59,7 @@ async def test_what_acceptance_decided_is_told_from_what_was_given(streams: Stre
 async def test_a_broken_generation_ends_in_internal_error(
     streams: Streams, scripted: ScriptedClient, caplog: pytest.LogCaptureFixture, failure: Exception | None
 ) -> None:
-    """Whatever the engine does, the reader gets an end; the cause is in our log, not in the client's."""
+    """Whatever the engine does, the reader gets an end; the cause is in the server's log, not in the event."""
     stream = await start(streams)
     scripted.last.push(tok("a"), failure)
     *_, end = await events_of(streams, stream)
@@ -70,7 +70,7 @@ async def test_a_broken_generation_ends_in_internal_error(
 
 
 async def test_a_cancelled_stream_task_still_commits_an_end(streams: Streams) -> None:
-    """When the loop is torn down under a stream, its readers get an end all the same."""
+    """When the loop is torn down under a stream, its readers still get an end."""
     stream = await start(streams)
     (task,) = [task for task in asyncio.all_tasks() if task.get_name() == f"stream {stream.id}"]
     await asyncio.sleep(0)
@@ -110,7 +110,7 @@ async def test_stop_is_idempotent_and_nothing_after_the_end(streams: Streams, sc
 
 @pytest.mark.parametrize(("seen_seq", "kept_seq"), [(-5, 0), (10**9, 1), (None, None)])
 async def test_kept_seq_is_an_event_of_the_log(streams: Streams, seen_seq: int | None, kept_seq: int | None) -> None:
-    """What a client claims to have seen is cut to what there is."""
+    """A client's `seen_seq` above the log's last seq is cut to it."""
     stream = await start(streams)
     await stream.stop(seen_seq)
     assert isinstance(stream.terminal, Done)
@@ -118,7 +118,7 @@ async def test_kept_seq_is_an_event_of_the_log(streams: Streams, seen_seq: int |
 
 
 async def test_losing_the_last_reader_cancels_before_detach_returns(streams: Streams, scripted: ScriptedClient) -> None:
-    """The engine forgets in the same callback in which the disconnect is seen."""
+    """The engine drops the sequence in the callback that notices the disconnect."""
     stream = await start(streams)
     one, two, watcher = Attachment(), Attachment(), Attachment(is_watcher=True)
     for reader in (one, two, watcher):
@@ -133,7 +133,7 @@ async def test_losing_the_last_reader_cancels_before_detach_returns(streams: Str
 
 
 async def test_watchers_never_hold_a_stream(streams: Streams, scripted: ScriptedClient) -> None:
-    """A watcher neither continues a parked stream nor parks a running one by leaving."""
+    """A watcher neither resumes a parked stream nor parks a running one by leaving."""
     stream = await start(streams)
     watcher, reader = Attachment(is_watcher=True), Attachment()
     stream.attach(watcher)
@@ -148,8 +148,8 @@ async def test_watchers_never_hold_a_stream(streams: Streams, scripted: Scripted
     assert len(scripted.requests) == 1
 
 
-async def test_a_stream_nobody_reads_is_parked(scripted: ScriptedClient) -> None:
-    """No reader within `first_reader_seconds` counts as a disconnect."""
+async def test_an_unread_stream_is_parked(scripted: ScriptedClient) -> None:
+    """A stream without a reader for `first_reader_seconds` is parked."""
     streams = Streams({"scripted": scripted}, StallingLog(), StreamConfig(first_reader_seconds=0.01))
     stream = await start(streams)
     await until(lambda: stream.state == "parked", "the stream is parked")
@@ -161,7 +161,7 @@ async def test_a_stream_nobody_reads_is_parked(scripted: ScriptedClient) -> None
     ("on_disconnect", "reason"), [("park", "abandoned"), ("abort", "abandoned"), ("finish", "stop")]
 )
 async def test_on_disconnect(scripted: ScriptedClient, on_disconnect: str, reason: str) -> None:
-    """Park waits out its window, abort ends at once, finish goes on."""
+    """Park waits out its window, abort ends at once, finish runs to the end."""
     window = 60 if on_disconnect == "abort" else 0.01
     streams = Streams({"scripted": scripted}, StallingLog(), StreamConfig(resume_window_seconds=window))
     stream = await start(streams, on_disconnect=on_disconnect)
@@ -192,7 +192,7 @@ async def test_a_return_stops_the_resume_window(scripted: ScriptedClient) -> Non
 
 
 async def test_timeout_ends_a_parked_stream_too(streams: Streams) -> None:
-    """`timeout_seconds` counts from arrival, whoever reads."""
+    """`timeout_seconds` counts from arrival, with or without a reader."""
     stream = await start(streams, timeout_seconds=0.02)
     stream.release()
     *_, end = await events_of(streams, stream)
@@ -201,7 +201,7 @@ async def test_timeout_ends_a_parked_stream_too(streams: Streams) -> None:
 
 
 async def test_a_returning_reader_has_it_continued_as_accepted(streams: Streams, scripted: ScriptedClient) -> None:
-    """The same request goes to the engine again, with the shown tokens, its arrival time, seed and max_tokens."""
+    """The engine gets the same request again, with the shown tokens, its arrival time, seed and max_tokens."""
     stream = await start(streams, max_tokens=50)
     reader = Attachment()
     stream.attach(reader)
@@ -223,7 +223,7 @@ async def test_a_returning_reader_has_it_continued_as_accepted(streams: Streams,
 
 
 async def test_finished_choices_are_not_repeated(streams: Streams, scripted: ScriptedClient) -> None:
-    """What a re-admitted generation says again of a choice that had finished is left out."""
+    """Tokens that a re-admitted generation repeats of a finished choice are left out."""
     stream = await start(streams, n=2)
     reader = Attachment()
     stream.attach(reader)
@@ -239,8 +239,8 @@ async def test_finished_choices_are_not_repeated(streams: Streams, scripted: Scr
     assert tail == [tok("b", 8), ChoiceDone(choice=0, finish_reason="stop")]
 
 
-async def test_a_reader_who_leaves_during_readmission_frees_it(streams: Streams, scripted: ScriptedClient) -> None:
-    """An acceptance that comes when nobody reads any more is cancelled at once."""
+async def test_a_reader_that_leaves_during_readmission_frees_it(streams: Streams, scripted: ScriptedClient) -> None:
+    """A generation accepted after the last reader left is cancelled at once."""
     stream = await start(streams)
     stream.release()
     scripted.hold = asyncio.Event()
@@ -255,7 +255,7 @@ async def test_a_reader_who_leaves_during_readmission_frees_it(streams: Streams,
 
 
 async def test_a_refused_return_waits_and_asks_again(streams: Streams, scripted: ScriptedClient) -> None:
-    """A full engine does not lose the stream: one `waiting` status, then it goes on; who comes asks again."""
+    """A full engine does not lose the stream: it sends one `waiting` status, and asks again for a new reader."""
     stream = await start(streams)
     stream.release()
     scripted.refusals.extend([Overloaded("full", retry_after=100)] * 2)
@@ -272,7 +272,7 @@ async def test_a_refused_return_waits_and_asks_again(streams: Streams, scripted:
 
 
 async def test_stop_while_a_refused_return_waits(streams: Streams, scripted: ScriptedClient) -> None:
-    """Stop does not wait for the engine to have room."""
+    """Stop does not wait until the engine has room."""
     stream = await start(streams)
     stream.release()
     scripted.refusals.append(Overloaded("full", retry_after=100))
@@ -283,7 +283,7 @@ async def test_stop_while_a_refused_return_waits(streams: Streams, scripted: Scr
 
 
 async def test_a_return_the_engine_cannot_serve_is_an_error(streams: Streams, scripted: ScriptedClient) -> None:
-    """An error that asking again cannot mend ends the stream with its code."""
+    """An error that a retry cannot mend ends the stream with its code."""
     stream = await start(streams)
     stream.release()
     scripted.refusals.append(BadRequest("no longer", code="never_fits"))
@@ -293,7 +293,7 @@ async def test_a_return_the_engine_cannot_serve_is_an_error(streams: Streams, sc
 
 
 async def test_what_came_during_a_commit_is_the_next_batch(scripted: ScriptedClient) -> None:
-    """Group commit: no timer, no event alone when several are there; readers see only what is committed."""
+    """Events that come during a commit are the next batch: no timer, and readers see only what is committed."""
     log = StallingLog()
     streams = Streams({"scripted": scripted}, log)
     stream = await start(streams)
@@ -313,7 +313,7 @@ async def test_what_came_during_a_commit_is_the_next_batch(scripted: ScriptedCli
 
 
 async def test_a_log_that_breaks_ends_the_readers(scripted: ScriptedClient, caplog: pytest.LogCaptureFixture) -> None:
-    """Nothing is faked: the stream is over, its readers end without a terminal event, the generation is cancelled."""
+    """The stream is over, its readers end without a terminal event, and the generation is cancelled."""
     log = StallingLog()
     streams = Streams({"scripted": scripted}, log)
     stream = await start(streams)
@@ -330,7 +330,7 @@ async def test_a_log_that_breaks_ends_the_readers(scripted: ScriptedClient, capl
 
 
 async def test_the_summary_has_figures_and_no_text(streams: Streams, scripted: ScriptedClient) -> None:
-    """People see counts and times; never what was asked or answered."""
+    """The summary holds counts and times, never the prompt or the answer."""
     stream = await start(streams, prompt="my secret")
     stream.attach(Attachment(transport="sse"))
     scripted.last.push(tok("hidden", 1), tok("words", 2))

@@ -21,7 +21,7 @@ async def test_a_timer_fires_once_and_can_be_armed_again() -> None:
 
 
 async def test_a_disarmed_timer_does_not_fire() -> None:
-    """Neither by name nor with all others."""
+    """A timer is disarmed by its name or with all of its stream."""
     timers, fired = Timers(), []
     for name in "abc":
         timers.arm(name, 0, lambda: fired.append(0))

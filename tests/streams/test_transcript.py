@@ -1,4 +1,4 @@
-"""Laws of the tally: how many tokens of each choice any event's reader has."""
+"""Laws of the transcript: how many tokens of each choice a reader has after any event."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def event_of(choice: int, num_tokens: int | None, seq: int) -> Event:
 
 @given(events=EVENTS)
 def test_what_was_delivered(events: list[tuple[int, int | None]]) -> None:
-    """At every event, and past the last, as counted one by one."""
+    """The count at every event, and past the last, equals that of a plain loop."""
     tally, counts, ids = Transcript(ACCEPTED, 3, 0.0), [[0, 0, 0]], [[], [], []]
     for seq, (choice, num_tokens) in enumerate(events, 1):
         tally.note(event_of(choice, num_tokens, seq), seq)

@@ -33,17 +33,17 @@ class Feed:
 
     def __init__(self, writer: LogWriter, name: str, *, has_begun: bool = True, fence: int = 1) -> None:
         self.name, self.fence = name, fence
-        self.has_begun = has_begun  # False: it is refused in an outage
+        self.has_begun = has_begun  # False: an outage refuses it
         self.pending: deque[tuple[str, ...]] = deque()
         self.last_seq = 0
         self.results: list[Result | Exception] = []
-        self.noted: list[str] = []  # what it was informed of
+        self.noted: list[str] = []  # the notices it got
         self.failure: Exception | None = None
         self._writer = writer
         self._in_flight: Batch | None = None
 
     def write(self, *texts: str) -> None:
-        """Have these committed as one batch."""
+        """Have these texts committed as one batch."""
         self.pending.append(texts)
         self._writer.mark(self)
 
@@ -79,7 +79,7 @@ class Feed:
 
 @contextmanager
 def away(log: StallingLog, reason: LogUnavailable = DOWN) -> Iterator[None]:
-    """The log does not commit meanwhile."""
+    """Have the log commit nothing meanwhile."""
     log.outage = reason
     yield
     log.outage = None
@@ -87,7 +87,7 @@ def away(log: StallingLog, reason: LogUnavailable = DOWN) -> Iterator[None]:
 
 @pytest.fixture
 def log(monkeypatch: pytest.MonkeyPatch) -> StallingLog:
-    """A log whose commits are tried again soon."""
+    """A log whose commits are retried soon."""
     monkeypatch.setattr(writer_module, "_FIRST_RETRY_SECONDS", 0.001)
     monkeypatch.setattr(writer_module, "_MAX_RETRY_SECONDS", 0.002)
     return StallingLog()
@@ -116,7 +116,7 @@ async def test_what_is_pending_is_one_commit(log: StallingLog, writer: LogWriter
 
 
 async def test_a_streams_events_keep_their_order(log: StallingLog, writer: LogWriter) -> None:
-    """However its batches fall into commits with those of others."""
+    """A stream's events keep their order, however its batches fall into commits."""
     feeds = [Feed(writer, f"log{number}") for number in range(7)]
     for turn in range(20):
         for feed in feeds[turn % 3 :: 2]:
@@ -131,7 +131,7 @@ async def test_a_streams_events_keep_their_order(log: StallingLog, writer: LogWr
 
 
 async def test_a_refusal_costs_only_its_stream(log: StallingLog, writer: LogWriter) -> None:
-    """A fenced and a lost stream in a commit: the others' batches are in the log."""
+    """A fenced and a lost stream in a commit leave the other batches in the log."""
     await append(log, "fenced", 2, [tok("theirs")])
     feeds = [Feed(writer, name) for name in ("a", "fenced", "b", "lost", "c")]
     feeds[3].last_seq = 9
@@ -142,7 +142,7 @@ async def test_a_refusal_costs_only_its_stream(log: StallingLog, writer: LogWrit
 
 
 async def test_an_exception_of_one_stream_is_its_own(log: StallingLog, writer: LogWriter) -> None:
-    """What `take_batch` raises is that stream's result."""
+    """An exception from `take_batch` is that stream's result alone."""
     feeds = [Feed(writer, name) for name in "abc"]
     feeds[1].failure = ValueError("no event")
     for feed in feeds:
@@ -152,7 +152,7 @@ async def test_an_exception_of_one_stream_is_its_own(log: StallingLog, writer: L
 
 
 async def test_a_commit_that_fails_for_no_known_reason_fails_its_streams(log: StallingLog, writer: LogWriter) -> None:
-    """It is not retried, and the next commit is tried."""
+    """A commit that fails for an unknown reason is not retried, and the next one is tried."""
     feeds = [Feed(writer, name) for name in "ab"]
     log.is_broken = True
     for feed in feeds:
@@ -166,7 +166,7 @@ async def test_a_commit_that_fails_for_no_known_reason_fails_its_streams(log: St
 
 
 async def test_the_identical_batches_are_retried(log: StallingLog, writer: LogWriter) -> None:
-    """What is marked meanwhile waits; a batch that was committed with its answer lost is in the log once."""
+    """Batches marked meanwhile wait; a batch whose reply was lost is in the log once."""
     first, second = Feed(writer, "a"), Feed(writer, "b")
     first.write("x", "y")
     await until(lambda: first.results == [2], "it is up")
@@ -195,7 +195,7 @@ def log_of(log: StallingLog) -> StallingLog:
 
 
 async def test_new_answers_are_refused_with_the_reason(log: StallingLog, writer: LogWriter) -> None:
-    """503 or 507 while the log does not commit, nothing before and after."""
+    """New answers get 503 or 507 while the log does not commit, and no error before and after."""
     feed = Feed(writer, "a")
     writer.refuse_if_down()
     for reason in (DOWN, LogFull("full", retry_after=30)):
@@ -224,7 +224,7 @@ async def test_a_failure_in_an_outage_ends_it(log: StallingLog, writer: LogWrite
 
 
 async def test_the_log_of_a_refused_answer_is_dropped(log: StallingLog, writer: LogWriter) -> None:
-    """Its first batch may be in the log or come in by the retry; after the recovery there is no such log."""
+    """A refused answer's first batch may reach the log by the retry; after the recovery there is no such log."""
     refused, running = Feed(writer, "refused", has_begun=False), Feed(writer, "running")
     with away(log):
         refused.write("meta")
@@ -236,7 +236,7 @@ async def test_the_log_of_a_refused_answer_is_dropped(log: StallingLog, writer: 
 
 
 async def test_an_outage_that_lasts_cuts_each_stream_once(log: StallingLog, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After `outage_seconds`; a stream that comes later is cut when it comes; the writer keeps trying."""
+    """Each stream is cut once, after `outage_seconds` or when it comes later; the writer keeps trying."""
     writer = LogWriter(log, outage_seconds=0.0)
     first, second = Feed(writer, "a"), Feed(writer, "b")
     with away(log):
@@ -255,7 +255,7 @@ async def test_an_outage_that_lasts_cuts_each_stream_once(log: StallingLog, monk
 
 
 async def test_closing_leaves_what_is_pending(log: StallingLog, writer: LogWriter) -> None:
-    """During an outage too: the task ends, and nothing is committed any more."""
+    """During an outage too, closing ends the task, and nothing is committed any more."""
     feed = Feed(writer, "a")
     await writer.aclose()
     with away(log):

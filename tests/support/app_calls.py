@@ -1,4 +1,4 @@
-"""Requests to the framework-free app by callers whom a header names. conftest.py has the app, over the gated engine."""
+"""Requests to the framework-free app by callers named in a header. conftest.py has the app, over the gated engine."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ GOOD = {"prompt": "still there?", "max_tokens": 8, "seed": 7}
 
 
 async def by_header(scope: Scope) -> Caller | None:
-    """Whom the header names; two of a team share a tenant."""
+    """Return the caller that the header names; callers of one team share a tenant."""
     name = dict(scope["headers"]).get(b"x-user", b"").decode()
     return Caller(name, tenant=name.partition("@")[2]) if name else None
 
@@ -55,7 +55,7 @@ def header(client: Client, name: str) -> str | None:
 
 
 async def started(ai: StreamApp, gate: Gate, user: str = "ann", **body: Any) -> tuple[Client, str]:
-    """Begin an answer that stands still, after its first event; return its reader and id."""
+    """Begin an answer that is held after its first event; return its reader and id."""
     gate.allow(0)
     client = call(ai, "POST", "/streams", {**GOOD, **body}, user)
     await until(lambda: b"event: meta" in client.body if client.messages else False, "the first event is there")

@@ -50,7 +50,7 @@ class Client:
         self.messages: list[Message] = []
         self.on_send: Callable[[Message], None] = lambda message: None
         self.is_blocked = False
-        self.go = asyncio.Event()  # cleared: the client takes nothing
+        self.go = asyncio.Event()  # while it is cleared the client takes nothing
         self.go.set()
         self._scope = {"type": "http", "method": method, "path": "/", "headers": [], **scope}
         self._incoming: asyncio.Queue[Message] = asyncio.Queue()
@@ -65,7 +65,7 @@ class Client:
         await asyncio.sleep(0)
 
     def leave(self) -> None:
-        """Disconnect. As daphne does, say so once."""
+        """Disconnect. As with daphne, the app gets one message for it."""
         self._incoming.put_nowait({"type": "http.disconnect"})
 
     @property

@@ -32,7 +32,7 @@ CHROMIUM_ARGS = [
     "--disable-sync",
 ]
 ADMIN_NAME, ADMIN_PASSWORD = "admin", "a password for tests only"
-ANSWER_MS = 60_000  # a whole answer of the echo engine, on a busy machine
+ANSWER_MS = 60_000  # enough for a whole answer of the echo engine on a busy machine
 STORAGE_KEY = "streamserve.chat."
 
 expect.set_options(timeout=20_000)
@@ -96,7 +96,7 @@ class Watched:
     expected: tuple[str, ...] = ()
 
     def expect_complaint(self, *parts: str) -> None:
-        """Browsers log every failed request; name those that a test causes on purpose."""
+        """Name a failed request that a test causes on purpose, because browsers log every one."""
         self.expected += parts
 
     def listen(self) -> None:
@@ -173,7 +173,7 @@ def wait_for_text(page: Page, length: int, turn: int = -1) -> None:
 
 
 def slow_down(page: Page, kilobytes_per_second: int | None) -> None:
-    """Give the page a slow line (None: a fast one again), so that an answer is still under way when a test acts."""
+    """Give the page a slow connection (None: a fast one again), so that an answer is unfinished when a test acts."""
     throughput = -1 if kilobytes_per_second is None else kilobytes_per_second * 1024
     conditions = {"offline": False, "latency": 0, "downloadThroughput": throughput, "uploadThroughput": -1}
     session = page.context.new_cdp_session(page)
@@ -205,7 +205,7 @@ def _event(block: str) -> dict[str, Any]:
 
 
 def log_text(events: list[dict[str, Any]]) -> str:
-    """Return the text that the events hold, of which a snapshot has all there was before it."""
+    """Return the text that the events hold; a snapshot replaces all text before it."""
     text = ""
     for event in events:
         if event["type"] in {"token", "snapshot"}:

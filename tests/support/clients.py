@@ -1,4 +1,4 @@
-"""An echo engine on its real thread, and how the tests of clients ask it and read the answer."""
+"""An echo engine on its real thread, and the requests and reads of the client tests."""
 
 from __future__ import annotations
 

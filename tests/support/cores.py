@@ -1,4 +1,4 @@
-"""Drives an `EngineCore` over the echo runner, and collects what every sequence got."""
+"""Drives an `EngineCore` over the echo runner, and collects the output of every sequence."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from streamserve.protocol.requests import SamplingParams
 from tests.support.engines import FakeClock
 
 MAX_STEPS = 10_000
-# Nobody's wait is too long, unless a test says so.
+# No wait is too long, unless a test sets a limit.
 PATIENT = {name: replace(one, max_queue_seconds=1e9) for name, one in CLASSES.items()}
 
 
@@ -115,7 +115,7 @@ class Drive:
         return {chunk.seq_id: len(chunk.token_ids) for chunk in self.plans[plan].chunks}
 
     def assert_empty(self) -> None:
-        """No block is held by anybody."""
+        """Check that no sequence holds a block."""
         stats = self.core.stats()
         assert (stats.running, stats.waiting, stats.blocks_used) == (0, 0, 0)
         assert stats.blocks_cached + stats.blocks_free == stats.blocks_total

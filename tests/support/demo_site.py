@@ -1,4 +1,4 @@
-"""The demo site as a user starts it: `manage.py demo` and other commands, each test with a state folder of its own."""
+"""The demo site as a user starts it: `manage.py demo` and other commands, with a state folder for each test."""
 
 from __future__ import annotations
 

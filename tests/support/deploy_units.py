@@ -1,4 +1,4 @@
-"""The systemd units of docs/deploy/, read as systemd would read what stands in them."""
+"""The systemd units of docs/deploy/, read as systemd reads them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.support.servers import ROOT
 
 FOLDER = ROOT / "docs" / "deploy"
 WEB, ENGINE = FOLDER / "streamserve-web@.service", FOLDER / "streamserve-engine@.service"
-# What the units say of a site that is nowhere, and what stands there in tests.
+# The placeholders in the units, and their values in tests.
 _PYTHON_HERE = {
     "/srv/mysite/venv/bin/python": [sys.executable],
     "/srv/mysite/venv/bin/daphne": [sys.executable, "-m", "daphne"],
@@ -18,7 +18,7 @@ _PYTHON_HERE = {
 
 
 def read_unit(path: Path) -> dict[str, str]:
-    """Return key → value; a key that stands twice is a mistake here."""
+    """Return key → value; a repeated key is an error."""
     pairs = [line.split("=", 1) for line in path.read_text().splitlines() if line and line[0] not in "#["]
     unit = dict(pairs)
     assert len(unit) == len(pairs), f"a key of {path.name} stands twice"

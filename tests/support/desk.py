@@ -1,4 +1,4 @@
-"""`Desk`: a scheduler and a pool without a core. What it plans is taken as computed, and every token is 7."""
+"""`Desk`: a scheduler and a pool without a core. Each plan is taken as computed, and every token is 7."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Desk:
         return added
 
     def step(self, seconds: float = 0.01) -> Schedule:
-        """Let time pass, plan, and note what came of the plan, or of the one before."""
+        """Let time pass, plan, and record the result of this plan, or of the one before."""
         self.now += seconds
         schedule = self.scheduler.schedule(self.now)
         self.schedules.append(schedule)
@@ -58,7 +58,7 @@ class Desk:
         raise AssertionError("the queue does not come to an end")
 
     def planned(self) -> dict[int, int]:
-        """How many tokens of which sequence the last plan holds."""
+        """Return how many tokens of which sequence the last plan holds."""
         return {chunk.seq_id: len(chunk.token_ids) for chunk in self.schedules[-1].chunks}
 
     def parked(self) -> list[int]:
@@ -87,7 +87,7 @@ class Desk:
 
 
 def plan_of(*sizes: tuple[int, int]) -> StepPlan:
-    """A plan with chunks of (start, number of tokens)."""
+    """Return a plan with chunks of (start, number of tokens)."""
     chunks = (
         Chunk(seq_id=index, start=start, token_ids=(0,) * num_tokens, block_table=())
         for index, (start, num_tokens) in enumerate(sizes)
@@ -96,7 +96,7 @@ def plan_of(*sizes: tuple[int, int]) -> StepPlan:
 
 
 def teach(step_time: StepTime, *, base: float = 0.01, per_token: float = 0.001, per_pair: float = 0.0) -> None:
-    """Show it enough steps of a machine with these costs."""
+    """Feed the step-time model enough steps of a machine with these costs."""
     for index in range(64):
         plan = plan_of((0, 4 ** (index % 5)), (index * 16, 1))
         tokens = plan.num_tokens

@@ -60,7 +60,7 @@ async def ready(client: ProcessClient) -> ProcessClient:
 
 @asynccontextmanager
 async def connected(spec: LaunchConfig) -> AsyncIterator[ProcessClient]:
-    """A client with an engine that is ready. The engine outlives it."""
+    """Yield a client with an engine that is ready. The engine outlives the client."""
     client = ProcessClient(spec)
     try:
         yield await ready(client)
@@ -86,7 +86,7 @@ def is_alive(pid: int) -> bool:
 
 
 def end_engine(spec: LaunchConfig) -> None:
-    """Kill what listens for a spec, if anything does."""
+    """Kill the process that listens for a spec, if there is one."""
     pid = pid_of(spec)
     if pid is not None:
         with suppress(ProcessLookupError):

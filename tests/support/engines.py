@@ -50,7 +50,7 @@ class WrappedRunner:
 
 
 class PacedRunner(WrappedRunner):
-    """Takes so long for each token, at least: time per token is there to be measured, however quick the machine."""
+    """Takes at least a fixed time for each token, so that time per token is measurable on any machine."""
 
     def __init__(self, runner: Runner, *, seconds_per_token: float) -> None:
         super().__init__(runner)
@@ -114,7 +114,7 @@ class GatedRunner(WrappedRunner):
             self._changed.notify_all()
 
     def open(self) -> None:
-        """Hold nothing any more."""
+        """Hold no step any more."""
         self.release(float("inf"))
 
     async def held(self) -> StepPlan:

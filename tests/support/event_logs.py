@@ -1,4 +1,4 @@
-"""Logs of events, made by hand, for the tests of the dialects."""
+"""Hand-made event logs for the tests of the dialects."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def failure(*tokens: Event) -> list[LoggedEvent]:
 
 
 def two_choices() -> list[LoggedEvent]:
-    """Return a log of n=2 whose choices come interleaved; the second finishes first, with another reason."""
+    """Return a log of n=2 whose choices interleave; the second finishes first, with another reason."""
     return success(
         tok("A", choice=0),
         tok("x", choice=1),
@@ -88,7 +88,7 @@ def two_choices() -> list[LoggedEvent]:
 
 
 def split_emoji() -> Token:
-    """Return "🎉" made of two tokens, neither of which is text alone: the bytes show what each is."""
+    """Return "🎉" made of two tokens; neither is text alone, and the bytes show what each is."""
     first, second = "🎉".encode()[:2], "🎉".encode()[2:]
     return tok("🎉", 11, 12, logprobs=(_position(11, first, -0.25), _position(12, second, -0.5)))
 

@@ -1,9 +1,9 @@
-"""A plain ASGI app for FlowServer's tests: it fills, fails, waits, and tells what the server holds. No Django.
+"""A plain ASGI app for FlowServer's tests: it fills, fails, waits, and reports what the server holds. No Django.
 
 GET /fill?bytes=… &piece=…   that many bytes of `pattern`, as fast as `send` lets it; WS the same, in binary messages
 GET /fail?pieces=…           that many pieces, then an exception; pieces=-1: before the head     WS: after the first
 GET /return?pieces=…         the same, but returns without an end                                WS: at once
-GET /wait?kind=…             event-stream|plain|length|none: says hello (none: not even a head), then waits   WS: waits
+GET /wait?kind=…             event-stream|plain|length|none: sends hello (none: not even a head), then waits   WS: waits
      &ears=…                 disconnect: listens; child: only a child task does work; none: must be cancelled
 POST /body                   how long the body was
 GET /state                   what there is of connections, tasks, descriptors; GET /go lets /wait end by itself
@@ -27,7 +27,7 @@ BLOCK = 64 * 1024
 
 
 def pattern(start: int, num: int) -> bytes:
-    """Return bytes [start, start + num) of an endless text in which every place can be told from its neighbours."""
+    """Return bytes [start, start + num) of an endless text in which every position differs from its neighbours."""
     first = start // 8
     blocks = b"".join(b"%07x." % block for block in range(first, (start + num) // 8 + 1))
     return blocks[start - first * 8 :][:num]
@@ -41,7 +41,7 @@ go = asyncio.Event()
 counts: dict[str, int] = {"sent": 0, "filled": 0, "called": 0, "bodies": 0}
 
 
-lags: deque[Callable[[], int]] = deque(maxlen=1)  # of the last who asked for much
+lags: deque[Callable[[], int]] = deque(maxlen=1)  # of the latest large request
 
 
 def say(text: str) -> None:
@@ -69,7 +69,7 @@ async def app(scope: Scope, receive: Receive, send: Send) -> None:
 
 
 async def lifespan(scope: Scope, receive: Receive, send: Send) -> None:
-    """Hang in the drain's hooks, as an app of any framework can."""
+    """Register hooks with the drain, as an app of any framework can."""
     drain = scope["extensions"]["streamserve.flow"]["drain"]
     drain.on_drain(lambda: say("drain"))
     drain.serves = lambda path: path in {"/go", "/state"}
@@ -135,7 +135,7 @@ async def wait(receive: Receive, send: Send, kind: str = "event-stream", ears: s
         if await _wait(receive, ears) == "go":
             await body(send, b"event: bye\n\n", more_body=False)
     finally:
-        await asyncio.sleep(0.01)  # a finally that takes a while must be waited for
+        await asyncio.sleep(0.01)  # the drain has to wait for a slow finally
         say(f"finally {kind} {ears}")
 
 
@@ -153,7 +153,7 @@ async def _wait(receive: Receive, ears: str) -> str:
 
 
 async def _consume() -> None:
-    """As Django 5.2 does: a child task that nobody cancels holds the generator."""
+    """Hold the generator in a child task that is never cancelled, as Django 5.2 does."""
 
     async def numbers() -> AsyncIterator[int]:
         try:

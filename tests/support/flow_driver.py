@@ -1,4 +1,4 @@
-"""FlowServer and stock daphne under tests/support/flow_app.py, and raw clients that read as little as told to."""
+"""FlowServer and stock daphne under tests/support/flow_app.py, and raw clients that read only on demand."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from typing import Any
 
 from tests.support.servers import ROOT, Server, _serve, daphne, free_port
 
-HELLO = b": hello\n\n"  # what /wait says first
+HELLO = b": hello\n\n"  # the first bytes of /wait
 APP = "tests.support.flow_app:app"
 DEADLINE_SECONDS = 60.0
 # Longer than the limits of test_flow_server_limits.py.
 BLOCK_SECONDS = 1.0
-# So little that a system cannot hide a stalled reader for long.
+# So small that a kernel's buffers cannot hide a stalled reader for long.
 _RECEIVE_BYTES = 4096
 
 
@@ -35,12 +35,12 @@ def flow(*options: str, app: str = APP, env: Mapping[str, str] | None = None) ->
 
 
 def stock() -> contextlib.AbstractContextManager[Server]:
-    """The same app under daphne as it is."""
+    """Serve the same app with stock daphne while the block runs."""
     return daphne(APP)
 
 
 def until(claim: Callable[[], Any], what: str, server: Server | None = None) -> Any:
-    """Ask until `claim()` is true, and return what it said."""
+    """Call `claim` until its result is true, and return that."""
     deadline = time.monotonic() + DEADLINE_SECONDS
     while time.monotonic() < deadline:
         if value := claim():
@@ -50,7 +50,7 @@ def until(claim: Callable[[], Any], what: str, server: Server | None = None) -> 
 
 
 def state(server: Server) -> dict[str, Any]:
-    """Return what the server holds; the asking itself is in it."""
+    """Return what the server holds, which includes this request."""
     with contextlib.closing(http.client.HTTPConnection("127.0.0.1", server.port, timeout=DEADLINE_SECONDS)) as client:
         client.request("GET", "/state")
         value: dict[str, Any] = json.load(client.getresponse())
@@ -64,22 +64,22 @@ def rss(server: Server) -> int:
 
 
 def said(server: Server) -> list[str]:
-    """Return what the app said, in order."""
+    """Return the lines that the app printed, in order."""
     return [line.removeprefix("SAID ") for line in server.output().splitlines() if line.startswith("SAID ")]
 
 
 def exit_code(server: Server) -> int:
-    """Wait until the server has ended by itself."""
+    """Wait until the server has ended by itself; return its exit code."""
     return server.process.wait(DEADLINE_SECONDS)
 
 
 def terminate(server: Server, number: int = signal.SIGTERM) -> None:
-    """Send it a signal."""
+    """Send the server a signal."""
     server.process.send_signal(number)
 
 
 def connect(server: Server) -> socket.socket:
-    """Open a connection whose system takes little."""
+    """Open a connection with a small receive buffer."""
     client = socket.socket()
     client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _RECEIVE_BYTES)
     client.settimeout(DEADLINE_SECONDS)
@@ -159,6 +159,6 @@ def frame(opcode: int, payload: bytes) -> bytes:
 
 
 def reset(client: socket.socket) -> None:
-    """Close by a reset: a killed process, a cable box."""
+    """Close by a reset, as a killed process or a lost line does."""
     client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     client.close()

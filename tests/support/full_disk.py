@@ -1,6 +1,6 @@
 """Fill the file system of a folder, commit until the log has no room, make room, commit again. For test_file_log.py.
 
-A batch that is refused is retried as it is, and is in the log once. Then an answer is read while there is no room.
+A refused batch is retried unchanged, and is in the log once. Then an answer is read while there is no room.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ async def main(folder: Path) -> None:
     batch = make_batch("a", 1, num_events, [word])
     for _ in range(20):
         with contextlib.suppress(LogFull):
-            while True:  # what room there is in pages that are there
+            while True:  # fill the free room of existing pages
                 assert await log.commit([batch]) == [num_events + 1]
                 num_events += 1
                 batch = make_batch("a", 1, num_events, [word])
@@ -60,7 +60,7 @@ async def main(folder: Path) -> None:
 
 
 async def _read_through(path: Path, ballast: Path) -> None:
-    """Its reader waits, is informed twice, and has the whole answer."""
+    """Check that a reader waits, gets two notices, and has the whole answer."""
     log, scripted, words = FileLog(path), ScriptedClient(), [tok("word " * 20, number) for number in range(600)]
     streams = Streams({"scripted": scripted}, log, StreamConfig(coalesce_tokens=0, snapshot_events=0))
     stream = await streams.start(ask("scripted"), owner="o", tenant="t")

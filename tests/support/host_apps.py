@@ -3,7 +3,7 @@
 /ai/…                       `streamserve.asgi.app`, mounted; its lifespan is the host's
 GET /ask?prompt=…           an endpoint of the host's own, which returns a StreamResponse
 GET /handed?prompt=…        the same by hand-over, where StreamMiddleware is outside (`starlette_wrapped`)
-GET /broken                 a stream of the host's that fails in the middle: nothing of ours
+GET /broken                 a stream of the host's own that fails in the middle
 GET /control?allow=3 | ?open=1, /state    the gate of the engine, what there is as JSON
 """
 
@@ -46,7 +46,7 @@ async def lifespan(host: Any) -> AsyncIterator[None]:
 
 
 def ai_tasks() -> list[str]:
-    """Return the names of our tasks."""
+    """Return the names of the library's tasks."""
     ours = ("delivery", "stream ", "whole", "event stream")
     return [task.get_name() for task in asyncio.all_tasks() if task.get_name().startswith(ours)]
 

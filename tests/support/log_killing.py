@@ -1,4 +1,4 @@
-"""Kill -9 for processes that write logs, and what must be true of the logs afterwards."""
+"""Kills processes that write logs with kill -9, and checks the logs afterwards."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Writer:
 
 
 def kill_in_turn(writers: Sequence[Writer], rng: random.Random) -> None:
-    """Kill each at a random moment of its work."""
+    """Kill each writer at a random moment of its work."""
     for writer in writers:
         writer.wait()
     for writer in writers:
@@ -88,7 +88,7 @@ async def check(log: EventLog, writers: Sequence[Writer]) -> int:
 
 
 def _whole_batches(most: int) -> set[int]:
-    """Return the lengths that a log can have when no batch was torn: they grow by 1 + length % 3."""
+    """Return the lengths that a log without a torn batch can have: they grow by 1 + length % 3."""
     lengths = [0]
     while lengths[-1] < most:
         lengths.append(lengths[-1] + 1 + lengths[-1] % 3)

@@ -41,7 +41,7 @@ async def write(log: EventLog, name: str, log_id: str, fence: int, step: int) ->
 
 
 async def _claim(log: EventLog, log_id: str, fence: int) -> int:
-    """Return where the log ends, now that `fence` has it; the next commit finds out if it has not."""
+    """Return where the log ends after the claim by `fence`; if the claim failed, the next commit is refused."""
     try:
         return await _commit(log, make_batch(log_id, fence, None, []))
     except Fenced:
@@ -49,7 +49,7 @@ async def _claim(log: EventLog, log_id: str, fence: int) -> int:
 
 
 async def _commit(log: EventLog, batch: Batch) -> int:
-    """Commit this batch, however often that takes."""
+    """Commit this batch, with as many retries as that takes."""
     while True:
         try:
             return await commit_one(log, batch)

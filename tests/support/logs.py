@@ -21,14 +21,14 @@ MakeLog = Callable[[], EventLog]
 
 @pytest.fixture(scope="session")
 def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
-    """One Redis for all tests that do it no harm."""
+    """One Redis for all tests that do not harm it."""
     with RedisServer(tmp_path_factory.mktemp("redis")) as server:
         yield server
 
 
 @pytest.fixture(params=["memory", "file", "file, full sync", "redis"])
 async def make_log(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[MakeLog]:
-    """Each kind in turn. In memory there is one per process, hence one per test."""
+    """Each kind of log in turn. A log in memory is one per process, hence one per test."""
     made: list[EventLog] = []
     kind, path = request.param, tmp_path / "state" / "streams.db"
     server = request.getfixturevalue("redis_server") if kind == "redis" else None
@@ -55,5 +55,5 @@ async def everything(log: EventLog, log_id: str, page: int = 512) -> list[Logged
 
 
 def numbered(events: Sequence[Event], first_seq: int = 1) -> list[LoggedEvent]:
-    """Return what a log should hold."""
+    """Return the events as a log holds them."""
     return [LoggedEvent(seq=seq, event=event) for seq, event in enumerate(events, first_seq)]

@@ -26,7 +26,7 @@ def load_tiny(folder: Path, **fields: Any) -> HFRunner:
 
 
 def prompts(vocab_size: int, lengths: Sequence[int] = (41, 23, 9, 1)) -> list[list[int]]:
-    """Random prompts, the same every time."""
+    """Return random prompts, the same every time."""
     rng = random.Random(7)
     return [[rng.randrange(2, vocab_size) for _ in range(length)] for length in lengths]
 
@@ -44,7 +44,7 @@ class Running:
     sampled: list[Sampled] = field(default_factory=list)
 
     def chunk(self, size: int) -> Chunk:
-        """The next `size` tokens, or what is left of them."""
+        """Return the next `size` tokens, or the remaining ones."""
         part = self.tokens[self.num_computed : self.num_computed + size]
         is_last = self.num_computed + len(part) == len(self.tokens)
         spec = SampleSpec(**{"position": len(self.tokens), "seed": 0, "temperature": 0.0, **self.spec})
@@ -73,7 +73,7 @@ class Driver:
         return Running(seq_id, list(prompt), len(prompt), table, spec)
 
     def step(self, running: Sequence[Running], chunk: int) -> dict[int, Sampled]:
-        """One plan with a chunk of every sequence; tokens are appended."""
+        """Run one plan with a chunk of every sequence and append the tokens."""
         plan = StepPlan(step_id=self.step_id, chunks=tuple(one.chunk(chunk) for one in running))
         self.step_id += 1
         result = self.runner.collect(self.runner.launch(plan))
@@ -124,7 +124,7 @@ class Driver:
         return list(found.values())
 
     def launch(self, running: Sequence[Running]) -> Any:
-        """One plan with all that is known of every sequence; its token is pending afterwards."""
+        """Launch one plan with all known tokens of every sequence; its token is pending afterwards."""
         plan = StepPlan(step_id=self.step_id, chunks=tuple(one.chunk(len(one.tokens)) for one in running))
         self.step_id += 1
         for one in running:

@@ -48,7 +48,7 @@ def nginx_path() -> str:
 
 
 def site_conf(port: int, upstream_ports: Sequence[int], static_root: Path) -> str:
-    """Return the documented file for these ports; one worker stands in both places."""
+    """Return the documented file for these ports; a single worker fills both places."""
     assert 1 <= len(upstream_ports) <= 2, "the file names two workers"
     text = CONF.read_text()
     changes = {

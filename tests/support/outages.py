@@ -23,13 +23,13 @@ _PATIENCE_SECONDS = 20.0
 
 
 class FussyStore(FileStore):
-    """Its file may not grow while `is_full`: SQLITE_FULL; with `refuses_claims` not even a claim finds room then."""
+    """A store whose file cannot grow while `is_full` (SQLITE_FULL); with `refuses_claims` claims fail then too."""
 
     is_full = refuses_claims = False
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
-        self.refused_alone: set[str] = set()  # logs that found no room in a transaction of their own
+        self.refused_alone: set[str] = set()  # logs that had no room in their own transaction
 
     def transact(self, writes: Sequence[Write]) -> list[Result]:
         with self._errors():
@@ -45,10 +45,10 @@ class FussyStore(FileStore):
 
 
 class Outage:
-    """`log` is the log of the streams; `other()` is the same place as another process has it."""
+    """`log` is the log of the streams; `other()` is the same log as another process has it."""
 
     refusal = ("", 0)  # code and HTTP status
-    notice_seconds = 0.0  # how long it takes at most until a commit fails
+    notice_seconds = 0.0  # the longest time until a commit fails
     log: EventLog
 
     def __init__(self) -> None:
@@ -58,7 +58,7 @@ class Outage:
         raise NotImplementedError
 
     async def begin(self) -> None:
-        """From now on nothing is committed."""
+        """Let no commit succeed from now on."""
         raise NotImplementedError
 
     async def end(self) -> None:
@@ -85,7 +85,7 @@ class FullFile(Outage):
         return log
 
     async def begin(self) -> None:
-        """Fill what room there is in pages that are there, so that the smallest event finds none."""
+        """Fill the free room of existing pages, so that the smallest event finds none."""
         log_id = new_log_id()
         await append(self.log, log_id, 1, [tok("x")])
         self.store.is_full = True
@@ -98,7 +98,7 @@ class FullFile(Outage):
 
 
 class RedisKilled(Outage):
-    """kill -9, and started again. Calls are given up at once then."""
+    """Redis is killed with kill -9, and started again. Calls fail at once meanwhile."""
 
     refusal = ("log_down", 503)
 
@@ -122,7 +122,7 @@ class RedisKilled(Outage):
 
 
 class RedisStalled(RedisKilled):
-    """Stands still, its connections open: what was sent is found in its sockets later."""
+    """Redis stands still with its connections open: it later reads what was sent meanwhile."""
 
     notice_seconds = 2.5
 
@@ -137,7 +137,7 @@ class RedisStalled(RedisKilled):
 
 
 class FullRedis(RedisKilled):
-    """Over its memory limit."""
+    """Redis is over its memory limit."""
 
     refusal = ("log_full", 507)
 
@@ -153,7 +153,7 @@ _REDIS = {"redis killed": RedisKilled, "redis stalled": RedisStalled, "full redi
 
 @pytest.fixture(params=["full file", *_REDIS])
 async def outage(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Outage]:
-    """One that has not begun."""
+    """Each kind of outage in turn, before it begins."""
     with contextlib.ExitStack() as stack:
         if request.param == "full file":
             made: Outage = FullFile(tmp_path / "state" / "streams.db")

@@ -1,4 +1,4 @@
-"""Streams made by hand, right and wrong, and a server that answers with them."""
+"""Hand-made streams, right and wrong, and a server that answers with them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ GOOD = OK + META + native(2, "token", TOKEN) + DONE
 
 @contextlib.contextmanager
 def answering(body: bytes, *, starts_at: int = 1, is_chunked: bool = True, is_cut: bool = False) -> Iterator[int]:
-    """Answer any request on a port with that body, byte for byte; twice on a connection that is kept."""
+    """Answer any request on a port with that body, byte for byte; twice on a reused connection."""
     head = f"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream; charset=utf-8\r\nX-Stream-Id: {'f' * 32}\r\n"
     head += f"Streamserve-From: {starts_at}\r\n"
     whole = (head + "Connection: close\r\n\r\n").encode() + body

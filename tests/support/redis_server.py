@@ -76,7 +76,7 @@ class RedisServer:
         self._process.send_signal(signal.SIGCONT)
 
     def forget(self) -> None:
-        """Lose everything, as a fail-over to a replica that had nothing does."""
+        """Lose all data, as a fail-over to an empty replica does."""
         assert self.say("FLUSHALL") == "+OK"
 
     def forget_events(self, key: str, *, keep: int) -> None:

@@ -101,7 +101,7 @@ def _raw(log: IO[bytes]) -> int:
 
 
 def _environ(cwd: Path, env: Mapping[str, str] | None) -> dict[str, str]:
-    """The child finds its app in `cwd`, and nothing of ours besides; its output is not buffered."""
+    """Return an environment without this one's paths: the child finds its app in `cwd`; output is unbuffered."""
     environ = {
         name: value for name, value in os.environ.items() if name not in {"PYTHONPATH", "DJANGO_SETTINGS_MODULE"}
     }
@@ -131,7 +131,7 @@ def wait_until_ready(url: str, seconds: float = 120.0) -> None:
 
 
 def stop(process: subprocess.Popen[bytes]) -> None:
-    """End a process, politely first."""
+    """End a process: first by a signal, then by kill."""
     if process.poll() is None:
         process.send_signal(signal.SIGTERM)
     try:

@@ -38,7 +38,7 @@ class Socket:
         return message
 
     def ask(self, kind: str, **fields: Any) -> dict[str, Any]:
-        """Send a message and return the answer: what comes next and is no event."""
+        """Send a message and return the answer: the next message that is no event."""
         self.send(kind, **fields)
         return self.answer()
 
@@ -49,13 +49,13 @@ class Socket:
         return message
 
     def events(self, stream_id: str, last: int | None = None) -> list[dict[str, Any]]:
-        """Receive until the stream's terminal event, or its `last`th event, has come; return what it was shown."""
+        """Receive until the stream's terminal event, or its `last`th event, has come; return the events."""
         while not _is_over(mine := self._events_of(stream_id), last):
             self.receive()
         return mine
 
     def events_acked(self, stream_id: str) -> list[dict[str, Any]]:
-        """Acknowledge every event until the terminal one has come; return what it was shown."""
+        """Acknowledge every event until the terminal one has come; return the events."""
         while not _is_over(mine := self._events_of(stream_id), None):
             with contextlib.suppress(ConnectionClosed):  # the rest has come, and the end of the connection
                 self.send("ack", id=stream_id, seq=mine[-1]["seq"])
@@ -95,7 +95,7 @@ def open_socket(url: str, key: str) -> Iterator[Socket]:
 
 @contextlib.contextmanager
 def open_raw(url: str, key: str) -> Iterator[socket.socket]:
-    """Connect without a library, whose locks tie sending to receiving; our system takes little that nobody reads."""
+    """Connect without a library, whose locks tie sending to receiving, and with a small receive buffer."""
     with socket.socket() as raw:
         raw.settimeout(DEADLINE_SECONDS)
         raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)

@@ -23,8 +23,9 @@ class SharedRecords:
 
 
 class RecordStore:
-    """See `StreamStore`. `refusals` are raised by its calls in turn, `finish_refusals` by that one; inserts wait for
-    `hold`, where it is set.
+    """A `StreamStore` whose calls raise `refusals` in turn, and `finish` also `finish_refusals`.
+
+    Inserts wait for `hold`, where it is set.
     """
 
     is_shared, keeps_text = True, False

@@ -109,7 +109,7 @@ def check_native(data: bytes, *, after: int = 0) -> list[Frame]:
 def check_native_part(data: bytes, *, after: int = 0) -> list[Frame]:
     """Check a native stream that may have been cut off: what came must be in order and without a gap.
 
-    Notices (a farewell, a status without an id) are checked and left out: they are no events of the log.
+    Notices (a going-away event, a status without an id) are checked and left out: they are no events of the log.
     """
     frames, farewell = parse_sse(data), farewell_of(data)
     assert not any(frame.event in {*_TERMINAL, _FAREWELL} for frame in frames[:-1]), "something follows the end"
@@ -128,7 +128,7 @@ def check_native_part(data: bytes, *, after: int = 0) -> list[Frame]:
 
 
 def farewell_of(data: bytes) -> Frame | None:
-    """Return the farewell that a native stream ends with, if it does."""
+    """Return the going-away event that a native stream ends with, if it does."""
     frames = parse_sse(data)
     return frames[-1] if frames and frames[-1].event == _FAREWELL else None
 
@@ -191,7 +191,7 @@ def _choice_of(data: Mapping[str, Any]) -> ChoiceText:
 
 
 def notices_of(data: bytes) -> list[Frame]:
-    """Return the frames without an id, other than a farewell: what a reader is shown and no log has."""
+    """Return the frames without an id but a going-away event: statuses and errors that no log holds."""
     return [frame for frame in parse_sse(data) if not frame.id and frame.event in ("status", "error")]
 
 
@@ -219,7 +219,7 @@ def _span(frame: Frame, before: int) -> int:
 
 
 def check_stream(data: bytes, *, after: int, is_whole: bool) -> None:
-    """Check an event stream of any dialect. One that is not whole must be the beginning of a right one."""
+    """Check an event stream of any dialect. An unfinished one must be the beginning of a right one."""
     head = data[: data.rfind(b"\n\n") + 2]
     assert not is_whole or head == data, f"the last event is unfinished: {data[len(head) :]!r}"
     frames = parse_sse(head)

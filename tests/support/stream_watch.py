@@ -59,7 +59,7 @@ class Body:
         except AssertionError as error:
             if self.end != CUT:
                 raise
-            # After the end it may break: the client had what it wanted, and perhaps shut it down itself.
+            # After the end it may break: the client has all of it, and perhaps closed it itself.
             last = bytes(self._data[-200:])
             raise AssertionError(f"the connection broke within a stream ({error}), after {last!r}") from None
 
@@ -199,7 +199,7 @@ class Watch:
         self._lock = threading.Lock()  # clients read in threads
 
     def note(self, one: Body | Relay) -> None:
-        """Note that bytes of it came, or its end."""
+        """Note that bytes of a stream came, or its end."""
         with self._lock:
             self._seen[one] = None
 
@@ -276,7 +276,7 @@ def _noting_resets(connection: Connection) -> Iterator[None]:
 
 
 class _WatchedChannel:
-    """A server's channel whose frames are looked at."""
+    """A server's channel whose frames are checked."""
 
     accepts_at_once = True
 
@@ -344,7 +344,7 @@ def _body_of(watch: Watch, delivery: Delivery) -> Any:
 
 
 class _Unwatched:
-    """Plain text, which has neither ids nor ends; or nothing at all, for a reader who has everything."""
+    """Plain text, which has neither ids nor ends, or an empty replay."""
 
     def feed(self, data: bytes) -> None:
         pass

@@ -37,7 +37,7 @@ def ask(
 
 
 async def until(claim: Callable[[], bool], what: str) -> None:
-    """Wait until `claim` holds; say `what` did not happen otherwise. For state that has no event to wait on."""
+    """Wait until `claim` holds; name `what` in the failure. For state that has no event to wait on."""
     try:
         async with asyncio.timeout(_DEADLINE_SECONDS):
             while not claim():  # noqa: ASYNC110 - engine threads have no asyncio.Event to set
@@ -47,13 +47,13 @@ async def until(claim: Callable[[], bool], what: str) -> None:
 
 
 class ScriptedGeneration:
-    """Yields what the test pushes, and ends where it says so."""
+    """Yields what the test pushes, and ends where the test ends it."""
 
     def __init__(self, request: GenerateRequest) -> None:
         self.parked: Park | None = None
         self.num_cached_tokens = 0
         self.on_news: Callable[[], None] | None = None
-        self.positions: list[tuple[int, ...] | None] = []  # what `reader_at` was told
+        self.positions: list[tuple[int, ...] | None] = []  # the arguments of `reader_at`
         self.accepted = Accepted(num_prompt_tokens=3, max_tokens=request.sampling.max_tokens or 99, seed=11)
         self.is_cancelled = False
         self._script: deque[Event | BaseException | None] = deque()
@@ -137,7 +137,7 @@ class ScriptedClient:
 
 
 class ParkingGeneration:
-    """A real generation that is parked after so many token events, as its engine might."""
+    """A real generation that is parked after a number of token events, as an engine might park it."""
 
     def __init__(self, inner: Generation, park: Park, num_tokens: int) -> None:
         self.accepted = inner.accepted
@@ -204,7 +204,7 @@ class ParkingClient:
 
 
 class StallingLog(MemoryLog):
-    """A log whose commits take as long as the test says, and which can break or be away."""
+    """A log whose commits take as long as the test sets, and which can break or be away."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -233,7 +233,7 @@ class StallingLog(MemoryLog):
 
 
 class Gate:
-    """Holds the engine before a step runs, on its own thread; keeps the plans, unless told not to. Open at first."""
+    """Holds the engine before a step runs, on its own thread, and can keep the plans. Open at first."""
 
     def __init__(self, *, keeps_plans: bool = True) -> None:
         self.plans: list[StepPlan] = []
@@ -259,7 +259,7 @@ class Gate:
             self._condition.notify_all()
 
     def open(self) -> None:
-        """Hold nothing."""
+        """Hold no step."""
         with self._condition:
             self._allowed = None
             self._condition.notify_all()

@@ -158,7 +158,7 @@ def test_the_openai_client_is_watched(stream_watch: Watch) -> None:
     assert "do not rise" in stream_watch.faults()[0]
 
 
-def test_a_resumed_stream_begins_where_its_header_says(stream_watch: Watch) -> None:
+def test_a_resumed_stream_begins_at_its_header(stream_watch: Watch) -> None:
     """The first id follows `Streamserve-From`: there is no gap."""
     for starts_at, num_faults in ((2, 0), (1, 1), (3, 1)):
         with answering(OK + native(2, "token", TOKEN) + DONE, starts_at=starts_at) as port:

@@ -1,4 +1,4 @@
-"""Texts that a model may generate, with many strings that mean something to a transport or a parser."""
+"""Texts that a model may generate, with many strings that have a meaning in a transport or a parser."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PIECES = (
 # Never a high one before a low one: Python keeps the two apart, JSON does not.
 SURROGATES = ("\ud800.", "\udfff")
 
-# What UTF-8 can carry.
+# The characters that UTF-8 can carry.
 texts = st.text() | st.lists(st.sampled_from(PIECES), max_size=12).map("".join)
 # Lone surrogates too, which JSON can carry.
 any_texts = texts | st.lists(st.sampled_from(PIECES + SURROGATES) | st.text(max_size=3), max_size=8).map("".join)

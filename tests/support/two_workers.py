@@ -20,7 +20,7 @@ from tests.support.stream_checks import check_native_part
 
 
 class Worker:
-    """What runtime.py makes of these parts, with the engine of the test."""
+    """The parts that runtime.py makes, with the engine of the test."""
 
     def __init__(self, folder: Path, client: EngineClient, settings: StreamConfig) -> None:
         self.log = FileLog(folder / "streams.sqlite3")
@@ -34,7 +34,7 @@ class Worker:
         return await self.streams.start(request, owner="user:1", tenant="user:1", on_disconnect=on_disconnect)
 
     async def read(self, stream_id: str, after: int = 0, last: int | None = None) -> bytes:
-        """Read native SSE as a client would, from whatever this worker finds; leave when event `last` has come."""
+        """Read native SSE as a client does, from what this worker finds; leave when event `last` has come."""
         stream = await self.streams.reach(stream_id)
         assert stream is not None
         out = bytearray()
@@ -48,7 +48,7 @@ class Worker:
         return bytes(out)
 
     def seem_dead(self) -> None:
-        """Release the lock and keep writing: the worst that a process taken for dead can do."""
+        """Release the lock and keep writing: the worst behaviour of a process taken for dead."""
         self.workers.close()
 
     async def aclose(self) -> None:

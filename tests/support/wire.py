@@ -1,4 +1,4 @@
-"""`Wire`: a transport of the tests that keeps what it takes, by `send` or by a channel that writes at once."""
+"""`Wire`: a transport for tests that keeps what it takes, by `send` or by a channel that writes directly."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Go(asyncio.Event):
 
 
 class Wire:
-    """`go` holds it. `is_direct`: it offers a channel, as FlowServer does."""
+    """`go` holds it. With `is_direct` it offers a channel, as FlowServer does."""
 
     is_direct = False
     accepts_at_once = True

@@ -6,7 +6,7 @@ GET /control?allow=3 | ?open=1       let that many steps run, then hold; hold no
 GET /broken                          an answer in plain text whose delivery fails at the fourth token
 GET /state                           plans, blocks and streams as JSON; how often FlowServer's channel has written
 
-`changing`: the same behind a middleware of somebody's, which changes what is sent.
+`changing`: the same behind another middleware, which changes what is sent.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Default deny: every route declares who may call it, and keeps to that. The matrix is made from the URLconf itself."""
+"""Default deny: every route declares its callers and keeps to that. The matrix is made from the URLconf itself."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def address(pattern: URLPattern) -> str:
 
 
 def test_the_urlconf_is_the_table() -> None:
-    """Every row is a pattern, in the table's order; the routes that are open to anyone are these."""
+    """Every row is a pattern, in the table's order; the open routes are these."""
     assert [route_of(pattern) for pattern in patterns()] == list(ROUTES)
     assert {str(one.pattern) for one in patterns() if route_of(one).access.callers == ANYONE} == OPEN_TO_ALL
 
@@ -59,8 +59,8 @@ def test_a_route_without_a_declaration_fails_the_import() -> None:
             Access(callers=callers)
 
 
-def test_routes_keep_to_themselves_what_sites_turn_on() -> None:
-    """CSRF, login and transactions are looked after by the route."""
+def test_routes_handle_what_sites_turn_on() -> None:
+    """The route itself handles CSRF, login and transactions."""
     for pattern in patterns():
         view: Any = pattern.callback
         assert view.csrf_exempt
@@ -69,7 +69,7 @@ def test_routes_keep_to_themselves_what_sites_turn_on() -> None:
 
 
 @pytest.mark.parametrize("pattern", patterns(), ids=lambda pattern: str(pattern.pattern))
-async def test_nobody_gets_nothing(pattern: URLPattern, engine: None) -> None:
+async def test_a_closed_route_needs_credentials(pattern: URLPattern, engine: None) -> None:
     """Without credentials, and with wrong ones, a closed route answers 401 in its dialect, whatever the id."""
     if str(pattern.pattern) in OPEN_TO_ALL:
         return
@@ -85,7 +85,7 @@ async def test_nobody_gets_nothing(pattern: URLPattern, engine: None) -> None:
 
 @pytest.mark.parametrize("pattern", patterns(), ids=lambda pattern: str(pattern.pattern))
 async def test_other_verbs_are_405_with_allow(pattern: URLPattern, engine: None) -> None:
-    """In the dialect, never Django's page."""
+    """A 405 comes in the dialect, never as Django's page."""
     for method in {"GET", "POST", "PUT", "DELETE", "PATCH", "OPTIONS"} - set(route_of(pattern).methods):
         response = await AsyncClient().generic(method, address(pattern))
         assert response.status_code == 405, (pattern, method)
@@ -95,7 +95,7 @@ async def test_other_verbs_are_405_with_allow(pattern: URLPattern, engine: None)
 
 @pytest.mark.parametrize("path", ["/streams/nothing", "/v1/nothing", f"/streams/{UNKNOWN_ID}/nothing", "/v1/files/x"])
 async def test_unknown_addresses_are_404_in_the_dialect(path: str) -> None:
-    """SDKs read the error object."""
+    """A 404 is the dialect's error object, because SDKs read it."""
     response = await AsyncClient().get(path)
     assert response.status_code == 404
     assert response.json()["error"]["code"] == "unknown_url"
@@ -111,7 +111,7 @@ async def start(caller: Caller) -> str:
 async def test_only_the_tenant_reaches_a_stream(
     engine: None, alice: Any, bob: Any, staff: Any, alice_key: str, lonely_key: str, anonymous_site: None
 ) -> None:
-    """{user, her key} see it; {another user, staff, another key, a visitor} get the 404 of an id that never was."""
+    """A user and her key read the stream; another user, staff, another key and a visitor get an unknown id's 404."""
     owner = await make_caller(alice)
     stream_id = await start(owner)
     paths = [f"/streams/{stream_id}", f"/streams/{stream_id}/events"]
@@ -137,7 +137,7 @@ async def make_caller(user: Any) -> Caller:
 
 
 async def test_a_revoked_key_is_401_at_once(engine: None, lonely_key: str) -> None:
-    """No cache stands between."""
+    """A revoked key is 401 at once, because no cache stands between."""
     assert (await Caller(key=lonely_key).post("/streams", PROMPT)).status_code == 200
     await sync_to_async(ApiKey.objects.all().revoke)()
     response = await Caller(key=lonely_key).post("/streams", PROMPT)
@@ -146,7 +146,7 @@ async def test_a_revoked_key_is_401_at_once(engine: None, lonely_key: str) -> No
 
 
 async def test_a_key_without_the_scope_is_403(engine: None, lonely_key: str, ops_key: str) -> None:
-    """`chat` does not read figures, `ops` does not chat."""
+    """A `chat` key does not read metrics, and an `ops` key does not chat."""
     assert (await Caller(key=lonely_key).get("/metrics")).status_code == 403
     assert (await Caller(key=ops_key).get("/metrics")).status_code == 200
     refused = await Caller(key=ops_key).post("/v1/chat/completions", {"messages": []})
@@ -155,7 +155,7 @@ async def test_a_key_without_the_scope_is_403(engine: None, lonely_key: str, ops
 
 
 async def test_metrics_are_for_staff_or_debug(engine: None, alice: Any, staff: Any) -> None:
-    """A user is refused; staff reads; in DEBUG everybody does."""
+    """Metrics refuse a user and serve staff; in DEBUG they serve every caller."""
     assert (await (await make_caller(alice)).get("/metrics")).status_code == 403
     assert b"streamserve_kv_blocks_free" in (await (await make_caller(staff)).get("/metrics")).content
     with override_settings(DEBUG=True):
@@ -163,7 +163,7 @@ async def test_metrics_are_for_staff_or_debug(engine: None, alice: Any, staff: A
 
 
 async def test_a_session_needs_the_csrf_token_to_post(engine: None, alice: Any) -> None:
-    """Without: 403 in the dialect. With the page's token: 200. A key needs none."""
+    """Without the token: 403 in the dialect. With the page's token: 200. A key needs none."""
     client = AsyncClient(enforce_csrf_checks=True)
     await client.aforce_login(alice)
     refused = await client.post("/streams", PROMPT, content_type="application/json")
@@ -197,7 +197,7 @@ async def test_a_session_needs_the_csrf_token_to_post(engine: None, alice: Any) 
 async def test_a_get_stream_with_cookies_comes_from_our_own_pages(
     engine: None, alice: Any, headers: dict[str, str], status: int
 ) -> None:
-    """Sec-Fetch-Site, Origin, Referer; nothing at all is no browser."""
+    """A GET stream with cookies is checked by Sec-Fetch-Site, Origin and Referer; without any it is no browser."""
     caller = await make_caller(alice)
     response = await caller.get("/streams/new?prompt=hi&max_tokens=2", **headers)
     assert response.status_code == status
@@ -205,14 +205,14 @@ async def test_a_get_stream_with_cookies_comes_from_our_own_pages(
 
 
 async def test_a_key_may_come_from_anywhere(engine: None, lonely_key: str) -> None:
-    """What carries no cookie cannot be forged."""
+    """A key may come from any origin, because a request without a cookie cannot be forged."""
     response = await Caller(key=lonely_key).get("/streams/new?prompt=hi&max_tokens=2", origin="http://elsewhere")
     assert response.status_code == 200
     await body_of(response)
 
 
 async def test_trusted_origins_may_read(engine: None, alice: Any) -> None:
-    """CSRF_TRUSTED_ORIGINS, with its wildcard too."""
+    """CSRF_TRUSTED_ORIGINS may read, with its wildcard too."""
     caller = await make_caller(alice)
     with override_settings(CSRF_TRUSTED_ORIGINS=["https://*.example.org"]):
         assert (await caller.get("/v1/models", origin="https://a.example.org")).status_code == 200
@@ -220,7 +220,7 @@ async def test_trusted_origins_may_read(engine: None, alice: Any) -> None:
 
 
 async def test_a_visitor_gets_a_tenant_of_their_own(anonymous_site: None, engine: None) -> None:
-    """Only where ANONYMOUS is on: the stream is the browser's, by its session; another browser's 404."""
+    """With ANONYMOUS a stream belongs to the browser's session; another browser gets a 404."""
     mine, other = Caller(), Caller()
     stream_id = await start(mine)
     assert (await mine.get(f"/streams/{stream_id}")).status_code == 200
@@ -230,8 +230,8 @@ async def test_a_visitor_gets_a_tenant_of_their_own(anonymous_site: None, engine
     assert mine.client.cookies["sessionid"].value not in row.tenant
 
 
-async def test_visitors_share_a_number_of_places(transactional_db: Any) -> None:
-    """The ninth of eight is told to come back: 503 with Retry-After; a user with too many 429."""
+async def test_visitors_share_a_limit(transactional_db: Any) -> None:
+    """The ninth of eight visitors gets 503 with Retry-After; a user with too many gets 429."""
     limits = {"MAX_STREAMS_ANONYMOUS": 1, "MAX_STREAMS_PER_PRINCIPAL": 1}
     slow = {"TESTING": True, "ANONYMOUS": True, "ECHO_STEP_SECONDS": 0.02, "LIMITS": limits}
     long = {"prompt": "hi", "max_tokens": 500, "ignore_eos": True}
@@ -247,7 +247,7 @@ async def test_visitors_share_a_number_of_places(transactional_db: Any) -> None:
         assert (other.status_code, other.json()["error"]["code"]) == (503, "anonymous_places_taken")
         assert 1 <= int(other["Retry-After"]) <= 120
         assert (again.status_code, again.json()["error"]["code"]) == (429, "too_many_streams")
-        # The first reader has left: the parked stream gives way.
+        # The first reader has left: the parked stream makes room.
         late = await second.post("/streams", {"prompt": "hi", "max_tokens": 2})
         assert late.status_code == 200
         await body_of(late)
@@ -255,14 +255,14 @@ async def test_visitors_share_a_number_of_places(transactional_db: Any) -> None:
 
 
 async def test_a_sane_request_id_is_echoed(engine: None) -> None:
-    """Anything else is replaced: it ends up in logs."""
+    """A sane request id is echoed; any other is replaced, because it is logged."""
     assert (await AsyncClient().get("/livez", headers={"x-request-id": "abc-1"}))["X-Request-Id"] == "abc-1"
     replaced = (await AsyncClient().get("/livez", headers={"x-request-id": "a b<c>"}))["X-Request-Id"]
     assert len(replaced) == 32
 
 
 def test_under_wsgi_a_stream_is_503_asgi_required(lonely_key: str) -> None:
-    """Django's own test client is WSGI."""
+    """Under WSGI, as in Django's own test client, a stream is 503."""
     for path in ("/streams", "/v1/chat/completions"):
         response = Client().post(
             path, PROMPT, content_type="application/json", headers={"authorization": f"Bearer {lonely_key}"}
@@ -290,10 +290,10 @@ def communicator(headers: list[tuple[bytes, bytes]]) -> WebsocketCommunicator:
         ([(b"cookie", b""), (b"origin", b"http://testserver"), (b"host", b"evil.example")], False),
     ],
 )
-async def test_a_websocket_handshake_is_looked_at(
+async def test_a_websocket_handshake_is_checked(
     engine: None, alice: Any, alice_key: str, headers: list[tuple[bytes, bytes]], may: bool
 ) -> None:
-    """A key from anywhere; a cookie only with an Origin of ours; a Host in ALLOWED_HOSTS; nobody else."""
+    """A key may come from anywhere; a cookie needs a trusted Origin; the Host must be in ALLOWED_HOSTS."""
     caller = await make_caller(alice)
     session = caller.client.cookies["sessionid"].value
     real = {b"key": (b"authorization", f"Bearer {alice_key}".encode())}
@@ -305,7 +305,7 @@ async def test_a_websocket_handshake_is_looked_at(
 
 
 def test_an_unknown_websocket_path_is_no_failure(streamserve_server: DaphneServer) -> None:
-    """Over the wire the socket is closed with 4404, and the server's log has no traceback."""
+    """The socket of an unknown path is closed with 4404, and the server's log has no traceback."""
     from websockets.exceptions import ConnectionClosed
     from websockets.sync.client import connect
 
@@ -318,7 +318,7 @@ def test_an_unknown_websocket_path_is_no_failure(streamserve_server: DaphneServe
 
 
 def test_a_real_server_serves_the_users_fixture(streamserve_server: DaphneServer) -> None:
-    """What streamserve.pytest_fixtures gives to other sites' tests."""
+    """`streamserve.pytest_fixtures` gives other sites' tests a real server."""
     import httpx
 
     assert httpx.get(f"{streamserve_server.url}/livez").json() == {"live": True}

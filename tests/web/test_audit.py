@@ -1,4 +1,4 @@
-"""Watching somebody else's stream: who may, what is written down, and when it ends."""
+"""Watching another owner's stream: which callers may, what is recorded, and when it ends."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def may_watch(transactional_db: Any) -> Permission:
 
 @pytest.fixture
 def bob(bob: Any, may_watch: Permission) -> Any:
-    """May watch, and is nothing else."""
+    """A user that may watch, and has no other permission."""
     bob.user_permissions.add(may_watch)
     return bob
 
@@ -62,7 +62,7 @@ async def caller_of(user: Any) -> Caller:
 
 
 async def asked(caller: Caller, body: dict[str, Any]) -> tuple[str, AsyncIterator[bytes]]:
-    """Start an answer; return its id and what its owner reads, of which the first piece has come."""
+    """Start an answer; return its id and its owner's reader, after the first piece."""
     response = await caller.post("/streams", body)
     assert response.status_code == 200, response.content
     pieces = aiter(response)
@@ -71,15 +71,17 @@ async def asked(caller: Caller, body: dict[str, Any]) -> tuple[str, AsyncIterato
 
 
 async def until_ended() -> Watch:
-    """Return the one watch, which has ended."""
+    """Return the one watch, once it has ended."""
     async with asyncio.timeout(DEADLINE_SECONDS):
         while not await Watch.objects.filter(ended_at__isnull=False).aexists():  # noqa: ASYNC110
             await asyncio.sleep(0.01)
     return await Watch.objects.aget()
 
 
-async def test_who_may_watch(engine: None, alice: Any, bob: Any, staff: Any, root: Any, lonely_key: str) -> None:
-    """The permission decides, of the user or of the key's user, and the key needs the scope. Else an id is unknown."""
+async def test_watching_needs_its_permission(
+    engine: None, alice: Any, bob: Any, staff: Any, root: Any, lonely_key: str
+) -> None:
+    """The permission of the user or of the key's user decides, and the key needs the scope; else the id is unknown."""
     stream_id, pieces = await asked(await caller_of(alice), SHORT)
     assert [piece async for piece in pieces]
 
@@ -117,7 +119,7 @@ async def test_who_may_watch(engine: None, alice: Any, bob: Any, staff: Any, roo
 
 
 async def test_the_permission_opens_nothing_else(engine: None, alice: Any, bob: Any) -> None:
-    """Another's stream is read by `watch`; state, events and stop stay its owner's."""
+    """The permission opens `watch` alone: state, events and stop stay the owner's."""
     stream_id, pieces = await asked(await caller_of(alice), SHORT)
     assert [piece async for piece in pieces]
     watcher = await caller_of(bob)
@@ -127,12 +129,12 @@ async def test_the_permission_opens_nothing_else(engine: None, alice: Any, bob: 
 
 
 async def test_a_visitor_may_not_watch(anonymous_site: None, engine: None, alice: Any) -> None:
-    """Also where visitors may chat."""
+    """A visitor may not watch, also where visitors may chat."""
     assert (await Caller().get(f"/streams/{UNKNOWN_ID}/watch")).status_code == 401
 
 
-async def test_a_watch_goes_on_where_it_was(engine: None, alice: Any, bob: Any) -> None:
-    """By Last-Event-ID, or `after`; 204 for who has it all, 410 for another log's id. What shows something is noted."""
+async def test_a_watch_resumes(engine: None, alice: Any, bob: Any) -> None:
+    """Last-Event-ID or `after` resumes a watch: 204 at the end, 410 for another log's id; every watch is recorded."""
     owner, watcher = await caller_of(alice), await caller_of(bob)
     stream_id, pieces = await asked(owner, SHORT)
     assert [piece async for piece in pieces]
@@ -153,7 +155,7 @@ async def test_a_watch_goes_on_where_it_was(engine: None, alice: Any, bob: Any) 
 
 
 async def test_a_watch_is_written_down_before_its_first_byte(slow: None, alice: Any, bob: Any) -> None:
-    """Who, what, whose, from where; at its end until when and up to which event, with one line of the log."""
+    """A row with watcher, stream and address comes first; its end and last event follow, with one log line."""
     stream_id, owner = await asked(await caller_of(alice), LONG)
     response = await (await caller_of(bob)).get(f"/streams/{stream_id}/watch")
     row = await Watch.objects.aget()
@@ -173,7 +175,7 @@ async def test_a_watch_is_written_down_before_its_first_byte(slow: None, alice: 
 
 
 async def test_no_audit_no_watch(slow: None, alice: Any, bob: Any) -> None:
-    """A table that takes no row: not a byte, and nobody attached."""
+    """When the table takes no row, no byte is sent and no reader is attached."""
     stream_id, owner = await asked(await caller_of(alice), LONG)
     watcher = await caller_of(bob)
     await execute(REFUSE)
@@ -200,7 +202,7 @@ def execute(sql: str) -> None:
 
 
 class Browser:
-    """A client of the whole ASGI application, which leaves when it is told to."""
+    """A client of the whole ASGI application, which leaves on request."""
 
     def __init__(self, path: str, api_key: str) -> None:
         headers = [(b"host", b"testserver"), (b"authorization", f"Bearer {api_key}".encode())]
@@ -231,7 +233,7 @@ class Browser:
 
 
 async def test_a_cut_connection_ends_the_watch(slow: None, alice: Any, bob: Any) -> None:
-    """Under StreamMiddleware, as servers run it; the owner's reader notices nothing."""
+    """A cut connection under StreamMiddleware ends the watch; the owner's reader notices nothing."""
     stream_id, owner = await asked(await caller_of(alice), LONG)
     api_key = await sync_to_async(key)(user=bob, scopes=["watch"])
     browser = Browser(f"/streams/{stream_id}/watch", api_key)
@@ -249,10 +251,10 @@ async def test_a_cut_connection_ends_the_watch(slow: None, alice: Any, bob: Any)
 
 
 @pytest.mark.parametrize("loss", ["permission", "account", "key", "scope"])
-async def test_who_may_watch_no_more_is_cut_off(
+async def test_a_watcher_without_permission_is_cut_off(
     slow: None, alice: Any, bob: Any, may_watch: Permission, loss: str
 ) -> None:
-    """At the next look the connection ends, without a word more or an end of the stream; its owner reads on."""
+    """At the next check the connection ends without a further event or an end of the stream; its owner reads on."""
     stream_id, owner = await asked(await caller_of(alice), LONG)
     api_key = await sync_to_async(key)(user=bob, scopes=["watch"])
     browser = Browser(f"/streams/{stream_id}/watch", api_key)
@@ -287,7 +289,7 @@ async def test_who_may_watch_no_more_is_cut_off(
 
 
 async def test_watchers_keep_no_reader_out(slow: None, alice: Any, bob: Any) -> None:
-    """Each kind has MAX_READERS places, which is one here."""
+    """Each kind of reader has MAX_READERS slots of its own, which is one here."""
     reader, watcher = await caller_of(alice), await caller_of(bob)
     stream_id, owner = await asked(reader, LONG)
     first = aiter(await watcher.get(f"/streams/{stream_id}/watch"))
@@ -315,7 +317,7 @@ def row() -> StreamRow:
 
 @pytest.fixture
 def looker(staff: Any) -> Client:
-    """Staff that may see the rows."""
+    """A staff user that may see the rows."""
     for name in ("view_stream", "view_watch"):
         staff.user_permissions.add(Permission.objects.get(codename=name))
     client = Client()
@@ -324,7 +326,7 @@ def looker(staff: Any) -> Client:
 
 
 def test_the_admin_links_to_the_watch_page(looker: Client, staff: Any, may_watch: Permission, row: StreamRow) -> None:
-    """For who may watch; others have neither the link nor the page."""
+    """A user with the permission gets the link and the page; other staff get neither."""
     page, watch = (f"/admin/streamserve/stream/{row.pk}/{name}/" for name in ("change", "watch"))
     assert watch not in looker.get(page).content.decode()
     assert looker.get(watch).status_code == 403
@@ -337,7 +339,7 @@ def test_the_admin_links_to_the_watch_page(looker: Client, staff: Any, may_watch
 
 
 def test_watches_are_read_only_and_outlive_their_stream(looker: Client, root: Any, row: StreamRow) -> None:
-    """Who has seen what is to be found when the row is gone."""
+    """Watches cannot be edited, and stay when the stream's row is deleted."""
     Watch.objects.create(stream_id=row.pk, stream_owner=row.owner, watcher="user:2", username="bob")
     row.delete()
     assert "bob" in looker.get(f"/admin/streamserve/watch/?q={UNKNOWN_ID}").content.decode()

@@ -1,4 +1,4 @@
-"""Who is asking, and what a tenant's salt is."""
+"""Laws of authentication: which tenant a request has, and what a tenant's salt is."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
     ],
 )
 def test_where_a_key_is_read(headers: dict[str, str], key: str | None) -> None:
-    """Bearer first, then x-api-key; other schemes are a proxy's."""
+    """A Bearer key comes before x-api-key; other schemes belong to a proxy."""
     assert key_in(headers) == key
 
 
@@ -42,7 +42,7 @@ async def test_a_key_decides_alone(alice: Any, bob: Any, alice_key: str) -> None
 
 
 async def test_a_key_in_use_is_noted_once_a_minute(alice_key: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The second use within the minute writes nothing: an UPDATE without a row would still lock SQLite."""
+    """A second use within the minute writes nothing: an UPDATE without a row would still lock SQLite."""
     verbs: list[str] = []
     execute = CursorWrapper.execute
 
@@ -56,22 +56,22 @@ async def test_a_key_in_use_is_noted_once_a_minute(alice_key: str, monkeypatch: 
     assert verbs == ["SELECT", "UPDATE", "SELECT"]
 
 
-async def test_nobody_is_none_unless_visitors_are_welcome(alice: Any) -> None:
-    """ANONYMOUS is off by default; a deactivated user is nobody."""
+async def test_no_caller_is_none_unless_anonymous_is_on(alice: Any) -> None:
+    """ANONYMOUS is off by default; a deactivated user is no caller."""
     alice.is_active = False
     assert await authenticate({}, alice, None) is None
 
 
 def test_a_salt_is_the_tenants_own() -> None:
-    """Stable, different for another tenant, and no tenant's name."""
+    """A salt is stable, different for another tenant, and does not hold the tenant's name."""
     assert salt_of("user:1") == salt_of("user:1") != salt_of("user:2")
     assert "user" not in salt_of("user:1")
 
 
-def test_rights_are_two_queries_whatever_the_number(
+def test_permissions_are_two_queries_whatever_the_number(
     alice: Any, bob: Any, alice_key: str, django_assert_num_queries: Any
 ) -> None:
-    """Deleted, deactivated and revoked owners lose them; visitors have none to lose."""
+    """Deleted, deactivated and revoked owners lose their permission in two queries; visitors have none to lose."""
     bob.is_active = False
     bob.save()
     owners = {f"user:{alice.pk}", f"user:{bob.pk}", "user:99999", "key:99999", "anon:abc"}

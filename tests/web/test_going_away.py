@@ -1,4 +1,4 @@
-"""Laws of a process that lets its streams go: each dialect's last word is true, and nothing is lost by it."""
+"""Laws of a process that ends its connections: each dialect's last event is true, and nothing is lost by it."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ async def workers(echo: ThreadClient, tmp_path: Path) -> AsyncIterator[tuple[Wor
 async def let_go(
     worker: Worker, gate: Gate, encoder: Callable[[Stream], Encoder], on_disconnect: str = "park"
 ) -> tuple[Stream, bytes]:
-    """Start an answer, have its worker shut down in its middle, and return what its reader got."""
+    """Start an answer, shut its worker down in its middle, and return what its reader got."""
     gate.allow(6)
     stream = await worker.start(ASKED, on_disconnect=on_disconnect)
     data = bytearray()
@@ -62,8 +62,8 @@ def openai(stream: Stream) -> Encoder:
     return ChatEncoder(stream.log_id, completion_id="c", model="echo", created=1)
 
 
-async def test_a_native_reader_is_told_where_to_go_on(workers: tuple[Worker, Worker], gate: Gate) -> None:
-    """The farewell names the last event it got; after that one the other worker has the rest."""
+async def test_a_native_reader_gets_its_cursor(workers: tuple[Worker, Worker], gate: Gate) -> None:
+    """The going-away event names the reader's last event; the other worker has the rest after that one."""
     one, two = workers
     stream, data = await let_go(one, gate, native)
     frames = check_native_part(data)
@@ -81,8 +81,8 @@ async def test_a_native_reader_is_told_where_to_go_on(workers: tuple[Worker, Wor
 
 
 @pytest.mark.cut_streams("this format has no farewell")
-async def test_tokens_end_without_a_word(workers: tuple[Worker, Worker], gate: Gate) -> None:
-    """Neither `[DONE]` nor an error: it is not over, and an EventSource comes back by itself."""
+async def test_tokens_end_without_a_last_event(workers: tuple[Worker, Worker], gate: Gate) -> None:
+    """Neither `[DONE]` nor an error is sent: the answer is not over, and an EventSource reconnects by itself."""
     stream, data = await let_go(workers[0], gate, lambda stream: TokensEncoder(stream.log_id))
     frames = parse_sse(data)
     assert frames
@@ -90,8 +90,8 @@ async def test_tokens_end_without_a_word(workers: tuple[Worker, Worker], gate: G
     assert frames[-1].log_id == stream.log_id
 
 
-async def test_text_says_that_it_is_not_all(workers: tuple[Worker, Worker], gate: Gate) -> None:
-    """Its clean end would else be taken for the answer's."""
+async def test_text_ends_with_an_error_line(workers: tuple[Worker, Worker], gate: Gate) -> None:
+    """A last line marks the text as cut: a clean end would look like the answer's."""
     stream, data = await let_go(workers[0], gate, lambda stream: TextEncoder())
     assert data.decode().endswith("\n[error engine_unavailable: The server is shutting down.]\n")
     whole = text_of(check_native(await workers[1].read(stream.id)))
@@ -100,21 +100,21 @@ async def test_text_says_that_it_is_not_all(workers: tuple[Worker, Worker], gate
 
 @pytest.mark.parametrize("on_disconnect", ["abort", "park"])
 async def test_openai_ends_in_an_error(workers: tuple[Worker, Worker], gate: Gate, on_disconnect: str) -> None:
-    """Whether the stream ends with its worker, as they do, or another goes on: its client cannot come back."""
+    """An OpenAI client cannot resume, so it gets an error, whether or not another worker continues the stream."""
     _, data = await let_go(workers[0], gate, openai, on_disconnect)
     assert check_openai(data)[-1]["error"]["code"] == "engine_unavailable"
     assert b"[DONE]" not in data
 
 
-async def test_what_nobody_can_go_on_with_ends_in_an_error(workers: tuple[Worker, Worker], gate: Gate) -> None:
-    """A native reader of an `abort` stream is promised nothing."""
+async def test_an_abort_stream_ends_in_an_error(workers: tuple[Worker, Worker], gate: Gate) -> None:
+    """A native reader of an `abort` stream gets an error and no cursor."""
     _, data = await let_go(workers[0], gate, native, "abort")
     frames = check_native(data)
     assert (frames[-1].event, frames[-1].json["code"]) == ("error", "engine_unavailable")
 
 
-async def test_who_is_cut_off_in_send_is_sent_back_far_enough(workers: tuple[Worker, Worker], gate: Gate) -> None:
-    """A server that cancels: a frame it had not accepted is not counted as read."""
+async def test_a_frame_cut_off_in_send_is_not_counted(workers: tuple[Worker, Worker], gate: Gate) -> None:
+    """When a server cancels, a frame it had not accepted is not counted as read."""
     one, two = workers
     gate.allow(6)
     stream = await one.start(ASKED)

@@ -61,7 +61,7 @@ async def full(tmp_path: Path) -> AsyncIterator[FullFile]:
 
 @pytest.fixture
 async def site(tmp_path: Path, full: FullFile, transactional_db: Any) -> AsyncIterator[site_module.DjangoSite]:
-    """A site on that log, whose outages last for ever. Its engine makes tokens slowly enough to be read."""
+    """A site on that log, whose outages last for ever. Its engine is slow enough to be read."""
     settings = {"MODELS": {"echo": {"PATH": "echo"}}, "CLIENT": "thread", "STATE_DIR": tmp_path}
     settings |= {"STREAMS": {"SNAPSHOT_EVENTS": 0, "LOG_OUTAGE_SECONDS": 3600}, "ECHO_STEP_SECONDS": 0.0005}
     with override_settings(STREAMSERVE=settings):
@@ -114,7 +114,7 @@ class Response:
         self._chunks = aiter(response)
 
     async def read(self, until_there: bytes = b"") -> None:
-        """Read until there is such a frame; without one to the end."""
+        """Read until there is such a frame; without one, to the end."""
         async for chunk in self._chunks:
             self.data += chunk
             if until_there and until_there in self.data:
@@ -130,14 +130,14 @@ class Response:
 
 
 async def begin(worker: Worker, gate: Gate, stream: Stream, full: FullFile) -> None:
-    """Begin the outage, and have the stream find it. The engine is held then."""
+    """Begin the outage, and have the stream find it while the engine is held."""
     await full.begin()
     gate.allow(1)
     await until(lambda: worker.streams.writer.outage is not None, "the outage is noticed")
 
 
 async def test_callers_wait_and_read_on(site: site_module.DjangoSite, full: FullFile, alice_key: str) -> None:
-    """No gap, two notices, 507 for new answers meanwhile; a later process has all of it."""
+    """The reader has no gap and two notices, new answers get 507 meanwhile, and a later process reads all of it."""
     caller = Caller(key=alice_key)
     reading = Response(await caller.post("/streams", BODY))
     await reading.read(b"event: token")
@@ -179,7 +179,7 @@ async def test_callers_wait_and_read_on(site: site_module.DjangoSite, full: Full
 async def test_a_stop_is_answered_503_and_takes_effect_later(
     site: site_module.DjangoSite, full: FullFile, alice_key: str
 ) -> None:
-    """The engine has it no more at once; the reader gets the end when the log has room."""
+    """The engine drops it at once; the reader gets the end when the log has room."""
     caller = Caller(key=alice_key)
     reading = Response(await caller.post("/streams", BODY))
     await reading.read(b"event: token")
@@ -199,7 +199,7 @@ async def test_a_stop_is_answered_503_and_takes_effect_later(
 async def test_a_cut_answer_is_resumed_where_it_was(
     site: site_module.DjangoSite, full: FullFile, alice_key: str
 ) -> None:
-    """The engine is free, no process has its lease, the connection ends with its place, and the rest follows."""
+    """The engine is free, no process has its lease, the connection ends with its cursor, and the rest follows."""
     caller = Caller(key=alice_key)
     reading = Response(await caller.post("/streams", BODY))
     await reading.read(b"event: token")
@@ -226,7 +226,7 @@ async def test_a_cut_answer_is_resumed_where_it_was(
 
 
 async def test_an_answer_the_log_has_lost_is_over(site: site_module.DjangoSite, full: FullFile, alice_key: str) -> None:
-    """One error without an id, a finished row that says so, and 410 for its ids."""
+    """A lost answer is one error without an id, a finished row with that error, and 410 for its ids."""
     caller = Caller(key=alice_key)
     reading = Response(await caller.post("/streams", BODY))
     await reading.read(b"event: token")
@@ -246,7 +246,7 @@ async def test_an_answer_the_log_has_lost_is_over(site: site_module.DjangoSite, 
 async def test_another_worker_resumes_what_was_cut(
     one: Worker, two: Worker, gated: tuple[ThreadClient, Gate], full: FullFile
 ) -> None:
-    """It has room: the answer continues there, in the middle of a word, before the first worker has room again."""
+    """The answer continues at the worker with room, in the middle of a word, before the first worker has room again."""
     gate = gated[1]
     gate.allow(4)
     stream = await one.start(ask(max_tokens=NUM_TOKENS, ignore_eos=True))
@@ -267,10 +267,10 @@ async def test_another_worker_resumes_what_was_cut(
     assert (await StreamRow.objects.aget(pk=stream.id)).finish_reason == "length"
 
 
-async def test_a_reader_who_returns_too_early_keeps_no_worker_away(
+async def test_an_early_reader_keeps_no_worker_away(
     one: Worker, two: Worker, gated: tuple[ThreadClient, Gate], full: FullFile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is cut, and read again where there is no room: that worker claims it in vain, and releases it."""
+    """A reader that returns to the worker without room is cut: that worker claims it in vain and releases it."""
     gate = gated[1]
     gate.allow(4)
     stream = await one.start(ask(max_tokens=NUM_TOKENS, ignore_eos=True))
@@ -294,7 +294,7 @@ async def test_a_reader_who_returns_too_early_keeps_no_worker_away(
 
 
 @pytest.mark.parametrize("is_back", [True, False])
-async def test_a_server_that_stops_meanwhile(
+async def test_a_server_stops_during_an_outage(
     one: Worker, two: Worker, gated: tuple[ThreadClient, Gate], full: FullFile, is_back: bool
 ) -> None:
     """The answer is left at once, with what was shown, and the next process continues it."""
@@ -317,10 +317,10 @@ async def test_a_server_that_stops_meanwhile(
     assert num_tokens(whole) == NUM_TOKENS
 
 
-async def test_another_worker_stops_it_meanwhile(
+async def test_another_worker_stops_a_stream_during_an_outage(
     one: Worker, two: Worker, gated: tuple[ThreadClient, Gate], full: FullFile
 ) -> None:
-    """Its end is in the log first: the batch in doubt is refused, and the reader here is shown the end."""
+    """The other worker's end is in the log first: the batch in doubt is refused, and the reader here gets the end."""
     gate = gated[1]
     gate.allow(4)
     stream = await one.start(ask(max_tokens=NUM_TOKENS, ignore_eos=True))

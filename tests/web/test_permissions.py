@@ -1,4 +1,4 @@
-"""Answers of owners who lost their permission end, also while the log is away."""
+"""Answers of owners that lost their permission end, also while the log is away."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("
 
 
 async def test_answers_of_a_revoked_key_end(alice: Any) -> None:
-    """Checked every 30 s, one query a kind."""
+    """Keys are checked every 30 s, with one query a kind."""
     await site.reset()
     with override_settings(STREAMSERVE={"TESTING": True, "ECHO_STEP_SECONDS": 0.02}):
         await until_ready()

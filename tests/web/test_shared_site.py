@@ -46,7 +46,7 @@ def ask(**fields: Any) -> dict[str, Any]:
 
 
 async def read_some(response: Any, num_tokens: int) -> bytes:
-    """Read until so many tokens' frames have come, and leave."""
+    """Read until that many tokens' frames have come, and leave."""
     out = b""
     chunks = aiter(response)
     while out.count(b"event: token") < num_tokens:
@@ -56,7 +56,7 @@ async def read_some(response: Any, num_tokens: int) -> bytes:
 
 
 async def test_streams_outlive_the_process(shared: Path, caller: Caller) -> None:
-    """A finished one is replayed, an unfinished one goes on, by either kind of address."""
+    """A finished stream is replayed and an unfinished one resumes, by either kind of address."""
     whole = await caller.post("/streams", ask(max_tokens=60))
     text = text_of(check_native(await body_of(whole)))
     part = await caller.post("/streams", ask(max_tokens=60))
@@ -85,7 +85,7 @@ async def test_a_resume_elsewhere_is_one_select(shared: Path, caller: Caller, mo
     execute = CursorWrapper.execute
 
     def noted(cursor: Any, sql: str, params: Any = None) -> Any:
-        if '"streamserve_stream"."id" = ' in sql:  # the reaper looks at all rows, in its own time
+        if '"streamserve_stream"."id" = ' in sql:  # the reaper reads all rows, at its own times
             statements.append(sql.partition(" ")[0])
         return execute(cursor, sql, params)
 
@@ -97,7 +97,7 @@ async def test_a_resume_elsewhere_is_one_select(shared: Path, caller: Caller, mo
 
 
 async def test_another_tenant_finds_nothing(shared: Path, caller: Caller, lonely_key: str) -> None:
-    """Not in memory, and not in the rows after a restart."""
+    """Another tenant's stream is not found in memory, nor in the rows after a restart."""
     response = await caller.post("/streams", ask())
     frames = check_native(await body_of(response))
     other = Caller(key=lonely_key)
@@ -122,7 +122,7 @@ async def test_stop_after_a_restart(shared: Path, caller: Caller) -> None:
 
 
 async def test_no_room_in_the_log(shared: Path, caller: Caller, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A new answer is refused before anything is streamed, and nothing of it stays in the engine."""
+    """A new answer is refused before anything is streamed, and the engine keeps nothing of it."""
 
     async def refuse(batches: Any) -> Any:
         raise LogFull("The stream log's disk is full.", retry_after=30)
@@ -137,7 +137,7 @@ async def test_no_room_in_the_log(shared: Path, caller: Caller, monkeypatch: pyt
 
 
 async def test_a_log_that_is_down_for_a_while(shared: Path, caller: Caller, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A running answer waits for it and goes on: no error, no gap; a commit that was in doubt is in once."""
+    """A running answer waits for the log and resumes: no error, no gap, and a commit in doubt is in once."""
     text = text_of(check_native(await body_of(await caller.post("/streams", ask(max_tokens=60)))))
     response = await caller.post("/streams", ask(max_tokens=60))
     log = site.get_site().log
@@ -159,7 +159,7 @@ async def test_a_log_that_is_down_for_a_while(shared: Path, caller: Caller, monk
 
 
 async def test_purge(shared: Path, caller: Caller) -> None:
-    """Old logs go, rows stay; `--dry-run` only says so."""
+    """Old logs are deleted and rows stay; `--dry-run` only prints what would be deleted."""
     response = await caller.post("/streams", ask())
     await body_of(response)
     await site.reset()
@@ -183,13 +183,13 @@ async def said(*arguments: str) -> str:
 
 
 async def test_purge_of_logs_in_memory(transactional_db: Any) -> None:
-    """There is nothing that a command could reach."""
+    """The command has no access to logs in memory."""
     with pytest.raises(CommandError, match="by themselves"):
         await sync_to_async(call_command)("streamserve_purge")
 
 
 async def test_a_process_leaves_no_lock(shared: Path) -> None:
-    """While it runs it has one; and the log is the file that docs/settings.md names."""
+    """A process holds a lock while it runs and leaves none; its log is the file that docs/settings.md names."""
     assert len(list((shared / "workers").glob("*.lock"))) == 1
     assert isinstance(site.get_site().log, FileLog)
     await site.get_site().log.purge(0)

@@ -69,7 +69,7 @@ async def quiet(worker: Worker, request: GenerateRequest) -> tuple[str, Done]:
 
 
 async def held(worker: Worker, gate: Gate, request: GenerateRequest, num_steps: int) -> tuple[Stream, Any]:
-    """Start an answer whose engine is held after so many steps; return it and a task that reads it to its end."""
+    """Start an answer whose engine is held after that many steps; return it and a task that reads it to its end."""
     gate.allow(num_steps)
     stream = await worker.start(request)
     reading = asyncio.create_task(worker.read(stream.id))
@@ -85,7 +85,7 @@ async def left(reading: asyncio.Task[bytes]) -> None:
 
 
 async def counted(num: int, call: Awaitable[Any]) -> Any:
-    """Await `call`, and see that it makes so many queries."""
+    """Await `call`, and check that it makes `number` queries."""
     statements: list[str] = []
 
     def note(execute: Any, sql: str, params: Any, many: bool, context: Any) -> Any:
@@ -100,7 +100,7 @@ async def counted(num: int, call: Awaitable[Any]) -> Any:
 
 @contextmanager
 def query_hook(note: Any) -> Iterator[None]:
-    """Have `note` wrap the queries of connections that are opened from here on, in any thread."""
+    """Have `note` wrap the queries of connections that are opened from now on, in any thread."""
 
     def install(connection: Any, **kwargs: Any) -> None:
         if note not in connection.execute_wrappers:
@@ -126,7 +126,7 @@ async def forever(*args: Any, **kwargs: Any) -> None:
 
 
 async def test_a_request_is_read_back_as_it_was_kept() -> None:
-    """Every field; and neither a wrong nor an unknown one passes."""
+    """Every field of a request is read back; a wrong or an unknown one is refused."""
     request = GenerateRequest(
         model="m",
         messages=(Message(role="user", content="hi", extra={"name": "n"}),),
@@ -152,7 +152,7 @@ async def test_a_request_is_read_back_as_it_was_kept() -> None:
 
 
 async def test_leaving_one_worker_for_the_other_at_every_event(one: Worker, two: Worker, gate: Gate) -> None:
-    """What is read here up to any event, and there after it, is the uninterrupted text; twice over, by two readers."""
+    """What is read here up to any event, and there after it, is the uninterrupted text, for each of two readers."""
     reference, reference_end = await quiet(one, asked())
     for cut in range(1, NUM_TOKENS + 1):
         gate.allow(cut)
@@ -170,7 +170,7 @@ async def test_leaving_one_worker_for_the_other_at_every_event(one: Worker, two:
 
 
 async def test_replay_from_every_seq_by_the_other_worker(one: Worker, two: Worker) -> None:
-    """Of a finished stream: the same events as where it was made, and the row stays as it was written."""
+    """A finished stream has the same events at the other worker, and its row stays as it was written."""
     stream = await one.start(asked())
     full = check_native(await one.read(stream.id))
     await in_row(stream.id, state="finished")
@@ -186,7 +186,7 @@ async def test_a_reader_at_the_other_worker_follows_live(one: Worker, two: Worke
     await until(lambda: two.streams.find(stream.id) is not None, "it is found")
     shadow = two.streams.find(stream.id)
     assert (shadow.state, shadow.lease.is_held, shadow.is_live) == ("running", False, False)
-    await asyncio.sleep(1.2)  # it has looked again by now
+    await asyncio.sleep(1.2)  # it has polled again by now
     gate.open()
     here, there = [check_native(data) for data in await asyncio.gather(reading, other)]
     assert here == there
@@ -194,8 +194,8 @@ async def test_a_reader_at_the_other_worker_follows_live(one: Worker, two: Worke
     assert stream.parking.num_parks == 0
 
 
-async def test_the_other_worker_goes_on_when_the_first_has_no_reader(one: Worker, two: Worker, gate: Gate) -> None:
-    """Its reader follows; the lease is released; the stream resumes there, and the reader sees a `resumed` at most."""
+async def test_the_other_worker_resumes_when_the_first_has_no_reader(one: Worker, two: Worker, gate: Gate) -> None:
+    """The lease is released, the stream resumes at the reader's worker, and the reader sees one `resumed` at most."""
     reference, _ = await quiet(one, asked(max_tokens=30))
     stream, reading = await held(one, gate, asked(max_tokens=30), 4)
     other = asyncio.create_task(two.read(stream.id))
@@ -206,12 +206,12 @@ async def test_the_other_worker_goes_on_when_the_first_has_no_reader(one: Worker
     assert text_of(frames) == reference
     assert two.streams.find(stream.id).lease.fence == 2
     assert [frame.json["status"] for frame in frames if frame.event == "status"] == ["resumed"]
-    assert stream.state == "parked"  # as far as it knows; whoever asks makes it look
+    assert stream.state == "parked"  # a stale value: the next read of the stream polls the row
     assert (await one.streams.reach(stream.id)).state == "finished"
 
 
-async def test_back_and_forth(one: Worker, two: Worker, gate: Gate) -> None:
-    """A reader who changes workers after every event loses nothing; each worker finds what the other wrote."""
+async def test_a_reader_alternates_between_workers(one: Worker, two: Worker, gate: Gate) -> None:
+    """A reader that changes workers after every event loses nothing; each worker finds what the other wrote."""
     reference, _ = await quiet(one, asked())
     gate.allow(1)
     stream = await one.start(asked())
@@ -249,7 +249,7 @@ async def test_a_worker_that_only_seems_dead_cannot_write(one: Worker, two: Work
 
 
 async def test_stop_from_the_other_worker(one: Worker, two: Worker, gate: Gate) -> None:
-    """Ends it for everybody, cut where the user stopped reading; the engine is free at once or with its next token."""
+    """Stop cuts the stream where its user stopped reading, and frees the engine at once or with its next token."""
     stream, reading = await held(one, gate, asked(max_tokens=500), 6)
     found = await two.streams.reach(stream.id)
     stopping = asyncio.create_task(found.stop(4))
@@ -283,7 +283,7 @@ async def test_a_worker_that_stops_leaves_its_streams(one: Worker, two: Worker, 
 
 @pytest.mark.cut_streams("the reader leaves")
 async def test_a_worker_that_lacks_what_a_request_needs_keeps_it(one: Worker, two: Worker, gate: Gate) -> None:
-    """An older worker shows a newer one's stream, and neither continues it without what it needs nor ends it."""
+    """An older worker shows a newer one's stream, but does not resume it without what it needs, nor end it."""
     stream, reading = await held(one, gate, asked(max_tokens=30), 4)
     row = await StreamRow.objects.aget(pk=stream.id)
     await StreamRow.objects.filter(pk=stream.id).aupdate(request={**row.request, "needs": ["grammar"], "grammar": "x"})
@@ -297,7 +297,7 @@ async def test_a_worker_that_lacks_what_a_request_needs_keeps_it(one: Worker, tw
 
 
 async def test_an_unmet_need_is_no_end(one: Worker, two: Worker, gate: Gate) -> None:
-    """When the newer worker has died, the older one's reader waits: the stream is not ended with an error."""
+    """When the newer worker has died, the older one's reader waits: the stream does not end with an error."""
     stream, reading = await held(one, gate, asked(max_tokens=30), 4)
     await left(reading)
     row = await StreamRow.objects.aget(pk=stream.id)
@@ -313,7 +313,7 @@ async def test_an_unmet_need_is_no_end(one: Worker, two: Worker, gate: Gate) -> 
     gate.open()
 
 
-async def test_nobody_comes_back(one: Worker, two: Worker, gate: Gate) -> None:
+async def test_a_stream_without_a_returning_reader_is_abandoned(one: Worker, two: Worker, gate: Gate) -> None:
     """A dead worker's stream has the resume window from when that is noticed; then any worker ends it as abandoned."""
     stream, reading = await held(one, gate, asked(max_tokens=500), 4)
     await left(reading)
@@ -329,8 +329,8 @@ async def test_nobody_comes_back(one: Worker, two: Worker, gate: Gate) -> None:
     gate.open()
 
 
-async def test_an_answer_that_is_to_be_finished_is(one: Worker, two: Worker, gate: Gate) -> None:
-    """`on_disconnect="finish"`: when its worker dies, another makes the rest without a reader."""
+async def test_a_finish_stream_is_finished(one: Worker, two: Worker, gate: Gate) -> None:
+    """When the worker of an `on_disconnect="finish"` stream dies, another makes the rest without a reader."""
     gate.allow(3)
     stream = await one.start(asked(max_tokens=40), on_disconnect="finish")
     await until(lambda: gate.is_holding, "the engine is held")
@@ -342,7 +342,7 @@ async def test_an_answer_that_is_to_be_finished_is(one: Worker, two: Worker, gat
 
 
 async def test_a_stream_without_its_log_is_over(one: Worker, two: Worker, gate: Gate) -> None:
-    """It cannot be resumed: it is gone for readers, and its row has the reason."""
+    """A stream without its log cannot be resumed: readers get 410, and its row has the reason."""
     stream, reading = await held(one, gate, asked(max_tokens=500), 4)
     await left(reading)
     await in_row(stream.id, producer="")
@@ -358,7 +358,7 @@ async def test_a_stream_without_its_log_is_over(one: Worker, two: Worker, gate: 
 async def test_a_worker_dies_between_the_end_and_its_row(
     one: Worker, two: Worker, by: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The log has the end: a reader, or the reaper's first round, has the row written with the answer's own figures."""
+    """The log has the end: a reader, or the reaper's first round, writes the row with the answer's own counts."""
     monkeypatch.setattr(one.store, "finish", forever)
     stream = await one.start(asked())
     full = check_native(await one.read(stream.id))
@@ -371,7 +371,7 @@ async def test_a_worker_dies_between_the_end_and_its_row(
 
 
 async def test_a_quota_counts_what_other_workers_run(one: Worker, two: Worker, gate: Gate) -> None:
-    """And those that no worker runs make room there too, the oldest first."""
+    """A quota counts streams that no worker runs too, and ends the oldest of them first."""
     gate.allow(0)
     read, left = await one.start(asked()), await one.start(asked())
     reader = Attachment()
@@ -393,7 +393,7 @@ async def test_a_quota_counts_what_other_workers_run(one: Worker, two: Worker, g
 async def test_an_end_is_written_when_the_database_is_unlocked(
     one: Worker, gate: Gate, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """While another process holds the write lock of the SQLite file, the end is tried again; the row then has it."""
+    """While another process holds the SQLite file's write lock, the end is tried again; the row then has it."""
     options = connections.settings["default"]["OPTIONS"]
     gate.allow(0)
     stream = await one.start(asked())
@@ -412,7 +412,7 @@ async def test_an_end_is_written_when_the_database_is_unlocked(
 async def test_the_reaper_leaves_the_streams_of_another_host(
     one: Worker, echo: ThreadClient, gate: Gate, tmp_path: Path
 ) -> None:
-    """Without Redis it cannot see whether their worker lives; after a day the row is ended all the same."""
+    """Without Redis the reaper cannot see whether their worker lives; after a day the row is ended."""
     stream, reading = await held(one, gate, asked(max_tokens=500), 4)
     there = Worker(tmp_path / "there", echo, FINE)
     with structlog.testing.capture_logs() as lines:
@@ -430,7 +430,7 @@ async def test_the_reaper_leaves_the_streams_of_another_host(
 
 
 async def test_each_call_is_one_query(one: Worker, gate: Gate) -> None:
-    """A record is read back as it was inserted."""
+    """Each call of the store makes one query, and a record is read back as it was inserted."""
     gate.allow(0)
     stream = await one.start(asked())
     record = await counted(1, one.store.find(stream_id=stream.id))
@@ -461,7 +461,7 @@ async def test_each_call_is_one_query(one: Worker, gate: Gate) -> None:
 
 
 async def test_one_line_a_stream_without_its_text(engine: None, alice_key: str) -> None:
-    """Ids, counts, TTFT, ITL, reason: and neither the question nor the key."""
+    """The line has ids, counts, TTFT, ITL and the reason, but neither the prompt nor the key."""
     with structlog.testing.capture_logs() as lines:
         response = await Caller(key=alice_key).post("/streams", {"prompt": "canary-7391", "max_tokens": 6})
         answer = await body_of(response)

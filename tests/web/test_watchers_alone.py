@@ -1,4 +1,4 @@
-"""What a stream notices of its watchers: nothing. Two workers on one database and one log, with a held engine."""
+"""Laws of watchers: a stream takes no notice of them. Two workers share a database and a log; the engine is held."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ async def watched(worker: Worker, stream_id: str) -> bytes:
 async def test_a_stream_with_watchers_alone_is_abandoned(
     make_worker: Callable[..., Worker], gate: Gate, on_disconnect: str
 ) -> None:
-    """As if nobody were there: it is not made further, nobody claims it, and watchers read its end, at any worker."""
+    """The stream is not made further and not claimed, and watchers read its abandoned end, at any worker."""
     one, two = make_worker(resume_window_seconds=1), make_worker()
     gate.allow(4)
     stream = await one.start(ask(max_tokens=500, ignore_eos=True), on_disconnect=on_disconnect)
@@ -72,7 +72,7 @@ async def test_a_stream_with_watchers_alone_is_abandoned(
 
 
 async def test_a_watcher_does_not_move_the_lead(make_worker: Callable[..., Worker], gate: Gate) -> None:
-    """A watcher who has read all does not have the engine go on for an owner who has not; a slow one parks nothing."""
+    """A watcher that read all does not lift the lead of an owner that has not; a slow watcher parks nothing."""
     worker = make_worker()
     gate.allow(6)
     stream = await worker.start(ask(max_tokens=20, ignore_eos=True))

@@ -1,4 +1,4 @@
-"""`/ws/streams`: start, stop, resume; wrong messages are answered, and the socket goes on."""
+"""Laws of `/ws/streams`: start, stop, resume; a wrong message gets an error, and the socket stays open."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def text_of(messages: list[dict[str, Any]]) -> str:
 
 
 async def test_start_streams_an_answer(socket: WebsocketCommunicator) -> None:
-    """`started` with the ref, then dense events to `done`."""
+    """A start is answered by `started` with the ref, then dense events to `done`."""
     await socket.send_json_to({"type": "start", "request": ASK, "ref": "q1"})
     started = await receive(socket)
     assert (started["type"], started["ref"]) == ("started", "q1")
@@ -66,7 +66,7 @@ async def test_start_streams_an_answer(socket: WebsocketCommunicator) -> None:
 
 
 async def test_two_answers_share_a_socket(socket: WebsocketCommunicator) -> None:
-    """Each has its id; neither waits for the other's end."""
+    """Each answer has its id; neither waits for the other's end."""
     for ref in ("a", "b"):
         await socket.send_json_to({"type": "start", "request": ASK, "ref": ref})
     messages: list[dict[str, Any]] = []
@@ -77,8 +77,8 @@ async def test_two_answers_share_a_socket(socket: WebsocketCommunicator) -> None
     assert (len(ids), len(texts)) == (2, 1)
 
 
-async def test_resume_goes_on_after_an_event(socket: WebsocketCommunicator) -> None:
-    """The same text, from there on."""
+async def test_resume_continues_after_an_event(socket: WebsocketCommunicator) -> None:
+    """A resume gives the same text, from that event on."""
     await socket.send_json_to({"type": "start", "request": {**ASK, "max_tokens": 20}})
     started = await receive(socket)
     whole = await until_end(socket)
@@ -88,7 +88,7 @@ async def test_resume_goes_on_after_an_event(socket: WebsocketCommunicator) -> N
 
 
 async def test_stop_is_seen_while_an_answer_runs(alice_key: str) -> None:
-    """The consumer relays; it does not generate inside `receive`. A closed socket parks its stream."""
+    """The consumer relays and does not generate inside `receive`; a closed socket parks its stream."""
     await site.reset()
     with override_settings(STREAMSERVE={"TESTING": True, "ECHO_STEP_SECONDS": 0.02}):
         await until_ready()
@@ -134,7 +134,7 @@ async def test_stop_is_seen_while_an_answer_runs(alice_key: str) -> None:
 async def test_a_wrong_message_is_answered(
     socket: WebsocketCommunicator, message: str, code: str, param: str | None
 ) -> None:
-    """By an error that names the field; then the socket still serves."""
+    """A wrong message gets an error that names the field; then the socket still serves."""
     await socket.send_to(text_data=message)
     answer = await receive(socket)
     assert answer["type"] == "error"
@@ -149,17 +149,17 @@ async def test_a_wrong_message_is_answered(
 @pytest.mark.parametrize(
     ("frame", "code"), [({"bytes_data": b"\x00"}, 1003), ({"text_data": "x" * 300_000}, 1009)], ids=["binary", "big"]
 )
-async def test_frames_we_do_not_read_close_the_socket(
+async def test_unsupported_frames_close_the_socket(
     socket: WebsocketCommunicator, frame: dict[str, Any], code: int
 ) -> None:
-    """1003 binary, 1009 too big."""
+    """A binary frame closes the socket with 1003, one that is too big with 1009."""
     await socket.send_to(**frame)
     closed = await socket.receive_output(timeout=5)
     assert (closed["type"], closed["code"]) == ("websocket.close", code)
 
 
 async def test_another_tenants_stream_is_unknown(socket: WebsocketCommunicator, lonely_key: str) -> None:
-    """The same answer as for an id that never was."""
+    """The error is the same as for an id that never was."""
     await socket.send_json_to({"type": "start", "request": ASK})
     started = await receive(socket)
     await until_end(socket)
@@ -172,7 +172,7 @@ async def test_another_tenants_stream_is_unknown(socket: WebsocketCommunicator, 
 
 
 async def test_a_socket_outlives_its_rights_by_no_message(alice_key: str) -> None:
-    """A revoked key may ask for nothing more: an error, and 4401."""
+    """A socket whose key was revoked gets an error and 4401 at its next message."""
     socket = connect(alice_key)
     await socket.connect()
     await sync_to_async(ApiKey.objects.all().revoke)()
@@ -194,7 +194,7 @@ async def test_a_socket_outlives_its_rights_by_no_message(alice_key: str) -> Non
 async def test_behind_a_proxy_with_tls_the_page_is_https(
     alice: Any, proto: str | None, origin: str, is_let_in: bool
 ) -> None:
-    """The server sees plain HTTP; SECURE_PROXY_SSL_HEADER says what the browser saw, as it does for Django."""
+    """The server sees plain HTTP; SECURE_PROXY_SSL_HEADER names the browser's scheme, as it does for Django."""
     client = AsyncClient()
     await sync_to_async(client.force_login)(alice)
     cookie = f"sessionid={client.cookies['sessionid'].value}"
@@ -209,8 +209,8 @@ async def test_behind_a_proxy_with_tls_the_page_is_https(
 
 
 @pytest.mark.parametrize("how", ["disconnect", "cancel"])
-async def test_however_a_socket_ends_its_reader_has_left(alice_key: str, how: str) -> None:
-    """Also one that waits for acks; what it read is parked, and nothing of it runs on."""
+async def test_a_closed_socket_has_no_reader(alice_key: str, how: str) -> None:
+    """A closed socket's reader has left, also one that waits for acks: its stream is parked, and no task runs on."""
     socket = connect(alice_key)
     await socket.connect()
     long = {**ASK, "max_tokens": 1000, "ignore_eos": True}
@@ -230,9 +230,7 @@ async def test_however_a_socket_ends_its_reader_has_left(alice_key: str, how: st
     assert not [task for task in asyncio.all_tasks() if task.get_name() == "subscription"]
 
 
-async def test_what_is_in_hand_when_the_server_goes_down_is_answered(
-    alice_key: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_start_in_progress_at_shutdown_is_answered(alice_key: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A start that is being accepted comes to its end before its socket is closed; an idle socket is closed at once."""
     drain, log = Drain(), site.get_site().log
     is_in_hand, go_on, commit = asyncio.Event(), asyncio.Event(), log.commit
@@ -266,7 +264,7 @@ async def test_what_is_in_hand_when_the_server_goes_down_is_answered(
 
 
 class _House:
-    """A server that waits for nobody; it only says that it goes down."""
+    """A drain target that waits for no response and only announces the shutdown."""
 
     def is_busy(self) -> bool:
         return False

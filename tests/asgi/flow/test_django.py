@@ -1,4 +1,4 @@
-"""FlowServer installed from `AppConfig.ready()`: under the `daphne` command and runserver, which know nothing of it."""
+"""FlowServer installed from `AppConfig.ready()`: under the unchanged `daphne` command and runserver."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def is_flow_server(server: Server) -> bool:
 
 
 def test_under_the_daphne_command(site: Path) -> None:
-    """No word of it in the command; SIGTERM drains."""
+    """The `daphne` command needs no option for it, and SIGTERM drains."""
     with daphne("site_app.asgi:application", cwd=site, env=environment(site)) as server, get(server, "/wait") as client:
         read_until(client, HELLO)
         until(lambda: state(server)["transports"] == 2, "it is FlowServer", server)
@@ -95,7 +95,7 @@ def test_under_the_daphne_command(site: Path) -> None:
 
 
 def test_under_runserver(site: Path) -> None:
-    """Without the autoreloader: Ctrl-C ends it at once."""
+    """Without the autoreloader Ctrl-C ends runserver at once."""
     with runserver(site, "--noreload") as server, get(server, "/wait") as client:
         read_until(client, HELLO)
         terminate(server, signal.SIGINT)
@@ -105,11 +105,11 @@ def test_under_runserver(site: Path) -> None:
 
 
 def test_a_reload_ends_at_once(site: Path) -> None:
-    """With the autoreloader, and a file that changes under an open stream: its end is a proper one, and it is back."""
+    """With the autoreloader, a file that changes under an open stream ends it properly, and the server is back."""
     with runserver(site) as server:
         with get(server, "/wait") as client:
             read_until(client, HELLO)
-            settings = site / "site_app" / "settings.py"  # which is watched only after a while
+            settings = site / "site_app" / "settings.py"  # the autoreloader watches it only after a while
             until(lambda: settings.touch() or "drain" in said(server), "it reloads", server)
             assert read_all(client) == (b"0\r\n\r\n", True)
         assert until(lambda: said(server)[3:] and said(server), "it has ended") == [

@@ -1,4 +1,4 @@
-"""Going down: who is told what, in which order, and that nothing is cut off or left behind. No times are asserted."""
+"""Laws of the drain: what each connection gets, in which order, and that nothing is cut off or left. No times here."""
 
 from __future__ import annotations
 
@@ -51,13 +51,13 @@ def begin(server: Server, path: str = "/wait") -> socket.socket:
 
 
 def drain(server: Server) -> None:
-    """Send SIGTERM; return when the app was told."""
+    """Send SIGTERM; return when the app's drain hook has run."""
     terminate(server)
     until(lambda: "drain" in said(server), "draining has begun", server)
 
 
 def test_in_flight_responses_finish_and_new_ones_are_refused() -> None:
-    """The whole of the good case: not ready at once, 503 for new work, every stream whole, exit code 0."""
+    """A good drain is unready at once, refuses new work with 503, ends every stream whole, and exits with 0."""
     with flow(*FOR_LONG) as server, ExitStack() as stack:
         kept = stack.enter_context(httpx.Client(base_url=server.url))
         assert kept.get("/fill?bytes=0").headers.get("connection") is None
@@ -76,8 +76,8 @@ def test_in_flight_responses_finish_and_new_ones_are_refused() -> None:
         assert said(server) == ["drain", *["finally event-stream disconnect"] * NUM_STREAMS, "shutdown"]
 
 
-def test_who_is_told_ends_by_himself() -> None:
-    """Time is up: the going-away hook is called, and what the app then sends is the whole and proper end."""
+def test_an_app_with_a_hook_ends_by_itself() -> None:
+    """When time is up the going-away hook is called, and what the app then sends is the whole and proper end."""
     with flow(*AT_ONCE, env={"GOING_AWAY": "1"}) as server, ExitStack() as stack:
         clients = [stack.enter_context(begin(server)) for _ in range(NUM_STREAMS)]
         terminate(server)
@@ -88,7 +88,7 @@ def test_who_is_told_ends_by_himself() -> None:
 
 @pytest.mark.parametrize("ears", ["disconnect", "none", "child"])
 def test_an_event_stream_that_is_not_over_in_time(ears: str) -> None:
-    """Ends with the terminator and a FIN; its app is told, or cancelled, and every `finally` runs."""
+    """It ends with the terminator and a FIN; its app gets a disconnect or a cancel, and every `finally` runs."""
     with flow(*AT_ONCE) as server, begin(server, f"/wait?ears={ears}") as client:
         terminate(server)
         data, is_clean = read_all(client)
@@ -113,7 +113,7 @@ def test_another_response_that_is_not_over_in_time(kind: str) -> None:
 
 
 def test_a_request_without_a_head_when_time_is_up() -> None:
-    """Is told 503 and when to come again; its app hears that it is gone."""
+    """The request gets 503 with Retry-After, and its app a disconnect."""
     with flow(*AT_ONCE) as server, get(server, "/wait?kind=none") as client:
         until(lambda: state(server)["called"] == 2 or state(server)["connections"] == 2, "it waits", server)
         terminate(server)
@@ -126,7 +126,7 @@ def test_a_request_without_a_head_when_time_is_up() -> None:
 
 @pytest.mark.parametrize("ears", ["disconnect", "none"])
 def test_a_websocket_when_time_is_up(ears: str) -> None:
-    """Is closed with 1012 "service restart" (IANA), and so its app is told."""
+    """The WebSocket is closed with 1012 "service restart" (IANA), and its app gets that code."""
     with flow(*AT_ONCE) as server, websocket(server, f"/wait?ears={ears}") as client:
         head = read_until(client, b"\r\n\r\n")
         terminate(server)
@@ -137,7 +137,7 @@ def test_a_websocket_when_time_is_up(ears: str) -> None:
 
 
 def test_a_websocket_that_is_not_accepted_when_time_is_up() -> None:
-    """Its handshake is denied with 503."""
+    """The handshake of a WebSocket is denied with 503."""
     with flow(*AT_ONCE) as server, websocket(server, "/wait?accept=no") as client:
         until(lambda: state(server)["connections"] == 2, "it waits", server)
         terminate(server)
@@ -147,7 +147,7 @@ def test_a_websocket_that_is_not_accepted_when_time_is_up() -> None:
 
 
 def test_a_websocket_that_ends_in_time() -> None:
-    """Is left alone until then."""
+    """A WebSocket is left open until the drain's time is up."""
     with flow(*FOR_LONG) as server, websocket(server, "/wait") as client:
         read_until(client, b"\r\n\r\n")
         drain(server)
@@ -157,8 +157,8 @@ def test_a_websocket_that_ends_in_time() -> None:
         assert said(server) == ["drain", "websocket.disconnect 1001", "finally websocket disconnect", "shutdown"]
 
 
-def test_a_reader_who_is_late_gets_all_that_was_sent() -> None:
-    """What the app sent before it returned is still taken: the drain waits for readers, not only for apps."""
+def test_a_late_reader_gets_all_that_was_sent() -> None:
+    """What the app sent before it returned is still delivered: the drain waits for readers, not only for apps."""
     with flow(*FOR_LONG) as server, get(server, f"/fill?bytes={BLOCK // 2}&piece=all") as client:
         until(lambda: state(server)["filled"] == 1, "the app has returned", server)
         drain(server)
@@ -166,7 +166,7 @@ def test_a_reader_who_is_late_gets_all_that_was_sent() -> None:
         assert exit_code(server) == 0
 
 
-def test_a_reader_who_takes_nothing_holds_nobody_up() -> None:
+def test_a_stalled_reader_does_not_delay_the_drain() -> None:
     """A stalled reader is cut off, and the server ends."""
     with flow(*AT_ONCE) as server, get(server, "/fill?bytes=16777216"):
         until(lambda: state(server)["connections"] == 2, "it is there", server)
@@ -176,8 +176,8 @@ def test_a_reader_who_takes_nothing_holds_nobody_up() -> None:
 
 
 @pytest.mark.parametrize("second", [signal.SIGTERM, signal.SIGINT])
-def test_a_second_signal_waits_for_nobody(second: int) -> None:
-    """And yet every end is a proper one, and every `finally` runs."""
+def test_a_second_signal_ends_at_once(second: int) -> None:
+    """After a second signal every end is still a proper one, and every `finally` runs."""
     with flow(*FOR_LONG) as server, begin(server) as client:
         drain(server)
         terminate(server, second)
@@ -186,8 +186,8 @@ def test_a_second_signal_waits_for_nobody(second: int) -> None:
         assert said(server) == ["drain", "http.disconnect", "finally event-stream disconnect", "shutdown"]
 
 
-def test_ctrl_c_waits_for_nobody() -> None:
-    """Somebody sits there."""
+def test_ctrl_c_ends_at_once() -> None:
+    """Ctrl-C ends the server at once, because it comes from a terminal."""
     with flow(*FOR_LONG) as server, begin(server) as client:
         terminate(server, signal.SIGINT)
         assert read_all(client) == (b"0\r\n\r\n", True)
@@ -195,8 +195,8 @@ def test_ctrl_c_waits_for_nobody() -> None:
         assert said(server) == ["drain", "http.disconnect", "finally event-stream disconnect", "shutdown"]
 
 
-def test_with_nothing_to_do_it_just_ends() -> None:
-    """An idle kept connection is closed, and holds nobody up."""
+def test_an_idle_server_ends_at_once() -> None:
+    """An idle kept-alive connection is closed at once."""
     with flow(*FOR_LONG) as server, get(server, "/fill?bytes=0") as client:
         read_until(client, b"0\r\n\r\n")
         terminate(server)
@@ -206,7 +206,7 @@ def test_with_nothing_to_do_it_just_ends() -> None:
 
 
 def test_stock_daphne_cuts_streams() -> None:
-    """No terminator, and the app's child is left to the collector: here, the reason for ours."""
+    """Stock daphne sends no terminator and leaves the app's child to the collector: the reason for FlowServer."""
     with stock() as server, begin(server, "/wait?ears=child") as client:
         terminate(server)
         assert read_all(client)[0] == b""
@@ -215,7 +215,7 @@ def test_stock_daphne_cuts_streams() -> None:
 
 
 def test_an_app_that_cannot_start() -> None:
-    """The server says why and ends with 1."""
+    """The server logs the reason and exits with 1."""
     port = free_port()
     command = [sys.executable, "-m", "streamserve.asgi.flow", APP, "--port", str(port)]
     env = {**os.environ, "FAIL_STARTUP": "1"}
@@ -237,8 +237,8 @@ sys.exit(3)  # as django.utils.autoreload does
 """
 
 
-def test_under_the_autoreloader_it_ends_at_once() -> None:
-    """There the server runs in a daemon thread that nobody signals; the interpreter's exit ends it in order."""
+def test_under_the_autoreloader_the_server_ends_at_once() -> None:
+    """The autoreloader runs the server in a daemon thread without signals; the interpreter's exit ends it in order."""
     port = free_port()
     command = [sys.executable, "-c", _IN_A_THREAD, str(port)]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}

@@ -33,20 +33,20 @@ NUM_ENDS = scaled(10_000)  # in all
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
-    """FlowServer as it comes."""
+    """FlowServer with its default options."""
     with flow() as server:
         yield server
 
 
 def is_bare(server: Server) -> bool:
-    """Nothing is left but the request that asks, the server's lifespan, and the accept socket."""
+    """Return whether only the request that asks, the server's lifespan, and the accept socket are left."""
     now = state(server)
     return (now["connections"], now["transports"], now["tasks"]) == (1, 1, 2)
 
 
 @pytest.mark.parametrize("name", ["fail", "return"])
 def test_an_app_that_ends_before_its_head(server: Server, name: str) -> None:
-    """Is a 500, and the connection goes on."""
+    """The response is a 500, and the connection stays open."""
     with httpx.Client(base_url=server.url) as client:
         assert [client.get(f"/{name}?pieces=-1").status_code for _ in range(3)] == [500] * 3
         assert client.get("/fill?bytes=0").status_code == 200
@@ -70,14 +70,14 @@ def test_an_app_that_ends_in_the_middle(server: Server, name: str) -> None:
 
 
 def test_an_app_that_ends_in_the_middle_of_http_1_0(server: Server) -> None:
-    """There the end of the connection is the end of the body, so that only a reset is no success."""
+    """In HTTP/1.0 the end of the connection is the end of the body, so that only a reset is a failure."""
     with socket.create_connection(("127.0.0.1", server.port), timeout=30) as client:
         client.sendall(b"GET /fail?pieces=3 HTTP/1.0\r\n\r\n")
         assert read_all(client)[1] is False
 
 
 def test_after_an_exception_the_next_requests_are_served_and_reaped(server: Server) -> None:
-    """The fault of stock daphne below, mended."""
+    """FlowServer mends the fault of stock daphne that the next test shows."""
     with get(server, "/fail?pieces=3") as client:
         read_all(client)
     with httpx.Client(base_url=server.url) as client:
@@ -88,7 +88,7 @@ def test_after_an_exception_the_next_requests_are_served_and_reaped(server: Serv
 
 @pytest.mark.proof
 def test_stock_daphne_hangs_and_never_reaps_again() -> None:
-    """One exception after the head: its client waits for ever, and connections pile up. Here: the reason for ours."""
+    """After one exception behind the head, stock daphne's client waits for ever and connections pile up."""
     with stock() as server, get(server, "/fail?pieces=3") as client:
         read_until(client, b"piece\n" * 1)
         client.settimeout(3.0)
@@ -111,7 +111,7 @@ def test_stock_daphne_hangs_and_never_reaps_again() -> None:
     ],
 )
 def test_a_websocket_app_that_ends(server: Server, path: str, code: int) -> None:
-    """Is a close frame with a code that says which."""
+    """The WebSocket gets a close frame whose code names the kind of end."""
     with websocket(server, path) as client:
         data = read_until(client, code.to_bytes(2, "big"))
     assert close_code(data) == code
@@ -120,7 +120,7 @@ def test_a_websocket_app_that_ends(server: Server, path: str, code: int) -> None
 
 @pytest.mark.parametrize("path", ["/fail?accept=no", "/return?accept=no"])
 def test_a_websocket_app_that_ends_before_it_accepts(server: Server, path: str) -> None:
-    """Is a denied handshake."""
+    """The handshake of the WebSocket is denied."""
     with websocket(server, path) as client:
         assert read_all(client)[0].startswith(b"HTTP/1.1 500 ")
 
@@ -158,7 +158,7 @@ CASES = [(way, phase) for way in LEAVING for phase in PHASES if (way, phase) != 
 
 @pytest.mark.parametrize(("way", "phase"), CASES)
 def test_abrupt_ends_leave_nothing(server: Server, way: str, phase: str) -> None:
-    """Whoever leaves, however and when: no connection, task or descriptor stays, and the app was told."""
+    """However and whenever a client leaves, no connection, task or descriptor stays, and the app gets a disconnect."""
     ask, leave = LEAVING[way]
     until(lambda: is_bare(server), "a clean start", server)
     before, heard = state(server), len(said(server))
@@ -169,7 +169,7 @@ def test_abrupt_ends_leave_nothing(server: Server, way: str, phase: str) -> None
             read_until(client, b"\r\n\r\n")
     for client in clients:
         leave(client)
-    if phase == "blocked" and leave is close_frame:  # what was written goes out first
+    if phase == "blocked" and leave is close_frame:  # what was written is sent first
         for client in clients:
             read_all(client)
     until(lambda: is_bare(server), "nothing is left", server)
@@ -183,7 +183,7 @@ def test_abrupt_ends_leave_nothing(server: Server, way: str, phase: str) -> None
 
 @pytest.mark.parametrize("code", [1005, 1006, 1015, 999, 2000, 5000])
 def test_no_app_sends_a_code_that_may_not_be_sent(code: int) -> None:
-    """RFC 6455, 7.4: it is told by an error."""
+    """An app that sends a forbidden close code (RFC 6455, 7.4) gets an error."""
     from streamserve.asgi.flow import apps as flow_apps
 
     with pytest.raises(ValueError, match=str(code)):

@@ -1,4 +1,4 @@
-"""The engine's lead counts from what a reader's system has taken: what a server's kernel holds for it is not read."""
+"""Laws of the lead: it counts from what a reader's system has taken, and what a server's kernel holds is unread."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ def server() -> Iterator[Server]:
 
 
 def stream_of(server: Server) -> dict[str, Any]:
-    """Return the newest stream's figures."""
+    """Return the newest stream's metrics."""
     streams: list[dict[str, Any]] = state(server)["streams"]
     return streams[-1] if streams else {"state": "none"}
 
 
 def settled(server: Server) -> dict[str, Any]:
-    """Wait until the newest stream stands still, and return its figures."""
+    """Wait until the newest stream stands still, and return its metrics."""
     seen: list[dict[str, Any]] = []
 
     def is_still() -> bool:
@@ -43,8 +43,8 @@ def settled(server: Server) -> dict[str, Any]:
     return seen[-1]
 
 
-def test_who_stops_reading_is_parked_for_and_goes_on(server: Server) -> None:
-    """Long before the kernel's buffers are full; all is sent by then, so only a look at the socket finds it reading."""
+def test_a_reader_that_stops_is_parked_and_resumed(server: Server) -> None:
+    """The stream parks long before the kernel's buffers are full; only a poll of the socket notices the reader."""
     body = httpx.get(server.url + STREAM, timeout=60).content
     with get(server, STREAM, "Connection: close") as client:
         stream = settled(server)
@@ -56,7 +56,7 @@ def test_who_stops_reading_is_parked_for_and_goes_on(server: Server) -> None:
 
 
 def test_frames_are_written_where_they_are_committed(server: Server) -> None:
-    """FlowServer's channel writes nearly all of them for a reader that is level; not the first and the last."""
+    """FlowServer's channel writes all frames but the first and the last for a reader that is level."""
     httpx.get(f"{server.url}/control?allow=2")
     with get(server, "/streams?prompt=hello&max_tokens=200", "Connection: close") as client:
         head = read_until(client, b"event: token")
@@ -68,8 +68,8 @@ def test_frames_are_written_where_they_are_committed(server: Server) -> None:
     assert state(server)["num_written"] - before >= num_frames // 2
 
 
-def test_a_middleware_outside_of_ours_sees_every_frame() -> None:
-    """Where somebody's `send` stands between the server and us, all goes through it."""
+def test_an_outer_middleware_sees_every_frame() -> None:
+    """With a `send` of another middleware between the server and StreamMiddleware, every frame goes through it."""
     with flow(app="tests.support.wire_app:changing") as server:
         body = httpx.get(server.url + "/streams?prompt=hello&max_tokens=200", timeout=60).content
         tokens = [frame.json for frame in check_native(body) if frame.event == "token"]
@@ -87,8 +87,8 @@ def test_a_delivery_that_fails_breaks_the_connection(serve: Callable[..., Any]) 
             response.read()
 
 
-def test_a_server_that_says_nothing_of_it_is_taken_at_its_word() -> None:
-    """The same reader under uvicorn: what was accepted counts as read, and the answer is made to its end."""
+def test_a_server_without_the_extension_counts_what_it_accepts() -> None:
+    """Under uvicorn, for the same reader, what was accepted counts as read, and the answer is made to its end."""
     with uvicorn(APP) as server, get(server, STREAM):
         until(lambda: stream_of(server)["state"] == "finished", "it is made to its end", server)
         assert stream_of(server)["completion_tokens"] == NUM_TOKENS

@@ -45,7 +45,7 @@ def chunked(*pieces: bytes) -> bytes:
 
 @pytest.mark.parametrize("num", [0, 1, BODY_BYTES])
 def test_a_body_up_to_the_limit(server: Server, num: int) -> None:
-    """Arrives whole, with its length announced or not, and the connection goes on."""
+    """A body arrives whole, with its length announced or not, and the connection stays open."""
     with httpx.Client(base_url=server.url) as client:
         assert client.post("/body", content=b"x" * num).text == str(num)
         assert client.post("/body", content=iter([b"x" * num])).text == str(num)
@@ -53,7 +53,7 @@ def test_a_body_up_to_the_limit(server: Server, num: int) -> None:
 
 @pytest.mark.parametrize("length", [BODY_BYTES + 1, 10**12, 10**18])
 def test_a_body_announced_too_large(server: Server, length: int) -> None:
-    """Is refused by its announcement: nothing of it is read, stored, or asked for, and no app is called."""
+    """The body is refused by its announcement: nothing is read, stored or asked for, and no app is called."""
     before = state(server)
     with connect(server) as client:
         head = f"POST /body HTTP/1.1\r\nHost: x\r\nContent-Length: {length}\r\nExpect: 100-continue\r\n\r\n"
@@ -69,7 +69,7 @@ def test_a_body_announced_too_large(server: Server, length: int) -> None:
 
 @pytest.mark.parametrize("pieces", [[b"x" * (BODY_BYTES + 1)], [b"x" * 100] * 11, [b"x"] * (BODY_BYTES + 1)])
 def test_a_chunked_body_too_large(server: Server, pieces: list[bytes]) -> None:
-    """Is refused when the limit is passed, in however many chunks."""
+    """A chunked body is refused when it passes the limit, in however many chunks."""
     before = state(server)
     with connect(server) as client:
         client.sendall(b"POST /body HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n" + chunked(*pieces))
@@ -77,8 +77,8 @@ def test_a_chunked_body_too_large(server: Server, pieces: list[bytes]) -> None:
     assert state(server)["bodies"] == before["bodies"]
 
 
-def test_a_client_who_sends_a_refused_body_all_the_same(server: Server) -> None:
-    """Reads its 413: the server takes and drops what comes, and does not reset the answer away."""
+def test_a_client_that_sends_a_refused_body_gets_a_413(server: Server) -> None:
+    """The client reads its 413: the server takes and drops what comes, and does not reset the connection."""
     with connect(server) as client:
         client.sendall(b"POST /body HTTP/1.1\r\nHost: x\r\nContent-Length: 500000\r\n\r\n")
         client.sendall(b"x" * 500_000)
@@ -86,7 +86,7 @@ def test_a_client_who_sends_a_refused_body_all_the_same(server: Server) -> None:
 
 
 def test_nothing_of_a_refused_body_is_stored(server: Server) -> None:
-    """daphne spools any body into a file, as large as it comes; here no file appears."""
+    """daphne spools any body into a file, however large; FlowServer creates no file for a refused one."""
     assert not spooled(server, b"Content-Length: 1000000000\r\n\r\n" + b"x" * 200_000)
     with stock() as other:
         assert spooled(other, b"Content-Length: 1000000000\r\n\r\n" + b"x" * 200_000)
@@ -111,8 +111,8 @@ def spooled(server: Server, rest: bytes) -> bool:
         pytest.param(b"POST /body HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n", id="no chunk"),
     ],
 )
-def test_a_request_that_does_not_come_on(server: Server, start: bytes) -> None:
-    """A byte now and then does not keep it: 408, and the connection ends."""
+def test_a_slow_request_is_refused(server: Server, start: bytes) -> None:
+    """A request that comes a byte at a time gets a 408, and its connection ends."""
     before = state(server)["called"]
     with connect(server) as client:
         client.sendall(start)
@@ -140,7 +140,7 @@ def test_an_idle_connection_is_not_late(server: Server) -> None:
 
 
 def test_a_slow_answer_is_not_late(server: Server) -> None:
-    """Nor is it one for answers, nor for a reader for whom there is nothing."""
+    """The deadline ends no slow answer, and no reader without anything to read."""
     with get(server, "/wait") as client:
         time.sleep(BLOCK_SECONDS)
         assert state(server)["connections"] == 2
@@ -151,8 +151,8 @@ def test_a_slow_answer_is_not_late(server: Server) -> None:
 
 
 @pytest.mark.parametrize("ask", [get, websocket])
-def test_a_reader_who_takes_nothing_is_cut_off(server: Server, ask: object) -> None:
-    """Its connection ends, not as if it were whole; the app's send returns, and it hears of the disconnect."""
+def test_a_stalled_reader_is_cut_off(server: Server, ask: object) -> None:
+    """The reader's connection ends, not as if it were whole; the app's `send` returns, and a disconnect follows."""
     with (get if ask is get else websocket)(server, "/fill?bytes=16777216") as client:
         until(lambda: "it took nothing" in server.output(), "it is cut off", server)
         until(lambda: state(server)["connections"] == 1, "the app has ended", server)
@@ -162,7 +162,7 @@ def test_a_reader_who_takes_nothing_is_cut_off(server: Server, ask: object) -> N
             assert chunks(data)[1] is False
 
 
-def test_a_reader_who_takes_a_little_is_kept(server: Server) -> None:
+def test_a_slow_reader_is_kept(server: Server) -> None:
     """Slow is not stalled: longer than the limit in all, never so long without taking something."""
     num = 0
     with get(server, "/fill?bytes=524288", "Connection: close") as client:
@@ -191,8 +191,8 @@ with flow("--vanish-seconds", "2", "--stall-seconds", "0") as server:
 
 @pytest.mark.proof
 @pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("unshare") or not shutil.which("ip"), reason="needs root, ip")
-def test_a_peer_who_vanishes_is_noticed() -> None:
-    """No packet goes either way any more, and no data is under way: the apps still hear of it."""
+def test_a_vanished_peer_is_noticed() -> None:
+    """Without any packet either way, and without data in flight, the apps still get a disconnect."""
     script = f"import os; os.system('ip link set lo up')\n{_VANISH.format(root=str(ROOT))}"
     command = ["unshare", "-n", sys.executable, "-c", script]
     out = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
@@ -201,7 +201,7 @@ def test_a_peer_who_vanishes_is_noticed() -> None:
 
 
 def test_the_kernel_holds_little() -> None:
-    """Both socket options are set on what is accepted; without the second nobody who vanishes is noticed."""
+    """Both socket options are set on accepted sockets; without the second no vanished peer is noticed."""
     from streamserve.asgi.flow.config import FlowConfig
     from streamserve.asgi.flow.transport import tune
 

@@ -1,4 +1,4 @@
-"""Write back-pressure over real sockets: a reader who takes nothing costs next to nothing, and no byte is lost."""
+"""Write back-pressure over real sockets: a reader that takes nothing costs little memory, and no byte is lost."""
 
 from __future__ import annotations
 
@@ -53,13 +53,13 @@ ASKS = [pytest.param(get, id="http"), pytest.param(websocket, id="websocket")]
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
-    """FlowServer, which cuts nobody off for a minute."""
+    """FlowServer with a stall limit of a minute."""
     with flow("--stall-seconds", "60") as server:
         yield server
 
 
 def warm_up(server: Server) -> int:
-    """Serve a few, so that what the server needs once is there; return its memory then."""
+    """Serve a few requests, so that what the server needs once is there; return its memory then."""
     with httpx.Client(base_url=server.url) as client:
         for _ in range(20):
             assert len(client.get(f"/fill?bytes={BLOCK * 16}").content) == BLOCK * 16
@@ -79,7 +79,7 @@ def settled(server: Server) -> int:
 
 
 def growth(server: Server, ask: Ask) -> float:
-    """Return how much memory each of 50 readers who never read costs."""
+    """Return how much memory each of 50 readers that never read costs."""
     before = warm_up(server)
     clients = [ask(server, f"/fill?bytes={ANSWER_BYTES}") for _ in range(NUM_READERS)]
     settled(server)
@@ -92,8 +92,8 @@ def growth(server: Server, ask: Ask) -> float:
 @pytest.mark.proof
 @pytest.mark.parametrize("ask", ASKS)
 @pytest.mark.parametrize("name", SERVERS)
-def test_readers_who_never_read_cost_little(name: str, ask: Ask) -> None:
-    """50 readers, each of a large answer: at most 256 kB a reader."""
+def test_idle_readers_cost_little(name: str, ask: Ask) -> None:
+    """50 readers of a large answer that never read cost at most 256 kB each."""
     with SERVERS[name]() as server:
         grown = growth(server, ask)
         print(f"\n{name}: {grown / 1024:.0f} kB a reader of {ANSWER_BYTES / 2**20:.0f} MB who never reads")
@@ -111,8 +111,8 @@ def test_stock_daphne_fails_that_test(ask: Ask) -> None:
 
 
 @pytest.mark.parametrize("ask", ASKS)
-def test_others_are_not_starved(server: Server, ask: Ask) -> None:
-    """While 50 readers read nothing, everybody else is served whole."""
+def test_other_readers_are_not_starved(server: Server, ask: Ask) -> None:
+    """While 50 readers read nothing, every other reader is served whole."""
     clients = [ask(server, f"/fill?bytes={ANSWER_BYTES}") for _ in range(NUM_READERS)]
     settled(server)
     with httpx.Client(base_url=server.url) as other:
@@ -124,7 +124,7 @@ def test_others_are_not_starved(server: Server, ask: Ask) -> None:
 
 
 def test_a_late_reader_gets_every_byte_in_order(server: Server) -> None:
-    """Reads nothing until the app waits, then in small bites: all comes, in order, once, with a proper end."""
+    """A reader that starts late, in small bites, gets all bytes in order, once, with a proper end."""
     with get(server, f"/fill?bytes={BLOCK * NUM_PIECES}", "Connection: close") as client:
         sent = settled(server)
         assert httpx.get(f"{server.url}/fill?bytes=0").content == b""
@@ -137,7 +137,7 @@ def test_a_late_reader_gets_every_byte_in_order(server: Server) -> None:
 
 @pytest.mark.proof
 def test_a_late_websocket_reader_gets_every_message_in_order(server: Server) -> None:
-    """The same over a WebSocket, and then the app's close frame with its code, which autobahn alone would refuse."""
+    """Over a WebSocket the app's close frame follows with its code, which autobahn alone would refuse."""
     with websocket(server, f"/fill?bytes={BLOCK * NUM_PIECES}") as client:
         sent = settled(server)
         assert state(server)["sent"] == sent
@@ -149,7 +149,7 @@ def test_a_late_websocket_reader_gets_every_message_in_order(server: Server) -> 
 
 @pytest.mark.parametrize("ask", ASKS)
 def test_an_app_can_ask_how_far_behind_its_reader_is(server: Server, ask: Ask) -> None:
-    """The extension of the scope: bytes that the reader's system has not acknowledged."""
+    """The scope's extension counts the bytes that the reader's system has not acknowledged."""
     with ask(server, f"/fill?bytes={BLOCK * 8}") as client:
         settled(server)
         assert state(server)["untaken"] > BLOCK // 2
@@ -158,7 +158,7 @@ def test_an_app_can_ask_how_far_behind_its_reader_is(server: Server, ask: Ask) -
 
 
 def test_over_a_unix_socket(tmp_path: Path) -> None:
-    """As behind nginx on the same machine: there is no TCP to tune, and all else holds."""
+    """Over a unix socket, as behind nginx on one machine, there is no TCP to tune, and all else holds."""
     path = str(tmp_path / "s")
     with flow("-u", path) as server, socket.socket(socket.AF_UNIX) as client:
         until(lambda: Path(path).exists(), "it listens there too")
@@ -170,7 +170,7 @@ def test_over_a_unix_socket(tmp_path: Path) -> None:
 
 
 def test_over_tls(tmp_path: Path) -> None:
-    """The limits are those of the connection under it; answers, also early ones, come whole."""
+    """The limits are those of the connection under TLS; answers, also early ones, come whole."""
     certificate(tmp_path / "tls.pem")
     port, total = free_port(), BLOCK * NUM_PIECES * 4
     where = f"ssl:port={port}:interface=127.0.0.1:privateKey={tmp_path}/tls.pem:certKey={tmp_path}/tls.pem"
@@ -184,7 +184,7 @@ def test_over_tls(tmp_path: Path) -> None:
 
 
 def tls(port: int, request: str) -> ssl.SSLSocket:
-    """Ask over TLS, whoever answers."""
+    """Ask over TLS, without a check of the certificate."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     client = socket.socket()
@@ -207,7 +207,7 @@ def certificate(path: Path) -> None:
 
 
 def test_one_large_message_is_written_piece_by_piece(server: Server) -> None:
-    """A body sent in one message comes whole, and does not lie in the buffer while its reader takes none of it."""
+    """A body sent in one message comes whole, and is not in the buffer while its reader takes none of it."""
     with get(server, f"/fill?bytes={2 * 2**20}&piece=all", "Connection: close") as client:
         settled(server)
         filled = state(server)["filled"]
@@ -218,7 +218,7 @@ def test_one_large_message_is_written_piece_by_piece(server: Server) -> None:
 
 @pytest.mark.parametrize("piece", ["65536", "all"])
 def test_head_has_no_body(server: Server, piece: str) -> None:
-    """However many messages the body came in: on one connection the next response is where it should be."""
+    """Whatever messages a body came in, the next response on the connection starts where it should."""
     with httpx.Client(base_url=server.url) as client:
         for _ in range(3):
             assert client.head(f"/fill?bytes={BLOCK * 4}&piece={piece}").content == b""
@@ -226,7 +226,7 @@ def test_head_has_no_body(server: Server, piece: str) -> None:
 
 
 def test_pipelined_requests_wait_for_the_reader(server: Server) -> None:
-    """Requests sent at once and never read are not all answered into memory; read late, they come in order."""
+    """Pipelined requests that are never read are not all answered into memory; read late, they come in order."""
     one = f"GET /fill?bytes={BLOCK * 4} HTTP/1.1\r\nHost: localhost\r\n"
     filled = state(server)["filled"]
     with get(server, f"/fill?bytes={BLOCK * 4}") as client:

@@ -1,4 +1,4 @@
-"""Installing FlowServer, its options and its command line, and the parts that need no socket."""
+"""Laws of installing FlowServer, of its options and command line, and of the parts that need no socket."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ from tests.support.servers import ROOT
 
 
 class OtherServer(daphne.server.Server):  # type: ignore[misc]
-    """Somebody's own."""
+    """A server class of the site's own."""
 
 
 @pytest.fixture(autouse=True)
 def _stock(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As daphne comes, whatever the site under test has installed."""
+    """The stock daphne classes, whatever the site under test has installed."""
     monkeypatch.setattr(CommandLineInterface, "server_class", daphne.server.Server)
     monkeypatch.setattr(runserver.Command, "server_cls", daphne.server.Server)
 
 
 def test_this_daphne_has_all_it_needs() -> None:
-    """The one we are tested with."""
+    """The installed daphne has every attribute that FlowServer replaces."""
     assert flow_server.missing() == []
 
 
 def test_install_replaces_the_stock_class() -> None:
-    """For the `daphne` command and for runserver; with these options; once."""
+    """`install` replaces the class of the `daphne` command and of runserver, with its options, and does so once."""
     drain = Drain()
     assert flow_server.serves_stock()
     assert flow_server.install(FlowConfig(drain_seconds=7), drain)
@@ -52,7 +52,7 @@ def test_install_replaces_the_stock_class() -> None:
 
 
 def test_install_leaves_another_class_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who put it there wants it; the other place is still ours."""
+    """A class of the site's own stays in its place; the other place gets FlowServer."""
     monkeypatch.setattr(CommandLineInterface, "server_class", OtherServer)
     assert flow_server.install()
     assert CommandLineInterface.server_class is OtherServer
@@ -65,7 +65,7 @@ def test_install_leaves_another_class_alone(monkeypatch: pytest.MonkeyPatch) -> 
 def test_another_daphne_serves_as_it_is(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, owner: Any, name: str
 ) -> None:
-    """What it lacks is named, and the stock server serves."""
+    """The log names what this daphne lacks, and the stock server serves."""
     monkeypatch.delattr(owner, name)
     with caplog.at_level(logging.WARNING):
         assert not flow_server.install()
@@ -95,14 +95,14 @@ def test_nothing_is_imported_before_it_is_needed() -> None:
 @pytest.mark.parametrize(
     ("name", "value"), [("connection_bytes", 0), ("stall_seconds", -1), ("body_bytes", -1), ("drain_seconds", -0.1)]
 )
-def test_options_that_make_no_sense(name: str, value: float) -> None:
-    """Are named with what they take."""
+def test_invalid_options_are_named(name: str, value: float) -> None:
+    """The error names the option and the values that it takes."""
     with pytest.raises(ValueError, match=name):
         FlowConfig(**{name: value})  # type: ignore[arg-type]
 
 
 def test_the_command_line_names_what_is_wrong() -> None:
-    """As any command does: usage, the option, status 2."""
+    """Like any command it prints the usage and the option, and exits with 2."""
     command = [sys.executable, "-m", "streamserve.asgi.flow", APP, "--connection-bytes", "1"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 2
@@ -110,13 +110,13 @@ def test_the_command_line_names_what_is_wrong() -> None:
 
 
 @pytest.mark.parametrize(("stall", "head", "check"), [(30, 10, 1.0), (1, 10, 0.25), (30, 2, 0.5), (0, 0, 1.0)])
-def test_connections_are_looked_at_often_enough(stall: float, head: float, check: float) -> None:
-    """For the shortest of the limits."""
+def test_connections_are_checked_often_enough(stall: float, head: float, check: float) -> None:
+    """The interval of the checks fits the shortest of the limits."""
     assert FlowConfig(stall_seconds=stall, head_seconds=head).check_seconds == check
 
 
 async def test_a_released_flow_control_never_closes_again() -> None:
-    """Or a send to a client that left would wait for ever."""
+    """A pause after the release has no effect, so that a send to a client that left does not wait for ever."""
     control = FlowControl(None)
     await control.wait()
     control.pauseProducing()
@@ -130,7 +130,7 @@ async def test_a_released_flow_control_never_closes_again() -> None:
 
 
 async def test_an_inbox_stops_and_resumes_the_reading() -> None:
-    """At 64 unread messages, or 1 MiB of them; again when half of either is read."""
+    """Reading stops at 64 unread messages or 1 MiB of them, and resumes when half of either is read."""
 
     class Transport:
         calls: list[str] = []  # noqa: RUF012
@@ -152,8 +152,8 @@ async def test_an_inbox_stops_and_resumes_the_reading() -> None:
         assert transport.calls == ["pause", "resume"]
 
 
-async def test_a_hook_that_fails_does_not_hold_the_drain_up(caplog: pytest.LogCaptureFixture) -> None:
-    """It is logged; the other hooks are called, each once however often it was hung in."""
+async def test_a_failing_hook_does_not_stop_the_drain(caplog: pytest.LogCaptureFixture) -> None:
+    """A failing hook is logged; the other hooks are called, each once however often it was registered."""
     calls: list[str] = []
 
     class Target:

@@ -1,4 +1,4 @@
-"""Laws of FlowServer on a site: who goes down, and what is answered meanwhile."""
+"""Laws of FlowServer on a site: which hooks the drain calls, and what is answered meanwhile."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from streamserve.asgi.middleware import StreamMiddleware
 from streamserve.asgi.types import Receive, Scope, Send
 
 
-async def test_middleware_hangs_its_hooks_into_the_drain_once() -> None:
-    """However many requests came: each hook is called once, and the named paths are answered while draining."""
+async def test_middleware_registers_its_drain_hooks_once() -> None:
+    """However many requests came, each hook is called once, and the named paths are answered while draining."""
     called: list[str] = []
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:

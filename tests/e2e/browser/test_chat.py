@@ -108,7 +108,7 @@ def test_a_stop_keeps_exactly_what_was_on_screen(watched: Watched, way: str) -> 
     wait_for_status(page, "Stopped")
     frozen = answer_text(page)
     slow_down(page, None)
-    expect(page.locator(".ss-figures")).to_contain_text("token")  # the server's last word has come
+    expect(page.locator(".ss-figures")).to_contain_text("token")  # the terminal event has come
     assert answer_text(page) == frozen
     (turn,) = stored_turns(page)
     events = server_log(page, turn["streamId"])
@@ -162,7 +162,7 @@ def test_a_lost_network_is_shown_and_bridged(watched: Watched) -> None:
 
 
 def test_turns_build_on_each_other_until_a_new_chat(watched: Watched) -> None:
-    """The second question takes the first turn along; a new chat takes nothing."""
+    """The second question includes the first turn; a new chat includes none."""
     page = watched.page
     page.route("**/streams", lambda route: route.fulfill(**fake_answer("<think>hm</think>In **settings**.")))
     bodies = post_bodies(page)
@@ -184,7 +184,7 @@ def test_turns_build_on_each_other_until_a_new_chat(watched: Watched) -> None:
 
 
 def test_a_question_typed_while_the_model_loads_is_sent_when_it_is_ready(watched: Watched) -> None:
-    """The bar shows stage, fraction, bytes and seconds; nothing is posted before."""
+    """The bar shows stage, fraction, bytes and seconds; nothing is posted before the model is ready."""
     page = watched.page
     watched.expect_complaint("503")
     model = {
@@ -221,8 +221,8 @@ def test_a_question_typed_while_the_model_loads_is_sent_when_it_is_ready(watched
         ("draining", "The model is about to be restarted. New answers wait until it is back."),
     ],
 )
-def test_a_model_that_is_not_coming_soon_is_told_in_words(watched: Watched, state: str, words: str) -> None:
-    """No progress is shown where there is none."""
+def test_a_model_that_is_not_loading_has_its_reason_shown(watched: Watched, state: str, words: str) -> None:
+    """A model that is not loading has its reason in words, and no progress."""
     page = watched.page
     watched.expect_complaint("503")
     body = json.dumps(
@@ -236,7 +236,7 @@ def test_a_model_that_is_not_coming_soon_is_told_in_words(watched: Watched, stat
 
 @pytest.mark.parametrize(("status_code", "code"), [(503, "overloaded"), (429, "quota_exceeded")])
 def test_a_refusal_counts_down_and_is_sent_again(watched: Watched, status_code: int, code: str) -> None:
-    """Retry-After is shown as seconds, and kept."""
+    """Retry-After counts down in seconds, and the question is sent when it ends."""
     page = watched.page
     watched.expect_complaint(str(status_code))
     refusal = refused(status_code, code, "Not now.", **{"Retry-After": "3"})
@@ -249,7 +249,7 @@ def test_a_refusal_counts_down_and_is_sent_again(watched: Watched, status_code: 
 
 
 def test_a_failed_answer_keeps_its_text_and_can_be_asked_again(watched: Watched) -> None:
-    """An `error` event ends the answer in words for people; "Try again" sends the same question."""
+    """An `error` event ends the answer with a readable notice; "Try again" sends the same question."""
     page = watched.page
     failure = ("error", {"code": "engine_died", "message": "internals", "retryable": True})
     page.route("**/streams", lambda route: route.fulfill(**fake_answer("Half an answer", ending=failure)), times=1)
@@ -273,7 +273,7 @@ def test_a_question_that_reaches_no_server_is_kept(watched: Watched) -> None:
     expect(page.locator(".ss-question")).to_contain_text("Anybody?")
 
 
-def test_an_answer_whose_log_has_expired_says_so(watched: Watched) -> None:
+def test_an_answer_whose_log_has_expired_shows_a_notice(watched: Watched) -> None:
     """The text on screen stays, and a notice names the rest as gone."""
     page = watched.page
     watched.expect_complaint("404", "410")
@@ -294,7 +294,7 @@ def test_an_answer_whose_log_has_expired_says_so(watched: Watched) -> None:
 # --- reading and writing ---------------------------------------------------------------------------------------------
 
 
-def test_scrolling_up_lets_go_of_the_end_and_the_button_takes_hold_again(watched: Watched) -> None:
+def test_scrolling_up_stops_following_until_the_button_is_clicked(watched: Watched) -> None:
     page = watched.page
     slow_down(page, 60)
     ask(page, "Something long")
@@ -314,7 +314,7 @@ def test_scrolling_up_lets_go_of_the_end_and_the_button_takes_hold_again(watched
     page.keyboard.press("Escape")
 
 
-def test_the_transcript_is_quiet_and_one_region_speaks(watched: Watched) -> None:
+def test_the_transcript_is_silent_and_one_region_announces(watched: Watched) -> None:
     """role=log, aria-live=off, one polite status; Shift+Enter starts a line, an input method's Enter sends nothing."""
     page = watched.page
     assert page.get_by_role("log", include_hidden=True).get_attribute("aria-live") == "off"

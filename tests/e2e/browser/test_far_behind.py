@@ -1,4 +1,4 @@
-"""The chat page far behind its answer, and let go by its server: it shows the whole text, once, and no alarm."""
+"""The chat page far behind its answer, or after a going-away event: it shows the whole text once, and no alarm."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.support.servers import daphne, wait_until_ready
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(180)]
 
 SETTINGS = {"DJANGO_SETTINGS_MODULE": "tests.support.sites.far_behind_site"}
-# As a device would have it that was switched off long ago: an early event, and text that no token can mend.
+# What a device switched off long ago holds: an early event, and text that no token can mend.
 STALE = """
 for (const key of [KEY]) {
   const stored = JSON.parse(localStorage.getItem(key));
@@ -66,7 +66,7 @@ def test_a_snapshot_replaces_what_is_shown(browser: Browser, site: str) -> None:
         late.add_init_script(STALE.replace("[KEY]", json.dumps([STORAGE_KEY])))
         late.goto(site)
         wait_for_text(late, 200)
-        page.goto("about:blank")  # else it writes down what it was shown, in other pieces
+        page.goto("about:blank")  # else it stores what it shows, in other pieces
         late.get_by_role("button", name="Stop").click()
         wait_for_status(late, "Stopped")
         (turn,) = stored_turns(late)
@@ -81,7 +81,7 @@ def shown(page: Page) -> str:
     return " ".join(page.locator(".ss-turn .ss-body").last.inner_text().split())
 
 
-def test_a_farewell_is_no_alarm(browser: Browser, site: str) -> None:
+def test_going_away_is_no_alarm(browser: Browser, site: str) -> None:
     """The page reconnects by itself after the last event it has, without an alarm."""
     first = [("meta", {"model": "echo", "stream_id": "0" * 32, "created": 0}), token("Half "), token("an ")]
     bye = {"id": "0" * 32, "after": 3, "event_id": "aaaaaaaaaaaa-3", "retry": 600}

@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.browser, pytest.mark.timeout(180)]
 
 
 def open_live_page(staff: Watched) -> None:
-    """Log in as staff and wait for the first figures."""
+    """Log in as staff and wait for the first metrics."""
     staff.expect_complaint("404")  # the admin's login page names no icon
     staff.page.goto(f"{staff.origin}/admin/login/?next=/admin/streamserve/live/")
     staff.page.get_by_label("Username").fill(ADMIN_NAME)
@@ -33,7 +33,7 @@ def open_live_page(staff: Watched) -> None:
 
 
 def test_the_live_page_shows_a_running_stream_and_stops_it(browser: Browser, site: str) -> None:
-    """A stream asked on the chat page appears with its model's figures, is stopped from the admin, and goes."""
+    """A stream asked on the chat page appears with its model's metrics, is stopped from the admin, and disappears."""
     with watching(browser, site) as staff, watching(browser, site) as visitor:
         admin = staff.page
         open_live_page(staff)
@@ -52,7 +52,7 @@ def test_the_live_page_shows_a_running_stream_and_stops_it(browser: Browser, sit
 
 
 def test_an_answer_is_watched_from_the_admin(browser: Browser, site: str) -> None:
-    """By the link on the stream's page, to its end: it shows what the log holds, and is written down."""
+    """The link on the stream's page opens a watch that shows what the log holds to its end, and is recorded."""
     with watching(browser, site) as staff, watching(browser, site) as visitor:
         admin = staff.page
         open_live_page(staff)
@@ -96,7 +96,7 @@ def test_a_model_is_paused_and_resumed_from_the_live_page(browser: Browser, site
 
 
 def test_the_live_page_fits_a_phone(browser: Browser, site: str) -> None:
-    """Its table scrolls inside itself."""
+    """The table scrolls inside itself."""
     with watching(browser, site, viewport={"width": 390, "height": 700}) as staff:
         open_live_page(staff)
         assert staff.page.evaluate("document.documentElement.scrollWidth") <= 390

@@ -17,13 +17,13 @@ pytestmark = [pytest.mark.browser, pytest.mark.timeout(180)]
 
 @pytest.fixture(scope="module")
 def lab(browser: Browser, site: str) -> Iterator[Watched]:
-    """One open page for the tests that only call modules; its complaints come at the end."""
+    """One open page for the tests that only call modules; its complaints are checked at the end."""
     with watching(browser, site) as page:
         page.page.goto(site)
         yield page
 
 
-# What a model might be talked into writing. Each must stay text: no such element, no request, no dialog.
+# Hostile output of a model. Each must stay text: no such element, no request, no dialog.
 PAYLOADS = [
     "<script>alert(1)</script>",
     "<script src=https://evil.example/x.js></script>",
@@ -129,7 +129,7 @@ PAYLOADS = [
     "<scr\x00ipt>alert(1)</scr\x00ipt>",
 ]
 
-# What an answer may be made of, and the attributes each element may carry.
+# The elements of an answer, and the attributes that each may have.
 ALLOWED = {
     "A": {"href", "target", "rel", "title"},
     "BLOCKQUOTE": {"dir"},
@@ -180,7 +180,7 @@ RENDER = """async ([text, cuts]) => {
 
 
 def render(page: Page, text: str, cuts: int = 0) -> dict[str, Any]:
-    """Render `text` in one go, or growing by `cuts` characters a time."""
+    """Render `text` at once, or growing by `cuts` characters a time."""
     result: dict[str, Any] = page.evaluate(RENDER, [text, cuts])
     return result
 
@@ -450,7 +450,7 @@ def test_events_do_not_depend_on_where_the_bytes_are_cut(lab: Watched, name: str
         ("cut off by one line end", [["message", "one", ""]]),
     ],
 )
-def test_events_are_what_the_standard_says(lab: Watched, name: str, events: list[list[str]]) -> None:
+def test_events_are_those_of_the_standard(lab: Watched, name: str, events: list[list[str]]) -> None:
     assert parse(lab.page, STREAMS[name], []) == [events]
 
 

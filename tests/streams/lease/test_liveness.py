@@ -1,4 +1,4 @@
-"""Laws of liveness: workers of this host by locks that the kernel frees; those of another host are not judged."""
+"""Laws of liveness on one host: a worker holds a lock that the kernel frees; other hosts are not judged."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ sys.stdin.read()
 
 
 def test_a_worker_is_alive_until_it_closes(tmp_path: Path) -> None:
-    """For itself and for other workers; one that never was is dead."""
+    """A worker sees itself and its siblings as alive until they close; an id that never existed is dead."""
     one, two = Liveness(tmp_path / "workers"), Liveness(tmp_path / "workers")
     assert one.is_alive(one.own_id)
     assert one.is_alive(two.own_id)
@@ -35,7 +35,7 @@ def test_a_worker_is_alive_until_it_closes(tmp_path: Path) -> None:
 
 
 def test_a_killed_process_is_dead_at_once(tmp_path: Path) -> None:
-    """Its file is left without a lock; `tidy` removes it, and leaves those of living workers."""
+    """A killed process leaves its file without a lock; `tidy` removes that file and keeps those of living workers."""
     one = Liveness(tmp_path)
     with subprocess.Popen(
         [sys.executable, "-c", PROGRAM, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -54,8 +54,8 @@ def test_a_killed_process_is_dead_at_once(tmp_path: Path) -> None:
     one.close()
 
 
-def test_the_folder_is_ours_alone(tmp_path: Path) -> None:
-    """A user who may lock a file in it could pose as a worker."""
+def test_the_folder_is_private(tmp_path: Path) -> None:
+    """The liveness folder is private: a user who can lock a file in it could pose as a worker."""
     worker = Liveness(tmp_path / "workers")
     assert (tmp_path / "workers").stat().st_mode & 0o777 == 0o700
     assert (tmp_path / "workers" / f"{worker.own_id}.lock").stat().st_mode & 0o777 == 0o600
@@ -63,7 +63,7 @@ def test_the_folder_is_ours_alone(tmp_path: Path) -> None:
 
 
 def test_a_worker_of_another_host_is_not_judged(tmp_path: Path) -> None:
-    """Its lock cannot be seen from here, whether it lives or not; a worker id names its host."""
+    """A worker id names its host, because the lock of another host's worker is not visible from this one."""
     here, there = Liveness(tmp_path / "here"), Liveness(tmp_path / "there")
     assert here.host != there.host
     assert (here.can_judge(there.own_id), here.is_alive(there.own_id)) == (False, True)
@@ -73,7 +73,7 @@ def test_a_worker_of_another_host_is_not_judged(tmp_path: Path) -> None:
 
 
 def test_workers_of_one_folder_have_one_host(tmp_path: Path) -> None:
-    """Also after all have ended. A copy of the folder is another host."""
+    """Workers of one folder share a host id, also after all of them ended; a copy of the folder is another host."""
     one = Liveness(tmp_path / "workers")
     one.close()
     two = Liveness(tmp_path / "workers")
@@ -85,14 +85,14 @@ def test_workers_of_one_folder_have_one_host(tmp_path: Path) -> None:
 
 
 def test_an_id_fits_its_column(tmp_path: Path) -> None:
-    """`Stream.producer` has 32 characters, in this release and the one before."""
+    """A worker id fits the 32 characters of `Stream.producer`, in this release and the one before."""
     worker = Liveness(tmp_path)
     assert len(worker.own_id) == 25
     worker.close()
 
 
 def test_an_id_without_a_host_is_judged_here(tmp_path: Path) -> None:
-    """It is of the release before: a rolling restart has both."""
+    """An id without a host comes from the release before: a rolling restart runs both."""
     worker = Liveness(tmp_path)
     old = "0123456789abcdef"
     assert worker.can_judge(old)

@@ -1,4 +1,4 @@
-"""Laws of liveness on several hosts: keys in a real Redis that is killed and stalls, and processes that do."""
+"""Laws of liveness on several hosts: keys in a real Redis and processes, both killed and stalled."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.support.redis_server import RedisServer
 __all__ = ["redis_server"]
 
 _DEADLINE_SECONDS = 30.0
-LIFE = 0.6  # of a key here, in seconds: a test has not got three
+LIFE = 0.6  # of a key in these tests, in seconds: shorter than the real three
 NOBODY = "0123456789abcdef"
 Start = Callable[[Path], tuple[str, subprocess.Popen[str]]]
 PROGRAM = """
@@ -41,7 +41,7 @@ def wait_for(claim: Callable[[], bool], what: str) -> None:
 
 @pytest.fixture
 def here(tmp_path: Path, redis_server: RedisServer) -> Iterator[RedisLiveness]:
-    """A worker of one machine."""
+    """A worker of this machine."""
     workers = RedisLiveness(tmp_path / "here", redis_server.url, life_seconds=LIFE)
     yield workers
     workers.close()
@@ -49,7 +49,7 @@ def here(tmp_path: Path, redis_server: RedisServer) -> Iterator[RedisLiveness]:
 
 @pytest.fixture
 def start(redis_server: RedisServer) -> Iterator[Start]:
-    """Start a worker in a process of its own; a folder of its own stands for a machine of its own."""
+    """Start a worker in its own process; its own folder stands for its own machine."""
     made: list[subprocess.Popen[str]] = []
 
     def start(folder: Path) -> tuple[str, subprocess.Popen[str]]:
@@ -67,7 +67,7 @@ def start(redis_server: RedisServer) -> Iterator[Start]:
 def test_a_worker_of_another_machine_is_alive_until_it_closes(
     here: RedisLiveness, redis_server: RedisServer, tmp_path: Path
 ) -> None:
-    """A worker that never was is dead as well, after the time that a first key may take."""
+    """A worker of another machine is alive until it closes; an unknown id is dead once a first key could exist."""
     there = RedisLiveness(tmp_path / "there", redis_server.url, life_seconds=LIFE)
     wait_for(lambda: not here.is_alive(NOBODY), "an unknown worker is dead")
     assert here.is_alive(there.own_id)
@@ -81,7 +81,7 @@ def test_a_worker_of_another_machine_is_alive_until_it_closes(
 
 
 def test_the_key_lives_for_three_seconds(tmp_path: Path, redis_server: RedisServer) -> None:
-    """Unless it is renewed."""
+    """A key that is not renewed expires after three seconds."""
     workers = RedisLiveness(tmp_path, redis_server.url)
     wait_for(lambda: redis_server.say(f"GET streamserve:worker:{workers.own_id}") == "$1", "it is there")
     assert 0 < int(redis_server.say(f"PTTL streamserve:worker:{workers.own_id}")[1:]) <= 1000 * LIFE_SECONDS == 3000
@@ -89,8 +89,8 @@ def test_the_key_lives_for_three_seconds(tmp_path: Path, redis_server: RedisServ
 
 
 @pytest.mark.proof
-def test_a_stopped_process_is_dead_until_it_goes_on(here: RedisLiveness, start: Start, tmp_path: Path) -> None:
-    """Although it holds its lock; and once it is killed it stays dead."""
+def test_a_stopped_process_is_dead_until_it_continues(here: RedisLiveness, start: Start, tmp_path: Path) -> None:
+    """A stopped process is dead although it holds its lock, alive again once it continues, and dead once killed."""
     other, process = start(tmp_path / "here")
     assert here.is_alive(other)
     process.send_signal(signal.SIGSTOP)
@@ -104,7 +104,7 @@ def test_a_stopped_process_is_dead_until_it_goes_on(here: RedisLiveness, start: 
 
 @pytest.mark.proof
 def test_a_process_killed_on_this_host_is_dead_at_once(here: RedisLiveness, start: Start, tmp_path: Path) -> None:
-    """By its lock, before its key goes. `tidy` takes its file away."""
+    """A process killed on this host is dead by its lock, before its key expires, and `tidy` removes its file."""
     other, process = start(tmp_path / "here")
     assert here.is_alive(other)
     process.kill()
@@ -117,7 +117,7 @@ def test_a_process_killed_on_this_host_is_dead_at_once(here: RedisLiveness, star
 @pytest.mark.proof
 @pytest.mark.parametrize("outage", ["killed", "stalled"])
 def test_while_redis_is_away_no_worker_dies(tmp_path: Path, outage: str) -> None:
-    """Longer than any key lives, and also when it comes back without the keys: workers have time to renew them."""
+    """No worker dies while Redis is away, however long, nor when Redis returns without the keys."""
     with RedisServer(tmp_path) as redis:
         here, there = (RedisLiveness(tmp_path / name, redis.url, life_seconds=LIFE) for name in ("here", "there"))
         assert here.is_alive(there.own_id)

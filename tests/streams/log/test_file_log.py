@@ -1,4 +1,4 @@
-"""What only `FileLog` promises: kill -9, full and failing disks, other processes, what is left on the disk."""
+"""Laws of `FileLog` alone: kill -9, full and failing disks, other processes, and what stays on the disk."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from tests.support.streams import tok
 
 _DEADLINE_SECONDS = 20.0
 _NOTICE_SECONDS = 0.1  # what `wait` promises
-_BUSY_SECONDS = 1.0  # what a busy machine may add: the median has none of it
+_BUSY_SECONDS = 1.0  # what a busy machine may add to one delay; not to the median
 
 
 @pytest.fixture
@@ -53,7 +53,7 @@ async def log(path: Path) -> AsyncIterator[FileLog]:
 @pytest.mark.proof
 @pytest.mark.timeout(1200)
 async def test_kill_9_takes_nothing_that_was_acknowledged(path: Path) -> None:
-    """Writers on one file are killed at random moments: all that was acknowledged is there, whole, once, in order."""
+    """Every batch acknowledged before a kill -9 at a random moment is in the file whole, once and in order."""
     seed = random.randrange(2**32)
     rng, num_events = random.Random(seed), 0
     print(f"seed {seed}")
@@ -70,7 +70,7 @@ async def test_kill_9_takes_nothing_that_was_acknowledged(path: Path) -> None:
 @pytest.mark.proof
 @pytest.mark.timeout(600)
 async def test_fences_hold_between_racing_processes(path: Path) -> None:
-    """Two producers claim the same logs by turns, fence by fence, and are killed: no log ever goes back a fence."""
+    """Two producers that claim the same logs in turns, and are killed, never lower a log's fence."""
     rng = random.Random(7)
     for _ in range(scaled(40, least=2)):
         log_ids = [new_log_id() for _ in range(3)]
@@ -86,7 +86,7 @@ async def test_fences_hold_between_racing_processes(path: Path) -> None:
 
 @pytest.mark.proof
 async def test_a_process_killed_while_making_the_file_leaves_none_that_hinders(path: Path) -> None:
-    """An empty file, and a lock file that nobody holds, are what a beginning cut short leaves."""
+    """An empty file and an unheld lock file, left by a process killed at creation, do not hinder the next one."""
     for name in (path, Path(f"{path}.lock")):
         _write(name, b"")
     log = FileLog(path)
@@ -97,8 +97,8 @@ async def test_a_process_killed_while_making_the_file_leaves_none_that_hinders(p
 # Other processes
 
 
-async def test_others_append_while_we_read(path: Path, log: FileLog) -> None:
-    """A reader here follows writers elsewhere: every event once, in order, as they are committed."""
+async def test_another_process_appends_during_a_read(path: Path, log: FileLog) -> None:
+    """A reader in this process gets every event of other processes' writers once, in order, as it is committed."""
     log_ids = [new_log_id() for _ in range(3)]
     writer = Writer(str(path), "w", log_ids)
     try:
@@ -111,7 +111,7 @@ async def test_others_append_while_we_read(path: Path, log: FileLog) -> None:
 
 
 async def test_what_another_process_appends_is_noticed_within_100_ms(path: Path, log: FileLog) -> None:
-    """By the median of many, all of whose delays are far under a second on a busy machine."""
+    """The median delay to notice another process's append is under 100 ms, and every delay is under a second."""
     other, log_id = FileLog(path), new_log_id()
     await append(other, log_id, 1, [tok("x")])
     delays = []
@@ -130,7 +130,7 @@ async def test_what_another_process_appends_is_noticed_within_100_ms(path: Path,
 
 
 async def test_waiting_readers_share_one_poller_and_none_is_left(log: FileLog) -> None:
-    """However many wait, one task looks; when nobody waits, it ends."""
+    """All waiting readers share one polling task, which ends when no reader waits."""
     log_ids = [new_log_id() for _ in range(50)]
     await asyncio.gather(*[append(log, log_id, 1, [tok("x")]) for log_id in log_ids])
     waiting = [asyncio.create_task(log.wait(log_id, 1)) for log_id in log_ids]
@@ -144,14 +144,14 @@ async def test_waiting_readers_share_one_poller_and_none_is_left(log: FileLog) -
 
 
 async def test_threads_do_not_grow_with_streams(log: FileLog) -> None:
-    """One thread writes, two read."""
+    """A log has one writer thread and two reader threads, however many streams there are."""
     await asyncio.gather(*[_use(log, new_log_id()) for _ in range(100)])
     assert sum(thread.name.startswith("log-") for thread in threading.enumerate()) <= 3
 
 
 @pytest.mark.proof
-async def test_a_stopped_process_makes_others_wait_only_so_long(path: Path) -> None:
-    """Who holds the lock and stands still costs the others LogUnavailable, and nothing once it goes on."""
+async def test_a_stopped_process_blocks_the_log_for_a_bounded_time(path: Path) -> None:
+    """A stopped process that holds the lock costs other processes LogUnavailable, and nothing once it continues."""
     log = FileLog(path, busy_seconds=0.3)
     await append(log, "a", 1, [tok("x")])
     holder = multiprocessing.get_context("spawn").Process(target=_hold_lock, args=(path,))
@@ -174,7 +174,7 @@ async def test_a_stopped_process_makes_others_wait_only_so_long(path: Path) -> N
 
 
 async def test_a_full_disk_is_named_and_recovered_from(path: Path) -> None:
-    """No room: 507 `log_full`, reading goes on, nothing is torn; with room again, so does writing."""
+    """A full disk raises 507 `log_full`, reads still work, nothing is torn, and with room again writes succeed."""
     log = FileLog(path)
     kept = await _fill(log)
     await log.aclose()
@@ -206,7 +206,7 @@ async def test_a_full_disk_is_named_and_recovered_from(path: Path) -> None:
 
 
 def test_a_full_tmpfs_is_survived(tmp_path: Path) -> None:
-    """The same on a real file system of 512 KiB, filled by others, then given its room back."""
+    """A real 512 KiB file system that other files fill up refuses writes, and takes them once it has room again."""
     script = (
         f"mount -t tmpfs -o size=512k none {tmp_path} && exec {sys.executable} -m tests.support.full_disk {tmp_path}"
     )
@@ -218,7 +218,7 @@ def test_a_full_tmpfs_is_survived(tmp_path: Path) -> None:
 
 
 async def test_a_failing_write_is_named_and_recovered_from(path: Path, log: FileLog) -> None:
-    """The disk refuses (here: a limit on the size of files): 503 `log_down`; once it takes writes, all is well."""
+    """A disk that refuses writes (here by a file size limit) raises 503 `log_down` until it takes them again."""
     log_id = new_log_id()
     await append(log, log_id, 1, [tok("x")])
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -237,8 +237,8 @@ async def test_a_failing_write_is_named_and_recovered_from(path: Path, log: File
     assert _is_sound(path)
 
 
-async def test_a_place_that_cannot_be_is_named(tmp_path: Path) -> None:
-    """A file where the folder should be: 503, for reading and writing, not a crash; and it is tried again."""
+async def test_an_impossible_folder_is_named(tmp_path: Path) -> None:
+    """A file in the folder's place raises 503 for reads and writes without a crash, and is tried again."""
     (tmp_path / "state").write_text("")
     log = FileLog(tmp_path / "state" / "streams.db")
     for call in (append(log, "a", 1, [tok("x")]), log.read("a", 0), log.last_seq("a")):
@@ -250,7 +250,7 @@ async def test_a_place_that_cannot_be_is_named(tmp_path: Path) -> None:
 
 
 async def test_a_file_that_is_no_log_is_left_alone(path: Path) -> None:
-    """Neither somebody else's file nor a later version's is written to."""
+    """A file of another program or of a later version is not written to."""
     _write(path, b"not a database, but long enough to look at" * 100)
     log = FileLog(path)
     with pytest.raises(LogUnavailable):
@@ -260,7 +260,7 @@ async def test_a_file_that_is_no_log_is_left_alone(path: Path) -> None:
 
 
 async def test_a_later_version_is_refused(path: Path, log: FileLog) -> None:
-    """The version is in the file; the message says both."""
+    """The file holds its version; the message names both versions."""
     await append(log, "a", 1, [tok("x")])
     await log.aclose()
     db = sqlite3.connect(path)
@@ -276,8 +276,8 @@ async def test_a_later_version_is_refused(path: Path, log: FileLog) -> None:
 # What is on the disk
 
 
-async def test_the_file_is_its_owners_alone(path: Path, log: FileLog) -> None:
-    """Answers are private: 0600, for all files that SQLite makes too."""
+async def test_the_file_is_private(path: Path, log: FileLog) -> None:
+    """All files that SQLite makes have mode 0600, because answers are private."""
     await append(log, "a", 1, [tok("x")])
     files = list(path.parent.iterdir())
     assert len(files) >= 4
@@ -285,7 +285,7 @@ async def test_the_file_is_its_owners_alone(path: Path, log: FileLog) -> None:
 
 
 async def test_what_was_purged_is_nowhere(path: Path, log: FileLog) -> None:
-    """The text is in the files before, in none of them after, and the room is given back."""
+    """Purged text is in none of the files any more, and its room is given back."""
     for _ in range(30):
         await append(log, new_log_id(), 1, [*[tok("a secret canary " * 100)] * 10, Done(finish_reason="stop")])
     assert _holds(path.parent, b"secret canary")
@@ -296,7 +296,7 @@ async def test_what_was_purged_is_nowhere(path: Path, log: FileLog) -> None:
 
 @pytest.mark.proof
 async def test_the_write_ahead_log_does_not_grow_for_ever(path: Path, log: FileLog) -> None:
-    """It is moved into the file while streams go on."""
+    """The write-ahead log is moved into the file while streams run."""
     log_ids = [new_log_id() for _ in range(100)]
     for _ in range(200):
         await asyncio.gather(*[append(log, log_id, 1, [tok("x" * 100)]) for log_id in log_ids])
@@ -304,7 +304,7 @@ async def test_the_write_ahead_log_does_not_grow_for_ever(path: Path, log: FileL
 
 
 async def test_an_event_that_cannot_be_written_costs_only_its_append(log: FileLog) -> None:
-    """Half a surrogate is refused before anything is queued."""
+    """An event with half a surrogate is refused before anything is queued."""
     with pytest.raises(FrameError):
         await append(log, "a", 1, [tok("fine"), tok("\ud800")])
     assert await append(log, "a", 1, [tok("x")]) == 1
@@ -313,7 +313,7 @@ async def test_an_event_that_cannot_be_written_costs_only_its_append(log: FileLo
 @settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(batches=st.lists(st.lists(st.text(), min_size=1, max_size=4), min_size=1, max_size=4))
 def test_any_text_comes_back(batches: list[list[str]], tmp_path: Path) -> None:
-    """decode(encode(event)) through the file, for any text, in any batches, read from the file and not from memory."""
+    """decode(encode(event)) holds through the file for any text in any batches, read from the file, not from memory."""
     path = tmp_path / "any.db"
     events = [[Token(text=text, token_ids=(len(text),)) for text in batch] for batch in batches]
     log_id = new_log_id()
@@ -344,7 +344,7 @@ async def _fill(log: FileLog) -> str:
 
 
 async def _follow(log: FileLog, log_id: str, num_events: int) -> list[str]:
-    """Read as readers do, from the start, until there are so many texts."""
+    """Read as a reader does, from the start, until there are `number` texts."""
     texts: list[str] = []
     async with asyncio.timeout(_DEADLINE_SECONDS):
         while len(texts) < num_events:
@@ -379,7 +379,7 @@ def _size(path: Path | str) -> int:
 
 
 def _hold_lock(path: Path) -> None:
-    """Take the lock and sleep, in a process of its own."""
+    """Take the lock and sleep, in its own process."""
     with FileStore(path)._lock.held():
         path.with_suffix(".held").touch()
         time.sleep(60)

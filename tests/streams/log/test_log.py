@@ -27,7 +27,7 @@ _DEADLINE_SECONDS = 10.0
 
 
 async def test_events_are_numbered_densely_from_one(make_log: MakeLog) -> None:
-    """Seqs go on from append to append; `after` and `limit` cut exactly."""
+    """Seqs continue from append to append; `after` and `limit` cut exactly."""
     log, log_id = make_log(), new_log_id()
     assert await append(log, log_id, 1, [tok("x"), tok("y")]) == 2
     assert await append(log, log_id, 1, [tok("z")]) == 3
@@ -38,7 +38,7 @@ async def test_events_are_numbered_densely_from_one(make_log: MakeLog) -> None:
 
 
 async def test_another_process_reads_the_same(make_log: MakeLog) -> None:
-    """What is acknowledged here is there for all, from every seq, at any page size."""
+    """A second process reads every acknowledged event, from every seq, at any page size."""
     ours, theirs, log_id = make_log(), make_log(), new_log_id()
     events = [tok(f"{number} ") for number in range(40)]
     for start in (0, 1, 4, 5, 25):
@@ -53,7 +53,7 @@ async def test_another_process_reads_the_same(make_log: MakeLog) -> None:
 
 
 async def test_every_event_comes_back_as_it_was(make_log: MakeLog) -> None:
-    """All kinds, with all their fields."""
+    """Every kind of event comes back with all its fields."""
     logprob = TokenLogprob(token_id=7, token="", bytes_=b"\xf0\x9f", logprob=float("-inf"))
     position = PositionLogprobs(chosen=logprob, top=(logprob,))
     events: list[Event] = [
@@ -68,7 +68,7 @@ async def test_every_event_comes_back_as_it_was(make_log: MakeLog) -> None:
 
 
 async def test_a_stale_producer_is_fenced(make_log: MakeLog) -> None:
-    """Once a later fence has written, an earlier one cannot, here or elsewhere."""
+    """Once a later fence has written, an earlier one is refused in every process."""
     ours, theirs, log_id = make_log(), make_log(), new_log_id()
     await append(ours, log_id, 1, [tok("x")])
     assert await append(theirs, log_id, 2, [tok("y")]) == 2
@@ -82,7 +82,7 @@ async def test_a_stale_producer_is_fenced(make_log: MakeLog) -> None:
 
 
 async def test_a_claim_fences_without_an_event(make_log: MakeLog) -> None:
-    """No events: the fence counts, the last seq is told, nothing is written."""
+    """A claim without events sets the fence and returns the last seq; nothing is written."""
     ours, theirs, log_id = make_log(), make_log(), new_log_id()
     await append(ours, log_id, 1, [tok("x")])
     assert await append(theirs, log_id, 2, []) == 1
@@ -92,7 +92,7 @@ async def test_a_claim_fences_without_an_event(make_log: MakeLog) -> None:
 
 
 async def test_a_log_that_is_not_there_cannot_be_claimed(make_log: MakeLog) -> None:
-    """Claiming makes no log."""
+    """A claim of an unknown log raises and creates no log."""
     log, log_id = make_log(), new_log_id()
     with pytest.raises(KeyError):
         await append(log, log_id, 1, [])
@@ -102,7 +102,7 @@ async def test_a_log_that_is_not_there_cannot_be_claimed(make_log: MakeLog) -> N
 
 @pytest.mark.parametrize("terminal", [Done(finish_reason="stop"), Error(code="timeout", message="late")])
 async def test_nothing_follows_a_terminal_event(make_log: MakeLog, terminal: Event) -> None:
-    """Whoever appends, with whatever fence, is told that the log has ended; claiming it tells where."""
+    """An append to an ended log raises with any fence; a claim returns where the log ended."""
     ours, theirs, log_id = make_log(), make_log(), new_log_id()
     await append(ours, log_id, 1, [tok("x"), terminal])
     for log in (ours, theirs):
@@ -116,7 +116,7 @@ async def test_nothing_follows_a_terminal_event(make_log: MakeLog, terminal: Eve
 
 @pytest.mark.parametrize("what", ["append", "wake", "drop"])
 async def test_waiting_readers_are_woken(make_log: MakeLog, what: str) -> None:
-    """A commit, `wake` and the loss of the log all end a wait."""
+    """A commit, `wake` and the loss of the log each end a wait."""
     log, log_id = make_log(), new_log_id()
     await append(log, log_id, 1, [tok("x")])
     waiting = [asyncio.create_task(log.wait(log_id, 1)) for _ in range(2)]
@@ -132,8 +132,8 @@ async def test_waiting_readers_are_woken(make_log: MakeLog, what: str) -> None:
         await asyncio.gather(*waiting)
 
 
-async def test_news_wake_only_who_has_not_seen_them(make_log: MakeLog) -> None:
-    """Who waits past the end goes on waiting when others' events come."""
+async def test_commits_of_another_stream_end_no_wait(make_log: MakeLog) -> None:
+    """A wait past the end continues when another stream's events come."""
     log, log_id, other_id = make_log(), new_log_id(), new_log_id()
     await append(log, log_id, 1, [tok("x")])
     await append(log, other_id, 1, [tok("x")])
@@ -149,8 +149,8 @@ async def test_news_wake_only_who_has_not_seen_them(make_log: MakeLog) -> None:
         await log.wait(log_id, 0)
 
 
-async def test_what_others_write_is_noticed_by_all_who_wait(make_log: MakeLog) -> None:
-    """Appends, and drops, of another process wake the readers here, those too who came while it was quiet."""
+async def test_appends_of_another_process_wake_all_waits(make_log: MakeLog) -> None:
+    """Another process's appends and drops wake every waiting reader here, also one that came while it was quiet."""
     ours, theirs = make_log(), make_log()
     log_ids = [new_log_id() for _ in range(10)]
     for log_id in log_ids:
@@ -170,8 +170,8 @@ async def test_what_others_write_is_noticed_by_all_who_wait(make_log: MakeLog) -
         assert {type(one) for one in await asyncio.gather(*waiting, return_exceptions=True)} <= {KeyError}
 
 
-async def test_who_comes_after_the_news_is_not_kept_waiting(make_log: MakeLog) -> None:
-    """What another process appended before `wait` counts, also when it was noticed, for others, before that."""
+async def test_a_wait_after_an_append_returns_at_once(make_log: MakeLog) -> None:
+    """An append of another process before `wait` counts, also when it was already noticed for another reader."""
     ours, theirs, quiet_id, log_id = make_log(), make_log(), new_log_id(), new_log_id()
     await append(theirs, quiet_id, 1, [tok("x")])
     await _still(ours.wait(quiet_id, 1))
@@ -184,7 +184,7 @@ async def test_who_comes_after_the_news_is_not_kept_waiting(make_log: MakeLog) -
 
 
 async def test_what_is_gone_raises_and_is_not_waited_for(make_log: MakeLog) -> None:
-    """A dropped log is unknown everywhere, and nobody waits for it for ever."""
+    """A dropped log is unknown in every process, and a wait for it ends."""
     log, log_id = make_log(), new_log_id()
     await append(log, log_id, 1, [tok("x")])
     await log.drop(log_id)
@@ -197,7 +197,7 @@ async def test_what_is_gone_raises_and_is_not_waited_for(make_log: MakeLog) -> N
 
 
 async def test_purge_deletes_finished_logs_without_an_append_since(make_log: MakeLog) -> None:
-    """Old finished logs go, and their number is returned; others stay."""
+    """`purge` deletes finished logs without an append since, returns their number, and keeps the rest."""
     log, end = make_log(), Done(finish_reason="stop")
     await log.purge(time.time() + 2 * UNFINISHED_SECONDS)
     log_ids = [new_log_id() for _ in range(120)]
@@ -211,7 +211,7 @@ async def test_purge_deletes_finished_logs_without_an_append_since(make_log: Mak
 
 
 async def test_an_unfinished_log_outlives_the_retention(make_log: MakeLog) -> None:
-    """A reader may be that slow: only a log that nothing touched for a day more is deleted."""
+    """An unfinished log is deleted only after a day without an append, because a reader may be that slow."""
     log, log_id = make_log(), new_log_id()
     await log.purge(time.time() + 2 * UNFINISHED_SECONDS)
     await append(log, log_id, 1, [tok("x")])
@@ -221,7 +221,7 @@ async def test_an_unfinished_log_outlives_the_retention(make_log: MakeLog) -> No
 
 
 async def test_a_batch_that_is_retried_is_committed_once(make_log: MakeLog) -> None:
-    """The same batch again, from any process, has its first result; also the one that ends the log."""
+    """The same batch from any process has its first result, also when it ends the log."""
     ours, theirs, log_id = make_log(), make_log(), new_log_id()
     first = make_batch(log_id, 1, 0, [tok("x"), tok("y")])
     last = make_batch(log_id, 1, 2, [Done(finish_reason="stop")])
@@ -232,7 +232,7 @@ async def test_a_batch_that_is_retried_is_committed_once(make_log: MakeLog) -> N
 
 
 async def test_a_batch_that_does_not_follow_is_refused(make_log: MakeLog) -> None:
-    """The log ends before it: lost. The log went on without it: fenced. Nothing is written, and no log is made."""
+    """After a log that ends earlier a batch is lost; after one that went further it is fenced; nothing is written."""
     log, log_id = make_log(), new_log_id()
     batches = [make_batch(log_id, 1, 3, [tok("z")]), make_batch(log_id, 1, 0, [tok("x")])]
     lost, made = await log.commit(batches)
@@ -244,7 +244,7 @@ async def test_a_batch_that_does_not_follow_is_refused(make_log: MakeLog) -> Non
 
 
 async def test_many_streams_at_once_keep_apart(make_log: MakeLog) -> None:
-    """Group commit mixes the appends of many streams, never their events."""
+    """Group commit mixes the appends of many streams, but never their events."""
     log, log_ids = make_log(), [new_log_id() for _ in range(40)]
 
     async def write(log_id: str) -> None:
@@ -257,8 +257,8 @@ async def test_many_streams_at_once_keep_apart(make_log: MakeLog) -> None:
         assert await everything(other, log_id) == numbered([tok(f"{log_id} {number}") for number in range(15)])
 
 
-async def test_a_refusal_costs_only_who_is_refused(make_log: MakeLog) -> None:
-    """A fenced append among others in one commit leaves theirs whole."""
+async def test_a_refusal_costs_only_its_append(make_log: MakeLog) -> None:
+    """A fenced append in a commit leaves the other appends of that commit whole."""
     log, log_ids = make_log(), [new_log_id() for _ in range(9)]
     await asyncio.gather(*[append(log, log_id, 2, [tok("x")]) for log_id in log_ids])
     fences = [1 if number % 3 == 0 else 2 for number in range(9)]
@@ -271,7 +271,7 @@ async def test_a_refusal_costs_only_who_is_refused(make_log: MakeLog) -> None:
 
 
 async def test_a_cancelled_commit_is_whole_or_not_there(make_log: MakeLog) -> None:
-    """Cancelled at any moment, the same batch again settles it: it is in the log once."""
+    """A batch cancelled at any moment and appended again is in the log once."""
     log, log_id = make_log(), new_log_id()
     await append(log, log_id, 1, [tok("start")])
     texts = ["start"]
@@ -292,7 +292,7 @@ async def test_a_cancelled_commit_is_whole_or_not_there(make_log: MakeLog) -> No
 
 
 async def test_closing_commits_what_was_appended(make_log: MakeLog) -> None:
-    """`aclose` takes nothing back."""
+    """`aclose` commits every batch that was appended."""
     log, log_ids = make_log(), [new_log_id() for _ in range(5)]
     appends = [asyncio.create_task(append(log, log_id, 1, [tok("x")])) for log_id in log_ids]
     await asyncio.sleep(0)
@@ -302,21 +302,21 @@ async def test_closing_commits_what_was_appended(make_log: MakeLog) -> None:
 
 
 def test_log_ids_are_unique_names() -> None:
-    """Twelve characters that fit an event id."""
+    """A log id is twelve characters that fit an event id."""
     names = {new_log_id() for _ in range(1000)}
     assert len(names) == 1000
     assert all(len(name) == 12 and name.isalnum() and name.islower() | name.isdigit() for name in names)
 
 
 async def _still(waiting: object) -> None:
-    """Let a first wait return early, as it may, or go on for a while."""
+    """Let a first wait return early, as it may, or continue for a while."""
     task = asyncio.ensure_future(waiting)
     await asyncio.wait([task], timeout=0.5)
     task.cancel()
 
 
 async def _read_to(log: MemoryLog, log_id: str, last_seq: int) -> None:
-    """Read as readers do, until an event has come."""
+    """Read as a reader does, until an event has come."""
     after = 0
     while after < last_seq:
         page = await log.read(log_id, after)

@@ -1,4 +1,4 @@
-"""What only `RedisLog` promises: Redis killed, stalled, emptied, full; retention; and saying what is missing."""
+"""Laws of `RedisLog` alone: Redis killed, stalled, emptied and full; retention; and what `check` reports missing."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ MakeServer = Callable[..., RedisServer]
 
 @pytest.fixture
 def make_server(tmp_path: Path) -> Iterator[MakeServer]:
-    """Start a Redis of this test's own; keywords are its configuration."""
+    """Start a Redis for one test; keywords are its configuration."""
     made: list[RedisServer] = []
 
     def make(**config: str) -> RedisServer:
@@ -66,7 +66,7 @@ async def log_at(server: RedisServer, **options: float) -> AsyncIterator[RedisLo
 @pytest.mark.proof
 @pytest.mark.timeout(600)
 async def test_kill_9_of_writers_takes_nothing_that_was_acknowledged(redis_server: RedisServer) -> None:
-    """Each batch is there, whole, once, in order; two producers that race by fences never go back."""
+    """Each acknowledged batch is there whole, once and in order; two producers that race never lower the fence."""
     rng = random.Random(7)
     for _ in range(scaled(60, least=3)):
         raced = [new_log_id() for _ in range(3)]
@@ -80,7 +80,7 @@ async def test_kill_9_of_writers_takes_nothing_that_was_acknowledged(redis_serve
 @pytest.mark.proof
 @pytest.mark.timeout(600)
 async def test_kill_9_of_redis_loses_nothing_that_was_acknowledged(make_server: MakeServer) -> None:
-    """Streams stand still while it is away and then go on: no gap, no event twice, whatever was under way."""
+    """Streams pause while Redis is away and then continue: no gap and no event twice, whatever was in flight."""
     server = make_server(appendfsync="always")
     log_ids = [new_log_id() for _ in range(20)]
     async with log_at(server, patience_seconds=20) as log, log_at(server, patience_seconds=20) as other:
@@ -99,7 +99,7 @@ async def test_kill_9_of_redis_loses_nothing_that_was_acknowledged(make_server: 
 @pytest.mark.proof
 @pytest.mark.timeout(600)
 async def test_what_everysec_loses_is_never_hidden(make_server: MakeServer) -> None:
-    """Killed while an fsync is slow, Redis may have lost what it acknowledged: then the next commit is LogLost."""
+    """Redis killed during a slow fsync may lose what it acknowledged: then the next commit raises LogLost."""
     server = make_server(appendfsync="everysec")
     num_lost = 0
     async with log_at(server, patience_seconds=20) as log, log_at(server, patience_seconds=20) as other:
@@ -119,8 +119,8 @@ async def test_what_everysec_loses_is_never_hidden(make_server: MakeServer) -> N
     print(f"{num_lost} streams lost something")
 
 
-async def test_an_outage_is_named_once_there_is_no_more_patience(make_server: MakeServer) -> None:
-    """Commits and reads raise 503 `log_down`; the refused batch is committed, once, when Redis is back."""
+async def test_an_outage_is_named_after_the_timeout(make_server: MakeServer) -> None:
+    """Commits and reads raise 503 `log_down`; the refused batch is committed once when Redis is back."""
     server = make_server()
     async with log_at(server, patience_seconds=0.5) as log:
         await append(log, "a", 1, [tok("x")])
@@ -139,7 +139,7 @@ async def test_an_outage_is_named_once_there_is_no_more_patience(make_server: Ma
 
 
 async def test_a_commit_that_was_given_up_is_found_by_its_retry(make_server: MakeServer) -> None:
-    """A stalled Redis may find it in its socket before the retry, after it, or not: it is in the log once."""
+    """A stalled Redis may run the given-up commit before the retry, after it, or never: the batch is in once."""
     server = make_server()
     for number in range(scaled(60, least=3)):
         log_id = f"log{number}"
@@ -155,8 +155,8 @@ async def test_a_commit_that_was_given_up_is_found_by_its_retry(make_server: Mak
             assert await everything(log, log_id) == numbered([tok("x"), tok("y"), tok("y"), tok("z")])
 
 
-async def test_a_redis_that_forgot_is_not_written_to(make_server: MakeServer) -> None:
-    """Restarted without persistence it has lost what it acknowledged: seqs do not start again."""
+async def test_a_redis_without_its_data_is_not_written_to(make_server: MakeServer) -> None:
+    """A Redis restarted without persistence raises LogLost: seqs do not start again."""
     server = make_server(appendonly="no")
     async with log_at(server) as log:
         await append(log, "a", 1, [tok("x")])
@@ -170,8 +170,8 @@ async def test_a_redis_that_forgot_is_not_written_to(make_server: MakeServer) ->
         assert await append(log, "b", 1, [tok("x")]) == 1
 
 
-async def test_a_redis_that_forgot_half_of_a_log_is_not_written_to(make_server: MakeServer) -> None:
-    """Failed over to a replica that had less: the batch does not follow what is there, and nothing is written."""
+async def test_a_redis_with_half_of_a_log_is_not_written_to(make_server: MakeServer) -> None:
+    """After a fail-over to a shorter replica the batch does not follow the log's end, and nothing is written."""
     server = make_server()
     async with log_at(server) as log:
         for text in "abc":
@@ -182,7 +182,7 @@ async def test_a_redis_that_forgot_half_of_a_log_is_not_written_to(make_server: 
 
 
 async def test_a_full_redis_is_named_and_recovered_from(make_server: MakeServer) -> None:
-    """507 `log_full`, nothing is torn; with memory again it goes on."""
+    """A full Redis raises 507 `log_full` and tears nothing; with memory again, commits succeed."""
     server = make_server(maxmemory="3mb", **{"maxmemory-policy": "noeviction"})
     async with log_at(server) as log, log_at(server) as other:
         with pytest.raises(LogFull) as raised:
@@ -195,7 +195,7 @@ async def test_a_full_redis_is_named_and_recovered_from(make_server: MakeServer)
 
 
 async def test_scripts_are_loaded_again(redis_server: RedisServer) -> None:
-    """A Redis that has forgotten the scripts is told them, unnoticed."""
+    """A Redis that lost its scripts is sent them again, and the commit succeeds."""
     async with log_at(redis_server) as log:
         log_id = new_log_id()
         await append(log, log_id, 1, [tok("x")])
@@ -204,7 +204,7 @@ async def test_scripts_are_loaded_again(redis_server: RedisServer) -> None:
 
 
 async def test_retention_counts_from_the_last_append(redis_server: RedisServer) -> None:
-    """An unfinished log is kept for a day; a finished one is deleted by Redis after the retention."""
+    """An unfinished log is kept for a day; Redis deletes a finished one after the retention."""
     async with log_at(redis_server, retention_seconds=0.4) as log, log_at(redis_server) as other:
         log_id = new_log_id()
         for last_seq in range(1, 4):
@@ -217,7 +217,7 @@ async def test_retention_counts_from_the_last_append(redis_server: RedisServer) 
 
 
 async def test_an_event_between_a_read_and_a_wait_is_not_missed(redis_server: RedisServer) -> None:
-    """Whether its message came before `wait`, or the event before the subscription: `wait` returns."""
+    """`wait` returns for a message that came before it and for an event before the subscription."""
     async with log_at(redis_server) as ours, log_at(redis_server) as theirs:
         log_id, beacon_id = new_log_id(), new_log_id()
         for one in (log_id, beacon_id):
@@ -235,7 +235,7 @@ async def test_an_event_between_a_read_and_a_wait_is_not_missed(redis_server: Re
 
 
 async def test_one_connection_listens_for_all(make_server: MakeServer) -> None:
-    """However many wait, there is one subscribed connection."""
+    """All waiting readers share one subscribed connection."""
     server = make_server()
     async with log_at(server) as log:
         log_ids = [new_log_id() for _ in range(50)]
@@ -245,8 +245,8 @@ async def test_one_connection_listens_for_all(make_server: MakeServer) -> None:
 
 
 @pytest.mark.proof
-async def test_a_process_that_stood_still_asks_again(make_server: MakeServer) -> None:
-    """Its patience is over when it wakes, and Redis was there all the time: the batch is committed, once."""
+async def test_a_process_that_stood_still_retries(make_server: MakeServer) -> None:
+    """A process that stood still past its timeout finds Redis up, and commits its batch once."""
     server = make_server()
     log_id = new_log_id()
     async with log_at(server, patience_seconds=1) as log:
@@ -255,13 +255,13 @@ async def test_a_process_that_stood_still_asks_again(make_server: MakeServer) ->
         appending = asyncio.create_task(commit_one(log, make_batch(log_id, 1, 1, [tok("b")])))
         await asyncio.sleep(0.05)
         server.go_on()
-        time.sleep(1.2)  # noqa: ASYNC251 - the loop is what must stand still
+        time.sleep(1.2)  # noqa: ASYNC251 - the loop itself has to stand still
         assert await appending == 2
         assert await everything(log, log_id) == numbered([tok("a"), tok("b")])
 
 
 async def test_missing_persistence_is_named(make_server: MakeServer, redis_server: RedisServer) -> None:
-    """`check` says what would lose answers, and nothing where nothing would."""
+    """`check` reports each setting that would lose answers, and nothing for a safe one."""
     async with log_at(redis_server) as log:
         assert await log.check() == []
     careless = make_server(appendonly="no", **{"maxmemory-policy": "allkeys-lru"})
@@ -274,8 +274,8 @@ async def test_missing_persistence_is_named(make_server: MakeServer, redis_serve
         assert "appendfsync everysec" in (await log.check())[0]
 
 
-async def test_a_redis_that_does_not_tell_is_said_to_be_unsure(make_server: MakeServer) -> None:
-    """Managed ones forbid CONFIG."""
+async def test_a_redis_that_forbids_config_is_reported(make_server: MakeServer) -> None:
+    """A Redis that forbids CONFIG, as managed ones do, is reported as unknown."""
     server = make_server()
     server.say("ACL SETUSER default -config")
     async with log_at(server) as log:
@@ -284,7 +284,7 @@ async def test_a_redis_that_does_not_tell_is_said_to_be_unsure(make_server: Make
 
 
 async def test_checking_an_absent_redis_raises(make_server: MakeServer) -> None:
-    """There is nothing to say of a Redis that is not there."""
+    """`check` raises when there is no Redis."""
     server = make_server()
     server.kill()
     async with log_at(server, patience_seconds=0.1) as log:
@@ -293,7 +293,7 @@ async def test_checking_an_absent_redis_raises(make_server: MakeServer) -> None:
 
 
 def test_without_the_library_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    """pip install "streamserve[redis]"."""
+    """Without the library the error names `pip install "streamserve[redis]"`."""
     monkeypatch.setitem(sys.modules, "redis.asyncio", None)
     with pytest.raises(ImportError, match=r"streamserve\[redis\]"):
         RedisLog("redis://127.0.0.1:1/0")
@@ -308,7 +308,7 @@ async def _kill_often(server: RedisServer, num_kills: int) -> None:
 
 
 async def _write_until(log: EventLog, log_id: str, is_over: asyncio.Event) -> int:
-    """Commit one by one and return how many; each is acknowledged under its own seq."""
+    """Commit one by one and return the count; each batch is acknowledged under its own seq."""
     for number in itertools.count():
         text = "end" if is_over.is_set() else f"{number}"
         assert await commit_one(log, make_batch(log_id, 1, number, [tok(text)])) == number + 1
@@ -318,7 +318,7 @@ async def _write_until(log: EventLog, log_id: str, is_over: asyncio.Event) -> in
 
 
 async def _follow(log: EventLog, log_id: str) -> list[str]:
-    """Read as readers do, across outages, to "end"."""
+    """Read as a reader does, across outages, to "end"."""
     texts: list[str] = []
     while texts[-1:] != ["end"]:
         try:
@@ -341,7 +341,7 @@ async def _append_for_ever(log: EventLog) -> None:
 async def _forgotten(log: EventLog, log_id: str) -> None:
     """Wait until there is no such log."""
     with contextlib.suppress(KeyError):
-        while await log.last_seq(log_id):  # noqa: ASYNC110 - Redis tells nobody
+        while await log.last_seq(log_id):  # noqa: ASYNC110 - Redis sends no notice
             await asyncio.sleep(0.05)
 
 

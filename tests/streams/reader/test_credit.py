@@ -1,4 +1,4 @@
-"""Laws of credit: how much a reader is given that it has not acknowledged, and what the engine takes for its place."""
+"""Laws of credit: how many unacknowledged events a reader gets, and which position the engine counts for it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ LEAD_TOKENS = 16
 async def written(
     scripted: ScriptedClient, *, joins: bool = False, num_tokens: int = NUM_TOKENS
 ) -> tuple[Streams, Stream]:
-    """Return a finished stream, all of it in the log: nothing but credit can hold a reader back."""
+    """Return a finished stream, all of it in the log: only credit can hold a reader back."""
     settings = StreamConfig() if joins else StreamConfig(coalesce_tokens=0)
     streams = Streams({"scripted": scripted}, MemoryLog(), settings)
     stream = await streams.start(ask("scripted"), owner="u1", tenant="t1")
@@ -37,7 +37,7 @@ async def written(
 
 
 async def given_now(events: Follow) -> list[int]:
-    """Take events until none comes although the loop has gone round many times; return their seqs."""
+    """Take events until none comes after many turns of the loop; return their seqs."""
     seqs: list[int] = []
     while True:
         waiting = asyncio.ensure_future(anext(events, None))
@@ -55,7 +55,7 @@ async def given_now(events: Follow) -> list[int]:
 
 @pytest.mark.parametrize("credit", [1, 7, NUM_EVENTS - 1])
 async def test_no_more_than_the_credit_is_given(scripted: ScriptedClient, credit: int) -> None:
-    """N, then one for each that is acknowledged; without credit everything."""
+    """A reader gets N events, then one for each acknowledged one; without credit it gets all."""
     streams, stream = await written(scripted)
     assert await given_now(follow(streams, stream)) == list(range(1, NUM_EVENTS + 1))
     events = follow(streams, stream, credit=credit)
@@ -71,7 +71,7 @@ async def test_no_more_than_the_credit_is_given(scripted: ScriptedClient, credit
 
 
 async def test_the_end_needs_no_acknowledgement(scripted: ScriptedClient) -> None:
-    """Whoever was given the terminal event has been counted out when the iteration ends."""
+    """A reader that was given the terminal event is no longer counted when the iteration ends."""
     streams, stream = await written(scripted)
     events = follow(streams, stream, after=NUM_EVENTS - 1, credit=1)
     assert [logged.seq async for logged in events] == [NUM_EVENTS]
@@ -81,7 +81,7 @@ async def test_the_end_needs_no_acknowledgement(scripted: ScriptedClient) -> Non
 
 
 async def test_joined_tokens_are_one_event(scripted: ScriptedClient) -> None:
-    """Five tokens in one message take one credit, and are acknowledged by the last one's seq alone."""
+    """Five tokens in one message take one credit, and the last one's seq acknowledges them all."""
     streams, stream = await written(scripted, joins=True)
     events = follow(streams, stream, credit=3)
     assert await given_now(events) == [1, 6, 11]
@@ -94,7 +94,7 @@ async def test_joined_tokens_are_one_event(scripted: ScriptedClient) -> None:
 
 
 async def test_what_was_not_given_cannot_be_acknowledged(scripted: ScriptedClient) -> None:
-    """Less than before is no news; more than was given is refused, and changes nothing."""
+    """An acknowledgement below the last one changes nothing; one above what was given is refused."""
     streams, stream = await written(scripted)
     events = follow(streams, stream, credit=4)
     with pytest.raises(BadRequest) as caught:
@@ -131,7 +131,7 @@ async def test_a_reader_without_credit_reads_nothing(scripted: ScriptedClient) -
 
 
 async def test_closing_ends_a_wait_for_credit(scripted: ScriptedClient) -> None:
-    """Whoever waits in it is told that it is over."""
+    """Closing the reader ends its wait for credit."""
     streams, stream = await written(scripted)
     events = follow(streams, stream, credit=1)
     await anext(events)
@@ -145,7 +145,7 @@ async def test_closing_ends_a_wait_for_credit(scripted: ScriptedClient) -> None:
 
 
 async def test_the_engine_decodes_no_further_than_what_is_acknowledged(gate: Gate) -> None:
-    """Credit for everything, and no ack: parked at the lead, however much was sent. Acks alone let it go on."""
+    """With credit for everything and no ack the stream parks at the lead; acks alone resume it."""
     client = await started_echo(gate, lead_tokens=LEAD_TOKENS)
     streams = Streams({"echo": client}, MemoryLog())
     request = ask(max_tokens=100, ignore_eos=True)

@@ -1,4 +1,4 @@
-"""Laws of a delivery: what leaves when, how tokens are joined, and that it goes no faster than its transport."""
+"""Laws of a delivery: what leaves when, how tokens are joined, and that it keeps the pace of its transport."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ LONG = 3600.0
 
 @pytest.fixture(params=[False, True], ids=["pulled", "direct"], autouse=True)
 def is_direct(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
-    """Every law of delivery holds for a channel that is pulled from, and for one that writes at once."""
+    """Every law of delivery holds for a channel that is pulled from and for one that writes directly."""
     monkeypatch.setattr(Wire, "is_direct", request.param)
     return bool(request.param)
 
@@ -53,8 +53,8 @@ async def written(streams: Streams, scripted: ScriptedClient, *events: object) -
     return stream
 
 
-async def test_headers_say_what_proxies_need(streams: Streams) -> None:
-    """Type, no cache, no buffering, no compression, the stream, and where the answer starts; never a length."""
+async def test_headers_hold_what_proxies_need(streams: Streams) -> None:
+    """Headers name type, stream and start, forbid caching, buffering and compression, and give no length."""
     stream = await start(streams)
     headers = dict(deliver(streams, stream, after=1).headers)
     assert headers == {
@@ -68,7 +68,7 @@ async def test_headers_say_what_proxies_need(streams: Streams) -> None:
 
 
 async def test_first_bytes_and_first_token_leave_at_once(scripted: ScriptedClient) -> None:
-    """Neither waits for the engine or for company, even if joining may take an hour."""
+    """The first bytes and the first token wait neither for the engine nor for more tokens, also with a long hold."""
     streams = serving(scripted, coalesce_seconds=LONG)
     stream, wire = await start(streams), Wire()
     running = asyncio.create_task(deliver(streams, stream).run(wire.send, wire.flow))
@@ -106,7 +106,7 @@ async def test_tokens_are_joined_up_to_the_bound(scripted: ScriptedClient) -> No
 
 
 async def test_a_held_token_leaves_after_its_time(scripted: ScriptedClient) -> None:
-    """A token that comes soon after another waits `coalesce_seconds` at most, then leaves alone."""
+    """A token that follows another soon waits `coalesce_seconds` at most, then leaves alone."""
     streams = serving(scripted, coalesce_seconds=0.02)
     stream, wire = await start(streams), Wire()
     running = asyncio.create_task(deliver(streams, stream).run(wire.send, wire.flow))
@@ -130,7 +130,7 @@ async def test_joining_can_be_off(scripted: ScriptedClient) -> None:
 
 
 async def test_other_events_never_wait_and_keep_their_order(scripted: ScriptedClient) -> None:
-    """A status takes the held tokens before it along."""
+    """A status leaves at once, and the held tokens leave before it."""
     streams = serving(scripted, coalesce_seconds=LONG)
     stream, wire = await start(streams), Wire()
     running = asyncio.create_task(deliver(streams, stream).run(wire.send, wire.flow))
@@ -145,7 +145,7 @@ async def test_other_events_never_wait_and_keep_their_order(scripted: ScriptedCl
 
 
 async def test_keepalives_stand_between_events_in_silence_only(scripted: ScriptedClient) -> None:
-    """They are whole comments between whole events, and no event is touched by them."""
+    """Keepalives are whole comments between whole events, and no event is changed by them."""
     streams = serving(scripted, keepalive_seconds=0.01)
     stream, wire = await start(streams), Wire()
     running = asyncio.create_task(deliver(streams, stream).run(wire.send, wire.flow))
@@ -189,7 +189,7 @@ async def test_plain_text_has_no_keepalive(scripted: ScriptedClient) -> None:
 
 
 async def test_a_burst_is_committed_in_parts(scripted: ScriptedClient) -> None:
-    """What is written is in memory several times over: never more than a few events of one stream."""
+    """A long batch is committed a few events at a time, because an event in a commit is in memory several times."""
     log = StallingLog()
     streams = serving(scripted, log)
     stream = await written(streams, scripted, *(tok(str(number)) for number in range(100)), DONE)
@@ -200,7 +200,7 @@ async def test_a_burst_is_committed_in_parts(scripted: ScriptedClient) -> None:
 
 
 async def test_pages_are_as_large_as_their_events(scripted: ScriptedClient) -> None:
-    """Events with many candidates come a few at a time; plain ones by the page."""
+    """Events with many candidates are read a few at a time; plain ones by the page."""
     logprob = TokenLogprob(token_id=1, token="a", bytes_=b"a", logprob=-1.0)
     large = replace(tok("a"), logprobs=(PositionLogprobs(chosen=logprob, top=(logprob,) * 20),))
     counts = []
@@ -209,13 +209,13 @@ async def test_pages_are_as_large_as_their_events(scripted: ScriptedClient) -> N
         stream = await written(streams, scripted, *[token] * 200, DONE)
         wire = Wire()
         await deliver(streams, stream).run(wire.send, wire.flow)
-        counts.append([len(parse_sse(data)) for data in wire.sent[2:]])  # the first page finds out
+        counts.append([len(parse_sse(data)) for data in wire.sent[2:]])  # the first page measures their size
         await streams.aclose()
     assert max(counts[0]) == 64
     assert max(counts[1]) <= 4
 
 
-async def test_a_log_is_not_asked_for_nothing(scripted: ScriptedClient) -> None:
+async def test_a_level_reader_does_not_read_the_log(scripted: ScriptedClient) -> None:
     """A reader that is level takes each event from the stream: the log is not read."""
     log = StallingLog()
     streams = serving(scripted, log, coalesce_tokens=1)
@@ -251,7 +251,7 @@ async def test_a_slow_transport_bounds_what_is_read(scripted: ScriptedClient) ->
     await streams.aclose()
 
 
-async def test_a_replay_lets_others_run(scripted: ScriptedClient) -> None:
+async def test_a_replay_lets_other_tasks_run(scripted: ScriptedClient) -> None:
     """A transport that never waits does not starve the loop while a long log is replayed."""
     streams = serving(scripted)
     stream = await written(streams, scripted, *(tok("x") for _ in range(3000)), DONE)
@@ -273,7 +273,7 @@ async def test_a_replay_lets_others_run(scripted: ScriptedClient) -> None:
 
 @pytest.mark.parametrize("after", [2, 10**12, -1])
 async def test_a_place_outside_the_log_is_refused(streams: Streams, after: int) -> None:
-    """A cursor past the last event, or before the first, is the client's mistake and says so at once."""
+    """A cursor before the first event or past the last is refused at once as the client's mistake."""
     stream = await start(streams)
     for make in (lambda: deliver(streams, stream, after=after), lambda: follow(streams, stream, after)):
         with pytest.raises(BadRequest) as caught:
@@ -282,7 +282,7 @@ async def test_a_place_outside_the_log_is_refused(streams: Streams, after: int) 
 
 
 async def test_a_stream_has_so_many_readers_at_once(scripted: ScriptedClient) -> None:
-    """One client cannot open readers without end; when one leaves there is room again."""
+    """A stream has a bounded number of readers; when one leaves there is room again."""
     streams = serving(scripted, max_readers=2)
     stream = await start(streams)
     readers = [asyncio.create_task(deliver(streams, stream).run(Wire().send)) for _ in range(2)]
@@ -298,8 +298,8 @@ async def test_a_stream_has_so_many_readers_at_once(scripted: ScriptedClient) ->
     await asyncio.gather(*readers, return_exceptions=True)
 
 
-async def test_who_has_everything_is_told_so(streams: Streams, scripted: ScriptedClient) -> None:
-    """`is_over` says 204 before anything is run; run all the same, there are only first bytes."""
+async def test_a_reader_that_has_everything_gets_204(streams: Streams, scripted: ScriptedClient) -> None:
+    """A reader that has everything gets 204 by `is_over`, and only the first bytes when it is run all the same."""
     stream = await start(streams)
     delivery = deliver(streams, stream, after=1)
     assert not delivery.is_over
@@ -313,7 +313,7 @@ async def test_who_has_everything_is_told_so(streams: Streams, scripted: Scripte
 
 
 async def test_a_dropped_stream_is_gone(scripted: ScriptedClient) -> None:
-    """A delivery made before its log was dropped raises Gone; it invents nothing."""
+    """A delivery made before its log was dropped raises Gone and sends nothing made up."""
     streams = serving(scripted)
     stream = await written(streams, scripted, tok("a"), DONE)
     delivery, wire = deliver(streams, stream), Wire()
@@ -325,7 +325,7 @@ async def test_a_dropped_stream_is_gone(scripted: ScriptedClient) -> None:
 
 @pytest.mark.parametrize("held", [True, False], ids=["inside send", "inside the wait"])
 async def test_cancelling_a_delivery_parks_its_stream(streams: Streams, scripted: ScriptedClient, held: bool) -> None:
-    """Wherever the cancel lands, the reader is counted out."""
+    """Wherever the cancel lands, the reader is no longer counted."""
     stream, wire = await start(streams), Wire()
     running = asyncio.create_task(deliver(streams, stream).run(wire.send, wire.flow))
     await until(lambda: len(wire.sent) == 2, "meta is sent")
@@ -341,7 +341,7 @@ async def test_cancelling_a_delivery_parks_its_stream(streams: Streams, scripted
 
 
 async def test_closing_an_iterator_parks_its_stream(streams: Streams, scripted: ScriptedClient) -> None:
-    """Frameworks that pull close the iterator; the stream is parked before `aclose` returns."""
+    """A framework that pulls closes the iterator; the stream is parked before `aclose` returns."""
     stream = await start(streams)
     async with aclosing(aiter(deliver(streams, stream))) as frames:
         assert await anext(frames) == NativeEncoder.first_bytes
@@ -351,7 +351,7 @@ async def test_closing_an_iterator_parks_its_stream(streams: Streams, scripted: 
 
 
 async def test_a_delivery_that_never_ran_gives_its_stream_up(streams: Streams, scripted: ScriptedClient) -> None:
-    """`close` before `run` is a reader that never came: parked at once, not after `first_reader_seconds`."""
+    """`close` before `run` parks the stream at once, not after `first_reader_seconds`."""
     stream = await start(streams)
     deliver(streams, stream, watcher=True).close()
     assert stream.state == "running"
@@ -363,7 +363,7 @@ async def test_a_delivery_that_never_ran_gives_its_stream_up(streams: Streams, s
 
 
 async def test_a_delivery_runs_once(streams: Streams, scripted: ScriptedClient) -> None:
-    """Its encoder is a fold that has been fed."""
+    """A second `run` is refused, because the encoder already holds the first one's state."""
     stream = await written(streams, scripted, DONE)
     delivery, wire = deliver(streams, stream), Wire()
     await delivery.run(wire.send, wire.flow)
@@ -372,7 +372,7 @@ async def test_a_delivery_runs_once(streams: Streams, scripted: ScriptedClient) 
 
 
 async def test_a_transport_that_fails_counts_its_reader_out(streams: Streams) -> None:
-    """An error of `send` is the server's to judge; the reader has left."""
+    """An error of `send` passes through to the server, and the reader is no longer counted."""
     stream = await start(streams)
 
     async def send(data: bytes) -> None:
@@ -400,7 +400,7 @@ async def test_the_reader_position_is_what_the_transport_took(streams: Streams, 
 
 
 async def test_follow_gives_joined_events_to_the_end(streams: Streams, scripted: ScriptedClient) -> None:
-    """The WebSocket's iterator ends after the terminal event and has counted its reader out by then."""
+    """The WebSocket's iterator ends after the terminal event, and its reader is no longer counted by then."""
     stream = await written(streams, scripted, *(tok("x") for _ in range(7)), DONE)
     events = [logged async for logged in follow(streams, stream)]
     assert [type(logged.event) for logged in events] == [Meta, Token, Token, Done]
@@ -409,7 +409,7 @@ async def test_follow_gives_joined_events_to_the_end(streams: Streams, scripted:
 
 
 async def test_closing_follow_is_synchronous(streams: Streams, scripted: ScriptedClient) -> None:
-    """The consumer's disconnect closes it while another task waits in it; that task just ends when it is cancelled."""
+    """A disconnect closes the iterator while another task waits in it; that task ends when it is cancelled."""
     stream = await start(streams)
     events = follow(streams, stream)
     assert (await anext(events)).seq == 1
@@ -424,7 +424,7 @@ async def test_closing_follow_is_synchronous(streams: Streams, scripted: Scripte
 
 
 async def test_nothing_is_given_after_close(streams: Streams, scripted: ScriptedClient) -> None:
-    """Closed in the middle of a replay, whoever waits in it is told that it is over."""
+    """An iterator closed in the middle of a replay ends its wait and yields no further event."""
     stream = await written(streams, scripted, *(tok("x") for _ in range(200)), DONE)
     events = follow(streams, stream)
     waiting = asyncio.create_task(anext(events, None))

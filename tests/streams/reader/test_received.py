@@ -1,4 +1,4 @@
-"""Laws of a reader's received: what is sent less what its system has not taken, by whole events, never ahead."""
+"""Laws of `Received`: what was sent less what the peer's system has not taken, in whole events, never ahead."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.support.wire import Wire
 
 
 class Socket:
-    """Holds so many bytes that its peer has not taken."""
+    """A socket that holds some bytes that its peer has not taken."""
 
     num_untaken = num_looks = 0
 
@@ -37,14 +37,14 @@ def test_an_event_counts_when_its_last_byte_is_taken() -> None:
         assert (received.poll(), received.is_behind) == (seq, num_untaken > 0)
 
 
-def test_without_word_from_the_server_what_is_sent_is_taken() -> None:
+def test_without_a_count_what_is_sent_is_taken() -> None:
     received = Received(0, Socket())
     received.send(10, 1)
     assert (received.poll(), received.is_behind) == (1, False)
 
 
-def test_more_untaken_than_was_sent_is_nothing_taken() -> None:
-    """The head of the response, or what another response left, is in the same socket."""
+def test_an_untaken_count_above_what_was_sent_takes_nothing() -> None:
+    """The head of the response, or the rest of another response, is in the same socket."""
     socket = Socket()
     socket.num_untaken = 10**6
     received = Received(3, socket)
@@ -54,7 +54,7 @@ def test_more_untaken_than_was_sent_is_nothing_taken() -> None:
 
 @given(st.lists(st.integers(0, 300), min_size=1, max_size=60), st.integers(0, 3), st.data())
 def test_it_is_the_last_event_that_is_whole(sizes: list[int], over: int, data: st.DataObject) -> None:
-    """Compared with counting; with frames beyond what is remembered too, where it may be behind but never ahead."""
+    """The count equals a plain one; with frames beyond what is remembered it may be behind but never ahead."""
     sizes = sizes * (1 + over * _MAX_ENDS // len(sizes))
     socket, total = Socket(), sum(sizes)
     received = Received(0, socket)
@@ -72,8 +72,8 @@ def test_it_is_the_last_event_that_is_whole(sizes: list[int], over: int, data: s
     assert (received.poll(), received.is_behind) == (len(sizes), False)
 
 
-async def test_a_delivery_tells_what_is_taken(streams: Streams, scripted: ScriptedClient) -> None:
-    """What waits in the socket is not read; once it is taken that is noticed, though nothing is sent meanwhile."""
+async def test_a_delivery_counts_what_is_taken(streams: Streams, scripted: ScriptedClient) -> None:
+    """Bytes in the socket are not read; once they are taken that is noticed, though nothing is sent meanwhile."""
     wire, socket = Wire(), Socket()
     stream = await streams.start(ask("scripted"), owner="u1", tenant="t1")
     delivery = Delivery(streams, stream, NativeEncoder(stream.log_id))
@@ -115,8 +115,8 @@ async def test_what_waits_in_send_is_not_taken(streams: Streams, scripted: Scrip
     await running
 
 
-async def test_looks_end_with_the_reader(streams: Streams, scripted: ScriptedClient) -> None:
-    """Nobody asks a socket that is closed."""
+async def test_polls_end_with_the_reader(streams: Streams, scripted: ScriptedClient) -> None:
+    """A closed socket is not polled."""
     wire, socket = Wire(), Socket()
     stream = await streams.start(ask("scripted"), owner="u1", tenant="t1")
     delivery = Delivery(streams, stream, NativeEncoder(stream.log_id))

@@ -1,4 +1,4 @@
-"""Readers that do not read, and engines that park, on the echo engine: the text is always that of never parking."""
+"""Readers that do not read and engines that park, on the echo engine: the text is that of never parking."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ REQUESTS = {
     "stop strings": ask(max_tokens=200, stop=(". ", ",")),
     "logprobs": ask(max_tokens=30, logprobs=2),
 }
-# Nobody waits for the clock here: "ahead" goes on at once, "lead" when all is read.
+# No test waits for the clock: "ahead" resumes at once, "lead" when all is read.
 PARKS = [Park(reason="lead"), Park(reason="ahead"), Park(reason="paused"), Park(reason="lost")]
 
 each_request = pytest.mark.parametrize("request_", REQUESTS.values(), ids=REQUESTS)
@@ -37,7 +37,7 @@ each_request = pytest.mark.parametrize("request_", REQUESTS.values(), ids=REQUES
 
 @asynccontextmanager
 async def echo_with(gate: Gate | None = None, **config: object) -> AsyncIterator[tuple[ThreadClient, Streams]]:
-    """Give an echo engine with that config, and a directory over it."""
+    """Return an echo engine with that config, and a directory over it."""
     client = await started_echo(gate, **config)
     streams = Streams({"echo": client}, MemoryLog())
     yield client, streams
@@ -73,7 +73,7 @@ def num_sampled(gate: Gate, seq_id: int) -> int:
 
 
 async def test_the_engine_decodes_no_further_than_the_lead(gate: Gate) -> None:
-    """A reader who takes one event and no more: so many steps and then none. It returns: the same text, silently."""
+    """For a reader that takes one event the engine runs up to the lead; on its return the text is the same."""
     request = ask(max_tokens=NUM_TOKENS, ignore_eos=True)
     async with echo_with(gate, lead_tokens=LEAD_TOKENS) as (client, streams):
         reference = answer(await collect(streams, await begin(streams, request)))
@@ -92,8 +92,8 @@ async def test_the_engine_decodes_no_further_than_the_lead(gate: Gate) -> None:
         assert stream.parking.num_parks > 0
 
 
-async def test_who_reads_is_not_kept_waiting_by_who_does_not() -> None:
-    """One seat, a reader who does not read, a second request: it runs when the first has reached the lead limit."""
+async def test_an_idle_reader_does_not_block_another() -> None:
+    """With one seat, a second request runs when the first, which is not read, has reached the lead limit."""
     slow, fast = ask(max_tokens=NUM_TOKENS * 10, ignore_eos=True), ask(max_tokens=8, prompt="fast", ignore_eos=True)
     num_steps = {}
     for lead_tokens in (LEAD_TOKENS, 10**6):
@@ -111,7 +111,7 @@ async def test_who_reads_is_not_kept_waiting_by_who_does_not() -> None:
 
 @each_request
 async def test_a_lead_of_four_tokens_changes_no_token(request_: GenerateRequest) -> None:
-    """The engine parks every few tokens, as its reader allows; nobody sees it."""
+    """An engine that parks every few tokens at its reader's lead changes no token and shows no status."""
     async with echo_with(lead_tokens=10**6) as (_, streams):
         reference = answer(await collect(streams, await begin(streams, request_)), request_.n)
     async with echo_with(lead_tokens=4) as (_, streams):
@@ -122,7 +122,7 @@ async def test_a_lead_of_four_tokens_changes_no_token(request_: GenerateRequest)
 
 
 async def test_a_whole_answer_is_never_parked() -> None:
-    """Who collects is not slow."""
+    """A reader that collects the whole answer is not slow."""
     async with echo_with(lead_tokens=4) as (_, streams):
         stream = await streams.start(ask(max_tokens=NUM_TOKENS), owner="u1", tenant="t1", on_disconnect="finish")
         await collect(streams, stream)
@@ -134,7 +134,7 @@ async def test_a_whole_answer_is_never_parked() -> None:
 async def test_parked_for_any_reason_equals_never_parked(
     echo: EngineClient, request_: GenerateRequest, num_tokens: int
 ) -> None:
-    """Every few tokens, for each reason in turn: the same tokens, text, finish reason and usage."""
+    """An engine that parks every few tokens, for each reason in turn, gives the same tokens, text, end and usage."""
     parking = ParkingClient(echo, PARKS, num_tokens=num_tokens)
     streams = Streams({"echo": echo}, MemoryLog())
     reference = await collect(streams, await begin(streams, request_))
@@ -148,7 +148,7 @@ async def test_parked_for_any_reason_equals_never_parked(
 
 
 async def test_an_operators_pause_is_a_pause(gate: Gate) -> None:
-    """Paused in the middle: the reader is told, nothing runs, it goes on with the same text."""
+    """An answer paused in the middle shows its reader a status, runs nothing, and resumes with the same text."""
     request = ask(max_tokens=NUM_TOKENS, ignore_eos=True)
     async with echo_with(gate) as (client, streams):
         reference = answer(await collect(streams, await begin(streams, request)))

@@ -99,7 +99,7 @@ async def test_only_a_reader_further_behind_gets_one(scripted: ScriptedClient, n
     await streams.aclose()
 
 
-async def test_zero_is_never(scripted: ScriptedClient) -> None:
+async def test_zero_disables_snapshots(scripted: ScriptedClient) -> None:
     """With `snapshot_events` 0 every reader gets a replay."""
     streams = serving(scripted, snapshot_events=0)
     stream = await written(streams, scripted, *words(100), DONE)
@@ -243,7 +243,7 @@ async def test_followers_over_websockets_get_them_too(scripted: ScriptedClient) 
     await streams.aclose()
 
 
-async def test_a_snapshot_is_read_in_pages_and_others_run(scripted: ScriptedClient) -> None:
+async def test_a_snapshot_is_read_in_pages(scripted: ScriptedClient) -> None:
     """Other tasks run between the pages of a long log, and each event is read once."""
     log = StallingLog()
     streams = serving(scripted, log)
@@ -279,7 +279,7 @@ async def test_a_live_reader_that_keeps_up_never_gets_one(scripted: ScriptedClie
 
 
 async def snapshot_of(log: list[LoggedEvent], after: int, until: int) -> list[LoggedEvent]:
-    """Return what stands for events `after` + 1 to `until` of a log, read in pages of three."""
+    """Return the snapshot of events `after` + 1 to `until` of a log, read in pages of three."""
 
     async def read_page(start: int, limit: int) -> list[LoggedEvent]:
         return log[start : start + min(limit, 3)]

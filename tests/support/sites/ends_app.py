@@ -1,6 +1,6 @@
 """The demo site, and beside it GET /held: what this process holds: streams, readers, tasks, descriptors, threads.
 
-Thread pools that have not all their threads yet have them once that is asked, so that figures can be compared.
+The first GET /held fills the thread pools, so that its numbers can be compared with later ones.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _POOL_THREADS = 64  # more than asyncio's own pool ever has
 
 
 async def app(scope: Scope, receive: Receive, send: Send) -> None:
-    """Answer for the process, or be the site."""
+    """Answer /held for the process, and pass every other request to the site."""
     if scope["type"] == "http" and scope["path"] == "/held":
         body = json.dumps(await _held()).encode()
         headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]

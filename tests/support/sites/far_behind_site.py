@@ -1,4 +1,4 @@
-"""Settings: the demo site where ten events behind is far behind, and an answer takes its time."""
+"""Settings: the demo site where ten events are far behind, with a slow echo engine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Settings: as two_workers_site, but a worker that goes down gives answers one second."""
+"""Settings: two_workers_site, but a worker that shuts down gives answers one second."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The demo site with a log that stops: while `stall-<pid>` holds a number, no commit returns behind that many events.
 
-Of every other stream the events are not written meanwhile; of the rest they are, and the site does not learn of it.
-Each batch that stops so is a line in `stalled-<pid>`: log id, how many events, "unwritten" or "unheard".
+Meanwhile every second stream's events are not written; the rest are, but the commit does not return.
+Each batch stopped this way is a line in `stalled-<pid>`: log id, how many events, "unwritten" or "unheard".
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _make_log = site.log_for
 
 
 class _StallingLog:
-    """Another log, but for its commits."""
+    """A log like the one inside it, but for its commits."""
 
     def __init__(self, log: Any, folder: Path) -> None:
         self._log = log
@@ -35,7 +35,7 @@ class _StallingLog:
         return getattr(self._log, name)
 
     async def commit(self, batches: Sequence[Batch]) -> list[Result]:
-        """Commit, perhaps only a part before a while."""
+        """Commit, or commit a part and wait."""
         if not any(self._is_to_stall(batch) for batch in batches):
             return await self._log.commit(batches)  # type: ignore[no-any-return]
         now = [batch for batch in batches if ord(batch.log_id[0]) % 2 == 1]

@@ -1,4 +1,4 @@
-"""Settings: the demo site as two machines have it: a state folder each, one database and one Redis for both."""
+"""Settings: the demo site on two machines: a state folder each, one database and one Redis for both."""
 
 from __future__ import annotations
 

@@ -6,5 +6,5 @@ from project.settings import *  # noqa: F403
 from project.settings import STREAMSERVE as DEMO
 
 ROOT_URLCONF = "tests.support.sites.users_site"
-FLOW = {**DEMO["FLOW"], "STALL_SECONDS": 600}  # nobody is cut off who reads nothing
+FLOW = {**DEMO["FLOW"], "STALL_SECONDS": 600}  # a stalled reader is not cut off
 STREAMSERVE = {**DEMO, "CLIENT": "thread", "LIMITS": {"MAX_STREAMS_PER_PRINCIPAL": 100}, "FLOW": FLOW}

@@ -35,7 +35,7 @@ from tests.support.engines import WrappedRunner
 from tests.support.streams import Gate
 
 BAD_PROMPT = "FAIL"
-_BAD_TOKEN = 0  # the echo engine never says it
+_BAD_TOKEN = 0  # the echo engine never yields it
 _GATE = Gate(keeps_plans=False)
 _running = asyncio.Event()
 
@@ -50,7 +50,7 @@ class BrittleTokenizer(EchoTokenizer):
 
 
 class BadTokenRunner(WrappedRunner):
-    """Gives that token, as the fourth, to a prompt that asks for it."""
+    """Yields that token as the fourth one of a prompt that asks for it."""
 
     def __init__(self, runner: Any) -> None:
         super().__init__(runner)
@@ -87,7 +87,7 @@ site_module.make_client = _make_client  # type: ignore[assignment]
 
 
 async def plain(request: HttpRequest) -> StreamingHttpResponse:
-    """As a site without streamserve would do it."""
+    """Stream as a site without streamserve does."""
     user = await request.auser()
 
     async def events() -> AsyncIterator[bytes]:
@@ -101,7 +101,7 @@ urlpatterns = [path("plain", plain), path("", include("project.urls"))]
 
 
 async def application(scope: Scope, receive: Receive, send: Send) -> None:
-    """The site, and /control beside it, which needs no thread of Django's."""
+    """Serve the site, and /control beside it without a thread of Django's."""
     _server()
     if scope["type"] != "http" or scope["path"] != "/control":
         await site(scope, receive, send)
@@ -132,10 +132,10 @@ def _state() -> dict[str, int]:
 
 @functools.cache
 def _server() -> Any:
-    """What knows the open connections: daphne's server, uvicorn's state.
+    """Return the object that holds the open connections: daphne's server, or uvicorn's state.
 
-    Looked for once, before the engine runs: a tuple that another thread is just making would be in two hands then, and
-    Python ends the making with a SystemError (python/cpython#59313).
+    The search runs once, before the engine runs: it would take a reference to a tuple that another thread is making,
+    which Python ends with a SystemError (python/cpython#59313).
     """
     kinds = {("streamserve.asgi.flow.server", "FlowServer"), ("uvicorn.server", "ServerState")}
     for one in gc.get_objects():

@@ -26,7 +26,7 @@ class Terminal(io.StringIO):
 
 
 def test_a_terminal_gets_one_line_drawn_over() -> None:
-    """It ends with a newline, once."""
+    """The line on a terminal ends with one newline, at the end of loading."""
     out = Terminal()
     bar = LoadingBar(out)
     bar.show(WEIGHTS)
@@ -39,7 +39,7 @@ def test_a_terminal_gets_one_line_drawn_over() -> None:
 
 
 def test_a_log_gets_a_line_for_each_stage() -> None:
-    """However often it is asked."""
+    """Each stage has one line, however often the state is polled."""
     out = io.StringIO()
     bar = LoadingBar(out)
     for model in (WEIGHTS, WEIGHTS, READY, READY):
@@ -48,13 +48,13 @@ def test_a_log_gets_a_line_for_each_stage() -> None:
     assert out.getvalue() == "helpdesk: weights 50%, 270 of 540 MB, 3 s\nhelpdesk: ready 100%, 4 s\n"
 
 
-def test_what_the_engine_says_is_passed_on() -> None:
-    """For example that there is none."""
+def test_a_message_is_shown() -> None:
+    """The message of an engine, for example that there is none, ends the line."""
     alone = ModelDescription(alias="m", state="loading", stage="waiting", message="Start it: manage.py ...")
     assert progress_line(alone).endswith("Start it: manage.py ...")
 
 
 def test_a_description_is_read_from_readyz() -> None:
-    """What it does not know it leaves alone."""
+    """The description is read from /readyz, and unknown keys are left alone."""
     sent = json.loads('{"alias": "m", "state": "loading", "fraction": 0.25, "is_new": true}')
     assert description_of(sent) == ModelDescription(alias="m", state="loading", fraction=0.25)
