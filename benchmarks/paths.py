@@ -283,8 +283,8 @@ def prompt_rows(worker: Record, engine: Record) -> list[Row]:
     rounds = []
     for begin in worker.all("app POST /streams")[1:ROUNDS]:
         launched = engine.find("launch", begin.at).at
-        told = _last(worker, "send engine", begin.at, launched)
-        parts = worker.window(begin.at, told), engine.window(begin.at, launched)
+        sent_at = _last(worker, "send engine", begin.at, launched)
+        parts = worker.window(begin.at, sent_at), engine.window(begin.at, launched)
         rounds.append((parts[0] + parts[1], *parts))
     return _rows(("1 prompt -> sampler", "  web worker", "  engine"), rounds)
 
@@ -323,11 +323,12 @@ def leaving_rows(worker: Record, engine: Record, ports: list[int]) -> list[Row]:
     rounds = []
     for port in ports[1:]:
         begin = worker.find(f"eof {port}").at
-        heard, taken = worker.find("disconnect", begin).at, engine.find("recv engine", begin).at
-        dropped = _end_of_drop(engine, taken)
-        told = _last(worker, "send engine", begin, dropped)
-        in_worker, in_engine = worker.window(begin, told), engine.window(taken, dropped)
-        rounds.append((in_worker + in_engine, in_worker, worker.window(heard, told), in_engine))
+        disconnected_at = worker.find("disconnect", begin).at
+        received_at = engine.find("recv engine", begin).at
+        dropped = _end_of_drop(engine, received_at)
+        sent_at = _last(worker, "send engine", begin, dropped)
+        in_worker, in_engine = worker.window(begin, sent_at), engine.window(received_at, dropped)
+        rounds.append((in_worker + in_engine, in_worker, worker.window(disconnected_at, sent_at), in_engine))
     return _rows(("3 socket -> scheduler", "  web worker", "    after the disconnect", "  engine"), rounds)
 
 

@@ -44,7 +44,7 @@ class Caller:
             object.__setattr__(self, "tenant", self.owner)
 
 
-NOBODY = Caller("nobody")  # the caller at routes without authentication
+ANONYMOUS = Caller("nobody")  # the caller at routes without authentication
 
 
 class Wait(Protocol):

@@ -21,7 +21,7 @@ from types import TracebackType
 from typing import Self
 
 from streamserve.api import ops
-from streamserve.api.call import NOBODY, Call, Caller, Site
+from streamserve.api.call import ANONYMOUS, Call, Caller, Site
 from streamserve.api.routes import ANYONE, ROUTES, Access, Route, failure
 from streamserve.asgi.drain import Drain
 from streamserve.asgi.middleware import StreamMiddleware
@@ -223,7 +223,7 @@ class StreamApp:
             call = Call(
                 method=request.method,
                 headers=request.headers,
-                caller=NOBODY if route.access.callers == ANYONE else await self._caller(request.scope),
+                caller=ANONYMOUS if route.access.callers == ANYONE else await self._caller(request.scope),
                 request_id=request.id,
                 body=request.chunks,
                 wait=request.wait,

@@ -16,7 +16,7 @@ from django.http.request import split_domain_port, validate_host
 from django.middleware.csrf import CsrfViewMiddleware
 from django.utils.http import is_same_domain
 
-from streamserve.api.call import NOBODY, Caller
+from streamserve.api.call import ANONYMOUS, Caller
 from streamserve.api.routes import ANYONE, Access
 from streamserve.protocol.errors import Forbidden, Unauthorized
 from streamserve.web.auth import Principal, authenticate
@@ -27,7 +27,7 @@ SAFE_METHODS = ("GET", "HEAD")
 async def admit(access: Access, request: HttpRequest, headers: Mapping[str, str]) -> Caller:
     """Return the caller, or raise Unauthorized or Forbidden. Header names are in lower case."""
     if access.callers == ANYONE or (access.open_in_debug and django_settings.DEBUG):
-        return NOBODY
+        return ANONYMOUS
     user = await request.auser() if hasattr(request, "auser") else None
     principal = check_access(access, await authenticate(headers, user, getattr(request, "session", None)))
     if principal.kind == "key":
