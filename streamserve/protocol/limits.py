@@ -28,3 +28,4 @@ class Limits:
     max_template_kwargs: int = 16
     max_streams_per_principal: int = 16
     max_streams_anonymous: int = 8
+    max_wrong_keys: int = 20  # that one address may send within a minute

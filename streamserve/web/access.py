@@ -19,7 +19,8 @@ from django.utils.http import is_same_domain
 from streamserve.api.call import ANONYMOUS, Caller
 from streamserve.api.routes import ANYONE, Access
 from streamserve.protocol.errors import Forbidden, Unauthorized
-from streamserve.web.auth import Principal, authenticate
+from streamserve.web.auth import Principal, authenticate, key_in
+from streamserve.web.site import get_site
 
 SAFE_METHODS = ("GET", "HEAD")
 
@@ -29,7 +30,10 @@ async def admit(access: Access, request: HttpRequest, headers: Mapping[str, str]
     if access.callers == ANYONE or (access.open_in_debug and django_settings.DEBUG):
         return ANONYMOUS
     user = await request.auser() if hasattr(request, "auser") else None
-    principal = check_access(access, await authenticate(headers, user, getattr(request, "session", None)))
+    address = request.META.get("REMOTE_ADDR") or ""
+    session, wrong_keys = getattr(request, "session", None), get_site().wrong_keys
+    known = await authenticate(headers, user, session, address=address, wrong_keys=wrong_keys)
+    principal = check_access(access, known)
     if principal.kind == "key":
         return principal
     # Unsafe methods need the CSRF token; reads, and anonymous requests without any cookie, need the same origin.
@@ -127,8 +131,8 @@ def check_handshake(scope: Mapping[str, Any], headers: Mapping[str, str]) -> Non
     allowed = django_settings.ALLOWED_HOSTS or ([".localhost", "127.0.0.1", "[::1]"] if django_settings.DEBUG else [])
     if not validate_host(split_domain_port(host)[0], allowed):
         raise Forbidden("This host is not in ALLOWED_HOSTS.")
-    if "authorization" in headers or "x-api-key" in headers:
-        return
+    if key_in(headers) is not None:
+        return  # a key alone decides, whatever cookies come with it
     if "cookie" in headers and "origin" not in headers:
         raise Forbidden("A handshake with cookies needs an Origin.", code="cross_origin")
     check_same_origin(headers, scheme=_page_scheme(scope, headers), host=host)

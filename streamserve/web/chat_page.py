@@ -11,6 +11,7 @@ from django.shortcuts import render
 from django.urls import reverse
 
 from streamserve.conf import get_settings
+from streamserve.web.auth import give_cookie, visitor
 from streamserve.web.site import start_loading
 from streamserve.web.views import non_atomic
 
@@ -29,6 +30,8 @@ async def chat_page(request: HttpRequest, template_name: str = "streamserve/chat
     response = await sync_to_async(render)(request, template_name, context)
     response["Content-Security-Policy"] = CONTENT_SECURITY_POLICY
     response["Cache-Control"] = "private, no-store"
+    if get_settings().anonymous:
+        give_cookie(response, visitor({"cookie": request.headers.get("Cookie", "")}))
     return response
 
 

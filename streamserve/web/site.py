@@ -35,6 +35,7 @@ from streamserve.web.auth import salt_of
 from streamserve.web.permissions import PermissionChecks, watching_user
 from streamserve.web.reaper import Reaper
 from streamserve.web.store import RowStore
+from streamserve.web.wrong_keys import WrongKeys
 
 log = structlog.get_logger("streamserve")
 
@@ -101,6 +102,7 @@ class DjangoSite:
         self.settings = settings
         self.loop = loop
         self.limits, self.default_model = settings.limits, settings.default_model
+        self.wrong_keys = WrongKeys(settings.limits.max_wrong_keys)
         self.on_drain: set[Callable[[], None]] = set()  # open WebSockets
         self.log = log_for(settings)
         self.checking: asyncio.Task[list[str]] | None = None

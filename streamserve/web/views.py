@@ -17,12 +17,13 @@ from django.core.exceptions import RequestAborted
 from django.db import connections, transaction
 from django.http import HttpRequest, HttpResponse, HttpResponseBase, StreamingHttpResponse
 
-from streamserve.api.call import AuditedSite, Body, Call, Reply
+from streamserve.api.call import ANONYMOUS, AuditedSite, Body, Call, Caller, Reply
 from streamserve.api.routes import Route, failure
 from streamserve.asgi.handover import HEADER, offer
 from streamserve.protocol.errors import MethodNotAllowed, Refused, StreamserveError
 from streamserve.protocol.ids import request_id_of
 from streamserve.web.access import admit
+from streamserve.web.auth import give_cookie
 from streamserve.web.site import get_site
 
 log = structlog.get_logger("streamserve")
@@ -40,16 +41,18 @@ def view_of(route: Route) -> View:
     @functools.wraps(route.endpoint)
     async def view(request: HttpRequest, **params: str) -> HttpResponseBase:
         request_id = request_id_of(request.headers.get("X-Request-Id", ""))
+        caller: Caller = ANONYMOUS
         try:
             if not hasattr(request, "scope"):
                 raise Refused(_NEEDS_ASGI, code="asgi_required", retry_after=120)
             if request.method not in route.methods:
                 raise MethodNotAllowed(f"This address takes {' and '.join(route.methods)}, not {request.method}.")
             headers = {name.lower(): value for name, value in request.headers.items()}
+            caller = await admit(route.access, request, headers)
             call = Call(
                 method=request.method,
                 headers=headers,
-                caller=await admit(route.access, request, headers),
+                caller=caller,
                 request_id=request_id,
                 body=functools.partial(_chunks, request),
                 wait=_wait,
@@ -69,6 +72,7 @@ def view_of(route: Route) -> View:
             reply = route.error_reply(failure(request_id))
         response = to_django(request, reply)
         response["X-Request-Id"] = request_id
+        give_cookie(response, caller)
         return response
 
     view.route = route  # type: ignore[attr-defined]

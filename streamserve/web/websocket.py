@@ -32,7 +32,7 @@ from streamserve.protocol.json_body import decode_json
 from streamserve.streams.store import answer_text
 from streamserve.streams.stream import Stream
 from streamserve.web.access import check_access, check_handshake, headers_of
-from streamserve.web.auth import authenticate
+from streamserve.web.auth import authenticate, cookie_headers
 from streamserve.web.permissions import owners_without_permission
 from streamserve.web.site import begin_to_drain, get_site
 from streamserve.web.subscriptions import SocketGone, Subscriptions
@@ -70,12 +70,14 @@ class StreamConsumer(AsyncConsumer):  # type: ignore[misc]  # channels ships no 
         headers = headers_of(self.scope)
         try:
             check_handshake(self.scope, headers)
-            known = await authenticate(headers, self.scope.get("user"), self.scope.get("session"))
+            address = (self.scope.get("client") or ("",))[0]
+            user, session = self.scope.get("user"), self.scope.get("session")
+            known = await authenticate(headers, user, session, address=address, wrong_keys=get_site().wrong_keys)
             self._principal = check_access(self.access, known)
         except StreamserveError:
             await self.send({"type": "websocket.close"})  # before accept: HTTP 403
             return
-        await self.send({"type": "websocket.accept"})
+        await self.send({"type": "websocket.accept", "headers": cookie_headers(self._principal)})
         self._join_drain()
         seconds = get_settings().streams.ping_seconds
         if seconds:

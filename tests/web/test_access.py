@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from asgiref.sync import sync_to_async
 from channels.testing import WebsocketCommunicator
+from django.contrib.sessions.models import Session
 from django.test import AsyncClient, Client
 from django.test.utils import override_settings
 from django.urls import URLPattern
@@ -18,6 +19,7 @@ from streamserve.models import ApiKey
 from streamserve.models import Stream as StreamRow
 from streamserve.testing import DaphneServer
 from streamserve.web import site
+from streamserve.web.auth import VISITOR_COOKIE
 from tests.conftest import Caller, body_of, until_ready
 
 PROMPT = {"prompt": "hello", "max_tokens": 3}
@@ -220,14 +222,65 @@ async def test_trusted_origins_may_read(engine: None, alice: Any) -> None:
 
 
 async def test_a_visitor_gets_a_tenant_of_their_own(anonymous_site: None, engine: None) -> None:
-    """With ANONYMOUS a stream belongs to the browser's session; another browser gets a 404."""
+    """With ANONYMOUS a stream belongs to the browser; another one, and a forged cookie, get a 404; no session row."""
     mine, other = Caller(), Caller()
     stream_id = await start(mine)
     assert (await mine.get(f"/streams/{stream_id}")).status_code == 200
     assert (await other.get(f"/streams/{stream_id}")).status_code == 404
     row = await StreamRow.objects.aget(pk=stream_id)
-    assert row.tenant.startswith("anon:")
-    assert mine.client.cookies["sessionid"].value not in row.tenant
+    cookie = mine.client.cookies[VISITOR_COOKIE]
+    assert row.tenant == f"anon:{cookie.value.partition(':')[0]}"
+    assert cookie["httponly"]
+    assert cookie["samesite"] == "Lax"
+    other.client.cookies[VISITOR_COOKIE] = cookie.value.partition(":")[0] + ":forged"
+    assert (await other.get(f"/streams/{stream_id}")).status_code == 404
+    assert await Session.objects.acount() == 0
+
+
+async def test_the_page_and_the_socket_give_a_visitor_the_cookie(anonymous_site: None, engine: None) -> None:
+    """A visitor's first answer may come over a WebSocket: the page or the handshake sets the cookie before it."""
+    client = AsyncClient()
+    await client.get("/")
+    sent = client.cookies[VISITOR_COOKIE].value
+    await client.get("/")
+    assert client.cookies[VISITOR_COOKIE].value == sent
+    for cookie, num_set in ((None, 1), (sent, 0)):
+        headers = [(b"origin", b"http://testserver")]
+        if cookie is not None:
+            headers.append((b"cookie", f"{VISITOR_COOKIE}={cookie}".encode()))
+        socket = communicator(headers)
+        await socket.send_input({"type": "websocket.connect"})
+        accepted = await socket.receive_output(timeout=30)
+        assert accepted["type"] == "websocket.accept"
+        assert len([name for name, _ in accepted["headers"] if name == b"set-cookie"]) == num_set
+        await socket.disconnect()
+
+
+async def test_a_program_with_another_scheme_is_no_visitor(anonymous_site: None, engine: None, alice: Any) -> None:
+    """Basic without cookies is a 401 that names Bearer; with cookies it is a proxy's. A bare Bearer is a wrong key."""
+    for value, code in (
+        ("Basic YTpi", "unknown_scheme"),
+        ("Bearer", "invalid_api_key"),
+        ("Bearer a b", "invalid_api_key"),
+    ):
+        response = await AsyncClient().post(
+            "/streams", PROMPT, content_type="application/json", headers={"authorization": value}
+        )
+        assert (response.status_code, response.json()["error"]["code"]) == (401, code)
+    caller = await make_caller(alice)
+    assert (await caller.get("/v1/models", authorization="Basic YTpi")).status_code == 200
+
+
+async def test_wrong_keys_are_limited(engine: None, lonely_key: str, ops_key: str) -> None:
+    """After 20 wrong keys in a minute an address gets 429; a key that was right before is still taken from there."""
+
+    async def status(key: str) -> int:
+        return int((await Caller(key=key).get("/v1/models")).status_code)
+
+    assert await status(lonely_key) == 200
+    assert [await status("x" * 40) for _ in range(21)] == [401] * 20 + [429]
+    assert await status(lonely_key) == 200
+    assert await status(ops_key) == 429
 
 
 async def test_visitors_share_a_limit(transactional_db: Any) -> None:
@@ -287,6 +340,9 @@ def communicator(headers: list[tuple[bytes, bytes]]) -> WebsocketCommunicator:
         ([(b"cookie", b"")], False),
         ([(b"cookie", b""), (b"origin", b"http://evil.example")], False),
         ([(b"cookie", b""), (b"origin", b"null")], False),
+        ([(b"cookie", b""), (b"origin", b"http://evil.example"), (b"authorization", b"Basic YTpi")], False),
+        ([(b"cookie", b""), (b"authorization", b"Basic YTpi")], False),
+        ([(b"cookie", b""), (b"origin", b"http://testserver"), (b"authorization", b"Basic YTpi")], True),
         ([(b"cookie", b""), (b"origin", b"http://testserver"), (b"host", b"evil.example")], False),
     ],
 )
