@@ -18,6 +18,7 @@ from contextvars import ContextVar
 
 from streamserve.api.call import Body
 from streamserve.asgi.types import App, Message, Receive, Scope, Send
+from streamserve.protocol.errors import StreamserveError
 from streamserve.streams.reader.channel import nothing
 from streamserve.streams.reader.delivery import Flow
 
@@ -184,6 +185,9 @@ class Exchange:
                 await self._send(_END)
         if isinstance(result, OSError):
             raise result
+        if isinstance(result, StreamserveError):
+            logger.info("stream %s: a reader is cut off: %s", delivery.stream.id, result.code)
+            raise DeliveryFailed(delivery.stream.id) from result
         if isinstance(result, Exception):
             logger.error("stream %s: its delivery failed", delivery.stream.id, exc_info=result)
             raise DeliveryFailed(delivery.stream.id) from result

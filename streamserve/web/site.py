@@ -135,7 +135,7 @@ class DjangoSite:
         stream = await self.streams.start(
             request, owner=principal.owner, tenant=principal.tenant, on_disconnect=on_disconnect
         )
-        self.permissions.ensure_running()
+        self.permissions.note_start(stream, principal)
         return stream
 
     async def find(self, caller: Caller, *, stream_id: str = "", log_id: str = "") -> Found:

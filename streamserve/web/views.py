@@ -20,8 +20,9 @@ from django.http import HttpRequest, HttpResponse, HttpResponseBase, StreamingHt
 from streamserve.api.call import ANONYMOUS, AuditedSite, Body, Call, Caller, Reply
 from streamserve.api.routes import Route, failure
 from streamserve.asgi.handover import HEADER, offer
-from streamserve.protocol.errors import MethodNotAllowed, Refused, StreamserveError
+from streamserve.protocol.errors import MethodNotAllowed, Refused, StreamserveError, Unauthorized
 from streamserve.protocol.ids import request_id_of
+from streamserve.streams.reader.delivery import Delivery
 from streamserve.web.access import admit
 from streamserve.web.auth import give_cookie
 from streamserve.web.site import get_site
@@ -62,6 +63,8 @@ def view_of(route: Route) -> View:
             )
             site: AuditedSite | None = get_site() if route.needs_site else None
             reply = await route.endpoint(call, site)
+            if isinstance(reply.body, Delivery):
+                get_site().permissions.hold(reply.body, caller, _break_off)
         except StreamserveError as error:
             reply = route.error_reply(error)
         except RequestAborted:
@@ -79,6 +82,10 @@ def view_of(route: Route) -> View:
     view.csrf_exempt = True  # type: ignore[attr-defined]
     view.login_required = False  # type: ignore[attr-defined]
     return _mark_non_atomic(view)
+
+
+def _break_off(delivery: Delivery) -> None:
+    delivery.break_off(Unauthorized("Your key or login is no longer active.", code="rights_lost"))
 
 
 def non_atomic(view: View) -> View:

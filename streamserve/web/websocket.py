@@ -33,7 +33,7 @@ from streamserve.streams.store import answer_text
 from streamserve.streams.stream import Stream
 from streamserve.web.access import check_access, check_handshake, headers_of
 from streamserve.web.auth import authenticate, cookie_headers
-from streamserve.web.permissions import owners_without_permission
+from streamserve.web.permissions import PermissionChecks, has_lost_permission
 from streamserve.web.site import begin_to_drain, get_site
 from streamserve.web.subscriptions import SocketGone, Subscriptions
 
@@ -51,6 +51,7 @@ class StreamConsumer(AsyncConsumer):  # type: ignore[misc]  # channels ships no 
         self._shown = Subscriptions(self._send, self._leave)
         self._tasks: list[asyncio.Task[None]] = []
         self._on_drain: set[Callable[[], None]] = set()
+        self._permissions: PermissionChecks | None = None  # that hold this socket
         self._is_busy = False  # handling a message
         self._has_closed = False
         self._sent_at = time.monotonic()
@@ -61,6 +62,8 @@ class StreamConsumer(AsyncConsumer):  # type: ignore[misc]  # channels ships no 
             await super().__call__(scope, receive, send)
         finally:
             self._on_drain.discard(self._begin_to_leave)
+            if self._permissions is not None:
+                self._permissions.release(self)
             for task in self._tasks:
                 task.cancel()
             await self._shown.aclose()
@@ -78,6 +81,8 @@ class StreamConsumer(AsyncConsumer):  # type: ignore[misc]  # channels ships no 
             await self.send({"type": "websocket.close"})  # before accept: HTTP 403
             return
         await self.send({"type": "websocket.accept", "headers": cookie_headers(self._principal)})
+        self._permissions = get_site().permissions
+        self._permissions.hold(self, self._principal, StreamConsumer._lose_permission)
         self._join_drain()
         seconds = get_settings().streams.ping_seconds
         if seconds:
@@ -210,10 +215,18 @@ class StreamConsumer(AsyncConsumer):  # type: ignore[misc]  # channels ships no 
         return found.stream
 
     async def _check_permission(self) -> None:
-        """Raise Unauthorized if the key or account is no longer active: a socket may outlive both."""
-        owners = {self._principal.owner}
-        if await database_sync_to_async(owners_without_permission)(owners):
-            raise Unauthorized("Your key or account is no longer active.", code="rights_lost")
+        """Raise Unauthorized if the key, account or login is no longer active: a socket may outlive them."""
+        if await database_sync_to_async(has_lost_permission)(self._principal):
+            raise _rights_lost()
+
+    def _lose_permission(self) -> None:
+        """Send the error and close: a check has found that the permission is lost."""
+        self._spawn(self._close_for_lost_permission())
+
+    async def _close_for_lost_permission(self) -> None:
+        with suppress(SocketGone):
+            await self._send(failure(_rights_lost(), {}))
+            await self._close(CLOSES["rights_lost"])
 
     def _check_room(self, beside: str = "") -> None:
         """Raise for one stream too many, and for any while the server shuts down. `beside`: the stream it replaces."""
@@ -258,6 +271,10 @@ class StreamConsumer(AsyncConsumer):  # type: ignore[misc]  # channels ships no 
             await self.send(message)
         except OSError:  # raised by uvicorn (ASGI 3, "Disconnected client")
             raise SocketGone from None
+
+
+def _rights_lost() -> Unauthorized:
+    return Unauthorized("Your key, account or login is no longer active.", code="rights_lost")
 
 
 async def deny_unknown_path(scope: Scope, receive: Receive, send: Send) -> None:

@@ -112,6 +112,12 @@ class Delivery:
         self.close()
         return self._encoder.going_away(self.reader.going_away()) if can_leave else None
 
+    def break_off(self, error: Exception) -> None:
+        """Close, and break the connection: `run` raises `error`."""
+        if self._channel is not None:
+            self._channel.end(error)
+        self.close()
+
     def close(self) -> None:
         """Detach the reader, or give up one that never came. Idempotent and synchronous."""
         self.reader.close()
