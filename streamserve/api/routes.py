@@ -105,6 +105,7 @@ ROUTES = (
     _openai("v1/models/<path:model>", openai.model, _CHAT, name="model"),
     _openai("v1/<path:path>", openai.unknown, _OPEN, methods=_ANY, needs_site=False),
     _native("livez", ops.livez, _OPEN, methods=_READ, name="livez", needs_site=False),
+    _native("health", ops.livez, _OPEN, methods=_READ, name="health", needs_site=False),
     _native("readyz", ops.readyz, _OPEN, methods=_READ, name="readyz"),
     _native("metrics", ops.metrics, _OPS, methods=_READ, name="metrics"),
 )

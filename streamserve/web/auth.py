@@ -42,7 +42,6 @@ class Principal(Caller):
     user_id: Any = None
     key_id: int | None = None
     session_key: str = ""  # of a "session" caller
-    is_staff: bool = False
     scopes: frozenset[str] = field(default_factory=frozenset)
     new_cookie: str = ""  # the value of VISITOR_COOKIE for an "anonymous" caller that sent none
 
@@ -81,15 +80,13 @@ async def authenticate(
         return principal
     if user is not None and user.is_authenticated and user.is_active:
         tenant = f"user:{user.pk}"
-        scopes = frozenset({"chat", "watch", "ops"} if user.is_staff else {"chat", "watch"})
         return Principal(
             kind="session",
             tenant=tenant,
             owner=tenant,
             user_id=user.pk,
             session_key=getattr(session, "session_key", None) or "",
-            is_staff=bool(user.is_staff),
-            scopes=scopes,
+            scopes=frozenset({"chat", "watch"}),
         )
     if get_settings().anonymous:
         return visitor(headers)

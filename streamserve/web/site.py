@@ -169,6 +169,11 @@ class DjangoSite:
         """Whether responses may name folders and libraries."""
         return bool(django_settings.DEBUG)
 
+    @property
+    def takes_prompt_in_url(self) -> bool:
+        """Whether `GET /streams/new?prompt=` starts answers."""
+        return self.settings.prompt_in_url
+
     def health(self) -> dict[str, Any]:
         """Return the state of the log, for `/readyz`."""
         outage = self.streams.writer.outage

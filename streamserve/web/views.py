@@ -7,7 +7,7 @@ as browsers, and stream for minutes. Runs on the event loop; under WSGI every ro
 from __future__ import annotations
 
 import functools
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from contextlib import aclosing
 from typing import Any, TypeVar
 
@@ -16,6 +16,7 @@ from asgiref.sync import SyncToAsync, sync_to_async
 from django.core.exceptions import RequestAborted
 from django.db import connections, transaction
 from django.http import HttpRequest, HttpResponse, HttpResponseBase, StreamingHttpResponse
+from django.utils.cache import patch_vary_headers
 
 from streamserve.api.call import ANONYMOUS, AuditedSite, Body, Call, Caller, Reply
 from streamserve.api.routes import Route, failure
@@ -23,7 +24,7 @@ from streamserve.asgi.handover import HEADER, offer
 from streamserve.protocol.errors import MethodNotAllowed, Refused, StreamserveError, Unauthorized
 from streamserve.protocol.ids import request_id_of
 from streamserve.streams.reader.delivery import Delivery
-from streamserve.web.access import admit
+from streamserve.web.access import admit, cors_headers
 from streamserve.web.auth import give_cookie
 from streamserve.web.site import get_site
 
@@ -43,12 +44,15 @@ def view_of(route: Route) -> View:
     async def view(request: HttpRequest, **params: str) -> HttpResponseBase:
         request_id = request_id_of(request.headers.get("X-Request-Id", ""))
         caller: Caller = ANONYMOUS
+        headers = {name.lower(): value for name, value in request.headers.items()}
+        cors = cors_headers(route, headers, is_preflight=request.method == "OPTIONS")
+        if cors and request.method == "OPTIONS":
+            return HttpResponse(status=204, headers=cors)
         try:
             if not hasattr(request, "scope"):
                 raise Refused(_NEEDS_ASGI, code="asgi_required", retry_after=120)
             if request.method not in route.methods:
                 raise MethodNotAllowed(f"This address takes {' and '.join(route.methods)}, not {request.method}.")
-            headers = {name.lower(): value for name, value in request.headers.items()}
             caller = await admit(route.access, request, headers)
             call = Call(
                 method=request.method,
@@ -74,7 +78,7 @@ def view_of(route: Route) -> View:
             log.exception("request_failed", request_id=request_id, path=request.path)
             reply = route.error_reply(failure(request_id))
         response = to_django(request, reply)
-        response["X-Request-Id"] = request_id
+        _set_headers(response, {"X-Request-Id": request_id, **cors})
         give_cookie(response, caller)
         return response
 
@@ -82,6 +86,15 @@ def view_of(route: Route) -> View:
     view.csrf_exempt = True  # type: ignore[attr-defined]
     view.login_required = False  # type: ignore[attr-defined]
     return _mark_non_atomic(view)
+
+
+def _set_headers(response: HttpResponseBase, headers: Mapping[str, str]) -> None:
+    """Set these headers; `Vary` is added to what is there."""
+    for name, value in headers.items():
+        if name == "Vary":
+            patch_vary_headers(response, [value])
+        else:
+            response[name] = value
 
 
 def _break_off(delivery: Delivery) -> None:
@@ -119,8 +132,7 @@ def to_django(request: HttpRequest, reply: Reply) -> HttpResponseBase:
         response = HttpResponse(status=reply.status, headers={HEADER: offer(body)})
     else:
         response = _Streamed(_released(body), status=reply.status)
-    for name, value in reply.headers.items():
-        response[name] = value
+    _set_headers(response, reply.headers)
     if not isinstance(body, bytes):
         for raw_name, raw_value in body.headers:
             response[raw_name.decode("ascii")] = raw_value.decode("latin-1")

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from asgiref.sync import sync_to_async
 from channels.testing import WebsocketCommunicator
+from django.contrib.auth.models import Permission
 from django.contrib.sessions.models import Session
 from django.test import AsyncClient, Client
 from django.test.utils import override_settings
@@ -23,7 +24,7 @@ from streamserve.web.auth import VISITOR_COOKIE
 from tests.conftest import Caller, body_of, until_ready
 
 PROMPT = {"prompt": "hello", "max_tokens": 3}
-OPEN_TO_ALL = {"livez", "readyz", "streams/<path:path>", "v1/<path:path>"}
+OPEN_TO_ALL = {"livez", "health", "readyz", "streams/<path:path>", "v1/<path:path>"}
 UNKNOWN_ID = "0" * 32
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -156,10 +157,12 @@ async def test_a_key_without_the_scope_is_403(engine: None, lonely_key: str, ops
     assert refused.json()["error"]["type"] == "permission_error"
 
 
-async def test_metrics_are_for_staff_or_debug(engine: None, alice: Any, staff: Any) -> None:
-    """Metrics refuse a user and serve staff; in DEBUG they serve every caller."""
-    assert (await (await make_caller(alice)).get("/metrics")).status_code == 403
-    assert b"streamserve_kv_blocks_free" in (await (await make_caller(staff)).get("/metrics")).content
+async def test_metrics_need_the_permission_or_debug(engine: None, staff: Any, root: Any) -> None:
+    """Metrics need the permission of the live page: staff alone is refused. In DEBUG they serve every caller."""
+    assert (await (await make_caller(staff)).get("/metrics")).status_code == 403
+    await staff.user_permissions.aadd(await Permission.objects.aget(codename="view_live"))
+    for user in (staff, root):
+        assert b"streamserve_kv_blocks_free" in (await (await make_caller(user)).get("/metrics")).content
     with override_settings(DEBUG=True):
         assert (await AsyncClient().get("/metrics")).status_code == 200
 
@@ -219,6 +222,55 @@ async def test_trusted_origins_may_read(engine: None, alice: Any) -> None:
     with override_settings(CSRF_TRUSTED_ORIGINS=["https://*.example.org"]):
         assert (await caller.get("/v1/models", origin="https://a.example.org")).status_code == 200
         assert (await caller.get("/v1/models", origin="https://example.com")).status_code == 403
+
+
+async def test_named_origins_may_use_a_key_from_a_browser(engine: None, alice: Any, alice_key: str) -> None:
+    """A preflight and the answer to a page of CORS_ORIGINS carry CORS headers; cookies do not count from there."""
+    app = "https://app.example.org"
+    ask = {"access-control-request-method": "POST", "access-control-request-headers": "authorization, content-type"}
+    with override_settings(STREAMSERVE={"TESTING": True, "CORS_ORIGINS": [app]}):
+        client = AsyncClient()
+        preflight = await client.options("/streams", headers={"origin": app, **ask})
+        assert (preflight.status_code, preflight["Access-Control-Allow-Origin"]) == (204, app)
+        assert preflight["Access-Control-Allow-Methods"] == "POST"
+        assert "Authorization" in preflight["Access-Control-Allow-Headers"]
+        assert "Access-Control-Allow-Credentials" not in preflight
+        answer = await Caller(key=alice_key).post("/streams", PROMPT, origin=app)
+        await body_of(answer)
+        refused = await Caller(key="x" * 20).post("/streams", PROMPT, origin=app)
+        for response in (answer, refused):
+            assert response["Access-Control-Allow-Origin"] == app
+            assert "X-Stream-Id" in response["Access-Control-Expose-Headers"]
+            assert "Origin" in response["Vary"]
+        assert (answer.status_code, refused.status_code) == (200, 401)
+        assert (await (await make_caller(alice)).get("/v1/models", origin=app)).status_code == 403
+        elsewhere = await client.options("/streams", headers={"origin": "https://evil.example", **ask})
+        assert elsewhere.status_code == 405
+        assert "Access-Control-Allow-Origin" not in elsewhere
+
+
+async def test_prompts_in_urls_are_off_by_default(engine: None, alice_key: str) -> None:
+    """GET /streams/new is a 403 that names the way out, before anything is started; with an id it still resumes."""
+    await site.reset()
+    with override_settings(STREAMSERVE={"TESTING": True}):
+        await until_ready()
+        caller = Caller(key=alice_key)
+        refused = await caller.get("/streams/new?prompt=hi")
+        assert (refused.status_code, refused.json()["error"]["code"]) == (403, "prompt_in_url_off")
+        assert "POST" in refused.json()["error"]["message"]
+        assert await StreamRow.objects.acount() == 0
+        started = await caller.post("/streams", PROMPT)
+        whole = await body_of(started)
+        first_id = whole.partition(b"\nid: ")[2].partition(b"\n")[0].decode()
+        resumed = await caller.get("/streams/new?prompt=hi", **{"last-event-id": first_id})
+        assert resumed.status_code == 200
+        assert whole.endswith((await body_of(resumed)).removeprefix(b": ok\n\n"))
+
+
+async def test_health_is_livez(transactional_db: Any) -> None:
+    """/health answers as /livez does."""
+    for path in ("/health", "/livez"):
+        assert (await AsyncClient().get(path)).json() == {"live": True}
 
 
 async def test_a_visitor_gets_a_tenant_of_their_own(anonymous_site: None, engine: None) -> None:
