@@ -6,6 +6,7 @@ Importing this module needs no app registry, so that an asgi.py may import it an
 
 from __future__ import annotations
 
+import re
 from functools import cache
 from typing import Any
 
@@ -21,16 +22,24 @@ def wrap(django_application: Any) -> Any:
     from channels.routing import ProtocolTypeRouter, URLRouter
     from django.urls import re_path
 
+    from streamserve.asgi.guard import Guard
     from streamserve.asgi.middleware import StreamMiddleware
-    from streamserve.conf import get_problems, get_settings
+    from streamserve.conf import SiteConfig, get_problems, get_settings
     from streamserve.web.site import begin_to_drain, reset, shut_down_streams
     from streamserve.web.websocket import deny_unknown_path
 
     unknown = re_path("", deny_unknown_path)  # type: ignore[arg-type]  # without it the router raises: a 500
     websocket = AuthMiddlewareStack(URLRouter([*_websocket_urlpatterns(), unknown]))
-    hardens = not get_problems() and get_settings().harden_event_streams  # the system checks name the problems
+    settings = SiteConfig() if get_problems() else get_settings()  # the system checks name the problems
+    hardens, limits, flow = settings.harden_event_streams, settings.limits, settings.flow
+    guard = Guard(
+        max_connections=limits.max_connections,
+        max_per_address=limits.max_connections_per_address,
+        body_seconds=flow.head_seconds,
+        bound_of=_bound_of,
+    )
     router = ProtocolTypeRouter({"http": django_application, "websocket": websocket})
-    middleware = StreamMiddleware(router, harden=hardens)
+    middleware = StreamMiddleware(router, harden=hardens, guard=guard, stall_seconds=flow.stall_seconds)
     middleware.on_shutdown(reset)
     middleware.on_drain(begin_to_drain)
     middleware.on_going_away(shut_down_streams)
@@ -47,6 +56,31 @@ def with_static_files(django_application: Any) -> Any:
     if settings.DEBUG and apps.is_installed("django.contrib.staticfiles"):
         return ASGIStaticFilesHandler(django_application)
     return django_application
+
+
+def _bound_of(path: str) -> Any:
+    """Return the bounds of the bodies of a route, None for an address of the site's own."""
+    from streamserve.asgi.guard import RouteBound
+    from streamserve.conf import get_settings
+
+    for pattern, error_json in _route_patterns():
+        if pattern.fullmatch(path):
+            return RouteBound(body_bytes=get_settings().limits.max_body_bytes, error_json=error_json)
+    return None
+
+
+@cache
+def _route_patterns() -> list[tuple[re.Pattern[str], Any]]:
+    """Return the paths of our routes, below the prefix under which the site includes them."""
+    from django.urls import NoReverseMatch, reverse
+
+    from streamserve.api.routes import ROUTES
+
+    try:
+        prefix = reverse("streamserve:livez").removesuffix("/livez")
+    except NoReverseMatch:  # the site includes none
+        return []
+    return [(re.compile(re.escape(prefix) + route.pattern().pattern), route.error_json) for route in ROUTES]
 
 
 @cache

@@ -20,6 +20,7 @@ import asyncio
 import time
 from collections.abc import Callable
 from typing import Any, cast
+from urllib.parse import unquote_to_bytes
 
 from daphne.http_protocol import HTTPFactory, WebRequest
 
@@ -88,7 +89,7 @@ class FlowConnection(HTTPChannel):  # type: ignore[misc]  # Twisted is not type-
 class FlowRequest(WebRequest):  # type: ignore[misc]  # daphne ships no types
     """One request and its response."""
 
-    _num_body = 0
+    _num_body = _body_limit = 0
     _is_refused = False
     _response_started: bool  # daphne's
 
@@ -96,6 +97,7 @@ class FlowRequest(WebRequest):  # type: ignore[misc]  # daphne ships no types
 
     def gotLength(self, length: int | None) -> None:
         """Refuse a body by its announced length, before any of it is stored."""
+        self._body_limit = self._limit_of_path()
         if length is not None and length > self._body_limit:
             super().gotLength(0)
             self._refuse_body()
@@ -115,9 +117,13 @@ class FlowRequest(WebRequest):  # type: ignore[misc]  # daphne ships no types
         else:
             super().handleContentChunk(data)
 
-    @property
-    def _body_limit(self) -> int:
-        return int(self.server.options.body_bytes)
+    def _limit_of_path(self) -> int:
+        """Return how large the body may be. The request has no path yet; its channel does (of HTTP/2: a stream)."""
+        limit = int(self.server.options.body_bytes)
+        raw = getattr(self.channel, "_path", None) or getattr(self.channel, "path", None) or b""
+        path = unquote_to_bytes(raw.partition(b"?")[0]).decode("utf-8", "replace")
+        own = self.server.drain.body_bytes_of(path)
+        return limit if own is None else min(limit, own)
 
     def _refuse_body(self) -> None:
         self._is_refused = True
