@@ -1,8 +1,8 @@
 """How long OpenMP's threads spin before they sleep. Knows no torch: the OpenMP runtime reads this when it is loaded.
 
-A step is hundreds of short parallel regions. A thread that sleeps between two of them costs a wake-up each time; one that
-spins for long takes a core from the event loop, the tokenisers and other processes. So it spins for a bounded time, about
-as long as the gap between two regions of one step, and sleeps between steps.
+A step is hundreds of short parallel regions. A thread that sleeps between two of them costs a wake-up each time. One
+that spins for long takes a core from the event loop, the tokenisers and other processes. So it spins for about as long
+as the gap between two regions of one step, and sleeps between steps.
 """
 
 from __future__ import annotations
