@@ -36,7 +36,7 @@ from streamserve.clients.process.messages import (
 )
 from streamserve.clients.process.paths import EnginePathError, engine_paths, is_locked, prepare_folder
 from streamserve.clients.process.spawn import SpawnFailed, spawn
-from streamserve.clients.process.supervision import CircuitBreaker
+from streamserve.clients.process.supervision import CircuitBreaker, ProcessActivity
 from streamserve.clients.thread.generation import error_event
 from streamserve.protocol.errors import EngineUnavailable
 from streamserve.protocol.frames import FrameError
@@ -45,8 +45,6 @@ from streamserve.protocol.stats import EngineStats, ModelDescription
 
 logger = logging.getLogger(__name__)
 
-# Importing torch and reading weights hold the GIL for seconds: an engine that loads may be silent for longer.
-_LOADING_FACTOR = 6
 _RETRY_SECONDS = 0.2
 
 
@@ -184,7 +182,10 @@ class ProcessClient:
     async def _handshake(self, connection: Connection) -> None:
         """Exchange versions. An engine with older settings than ours drains and ends: wait until it has."""
         self._has_state = self._was_ready = False
-        connection.watch(self._allowed_silence, lambda: self._kill(connection))
+        activity = ProcessActivity(connection.peer.pid)
+        connection.watch(
+            self._config.hang_seconds, lambda seconds: self._busy(activity, seconds), lambda: self._kill(connection)
+        )
         connection.send(encode(self._hello))
         payload = await connection.receive()
         if payload is None:
@@ -214,8 +215,11 @@ class ProcessClient:
         if session.goodbye == "replaced":  # by a worker with more recent settings, which starts the next one
             self._spawn_after = time.monotonic() + self._config.hang_seconds
 
-    def _allowed_silence(self) -> float:
-        return self._config.hang_seconds * (1 if self._was_ready else _LOADING_FACTOR)
+    def _busy(self, activity: ProcessActivity, seconds: float) -> float:
+        """Return for how many of the last `seconds` the engine was busy; where that is not known, while it loads."""
+        if activity.is_known:
+            return activity.busy_seconds(seconds)
+        return 0.0 if self._was_ready else seconds
 
     def _kill(self, connection: Connection) -> None:
         """End an engine without a heartbeat. Its process exists: if it were dead, the connection would be lost."""
