@@ -85,14 +85,19 @@ class InFlight:
         return len(self._steps)
 
     def launch(self, chunks: tuple[Chunk, ...], sequences: Mapping[int, Sequence]) -> None:
-        """Launch a step. `StepOutOfMemory` leaves everything as it was."""
+        """Launch a step. `StepOutOfMemory` leaves everything as it was, but rows of counts, which begin afresh."""
         plan = StepPlan(step_id=self.num_launched, chunks=chunks)
         self.num_launched += 1
         at = self._clock()  # a runner without a device of its own computes in `launch`
         with self._guarding(plan):
             if self._on_plan is not None:
                 self._on_plan(plan)
-            handle = self._runner.launch(plan)
+            try:
+                handle = self._runner.launch(plan)
+            except StepOutOfMemory:
+                for chunk in chunks:
+                    sequences[chunk.seq_id].is_counted = False
+                raise
         parts = tuple(Part(sequence := sequences[c.seq_id], c, sequence.num_preemptions) for c in chunks)
         for part in parts:
             part.sequence.launch(len(part.chunk.token_ids), is_sampled=part.chunk.sample is not None)
@@ -181,12 +186,18 @@ def halves(chunks: tuple[Chunk, ...], block_size: int) -> tuple[tuple[Chunk, ...
 
 
 def still_ready(chunks: tuple[Chunk, ...], sequences: Mapping[int, Sequence]) -> tuple[Chunk, ...]:
-    """Return the chunks that can still be computed as planned, with the values of tokens that were pending then."""
-    return tuple(
-        replace(chunk, token_ids=tuple(sequences[chunk.seq_id].token_ids[chunk.start : _end(chunk)]))
-        for chunk in chunks
-        if _is_ready(chunk, sequences.get(chunk.seq_id))
-    )
+    """Return the chunks that can still be computed as planned, with the values of tokens that were pending then.
+
+    No step is in flight, and the step with these chunks failed: penalties are counted afresh.
+    """
+    ready = []
+    for chunk in chunks:
+        sequence = sequences.get(chunk.seq_id)
+        if sequence is None or not _is_ready(chunk, sequence):
+            continue
+        token_ids = tuple(sequence.token_ids[chunk.start : _end(chunk)])
+        ready.append(replace(chunk, token_ids=token_ids, sample=chunk.sample and sequence.sample_spec()))
+    return tuple(ready)
 
 
 def _split(chunk: Chunk, num_tokens: int, block_size: int) -> tuple[list[Chunk], list[Chunk]]:
@@ -199,11 +210,10 @@ def _split(chunk: Chunk, num_tokens: int, block_size: int) -> tuple[list[Chunk],
     return [head], [replace(chunk, start=middle, token_ids=chunk.token_ids[num_tokens:])]
 
 
-def _is_ready(chunk: Chunk, sequence: Sequence | None) -> bool:
+def _is_ready(chunk: Chunk, sequence: Sequence) -> bool:
     """Whether the sequence is still where the chunk begins, in the same blocks, and its tokens are known."""
     return (
-        sequence is not None
-        and sequence.num_launched_tokens == chunk.start
+        sequence.num_launched_tokens == chunk.start
         and sequence.num_tokens >= _end(chunk)
         and tuple(sequence.block_table[: len(chunk.block_table)]) == chunk.block_table
     )

@@ -26,8 +26,11 @@ class SampleSpec:
 
     The draw is `argmax(log p + Gumbel(seed, position, token))`: fixed given equal logits, whatever the batch.
     `position` is the absolute index of the token to be chosen (= number of tokens known before it).
-    `prompt_token_ids` / `output_token_ids` are set only when a penalty needs them; `banned_token_ids` (eos and stop ids
-    before min_tokens) must not be chosen. Order of transforms: ban, penalties, temperature, top-k, top-p, min-p.
+    `banned_token_ids` (eos and stop ids before min_tokens) must not be chosen. Order of transforms: ban, penalties,
+    temperature, top-k, top-p, min-p.
+    `counts_row` is where the runner counts the sequence's tokens for its penalties; None without penalties. A spec with
+    `prompt_token_ids` begins the row afresh: these and `output_token_ids` are all tokens before `position`. A later one
+    has neither: the chunk's only token, pending or not, is the one that the row lacks.
     `logprobs` k asks for log-softmax of the *unmodified* logits (OpenAI's and vLLM's default): chosen + k likeliest.
     """
 
@@ -40,6 +43,7 @@ class SampleSpec:
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     repetition_penalty: float = 1.0
+    counts_row: int | None = None
     prompt_token_ids: Sequence[int] = ()
     output_token_ids: Sequence[int] = ()
     banned_token_ids: tuple[int, ...] = ()

@@ -79,6 +79,9 @@ class Sequence:
     more token, which a runner that can overlap knows before the core does. A step's result counts only if the sequence
     still runs and `num_preemptions` is what it was at the launch: otherwise its blocks were freed, and it starts again.
     `order_key` and `expires_at` (its first step must come before) are the scheduler's, fixed when it is added.
+
+    With penalties a running sequence has a row of counts in the runner, `counts_row`, as it has blocks. `is_counted`:
+    the row holds every token that a launched step has seen; otherwise the next draw begins it afresh.
     """
 
     request: SequenceRequest
@@ -91,6 +94,8 @@ class Sequence:
     num_cached_tokens: int = 0
     num_preemptions: int = 0
     is_pending: bool = False
+    counts_row: int | None = None
+    is_counted: bool = False
     order_key: tuple[float, int] = (0.0, 0)
     expires_at: float = math.inf
     scheduled_at: float | None = None
@@ -151,6 +156,7 @@ class Sequence:
         """Record that a step with the next `num_tokens` was launched; `is_sampled`: it gives a token."""
         self.num_launched_tokens += num_tokens
         self.is_pending = is_sampled
+        self.is_counted = self.is_counted or is_sampled
 
     def mark_computed(self, num_tokens: int) -> None:
         """Record that the oldest launched step with this sequence has computed its `num_tokens`."""
@@ -160,7 +166,7 @@ class Sequence:
     def take_back(self, num_tokens: int) -> None:
         """Undo a launch whose result is dropped. The same must be done to every step launched after it."""
         self.num_launched_tokens -= num_tokens
-        self.is_pending = False
+        self.is_pending = self.is_counted = False
 
     def release(self, pool: BlockPool) -> None:
         """Free every block. Only outside RUNNING; a second call finds nothing to free.
@@ -169,13 +175,16 @@ class Sequence:
         """
         if self.state is State.RUNNING:
             raise IntegrityError(f"sequence {self.seq_id} frees its blocks while running")
+        if self.counts_row is not None:
+            pool.free_row(self.counts_row)
         pool.free(self.lose_blocks())
 
     def lose_blocks(self) -> list[int]:
-        """Drop the block table and what is computed; returns the blocks, which are not freed yet."""
+        """Drop the block table, the row of counts and what is computed; returns the blocks, which are not freed yet."""
         blocks, self.block_table = self.block_table, []
         self.num_computed_tokens = self.num_launched_tokens = 0
-        self.is_pending = False
+        self.is_pending = self.is_counted = False
+        self.counts_row = None
         return blocks
 
     def finish_reason(self, max_model_len: int) -> str | None:
@@ -190,11 +199,11 @@ class Sequence:
         return None
 
     def must_wait(self, max_model_len: int | None) -> bool:
-        """Whether the pending token must be known first: a penalty counts it, or it may be the last token."""
+        """Whether the pending token must be known first, as it may be the last token."""
         if not self.is_pending:
             return False
         is_last = self.num_output_tokens + 1 >= self.max_tokens
-        return is_last or self.num_tokens + 1 >= (max_model_len or sys.maxsize) or self.has_penalties
+        return is_last or self.num_tokens + 1 >= (max_model_len or sys.maxsize)
 
     def ahead_seconds(self, pace: float, now: float) -> float | None:
         """Return how many seconds of unread tokens its reader has at `pace` tokens a second.
@@ -212,6 +221,7 @@ class Sequence:
             return None
         sampling, prompt = self.request.sampling, self.request.prompt_token_ids
         assert sampling.seed is not None, "the seed is resolved at acceptance"
+        begins_counts = self.counts_row is not None and not self.is_counted
         banned: tuple[int, ...] = ()
         if self.num_output_tokens + self.is_pending < sampling.min_tokens:
             banned = tuple(sorted(self._stop_token_ids()))
@@ -225,8 +235,9 @@ class Sequence:
             presence_penalty=sampling.presence_penalty,
             frequency_penalty=sampling.frequency_penalty,
             repetition_penalty=sampling.repetition_penalty,
-            prompt_token_ids=prompt if self.has_penalties else (),
-            output_token_ids=tuple(self.token_ids[len(prompt) :]) if self.has_penalties else (),
+            counts_row=self.counts_row,
+            prompt_token_ids=prompt if begins_counts else (),
+            output_token_ids=tuple(self.token_ids[len(prompt) :]) if begins_counts else (),
             banned_token_ids=banned,
             logprobs=sampling.logprobs,
         )

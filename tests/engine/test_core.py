@@ -240,14 +240,15 @@ def test_stats_count_tokens_and_steps() -> None:
     assert (stats.prompt_tokens, stats.generation_tokens, stats.steps) == (40, 20, 10)
 
 
-def test_penalties_send_the_tokens_along() -> None:
-    """Only a sequence with a penalty pays for copying its tokens into every plan."""
+def test_penalties_send_the_tokens_once() -> None:
+    """Only a sequence with a penalty has its tokens in a plan, and only in that of its first draw."""
     drive = Drive()
     drive.run(request(1, range(3), sampling=sampling(max_tokens=2)))
     drive.run(request(2, range(3), sampling=sampling(max_tokens=2, presence_penalty=0.5)))
     specs = [chunk.sample for plan in drive.plans for chunk in plan.chunks]
     counts = [(len(spec.prompt_token_ids), len(spec.output_token_ids)) for spec in specs if spec]
-    assert counts == [(0, 0), (0, 0), (3, 0), (3, 1)]
+    assert counts == [(0, 0), (0, 0), (3, 0), (0, 0)]
+    assert [spec.counts_row for spec in specs if spec] == [None, None, 0, 0]
 
 
 def test_step_time_is_that_of_the_whole_step() -> None:

@@ -47,19 +47,47 @@ def test_prompt_goes_on_while_its_chunk_is_in_flight() -> None:
 
 
 @pytest.mark.parametrize("penalty", ["presence_penalty", "frequency_penalty", "repetition_penalty"])
-def test_a_penalty_waits_for_the_token(penalty: str) -> None:
-    """A penalty counts the pending token, so its sequence is planned every other step, with all tokens known."""
+def test_a_penalty_waits_for_no_token(penalty: str) -> None:
+    """The pending token is counted where it is made: its sequence is in every step, and its row is begun once."""
     desk = Desk(overlap=True)
     desk.add(request(1, sampling=sampling(**{penalty: 1.5})))
     desk.run()
-    assert all(PENDING not in chunk.token_ids for chunk in chunks_of(desk, 1))
-    assert [len(chunk.sample.output_token_ids) for chunk in chunks_of(desk, 1) if chunk.sample] == list(range(10))
+    plans = [schedule.chunks for schedule in desk.schedules if schedule.chunks]
+    assert [len(chunks) for chunks in plans] == [1] * 10
+    assert [chunks[0].token_ids == (PENDING,) for chunks in plans] == [False, *[True] * 9]
+    specs = [chunk.sample for chunk in chunks_of(desk, 1) if chunk.sample]
+    assert [(spec.counts_row, len(spec.prompt_token_ids)) for spec in specs] == [(0, 20), *[(0, 0)] * 9]
+
+
+def test_penalised_sequences_form_one_batch() -> None:
+    """Two cohorts would alternate to the end: admitted together or a step apart, all are in every step."""
+    desk = Desk(overlap=True)
+    how = sampling(max_tokens=12, repetition_penalty=1.1)
+    desk.add(request(1, sampling=how), request(2, range(40, 60), sampling=how))
+    desk.step()
+    desk.add(request(3, range(60, 80), sampling=how), request(4, range(80, 100), sampling=how))
+    desk.run()
+    sizes = [len(schedule.chunks) for schedule in desk.schedules if schedule.chunks]
+    assert sizes == [2, *[4] * 11, 2]
+
+
+def test_a_row_of_counts_is_begun_again_after_a_preemption() -> None:
+    """With all that is known by then: the token in flight at the preemption is drawn again, and counted once."""
+    desk = Desk(overlap=True)
+    desk.add(request(1, sampling=sampling(frequency_penalty=1.0)))
+    for _ in range(4):
+        desk.step()
+    desk.scheduler.forced_preempt = lambda running: running
+    spec = desk.step().chunks[0].sample
+    desk.scheduler.forced_preempt = None
+    assert spec is not None
+    assert (spec.position, len(spec.prompt_token_ids), len(spec.output_token_ids)) == (23, 20, 3)
 
 
 def test_one_that_waits_a_step_still_bounds_prefill() -> None:
     """Its reader waits for the next step, so no prompt may make that long."""
     desk = Desk(overlap=True, prefill_chunk=8)
-    desk.add(request(1, sampling=sampling(presence_penalty=1.0)))
+    desk.add(request(1, sampling=sampling(max_tokens=1)))
     desk.step()
     desk.add(request(2, range(100, 150)))
     desk.step()

@@ -50,11 +50,8 @@ class Flights:
         return num_left == 1 and landed + 1 > len(sequence.block_table) * size
 
     def waits_for_token(self, sequence: Sequence) -> bool:
-        """Whether its next chunk needs the pending token on the CPU, or may not come at all."""
-        sampling, num_output = sequence.request.sampling, sequence.num_output_tokens
+        """Whether its next chunk may not come at all: the pending token may be the last."""
         return self.sim.laws.was_flying and (
-            sampling.repetition_penalty != 1.0
-            or num_output < sampling.min_tokens + 1
-            or num_output + 1 >= sequence.max_tokens
+            sequence.num_output_tokens + 1 >= sequence.max_tokens
             or sequence.num_tokens + 1 >= self.sim.shape.max_model_len
         )

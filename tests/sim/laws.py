@@ -14,6 +14,7 @@ from streamserve.engine.plan import PENDING, Chunk, StepPlan
 from streamserve.engine.sequence import Sequence, SequenceRequest, State
 from tests.sim.answers import AnswerLaws
 from tests.sim.books import Books
+from tests.sim.counts import CountLaws
 from tests.sim.debts import Debts
 from tests.sim.flights import Flights
 from tests.sim.readers import ReaderLaws
@@ -33,6 +34,7 @@ class Laws:
         self.debts = Debts(sim)
         self.answers = AnswerLaws(sim)
         self.flights = Flights(sim)
+        self.counts = CountLaws(sim)
         self.plans: list[StepPlan] = []
         self.prompt_tokens = 0
         self.least_prompt_tokens = 0
@@ -147,6 +149,7 @@ class Laws:
         self._check_progress()
         self._check_decodes()
         self._check_times()
+        self.counts.after_step()
         self.readers.after_step()
 
     def check_end(self) -> None:
@@ -183,6 +186,8 @@ class Laws:
         if chunk.token_ids == (PENDING,):
             is_pending = flying is not None and flying.sample is not None
             assert (is_pending, start) == (True, len(known)), "28: nothing is pending"
+            is_last = len(asked.shown) + 1 >= sequence.max_tokens or len(known) + 1 >= sim.shape.max_model_len
+            assert not is_last, "28: planned on top of the last token"
         else:
             assert chunk.token_ids == known[start:end], "13: a plan with other tokens than were shown"
         is_wanted = end >= len(known) and asked.request.sampling.max_tokens != 0
@@ -190,6 +195,7 @@ class Laws:
         assert len(chunk.block_table) == -(-end // size), f"6: {len(chunk.block_table)} blocks for {end} tokens"
         assert list(chunk.block_table) == sequence.block_table[: len(chunk.block_table)], "6: another table"
         self.books.check_writes(asked, chunk)
+        self.counts.check(asked, sequence, chunk)
         self._check_start(asked, sequence, chunk)
 
     def _check_start(self, asked: Asked, sequence: Sequence, chunk: Chunk) -> None:

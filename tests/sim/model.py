@@ -9,7 +9,7 @@ echo runner does the same with prettier text, at five times the cost.)
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from zlib import crc32
 
@@ -50,12 +50,12 @@ def entries(token_ids: tuple[int, ...]) -> array[int]:
     return out
 
 
-def draw(state: int, spec: SampleSpec) -> int:
-    """Choose a token. Whatever the spec says has a part in it, so that nothing of it can be lost."""
+def draw(state: int, spec: SampleSpec, prompt: Iterable[int] = (), output: Iterable[int] = ()) -> int:
+    """Choose a token. All that the spec says, and all that is counted, has a part in it: nothing can be lost."""
     if spec.temperature:
         state = crc32(b"%d %d" % (spec.seed, spec.position), state)
     if spec.repetition_penalty != 1.0:
-        state = crc32(array("q", (*spec.prompt_token_ids, POISON, *spec.output_token_ids)).tobytes(), state)
+        state = crc32(array("q", (*prompt, POISON, *output)).tobytes(), state)
     token_id = state % VOCAB_SIZE
     while token_id in spec.banned_token_ids:
         token_id = (token_id + 1) % VOCAB_SIZE
@@ -85,6 +85,7 @@ class SimRunner:
         self.launched: list[StepPlan] = []
         self.failed: list[StepPlan] = []
         self._last: dict[int, int] = {}
+        self._counted: dict[int, tuple[tuple[int, ...], list[int]]] = {}  # by row: prompt and output
 
     def launch(self, plan: StepPlan) -> tuple[StepPlan, StepResult | None]:
         """Compute the step at once."""
@@ -134,9 +135,19 @@ class SimRunner:
         self._write(chunk, token_ids)
         if chunk.sample is None:
             return None
-        token_id = draw(crc32(self._read(chunk)), chunk.sample)
+        token_id = draw(crc32(self._read(chunk)), chunk.sample, *self._count(chunk.sample, token_ids))
         logprobs = None if chunk.sample.logprobs is None else RawLogprobs(chosen=-float(token_id))
         return Sampled(seq_id=chunk.seq_id, token_id=token_id, logprobs=logprobs)
+
+    def _count(self, spec: SampleSpec, token_ids: tuple[int, ...]) -> tuple[Sequence[int], Sequence[int]]:
+        """Count as a device does: what a row is begun with, and then each step's own token."""
+        if spec.counts_row is None:
+            return (), ()
+        if spec.prompt_token_ids:
+            self._counted[spec.counts_row] = tuple(spec.prompt_token_ids), list(spec.output_token_ids)
+        else:
+            self._counted[spec.counts_row][1].append(token_ids[-1])
+        return self._counted[spec.counts_row]
 
     def _write(self, chunk: Chunk, token_ids: tuple[int, ...] | None) -> None:
         before = self.slots[self._slot(chunk, chunk.start - 1)] if chunk.start else 0
@@ -174,11 +185,9 @@ def reference(
             seed=sampling.seed,
             temperature=sampling.temperature,
             repetition_penalty=sampling.repetition_penalty,
-            prompt_token_ids=prompt,
-            output_token_ids=out,
             banned_token_ids=tuple(stops) if len(out) < sampling.min_tokens else (),
         )
-        token_id = draw(state, spec)
+        token_id = draw(state, spec, prompt, out)
         out.append(token_id)
         if token_id in stops:
             return tuple(out), "stop"

@@ -1,4 +1,5 @@
-"""`BlockPool`: the blocks of KV memory. Reference counts, LRU free list, prefix cache; all O(1).
+"""`BlockPool`: the blocks of KV memory. Reference counts, LRU free list, prefix cache; all O(1). And row numbers, one
+for each running sequence whose penalties the runner counts.
 
 Knows ids and hashes; no tensors and no scheduling. Engine thread only. Block 0 is the null block: never allocated, so
 that padding may point at it. A freed block keeps its hash and content until it is allocated again: "cached" blocks are
@@ -23,6 +24,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as TokenIds
 from dataclasses import dataclass
+from heapq import heappop, heappush
 
 from streamserve.engine.kv.free_list import Block, FreeList, IntegrityError
 from streamserve.engine.sequence import Sequence, State
@@ -62,6 +64,8 @@ class BlockPool:
         self._free = FreeList()
         self._num_used = 0
         self._num_free_cached = 0
+        self._num_rows = 0
+        self._free_rows: list[int] = []  # a heap: low numbers first, as the runner has memory up to the highest
         self._prefix_queries = 0
         self._prefix_hits = 0
         for block in self._blocks[1:]:
@@ -121,6 +125,16 @@ class BlockPool:
                 self._num_used -= 1
                 self._put_back(block)
 
+    def free_row(self, row: int) -> None:
+        """Take back a sequence's row of counts. Its content is void: the next holder begins it afresh."""
+        heappush(self._free_rows, row)
+
+    def _allocate_row(self) -> int:
+        if self._free_rows:
+            return heappop(self._free_rows)
+        self._num_rows += 1
+        return self._num_rows - 1
+
     def find_prefix(self, sequence: Sequence) -> list[Block]:
         """Return the cached blocks the sequence can start with; at least one token is left to compute."""
         if not self._prefix_caching:
@@ -137,7 +151,7 @@ class BlockPool:
         return found
 
     def start(self, sequence: Sequence, prefix: list[Block]) -> None:
-        """Give the sequence its cached `prefix` and fresh blocks for the rest of its known tokens."""
+        """Give the sequence its cached `prefix`, fresh blocks for its other known tokens, and a row if it counts."""
         if sequence.block_table:
             raise IntegrityError(f"sequence {sequence.seq_id} starts and holds {len(sequence.block_table)} blocks")
         for block in prefix:
@@ -149,6 +163,8 @@ class BlockPool:
             self._prefix_hits += sequence.num_computed_tokens
         rest = self.num_blocks_for(sequence.num_tokens) - len(prefix)
         sequence.block_table = [block.block_id for block in prefix] + self.allocate(rest)
+        if sequence.has_penalties:
+            sequence.counts_row = self._allocate_row()
 
     def cache_blocks(self, sequence: Sequence, num_written: int) -> None:
         """Cache the blocks that a finished step filled: those of the last `num_written` computed tokens."""
@@ -228,6 +244,7 @@ class BlockPool:
         self._check_references(sequences)
         self._check_free_list()
         self._check_hashes()
+        self._check_rows(sequences)
         for sequence in sequences:
             self._check_sequence(sequence)
 
@@ -257,6 +274,11 @@ class BlockPool:
         cached = {block.block_hash: block for block in self._blocks if block.block_hash is not None}
         if cached != self._by_hash:
             raise IntegrityError(f"{len(cached)} blocks have hashes, {len(self._by_hash)} hashes have blocks")
+
+    def _check_rows(self, sequences: list[Sequence]) -> None:
+        held = [sequence.counts_row for sequence in sequences if sequence.counts_row is not None]
+        if sorted([*held, *self._free_rows]) != list(range(self._num_rows)):
+            raise IntegrityError(f"rows of counts: {held} held + {self._free_rows} free != total {self._num_rows}")
 
     def _check_sequence(self, sequence: Sequence) -> None:
         table, computed = sequence.block_table, sequence.num_computed_tokens

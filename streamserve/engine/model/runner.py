@@ -23,6 +23,7 @@ from streamserve.engine.model.load.device import HostCopy, give_back_memory, is_
 from streamserve.engine.model.load.loader import LoadedModel, load_model
 from streamserve.engine.model.load.source import ModelLoadError, UnsupportedModel
 from streamserve.engine.model.load.support import max_model_len
+from streamserve.engine.model.penalties import PenaltyCounts
 from streamserve.engine.model.sampler import Draws, raw_logprobs, sample
 from streamserve.engine.plan import (
     Chunk,
@@ -117,6 +118,7 @@ class HFRunner:
         self.can_overlap = loaded.device.type == "cuda" if can_overlap is None else can_overlap
         self.kv = self.new_kv(num_blocks)
         self._last: LaunchedStep | None = None  # the next plan may take its tokens from the device
+        self._counts: PenaltyCounts | None = None  # from the first penalty on
 
     @property
     def max_tokens_that_fit(self) -> int:
@@ -161,10 +163,20 @@ class HFRunner:
                 row: chunk.sample for row, chunk in zip(batch.last_rows, batch.chunks, strict=True) if chunk.sample
             }
             hidden, logits = self.forward(batch, list(specs))
-            draws = None if logits is None else sample(logits, tuple(specs.values()))
+            draws = None if logits is None else self._sample(logits, specs, batch)
             step = LaunchedStep.of(plan, batch, hidden, draws)
         self._last = step
         return step
+
+    def _sample(self, logits: torch.Tensor, specs: dict[int, SampleSpec], batch: StepBatch) -> Draws:
+        """Draw by `specs`, which are by row of the batch. logits (len(specs), vocab_size)."""
+        wanted = tuple(specs.values())
+        if any(spec.counts_row is not None for spec in wanted):
+            if self._counts is None:
+                self._counts = PenaltyCounts(logits.shape[1], logits.device)
+            last_rows = on_device(list(specs), torch.int64, logits.device)
+            self._counts.update(wanted, batch.input_ids[0].index_select(0, last_rows))
+        return sample(logits, wanted, self._counts)
 
     def _fill_pending(self, batch: StepBatch) -> None:
         """Put tokens of the step before into the batch, from device to device."""
@@ -191,7 +203,7 @@ class HFRunner:
 
     def close(self) -> None:
         """Free the model and the KV memory; the runner is unusable afterwards."""
-        del self.loaded, self.kv, self._last
+        del self.loaded, self.kv, self._last, self._counts
 
 
 def _healthy_chunks(hidden: torch.Tensor, batch: StepBatch) -> torch.Tensor:

@@ -21,7 +21,8 @@ from dataclasses import dataclass
 
 import torch
 
-from streamserve.engine.model.load.device import on_device, to_device
+from streamserve.engine.model.load.device import on_device
+from streamserve.engine.model.penalties import PenaltyCounts
 from streamserve.engine.plan import RawLogprobs, SampleSpec
 
 MAX_CUTS = 16  # after that many refusals a row is sorted instead
@@ -51,11 +52,11 @@ class Draws:
         return {name: found for name in _TENSORS if (found := getattr(self, name)) is not None}
 
 
-def sample(logits: torch.Tensor, specs: Sequence[SampleSpec]) -> Draws:
-    """Choose a token for each row of `logits` (num_rows, vocab_size) by its spec."""
+def sample(logits: torch.Tensor, specs: Sequence[SampleSpec], counts: PenaltyCounts | None = None) -> Draws:
+    """Choose a token for each row of `logits` (num_rows, vocab_size) by its spec. `counts`: updated for these specs."""
     logits = logits.float()
     finite = torch.isfinite(logits.amax(dim=-1))  # NaN and +inf win the maximum; all -inf loses to nothing
-    shaped = _ban_and_penalise(logits, specs)
+    shaped = _ban_and_penalise(logits, specs, counts)
     greedy = [row for row, spec in enumerate(specs) if spec.temperature <= 0]
     drawn = [row for row, spec in enumerate(specs) if spec.temperature > 0]
     if not drawn:
@@ -71,36 +72,19 @@ def sample(logits: torch.Tensor, specs: Sequence[SampleSpec]) -> Draws:
     return _with_logprobs(logits, specs, token_ids, finite)
 
 
-def _ban_and_penalise(logits: torch.Tensor, specs: Sequence[SampleSpec]) -> torch.Tensor:
+def _ban_and_penalise(logits: torch.Tensor, specs: Sequence[SampleSpec], counts: PenaltyCounts | None) -> torch.Tensor:
     """Return logits with bans and penalties applied: the same tensor where no row asks for any."""
-    touched = [row for row, spec in enumerate(specs) if spec.banned_token_ids or _penalises(spec)]
-    if not touched:
+    banning = [row for row, spec in enumerate(specs) if spec.banned_token_ids]
+    penalises = any(spec.counts_row is not None for spec in specs)
+    if not banning and not penalises:
         return logits
-    logits = logits.clone()
-    for row in touched:
-        if specs[row].banned_token_ids:
-            logits[row].index_fill_(0, _index(specs[row].banned_token_ids, logits.device), float("-inf"))
-        if _penalises(specs[row]):
-            _penalise(logits[row], specs[row])
+    logits = logits.clone(memory_format=torch.contiguous_format)
+    for row in banning:
+        logits[row].index_fill_(0, _index(specs[row].banned_token_ids, logits.device), float("-inf"))
+    if penalises:
+        assert counts is not None, "a penalty without counts"
+        counts.penalise(logits, specs)
     return logits
-
-
-def _penalises(spec: SampleSpec) -> bool:
-    return bool(spec.presence_penalty or spec.frequency_penalty or spec.repetition_penalty != 1.0)
-
-
-def _penalise(row: torch.Tensor, spec: SampleSpec) -> None:
-    """Change one row of logits in place: repetition over prompt and output, presence and frequency over the output."""
-    if spec.repetition_penalty != 1.0:
-        seen = _index(sorted({*spec.prompt_token_ids, *spec.output_token_ids}), row.device)
-        values = row[seen]
-        penalty = spec.repetition_penalty
-        row[seen] = torch.where(values > 0, values / penalty, values * penalty)
-    if spec.presence_penalty or spec.frequency_penalty:
-        ids, counts = torch.tensor(list(spec.output_token_ids), dtype=torch.long).unique(return_counts=True)
-        row[to_device(ids, row.device)] -= to_device(
-            spec.frequency_penalty * counts + spec.presence_penalty, row.device
-        )
 
 
 def _draw(logits: torch.Tensor, specs: Sequence[SampleSpec]) -> torch.Tensor:

@@ -14,13 +14,15 @@ import pytest
 from streamserve.engine.model.runner import HFRunner
 from streamserve.engine.plan import PENDING
 from streamserve.engine.sequence import Sequence, SequenceRequest
-from tests.engine.model.test_parity import MAX_TOKENS, references
+from tests.engine.model.test_parity import MAX_TOKENS, generate, references
 from tests.support.cores import Drive, request, sampling
 from tests.support.model_driver import load_tiny, prompts
-from tests.support.tiny_models import CONFIGS, VOCAB_SIZE
+from tests.support.tiny_models import CONFIGS, VOCAB_SIZE, build_model
 
 GREEDY = sampling(max_tokens=MAX_TOKENS, temperature=0.0)
-PENALISED = sampling(max_tokens=MAX_TOKENS, temperature=0.0, frequency_penalty=0.8, min_tokens=5)
+PENALISED = sampling(
+    max_tokens=MAX_TOKENS, temperature=0.0, frequency_penalty=0.8, repetition_penalty=1.2, min_tokens=5
+)
 SEEDED = sampling(max_tokens=MAX_TOKENS, temperature=0.9, top_p=0.9, seed=3)
 
 
@@ -97,19 +99,31 @@ def test_overlapped(loaded: Any, how: Any) -> None:
     wanted = answers(make_drive(runner), how)
     drive = make_drive(runner, overlap=True, prefill_chunk=7)
     assert answers(drive, how) == wanted
-    has_pending = any(PENDING in chunk.token_ids for plan in drive.plans for chunk in plan.chunks)
-    assert has_pending == (how is not PENALISED)
+    assert any(PENDING in chunk.token_ids for plan in drive.plans for chunk in plan.chunks)
 
 
-def test_overlapped_under_preemption_and_parks(loaded: Any) -> None:
+@pytest.mark.parametrize("how", [GREEDY, PENALISED], ids=["greedy", "penalised"])
+def test_overlapped_under_preemption_and_parks(loaded: Any, how: Any) -> None:
     """Sequences that are preempted, or aborted and asked again, with a step under way lose no token and gain none."""
     model_type, runner = loaded
+    wanted = references(model_type) if how is GREEDY else answers(make_drive(runner, prefill_chunk=4096), how)
     drive = make_drive(runner, overlap=True, prefill_chunk=16)
     drive.core.scheduler.forced_preempt = lambda running: running[1:] if len(drive.plans) % 3 == 0 else ()
-    assert answers(drive) == references(model_type)
+    assert answers(drive, how) == wanted
     drive.core.scheduler.forced_preempt = None
-    assert [run_parked(drive, one, every=3) for one in requests()] == references(model_type)
+    assert [run_parked(drive, one, every=3) for one in requests(how)] == wanted
     drive.assert_empty()
+
+
+@pytest.mark.parametrize("overlap", [False, True], ids=["in turn", "overlap"])
+def test_repetition_penalty_equals_generate(loaded: Any, overlap: bool) -> None:
+    """The penalty is that of transformers, over prompt and output, whether the host knows the newest token or not."""
+    model_type, runner = loaded
+    model = build_model(model_type)
+    wanted = [generate(model, prompt, repetition_penalty=1.6) for prompt in prompts(VOCAB_SIZE)]
+    assert wanted != references(model_type)
+    how = sampling(max_tokens=MAX_TOKENS, temperature=0.0, repetition_penalty=1.6)
+    assert answers(make_drive(runner, overlap=overlap, prefill_chunk=16), how) == wanted
 
 
 def run_parked(drive: Drive, one: SequenceRequest, every: int) -> list[int]:

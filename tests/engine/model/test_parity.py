@@ -17,7 +17,7 @@ MAX_TOKENS = 12
 WHOLE = 1000
 
 
-def generate(model: Any, prompt: list[int]) -> list[int]:
+def generate(model: Any, prompt: list[int], **fields: Any) -> list[int]:
     """The reference: transformers, one prompt, greedy, eager attention, never stopping."""
     output = model.generate(
         torch.tensor([prompt]),
@@ -26,6 +26,7 @@ def generate(model: Any, prompt: list[int]) -> list[int]:
         do_sample=False,
         eos_token_id=None,
         pad_token_id=0,
+        **fields,
     )
     return [int(token) for token in output[0, len(prompt) :]]
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,7 +12,8 @@ import pytest
 import torch
 
 from streamserve.engine.model import sampler
-from streamserve.engine.model.sampler import exponential, raw_logprobs, row_key, sample
+from streamserve.engine.model.penalties import PenaltyCounts
+from streamserve.engine.model.sampler import exponential, raw_logprobs, row_key
 from streamserve.engine.plan import SampleSpec
 
 VOCAB = 40
@@ -19,6 +22,14 @@ NUM_DRAWS = 6000
 
 def spec(position: int = 0, seed: int = 0, **fields: Any) -> SampleSpec:
     return SampleSpec(position=position, seed=seed, **fields)
+
+
+def sample(logits: torch.Tensor, specs: Sequence[SampleSpec]) -> sampler.Draws:
+    """Draw, each spec with a row of counts of its own; a spec with a prompt has what its penalties count."""
+    rows = [replace(one, counts_row=row if one.prompt_token_ids else None) for row, one in enumerate(specs)]
+    counts = PenaltyCounts(logits.shape[1], logits.device)
+    counts.update(rows, torch.zeros(len(rows), dtype=torch.int64))
+    return sampler.sample(logits, rows, counts)
 
 
 def some_logits(num_rows: int = 1, seed: int = 0, vocab_size: int = VOCAB) -> torch.Tensor:
@@ -84,7 +95,7 @@ CASES: dict[str, dict[str, Any]] = {
         "prompt_token_ids": (1, 2, 3, 3),
         "output_token_ids": (3, 5, 5, 7),
     },
-    "no output yet": {"presence_penalty": 1.0, "repetition_penalty": 1.2},
+    "no output yet": {"presence_penalty": 1.0, "repetition_penalty": 1.2, "prompt_token_ids": (4,)},
     "banned": {"banned_token_ids": (0, 4, 9), "top_k": 20},
 }
 
@@ -184,7 +195,7 @@ def test_greedy_ignores_the_rest() -> None:
     logits = torch.tensor([[1.0, 5.0, 4.0, 3.0]])
     assert sample(logits, [spec(temperature=0.0, top_k=2, top_p=0.1)]).token_ids.tolist() == [1]
     assert sample(logits, [spec(temperature=0.0, banned_token_ids=(1,))]).token_ids.tolist() == [2]
-    penalised = spec(temperature=0.0, frequency_penalty=1.0, output_token_ids=(1, 1, 1))
+    penalised = spec(temperature=0.0, frequency_penalty=1.0, prompt_token_ids=(0,), output_token_ids=(1, 1, 1))
     assert sample(logits, [penalised]).token_ids.tolist() == [2]
 
 

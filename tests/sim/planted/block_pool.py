@@ -10,6 +10,12 @@ _pool = partial(Mutant, file="kv/pool.py")
 
 MUTANTS = (
     _pool(
+        name="two sequences count in one row",
+        law=33,
+        old="        if self._free_rows:\n            return heappop(self._free_rows)",
+        new="        if self._free_rows:\n            return self._free_rows[0]",
+    ),
+    _pool(
         name="a table's first block is never freed",
         law=1,
         old="for block_id in reversed(block_table):",

@@ -13,6 +13,18 @@ _output = partial(Mutant, file="output.py")
 _scheduler = partial(Mutant, file="scheduler.py")
 
 MUTANTS = (
+    _in_flight(
+        name="memory runs out: counts keep what was launched",
+        law=33,
+        old="                    sequences[chunk.seq_id].is_counted = False\n",
+        new="                    pass\n",
+    ),
+    _halves(
+        name="memory runs out: the parts draw as the whole would have",
+        law=33,
+        old="sample=chunk.sample and sequence.sample_spec()",
+        new="sample=chunk.sample",
+    ),
     _core(
         name="memory runs out: the second half is forgotten",
         law=26,
@@ -91,8 +103,11 @@ MUTANTS = (
     _halves(
         name="halves of one who is gone are run",
         law=15,
-        old="        sequence is not None\n        and sequence.num_launched_tokens == chunk.start",
-        new="        sequence is None or sequence.num_launched_tokens == chunk.start",
+        old="        if sequence is None or not _is_ready(chunk, sequence):\n            continue\n",
+        new=(
+            "        if sequence is None:\n            raise IndexError(chunk.seq_id)\n"
+            "        if not _is_ready(chunk, sequence):\n            continue\n"
+        ),
     ),
     _core(
         name="a mistake in the books kills the engine",

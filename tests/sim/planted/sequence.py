@@ -38,13 +38,11 @@ MUTANTS = (
         law=7,
         old=(
             "        self.num_computed_tokens = self.num_launched_tokens = 0\n"
-            "        self.is_pending = False\n"
-            "        return blocks"
+            "        self.is_pending = self.is_counted = False\n"
         ),
         new=(
             "        self.num_launched_tokens = self.num_computed_tokens\n"
-            "        self.is_pending = False\n"
-            "        return blocks"
+            "        self.is_pending = self.is_counted = False\n"
         ),
     ),
     _sequence(
@@ -52,13 +50,12 @@ MUTANTS = (
         law=28,
         old=(
             "        self.num_computed_tokens = self.num_launched_tokens = 0\n"
-            "        self.is_pending = False\n"
-            "        return blocks"
+            "        self.is_pending = self.is_counted = False\n"
         ),
         new=(
             "        self.num_launched_tokens -= self.num_computed_tokens\n"
             "        self.num_computed_tokens = 0\n"
-            "        return blocks"
+            "        self.is_counted = False\n"
         ),
     ),
     _sequence(
@@ -116,10 +113,34 @@ MUTANTS = (
         new="output_token_ids=tuple(self.token_ids[len(prompt) + len(self.request.output_token_ids) :]) if",
     ),
     _sequence(
-        name="penalties do not wait for the pending token",
-        law=28,
-        old="        return is_last or self.num_tokens + 1 >= (max_model_len or sys.maxsize) or self.has_penalties",
-        new="        return is_last or self.num_tokens + 1 >= (max_model_len or sys.maxsize)",
+        name="penalties wait for the pending token",
+        law=10,
+        old="        return is_last or self.num_tokens + 1 >= (max_model_len or sys.maxsize)",
+        new="        return is_last or self.num_tokens + 1 >= (max_model_len or sys.maxsize) or self.has_penalties",
+    ),
+    _sequence(
+        name="counts go on where other blocks were lost",
+        law=33,
+        old="        self.is_pending = self.is_counted = False\n        self.counts_row = None\n",
+        new="        self.is_pending = False\n        self.counts_row = None\n",
+    ),
+    _sequence(
+        name="counts keep the token of a step that failed",
+        law=33,
+        old="        self.is_pending = self.is_counted = False\n\n",
+        new="        self.is_pending = False\n\n",
+    ),
+    _sequence(
+        name="counts are begun anew in each step",
+        law=33,
+        old="begins_counts = self.counts_row is not None and not self.is_counted",
+        new="begins_counts = self.counts_row is not None",
+    ),
+    _sequence(
+        name="a row of counts is never given back",
+        law=33,
+        old="            pool.free_row(self.counts_row)\n",
+        new="            pass\n",
     ),
     _sequence(
         name="nothing waits for the pending token",

@@ -1,0 +1,53 @@
+"""`CountLaws`: what a device has counted for penalties, row by row, by the plans that it was given."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from streamserve.engine.plan import PENDING, Chunk
+from streamserve.engine.sequence import Sequence
+
+if TYPE_CHECKING:
+    from tests.sim.asked import Asked
+    from tests.sim.simulation import Simulation
+
+
+class CountLaws:
+    """Of each row: whose it is, since which start and which failed step, and how many output tokens it holds."""
+
+    def __init__(self, sim: Simulation) -> None:
+        self.sim = sim
+        self._rows: dict[int, tuple[tuple[int, int, int], int]] = {}
+
+    def check(self, asked: Asked, sequence: Sequence, chunk: Chunk) -> None:
+        """A draw begins its row if that may lack something, and otherwise brings the one token that is new."""
+        spec = chunk.sample
+        if spec is None:
+            return
+        is_wanted = asked.request.sampling.repetition_penalty != 1.0
+        assert (spec.counts_row is not None) == is_wanted, "33: counts without a penalty, or none"
+        if spec.counts_row is None:
+            return
+        start = sequence.seq_id, sequence.num_preemptions, self.sim.num_failures
+        num_output = spec.position - len(asked.request.prompt_token_ids)
+        begun, num_counted = self._rows.get(spec.counts_row, (None, 0))
+        if spec.prompt_token_ids:
+            assert begun != start, "33: counted from the beginning, and had been"
+            assert spec.prompt_token_ids == asked.request.prompt_token_ids, "33: another prompt is counted"
+            assert spec.output_token_ids == tuple(asked.shown), "33: another output is counted"
+            assert len(asked.shown) == num_output, "33: begun without the pending token"
+        else:
+            assert begun is not None, "33: a row that was never begun"
+            assert begun[:2] == start[:2], "33: another sequence's row"
+            assert num_counted == num_output - 1, f"33: {num_counted} tokens are counted before token {num_output}"
+            assert len(chunk.token_ids) == 1, "33: more than a token is new"
+            assert chunk.token_ids[0] in (PENDING, *asked.shown[-1:]), "33: another token is new"
+        self._rows[spec.counts_row] = start, num_output
+
+    def after_step(self) -> None:
+        """Whoever runs with penalties has a row of its own, and nobody else has one; rows are given out again."""
+        sequences = self.sim.core._sequences.values()
+        rows = [s.counts_row for s in sequences if s.counts_row is not None]
+        wanted = [s for s in self.sim.core.scheduler.running if s.has_penalties]
+        assert len(set(rows)) == len(rows) == len(wanted), f"33: rows {rows} for {len(wanted)} sequences"
+        assert max(rows, default=0) < self.sim.shape.max_num_seqs, f"33: row {max(rows)} is used"
