@@ -34,7 +34,14 @@ MIN_CAUGHT = 0.95
 NUM_SEEDS = 60
 # A fault may keep the engine from ending; the whole engine takes a tenth of this.
 TIMEOUT_SECONDS = 240
-_COPIED = ("streamserve/__init__.py", "streamserve/engine", "streamserve/protocol", "tests/__init__.py", "tests/sim")
+_COPIED = (
+    "streamserve/__init__.py",
+    "streamserve/_moved.py",
+    "streamserve/engine",
+    "streamserve/protocol",
+    "tests/__init__.py",
+    "tests/sim",
+)
 _NOT_COPIED = shutil.ignore_patterns("model", "__pycache__", "test_*.py")
 
 
