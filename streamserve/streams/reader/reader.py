@@ -27,12 +27,13 @@ from streamserve.dialects.base import Encoder, coalesce
 from streamserve.protocol.errors import BadRequest, Gone, QuotaExceeded
 from streamserve.protocol.events import Done, Error, GoingAway, LoggedEvent, Status, Token, is_terminal
 from streamserve.streams.log.base import EventLog, LogUnavailable
+from streamserve.streams.producer import LOG_AWAY
 from streamserve.streams.reader.channel import Channel
 from streamserve.streams.reader.received import Received
 from streamserve.streams.reader.snapshot import take_snapshot
 from streamserve.streams.readers import Attachment
 from streamserve.streams.registry import Streams
-from streamserve.streams.stream import LOG_AWAY, LOST, Stream
+from streamserve.streams.stream import LOST, Stream
 
 # A frame that is due so soon is written now: to be woken again costs more than the joining saves.
 _SOON_SECONDS = 0.01
