@@ -107,6 +107,7 @@ def to_django(request: HttpRequest, reply: Reply) -> HttpResponseBase:
     elif getattr(request, "scope", {}).get("streamserve"):
         response = HttpResponse(status=reply.status, headers={HEADER: offer(body)})
     else:
+        _warn_of_unwrapped_application()
         response = _Streamed(_released(body), status=reply.status)
     for name, value in reply.headers.items():
         response[name] = value
@@ -117,6 +118,16 @@ def to_django(request: HttpRequest, reply: Reply) -> HttpResponseBase:
         # A failure is in the log with its cause already; an engine that is busy or loading is no error of the site.
         setattr(response, "_has_been_logged", True)  # noqa: B010  (Django's own mark, in no stub)
     return response
+
+
+@functools.cache
+def _warn_of_unwrapped_application() -> None:
+    """Log it once: a server runs no system checks (W001)."""
+    log.warning(
+        "asgi_application_not_wrapped",
+        hint="No WebSocket, and each stream keeps Django's response open. At the end of asgi.py: "
+        "application = streamserve.routing.wrap(application)",
+    )
 
 
 class _Streamed(StreamingHttpResponse):
