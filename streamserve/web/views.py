@@ -34,6 +34,11 @@ _NEEDS_ASGI = "This site runs under WSGI, which cannot stream. Serve it by ASGI:
 _CHUNK_BYTES = 1 << 16
 
 
+def needs_asgi() -> Refused:
+    """Return the error for a request that came by WSGI."""
+    return Refused(_NEEDS_ASGI, code="asgi_required", retry_after=120)
+
+
 def view_of(route: Route) -> View:
     """Return the view that serves `route`."""
 
@@ -42,7 +47,7 @@ def view_of(route: Route) -> View:
         request_id = request_id_of(request.headers.get("X-Request-Id", ""))
         try:
             if not hasattr(request, "scope"):
-                raise Refused(_NEEDS_ASGI, code="asgi_required", retry_after=120)
+                raise needs_asgi()
             if request.method not in route.methods:
                 raise MethodNotAllowed(f"This address takes {' and '.join(route.methods)}, not {request.method}.")
             headers = {name.lower(): value for name, value in request.headers.items()}
