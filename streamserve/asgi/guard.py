@@ -70,7 +70,11 @@ class GuardedApp:
             await self._app(scope, receive, send)
             return
         address = _limited_address(scope)
-        bound = self._guard.bound_of(scope["path"]) if scope["type"] == "http" else None
+        bound = (
+            self._guard.bound_of(scope["path"].removeprefix(scope.get("root_path", "")))
+            if scope["type"] == "http"
+            else None
+        )
         try:
             self._check(scope, address, bound)
         except StreamserveError as error:

@@ -65,7 +65,7 @@ class StreamMiddleware:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         drain = scope.get("extensions", {}).get("streamserve.flow", {}).get("drain")
         if drain is not None and drain is not self._drain:
-            self._join(drain)
+            self._join(drain, scope.get("root_path", ""))
         if scope["type"] == "lifespan":
             await Lifespan(receive, send, self._on_shutdown).serve(self._app, scope)
             return
@@ -81,12 +81,11 @@ class StreamMiddleware:
         bound = None if self._guard is None else self._guard.bound_of(path)
         return None if bound is None else bound.body_bytes
 
-    def _join(self, drain: Drain) -> None:
+    def _join(self, drain: Drain, root_path: str) -> None:
         """Register the callbacks with the server's drain; if it has begun, call those of `on_drain` now."""
         self._drain = drain
-        drain.serves = self._paths_while_draining.__contains__
-        if self._guard is not None:
-            drain.body_bytes_of = self._body_bytes_of
+        drain.serves = lambda path: path.removeprefix(root_path) in self._paths_while_draining
+        drain.body_bytes_of = lambda path: self._body_bytes_of(path.removeprefix(root_path))
         for callback in self._on_drain:
             drain.on_drain(callback)
             if drain.is_draining:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import os
 from collections.abc import Callable
 from contextvars import Context
 from pathlib import Path
@@ -100,7 +101,7 @@ class DjangoSite:
 
     def __init__(self, settings: SiteConfig, loop: asyncio.AbstractEventLoop) -> None:
         self.settings = settings
-        self.loop = loop
+        self.loop, self.pid = loop, os.getpid()
         self.limits, self.default_model = settings.limits, settings.default_model
         self.wrong_keys = WrongKeys(settings.limits.max_wrong_keys)
         self.on_drain: set[Callable[[], None]] = set()  # open WebSockets
@@ -196,7 +197,7 @@ class DjangoSite:
             await asyncio.to_thread(self.liveness.close)
 
 
-_site: DjangoSite | None = None  # touched on the event loop only
+_site: DjangoSite | None = None  # changed on the event loop only
 _is_draining = False
 
 
@@ -207,6 +208,13 @@ def get_site() -> DjangoSite:
     if _site is None or _site.loop is not loop:
         _site = DjangoSite(get_settings(), loop)
     return _site
+
+
+def running_loop() -> asyncio.AbstractEventLoop | None:
+    """Return the loop of this process's site while it runs, for calls from other threads; None after a fork."""
+    if _site is None or _site.pid != os.getpid() or not _site.loop.is_running():
+        return None
+    return _site.loop
 
 
 def get_streams() -> Streams:

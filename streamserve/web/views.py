@@ -37,6 +37,11 @@ _NEEDS_ASGI = "This site runs under WSGI, which cannot stream. Serve it by ASGI:
 _CHUNK_BYTES = 1 << 16
 
 
+def needs_asgi() -> Refused:
+    """Return the error for a request that came by WSGI."""
+    return Refused(_NEEDS_ASGI, code="asgi_required", retry_after=120)
+
+
 def view_of(route: Route) -> View:
     """Return the view that serves `route`."""
 
@@ -50,7 +55,7 @@ def view_of(route: Route) -> View:
             return HttpResponse(status=204, headers=cors)
         try:
             if not hasattr(request, "scope"):
-                raise Refused(_NEEDS_ASGI, code="asgi_required", retry_after=120)
+                raise needs_asgi()
             if request.method not in route.methods:
                 raise MethodNotAllowed(f"This address takes {' and '.join(route.methods)}, not {request.method}.")
             caller = await admit(route.access, request, headers)
@@ -131,6 +136,7 @@ def to_django(request: HttpRequest, reply: Reply) -> HttpResponseBase:
     elif getattr(request, "scope", {}).get("streamserve"):
         response = HttpResponse(status=reply.status, headers={HEADER: offer(body)})
     else:
+        _warn_of_unwrapped_application()
         response = _Streamed(_released(body), status=reply.status)
     _set_headers(response, reply.headers)
     if not isinstance(body, bytes):
@@ -140,6 +146,16 @@ def to_django(request: HttpRequest, reply: Reply) -> HttpResponseBase:
         # A failure is in the log with its cause already; an engine that is busy or loading is no error of the site.
         setattr(response, "_has_been_logged", True)  # noqa: B010  (Django's own mark, in no stub)
     return response
+
+
+@functools.cache
+def _warn_of_unwrapped_application() -> None:
+    """Log it once: a server runs no system checks (W001)."""
+    log.warning(
+        "asgi_application_not_wrapped",
+        hint="No WebSocket, and each stream keeps Django's response open. At the end of asgi.py: "
+        "application = streamserve.routing.wrap(application)",
+    )
 
 
 class _Streamed(StreamingHttpResponse):

@@ -18,10 +18,12 @@ import structlog
 from channels.consumer import AsyncConsumer
 from channels.db import database_sync_to_async
 from channels.exceptions import StopConsumer
+from django.core.handlers.asgi import get_script_prefix as script_prefix_of
+from django.urls import NoReverseMatch, get_script_prefix, reverse
 
 from streamserve.api.resume import gone
 from streamserve.api.routes import CHAT_CALLERS, Access
-from streamserve.asgi.types import Receive, Scope, Send
+from streamserve.asgi.types import App, Receive, Scope, Send
 from streamserve.conf import get_settings
 from streamserve.dialects import native
 from streamserve.dialects.fields import read, required
@@ -275,6 +277,32 @@ class StreamConsumer(AsyncConsumer):  # type: ignore[misc]  # channels ships no 
 
 def _rights_lost() -> Unauthorized:
     return Unauthorized("Your key, account or login is no longer active.", code="rights_lost")
+
+
+class SocketRouter:
+    """An ASGI app: our WebSocket at its path, which follows the prefix of the site's urls.py; `others` elsewhere."""
+
+    def __init__(self, ours: App, others: App) -> None:
+        self._ours, self._others = ours, others
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Compare the path as Django does: without FORCE_SCRIPT_NAME, or the root path, in front."""
+        path = scope["path"].removeprefix(script_prefix_of(scope)).lstrip("/")
+        app = self._ours if f"/{path}" == socket_path() else self._others
+        await app(scope, receive, send)
+
+
+def socket_path() -> str:
+    """Return the path of our WebSocket, beside the HTTP routes: "/ws/streams", or "/ai/ws/streams" under "ai/"."""
+    return f"{path_of('streams').removesuffix('streams')}ws/streams"
+
+
+def path_of(name: str) -> str:
+    """Return the path of a route by its name, without the script name; "/<name>" where urls.py does not include us."""
+    try:
+        return "/" + reverse(f"streamserve:{name}").removeprefix(get_script_prefix())
+    except NoReverseMatch:
+        return f"/{name}"
 
 
 async def deny_unknown_path(scope: Scope, receive: Receive, send: Send) -> None:

@@ -41,7 +41,7 @@ from streamserve.clients.thread.generation import error_event
 from streamserve.protocol.errors import EngineUnavailable
 from streamserve.protocol.frames import FrameError
 from streamserve.protocol.requests import GenerateRequest
-from streamserve.protocol.stats import EngineStats, ModelDescription
+from streamserve.protocol.stats import ABSENT, EngineStats, ModelDescription
 
 logger = logging.getLogger(__name__)
 
@@ -54,6 +54,10 @@ class EngineLost(Exception):
 
 class NoEngine(Exception):
     """There is no engine to connect to now, and none has failed."""
+
+
+class EngineAbsent(NoEngine):
+    """No engine process exists, and this client starts none."""
 
 
 # What can be wrong with an engine; any other exception is a fault of ours, and is logged with its traceback.
@@ -152,7 +156,7 @@ class ProcessClient:
                     await connection.lost()
                 pause = 0.0
             except NoEngine as reason:
-                pause = self._wait(str(reason))
+                pause = self._wait(reason)
             except Exception as error:  # the edge of the task
                 pause = self._fail(error)
             self._retry_at = time.monotonic() + pause
@@ -163,10 +167,12 @@ class ProcessClient:
         prepare_folder(self._paths)
         with suppress(OSError):
             return await self._dial()
-        if not self._config.autostart:
-            raise NoEngine(f"No engine runs for model {self.alias}. Start it: manage.py streamserve_engine.")
-        if time.monotonic() < self._spawn_after or is_locked(self._paths):
+        if is_locked(self._paths) or (self._config.autostart and time.monotonic() < self._spawn_after):
             raise NoEngine("Another engine is starting or ending.")
+        if not self._config.autostart:
+            raise EngineAbsent(
+                f"No engine runs for the model {self.alias!r}. Start it with: manage.py streamserve_engine {self.alias}"
+            )
         self._describe("loading", "starting")
         await spawn(self._config)
         try:
@@ -231,12 +237,14 @@ class ProcessClient:
 
     # The next state; both return how long to wait before the next try.
 
-    def _wait(self, reason: str) -> float:
-        """Describe a missing engine: as loading, for `failure_seconds`."""
+    def _wait(self, reason: NoEngine) -> float:
+        """Describe a missing engine: as loading for `failure_seconds`; as failed at once if there never was one."""
         now = time.monotonic()
         self._without_engine_since = self._without_engine_since or now
+        is_absent = isinstance(reason, EngineAbsent)
         is_late = now - self._without_engine_since > self._config.failure_seconds
-        self._describe("failed" if is_late or self._breaker.is_open else "loading", "waiting", reason)
+        has_failed = is_late or self._breaker.is_open or (is_absent and not self._description.was_ready)
+        self._describe("failed" if has_failed else "loading", ABSENT if is_absent else "waiting", str(reason))
         return _RETRY_SECONDS
 
     def _fail(self, error: Exception) -> float:
@@ -276,6 +284,8 @@ class ProcessClient:
         self.start()
         if self._description.state == "failed":
             left = math.ceil(self._retry_at - time.monotonic())
+            if self._description.stage == ABSENT:
+                raise EngineUnavailable(self._description.message, code="no_engine", retry_after=max(2, left))
             raise EngineUnavailable(f"model {self.alias} is not available.", code="engine_died", retry_after=left)
         raise EngineUnavailable(
             f"model {self.alias} is loading. Try again in a moment.", code="engine_loading", retry_after=2

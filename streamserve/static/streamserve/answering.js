@@ -6,7 +6,7 @@
 import { AnswerStream, RequestFailed, Sleep, seqOf } from "./stream.js";
 
 const MAX_SENDS = 8;
-const NOT_THERE = ["engine_loading", "engine_paused", "engine_draining", "engine_died"]; // shown by the page itself
+const NOT_THERE = ["engine_loading", "engine_paused", "engine_draining", "engine_died", "no_engine"]; // shown by the page itself
 const SAVE_SECONDS = 0.4;
 const HIDDEN_PAINT_SECONDS = 0.5; // animation frames stop in a hidden tab
 const DEAR_PAINT_MS = 8; // after a paint that takes longer, the next one waits four times its duration

@@ -348,7 +348,12 @@ async def test_without_autostart_no_engine_is_started(folder: Path) -> None:
         await client.generate(ask())
     assert refused.value.code == "engine_loading"
     try:
-        await until(lambda: "streamserve_engine" in client.describe().message)
+        await until(lambda: client.describe().state == "failed")
+        with pytest.raises(EngineUnavailable) as refused:
+            await client.generate(ask())
+        command = f"manage.py streamserve_engine {spec.model.alias}"
+        assert refused.value.message == f"No engine runs for the model {spec.model.alias!r}. Start it with: {command}"
+        assert (refused.value.code, refused.value.http_status) == ("no_engine", 503)
         assert not is_locked(engine_paths(spec))
         await spawn(spec)
         await ready(client)
