@@ -103,9 +103,11 @@ class Meta:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Status:
-    """What a request waits for, before and between tokens: queued, loading, prefill, waiting, resumed.
+    """What a request waits for, before and between tokens: queued, prefill, generating; waiting, loading, resumed.
 
-    A long job reports its steps here: `step` of `of`, and `message`. `resumable` is given when it changes: False while
+    `queued` has the place in the queue as `step`, `prefill` the computed tokens of the prompt as `step` of `of`; an
+    answer that is not made to wait has neither, and no `generating`, which ends them. A long job reports its steps
+    here: `step` of `of`, and `message`. `resumable` is given when it changes: False while
     only this process has the stream's newest events.
     """
 
