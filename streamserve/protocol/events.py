@@ -281,8 +281,8 @@ class Snapshot:
 class Done:
     """Terminal: the stream ended as `finish_reason` says. `latency` and `breakdown` are in seconds.
 
-    `breakdown` keys: queue, prefill, decode, ttft, itl_p50, itl_p95 (protocol/metrics.py). `stop_string` is the one
-    that ended the only choice.
+    `breakdown` keys: intake, ttfb, queue, prefill, decode, ttft, tpot, itl_p50, itl_p95, as far as they are known
+    (protocol/metrics.py). `stop_string` is the one that ended the only choice.
     """
 
     type: ClassVar[str] = "done"
@@ -299,6 +299,7 @@ class Done:
             "finish_reason": self.finish_reason,
             "totalTokens": self.usage.completion_tokens,
             "latency": round(self.latency, 4),
+            "latency_ms": round(1000 * self.latency, 1),
             "usage": self.usage.as_json(),
             "breakdown": {name: round(seconds, 4) for name, seconds in self.breakdown.items()},
             **_given(self, "kept_seq", "stop_string"),

@@ -55,6 +55,8 @@ class Producer(Replica):
     ) -> None:
         accepted = _NOT_ACCEPTED if generation is None else generation.accepted
         transcript = Transcript(accepted, request.n, request.arrived_at or time.monotonic())
+        if generation is not None:
+            transcript.timings.accepted_at = time.monotonic()
         super().__init__(writer.log, log_id, transcript, lease, on_disconnect)
         self.request = request if generation is None else _as_accepted(request, generation)
         self.lag = ReaderLag(
@@ -281,7 +283,7 @@ class Producer(Replica):
         if event is self._ending:
             kept_seq = None if event.kept_seq is None else min(event.kept_seq, self.last_seq)
             return self.transcript.with_metrics(replace(event, kept_seq=kept_seq))
-        return self.transcript.over_all_runs(event) if self.parking.num_parks else event
+        return self.transcript.over_all_runs(event) if self.parking.num_parks else self.transcript.of_one_run(event)
 
     @property
     def _is_ending(self) -> bool:
