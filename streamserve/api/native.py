@@ -44,7 +44,7 @@ async def new_stream(call: Call, site: Site) -> Reply:
 
 async def _start(call: Call, site: Site, asked: NativeRequest) -> Reply:
     stream = await site.start(call.caller, asked.generate, asked.on_disconnect)
-    return Reply(body=Delivery(site.streams, stream, encoder_for(asked.format, stream.log_id)))
+    return Reply(body=Delivery(site.streams, stream, encoder_for(asked.format, stream)))
 
 
 async def stream_state(call: Call, site: Site) -> Reply:

@@ -22,7 +22,7 @@ from streamserve.protocol.requests import GenerateRequest
 from streamserve.streams.config import StreamConfig
 from streamserve.streams.lease.lease import Lease
 from streamserve.streams.log.base import Batch, LogUnavailable, Result
-from streamserve.streams.parking import MESSAGES, NO_READER, Parking
+from streamserve.streams.parking import LOADING, MESSAGES, NO_READER, Parking
 from streamserve.streams.readers import ReaderLag
 from streamserve.streams.replica import Replica
 from streamserve.streams.transcript import Transcript
@@ -55,6 +55,8 @@ class Producer(Replica):
     ) -> None:
         accepted = _NOT_ACCEPTED if generation is None else generation.accepted
         transcript = Transcript(accepted, request.n, request.arrived_at or time.monotonic())
+        if generation is not None:
+            transcript.timings.accepted_at = time.monotonic()
         super().__init__(writer.log, log_id, transcript, lease, on_disconnect)
         self.request = request if generation is None else _as_accepted(request, generation)
         self.lag = ReaderLag(
@@ -196,6 +198,8 @@ class Producer(Replica):
             seconds = self.parking.refuse(refused, time.monotonic())
             if refused.code == "engine_died" or seconds > self._config.resume_window_seconds:
                 self.end_with(Error(code=refused.code, message=refused.message, retryable=True))
+            elif refused.code == "engine_loading":
+                self._show_waiting(LOADING, status="loading")
             else:
                 self._show_waiting(MESSAGES["paused"] if refused.code == "engine_paused" else refused.message)
             return
@@ -227,10 +231,11 @@ class Producer(Replica):
         elif park.reason in MESSAGES:
             self._show_waiting(MESSAGES[park.reason])
 
-    def _show_waiting(self, message: str) -> None:
-        if not self.parking.has_shown_waiting:
-            self.parking.has_shown_waiting = True
-            self._own.append(Status(status="waiting", message=message))
+    def _show_waiting(self, message: str, status: str = "waiting") -> None:
+        """Show the readers what the answer waits for, once in a park."""
+        if status not in self.parking.shown:
+            self.parking.shown.add(status)
+            self._own.append(Status(status=status, message=message))
             self._writer.mark(self)
 
     def _begin_to_produce(self) -> None:
@@ -278,7 +283,7 @@ class Producer(Replica):
         if event is self._ending:
             kept_seq = None if event.kept_seq is None else min(event.kept_seq, self.last_seq)
             return self.transcript.with_metrics(replace(event, kept_seq=kept_seq))
-        return self.transcript.over_all_runs(event) if self.parking.num_parks else event
+        return self.transcript.over_all_runs(event) if self.parking.num_parks else self.transcript.of_one_run(event)
 
     @property
     def _is_ending(self) -> bool:

@@ -149,6 +149,8 @@ class Stream(Producer):
         """Count `reader` in. An owner's reader has a parked stream continued."""
         self.readers.add(reader)
         if not reader.is_watcher:
+            if reader.is_paced and self.transcript.timings.first_byte_at is None:
+                self.transcript.timings.first_byte_at = time.monotonic()
             self._timers.disarm("first_reader", "resume_window")
             self.parking.skip_delay()
             self._note_position()

@@ -125,9 +125,10 @@ export class Answering {
     this.grow(snapshot.text, snapshot.seq ?? seq);
   }
 
-  /** "waiting" pauses the answer until "resumed". */
+  /** "waiting" pauses the answer until "resumed"; so does "loading" after text, or after "waiting". */
   status(data) {
-    const why = data.status === "waiting" ? data.message || "Waiting for the model" : "";
+    const isHeldUp = data.status === "waiting" || (data.status === "loading" && (this.view.isHeldUp || this.turn.text !== ""));
+    const why = isHeldUp ? data.message || "Waiting for the model" : "";
     if (why === "" && !this.view.isHeldUp) return this.view.showStatus(progressText(data));
     this.view.holdUp(why);
     this.chat.announce(why || "Generating");
