@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from streamserve.asgi.drain import Drain
-from streamserve.asgi.guard import Guard, GuardedApp
+from streamserve.asgi.guard import Guard, GuardedApp, large_body_reply
 from streamserve.asgi.handover import Exchange
 from streamserve.asgi.hardening import Hardened, Hardening
 from streamserve.asgi.lifespan import Callback, Lifespan
@@ -77,15 +77,15 @@ class StreamMiddleware:
         else:
             await self._app(scope, receive, send)
 
-    def _body_bytes_of(self, path: str) -> int | None:
+    def _body_bound_of(self, path: str) -> tuple[int, bytes] | None:
         bound = None if self._guard is None else self._guard.bound_of(path)
-        return None if bound is None else bound.body_bytes
+        return None if bound is None else (bound.body_bytes, large_body_reply(bound))
 
     def _join(self, drain: Drain, root_path: str) -> None:
         """Register the callbacks with the server's drain; if it has begun, call those of `on_drain` now."""
         self._drain = drain
         drain.serves = lambda path: path.removeprefix(root_path) in self._paths_while_draining
-        drain.body_bytes_of = lambda path: self._body_bytes_of(path.removeprefix(root_path))
+        drain.body_bound_of = lambda path: self._body_bound_of(path.removeprefix(root_path))
         for callback in self._on_drain:
             drain.on_drain(callback)
             if drain.is_draining:
