@@ -29,7 +29,7 @@ def wrap(application: Any, *, websocket: Any = None) -> Any:
 
     from streamserve.asgi.middleware import StreamMiddleware
     from streamserve.conf import SiteConfig, get_problems, get_settings
-    from streamserve.web.site import begin_to_drain, reset, shut_down_streams
+    from streamserve.web.site import begin_to_drain, begin_to_serve, reset, shut_down_streams
     from streamserve.web.websocket import SocketRouter, StreamConsumer, deny_unknown_path
 
     if isinstance(application, StreamMiddleware):
@@ -51,6 +51,7 @@ def wrap(application: Any, *, websocket: Any = None) -> Any:
         guard=_guard(settings),
         stall_seconds=settings.flow.stall_seconds,
     )
+    middleware.on_startup(begin_to_serve)
     middleware.on_shutdown(reset)
     middleware.on_drain(begin_to_drain)
     middleware.on_drain(lambda: middleware.serve_while_draining(*_probe_paths()))

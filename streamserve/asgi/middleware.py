@@ -36,6 +36,7 @@ class StreamMiddleware:
         self._guard = guard
         self._guarded = self._dispatch if guard is None else GuardedApp(self._dispatch, guard)
         self._stall_seconds = stall_seconds
+        self._on_startup: list[Callback] = []
         self._on_shutdown: list[Callback] = []
         self._on_drain: list[Callable[[], None]] = []
         self._on_going_away: list[Callable[[], None]] = []
@@ -57,6 +58,10 @@ class StreamMiddleware:
         """Name the paths that are answered while FlowServer drains; any other new request gets a 503."""
         self._paths_while_draining.update(paths)
 
+    def on_startup(self, callback: Callback) -> None:
+        """Await `callback` at lifespan startup."""
+        self._on_startup.append(callback)
+
     def on_shutdown(self, callback: Callback) -> None:
         """Await `callback` at lifespan shutdown. The same callback is called once."""
         if callback not in self._on_shutdown:
@@ -67,7 +72,9 @@ class StreamMiddleware:
         if drain is not None and drain is not self._drain:
             self._join(drain, scope.get("root_path", ""))
         if scope["type"] == "lifespan":
-            await Lifespan(receive, send, self._on_shutdown).serve(self._app, scope)
+            await Lifespan(receive, send, on_startup=self._on_startup, on_shutdown=self._on_shutdown).serve(
+                self._app, scope
+            )
             return
         await self._guarded({**scope, "streamserve": self}, receive, send)
 

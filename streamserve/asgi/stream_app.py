@@ -232,7 +232,7 @@ class StreamApp:
             call = Call(
                 method=request.method,
                 headers=request.headers,
-                caller=ANONYMOUS if route.access.callers == ANYONE else await self._caller(request.scope),
+                caller=await self._admit(route.access, request.scope),
                 request_id=request.id,
                 body=request.chunks,
                 wait=request.wait,
@@ -251,6 +251,16 @@ class StreamApp:
             logger.exception("request %s to %s failed", request.id, request.path)
             reply = route.error_reply(failure(request.id))
         await request.send(reply)
+
+    async def _admit(self, access: Access, scope: Scope) -> Caller:
+        if access.callers == ANYONE and not access.identifies:
+            return ANONYMOUS
+        try:
+            return await self._caller(scope)
+        except StreamserveError:
+            if access.identifies:
+                return ANONYMOUS
+            raise
 
     async def _caller(self, scope: Scope) -> Caller:
         caller = self._authenticate(scope)

@@ -228,6 +228,12 @@ def start_loading() -> None:
         client.start()
 
 
+async def begin_to_serve() -> None:
+    """Start loading, for servers that start up; with DEBUG the first page or request that needs a model does."""
+    if not django_settings.DEBUG:
+        start_loading()
+
+
 def begin_to_drain() -> None:
     """Fail the probes, and close each WebSocket once it shows no stream. For servers that begin to shut down."""
     global _is_draining

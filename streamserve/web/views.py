@@ -84,7 +84,8 @@ def view_of(route: Route) -> View:
             reply = route.error_reply(failure(request_id))
         response = to_django(request, reply)
         _set_headers(response, {"X-Request-Id": request_id, **cors})
-        give_cookie(response, caller)
+        if not route.access.identifies:
+            give_cookie(response, caller)
         return response
 
     view.route = route  # type: ignore[attr-defined]
