@@ -17,7 +17,7 @@ import random
 import secrets
 import time
 from collections import OrderedDict
-from collections.abc import Coroutine, Mapping
+from collections.abc import Coroutine, Iterable, Mapping
 from contextvars import Context
 from dataclasses import replace
 from typing import Any, cast
@@ -33,7 +33,7 @@ from streamserve.streams.config import StreamConfig
 from streamserve.streams.lease.lease import Lease
 from streamserve.streams.log.base import EventLog, LogUnavailable
 from streamserve.streams.quota import StreamQuota
-from streamserve.streams.store import NullStore, Record, StreamStore, answer_text
+from streamserve.streams.store import Group, NullStore, Record, StreamStore, answer_text, groups_of
 from streamserve.streams.stream import Stream
 from streamserve.streams.transcript import StreamSummary
 from streamserve.streams.writer import LogWriter
@@ -68,6 +68,7 @@ class Streams:
         self._quota = StreamQuota(limits, self)
         self._streams: dict[str, Stream] = {}
         self._by_log: dict[str, Stream] = {}
+        self._unfinished: dict[Group, dict[str, Stream]] = {}  # by id; a group without streams is not kept
         self._kept: OrderedDict[str, asyncio.Event] = OrderedDict()  # finished streams; setting the event drops one
         self._expired: OrderedDict[str, None] = OrderedDict()  # ids and log ids of dropped streams
         self._tasks: set[asyncio.Task[None]] = set()
@@ -165,6 +166,10 @@ class Streams:
         """Return every stream, oldest first, with the finished ones that are kept."""
         return list(self._streams.values())
 
+    def unfinished(self, group: Group) -> Iterable[Stream]:
+        """Return the streams of one of `groups_of` an owner whose tasks run, oldest first; some may just have ended."""
+        return self._unfinished.get(group, {}).values()
+
     def shut_down(self) -> None:
         """Start no more streams, and end those of this process; with a shared log another worker can resume them."""
         self._is_closing = True
@@ -202,6 +207,8 @@ class Streams:
     ) -> None:
         """Register the stream and start its task: the `beginning` of a new one first. `is_recorded`: its end is."""
         self._streams[stream.id] = self._by_log[stream.log_id] = stream
+        for group in groups_of(stream.owner):
+            self._unfinished.setdefault(group, {})[stream.id] = stream
         live = self._live(stream, beginning, is_recorded)
         # An empty context: the stream outlives the request that started it, and must not keep it alive.
         task = asyncio.get_running_loop().create_task(live, name=f"stream {stream.id}", context=Context())
@@ -255,6 +262,7 @@ class Streams:
             if beginning is not None and not await beginning:
                 return
             await stream.run()
+            self._note_end(stream)
             is_ended = stream.terminal is not None and not stream.lease.is_elsewhere
             # The end of a replica is recorded by the process that wrote it, if that is alive.
             if (stream.lease.is_held or is_ended) and not is_recorded:
@@ -335,7 +343,17 @@ class Streams:
             self._expired.popitem(last=False)
         await self.log.drop(stream.log_id)
 
+    def _note_end(self, stream: Stream) -> None:
+        """Take the stream out of the unfinished ones. A restored one of its id may have followed it."""
+        for group in groups_of(stream.owner):
+            others = self._unfinished.get(group, {})
+            if others.get(stream.id) is stream:
+                del others[stream.id]
+                if not others:
+                    del self._unfinished[group]
+
     def _remove(self, stream: Stream) -> None:
+        self._note_end(stream)
         if self._streams.get(stream.id) is stream:
             del self._streams[stream.id], self._by_log[stream.log_id]
 
