@@ -1,7 +1,7 @@
 """`StreamStore`: one `Record` for every stream, beside its log; and `answer_text`, which reads a log.
 
-The Django side keeps records as rows of the site's database (web/store.py). `NullStore` keeps none, for a process that
-shares no streams. asyncio; knows no database.
+The Django side keeps records as rows of the site's database (web/rows/store.py). `NullStore` keeps none, for a process
+that shares no streams. asyncio; knows no database.
 """
 
 from __future__ import annotations

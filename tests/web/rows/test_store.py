@@ -29,8 +29,9 @@ from streamserve.streams.readers import Attachment
 from streamserve.streams.registry import Streams
 from streamserve.streams.store import Group
 from streamserve.streams.stream import Stream
-from streamserve.web import orm, site
-from streamserve.web.store import RowStore, record_of
+from streamserve.web import site
+from streamserve.web.rows import orm
+from streamserve.web.rows.store import RowStore, record_of
 from tests.conftest import Caller, body_of
 from tests.support.stream_checks import check_native, check_native_part, farewell_of, text_of
 from tests.support.streams import Gate, ask, until

@@ -17,7 +17,7 @@ from streamserve.protocol.requests import decode_request, encode_request
 from streamserve.streams.lease.liveness import Liveness
 from streamserve.streams.store import Group, Record
 from streamserve.streams.transcript import StreamSummary
-from streamserve.web import orm
+from streamserve.web.rows import orm
 
 log = structlog.get_logger("streamserve")
 
@@ -74,9 +74,7 @@ class RowStore:
             log.info("stream_finished", **line_of(summary))
 
     async def running(self, group: Group) -> list[tuple[str, str]]:
-        query = StreamRow.objects.running_of(group.name, group.is_prefix).exclude(producer=self.worker_id)
-        rows: list[tuple[str, str]] = await orm.call(list, query)
-        return rows
+        return await orm.call(StreamRow.objects.running_of, group.name, group.is_prefix, self.worker_id)
 
     def is_alive(self, worker_id: str) -> bool:
         return self._liveness is not None and self._liveness.is_alive(worker_id)

@@ -12,7 +12,7 @@ from asgiref.sync import async_to_sync
 from django.contrib.auth.models import Group
 from django.db import IntegrityError, OperationalError, connection, connections
 
-from streamserve.web.orm import OrmThread
+from streamserve.web.rows.orm import OrmThread
 from tests.conftest import until
 
 pytestmark = pytest.mark.django_db(transaction=True)

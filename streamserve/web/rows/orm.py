@@ -34,16 +34,20 @@ T = TypeVar("T")
 
 IDLE_SECONDS = 10.0
 _TRUSTED_SECONDS = 1.0  # without a query: a connection that rested longer is checked before it is used
+_CLOSE_SECONDS = 5.0  # a query that hangs on a lock does not hold up a server that stops
 _MAX_GROUP = 64  # jobs that are taken at once
 
 
 @dataclass(frozen=True, slots=True)
 class _Job:
-    """One call. One that `is_write` may share a transaction with others."""
+    """One call. One that `is_write` may share a transaction with others; without a `future` no caller waits."""
 
     work: Callable[[], Any]
-    future: asyncio.Future[Any]
+    future: asyncio.Future[Any] | None
     is_write: bool
+
+
+_Answer = tuple[asyncio.Future[Any], Any, BaseException | None]
 
 
 class OrmThread:
@@ -61,21 +65,26 @@ class OrmThread:
         if getattr(AsyncToSync.executors, "current", None) is not None:
             return cast(T, await database_sync_to_async(work)())
         future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-        self._jobs.put(_Job(work, future, is_write))
-        if self._thread is None:
-            self._start()
+        self._put(_Job(work, future, is_write))
         return await future
 
+    def post(self, work: Callable[[], Any]) -> None:
+        """Have a write done later; an error is logged."""
+        self._put(_Job(work, None, is_write=True))
+
     def close(self) -> None:
-        """End the thread and close its connections; the next job starts another one. Blocks until its jobs are done."""
+        """End the thread and close its connections. The next job starts another. Waits some seconds for jobs."""
         with self._lock:
             thread, self._thread = self._thread, None
             if thread is not None:
                 self._jobs.put(None)
         if thread is not None:
-            thread.join()
+            thread.join(_CLOSE_SECONDS)
 
-    def _start(self) -> None:
+    def _put(self, job: _Job) -> None:
+        self._jobs.put(job)
+        if self._thread is not None:
+            return
         with self._lock:
             if self._thread is None:
                 self._thread = threading.Thread(target=self._serve, name="streamserve orm", daemon=True)
@@ -129,21 +138,24 @@ def _result_of(work: Callable[[], Any]) -> tuple[Any, BaseException | None]:
 
 def _settle(done: list[tuple[_Job, Any, BaseException | None]]) -> None:
     """Bring the results to their loops, with one wake of each."""
-    by_loop: dict[asyncio.AbstractEventLoop, list[tuple[_Job, Any, BaseException | None]]] = {}
-    for result in done:
-        by_loop.setdefault(result[0].future.get_loop(), []).append(result)
+    by_loop: dict[asyncio.AbstractEventLoop, list[_Answer]] = {}
+    for job, value, error in done:
+        if job.future is not None:
+            by_loop.setdefault(job.future.get_loop(), []).append((job.future, value, error))
+        elif error is not None:
+            logger.error("a write that was posted failed", exc_info=error)
     for loop, results in by_loop.items():
         with suppress(RuntimeError):  # the loop is closed: no caller waits
             loop.call_soon_threadsafe(_set_results, results)
 
 
-def _set_results(results: list[tuple[_Job, Any, BaseException | None]]) -> None:
-    for job, value, error in results:
-        if not job.future.done():
+def _set_results(results: list[_Answer]) -> None:
+    for future, value, error in results:
+        if not future.done():
             if error is None:
-                job.future.set_result(value)
+                future.set_result(value)
             else:
-                job.future.set_exception(error)
+                future.set_exception(error)
 
 
 def _tidy(close: Callable[[Any], None]) -> None:
@@ -180,6 +192,11 @@ async def call(work: Callable[..., T], *args: Any, **kwargs: Any) -> T:
 async def write(work: Callable[..., T], *args: Any, **kwargs: Any) -> T:
     """The same for one statement that may share its transaction with others that wait."""
     return await _thread.run(lambda: work(*args, **kwargs), is_write=True)
+
+
+def post(work: Callable[[], Any]) -> None:
+    """Have a write done later. No caller waits for it, so that it delays no answer."""
+    _thread.post(work)
 
 
 def close() -> None:
