@@ -6,7 +6,8 @@ Each contender is the demo site on a folder of its own: one daphne worker under 
 echo engine in its process. A request asks for one token on a connection of its own, with an API key. `--tree` adds the
 site of another checkout, run by its own `.venv` if it has one. "StreamingHttpResponse" is a view of this checkout's
 site that sends the same two events without a key, a quota, a row or a log. Contenders take turns, and the one that
-begins changes from round to round. Printed are medians of all requests, and ratios of them to this checkout's.
+begins changes from round to round. Printed are medians of all requests, and their ratios to this checkout's; CPU is
+that of the worker's process, all threads, divided by the requests.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from statistics import median
 
 from benchmarks.machine import describe_machine, parser, progress
 from benchmarks.paths_site import Site, free_port
+from benchmarks.transport import cpu_of
 
 ROOT = Path(__file__).resolve().parents[1]
 DJANGO = "StreamingHttpResponse"
@@ -63,20 +65,22 @@ _END_SECONDS = 10.0
 
 @dataclass
 class Contender:
-    """One address of one site. Times in seconds by number of connections; `rates` in requests a second."""
+    """One address of one site. Seconds by number of connections; `rates` in requests a second, `cpu` of a request."""
 
     name: str
     path: str
     port: int
     key: str
+    pid: int
     heads: dict[int, list[float]] = field(default_factory=dict)
     firsts: dict[int, list[float]] = field(default_factory=dict)
     rates: dict[int, list[float]] = field(default_factory=dict)
+    cpu: dict[int, list[float]] = field(default_factory=dict)
 
 
 @contextlib.contextmanager
-def serving(tree: Path, folder: Path) -> Iterator[tuple[Site, int]]:
-    """Serve the demo site of `tree` on a free port, with an engine process, while the block runs."""
+def serving(tree: Path, folder: Path) -> Iterator[tuple[Site, int, int]]:
+    """Serve the demo site of `tree` with an engine process while the block runs. Yield the site, its port and pid."""
     folder.mkdir()
     site = Site(folder, tree, step_seconds=0.0)
     with (folder / "paths_settings.py").open("a") as settings:
@@ -95,7 +99,7 @@ def serving(tree: Path, folder: Path) -> Iterator[tuple[Site, int]]:
             if worker.poll() is not None or time.monotonic() > deadline:
                 raise RuntimeError(f"the site of {tree} does not start:\n{(folder / 'worker.txt').read_text()}")
             time.sleep(0.1)
-        yield site, port
+        yield site, port, worker.pid
 
 
 @contextlib.contextmanager
@@ -136,22 +140,23 @@ async def ask(one: Contender, heads: list[float], firsts: list[float]) -> None:
 async def load(one: Contender, num_connections: int, seconds: float) -> None:
     """Keep `num_connections` requests under way for `seconds`; note their times and the rate."""
     heads, firsts = one.heads.setdefault(num_connections, []), one.firsts.setdefault(num_connections, [])
-    began, num_before = time.perf_counter(), len(firsts)
+    began, num_before, cpu = time.perf_counter(), len(firsts), cpu_of(one.pid)
 
     async def keep_asking() -> None:
         while time.perf_counter() < began + seconds:
             await ask(one, heads, firsts)
 
     await asyncio.gather(*(keep_asking() for _ in range(num_connections)))
-    rate = (len(firsts) - num_before) / (time.perf_counter() - began)
-    one.rates.setdefault(num_connections, []).append(rate)
+    num = len(firsts) - num_before
+    one.rates.setdefault(num_connections, []).append(num / (time.perf_counter() - began))
+    one.cpu.setdefault(num_connections, []).append((cpu_of(one.pid) - cpu) / num)
 
 
 def measure(contenders: list[Contender], chosen: argparse.Namespace) -> None:
     """Load all contenders in turns."""
     for one in contenders:
         asyncio.run(load(one, 1, 0.3))  # connects to the engine, compiles patterns
-        one.heads, one.firsts, one.rates = {}, {}, {}
+        one.heads, one.firsts, one.rates, one.cpu = {}, {}, {}, {}
     for number in range(chosen.rounds):
         progress(f"round {number + 1} of {chosen.rounds}")
         for num_connections in chosen.connections:
@@ -164,11 +169,13 @@ def report(contenders: list[Contender], connections: list[int]) -> None:
     """Print a line for each contender and number of connections; ratios are to the first contender."""
     ours = contenders[0]
     for num in connections:
-        names = f"{'head ms':>10}{'ratio':>8}{'first ms':>11}{'ratio':>8}{'req/s':>9}{'ratio':>8}"
+        names = (
+            f"{'head ms':>10}{'ratio':>8}{'first ms':>11}{'ratio':>8}{'req/s':>9}{'ratio':>8}{'CPU ms':>9}{'ratio':>8}"
+        )
         print(f"\n{f'{num} connections':26}{names}")
         for one in contenders:
             columns = ""
-            for name, width, factor in (("heads", 10, 1e3), ("firsts", 11, 1e3), ("rates", 9, 1.0)):
+            for name, width, factor in (("heads", 10, 1e3), ("firsts", 11, 1e3), ("rates", 9, 1.0), ("cpu", 9, 1e3)):
                 value, base = median(getattr(one, name)[num]), median(getattr(ours, name)[num])
                 columns += f"{value * factor:{width}.1f}{value / base:8.2f}"
             print(f"  {one.name:24}{columns}", flush=True)
@@ -188,13 +195,13 @@ def main() -> None:
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # the echo engine computes nothing
     print(describe_machine())
     with tempfile.TemporaryDirectory(prefix="intake-") as name, contextlib.ExitStack() as stack:
-        site, port = stack.enter_context(serving(ROOT, Path(name) / "this"))
-        contenders = [Contender("this checkout", "/streams", port, site.key)]
+        site, port, pid = stack.enter_context(serving(ROOT, Path(name) / "this"))
+        contenders = [Contender("this checkout", "/streams", port, site.key, pid)]
         if chosen.tree is not None:
             tree = chosen.tree.resolve()
-            other, other_port = stack.enter_context(serving(tree, Path(name) / "other"))
-            contenders.append(Contender(tree.name, "/streams", other_port, other.key))
-        contenders.append(Contender(DJANGO, "/plain", port, site.key))
+            other, other_port, other_pid = stack.enter_context(serving(tree, Path(name) / "other"))
+            contenders.append(Contender(tree.name, "/streams", other_port, other.key, other_pid))
+        contenders.append(Contender(DJANGO, "/plain", port, site.key, pid))
         measure(contenders, chosen)
         report(contenders, chosen.connections)
 

@@ -193,12 +193,19 @@ async def _chunks(request: HttpRequest) -> AsyncIterator[bytes]:
 
 async def _wait(work: Coroutine[Any, Any, T], /) -> T:
     """Await `work` without a database connection. Django cancels the view and `work` when the client leaves."""
-    await _close_connections()
+    try:
+        await _close_connections()
+    except BaseException:
+        work.close()
+        raise
     return await work
 
 
 async def _close_connections() -> None:
-    """Close this request's database connections; the ORM reopens them on the next query."""
+    """Close this request's database connections, if it has a thread; the ORM reopens them on the next query."""
+    context = SyncToAsync.thread_sensitive_context.get(None)
+    if context is not None and context not in SyncToAsync.context_to_thread_executor:
+        return
 
     def close() -> None:
         for connection in connections.all(initialized_only=True):
