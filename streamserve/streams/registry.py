@@ -74,12 +74,22 @@ class Streams:
         self._tasks: set[asyncio.Task[None]] = set()
         self._is_closing = False
 
-    async def start(self, request: GenerateRequest, *, owner: str, tenant: str, on_disconnect: str = "park") -> Stream:
+    async def start(
+        self,
+        request: GenerateRequest,
+        *,
+        owner: str,
+        tenant: str,
+        on_disconnect: str = "park",
+        received_at: float | None = None,
+    ) -> Stream:
         """Start an answer: the quota, the engine's acceptance, the record, `meta`; then its task runs.
 
-        Raises NotFound for an unknown model, QuotaExceeded, Overloaded, LogUnavailable, what the store raises, and what
-        the client raises: BadRequest, Refused. Then no stream runs.
+        Its times count from `received_at` (None: from now). Raises NotFound for an unknown model, QuotaExceeded,
+        Overloaded, LogUnavailable, what the store raises, and what the client raises: BadRequest, Refused. Then no
+        stream runs.
         """
+        now = time.monotonic()
         self.writer.refuse_if_down()
         client = self.clients.get(request.model)
         if client is None:
@@ -88,26 +98,13 @@ class Streams:
             request,
             tenant=tenant,
             stream_id=secrets.token_hex(16),
-            arrived_at=time.monotonic() if request.arrived_at is None else request.arrived_at,
+            arrived_at=now if request.arrived_at is None else request.arrived_at,
             reader_tokens=None if on_disconnect == "finish" else (0,) * request.n,
         )
         async with self._quota.reserve(owner) as make_room:
-            generation, request = await self._accept(client, request)
+            stream, generation = await self._accepted(client, request, owner, on_disconnect, received_at or now)
             try:
-                if self._is_closing:
-                    raise EngineUnavailable("The server is shutting down.")
                 make_room()
-                lease = Lease(self.store, request.stream_id)
-                stream = Stream(
-                    client,
-                    self.writer,
-                    self.settings,
-                    request,
-                    generation,
-                    owner=owner,
-                    on_disconnect=on_disconnect,
-                    lease=lease,
-                )
             except BaseException:
                 generation.cancel()
                 raise
@@ -190,17 +187,36 @@ class Streams:
         await self._quota.aclose()
         await self.writer.aclose()
 
-    async def _accept(self, client: EngineClient, request: GenerateRequest) -> tuple[Generation, GenerateRequest]:
-        """Return the accepted generation. While the engine is being replaced, wait and restart the arrival time."""
+    async def _accepted(
+        self, client: EngineClient, request: GenerateRequest, owner: str, on_disconnect: str, received_at: float
+    ) -> tuple[Stream, Generation]:
+        """Return the accepted stream. While the engine is being replaced, wait and restart the arrival time."""
         wait_until = time.monotonic() + self.settings.engine_wait_seconds
         while True:
             try:
-                return await client.generate(request), request
+                generation = await client.generate(request)
+                break
             except EngineUnavailable:
                 if self._is_closing or not _is_starting(client.describe()) or time.monotonic() >= wait_until:
                     raise
             await asyncio.sleep(_ENGINE_POLL_SECONDS)
             request = replace(request, arrived_at=time.monotonic())
+        if self._is_closing:
+            generation.cancel()
+            raise EngineUnavailable("The server is shutting down.")
+        lease = Lease(self.store, request.stream_id)
+        stream = Stream(
+            client,
+            self.writer,
+            self.settings,
+            request,
+            generation,
+            owner=owner,
+            on_disconnect=on_disconnect,
+            lease=lease,
+        )
+        stream.transcript.timings.started_at = received_at
+        return stream, generation
 
     def _add(
         self, stream: Stream, beginning: Coroutine[Any, Any, bool] | None = None, *, is_recorded: bool = False

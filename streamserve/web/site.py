@@ -127,14 +127,25 @@ class DjangoSite:
         await client.control(action)
         return client.describe().state
 
-    async def start(self, principal: Caller, request: GenerateRequest, on_disconnect: str = "park") -> Stream:
+    async def start(
+        self,
+        principal: Caller,
+        request: GenerateRequest,
+        on_disconnect: str = "park",
+        *,
+        received_at: float | None = None,
+    ) -> Stream:
         """Start an answer for `principal`, within its quota. Raises StreamserveError."""
         self.streams.writer.refuse_if_down()
         request = dataclasses.replace(request, tenant=principal.tenant, salt=salt_of(principal.tenant))
         if request.model in self.clients:
             self.clients[request.model].start()
         stream = await self.streams.start(
-            request, owner=principal.owner, tenant=principal.tenant, on_disconnect=on_disconnect
+            request,
+            owner=principal.owner,
+            tenant=principal.tenant,
+            on_disconnect=on_disconnect,
+            received_at=received_at,
         )
         self.permissions.note_start(stream, principal)
         return stream

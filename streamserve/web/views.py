@@ -7,6 +7,7 @@ as browsers, and stream for minutes. Runs on the event loop; under WSGI every ro
 from __future__ import annotations
 
 import functools
+import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from contextlib import aclosing
 from typing import Any, TypeVar
@@ -69,6 +70,7 @@ def view_of(route: Route) -> View:
                 params=params,
                 query_string=request.META.get("QUERY_STRING", ""),
                 address=request.META.get("REMOTE_ADDR") or "",
+                received_at=request.scope.get("streamserve.received_at") or time.monotonic(),
             )
             site: AuditedSite | None = get_site() if route.needs_site else None
             reply = await route.endpoint(call, site)
