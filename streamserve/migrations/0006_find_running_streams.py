@@ -6,7 +6,7 @@ from django.db import migrations, models
 class Migration(migrations.Migration):
 
     dependencies = [
-        ('streamserve', '0004_watch_streams'),
+        ('streamserve', '0005_hide_digests'),
     ]
 
     operations = [
