@@ -29,6 +29,7 @@ def wrap(application: Any, *, websocket: Any = None) -> Any:
 
     from streamserve.asgi.middleware import StreamMiddleware
     from streamserve.conf import SiteConfig, get_problems, get_settings
+    from streamserve.web.front import fronted
     from streamserve.web.site import begin_to_drain, begin_to_serve, reset, shut_down_streams
     from streamserve.web.websocket import SocketRouter, StreamConsumer, deny_unknown_path
 
@@ -41,7 +42,7 @@ def wrap(application: Any, *, websocket: Any = None) -> Any:
     else:
         apps = dict.fromkeys(("http", "websocket", "lifespan"), application)
     if isinstance(apps.get("http"), ASGIHandler):
-        apps["http"] = with_static_files(apps["http"])
+        apps["http"] = fronted(with_static_files(apps["http"]))
     others = websocket or apps.get("websocket") or deny_unknown_path
     apps["websocket"] = SocketRouter(AuthMiddlewareStack(StreamConsumer.as_asgi()), others)
     settings = SiteConfig() if get_problems() else get_settings()  # the system checks name the problems

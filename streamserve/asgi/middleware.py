@@ -10,6 +10,7 @@ Plain ASGI 3; knows no framework and no dialect. Wrap it around everything: `Str
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 
 from streamserve.asgi.drain import Drain
@@ -25,7 +26,7 @@ class StreamMiddleware:
 
     `harden`: also correct the app's own `text/event-stream` responses (hardening.py). `guard`: bounds of
     connections and bodies (guard.py). `stall_seconds`: a reader that takes nothing for so long is cut off; 0: that is
-    left to the server.
+    left to the server. `scope["streamserve.received_at"]` is `time.monotonic()` of the request.
     """
 
     def __init__(
@@ -76,7 +77,8 @@ class StreamMiddleware:
                 self._app, scope
             )
             return
-        await self._guarded({**scope, "streamserve": self}, receive, send)
+        scope = {**scope, "streamserve": self, "streamserve.received_at": time.monotonic()}
+        await self._guarded(scope, receive, send)
 
     async def _dispatch(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":

@@ -239,6 +239,7 @@ class StreamApp:
                 params=params,
                 query_string=request.query_string,
                 address=(request.scope.get("client") or ("",))[0],
+                received_at=request.scope["streamserve.received_at"],
             )
             site: Site | None = self._serving() if route.needs_site else None
             reply = await route.endpoint(call, site)

@@ -39,7 +39,8 @@ async def admit(access: Access, request: HttpRequest, headers: Mapping[str, str]
         return await _known_caller(request, headers)
     if access.callers == ANYONE or (access.open_in_debug and django_settings.DEBUG):
         return ANONYMOUS
-    user = await request.auser() if hasattr(request, "auser") else None
+    has_user = hasattr(request, "auser") and key_in(headers) is None  # a key alone decides: no session is read
+    user = await request.auser() if has_user else None
     address = request.META.get("REMOTE_ADDR") or ""
     session, wrong_keys = getattr(request, "session", None), get_site().wrong_keys
     known = await authenticate(headers, user, session, address=address, wrong_keys=wrong_keys)

@@ -140,7 +140,7 @@ async def make_caller(user: Any) -> Caller:
 
 
 async def test_a_revoked_key_is_401_at_once(engine: None, lonely_key: str) -> None:
-    """A revoked key is 401 at once, because no cache stands between."""
+    """A key that this process revokes is 401 at its next request."""
     assert (await Caller(key=lonely_key).post("/streams", PROMPT)).status_code == 200
     await sync_to_async(ApiKey.objects.all().revoke)()
     response = await Caller(key=lonely_key).post("/streams", PROMPT)
