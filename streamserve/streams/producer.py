@@ -191,6 +191,7 @@ class Producer(Replica):
             output_token_ids=self.transcript.token_ids,
             first_token_at=self.transcript.timings.first_at,
             reader_tokens=self.lag.reader_tokens,
+            num_losses=self.parking.num_losses,
         )
         try:
             generation = await self._client.generate(request)
