@@ -92,7 +92,8 @@ def fit_step_cost(runner: Runner, vocab_size: int, num_steps: int = 160) -> tupl
     The runner must compute on the thread that calls it.
     """
     watched = _Watched(runner)
-    config = EngineConfig(num_blocks=runner.num_blocks, itl_target_seconds=60.0, prefill_chunk=2048, overlap=False)
+    unbounded = {"itl_target_seconds": 60.0, "max_step_seconds": 60.0, "prefill_chunk": 2048}
+    config = EngineConfig(num_blocks=runner.num_blocks, overlap=False, **unbounded)
     core = EngineCore(watched, config, time.monotonic)
     rng, number = random.Random(0), 0
     while len(watched.steps) < num_steps:

@@ -5,6 +5,7 @@ Counts tokens; knows no queue, no blocks and no clock (time is an argument). Eng
 
 from __future__ import annotations
 
+import math
 from collections import Counter, deque
 
 from streamserve.engine.config import EngineConfig
@@ -48,7 +49,11 @@ class TokenBudget:
 
 
 class StepBudget:
-    """The tokens one step may still compute, and its chunks so far. Decodes are added first."""
+    """The tokens one step may still compute, and its chunks so far. Decodes are added first.
+
+    A prompt that does not fit whole, while other prompts could join, leaves them a share of the step: a block, or half
+    of what is left if that is less. `return_share` gives it what they do not take.
+    """
 
     def __init__(self, num_tokens: int, config: EngineConfig, block_size: int, step_time: StepTime) -> None:
         self.num_tokens = num_tokens
@@ -62,30 +67,53 @@ class StepBudget:
         self._num_pairs = 0
         self._num_prefill = 0
         self._prefills: dict[int, int] = {}  # the same by sequence
+        self._cut: Sequence | None = None  # the prompt that did not fit whole
+        self._share = 0  # tokens that it left to the others
 
-    def prefill(self, sequence: Sequence) -> None:
-        """Add as much of a prompt as the budget allows: at least a token, unless it is spent."""
-        most = min(sequence.num_unplanned_tokens, self.num_tokens)
-        num_tokens = min(most, max(1, self.num_prefill_tokens(sequence.num_launched_tokens)))
-        self._num_prefill += num_tokens
-        self._prefills[sequence.seq_id] = num_tokens
-        self.add(sequence, num_tokens)
+    @property
+    def is_shared(self) -> bool:
+        """Whether what is left of the step is a share: for the prompts with the least left to compute."""
+        return self._cut is not None
+
+    @property
+    def has_room(self) -> bool:
+        """Whether another prompt may join."""
+        return self._share > 0 if self.is_shared else self.num_prefill_tokens(0) > 0
+
+    def prefill(self, sequence: Sequence, *, has_others: bool = False) -> None:
+        """Add as much of a prompt as the step allows: at least a token. Only while the step `has_room`."""
+        wanted = sequence.num_unplanned_tokens
+        if self.is_shared:
+            num_tokens = min(wanted, self._share)
+            self._share -= num_tokens
+        else:
+            most = min(self.num_tokens, max(1, self.num_prefill_tokens(sequence.num_launched_tokens)))
+            share = min(self._block_size, most // 2) if has_others else 0
+            num_tokens = min(wanted, most - share)
+            if num_tokens < wanted:
+                self._cut, self._share = sequence, share
+        self._add_prefill(sequence, num_tokens)
+
+    def return_share(self) -> None:
+        """Give what is left of the share back to the prompt that left it."""
+        if self._cut is None or not self._share:
+            return
+        sequence, planned, share = self._cut, self._prefills[self._cut.seq_id], self._share
+        self.remove(sequence)
+        self._add_prefill(sequence, min(sequence.num_unplanned_tokens, planned + share))
 
     def num_prefill_tokens(self, start: int) -> int:
         """Return how much prefill from position `start` may still join.
 
-        Without decodes: what is left of the budget. With them: what keeps the step within `itl_target_seconds`, or
-        `prefill_chunk` until the step-time model is fitted; in both cases at least a block, so that every step advances
-        the prompt.
+        What keeps the step within `max_step_seconds`, beside decodes within `itl_target_seconds`. Until the step-time
+        model is fitted: what is left of the budget, beside decodes `prefill_chunk`. In each case at least a block, so
+        that every step advances the prompt.
         """
-        if not self.has_decodes:
-            return self.num_tokens
-        least = self._block_size - self._num_prefill
-        within = self._step_time.tokens_within(
-            self._config.itl_target_seconds, tokens=self._num_spent, pairs=self._num_pairs, start=start
-        )
+        config, least = self._config, self._block_size - self._num_prefill
+        seconds = min(config.max_step_seconds, config.itl_target_seconds if self.has_decodes else math.inf)
+        within = self._step_time.tokens_within(seconds, tokens=self._num_spent, pairs=self._num_pairs, start=start)
         if within is None:
-            within = self._config.prefill_chunk - self._num_prefill
+            within = config.prefill_chunk - self._num_prefill if self.has_decodes else self.num_tokens
         return min(self.num_tokens, max(least, within))
 
     def add(self, sequence: Sequence, num_tokens: int) -> None:
@@ -110,14 +138,24 @@ class StepBudget:
         self._num_pairs += num_pairs(start, num_tokens)
 
     def remove(self, sequence: Sequence) -> None:
-        """Remove the chunk of a sequence that ends, a decode or a part of a prompt."""
+        """Remove the chunk of a sequence, a decode or a part of a prompt."""
         for chunk in [one for one in self.chunks if one.seq_id == sequence.seq_id]:
             self.chunks.remove(chunk)
             num_tokens = len(chunk.token_ids)
             self.num_tokens += num_tokens
             self._num_spent -= num_tokens
             self._num_pairs -= num_pairs(chunk.start, num_tokens)
-        self._num_prefill -= self._prefills.pop(sequence.seq_id, 0)
+        num_prefill = self._prefills.pop(sequence.seq_id, 0)
+        self._num_prefill -= num_prefill
+        if self._cut is sequence:
+            self._cut, self._share = None, 0
+        elif self.is_shared:
+            self._share += num_prefill
+
+    def _add_prefill(self, sequence: Sequence, num_tokens: int) -> None:
+        self._num_prefill += num_tokens
+        self._prefills[sequence.seq_id] = num_tokens
+        self.add(sequence, num_tokens)
 
 
 class TenantDebt:

@@ -43,7 +43,8 @@ class EngineConfig:
     `num_blocks` None: computed from `kv_cache_bytes`; that None: from `memory_share`, the share of all RAM (CPU) or of
     what is free after weights (GPU); that None: a quarter of RAM up to 4 GiB on CPU, 0.9 of what is free on a GPU.
     `max_model_len` None: the model's own. `itl_target_seconds` bounds how much prefill may join a step that also
-    decodes, by a fitted step-time model; until there is one, `prefill_chunk` tokens may. `max_waiting` and
+    decodes, by a fitted step-time model; until there is one, `prefill_chunk` tokens may. `max_step_seconds` bounds
+    it in every step: no long prompt keeps the others waiting for longer, unless a block of it does. `max_waiting` and
     `max_queued_prefill_seconds` bound the queue. `lead_tokens`: a sequence this far ahead of what its reader has
     received parks. `min_ahead_seconds`: one this far ahead of its reader's pace may be parked for a waiting sequence.
     `max_debt_seconds` bounds how much later a busy tenant's requests queue, and how much earlier a light one's.
@@ -60,6 +61,7 @@ class EngineConfig:
     max_num_batched_tokens: int = 2048
     prefill_chunk: int = 256
     itl_target_seconds: float = 0.2
+    max_step_seconds: float = 0.3
     prefix_caching: bool = True
     max_waiting: int = 256
     max_queued_prefill_seconds: float = 60.0

@@ -1,8 +1,9 @@
 """`Scheduler`: which tokens of which sequences the next step computes.
 
 No prefill and no decode phase: every running sequence's computed tokens chase its known ones under one token budget.
-Decodes come first, so that no prompt makes readers wait; prefill takes what is left, or what the step-time model
-allows. Knows ints, one order key and how far readers are; no tensors, no text. Engine thread only; time is an argument.
+Decodes come first, so that no prompt makes readers wait; prefill takes what the step-time model allows, prompts that
+have begun and those that wait in one order. Knows ints, one order key and how far readers are; no tensors, no text.
+Engine thread only; time is an argument.
 (Idea: vLLM V1's scheduler; SGLang's decaying reserve for admission; Andes, arXiv 2404.16283, for parking sequences that
 are ahead of their readers; nano-vllm for the size.)
 
@@ -35,6 +36,8 @@ RESERVE_DECAY = 0.995
 
 # Order of the queue and of the batch: smaller goes first. Set by `Scheduler.add`.
 order_key = attrgetter("order_key")
+# Order of the prompts that share what another one left of a step: the shortest first.
+_num_lacking = attrgetter("num_unplanned_tokens", "order_key")
 
 
 def max_servable_tokens(max_model_len: int, num_blocks: int, block_size: int) -> int:
@@ -154,8 +157,7 @@ class Scheduler:
                 self._preempt(sequence)
         budget = StepBudget(self._budget.num_tokens, self._config, self._pool.block_size, self.step_time)
         self._schedule_decodes(budget)
-        self._schedule_prefills(budget)
-        parked = () if budget.has_preempted else tuple(self._admit(budget, now))
+        parked = tuple(self._schedule_prefills(budget, now))
         self._reserve_share = max(MIN_RESERVE_SHARE, self._reserve_share * RESERVE_DECAY)
         self._budget.recover()
         return Schedule(chunks=tuple(budget.chunks), parked=parked)
@@ -168,31 +170,32 @@ class Scheduler:
             if not sequence.must_wait(self._config.max_model_len) and self._make_room(sequence, budget):
                 budget.add(sequence, 1)
 
-    def _schedule_prefills(self, budget: StepBudget) -> None:
-        """Continue chunked prompts; their blocks were allocated at admission."""
-        for sequence in [one for one in self.running if one.num_unplanned_tokens > 1]:
-            if budget.num_prefill_tokens(sequence.num_launched_tokens) > 0:
-                budget.prefill(sequence)
+    def _schedule_prefills(self, budget: StepBudget, now: float) -> Iterable[tuple[Sequence, Park]]:
+        """Continue and start prompts in order of their key; what the first leaves to the others, by what they lack.
 
-    def _admit(self, budget: StepBudget, now: float) -> Iterable[tuple[Sequence, Park]]:
-        """Start waiting sequences, strictly in order: one that does not fit holds back those behind it.
-
-        Yields the sequences that park for it.
+        So the oldest prompt always gets most of a step, and no long prompt keeps a short one waiting. Sequences start
+        strictly in order: one that does not fit holds back those behind it. Yields the sequences that park for it.
         """
-        while self.waiting and budget.num_prefill_tokens(0) > 0:
-            sequence = self.waiting[0]
-            if not self._start(sequence):
+        begun = [one for one in self.running if one.num_unplanned_tokens > 1]
+        may_start = not budget.has_preempted
+        while budget.has_room:
+            prompts = begun + self.waiting[:may_start]
+            if not prompts:
+                break
+            sequence = min(prompts, key=_num_lacking if budget.is_shared else order_key)
+            if sequence.state is State.WAITING and not self._start(sequence, now):
                 victim = self._furthest_ahead(sequence, now)
                 if victim is None:
-                    return
+                    may_start = False
+                    continue
+                begun = [one for one in begun if one is not victim]
                 yield self._park(victim, budget, now)
                 continue
-            if sequence.scheduled_at is None:
-                sequence.scheduled_at = now
-                sequence.num_cached_tokens = sequence.num_computed_tokens
-            budget.prefill(sequence)
+            begun = [one for one in begun if one is not sequence]
+            budget.prefill(sequence, has_others=bool(begun or (may_start and self.waiting)))
+        budget.return_share()
 
-    def _start(self, sequence: Sequence) -> bool:
+    def _start(self, sequence: Sequence, now: float) -> bool:
         """Start the sequence, with blocks for all its known tokens, if these and the reserve for growth are free."""
         if len(self.running) == self._config.max_num_seqs:
             return False
@@ -203,6 +206,9 @@ class Scheduler:
         self._pool.start(sequence, prefix)
         sequence.transition(State.RUNNING)
         insort(self.running, sequence, key=order_key)
+        if sequence.scheduled_at is None:
+            sequence.scheduled_at = now
+            sequence.num_cached_tokens = sequence.num_computed_tokens
         return True
 
     def _fits(self, sequence: Sequence, prefix: list[Block], beside: list[Sequence], num_free: int) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from streamserve.engine.budget import StepBudget, TokenBudget
-from streamserve.engine.config import EngineConfig
+from streamserve.engine.config import CLASSES, EngineConfig
 from streamserve.engine.sequence import State
 from tests.support.cores import request
 from tests.support.desk import Desk, teach
@@ -91,22 +91,98 @@ def test_prefill_gets_a_block_in_any_step() -> None:
     assert desk.planned() == {1: 1, 2: 4}
 
 
-def test_prefill_alone_takes_the_whole_budget() -> None:
-    """Without decodes the target bounds nothing."""
+def test_prefill_alone_keeps_the_longest_step() -> None:
+    """Without decodes their target bounds nothing, and 0.3 s bound every step: 0.01 s + 1 ms a token leave 289."""
     desk = Desk(num_blocks=400, itl_target_seconds=0.001)
     teach(desk.scheduler.step_time)
     desk.add(request(1, range(1000)))
     desk.step()
-    assert desk.planned() == {1: 1000}
+    assert desk.planned() == {1: 289}
+
+
+def test_a_block_may_take_longer_than_the_longest_step() -> None:
+    """However slow the machine, a step computes a block."""
+    desk = Desk(num_blocks=400, max_step_seconds=0.001)
+    teach(desk.scheduler.step_time)
+    desk.add(request(1, range(1000)))
+    desk.step()
+    assert desk.planned() == {1: 4}
 
 
 def test_prompts_share_what_may_join() -> None:
-    """The target bounds all prefill of a step together."""
+    """The target bounds all prefill of a step together; the first prompt leaves a block of it to the next."""
     desk = busy(itl_target_seconds=0.2, max_num_seqs=3)
     teach(desk.scheduler.step_time)
     desk.add(request(3, range(500, 560)), request(4, range(700, 760)))
     desk.step()
-    assert desk.planned() == {1: 1, 2: 189}
+    assert desk.planned() == {1: 1, 2: 185, 3: 4}
+
+
+def shares(**config: float) -> Desk:
+    """A prompt of 1,000 tokens has begun."""
+    desk = Desk(**{"num_blocks": 2000, "max_num_batched_tokens": 100, **config})
+    desk.add(request(1, range(1000)))
+    desk.step()
+    return desk
+
+
+def test_the_shortest_prompt_takes_the_share() -> None:
+    """What the first prompt leaves goes to those with the least left to compute, however long another has waited."""
+    desk = shares()
+    desk.add(request(2, range(2000, 2500)))
+    desk.step()
+    assert desk.planned() == {1: 96, 2: 4}
+    desk.add(request(3, range(3000, 3003)), request(4, range(4000, 4001)))
+    desk.step()
+    assert desk.planned() == {1: 96, 3: 3, 4: 1}
+    desk.step()
+    assert desk.planned() == {3: 1, 4: 1, 1: 94, 2: 4}
+
+
+def test_what_nobody_takes_of_a_share_is_returned() -> None:
+    """The first prompt has the whole step but for what the others lack, or where none of them can start."""
+    desk = shares()
+    desk.add(request(2, range(2000, 2001)))
+    desk.step()
+    assert desk.planned() == {2: 1, 1: 99}
+    full = shares(max_num_seqs=1)
+    full.add(request(2, range(2000, 2500)))
+    full.step()
+    assert full.planned() == {1: 100}
+
+
+def test_a_share_is_at_most_half() -> None:
+    """Where a step has room for a block only, the first prompt and the next take turns inside it."""
+    desk = shares(max_num_batched_tokens=8, num_blocks=400)
+    desk.add(request(2, range(2000, 2100)))
+    desk.step()
+    assert desk.planned() == {1: 4, 2: 4}
+    small = shares(max_num_batched_tokens=5, max_num_seqs=5)
+    small.add(request(2, range(2000, 2100)))
+    small.step()
+    assert small.planned() == {1: 3, 2: 2}
+
+
+def test_chats_do_not_wait_for_a_document() -> None:
+    """16,384 tokens at 1 ms each have begun when five chats of 50 come: they have their first tokens within 2.5 s."""
+    desk = Desk(num_blocks=600, block_size=32, classes=CLASSES, max_model_len=20_000)
+    teach(desk.scheduler.step_time, base=0.0)
+    (document,) = desk.add(request(1, range(16_384), arrived_at=desk.now, latency_class="document"))
+    while desk.now < 104.0:  # longer than the head start of a chat
+        desk.step(desk_seconds(desk))
+    chats = desk.add(*(request(seq_id, range(50), arrived_at=desk.now, salt=str(seq_id)) for seq_id in range(2, 7)))
+    num_before = document.num_computed_tokens
+    while any(one.first_token_at is None for one in chats):
+        desk.step(desk_seconds(desk))
+        assert not desk.scheduler.expired(desk.now)
+        assert desk.planned().get(1, 0) >= 32
+    assert max(one.first_token_at or 0.0 for one in chats) - chats[0].request.arrived_at <= 2.5
+    assert document.num_computed_tokens - num_before > 1000  # and the document went on
+
+
+def desk_seconds(desk: Desk) -> float:
+    """What the step before took, at 1 ms a token."""
+    return sum(desk.planned().values()) / 1000 if desk.schedules else 0.0
 
 
 def test_every_step_with_a_prompt_advances_it() -> None:

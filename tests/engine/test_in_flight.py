@@ -28,7 +28,7 @@ def test_watchdog_is_armed_for_each_call_of_the_runner(overlap: bool) -> None:
 def test_watchdog_is_told_by_the_step_time_model() -> None:
     """Eight times what is expected, and never less than `step_seconds`."""
     heard: list[float | None] = []
-    drive = Drive(on_step=heard.append, step_seconds=0.5, num_blocks=200)
+    drive = Drive(on_step=heard.append, step_seconds=0.5, max_step_seconds=9.0, num_blocks=200)
     teach(drive.core.scheduler.step_time, base=0.01, per_token=0.01)
     drive.run(request(1, range(200), sampling=sampling(max_tokens=2)))
     allowed = [seconds for seconds in heard if seconds is not None]

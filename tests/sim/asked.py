@@ -32,6 +32,7 @@ class Shape:
     max_num_seqs: int = 4
     prefill_chunk: int = 6
     itl_target_seconds: float = 20 / 1024
+    max_step_seconds: float = 20 / 1024
     prefix_caching: bool = True
     overlap: bool = False
     max_model_len: int = 96
@@ -46,6 +47,7 @@ class Shape:
             max_num_batched_tokens=self.budget,
             prefill_chunk=self.prefill_chunk,
             itl_target_seconds=self.itl_target_seconds,
+            max_step_seconds=self.max_step_seconds,
             prefix_caching=self.prefix_caching,
             overlap=self.overlap,
             max_model_len=self.max_model_len,

@@ -17,6 +17,7 @@ from tests.sim.books import Books
 from tests.sim.counts import CountLaws
 from tests.sim.debts import Debts
 from tests.sim.flights import Flights
+from tests.sim.prompts import PromptLaws
 from tests.sim.readers import ReaderLaws
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ class Laws:
         self.sim = sim
         self.books = Books(sim)
         self.readers = ReaderLaws(sim)
+        self.prompts = PromptLaws(sim)
         self.debts = Debts(sim)
         self.answers = AnswerLaws(sim)
         self.flights = Flights(sim)
@@ -58,6 +60,10 @@ class Laws:
     def stayed(self) -> list[Sequence]:
         """Those that ran when the step began, and still do, in the same blocks."""
         return [s for s, before in self._ran if s.state is State.RUNNING and s.num_preemptions == before]
+
+    def has_refused(self) -> bool:
+        """Whether one of those that waited is over: another may have been the first when the plan was made."""
+        return any(s.state is State.FINISHED for s in self.waiting)
 
     @property
     def budget_of_plan(self) -> int:
@@ -124,9 +130,8 @@ class Laws:
             self._check_order()
             self._check_preempted()
             assert plan.num_tokens <= sim.core.scheduler.token_budget, "26: more than the lowered budget"
-            self.readers.check_prefill(plan, self.decodes())
+            self.prompts.check(plan, self.decodes())
             self.readers.check_waiting(plan)
-            self._check_prefills(plan)
         for chunk in plan.chunks:
             self._check_chunk(chunk)
         self.flights.note(plan)
@@ -281,14 +286,6 @@ class Laws:
         for sequence in self.decodes():
             if sequence.seq_id not in planned:
                 assert self.flights.waits_for_token(sequence), f"10: {sequence.seq_id} could decode and was left out"
-
-    def _check_prefills(self, plan: StepPlan) -> None:
-        """If anybody has more than a token to compute, somebody's prompt is gone on with, as long as budget is left."""
-        longest = max((self.flights.num_unplanned(s) for s in self.sim.core.scheduler.running), default=0)
-        is_spent = plan.num_tokens >= self.budget_of_plan
-        decodes = {sequence.seq_id for sequence in self.decodes()}
-        has_prefill = any(chunk.seq_id not in decodes for chunk in plan.chunks)
-        assert longest < 2 or is_spent or has_prefill, "10: prefill stands still"
 
     def _check_quarantine(self) -> None:
         """It is there when the books are damaged, and never else; who held blocks is gone, and who waited waits on."""

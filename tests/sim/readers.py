@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from streamserve.engine.output import SequenceUpdate
 from streamserve.engine.plan import StepPlan
 from streamserve.engine.sequence import Sequence
-from tests.sim.model import STEP_SECONDS, TOKEN_SECONDS
+from tests.sim.prompts import surely_fits
 
 if TYPE_CHECKING:
     from tests.sim.asked import Asked
@@ -36,33 +36,21 @@ class ReaderLaws:
         read = min(int(asked.received), pace * (self.sim.laws.started_at - asked.first_token_at))
         return (len(asked.shown) - read) / pace
 
-    def check_prefill(self, plan: StepPlan, decodes: list[Sequence]) -> None:
-        """Prefill beside decodes: a block at least, and no more than the time between two tokens allows."""
-        if not decodes or not self.sim.laws.is_calm or self.sim.has_jumped:
-            return
-        planned = {chunk.seq_id: len(chunk.token_ids) for chunk in plan.chunks}
-        num_prefill = sum(planned.values()) - sum(planned.get(s.seq_id, 0) for s in decodes)
-        shape = self.sim.shape
-        by_time = round((shape.itl_target_seconds - STEP_SECONDS) / TOKEN_SECONDS) - (plan.num_tokens - num_prefill)
-        most = max(by_time, shape.prefill_chunk, shape.block_size)
-        assert num_prefill <= most, f"29: {num_prefill} tokens of prefill beside decodes"
-
     def check_waiting(self, plan: StepPlan) -> None:
         """Nobody waits for room that one far ahead of its reader could give: reckoned so that it surely would fit."""
-        scheduler, pool, shape = self.sim.core.scheduler, self.sim.core.pool, self.sim.shape
-        decodes = len(self.sim.laws.decodes())
+        scheduler, shape = self.sim.core.scheduler, self.sim.shape
+        decodes = {sequence.seq_id for sequence in self.sim.laws.decodes()}
         if not scheduler.waiting or scheduler.waiting[0].num_output_tokens:  # nobody parks for one who has something
             return
-        if len(plan.chunks) != plan.num_tokens or plan.num_tokens > decodes:
+        if any(chunk.seq_id not in decodes for chunk in plan.chunks):
             return
         if plan.num_tokens + shape.block_size > self.sim.laws.budget_of_plan or self.sim.laws.has_preempted:
             return
+        if self.sim.laws.has_refused():
+            return
         ahead = [s for s in scheduler.running if self._may_park(s)]
-        others = [s for s in scheduler.running if s not in ahead]
-        own = sum(pool._blocks[block_id].ref_count == 1 for s in ahead for block_id in s.block_table)
+        fits = surely_fits(self.sim, [s for s in scheduler.running if s not in ahead], ahead)
         head = scheduler.waiting[0]
-        growth = sum(-(-(s.num_tokens + s.num_remaining_tokens) // shape.block_size) for s in (*others, head))
-        fits = -(-head.num_tokens // shape.block_size) + growth <= pool.num_free + own
         assert not ahead or not fits, f"23: {head.seq_id} waits, and {ahead[0].seq_id} does not park"
 
     def _may_park(self, sequence: Sequence) -> bool:

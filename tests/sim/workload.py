@@ -26,6 +26,7 @@ def choose_shape(rng: random.Random) -> Shape:
         budget=rng.choice([max_num_seqs, 16, 16, 32]),
         max_num_seqs=max_num_seqs,
         prefill_chunk=rng.choice([1, 6, 16]),
+        max_step_seconds=rng.choice([12, 20, 1024]) / 1024,
         prefix_caching=rng.random() < 0.85,
         overlap=rng.random() < 0.5,
         max_model_len=rng.choice([96, 96, 48]),

@@ -14,17 +14,60 @@ MUTANTS = (
     _scheduler(
         name="the last in the queue goes first",
         law=11,
-        old="            sequence = self.waiting[0]\n            if not self._start(sequence):",
-        new="            sequence = self.waiting[-1]\n            if not self._start(sequence):",
+        old="            prompts = begun + self.waiting[:may_start]\n",
+        new="            prompts = begun + self.waiting[-may_start:] * may_start\n",
     ),
     _scheduler(
         name="starvation: who does not fit is passed by",
         law=11,
-        old="                if victim is None:\n                    return",
+        old="                if victim is None:\n                    may_start = False\n                    continue",
         new=(
-            "                if victim is None:\n                    if not any(map(self._start, self.waiting[1:])):\n"
-            "                        return\n                    continue"
+            "                if victim is None:\n"
+            "                    if not any(self._start(one, now) for one in self.waiting[1:]):\n"
+            "                        may_start = False\n                    continue"
         ),
+    ),
+    _scheduler(
+        name="starvation: who waits does so until the begun prompts are computed",
+        law=33,
+        old="        may_start = not budget.has_preempted\n",
+        new="        may_start = not begun and not budget.has_preempted\n",
+    ),
+    _scheduler(
+        name="begun prompts first, then those that wait",
+        law=33,
+        old="            sequence = min(prompts, key=_num_lacking if budget.is_shared else order_key)\n",
+        new="            sequence = min(prompts, key=_num_lacking) if budget.is_shared else prompts[0]\n",
+    ),
+    _scheduler(
+        name="the next in order takes the share",
+        law=33,
+        old="key=_num_lacking if budget.is_shared else order_key)",
+        new="key=order_key)",
+    ),
+    _scheduler(
+        name="the shortest prompt takes the step",
+        law=33,
+        old="key=_num_lacking if budget.is_shared else order_key)",
+        new="key=_num_lacking)",
+    ),
+    _budget(
+        name="a long prompt takes the whole step",
+        law=33,
+        old="            share = min(self._block_size, most // 2) if has_others else 0\n",
+        new="            share = 0\n",
+    ),
+    _budget(
+        name="a share is lost",
+        law=10,
+        old="            self._share -= num_tokens\n",
+        new="            self._share = 0\n            num_tokens = 0\n",
+    ),
+    _budget(
+        name="no step is too long",
+        law=29,
+        old="seconds = min(config.max_step_seconds, ",
+        new="seconds = min(1e9, ",
     ),
     _scheduler(
         name="who arrives last goes first",
@@ -113,8 +156,8 @@ MUTANTS = (
     _scheduler(
         name="admission goes on after a preemption",
         law=11,
-        old="parked = () if budget.has_preempted else tuple(self._admit(budget, now))",
-        new="parked = tuple(self._admit(budget, now))",
+        old="        may_start = not budget.has_preempted\n",
+        new="        may_start = True\n",
     ),
     _scheduler(
         name="a decode gets no block",
@@ -134,9 +177,9 @@ MUTANTS = (
     _scheduler(
         name="prefill first: decodes get what is left",
         law=10,
-        old="        self._schedule_decodes(budget)\n        self._schedule_prefills(budget)\n",
+        old="        self._schedule_decodes(budget)\n        parked = tuple(self._schedule_prefills(budget, now))\n",
         new=(
-            "        self._schedule_prefills(budget)\n"
+            "        parked = tuple(self._schedule_prefills(budget, now))\n"
             "        if budget.num_tokens > 4:\n"
             "            self._schedule_decodes(budget)\n"
         ),
@@ -150,8 +193,8 @@ MUTANTS = (
     _scheduler(
         name="chunked prompts are not gone on with",
         law=10,
-        old="        self._schedule_prefills(budget)\n",
-        new="",
+        old="        begun = [one for one in self.running if one.num_unplanned_tokens > 1]\n",
+        new="        begun: list[Sequence] = []\n",
     ),
     _scheduler(
         name="nobody is in the queue too long",
@@ -180,8 +223,8 @@ MUTANTS = (
     _scheduler(
         name="the first scheduling is told again and again",
         law=21,
-        old="            if sequence.scheduled_at is None:\n                sequence.scheduled_at = now\n",
-        new="            if True:\n                sequence.scheduled_at = now\n",
+        old="        if sequence.scheduled_at is None:\n            sequence.scheduled_at = now\n",
+        new="        if True:\n            sequence.scheduled_at = now\n",
     ),
     _budget(
         name="a step's budget is not spent",
@@ -192,8 +235,8 @@ MUTANTS = (
     _budget(
         name="prefill beside decodes takes what it wants",
         law=29,
-        old="        if not self.has_decodes:\n            return self.num_tokens",
-        new="        return self.num_tokens",
+        old="        return min(self.num_tokens, max(least, within))",
+        new="        return self.num_tokens if self.has_decodes else min(self.num_tokens, max(least, within))",
     ),
     _budget(
         name="nobody's prefill gets a token beside decodes",

@@ -1,0 +1,87 @@
+"""`PromptLaws`: what a step computes of prompts, begun and waiting, and whose."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from streamserve.engine.plan import StepPlan
+from streamserve.engine.sequence import Sequence
+from tests.sim.model import STEP_SECONDS, TOKEN_SECONDS
+
+if TYPE_CHECKING:
+    from tests.sim.simulation import Simulation
+
+
+def surely_fits(sim: Simulation, staying: list[Sequence], leaving: list[Sequence]) -> bool:
+    """Whether the first in the queue has room beside those that stay, reckoned so that it has without any doubt."""
+    pool, size, head = sim.core.pool, sim.shape.block_size, sim.core.scheduler.waiting[0]
+    own = sum(pool._blocks[block_id].ref_count == 1 for s in leaving for block_id in s.block_table)
+    growth = sum(-(-(s.num_tokens + s.num_remaining_tokens) // size) for s in (*staying, head))
+    return -(-head.num_tokens // size) + growth <= pool.num_free + own
+
+
+class PromptLaws:
+    """Checks a plan that is about to run."""
+
+    def __init__(self, sim: Simulation) -> None:
+        self.sim = sim
+
+    def check(self, plan: StepPlan, decodes: list[Sequence]) -> None:
+        """Check how much, that there is any, and its order."""
+        decoding = {sequence.seq_id for sequence in decodes}
+        planned = {chunk.seq_id: len(chunk.token_ids) for chunk in plan.chunks if chunk.seq_id not in decoding}
+        self._check_progress(plan, planned)
+        self._check_time(plan, planned, decodes)
+        self._check_share(planned)
+
+    def _check_progress(self, plan: StepPlan, planned: dict[int, int]) -> None:
+        """If anybody has more than a token to compute, somebody's prompt is gone on with, as long as budget is left."""
+        laws = self.sim.laws
+        longest = max((laws.flights.num_unplanned(s) for s in self.sim.core.scheduler.running), default=0)
+        is_spent = plan.num_tokens >= laws.budget_of_plan
+        assert longest < 2 or is_spent or planned, "10: prefill stands still"
+
+    def _check_time(self, plan: StepPlan, planned: dict[int, int], decodes: list[Sequence]) -> None:
+        """A block at least; no more than the longest step allows, and beside decodes the time between two tokens."""
+        laws, shape, num_prefill = self.sim.laws, self.sim.shape, sum(planned.values())
+        if not laws.is_calm or self.sim.has_jumped:
+            return
+        is_fitted = self.sim.core.scheduler.step_time.predict(plan) is not None
+        until_fitted = 0 if is_fitted else shape.prefill_chunk if decodes else shape.budget
+        seconds = min(shape.max_step_seconds, shape.itl_target_seconds if decodes else 1e9)
+        by_time = round((seconds - STEP_SECONDS) / TOKEN_SECONDS) - (plan.num_tokens - num_prefill)
+        most = max(by_time, until_fitted, shape.block_size)
+        assert num_prefill <= most, f"29: {num_prefill} tokens of prefill, not {most}"
+
+    def _check_share(self, planned: dict[int, int]) -> None:
+        """The first prompt is not passed by; of a step that it could take whole, it leaves a block or half."""
+        laws, scheduler = self.sim.laws, self.sim.core.scheduler
+        lacks = {s.seq_id: laws.flights.num_unplanned(s) for s in scheduler.running}
+        prompts = [s for s in scheduler.running if lacks[s.seq_id] > planned.get(s.seq_id, 0) and lacks[s.seq_id] > 1]
+        if not planned or not laws.is_calm:
+            return
+        if self._could_start():
+            prompts.append(scheduler.waiting[0])
+            lacks[prompts[-1].seq_id] = prompts[-1].num_tokens
+        if not prompts:
+            return
+        first = min(prompts, key=lambda s: s.order_key)
+        chosen = [s for s in scheduler.running if s.seq_id in planned]
+        later = [s.seq_id for s in chosen if s.order_key > first.order_key]
+        if first.seq_id not in planned:  # those before it took all there was
+            assert not later, f"33: {first.seq_id} is passed by by {later}"
+            return
+        num_others = sum(planned.values()) - planned[first.seq_id]
+        share = min(self.sim.shape.block_size, sum(planned.values()) // 2)
+        assert len(prompts) < 2 or num_others >= share, f"33: {first.seq_id} leaves {num_others} tokens to the others"
+        longest = max((lacks[seq_id] for seq_id in later), default=0)
+        begun = [s for s in prompts if s.seq_id not in planned and s in laws.running]
+        shorter = [s.seq_id for s in begun if lacks[s.seq_id] < longest]
+        assert not shorter, f"33: short prompts wait: {shorter}"
+
+    def _could_start(self) -> bool:
+        """Whether the first in the queue surely could have been admitted: it was the first when the plan was made."""
+        sim, scheduler = self.sim, self.sim.core.scheduler
+        is_free = len(scheduler.running) < sim.shape.max_num_seqs and not sim.laws.has_preempted
+        is_first = bool(scheduler.waiting) and not sim.laws.has_refused()
+        return is_free and is_first and surely_fits(sim, scheduler.running, [])
