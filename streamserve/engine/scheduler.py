@@ -25,6 +25,7 @@ from streamserve.engine.kv.free_list import Block, IntegrityError
 from streamserve.engine.kv.pool import BlockPool
 from streamserve.engine.plan import Chunk
 from streamserve.engine.sequence import Sequence, State
+from streamserve.engine.shared_prefill import BlockWriters
 from streamserve.engine.step_time import StepTime
 from streamserve.protocol.park import Park
 
@@ -178,6 +179,7 @@ class Scheduler:
         """
         begun = [one for one in self.running if one.num_unplanned_tokens > 1]
         may_start = not budget.has_preempted
+        writers = BlockWriters(self._pool, self.running, budget.chunks)
         while budget.has_room:
             prompts = begun + self.waiting[:may_start]
             if not prompts:
@@ -191,8 +193,11 @@ class Scheduler:
                 begun = [one for one in begun if one is not victim]
                 yield self._park(victim, budget, now)
                 continue
-            begun = [one for one in begun if one is not sequence]
-            budget.prefill(sequence, has_others=bool(begun or (may_start and self.waiting)))
+            turn = writers.turn_of(sequence)
+            begun = [one for one in begun if one is not sequence and one is not turn]
+            if turn is not None:  # otherwise it waits for a block that another one is writing
+                budget.prefill(turn, has_others=bool(begun or (may_start and self.waiting)))
+                writers.note(turn, budget.chunks[-1])
         budget.return_share()
 
     def _start(self, sequence: Sequence, now: float) -> bool:

@@ -28,7 +28,8 @@ class CountLaws:
         assert (spec.counts_row is not None) == is_wanted, "34: counts without a penalty, or none"
         if spec.counts_row is None:
             return
-        start = sequence.seq_id, sequence.num_preemptions, self.sim.num_failures
+        num_noticed = self.sim.core._num_out_of_memory  # a step may fail late, after one was launched on top of it
+        start = sequence.seq_id, sequence.num_preemptions, self.sim.num_failures + num_noticed
         num_output = spec.position - len(asked.request.prompt_token_ids)
         begun, num_counted = self._rows.get(spec.counts_row, (None, 0))
         if spec.prompt_token_ids:

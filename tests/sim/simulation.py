@@ -322,6 +322,7 @@ class Simulation:
     def _meanwhile(self) -> None:
         """While a step is under way: time passes, and clients go on."""
         self.clock.advance(STEP_SECONDS + TOKEN_SECONDS * self.runner.launched[0].num_tokens)
+        self.laws.note_found()
         deferred, self.deferred = self.deferred, []
         self.has_changed_meanwhile = bool(deferred)
         for act in deferred:
