@@ -12,4 +12,4 @@ from django.core.asgi import get_asgi_application
 from streamserve import routing
 
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "project.settings")
-application = routing.wrap(routing.with_static_files(get_asgi_application()))
+application = routing.wrap(get_asgi_application())

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import os
-
 from django.apps import AppConfig
+
+from streamserve.engine.openmp import limit_spin
 
 
 class StreamserveConfig(AppConfig):
@@ -15,9 +15,8 @@ class StreamserveConfig(AppConfig):
     default_auto_field = "django.db.models.BigAutoField"
 
     def ready(self) -> None:
-        # OpenMP reads this when torch is imported. Threads that spin while they wait compete with the event loop and
-        # other processes for cores: beside other work the demo model loaded in 21 to 38 s instead of 3 (docs/log.md).
-        os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+        # OpenMP reads this when torch is imported: also by a view of the site, before a model is loaded.
+        limit_spin()
         from streamserve import checks  # noqa: F401  (importing registers the checks)
 
         _install_flow_server()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,8 @@ from streamserve.engine.config import EngineConfig
 from streamserve.streams.lease.liveness import host_of, own_host
 
 _ENGINE_PACKAGES = ("torch", "transformers", "tokenizers", "safetensors")
+_WRAP = "application = streamserve.routing.wrap(application)"
+_MAX_WRAPPERS = 20  # layers of middleware around an application
 _PROBLEM_IDS = {"key": "streamserve.E001", "value": "streamserve.E002", "missing": "streamserve.E003"}
 
 
@@ -35,7 +38,7 @@ def check_settings(app_configs: Any, **kwargs: Any) -> list[CheckMessage]:
 @register()
 def check_site(app_configs: Any, **kwargs: Any) -> list[CheckMessage]:
     """Check the site around streamserve: ASGI application, server, middleware."""
-    return [*_check_asgi(), *_check_daphne(), *_check_flow_server(), *_check_middleware()]
+    return [*_check_asgi(), *_check_daphne(), *_check_flow_server(), *_check_uvicorn(), *_check_middleware()]
 
 
 @register()
@@ -165,27 +168,66 @@ def _check_anonymous(conf: SiteConfig) -> Iterator[CheckMessage]:
 
 
 def _check_asgi() -> Iterator[CheckMessage]:
-    """E006: no ASGI application. W001: it lacks StreamMiddleware."""
+    """E006: no ASGI application. W001: it, or the asgi.py that a server would be given, is not wrapped."""
     path = getattr(settings, "ASGI_APPLICATION", None)
     if not path:
         yield Error(
             "ASGI_APPLICATION is not set; under WSGI nothing can stream.",
-            hint='ASGI_APPLICATION = "streamserve.routing.application", or your own asgi.py wrapped by routing.wrap.',
+            hint=f'ASGI_APPLICATION = "<project>.asgi.application", and at the end of asgi.py: {_WRAP}',
             id="streamserve.E006",
         )
         return
-    from streamserve.asgi.middleware import StreamMiddleware
-
     try:
-        application = import_string(path)
+        import_string(path)
     except ImportError as error:
         yield Error(f"ASGI_APPLICATION cannot be imported: {error}.", hint="Correct its path.", id="streamserve.E006")
         return
-    if not isinstance(application, StreamMiddleware):
+    for served in sorted({path, *_asgi_files()}):
+        try:
+            is_bare = not _is_wrapped(import_string(served))
+        except Exception:  # a module of the site that is not in use; its server will say more
+            continue
+        if is_bare:
+            yield Warning(
+                f"{served} is not wrapped: served by it, there are no WebSockets, and each stream keeps Django's "
+                "response open until it ends.",
+                hint=f"At the end of {served.rpartition('.')[0].replace('.', '/')}.py: {_WRAP}",
+                id="streamserve.W001",
+            )
+
+
+def _asgi_files() -> Iterator[str]:
+    """Yield the `application` of every asgi.py beside the site's settings, urls.py and wsgi.py."""
+    modules = [getattr(settings, name, None) or "" for name in ("SETTINGS_MODULE", "ROOT_URLCONF", "WSGI_APPLICATION")]
+    for module in modules:
+        parts = module.split(".")
+        for end in range(1, len(parts)):  # mysite.settings.local: mysite.asgi, mysite.settings.asgi
+            name = f"{'.'.join(parts[:end])}.asgi"
+            with suppress(ImportError):  # a module that is no package
+                if find_spec(name) is not None:
+                    yield f"{name}.application"
+
+
+def _is_wrapped(application: Any) -> bool:
+    """Return whether StreamMiddleware is in `application`: itself, or inside other middleware or a router."""
+    from streamserve.asgi.middleware import StreamMiddleware
+
+    for _ in range(_MAX_WRAPPERS):
+        if isinstance(application, StreamMiddleware):
+            return True
+        inner = [getattr(application, name, None) for name in ("app", "application", "inner", "_app")]
+        inner.append(getattr(application, "application_mapping", {}).get("http"))
+        application = next((one for one in inner if callable(one)), None)
+    return False
+
+
+def _check_uvicorn() -> Iterator[CheckMessage]:
+    """W011: uvicorn has no library for WebSockets."""
+    if find_spec("uvicorn") is not None and find_spec("websockets") is None and find_spec("wsproto") is None:
         yield Warning(
-            f"{path} is not wrapped by StreamMiddleware: each stream keeps Django's response open until it ends.",
-            hint="application = streamserve.routing.wrap(get_asgi_application())",
-            id="streamserve.W001",
+            "uvicorn is installed without a WebSocket library: it answers every WebSocket with 404.",
+            hint='pip install websockets, or "streamserve[uvicorn]".',
+            id="streamserve.W011",
         )
 
 

@@ -14,6 +14,7 @@ from functools import lru_cache
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeVar
+from urllib.parse import urlsplit
 
 from django.conf import settings as django_settings
 from django.core.exceptions import ImproperlyConfigured
@@ -61,6 +62,8 @@ class SiteConfig:
     streams: StreamConfig = field(default_factory=StreamConfig)
     anonymous: bool = False
     store: bool = False
+    prompt_in_url: bool = False
+    cors_origins: tuple[str, ...] = ()
     testing: bool = False
     echo_step_seconds: float = 0.0
     harden_event_streams: bool = False
@@ -148,6 +151,8 @@ class _Reader(Reader):
             streams=self.dataclass(StreamConfig, given.get("STREAMS", {}), "STREAMS"),
             anonymous=self.boolean(given, "ANONYMOUS"),
             store=self.boolean(given, "STORE"),
+            prompt_in_url=self.boolean(given, "PROMPT_IN_URL"),
+            cors_origins=self._origins(given.get("CORS_ORIGINS", ())),
             testing=testing,
             echo_step_seconds=self.seconds(given, "ECHO_STEP_SECONDS"),
             harden_event_streams=self.boolean(given, "HARDEN_EVENT_STREAMS"),
@@ -155,6 +160,20 @@ class _Reader(Reader):
             # In tests a server that ends does not wait for answers.
             flow=self._options(FlowConfig, given, "FLOW", {"DRAIN_SECONDS": 0.0} if testing else {}),
         )
+
+    def _origins(self, raw: object) -> tuple[str, ...]:
+        """Return the origins of CORS_ORIGINS, as browsers send them."""
+        if not isinstance(raw, (list, tuple)) or not all(isinstance(origin, str) for origin in raw):
+            self.wrong('STREAMSERVE["CORS_ORIGINS"] is no list of texts.', 'Try ["https://app.example.org"].')
+            return ()
+        for origin in raw:
+            parts = urlsplit(origin)
+            if origin != f"{parts.scheme}://{parts.netloc}" or not (parts.scheme and parts.netloc):
+                self.wrong(
+                    f'STREAMSERVE["CORS_ORIGINS"] has {origin!r}, which is no origin.',
+                    "An origin is a scheme, a host and perhaps a port, as https://app.example.org.",
+                )
+        return tuple(raw)
 
     def _models(
         self, raw: object, classes: Mapping[str, LatencyClass], shared: Mapping[str, Any], *, testing: bool

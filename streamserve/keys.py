@@ -1,4 +1,4 @@
-"""API keys as text: make and recognise them, compute prefix and digest. Pure; the rows are in models.py.
+"""API keys as text: make and recognise them, compute prefix and digest. No I/O; the rows are in models.py.
 
 A made key is `ss_live_<8>_<43>`: a public prefix and 256 random bits. A chosen key is 16 to 128 of `[A-Za-z0-9_-]`
 (`make run KEY=...`). SHA-256 is enough for a secret with 128 bits and more; slow hashes invite denial of service.
@@ -18,8 +18,7 @@ _PREFIX_ALPHABET = string.ascii_lowercase + string.digits
 
 def new_key() -> str:
     """Return a new key. Only its prefix and digest are stored."""
-    prefix = "".join(secrets.choice(_PREFIX_ALPHABET) for _ in range(8))
-    return f"ss_live_{prefix}_{secrets.token_urlsafe(32)}"
+    return f"ss_live_{_new_prefix()}_{secrets.token_urlsafe(32)}"
 
 
 def is_well_formed(key: str) -> bool:
@@ -28,9 +27,13 @@ def is_well_formed(key: str) -> bool:
 
 
 def prefix_of(key: str) -> str:
-    """Return the public part by which the row is found; for a chosen key the start of its digest."""
+    """Return the public part, by which lists name the key; a random one for a chosen key, which has none."""
     made = MADE.fullmatch(key)
-    return made.group(1) if made else digest_of(key)[:8]
+    return made.group(1) if made else _new_prefix()
+
+
+def _new_prefix() -> str:
+    return "".join(secrets.choice(_PREFIX_ALPHABET) for _ in range(8))
 
 
 def digest_of(key: str) -> str:

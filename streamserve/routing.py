@@ -1,4 +1,4 @@
-"""The ASGI side of a site: `wrap` for one with an asgi.py, `application` for one without, `websocket_urlpatterns`.
+"""The ASGI side of a site: `wrap` for its asgi.py, `application` for a site without one, `websocket_urlpatterns`.
 
 Importing this module needs no app registry, so that an asgi.py may import it anywhere: its names are made on first use
 (PEP 562).
@@ -6,52 +6,109 @@ Importing this module needs no app registry, so that an asgi.py may import it an
 
 from __future__ import annotations
 
+import re
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from django.core.asgi import get_asgi_application
 
+if TYPE_CHECKING:
+    from streamserve.conf import SiteConfig
 
-def wrap(django_application: Any) -> Any:
-    """Return `django_application` with streaming and WebSockets: the `application` of the site's asgi.py.
 
-    A site with WebSocket routes of its own writes the same lines with `websocket_urlpatterns + theirs`.
+def wrap(application: Any, *, websocket: Any = None) -> Any:
+    """Return the site's ASGI `application` with streaming and our WebSocket: the last line of its asgi.py.
+
+    `application` is Django's own, a ProtocolTypeRouter, or any ASGI app. WebSockets at other paths than ours reach
+    `websocket` (an app, for example a URLRouter), else the router's own entry, else the app. While DEBUG is on,
+    Django's application also serves static files, as runserver does. A wrapped application is returned as it is.
     """
     from channels.auth import AuthMiddlewareStack
-    from channels.routing import ProtocolTypeRouter, URLRouter
-    from django.urls import re_path
+    from channels.routing import ProtocolTypeRouter
+    from django.core.handlers.asgi import ASGIHandler
 
     from streamserve.asgi.middleware import StreamMiddleware
-    from streamserve.conf import get_problems, get_settings
+    from streamserve.conf import SiteConfig, get_problems, get_settings
     from streamserve.web.site import begin_to_drain, reset, shut_down_streams
-    from streamserve.web.websocket import deny_unknown_path
+    from streamserve.web.websocket import SocketRouter, StreamConsumer, deny_unknown_path
 
-    unknown = re_path("", deny_unknown_path)  # type: ignore[arg-type]  # without it the router raises: a 500
-    websocket = AuthMiddlewareStack(URLRouter([*_websocket_urlpatterns(), unknown]))
-    hardens = not get_problems() and get_settings().harden_event_streams  # the system checks name the problems
-    router = ProtocolTypeRouter({"http": django_application, "websocket": websocket})
-    middleware = StreamMiddleware(router, harden=hardens)
+    if isinstance(application, StreamMiddleware):
+        return application
+    if isinstance(application, ProtocolTypeRouter):
+        apps = dict(application.application_mapping)
+    elif isinstance(application, ASGIHandler):
+        apps = {"http": application}
+    else:
+        apps = dict.fromkeys(("http", "websocket", "lifespan"), application)
+    if isinstance(apps.get("http"), ASGIHandler):
+        apps["http"] = with_static_files(apps["http"])
+    others = websocket or apps.get("websocket") or deny_unknown_path
+    apps["websocket"] = SocketRouter(AuthMiddlewareStack(StreamConsumer.as_asgi()), others)
+    settings = SiteConfig() if get_problems() else get_settings()  # the system checks name the problems
+    middleware = StreamMiddleware(
+        ProtocolTypeRouter(apps),
+        harden=settings.harden_event_streams,
+        guard=_guard(settings),
+        stall_seconds=settings.flow.stall_seconds,
+    )
     middleware.on_shutdown(reset)
     middleware.on_drain(begin_to_drain)
+    middleware.on_drain(lambda: middleware.serve_while_draining(*_probe_paths()))
     middleware.on_going_away(shut_down_streams)
-    middleware.serve_while_draining("/livez", "/readyz", "/metrics")
     return middleware
 
 
 def with_static_files(django_application: Any) -> Any:
-    """Return `django_application` with static files while DEBUG is on, for `daphne` without runserver."""
+    """Return `django_application` with static files while DEBUG is on, for servers other than runserver."""
     from django.apps import apps
     from django.conf import settings
     from django.contrib.staticfiles.handlers import ASGIStaticFilesHandler
 
-    if settings.DEBUG and apps.is_installed("django.contrib.staticfiles"):
+    has_them = isinstance(django_application, ASGIStaticFilesHandler)
+    if settings.DEBUG and not has_them and apps.is_installed("django.contrib.staticfiles"):
         return ASGIStaticFilesHandler(django_application)
     return django_application
 
 
+def _guard(settings: SiteConfig) -> Any:
+    """Return the bounds of connections and bodies."""
+    from streamserve.asgi.guard import Guard
+
+    return Guard(
+        max_connections=settings.limits.max_connections,
+        max_per_address=settings.limits.max_connections_per_address,
+        body_seconds=settings.flow.head_seconds,
+        bound_of=_bound_of,
+    )
+
+
+def _bound_of(path: str) -> Any:
+    """Return the bounds of the bodies of a route, None for an address of the site's own."""
+    from django.conf import settings as django_settings
+
+    from streamserve.asgi.guard import RouteBound
+    from streamserve.conf import get_settings
+
+    path = path.removeprefix((django_settings.FORCE_SCRIPT_NAME or "").rstrip("/"))
+    for pattern, error_json in _route_patterns():
+        if pattern.fullmatch(path):
+            return RouteBound(body_bytes=get_settings().limits.max_body_bytes, error_json=error_json)
+    return None
+
+
+@cache
+def _route_patterns() -> list[tuple[re.Pattern[str], Any]]:
+    """Return the paths of our routes, below the prefix under which the site includes them."""
+    from streamserve.api.routes import ROUTES
+    from streamserve.web.websocket import path_of
+
+    prefix = path_of("livez").removesuffix("/livez")
+    return [(re.compile(re.escape(prefix) + route.pattern().pattern), route.error_json) for route in ROUTES]
+
+
 @cache
 def _application() -> Any:
-    return wrap(with_static_files(get_asgi_application()))
+    return wrap(get_asgi_application())
 
 
 @cache
@@ -61,6 +118,16 @@ def _websocket_urlpatterns() -> list[Any]:
     from streamserve.web.websocket import StreamConsumer
 
     return [path("ws/streams", StreamConsumer.as_asgi())]
+
+
+def _probe_paths() -> list[str]:
+    """Return the paths that are answered while the server drains, under the prefix of the site's urls.py."""
+    from django.conf import settings
+
+    from streamserve.web.websocket import path_of
+
+    paths = [path_of(name) for name in ("livez", "readyz", "metrics")]
+    return [f"{script}{path}" for script in ("", (settings.FORCE_SCRIPT_NAME or "").rstrip("/")) for path in paths]
 
 
 def __getattr__(name: str) -> Any:

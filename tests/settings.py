@@ -58,4 +58,4 @@ PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]  # fast; pa
 STATIC_URL = "/static/"
 USE_TZ = True
 
-STREAMSERVE = {"TESTING": True}
+STREAMSERVE = {"TESTING": True, "PROMPT_IN_URL": True}

@@ -96,6 +96,36 @@ def test_the_surroundings_are_checked(overrides: dict[str, Any], id_: str) -> No
         assert id_ in {one.id for one in checks.check_site(None)}
 
 
+def test_an_unwrapped_asgi_file_beside_the_settings_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """W001 names the asgi.py that `daphne mysite.asgi:application` would serve, though ASGI_APPLICATION is right."""
+    package = tmp_path / "bare_site"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "asgi.py").write_text("from tests.site.bare_asgi import application\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with override_settings(WSGI_APPLICATION="bare_site.wsgi.application"):
+        [found] = [one for one in checks.check_site(None) if one.id == "streamserve.W001"]
+    assert found.msg.startswith("bare_site.asgi.application is not wrapped")
+    assert "bare_site/asgi.py" in str(found.hint)
+
+
+def test_other_middleware_around_ours_is_no_finding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An application that another ASGI middleware wraps still streams."""
+    code = "from starlette.middleware.gzip import GZipMiddleware\nfrom streamserve.routing import application as app\n"
+    (tmp_path / "outer_asgi.py").write_text(f"{code}application = GZipMiddleware(app)\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with override_settings(ASGI_APPLICATION="outer_asgi.application"):
+        assert checks.check_site(None) == []
+
+
+def test_uvicorn_without_a_websocket_library_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """W011: `pip install uvicorn` alone answers WebSockets with 404."""
+    found = checks.find_spec
+    absent = ("websockets", "wsproto")
+    monkeypatch.setattr(checks, "find_spec", lambda name: None if name in absent else found(name))
+    assert ids() == {"streamserve.W011"}
+
+
 def test_daphne_must_come_first() -> None:
     """E007 after staticfiles, W002 not there at all."""
     with modify_settings(INSTALLED_APPS={"remove": ["daphne"]}):

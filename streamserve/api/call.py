@@ -174,6 +174,10 @@ class Site(Protocol):
     def is_debug(self) -> bool:
         """Whether responses may name folders and libraries: only on a developer's machine."""
 
+    @property
+    def takes_prompt_in_url(self) -> bool:
+        """Whether `GET /streams/new?prompt=` starts answers: servers write addresses into their access logs."""
+
     def health(self) -> Mapping[str, Any]:
         """Return the fields of `/readyz` beside the models."""
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from streamserve.clients.base import EngineClient
 from streamserve.protocol.frames import UNKNOWN_COUNT
+from streamserve.protocol.measures import RESPONSES
 from streamserve.protocol.metrics import CONTENT_TYPE, Sample, render_prometheus
 from streamserve.protocol.stats import EngineStats, ModelDescription
 from streamserve.streams.registry import Streams
@@ -18,7 +19,8 @@ __all__ = ["CONTENT_TYPE", "live_metrics", "render_metrics"]
 
 def render_metrics(clients: Mapping[str, EngineClient], streams: Streams) -> str:
     """Return every metric of this process in Prometheus' text format."""
-    return render_prometheus([*_engine_samples(clients), *_stream_samples(clients, streams.all()), *_log_samples()])
+    samples = (*_engine_samples(clients), *_stream_samples(clients, streams.all()), *streams.measures.samples())
+    return render_prometheus([*samples, *RESPONSES.samples(), *_log_samples()])
 
 
 def _engine_samples(clients: Mapping[str, EngineClient]) -> Iterator[Sample]:

@@ -8,9 +8,14 @@ from streamserve.api.call import AuditedSite, Call, Found, Reply, Site, json_rep
 from streamserve.api.resume import after_of, encoder_for, gone, gone_reply, resume
 from streamserve.dialects import native
 from streamserve.dialects.native import NativeRequest
-from streamserve.protocol.errors import NotFound
+from streamserve.protocol.errors import Forbidden, NotFound
 from streamserve.protocol.ids import parse_event_id
 from streamserve.streams.reader.delivery import Delivery
+
+_PROMPT_IN_URL = (
+    "Answers are not started by GET here, because the prompt would be in the access logs. POST it to /streams, and "
+    "follow /streams/<X-Stream-Id>/events; or turn PROMPT_IN_URL on in STREAMSERVE."
+)
 
 
 async def start_stream(call: Call, site: Site) -> Reply:
@@ -23,6 +28,8 @@ async def new_stream(call: Call, site: Site) -> Reply:
     """GET /streams/new?prompt=...: for a bare EventSource. With a Last-Event-ID it resumes and never starts again."""
     event_id = call.headers.get("last-event-id")
     if not event_id:
+        if not site.takes_prompt_in_url:
+            raise Forbidden(_PROMPT_IN_URL, code="prompt_in_url_off")
         return await _start(call, site, native.parse_query(call.query(), site.limits, default_model=site.default_model))
     parsed = parse_event_id(event_id)
     if parsed is None:
@@ -37,7 +44,7 @@ async def new_stream(call: Call, site: Site) -> Reply:
 
 async def _start(call: Call, site: Site, asked: NativeRequest) -> Reply:
     stream = await site.start(call.caller, asked.generate, asked.on_disconnect)
-    return Reply(body=Delivery(site.streams, stream, encoder_for(asked.format, stream.log_id)))
+    return Reply(body=Delivery(site.streams, stream, encoder_for(asked.format, stream)))
 
 
 async def stream_state(call: Call, site: Site) -> Reply:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from streamserve.api.call import Call, Reply, Site, json_reply
 from streamserve.api.metrics import CONTENT_TYPE, render_metrics
 from streamserve.protocol.errors import NotFound
+from streamserve.protocol.stats import ABSENT
 
 # Messages of states for which the engine gives none.
 _STATE_WORDS = {
@@ -26,8 +27,9 @@ async def readyz(call: Call, site: Site) -> Reply:
     for client in site.clients.values():
         client.start()
         model = client.describe()
+        is_absent = model.stage == ABSENT
         if model.state != "ready":
-            reasons.append(f"{model.alias} is {model.state}")
+            reasons.append(f"{model.alias} {'has no engine' if is_absent else f'is {model.state}'}")
         models.append(
             {
                 "alias": model.alias,
@@ -37,8 +39,8 @@ async def readyz(call: Call, site: Site) -> Reply:
                 "loaded_bytes": model.loaded_bytes,
                 "total_bytes": model.total_bytes,
                 "elapsed_seconds": round(model.elapsed_seconds, 2),
-                # The engine's message may name folders and libraries: only with DEBUG.
-                "message": (site.is_debug and model.message) or _STATE_WORDS.get(model.state, ""),
+                # The engine's own message may name folders and libraries: only with DEBUG.
+                "message": ((site.is_debug or is_absent) and model.message) or _STATE_WORDS.get(model.state, ""),
             }
         )
     body = {"ready": not reasons, "reason": ", ".join(reasons), "models": models, **site.health()}

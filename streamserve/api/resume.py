@@ -17,11 +17,11 @@ from streamserve.streams.stream import Stream
 _MAX_SEQ_CHARS = 16  # the digits of 2**53, the largest exact integer in JavaScript
 
 
-def encoder_for(format_: str, log_id: str) -> Encoder:
+def encoder_for(format_: str, stream: Stream) -> Encoder:
     """Return the native dialect's encoder of one of FORMATS."""
     if format_ == "tokens":
-        return TokensEncoder(log_id)
-    return TextEncoder() if format_ == "text" else NativeEncoder(log_id)
+        return TokensEncoder(stream.log_id)
+    return TextEncoder() if format_ == "text" else NativeEncoder(stream.log_id, stream)
 
 
 def after_of(call: Call, stream: Stream, query: Mapping[str, str]) -> int | None:
@@ -46,7 +46,7 @@ def resume(call: Call, site: Site, stream: Stream, after: int | None, query: Map
         return gone_reply(call)
     if stream.terminal is not None and after >= stream.last_seq:
         return Reply(status=204)
-    return Reply(body=Delivery(site.streams, stream, encoder_for(format_, stream.log_id), after=after))
+    return Reply(body=Delivery(site.streams, stream, encoder_for(format_, stream), after=after))
 
 
 def gone() -> Gone:

@@ -6,6 +6,7 @@ caller.
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from streamserve.api.call import Call, Reply, json_reply
 from streamserve.dialects import native as native_dialect
 from streamserve.dialects import openai_chat
 from streamserve.protocol.errors import ErrorBody, StreamserveError, headers_of, to_body
+from streamserve.protocol.measures import RESPONSES
 
 KINDS = ("session", "key", "anonymous", "anyone")
 CHAT_CALLERS = ("session", "key", "anonymous")
@@ -25,6 +27,7 @@ ANYONE = ("anyone",)
 # The variable parts of a path, in the syntax of Django's urlconf.
 CONVERTERS = {"stream_id": "[0-9a-f]{32}", "path": ".+"}
 _PART = re.compile(r"<(\w+):(\w+)>")
+_UNNAMED = "other"  # in `/metrics`: addresses where nothing is
 
 _READ = ("GET", "HEAD")
 _ANY = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE")
@@ -64,7 +67,9 @@ class Route:
         return re.compile(f"/{parts}")
 
     def error_reply(self, error: StreamserveError) -> Reply:
-        """Return `error` in this route's dialect, with the headers of its status."""
+        """Return `error` in this route's dialect, with the headers of its status, and count it."""
+        RESPONSES.by_status[self.name or _UNNAMED, error.http_status] += 1
+        RESPONSES.by_code[error.code] += 1
         headers = headers_of(error)
         if error.http_status == 405:
             headers["Allow"] = ", ".join(self.methods)
@@ -83,11 +88,23 @@ _OPS = Access(callers=OPS_CALLERS, scope="ops", open_in_debug=True)
 
 
 def _openai(path: str, endpoint: Callable[[Call, Any], Awaitable[Reply]], access: Access, **rest: Any) -> Route:
-    return Route(path=path, endpoint=endpoint, access=access, error_json=openai_chat.error_json, **rest)
+    return _native(path, endpoint, access, error_json=openai_chat.error_json, **rest)
 
 
 def _native(path: str, endpoint: Callable[[Call, Any], Awaitable[Reply]], access: Access, **rest: Any) -> Route:
-    return Route(path=path, endpoint=endpoint, access=access, **rest)
+    return Route(path=path, endpoint=_counted(endpoint, rest.get("name", "")), access=access, **rest)
+
+
+def _counted(endpoint: Callable[[Call, Any], Awaitable[Reply]], name: str) -> Callable[[Call, Any], Awaitable[Reply]]:
+    """Return the endpoint, with its replies counted; `Route.error_reply` counts the errors."""
+
+    @functools.wraps(endpoint)
+    async def count(call: Call, site: Any) -> Reply:
+        reply = await endpoint(call, site)
+        RESPONSES.by_status[name or _UNNAMED, reply.status] += 1
+        return reply
+
+    return count
 
 
 _ID = "<stream_id:stream_id>"
@@ -105,6 +122,7 @@ ROUTES = (
     _openai("v1/models/<path:model>", openai.model, _CHAT, name="model"),
     _openai("v1/<path:path>", openai.unknown, _OPEN, methods=_ANY, needs_site=False),
     _native("livez", ops.livez, _OPEN, methods=_READ, name="livez", needs_site=False),
+    _native("health", ops.livez, _OPEN, methods=_READ, name="health", needs_site=False),
     _native("readyz", ops.readyz, _OPEN, methods=_READ, name="readyz"),
     _native("metrics", ops.metrics, _OPS, methods=_READ, name="metrics"),
 )

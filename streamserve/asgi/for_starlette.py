@@ -1,6 +1,6 @@
 """`StreamResponse`: a delivery as a Starlette response, for FastAPI too. Needs the package starlette.
 
-return StreamResponse(Delivery(streams, stream, NativeEncoder(stream.log_id)))
+return StreamResponse(Delivery(streams, stream, NativeEncoder(stream.log_id, stream)))
 """
 
 from __future__ import annotations

@@ -18,6 +18,7 @@ from contextvars import ContextVar
 
 from streamserve.api.call import Body
 from streamserve.asgi.types import App, Message, Receive, Scope, Send
+from streamserve.protocol.errors import StreamserveError
 from streamserve.streams.reader.channel import nothing
 from streamserve.streams.reader.delivery import Flow
 
@@ -102,8 +103,11 @@ class Exchange:
     one runs the delivery, one waits for `http.disconnect`.
     """
 
-    def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    def __init__(self, scope: Scope, receive: Receive, send: Send, stall_seconds: float = 0.0) -> None:
         self._scope, self._receive, self._send = scope, receive, send
+        has_server_timeout = "streamserve.flow" in scope.get("extensions", {})
+        self._stall_seconds = 0.0 if has_server_timeout else stall_seconds
+        self._sending_since: float | None = None  # while the server does not take a frame
         self._start: Message | None = None
         self._delivery: Body | None = None
         self._has_left = False
@@ -170,7 +174,7 @@ class Exchange:
         watching = asyncio.create_task(self._watch(delivery), name="delivery watch")
         last_frame: bytes | None = None
         try:
-            await asyncio.wait({running, watching}, return_when=asyncio.FIRST_COMPLETED)
+            is_stalled = await self._wait_first({running, watching})
         except asyncio.CancelledError:  # uvicorn, for example, when its time to shut down is over
             last_frame = None if self._has_left else delivery.cut_off()
             raise
@@ -182,11 +186,29 @@ class Exchange:
             if last_frame is not None:
                 await self._send_frame(last_frame)
                 await self._send(_END)
+        if is_stalled:
+            logger.info("stream %s: a reader took nothing for %g s", delivery.stream.id, self._stall_seconds)
+            raise DeliveryFailed(delivery.stream.id)
         if isinstance(result, OSError):
             raise result
+        if isinstance(result, StreamserveError):
+            logger.info("stream %s: a reader is cut off: %s", delivery.stream.id, result.code)
+            raise DeliveryFailed(delivery.stream.id) from result
         if isinstance(result, Exception):
             logger.error("stream %s: its delivery failed", delivery.stream.id, exc_info=result)
             raise DeliveryFailed(delivery.stream.id) from result
+
+    async def _wait_first(self, tasks: set[asyncio.Task[None]]) -> bool:
+        """Wait until one of `tasks` is done. Return whether the reader has taken nothing for `stall_seconds` before."""
+        while True:
+            done, _ = await asyncio.wait(
+                tasks, timeout=self._stall_seconds / 4 or None, return_when=asyncio.FIRST_COMPLETED
+            )
+            if done:
+                return False
+            since = self._sending_since
+            if since is not None and asyncio.get_running_loop().time() - since >= self._stall_seconds:
+                return True
 
     async def _run(self, delivery: Body) -> None:
         """Run it on FlowServer's channel, unless another middleware between it and this one wraps `send`."""
@@ -203,7 +225,9 @@ class Exchange:
         delivery.close()
 
     async def _send_frame(self, data: bytes) -> None:
+        self._sending_since = asyncio.get_running_loop().time()
         await self._send({"type": "http.response.body", "body": data, "more_body": True})
+        self._sending_since = None
 
 
 def merge(inner: list[tuple[bytes, bytes]], ours: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from streamserve.asgi.drain import Drain
+from streamserve.asgi.guard import Guard, GuardedApp
 from streamserve.asgi.handover import Exchange
 from streamserve.asgi.hardening import Hardened, Hardening
 from streamserve.asgi.lifespan import Callback, Lifespan
@@ -22,12 +23,19 @@ from streamserve.asgi.types import App, Receive, Scope, Send
 class StreamMiddleware:
     """Wraps an ASGI app. `scope["streamserve"]` is this object, so that an inner app can call `on_shutdown`.
 
-    `harden`: also correct the app's own `text/event-stream` responses (hardening.py).
+    `harden`: also correct the app's own `text/event-stream` responses (hardening.py). `guard`: bounds of
+    connections and bodies (guard.py). `stall_seconds`: a reader that takes nothing for so long is cut off; 0: that is
+    left to the server.
     """
 
-    def __init__(self, app: App, *, harden: bool | Hardening = False) -> None:
+    def __init__(
+        self, app: App, *, harden: bool | Hardening = False, guard: Guard | None = None, stall_seconds: float = 0.0
+    ) -> None:
         options = harden if isinstance(harden, Hardening) else Hardening()
         self._app = Hardened(app, options) if harden else app
+        self._guard = guard
+        self._guarded = self._dispatch if guard is None else GuardedApp(self._dispatch, guard)
+        self._stall_seconds = stall_seconds
         self._on_shutdown: list[Callback] = []
         self._on_drain: list[Callable[[], None]] = []
         self._on_going_away: list[Callable[[], None]] = []
@@ -57,20 +65,27 @@ class StreamMiddleware:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         drain = scope.get("extensions", {}).get("streamserve.flow", {}).get("drain")
         if drain is not None and drain is not self._drain:
-            self._join(drain)
+            self._join(drain, scope.get("root_path", ""))
         if scope["type"] == "lifespan":
             await Lifespan(receive, send, self._on_shutdown).serve(self._app, scope)
             return
-        scope = {**scope, "streamserve": self}
+        await self._guarded({**scope, "streamserve": self}, receive, send)
+
+    async def _dispatch(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
-            await Exchange(scope, receive, send).serve(self._app)
+            await Exchange(scope, receive, send, self._stall_seconds).serve(self._app)
         else:
             await self._app(scope, receive, send)
 
-    def _join(self, drain: Drain) -> None:
+    def _body_bytes_of(self, path: str) -> int | None:
+        bound = None if self._guard is None else self._guard.bound_of(path)
+        return None if bound is None else bound.body_bytes
+
+    def _join(self, drain: Drain, root_path: str) -> None:
         """Register the callbacks with the server's drain; if it has begun, call those of `on_drain` now."""
         self._drain = drain
-        drain.serves = self._paths_while_draining.__contains__
+        drain.serves = lambda path: path.removeprefix(root_path) in self._paths_while_draining
+        drain.body_bytes_of = lambda path: self._body_bytes_of(path.removeprefix(root_path))
         for callback in self._on_drain:
             drain.on_drain(callback)
             if drain.is_draining:

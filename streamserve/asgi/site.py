@@ -37,9 +37,12 @@ class LocalSite:
         settings: StreamConfig,
         limits: Limits,
         default_model: str,
+        *,
+        takes_prompt_in_url: bool = False,
     ) -> None:
         self.loop = asyncio.get_running_loop()
         self.clients, self.limits, self.default_model = clients, limits, default_model
+        self.takes_prompt_in_url = takes_prompt_in_url
         self.is_draining = False
         self.streams = Streams(clients, log, settings, limits=limits)
         self._secret = secrets.token_bytes(32)

@@ -70,7 +70,8 @@ class StreamApp:
     `models`: alias → a folder, a hub id or "echo"; a `ModelConfig`; or an `EngineClient`, which is closed with the app.
     `authenticate(scope)` returns the `Caller`, or None for a 401; it may be async. `authenticate=anyone` accepts every
     request. `state_dir`: engines are separate processes, shared by all workers with this folder; None: they run in this
-    process. `prefix`: a path before all routes, where no mount removes it. `default_model` "": the first. `log`
+    process. `prefix`: a path before all routes, where no mount removes it. `default_model` "": the first.
+    `prompt_in_url`: `GET /streams/new?prompt=` starts answers, and access logs have their prompts. `log`
     (None: in memory) holds the events; no other process reads them, whatever the log.
     """
 
@@ -86,6 +87,7 @@ class StreamApp:
         settings: StreamConfig | None = None,
         limits: Limits | None = None,
         prefix: str = "",
+        prompt_in_url: bool = False,
     ) -> None:
         if not callable(authenticate):
             raise TypeError("authenticate must be a function of the ASGI scope; `anyone` accepts every request")
@@ -96,7 +98,7 @@ class StreamApp:
         self._state_dir = None if state_dir is None else str(Path(state_dir).resolve())
         self._engine, self._log = engine or EngineConfig(), log
         self._settings, self._limits = settings or StreamConfig(), limits or Limits()
-        self._prefix = prefix.rstrip("/")
+        self._prefix, self._prompt_in_url = prefix.rstrip("/"), prompt_in_url
         self._site: LocalSite | None = None
         self._drain: Drain | None = None
         self._is_draining = False
@@ -163,7 +165,14 @@ class StreamApp:
         if self._site is None:
             clients = {alias: self._client(alias, model) for alias, model in self._models.items()}
             log = self._log or MemoryLog()
-            self._site = LocalSite(clients, log, self._settings, self._limits, self._default_model)
+            self._site = LocalSite(
+                clients,
+                log,
+                self._settings,
+                self._limits,
+                self._default_model,
+                takes_prompt_in_url=self._prompt_in_url,
+            )
             self._site.is_draining = self._is_draining
         if self._site.loop is not loop:
             raise RuntimeError(

@@ -16,6 +16,7 @@ from streamserve.clients.thread.acceptance import EngineFacts, LoadedEngine
 from streamserve.clients.thread.client import ThreadClient
 from streamserve.engine.config import EngineConfig, ModelConfig
 from streamserve.engine.echo import EchoRunner, EchoTokenizer
+from streamserve.engine.openmp import limit_spin
 from streamserve.engine.plan import Progress, Runner, StepPlan
 from streamserve.protocol.errors import EngineUnavailable
 
@@ -79,6 +80,7 @@ def _load_echo(config: EngineConfig, step_delay_seconds: float, progress: Progre
 
 
 def _load_hf(model: ModelConfig, config: EngineConfig, progress: Progress) -> LoadedEngine:
+    limit_spin()  # read by torch's OpenMP runtime, which the next line may load
     from streamserve.engine.model.load.source import ModelLoadError, resolve, sampling_defaults
     from streamserve.engine.model.runner import load_runner
     from streamserve.engine.text.hf_tokenizer import HFTokenizer

@@ -1,8 +1,9 @@
 """The native dialect: `POST /streams` bodies in, numbered SSE events and WebSocket messages out (docs/api.md).
 
 Every event of the log is one frame or message, with `event.payload()` as its data: blocks and citations too, and an
-`unknown` one, so that ids stay dense. Clients ignore events whose name they do not know. Other dialects show less of
-the same log. Pure.
+`unknown` one, so that ids stay dense. Clients ignore events whose name they do not know. Before `done` stands `meta`
+once more, with what is known only then (`closing_meta`): it is made from `done`, is in no log, and has no id. Other
+dialects show less of the same log. Pure.
 """
 
 from __future__ import annotations
@@ -10,12 +11,12 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from streamserve.dialects.fields import integer, one_of, read
 from streamserve.dialects.generate import build, conflict, request_fields, sampling_fields
 from streamserve.protocol.errors import BadRequest, ErrorBody
-from streamserve.protocol.events import GoingAway, LoggedEvent, Token
+from streamserve.protocol.events import Done, GoingAway, LoggedEvent, Meta, Token
 from streamserve.protocol.ids import event_id
 from streamserve.protocol.limits import Limits
 from streamserve.protocol.requests import GenerateRequest
@@ -93,27 +94,56 @@ def _scalar(name: str, text: str) -> Any:
     return {"true": True, "false": False}.get(text, text)
 
 
+class IsStream(Protocol):
+    """What `meta` says of a stream, which lives in a layer above."""
+
+    id: str
+    model: str
+    created: int
+
+
+def meta_of(stream: IsStream) -> Meta:
+    """Return what names the stream, for a reader that has its first event already."""
+    return Meta(model=stream.model, stream_id=stream.id, created=stream.created)
+
+
+def closing_meta(meta: Meta, done: Done) -> dict[str, Any]:
+    """Return `meta` as it stands before `done`: with the latency, and the cached tokens of the prompt."""
+    out, usage = done.payload(), done.usage
+    counts = {"prompt_tokens": usage.prompt_tokens, "cached_tokens": usage.cached_tokens}
+    return {**meta.payload(), **counts, "latency": out["latency"], "latency_ms": out["latency_ms"]}
+
+
 class NativeEncoder:
-    """Every event of the log as one SSE frame: `event:` its type, `id:` its place, `data:` its payload."""
+    """Every event of the log as one SSE frame: `event:` its type, `id:` its place, `data:` its payload.
+
+    `stream`: for `closing_meta`, where the reader may have the first event already.
+    """
 
     content_type = CONTENT_TYPE
     first_bytes = FIRST_BYTES
     keepalive = KEEPALIVE
     takes_snapshots = True
 
-    def __init__(self, log_id: str) -> None:
+    def __init__(self, log_id: str, stream: IsStream | None = None) -> None:
         self._log_id = log_id
+        self._meta = None if stream is None else meta_of(stream)
         self._token_head = numbered_head(Token.type, event_id(log_id, 0)[:-1])
 
     def encode(self, logged: LoggedEvent) -> bytes:
-        """Return the event's one frame."""
+        """Return the event's one frame; before that of `done` the one of `closing_meta`."""
         event = logged.event
         if isinstance(event, Token) and event.logprobs is None:  # nearly every event: the general case, written out
             data = f'"token_ids":{_int_list(event.token_ids)},"index":{event.index},"choice":{event.choice}'
             text = one_line_json_string(event.text)
             return f'{self._token_head}{logged.seq}\ndata: {{"text":{text},{data}}}\n\n'.encode()
         id = event_id(self._log_id, logged.seq) if logged.seq else None  # seq 0: not in the log
-        return frame(one_line_json(event.payload()), event=event.type, id=id)
+        before = b""
+        if isinstance(event, Meta):
+            self._meta = event
+        elif isinstance(event, Done) and self._meta is not None:
+            before = frame(one_line_json(closing_meta(self._meta, event)), event=Meta.type)
+        return before + frame(one_line_json(event.payload()), event=event.type, id=id)
 
     def going_away(self, notice: GoingAway) -> bytes:
         """Return where to resume, and when. Without an `id:` line: an EventSource keeps the id of its last event."""
@@ -135,6 +165,11 @@ def websocket_message(stream_id: str, log_id: str, logged: LoggedEvent) -> dict[
     """Return the same event as a WebSocket message."""
     place = {"event_id": event_id(log_id, logged.seq), "seq": logged.seq} if logged.seq else {}  # 0: not in the log
     return {"type": "event", "id": stream_id, **place, "event": logged.event.type, "data": logged.event.payload()}
+
+
+def closing_message(stream: IsStream, done: Done) -> dict[str, Any]:
+    """Return `closing_meta` as a WebSocket message, which precedes that of `done`."""
+    return {"type": "event", "id": stream.id, "event": Meta.type, "data": closing_meta(meta_of(stream), done)}
 
 
 def error_json(body: ErrorBody) -> dict[str, Any]:

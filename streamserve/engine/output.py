@@ -24,7 +24,9 @@ class SequenceUpdate:
 
     After "stop" the last token is the eos or stop token: counted, but no part of the text. `num_cached_tokens`,
     `scheduled_at` and `first_token_at` are repeated in each update; an update without tokens means that the sequence
-    was scheduled, or that it ended. Times are the core's clock; `at` is the end of the step.
+    waits, was scheduled, has more of its prompt computed, or ended. Times are the core's clock; `at` is the end of the
+    step. `place`: a step was planned without the sequence, which is so far from the front of the queue (1 is next).
+    `num_prefilled`: so many tokens of its prompt are computed, and not all.
     """
 
     seq_id: int
@@ -37,6 +39,8 @@ class SequenceUpdate:
     num_cached_tokens: int = 0
     scheduled_at: float | None = None
     first_token_at: float | None = None
+    place: int | None = None
+    num_prefilled: int | None = None
 
     @property
     def is_last(self) -> bool:
@@ -47,6 +51,8 @@ class SequenceUpdate:
 # More than any model takes; the real bound comes from the config or the pool.
 _NO_MODEL_LIMIT = 1 << 40
 _PAUSED = Park(reason="paused")
+# A prompt that takes several steps is reported in so many parts at most.
+_PREFILL_PARTS = 10
 
 
 class OutputProcessor:
@@ -118,6 +124,18 @@ class OutputProcessor:
             if sequence.request.deadline is not None and sequence.request.deadline <= now:
                 self.emit(sequence, now, error="timeout")
 
+    def note_places(self, now: float) -> None:
+        """Emit the place of each sequence that a step was planned without, and again when it has halved.
+
+        That is at most 1 + log2(place) updates for a sequence, and none for one that the next step holds.
+        """
+        for place, sequence in enumerate(self._scheduler.waiting, 1):
+            if sequence.scheduled_at is not None or sequence.num_output_tokens:
+                continue
+            if sequence.place is None or 2 * place <= sequence.place:
+                sequence.place = place
+                self.emit(sequence, now, place=place)
+
     def process_step(self, step: Launched, result: StepResult, now: float) -> None:
         """Record a step's result for the sequences that still take part in it; all tenants are charged."""
         num_tokens: Counter[str] = Counter()
@@ -158,6 +176,8 @@ class OutputProcessor:
         finish_reason: str | None = None,
         error: str | None = None,
         park: Park | None = None,
+        place: int | None = None,
+        num_prefilled: int | None = None,
     ) -> None:
         """Queue an update; the last one removes the sequence, after it is queued, in case the removal fails."""
         update = SequenceUpdate(
@@ -171,6 +191,8 @@ class OutputProcessor:
             num_cached_tokens=sequence.num_cached_tokens,
             scheduled_at=sequence.scheduled_at,
             first_token_at=sequence.first_token_at,
+            place=place,
+            num_prefilled=num_prefilled,
         )
         self._updates.append(update)
         self.num_parks += park is not None
@@ -197,7 +219,10 @@ class OutputProcessor:
         park = self._lead_park(sequence) if token_ids and reason is None else None
         if is_first:
             self.num_prompt_tokens += len(sequence.request.prompt_token_ids)
-        if token_ids or reason or is_first:
+        num_prefilled = None if token_ids or reason else _newly_prefilled(sequence, num_tokens)
+        if num_prefilled is not None:
+            self.emit(sequence, now, num_prefilled=num_prefilled)
+        elif token_ids or reason or is_first:
             logprobs = (sampled.logprobs,) if sampled is not None and token_ids else ()
             self.emit(sequence, now, token_ids=token_ids, logprobs=logprobs, finish_reason=reason, park=park)
         self.is_suspect = False
@@ -229,6 +254,16 @@ class OutputProcessor:
         del self.sequences[sequence.seq_id]
         if sequence.state is not State.FINISHED:
             self._scheduler.finish(sequence)
+
+
+def _newly_prefilled(sequence: Sequence, num_tokens: int) -> int | None:
+    """Return how much of a prompt is computed, if the last `num_tokens` of it bring it into another part of it."""
+    after, prompt_len = sequence.num_computed_tokens, len(sequence.request.prompt_token_ids)
+    if sequence.num_output_tokens or after >= prompt_len:
+        return None
+    before = after - num_tokens
+    has_moved = _PREFILL_PARTS * before // prompt_len != _PREFILL_PARTS * after // prompt_len
+    return after if has_moved or before == sequence.num_cached_tokens else None
 
 
 def _error_of(chunk: Chunk, sampled: Sampled | None) -> str | None:

@@ -8,6 +8,7 @@
     ├── Forbidden 403              known caller, not allowed
     ├── NotFound 404               unknown model, stream or route (another tenant's too)
     ├── MethodNotAllowed 405
+    ├── RequestTimeout 408         the body did not arrive in time
     ├── Gone 410                   the stream's events have expired
     ├── TooLarge 413               body over the limit
     ├── UnsupportedMedia 415       not JSON, or compressed
@@ -86,6 +87,13 @@ class MethodNotAllowed(StreamserveError):
 
     http_status = 405
     code = "method_not_allowed"
+
+
+class RequestTimeout(StreamserveError):
+    """The request did not arrive in time."""
+
+    http_status = 408
+    code = "request_timeout"
 
 
 class Gone(StreamserveError):

@@ -103,9 +103,11 @@ class Meta:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Status:
-    """What a request waits for, before and between tokens: queued, loading, prefill, waiting, resumed.
+    """What a request waits for, before and between tokens: queued, prefill, generating; waiting, loading, resumed.
 
-    A long job reports its steps here: `step` of `of`, and `message`. `resumable` is given when it changes: False while
+    `queued` has the place in the queue as `step`, `prefill` the computed tokens of the prompt as `step` of `of`; an
+    answer that is not made to wait has neither, and no `generating`, which ends them. A long job reports its steps
+    here: `step` of `of`, and `message`. `resumable` is given when it changes: False while
     only this process has the stream's newest events.
     """
 
@@ -279,8 +281,8 @@ class Snapshot:
 class Done:
     """Terminal: the stream ended as `finish_reason` says. `latency` and `breakdown` are in seconds.
 
-    `breakdown` keys: queue, prefill, decode, ttft, itl_p50, itl_p95 (protocol/metrics.py). `stop_string` is the one
-    that ended the only choice.
+    `breakdown` keys: intake, ttfb, queue, prefill, decode, ttft, tpot, itl_p50, itl_p95, as far as they are known
+    (protocol/metrics.py). `stop_string` is the one that ended the only choice.
     """
 
     type: ClassVar[str] = "done"
@@ -297,6 +299,7 @@ class Done:
             "finish_reason": self.finish_reason,
             "totalTokens": self.usage.completion_tokens,
             "latency": round(self.latency, 4),
+            "latency_ms": round(1000 * self.latency, 1),
             "usage": self.usage.as_json(),
             "breakdown": {name: round(seconds, 4) for name, seconds in self.breakdown.items()},
             **_given(self, "kept_seq", "stop_string"),

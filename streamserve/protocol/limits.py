@@ -28,3 +28,6 @@ class Limits:
     max_template_kwargs: int = 16
     max_streams_per_principal: int = 16
     max_streams_anonymous: int = 8
+    max_connections: int = 10_000  # requests and WebSockets in progress in a process; 0 is no bound
+    max_connections_per_address: int = 0
+    max_wrong_keys: int = 20  # that one address may send within a minute

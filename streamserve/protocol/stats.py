@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+ABSENT = "absent"  # the stage of a model whose engine process does not run, and that no web process starts
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelDescription:

@@ -8,7 +8,7 @@ and the number of unread tokens.
     lead     the engine: the reader is too far behind    it has nearly read all               none
     ahead    the engine: other answers need the blocks   its time is over, or all is read     none
     paused   the engine: the operator pauses it          at once, then with backoff           waiting, resumed
-    lost     the client: the engine has ended            at once, then with backoff           waiting, resumed
+    lost     the client: the engine has ended            at once, then with backoff           waiting, loading, resumed
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ MESSAGES = {
     "paused": "Answers are paused for a while. This one continues by itself.",
     "lost": "The engine is being restarted. The answer continues in a moment.",
 }
+LOADING = "The model is being loaded. The answer continues by itself."
 
 # An answer that loses its engine this often without a new token in between may itself end the engine.
 _MAX_LOSSES = 5
@@ -37,7 +38,7 @@ class Parking:
     def __init__(self) -> None:
         self.park: Park | None = None
         self.num_parks = 0
-        self.has_shown_waiting = False  # readers were shown "waiting", so "resumed" follows
+        self.shown: set[str] = set()  # the statuses that readers were shown during this park: "resumed" follows
         self._ask_at = 0.0
         self._refused_at: float | None = None
         # Counted since the answer's last new token: losses of the engine, and parks and refusals of any kind.
@@ -92,8 +93,8 @@ class Parking:
 
     def end(self) -> bool:
         """Note that the engine has resumed it; return whether readers are shown "resumed"."""
-        is_shown = self.has_shown_waiting or self.park is NO_READER
-        self.park, self._refused_at, self.has_shown_waiting = None, None, False
+        is_shown = bool(self.shown) or self.park is NO_READER
+        self.park, self._refused_at, self.shown = None, None, set()
         return is_shown
 
     def _backoff(self) -> float:

@@ -24,7 +24,9 @@ from typing import Any, cast
 
 from streamserve.clients.base import EngineClient, Generation
 from streamserve.protocol.errors import EngineUnavailable, NotFound, StreamserveError
+from streamserve.protocol.events import Error
 from streamserve.protocol.limits import Limits
+from streamserve.protocol.measures import Measures
 from streamserve.protocol.requests import GenerateRequest
 from streamserve.protocol.stats import ModelDescription
 from streamserve.streams.config import StreamConfig
@@ -62,6 +64,7 @@ class Streams:
         self.settings = settings or StreamConfig()
         self.store = store or NullStore()
         self.writer = LogWriter(log, outage_seconds=self.settings.log_outage_seconds)
+        self.measures = Measures(tuple(clients))
         self._quota = StreamQuota(limits, self)
         self._streams: dict[str, Stream] = {}
         self._by_log: dict[str, Stream] = {}
@@ -255,6 +258,7 @@ class Streams:
             is_ended = stream.terminal is not None and not stream.lease.is_elsewhere
             # The end of a replica is recorded by the process that wrote it, if that is alive.
             if (stream.lease.is_held or is_ended) and not is_recorded:
+                self._measure(stream)
                 await self._write_end(stream.summary(), stream.last_seq, await self._text_of(stream))
             if not (self._is_closing or stream.has_left or stream.is_lost):
                 await self._keep(stream)
@@ -262,6 +266,19 @@ class Streams:
                 await self._drop(stream)
         except Exception:
             logger.exception("stream %s: its task failed after its end", stream.id)
+
+    def _measure(self, stream: Stream) -> None:
+        """Count an answer that this process has brought to its end."""
+        end, timings = stream.terminal, stream.transcript.timings
+        if end is None or stream.is_lost:
+            return
+        self.measures.of(stream.model).note(
+            end.code if isinstance(end, Error) else end.finish_reason,
+            is_error=isinstance(end, Error),
+            latency=time.monotonic() - timings.started_at,
+            breakdown=timings.since_arrival() if isinstance(end, Error) else end.breakdown,
+            gaps=timings.gaps,
+        )
 
     async def _write_end(self, summary: StreamSummary, last_seq: int, text: str) -> None:
         """Finish the stream's record; retry until that succeeds. Until then the quotas of other processes count it."""

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from streamserve.protocol.events import ChoiceDone, Done, Error, Event, Meta, Token, Usage
-from streamserve.protocol.metrics import percentile
+from streamserve.protocol.measures import Buckets
 from streamserve.protocol.park import Accepted
 
 if TYPE_CHECKING:
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 class StreamSummary:
     """The metrics of one stream, for the admin page, the log line and `/metrics`.
 
-    `ttft`, `itl_p50`, `itl_p95` are seconds, None before they can be measured. `num_readers` counts the owner's
-    readers; `lead` is the number of tokens that the furthest of them has not received. `park_reason` is one of
-    `streams/parking.py`.
+    `intake`, `ttfb`, `ttft`, `itl_p50`, `itl_p95` are seconds, None before they can be measured. `num_readers` counts
+    the owner's readers; `lead` is the number of tokens that the furthest of them has not received. `park_reason` is one
+    of `streams/parking.py`.
     """
 
     id: str
@@ -55,25 +55,34 @@ class StreamSummary:
     num_parks: int
     park_reason: str | None
     transport: str
+    intake: float | None = None
+    ttfb: float | None = None
 
 
 class Timings:
-    """The times of output: the first token, and the gaps after it (four bytes a gap)."""
+    """The times of one answer: arrival, acceptance, first byte and first token, and the gaps after it in buckets.
+
+    `started_at` is the request's arrival at the server. What another process saw is None.
+    """
 
     def __init__(self, started_at: float) -> None:
         self.started_at = started_at
+        self.accepted_at: float | None = None
+        self.first_byte_at: float | None = None
         self.first_at: float | None = None
         self.last_at: float | None = None
-        self._gaps = array("f")
+        self.gaps = Buckets()  # between the token events of one choice
+        self._last_ats: dict[int, float] = {}
         self._knows_first = self._knows_all = True
 
-    def note(self, now: float) -> None:
+    def note(self, now: float, choice: int = 0) -> None:
         """Count a token event committed now."""
-        if self.last_at is None:
+        if self.first_at is None:
             self.first_at = now
-        else:
-            self._gaps.append(now - self.last_at)
-        self.last_at = now
+        before = self._last_ats.get(choice)
+        if before is not None:
+            self.gaps.observe(now - before)
+        self._last_ats[choice] = self.last_at = now
 
     def skip(self, now: float) -> None:
         """Count a token event committed at an unknown time before now."""
@@ -81,6 +90,7 @@ class Timings:
             self.first_at = now  # a lower bound on the time that readers had
             self._knows_first = False
         self.last_at = now
+        self._last_ats.clear()
         self._knows_all = False
 
     @property
@@ -89,13 +99,26 @@ class Timings:
         return None if self.first_at is None or not self._knows_first else self.first_at - self.started_at
 
     def itl(self, share: float) -> float | None:
-        """Return the gap that `share` of all gaps do not exceed."""
-        return percentile(self._gaps, share)
+        """Return about the gap that `share` of all gaps do not exceed."""
+        return self.gaps.quantile(share)
 
-    def breakdown(self) -> dict[str, float]:
-        """Return the known metrics, under their names in the `done` event."""
-        known = {"ttft": self.ttft, "itl_p50": self.itl(0.5), "itl_p95": self.itl(0.95)}
-        return {name: seconds for name, seconds in known.items() if seconds is not None}
+    def since_arrival(self) -> dict[str, float]:
+        """Return the known times that count from the request's arrival, under their names in the `done` event."""
+        out: dict[str, float] = {}
+        if self.accepted_at is not None:
+            out["intake"] = max(0.0, self.accepted_at - self.started_at)
+        if self.first_byte_at is not None and self.accepted_at is not None:
+            out["ttfb"] = max(0.0, self.first_byte_at - self.started_at)
+        if self.ttft is not None:
+            out["ttft"] = self.ttft
+        return out
+
+    def breakdown(self, num_tokens: int) -> dict[str, float]:
+        """Return all that is known, under their names in the `done` event. `num_tokens`: of the longest choice."""
+        known = {"itl_p50": self.itl(0.5), "itl_p95": self.itl(0.95)}
+        if num_tokens > 1 and self._knows_all and self.first_at is not None and self.last_at is not None:
+            known["tpot"] = (self.last_at - self.first_at) / (num_tokens - 1)
+        return {**self.since_arrival(), **{name: time for name, time in known.items() if time is not None}}
 
     def tokens_per_second(self, num_tokens: int) -> float:
         """Return the mean rate after the first token."""
@@ -107,6 +130,7 @@ class Timings:
 def summarize(stream: Stream) -> StreamSummary:
     """Return the current metrics of `stream`."""
     usage, timings, end = stream.usage, stream.transcript.timings, stream.terminal
+    times = timings.since_arrival()
     return StreamSummary(
         id=stream.id,
         log_id=stream.log_id,
@@ -131,6 +155,8 @@ def summarize(stream: Stream) -> StreamSummary:
         num_parks=stream.parking.num_parks,
         park_reason=stream.parking.reason if stream.state == "parked" else None,
         transport=stream.readers.last_transport,
+        intake=times.get("intake"),
+        ttfb=times.get("ttfb"),
     )
 
 
@@ -189,7 +215,10 @@ class Transcript:
             choices, index = self._choices, event.choice
             (choices[index] if index < len(choices) else self._choice(index)).note(event.token_ids, seq)
             self.num_tokens += len(event.token_ids)
-            (self.timings.note if is_ours else self.timings.skip)(time.monotonic())
+            if is_ours:
+                self.timings.note(time.monotonic(), index)
+            else:
+                self.timings.skip(time.monotonic())
         elif isinstance(event, ChoiceDone):
             self._choice(event.choice).is_finished = self.has_finished = True
         elif isinstance(event, Meta):
@@ -239,7 +268,22 @@ class Transcript:
     def with_metrics(self, done: Done, usage: Usage | None = None) -> Done:
         """Return `done` with usage, latency and breakdown of the whole stream, over all its runs in the engine."""
         latency = time.monotonic() - self.timings.started_at
-        return replace(done, usage=usage or self.usage, latency=latency, breakdown=self.timings.breakdown())
+        breakdown = self.timings.breakdown(max(self.num_output_tokens))
+        return replace(done, usage=usage or self.usage, latency=latency, breakdown=breakdown)
+
+    def of_one_run(self, done: Done) -> Done:
+        """Return the engine's `done` of an answer without a park, with the times that count from the arrival.
+
+        The last tokens may be committed together with it: the first one too, if the answer is short.
+        """
+        latency = time.monotonic() - self.timings.started_at
+        times = {**done.breakdown, **self.timings.since_arrival()}
+        if self.timings.first_at is None and "ttft" in times:
+            times["ttft"] = latency
+        num_tokens = done.usage.completion_tokens if len(self._choices) == 1 else max(self.num_output_tokens)
+        if num_tokens > 1 and "decode" in times:
+            times["tpot"] = times["decode"] / (num_tokens - 1)
+        return replace(done, latency=latency, breakdown=times)
 
     def over_all_runs(self, done: Done) -> Done:
         """Return the engine's `done` of the last run with the metrics of all runs."""

@@ -32,7 +32,7 @@ MAX_BATCH_EVENTS = 16
 _FIRST_RETRY_SECONDS, _MAX_RETRY_SECONDS = 0.1, 2.0
 
 
-class Producer(Protocol):
+class Source(Protocol):
     """A stream, as far as the writer knows it. No method may raise or wait, but `take_batch` may raise."""
 
     def take_batch(self) -> Batch | None:
@@ -57,8 +57,8 @@ class LogWriter:
     def __init__(self, log: EventLog, *, outage_seconds: float = 30.0) -> None:
         self.outage: LogUnavailable | None = None
         self.log, self._outage_seconds = log, outage_seconds
-        self._marked: dict[Producer, None] = {}
-        self._waiting: dict[Producer, bool] = {}  # streams that know of the outage, and whether they were cut
+        self._marked: dict[Source, None] = {}
+        self._waiting: dict[Source, bool] = {}  # streams that know of the outage, and whether they were cut
         self._refused: list[str] = []  # logs of streams that were refused with a commit in doubt
         self._down_since = 0.0
         self._idle: asyncio.Future[None] | None = None
@@ -74,9 +74,9 @@ class LogWriter:
         if self.outage is not None:
             raise copy.copy(self.outage)
 
-    def mark(self, producer: Producer) -> None:
-        """Have `producer` asked for a batch."""
-        self._marked[producer] = None
+    def mark(self, source: Source) -> None:
+        """Have `source` asked for a batch."""
+        self._marked[source] = None
         if self._idle is not None:
             if not self._idle.done():
                 self._idle.set_result(None)
@@ -90,18 +90,18 @@ class LogWriter:
                 self._idle = asyncio.get_running_loop().create_future()
                 await self._idle
             marked, self._marked = self._marked, {}
-            group: list[tuple[Producer, Batch]] = []
-            for producer in marked:
+            group: list[tuple[Source, Batch]] = []
+            for source in marked:
                 try:
-                    if (batch := producer.take_batch()) is not None:
-                        group.append((producer, batch))
+                    if (batch := source.take_batch()) is not None:
+                        group.append((source, batch))
                 except Exception as error:
-                    producer.on_result(None, error)
+                    source.on_result(None, error)
             if group:
                 results = await self._commit(group)
-                for (producer, batch), result in zip(group, results, strict=True):
-                    producer.on_result(batch, result)
-            marked = group = results = producer = batch = None  # type: ignore[assignment]  # idle, it refers to no stream
+                for (source, batch), result in zip(group, results, strict=True):
+                    source.on_result(batch, result)
+            marked = group = results = source = batch = None  # type: ignore[assignment]  # idle, it refers to no stream
             if self._marked:
                 await asyncio.sleep(0)  # a log in memory never waits
 
@@ -111,7 +111,7 @@ class LogWriter:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
 
-    async def _commit(self, group: Sequence[tuple[Producer, Batch]]) -> Sequence[Result | Exception]:
+    async def _commit(self, group: Sequence[tuple[Source, Batch]]) -> Sequence[Result | Exception]:
         """Commit these batches, however long that takes."""
         batches, seconds = [batch for _, batch in group], _FIRST_RETRY_SECONDS
         while True:
@@ -130,31 +130,31 @@ class LogWriter:
             await self._note_recovery()
         return results
 
-    def _note_outage(self, reason: LogUnavailable, group: Sequence[tuple[Producer, Batch]]) -> None:
+    def _note_outage(self, reason: LogUnavailable, group: Sequence[tuple[Source, Batch]]) -> None:
         """Inform the streams that have something to commit; cut them when it lasts too long."""
         if self.outage is None:
             logger.error("stream log: %s Streams wait for it.", reason)
             self._down_since = time.monotonic()
         self.outage = reason
         batches = dict(group)
-        for producer in [*batches, *self._marked]:
-            if producer not in self._waiting:
-                self._waiting[producer] = False
-                if not producer.on_outage(reason) and producer in batches:
-                    self._refused.append(batches[producer].log_id)
+        for source in [*batches, *self._marked]:
+            if source not in self._waiting:
+                self._waiting[source] = False
+                if not source.on_outage(reason) and source in batches:
+                    self._refused.append(batches[source].log_id)
         if time.monotonic() - self._down_since >= self._outage_seconds:
-            for producer, is_cut in self._waiting.items():
+            for source, is_cut in self._waiting.items():
                 if not is_cut:
-                    self._waiting[producer] = True
-                    producer.cut()
+                    self._waiting[source] = True
+                    source.cut()
 
     async def _note_recovery(self) -> None:
         logger.warning("stream log: the outage ends after %.1f s", time.monotonic() - self._down_since)
         self.outage = None
         waiting, self._waiting = self._waiting, {}
         refused, self._refused = self._refused, []
-        for producer in waiting:
-            producer.on_recovery()
+        for source in waiting:
+            source.on_recovery()
         for log_id in refused:
             try:
                 await self.log.drop(log_id)

@@ -7,6 +7,7 @@ request with cookies can, so its origin is checked. Runs on the event loop.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -17,11 +18,18 @@ from django.middleware.csrf import CsrfViewMiddleware
 from django.utils.http import is_same_domain
 
 from streamserve.api.call import ANONYMOUS, Caller
-from streamserve.api.routes import ANYONE, Access
+from streamserve.api.routes import ANYONE, Access, Route
+from streamserve.conf import get_settings
 from streamserve.protocol.errors import Forbidden, Unauthorized
-from streamserve.web.auth import Principal, authenticate
+from streamserve.web.auth import Principal, authenticate, key_in
+from streamserve.web.site import get_site
 
 SAFE_METHODS = ("GET", "HEAD")
+METRICS_PERMISSION = "streamserve.view_live"
+# What a page of another origin may read and send, with a key (Fetch Standard, 3.2.3).
+_EXPOSED = "X-Stream-Id, Streamserve-From, X-Request-Id, Retry-After"
+_ALLOWED = "Authorization, Content-Type, Idempotency-Key, Last-Event-ID, X-Api-Key, X-Request-Id"
+_PREFLIGHT_SECONDS = 600
 
 
 async def admit(access: Access, request: HttpRequest, headers: Mapping[str, str]) -> Caller:
@@ -29,7 +37,12 @@ async def admit(access: Access, request: HttpRequest, headers: Mapping[str, str]
     if access.callers == ANYONE or (access.open_in_debug and django_settings.DEBUG):
         return ANONYMOUS
     user = await request.auser() if hasattr(request, "auser") else None
-    principal = check_access(access, await authenticate(headers, user, getattr(request, "session", None)))
+    address = request.META.get("REMOTE_ADDR") or ""
+    session, wrong_keys = getattr(request, "session", None), get_site().wrong_keys
+    known = await authenticate(headers, user, session, address=address, wrong_keys=wrong_keys)
+    if known is not None and known.kind == "session" and access.scope == "ops" and await _may_see_metrics(user):
+        known = replace(known, scopes=known.scopes | {"ops"})
+    principal = check_access(access, known)
     if principal.kind == "key":
         return principal
     # Unsafe methods need the CSRF token; reads, and anonymous requests without any cookie, need the same origin.
@@ -39,6 +52,11 @@ async def admit(access: Access, request: HttpRequest, headers: Mapping[str, str]
     else:
         check_csrf(request)
     return principal
+
+
+async def _may_see_metrics(user: Any) -> bool:
+    """Return whether a signed-in user has the live page's permission, which shows the same metrics."""
+    return bool(await user.ahas_perm(METRICS_PERMISSION))
 
 
 def check_access(access: Access, principal: Principal | None) -> Principal:
@@ -87,6 +105,24 @@ def check_same_origin(headers: Mapping[str, str], *, scheme: str, host: str) -> 
         raise Forbidden("Cross-origin use needs an API key, not cookies.", code="cross_origin")
 
 
+def cors_headers(route: Route, headers: Mapping[str, str], *, is_preflight: bool) -> dict[str, str]:
+    """Return the headers by which a page of an origin in CORS_ORIGINS may use `route` with a key; cookies do not count.
+
+    Empty for any other origin, and where the route needs no CORS.
+    """
+    origin = headers.get("origin")
+    if origin is None or origin not in get_settings().cors_origins:
+        return {}
+    out = {"Access-Control-Allow-Origin": origin, "Vary": "Origin", "Access-Control-Expose-Headers": _EXPOSED}
+    if is_preflight:
+        out |= {
+            "Access-Control-Allow-Methods": ", ".join(route.methods),
+            "Access-Control-Allow-Headers": _ALLOWED,
+            "Access-Control-Max-Age": str(_PREFLIGHT_SECONDS),
+        }
+    return out
+
+
 def _is_trusted_origin(origin: str, scheme: str, host: str) -> bool:
     if origin == f"{scheme}://{host}" or origin in django_settings.CSRF_TRUSTED_ORIGINS:
         return True
@@ -127,8 +163,8 @@ def check_handshake(scope: Mapping[str, Any], headers: Mapping[str, str]) -> Non
     allowed = django_settings.ALLOWED_HOSTS or ([".localhost", "127.0.0.1", "[::1]"] if django_settings.DEBUG else [])
     if not validate_host(split_domain_port(host)[0], allowed):
         raise Forbidden("This host is not in ALLOWED_HOSTS.")
-    if "authorization" in headers or "x-api-key" in headers:
-        return
+    if key_in(headers) is not None:
+        return  # a key alone decides, whatever cookies come with it
     if "cookie" in headers and "origin" not in headers:
         raise Forbidden("A handshake with cookies needs an Origin.", code="cross_origin")
     check_same_origin(headers, scheme=_page_scheme(scope, headers), host=host)

@@ -30,7 +30,7 @@ class WatchDelivery(Delivery):
     def __init__(self, streams: Streams, stream: Stream, after: int) -> None:
         self.closed = asyncio.Event()
         self._task: asyncio.Task[Any] | None = None
-        super().__init__(streams, stream, NativeEncoder(stream.log_id), after=after, watcher=True)
+        super().__init__(streams, stream, NativeEncoder(stream.log_id, stream), after=after, watcher=True)
 
     @property
     def sent_seq(self) -> int:

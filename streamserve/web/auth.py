@@ -1,7 +1,7 @@
 """`Principal`: a caller known by an API key, a session, or (only where ANONYMOUS is on) a browser without a login.
 
 Made once per request or handshake; the code below trusts it. Knows nothing of routes (see access.py). Runs on the event
-loop; the look-ups are Django's ORM.
+loop; the look-ups are Django's ORM. A browser without a login is known by a signed cookie, which takes no row.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from typing import Any, Protocol
 
 from asgiref.sync import sync_to_async
 from django.conf import settings as django_settings
+from django.core.signing import BadSignature, Signer
+from django.http import HttpResponse, HttpResponseBase, parse_cookie
 from django.utils import timezone
 
 from streamserve.api.call import Caller
@@ -23,9 +25,10 @@ from streamserve.conf import get_settings
 from streamserve.managers import LAST_USED_EVERY
 from streamserve.models import SCOPES, ApiKey
 from streamserve.protocol.errors import Unauthorized
+from streamserve.web.wrong_keys import WrongKeys
 
-SESSION_TENANT = "streamserve_tenant"
-_BEARER = re.compile(r"bearer +(\S+)", re.IGNORECASE)
+VISITOR_COOKIE = "streamserve_visitor"
+_BEARER = re.compile(r"bearer(?: +(.*))?", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,41 +41,65 @@ class Principal(Caller):
     kind: str  # "session", "key" or "anonymous"
     user_id: Any = None
     key_id: int | None = None
-    is_staff: bool = False
+    session_key: str = ""  # of a "session" caller
     scopes: frozenset[str] = field(default_factory=frozenset)
+    new_cookie: str = ""  # the value of VISITOR_COOKIE for an "anonymous" caller that sent none
 
 
-class AsyncSession(Protocol):
+class Session(Protocol):
     """The part of Django's session that we use."""
 
-    async def aget(self, key: str, default: Any = None) -> Any: ...
+    @property
+    def session_key(self) -> str | None: ...
 
-    async def aset(self, key: str, value: Any) -> None: ...
 
-
-async def authenticate(headers: Mapping[str, str], user: Any, session: AsyncSession | None) -> Principal | None:
+async def authenticate(
+    headers: Mapping[str, str],
+    user: Any,
+    session: Session | None,
+    *,
+    address: str = "",
+    wrong_keys: WrongKeys | None = None,
+) -> Principal | None:
     """Return the caller, or None for an unknown one. Raises Unauthorized for a key that is not active.
 
-    If a key is sent, it alone decides. `headers` has lower-case names; `user` is the session's user or None.
+    If a key is sent, it alone decides. `headers` has lower-case names; `user` is the session's user or None; `address`
+    is the client's: `wrong_keys` counts its wrong keys, and raises QuotaExceeded after too many.
     """
     key = key_in(headers)
     if key is not None:
-        return await sync_to_async(_use_key)(key)
+        if wrong_keys is None:
+            return await sync_to_async(_use_key)(key)
+        wrong_keys.check(address, key)
+        try:
+            principal = await sync_to_async(_use_key)(key)
+        except Unauthorized:
+            wrong_keys.note_wrong(address, key)
+            raise
+        wrong_keys.note_right(key)
+        return principal
     if user is not None and user.is_authenticated and user.is_active:
         tenant = f"user:{user.pk}"
-        scopes = frozenset({"chat", "watch", "ops"} if user.is_staff else {"chat", "watch"})
         return Principal(
-            kind="session", tenant=tenant, owner=tenant, user_id=user.pk, is_staff=bool(user.is_staff), scopes=scopes
+            kind="session",
+            tenant=tenant,
+            owner=tenant,
+            user_id=user.pk,
+            session_key=getattr(session, "session_key", None) or "",
+            scopes=frozenset({"chat", "watch"}),
         )
     if get_settings().anonymous:
-        return await _anonymous_principal(session)
+        return visitor(headers)
     return None
 
 
 def key_in(headers: Mapping[str, str]) -> str | None:
-    """Return the API key sent, if any: `Authorization: Bearer` or `x-api-key`. Other schemes are ignored."""
+    """Return the API key sent, None for no key: `Authorization: Bearer` or `x-api-key`. "" is a wrong one.
+
+    Other schemes may belong to a proxy in front of the site.
+    """
     bearer = _BEARER.fullmatch(headers.get("authorization", "").strip())
-    return bearer.group(1) if bearer else headers.get("x-api-key")
+    return (bearer.group(1) or "").strip() if bearer else headers.get("x-api-key")
 
 
 def _use_key(key: str) -> Principal:
@@ -86,14 +113,48 @@ def _use_key(key: str) -> Principal:
     return Principal(kind="key", tenant=row.tenant, owner=owner, user_id=row.user_id, key_id=row.pk, scopes=scopes)
 
 
-async def _anonymous_principal(session: AsyncSession | None) -> Principal:
-    """Return a caller whose tenant is kept in the browser's session; make the tenant on the first request."""
-    name = None if session is None else await session.aget(SESSION_TENANT)
-    if not isinstance(name, str):
+def visitor(headers: Mapping[str, str]) -> Principal:
+    """Return the caller whose tenant is in the signed cookie; a new tenant, with its cookie, where there is none.
+
+    Raises Unauthorized for a program's `Authorization` of another scheme, so that it is no visitor by mistake.
+    """
+    if "authorization" in headers and not headers.get("cookie"):
+        scheme = headers["authorization"].strip().partition(" ")[0][:32]
+        message = (
+            f"The scheme {scheme!r} is not taken here. Send 'Authorization: Bearer <key>', or nothing as a visitor."
+        )
+        raise Unauthorized(message, code="unknown_scheme")
+    signer, new_cookie = Signer(salt=VISITOR_COOKIE), ""
+    try:
+        name = signer.unsign(parse_cookie(headers.get("cookie", "")).get(VISITOR_COOKIE, ""))
+    except BadSignature:
         name = secrets.token_hex(16)
-        if session is not None:
-            await session.aset(SESSION_TENANT, name)
-    return Principal(kind="anonymous", tenant=f"anon:{name}", owner=f"anon:{name}", scopes=frozenset({"chat"}))
+        new_cookie = signer.sign(name)
+    tenant = f"anon:{name}"
+    return Principal(kind="anonymous", tenant=tenant, owner=tenant, scopes=frozenset({"chat"}), new_cookie=new_cookie)
+
+
+def give_cookie(response: HttpResponseBase, caller: Caller) -> None:
+    """Set the cookie of a new visitor, with the attributes of the site's session cookie."""
+    if not isinstance(caller, Principal) or not caller.new_cookie:
+        return
+    response.set_cookie(
+        VISITOR_COOKIE,
+        caller.new_cookie,
+        max_age=django_settings.SESSION_COOKIE_AGE,
+        domain=django_settings.SESSION_COOKIE_DOMAIN,
+        path=django_settings.SESSION_COOKIE_PATH,
+        secure=django_settings.SESSION_COOKIE_SECURE,
+        httponly=True,
+        samesite=django_settings.SESSION_COOKIE_SAMESITE,
+    )
+
+
+def cookie_headers(caller: Caller) -> list[tuple[bytes, bytes]]:
+    """Return the header that sets the cookie of a new visitor, for an accepted WebSocket."""
+    response = HttpResponse()
+    give_cookie(response, caller)
+    return [(b"set-cookie", morsel.OutputString().encode()) for morsel in response.cookies.values()]
 
 
 def salt_of(tenant: str) -> str:

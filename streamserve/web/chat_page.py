@@ -8,11 +8,13 @@ from asgiref.sync import sync_to_async
 from django.conf import settings as django_settings
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import render
-from django.urls import reverse
+from django.urls import get_script_prefix, reverse
 
 from streamserve.conf import get_settings
+from streamserve.web.auth import give_cookie, visitor
 from streamserve.web.site import start_loading
 from streamserve.web.views import non_atomic
+from streamserve.web.websocket import socket_path
 
 CONTENT_SECURITY_POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
@@ -29,6 +31,8 @@ async def chat_page(request: HttpRequest, template_name: str = "streamserve/chat
     response = await sync_to_async(render)(request, template_name, context)
     response["Content-Security-Policy"] = CONTENT_SECURITY_POLICY
     response["Cache-Control"] = "private, no-store"
+    if get_settings().anonymous:
+        give_cookie(response, visitor({"cookie": request.headers.get("Cookie", "")}))
     return response
 
 
@@ -45,7 +49,7 @@ def chat_config(signed_in_as: str) -> dict[str, Any]:
     return {
         "streams_url": reverse("streamserve:streams"),
         "ready_url": reverse("streamserve:readyz"),
-        "websocket_url": "/ws/streams",
+        "websocket_url": get_script_prefix() + socket_path().removeprefix("/"),
         "models": list(settings.models),
         "default_model": settings.default_model,
         "signed_in_as": signed_in_as,

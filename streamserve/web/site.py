@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import os
 from collections.abc import Callable
 from contextvars import Context
 from pathlib import Path
@@ -35,6 +36,7 @@ from streamserve.web.auth import salt_of
 from streamserve.web.permissions import PermissionChecks, watching_user
 from streamserve.web.reaper import Reaper
 from streamserve.web.store import RowStore
+from streamserve.web.wrong_keys import WrongKeys
 
 log = structlog.get_logger("streamserve")
 
@@ -99,8 +101,9 @@ class DjangoSite:
 
     def __init__(self, settings: SiteConfig, loop: asyncio.AbstractEventLoop) -> None:
         self.settings = settings
-        self.loop = loop
+        self.loop, self.pid = loop, os.getpid()
         self.limits, self.default_model = settings.limits, settings.default_model
+        self.wrong_keys = WrongKeys(settings.limits.max_wrong_keys)
         self.on_drain: set[Callable[[], None]] = set()  # open WebSockets
         self.log = log_for(settings)
         self.checking: asyncio.Task[list[str]] | None = None
@@ -133,7 +136,7 @@ class DjangoSite:
         stream = await self.streams.start(
             request, owner=principal.owner, tenant=principal.tenant, on_disconnect=on_disconnect
         )
-        self.permissions.ensure_running()
+        self.permissions.note_start(stream, principal)
         return stream
 
     async def find(self, caller: Caller, *, stream_id: str = "", log_id: str = "") -> Found:
@@ -167,6 +170,11 @@ class DjangoSite:
         """Whether responses may name folders and libraries."""
         return bool(django_settings.DEBUG)
 
+    @property
+    def takes_prompt_in_url(self) -> bool:
+        """Whether `GET /streams/new?prompt=` starts answers."""
+        return self.settings.prompt_in_url
+
     def health(self) -> dict[str, Any]:
         """Return the state of the log, for `/readyz`."""
         outage = self.streams.writer.outage
@@ -189,7 +197,7 @@ class DjangoSite:
             await asyncio.to_thread(self.liveness.close)
 
 
-_site: DjangoSite | None = None  # touched on the event loop only
+_site: DjangoSite | None = None  # changed on the event loop only
 _is_draining = False
 
 
@@ -200,6 +208,13 @@ def get_site() -> DjangoSite:
     if _site is None or _site.loop is not loop:
         _site = DjangoSite(get_settings(), loop)
     return _site
+
+
+def running_loop() -> asyncio.AbstractEventLoop | None:
+    """Return the loop of this process's site while it runs, for calls from other threads; None after a fork."""
+    if _site is None or _site.pid != os.getpid() or not _site.loop.is_running():
+        return None
+    return _site.loop
 
 
 def get_streams() -> Streams:

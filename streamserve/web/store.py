@@ -119,12 +119,12 @@ def record_of(row: StreamRow) -> Record:
 def line_of(summary: StreamSummary) -> dict[str, Any]:
     """Return the fields of the log line: ids, counts and times, no text."""
     fields = ("model", "owner", "finish_reason", "error_code", "prompt_tokens", "cached_tokens", "completion_tokens")
-    times = {"ttft_ms": summary.ttft, "itl_p50_ms": summary.itl_p50, "itl_p95_ms": summary.itl_p95}
+    times = {name: getattr(summary, name) for name in ("intake", "ttfb", "ttft", "itl_p50", "itl_p95")}
     return {
         "stream_id": summary.id,
         "log_id": summary.log_id,
         **{name: getattr(summary, name) for name in fields},
-        **{name: None if seconds is None else round(seconds * 1000, 2) for name, seconds in times.items()},
+        **{f"{name}_ms": None if seconds is None else round(seconds * 1000, 2) for name, seconds in times.items()},
         "age_seconds": round(summary.age_seconds, 3),
         "num_parks": summary.num_parks,
     }

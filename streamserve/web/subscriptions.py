@@ -13,9 +13,10 @@ from typing import Any
 
 import structlog
 
-from streamserve.dialects.native import websocket_message
+from streamserve.dialects.native import closing_message, websocket_message
 from streamserve.dialects.websocket import failure, going_away, internal_error
 from streamserve.protocol.errors import StreamserveError
+from streamserve.protocol.events import Done
 from streamserve.streams.reader.follow import Follow, follow
 from streamserve.streams.registry import Streams
 from streamserve.streams.stream import Stream
@@ -100,6 +101,8 @@ class Subscriptions:
         try:
             async with aclosing(one.events) as events:
                 async for logged in events:
+                    if isinstance(logged.event, Done):
+                        await self._send(closing_message(stream, logged.event))
                     await self._send(websocket_message(stream.id, stream.log_id, logged))
             if one.events.reader.is_let_go:
                 await self._send(going_away(stream, one.events.seq))

@@ -7,7 +7,7 @@ as browsers, and stream for minutes. Runs on the event loop; under WSGI every ro
 from __future__ import annotations
 
 import functools
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from contextlib import aclosing
 from typing import Any, TypeVar
 
@@ -16,13 +16,16 @@ from asgiref.sync import SyncToAsync, sync_to_async
 from django.core.exceptions import RequestAborted
 from django.db import connections, transaction
 from django.http import HttpRequest, HttpResponse, HttpResponseBase, StreamingHttpResponse
+from django.utils.cache import patch_vary_headers
 
-from streamserve.api.call import AuditedSite, Body, Call, Reply
+from streamserve.api.call import ANONYMOUS, AuditedSite, Body, Call, Caller, Reply
 from streamserve.api.routes import Route, failure
 from streamserve.asgi.handover import HEADER, offer
-from streamserve.protocol.errors import MethodNotAllowed, Refused, StreamserveError
+from streamserve.protocol.errors import MethodNotAllowed, Refused, StreamserveError, Unauthorized
 from streamserve.protocol.ids import request_id_of
-from streamserve.web.access import admit
+from streamserve.streams.reader.delivery import Delivery
+from streamserve.web.access import admit, cors_headers
+from streamserve.web.auth import give_cookie
 from streamserve.web.site import get_site
 
 log = structlog.get_logger("streamserve")
@@ -34,22 +37,32 @@ _NEEDS_ASGI = "This site runs under WSGI, which cannot stream. Serve it by ASGI:
 _CHUNK_BYTES = 1 << 16
 
 
+def needs_asgi() -> Refused:
+    """Return the error for a request that came by WSGI."""
+    return Refused(_NEEDS_ASGI, code="asgi_required", retry_after=120)
+
+
 def view_of(route: Route) -> View:
     """Return the view that serves `route`."""
 
     @functools.wraps(route.endpoint)
     async def view(request: HttpRequest, **params: str) -> HttpResponseBase:
         request_id = request_id_of(request.headers.get("X-Request-Id", ""))
+        caller: Caller = ANONYMOUS
+        headers = {name.lower(): value for name, value in request.headers.items()}
+        cors = cors_headers(route, headers, is_preflight=request.method == "OPTIONS")
+        if cors and request.method == "OPTIONS":
+            return HttpResponse(status=204, headers=cors)
         try:
             if not hasattr(request, "scope"):
-                raise Refused(_NEEDS_ASGI, code="asgi_required", retry_after=120)
+                raise needs_asgi()
             if request.method not in route.methods:
                 raise MethodNotAllowed(f"This address takes {' and '.join(route.methods)}, not {request.method}.")
-            headers = {name.lower(): value for name, value in request.headers.items()}
+            caller = await admit(route.access, request, headers)
             call = Call(
                 method=request.method,
                 headers=headers,
-                caller=await admit(route.access, request, headers),
+                caller=caller,
                 request_id=request_id,
                 body=functools.partial(_chunks, request),
                 wait=_wait,
@@ -59,6 +72,8 @@ def view_of(route: Route) -> View:
             )
             site: AuditedSite | None = get_site() if route.needs_site else None
             reply = await route.endpoint(call, site)
+            if isinstance(reply.body, Delivery):
+                get_site().permissions.hold(reply.body, caller, _break_off)
         except StreamserveError as error:
             reply = route.error_reply(error)
         except RequestAborted:
@@ -68,13 +83,27 @@ def view_of(route: Route) -> View:
             log.exception("request_failed", request_id=request_id, path=request.path)
             reply = route.error_reply(failure(request_id))
         response = to_django(request, reply)
-        response["X-Request-Id"] = request_id
+        _set_headers(response, {"X-Request-Id": request_id, **cors})
+        give_cookie(response, caller)
         return response
 
     view.route = route  # type: ignore[attr-defined]
     view.csrf_exempt = True  # type: ignore[attr-defined]
     view.login_required = False  # type: ignore[attr-defined]
     return _mark_non_atomic(view)
+
+
+def _set_headers(response: HttpResponseBase, headers: Mapping[str, str]) -> None:
+    """Set these headers; `Vary` is added to what is there."""
+    for name, value in headers.items():
+        if name == "Vary":
+            patch_vary_headers(response, [value])
+        else:
+            response[name] = value
+
+
+def _break_off(delivery: Delivery) -> None:
+    delivery.break_off(Unauthorized("Your key or login is no longer active.", code="rights_lost"))
 
 
 def non_atomic(view: View) -> View:
@@ -107,9 +136,9 @@ def to_django(request: HttpRequest, reply: Reply) -> HttpResponseBase:
     elif getattr(request, "scope", {}).get("streamserve"):
         response = HttpResponse(status=reply.status, headers={HEADER: offer(body)})
     else:
+        _warn_of_unwrapped_application()
         response = _Streamed(_released(body), status=reply.status)
-    for name, value in reply.headers.items():
-        response[name] = value
+    _set_headers(response, reply.headers)
     if not isinstance(body, bytes):
         for raw_name, raw_value in body.headers:
             response[raw_name.decode("ascii")] = raw_value.decode("latin-1")
@@ -117,6 +146,16 @@ def to_django(request: HttpRequest, reply: Reply) -> HttpResponseBase:
         # A failure is in the log with its cause already; an engine that is busy or loading is no error of the site.
         setattr(response, "_has_been_logged", True)  # noqa: B010  (Django's own mark, in no stub)
     return response
+
+
+@functools.cache
+def _warn_of_unwrapped_application() -> None:
+    """Log it once: a server runs no system checks (W001)."""
+    log.warning(
+        "asgi_application_not_wrapped",
+        hint="No WebSocket, and each stream keeps Django's response open. At the end of asgi.py: "
+        "application = streamserve.routing.wrap(application)",
+    )
 
 
 class _Streamed(StreamingHttpResponse):

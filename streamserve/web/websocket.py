@@ -18,10 +18,12 @@ import structlog
 from channels.consumer import AsyncConsumer
 from channels.db import database_sync_to_async
 from channels.exceptions import StopConsumer
+from django.core.handlers.asgi import get_script_prefix as script_prefix_of
+from django.urls import NoReverseMatch, get_script_prefix, reverse
 
 from streamserve.api.resume import gone
 from streamserve.api.routes import CHAT_CALLERS, Access
-from streamserve.asgi.types import Receive, Scope, Send
+from streamserve.asgi.types import App, Receive, Scope, Send
 from streamserve.conf import get_settings
 from streamserve.dialects import native
 from streamserve.dialects.fields import read, required
@@ -32,8 +34,8 @@ from streamserve.protocol.json_body import decode_json
 from streamserve.streams.store import answer_text
 from streamserve.streams.stream import Stream
 from streamserve.web.access import check_access, check_handshake, headers_of
-from streamserve.web.auth import authenticate
-from streamserve.web.permissions import owners_without_permission
+from streamserve.web.auth import authenticate, cookie_headers
+from streamserve.web.permissions import PermissionChecks, has_lost_permission
 from streamserve.web.site import begin_to_drain, get_site
 from streamserve.web.subscriptions import SocketGone, Subscriptions
 
@@ -51,6 +53,7 @@ class StreamConsumer(AsyncConsumer):  # type: ignore[misc]  # channels ships no 
         self._shown = Subscriptions(self._send, self._leave)
         self._tasks: list[asyncio.Task[None]] = []
         self._on_drain: set[Callable[[], None]] = set()
+        self._permissions: PermissionChecks | None = None  # that hold this socket
         self._is_busy = False  # handling a message
         self._has_closed = False
         self._sent_at = time.monotonic()
@@ -61,6 +64,8 @@ class StreamConsumer(AsyncConsumer):  # type: ignore[misc]  # channels ships no 
             await super().__call__(scope, receive, send)
         finally:
             self._on_drain.discard(self._begin_to_leave)
+            if self._permissions is not None:
+                self._permissions.release(self)
             for task in self._tasks:
                 task.cancel()
             await self._shown.aclose()
@@ -70,12 +75,16 @@ class StreamConsumer(AsyncConsumer):  # type: ignore[misc]  # channels ships no 
         headers = headers_of(self.scope)
         try:
             check_handshake(self.scope, headers)
-            known = await authenticate(headers, self.scope.get("user"), self.scope.get("session"))
+            address = (self.scope.get("client") or ("",))[0]
+            user, session = self.scope.get("user"), self.scope.get("session")
+            known = await authenticate(headers, user, session, address=address, wrong_keys=get_site().wrong_keys)
             self._principal = check_access(self.access, known)
         except StreamserveError:
             await self.send({"type": "websocket.close"})  # before accept: HTTP 403
             return
-        await self.send({"type": "websocket.accept"})
+        await self.send({"type": "websocket.accept", "headers": cookie_headers(self._principal)})
+        self._permissions = get_site().permissions
+        self._permissions.hold(self, self._principal, StreamConsumer._lose_permission)
         self._join_drain()
         seconds = get_settings().streams.ping_seconds
         if seconds:
@@ -208,10 +217,18 @@ class StreamConsumer(AsyncConsumer):  # type: ignore[misc]  # channels ships no 
         return found.stream
 
     async def _check_permission(self) -> None:
-        """Raise Unauthorized if the key or account is no longer active: a socket may outlive both."""
-        owners = {self._principal.owner}
-        if await database_sync_to_async(owners_without_permission)(owners):
-            raise Unauthorized("Your key or account is no longer active.", code="rights_lost")
+        """Raise Unauthorized if the key, account or login is no longer active: a socket may outlive them."""
+        if await database_sync_to_async(has_lost_permission)(self._principal):
+            raise _rights_lost()
+
+    def _lose_permission(self) -> None:
+        """Send the error and close: a check has found that the permission is lost."""
+        self._spawn(self._close_for_lost_permission())
+
+    async def _close_for_lost_permission(self) -> None:
+        with suppress(SocketGone):
+            await self._send(failure(_rights_lost(), {}))
+            await self._close(CLOSES["rights_lost"])
 
     def _check_room(self, beside: str = "") -> None:
         """Raise for one stream too many, and for any while the server shuts down. `beside`: the stream it replaces."""
@@ -256,6 +273,36 @@ class StreamConsumer(AsyncConsumer):  # type: ignore[misc]  # channels ships no 
             await self.send(message)
         except OSError:  # raised by uvicorn (ASGI 3, "Disconnected client")
             raise SocketGone from None
+
+
+def _rights_lost() -> Unauthorized:
+    return Unauthorized("Your key, account or login is no longer active.", code="rights_lost")
+
+
+class SocketRouter:
+    """An ASGI app: our WebSocket at its path, which follows the prefix of the site's urls.py; `others` elsewhere."""
+
+    def __init__(self, ours: App, others: App) -> None:
+        self._ours, self._others = ours, others
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Compare the path as Django does: without FORCE_SCRIPT_NAME, or the root path, in front."""
+        path = scope["path"].removeprefix(script_prefix_of(scope)).lstrip("/")
+        app = self._ours if f"/{path}" == socket_path() else self._others
+        await app(scope, receive, send)
+
+
+def socket_path() -> str:
+    """Return the path of our WebSocket, beside the HTTP routes: "/ws/streams", or "/ai/ws/streams" under "ai/"."""
+    return f"{path_of('streams').removesuffix('streams')}ws/streams"
+
+
+def path_of(name: str) -> str:
+    """Return the path of a route by its name, without the script name; "/<name>" where urls.py does not include us."""
+    try:
+        return "/" + reverse(f"streamserve:{name}").removeprefix(get_script_prefix())
+    except NoReverseMatch:
+        return f"/{name}"
 
 
 async def deny_unknown_path(scope: Scope, receive: Receive, send: Send) -> None:

@@ -16,5 +16,5 @@ __all__ = ["echo_streams", "scripted", "streams"]
 @pytest.fixture
 async def ai(echo: ThreadClient) -> AsyncIterator[StreamApp]:
     """The app over the gated echo engine."""
-    async with app(models={"echo": echo}, authenticate=by_header) as serving:
+    async with app(models={"echo": echo}, authenticate=by_header, prompt_in_url=True) as serving:
         yield serving

@@ -113,7 +113,7 @@ async def main():
         return {"type": "http.request", "body": b""}
     async def send(message):
         sent.append(message)
-    async with app(models={"echo": "echo"}, authenticate=anyone) as ai:
+    async with app(models={"echo": "echo"}, authenticate=anyone, prompt_in_url=True) as ai:
         scope = {"type": "http", "method": "GET", "path": "/streams/new", "headers": []}
         scope["query_string"] = b"prompt=hi&max_tokens=4"
         while ai.clients["echo"].describe().state != "ready":

@@ -296,3 +296,29 @@ async def test_websockets_pass_marked() -> None:
     await client.task
     assert seen[:2] == ["websocket", app]
     assert client.messages == [{"type": "websocket.accept"}]
+
+
+async def test_a_reader_that_takes_nothing_is_cut_off(site: Site, scripted: ScriptedClient) -> None:
+    """After `stall_seconds` without a frame taken the connection breaks; its stream may be resumed."""
+    site.app = StreamMiddleware(site.inner, stall_seconds=0.2)
+    client = Client(site.app)
+    await until(lambda: len(client.messages) >= 2, "the head is sent")
+    client.go.clear()
+    scripted.last.push(tok("a"))
+    with pytest.raises(DeliveryFailed):
+        await client.task
+    assert site.stream is not None
+    assert site.stream.readers.num_attached == 0
+    assert site.stream.terminal is None
+
+
+async def test_a_reader_that_takes_all_may_wait(site: Site, scripted: ScriptedClient) -> None:
+    """A silent stream is no stalled reader."""
+    site.app = StreamMiddleware(site.inner, stall_seconds=0.05)
+    client = Client(site.app)
+    await until(lambda: len(client.messages) >= 2, "the head is sent")
+    await asyncio.wait({client.task}, timeout=0.3)
+    assert not client.task.done()
+    scripted.last.push(tok("a"), DONE)
+    await client.task
+    assert client.is_complete

@@ -153,9 +153,11 @@ def test_the_wire_of_a_short_answer():
         '"created":1700000000,"prompt_tokens":9,"cached_tokens":4}\n\n'
         f'event: status\nid: {LOG_ID}-2\ndata: {{"status":"prefill"}}\n\n'
         f'event: token\nid: {LOG_ID}-3\ndata: {{"text":"Hé","token_ids":[5],"index":0,"choice":0}}\n\n'
+        f'event: meta\ndata: {{"model":"helpdesk","stream_id":"{"f" * 32}",'
+        '"created":1700000000,"prompt_tokens":9,"cached_tokens":4,"latency":0.5,"latency_ms":500.0}\n\n'
         f"event: done\nid: {LOG_ID}-4\n"
-        'data: {"finish_reason":"stop","totalTokens":2,"latency":0.5,"usage":{"prompt_tokens":9,"completion_tokens":2,'
-        '"total_tokens":11,"prompt_tokens_details":{"cached_tokens":4}},"breakdown":{"ttft":0.125}}\n\n'
+        'data: {"finish_reason":"stop","totalTokens":2,"latency":0.5,"latency_ms":500.0,'
+        '"usage":{"prompt_tokens":9,"completion_tokens":2,"total_tokens":11,"prompt_tokens_details":{"cached_tokens":4}},"breakdown":{"ttft":0.125}}\n\n'
     )
 
 
@@ -189,7 +191,7 @@ GOLDEN: list[tuple[Event, str]] = [
             breakdown={"ttft": 0.125},
             kept_seq=3,
         ),
-        '{"finish_reason":"cancelled","totalTokens":2,"latency":0.5,"usage":{"prompt_tokens":9,"completion_tokens":2,'
+        '{"finish_reason":"cancelled","totalTokens":2,"latency":0.5,"latency_ms":500.0,"usage":{"prompt_tokens":9,"completion_tokens":2,'
         '"total_tokens":11,"prompt_tokens_details":{"cached_tokens":4}},"breakdown":{"ttft":0.125},"kept_seq":3}',
     ),
     (Snapshot(seq=9, choices=(ChoiceText(text="a"),)), '{"text":"a","seq":9}'),
@@ -219,7 +221,7 @@ ADDED: list[tuple[Event, str]] = [
     ),
     (
         Done(finish_reason="stop", usage=Usage(completion_tokens=3, reasoning_tokens=2), stop_string="END"),
-        '{"finish_reason":"stop","totalTokens":3,"latency":0.0,"usage":{"prompt_tokens":0,"completion_tokens":3,'
+        '{"finish_reason":"stop","totalTokens":3,"latency":0.0,"latency_ms":0.0,"usage":{"prompt_tokens":0,"completion_tokens":3,'
         '"total_tokens":3,"prompt_tokens_details":{"cached_tokens":0},'
         '"completion_tokens_details":{"reasoning_tokens":2}},"breakdown":{},"stop_string":"END"}',
     ),
@@ -250,6 +252,27 @@ def test_the_wire_of_each_event(event: Event, data: str):
     assert wire([LoggedEvent(seq=7, event=event)]) == frame_.encode()
 
 
+def test_meta_comes_again_before_done_for_a_reader_in_the_middle():
+    """An encoder that is told of the stream needs not to have seen `meta`; an error has no second one."""
+
+    class Told:
+        id, model, created = "s" * 32, "helpdesk", 17
+
+    done = Done(finish_reason="stop", usage=Usage(prompt_tokens=9, cached_tokens=4), latency=1.25)
+    frames = read_events([NativeEncoder(LOG_ID, Told()).encode(LoggedEvent(9, done))])
+    assert [(one.event, one.id) for one in frames] == [("meta", ""), ("done", f"{LOG_ID}-9")]
+    assert json.loads(frames[0].data) == {
+        "model": "helpdesk",
+        "stream_id": "s" * 32,
+        "created": 17,
+        "prompt_tokens": 9,
+        "cached_tokens": 4,
+        "latency": 1.25,
+        "latency_ms": 1250.0,
+    }
+    assert NativeEncoder(LOG_ID, Told()).encode(LoggedEvent(9, Error(code="c", message="m"))).count(b"event:") == 1
+
+
 def test_the_notice_that_the_server_goes_away():
     """The notice has no id, so that an EventSource keeps that of the last event."""
     notice = GoingAway(stream_id="s", seq=12, retry_ms=870)
@@ -275,6 +298,7 @@ def test_a_failure_ends_in_an_error_event():
 def test_nothing_is_lost_on_the_wire(log: list[LoggedEvent]):
     """Every event comes back with its type, payload and number, over SSE and over WebSocket."""
     read = [(one.event, json.loads(one.data), one.id) for one in read_events(wire(log))]
+    read = [one for one in read if one[0] != "meta" or "latency" not in one[1]]  # the one that `done` makes
     payloads = [json.loads(json.dumps(logged.event.payload())) for logged in log]
     assert read == [
         (logged.event.type, payload, f"{LOG_ID}-{logged.seq}") for logged, payload in zip(log, payloads, strict=True)

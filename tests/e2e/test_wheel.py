@@ -1,71 +1,125 @@
-"""The wheel, installed in a new venv, added to a new site by the README's own lines, streams."""
+"""The wheel, installed in a new venv, added to a new site by the README's own blocks, streams on every server."""
 
 from __future__ import annotations
 
 import os
 import re
+import shlex
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
 import pytest
 
-from tests.support.servers import daphne, wait_until_ready
+from tests.support.doc_blocks import Block, blocks_of, is_server
+from tests.support.servers import ROOT, free_port, run_server, wait_until_ready
+from tests.support.sockets import open_socket
 
-ROOT = Path(__file__).resolve().parents[2]
+SECTION = "Add it to your own site"
 README_MODEL = "Qwen/Qwen3-0.6B"
+README_TORCH = "pip install torch --index-url https://download.pytorch.org/whl/cpu"
 
 pytestmark = pytest.mark.proof
 
 
-def readme_blocks() -> dict[str, str]:
-    """Return the code blocks under "Add it to your own site", by the file name in their first comment."""
-    section = (ROOT / "README.md").read_text().split("## Add it to your own site")[1].split("\n## ")[0]
-    blocks = re.findall(r"```python\n# (\S+)\n(.*?)```", section, re.DOTALL)
-    return {name: code.replace(README_MODEL, "echo") for name, code in blocks}
+def readme(language: str) -> list[Block]:
+    return [block for block in blocks_of("README.md", SECTION) if block.language == language]
 
 
-def run(*command: str | Path, cwd: Path) -> str:
-    """Run `command` without this repository on its path and return what it printed."""
-    environ = {
-        name: value for name, value in os.environ.items() if name not in {"PYTHONPATH", "DJANGO_SETTINGS_MODULE"}
-    }
-    done = subprocess.run([str(part) for part in command], cwd=cwd, env=environ, capture_output=True, text=True)
+def commands() -> list[str]:
+    return [command for block in readme("sh") for command in block.commands]
+
+
+SERVERS = [command for command in commands() if is_server(command)]
+
+
+def environ(binaries: Path) -> dict[str, str]:
+    """Return an environment with the venv's programs and without this repository."""
+    kept = {name: value for name, value in os.environ.items() if name not in {"PYTHONPATH", "DJANGO_SETTINGS_MODULE"}}
+    return {**kept, "PATH": f"{binaries}{os.pathsep}{os.environ['PATH']}", "PYTHONUNBUFFERED": "1"}
+
+
+def run(command: str, cwd: Path, binaries: Path) -> str:
+    """Run one command of the README, and return what it printed."""
+    done = subprocess.run(command, shell=True, cwd=cwd, env=environ(binaries), capture_output=True, text=True)
     assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
     return done.stdout
 
 
-@pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+class Site:
     """A new Django site with the built wheel and the README's lines in it; no torch anywhere."""
-    folder = tmp_path_factory.mktemp("wheel")
-    run(sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", folder, cwd=ROOT)
-    (wheel,) = folder.glob("streamserve-*.whl")
-    run(sys.executable, "-m", "venv", folder / "venv", cwd=folder)
-    binaries = folder / "venv" / "bin"
-    run(binaries / "python", "-m", "pip", "install", "--quiet", wheel, cwd=folder)
-    run(binaries / "django-admin", "startproject", "mysite", cwd=folder)
-    project = folder / "mysite"
-    for name, code in readme_blocks().items():
-        with (project / "mysite" / name).open("a") as file:
-            file.write("\n" + code)
-    run(binaries / "python", "manage.py", "migrate", cwd=project)
-    return project
+
+    def __init__(self, folder: Path) -> None:
+        build = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(folder)]
+        subprocess.run(build, cwd=ROOT, check=True, capture_output=True)
+        (wheel,) = folder.glob("streamserve-*.whl")
+        subprocess.run([sys.executable, "-m", "venv", str(folder / "venv")], check=True)
+        self.binaries, self.project = folder / "venv" / "bin", folder / "mysite"
+        self.output: dict[str, str] = {}
+        for block in readme("sh")[:1]:
+            for command in block.commands:
+                if command != README_TORCH:  # 200 MB; the echo engine does without
+                    self.run(command.replace('"./streamserve[engine]"', str(wheel)), folder)
+        for block in readme("python"):
+            with (self.project / "mysite" / block.file_name).open("a") as file:
+                file.write("\n" + block.code.replace(README_MODEL, "echo"))
+        for command in commands():
+            if command.startswith("python manage.py") and not is_server(command):
+                self.run(command, self.project)
+        self.run(f"pip install --quiet {hint_of('uvicorn')}", folder)
+
+    def run(self, command: str, cwd: Path) -> None:
+        """Run a command; keep its output."""
+        self.output[command] = run(command, cwd, self.binaries)
 
 
-def test_readme_lines_make_a_site_that_streams(site: Path) -> None:
-    """Five lines in a new site: checks are silent, a key streams an answer to its terminal event, statics are found."""
-    assert set(readme_blocks()) == {"settings.py", "urls.py"}
-    python = site.parent / "venv" / "bin" / "python"
-    assert "no issues" in run(python, "manage.py", "check", cwd=site)
-    assert "torch" not in run(python, "-m", "pip", "list", cwd=site)
-    key = run(python, "manage.py", "streamserve_key", "create", "--name", "test", cwd=site).split()[-1]
-    with daphne("mysite.asgi:application", cwd=site, python=python) as server:
+def hint_of(server: str) -> str:
+    """Return the packages that the comment beside a server's line names."""
+    text = "\n".join(block.text for block in readme("sh"))
+    found = re.search(rf"^{server} .*# pip install (.+)$", text, re.MULTILINE)
+    assert found, server
+    return found.group(1)
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    site = Site(tmp_path_factory.mktemp("wheel"))
+    yield site
+    run("python manage.py streamserve_engine --stop", site.project, site.binaries)
+
+
+def test_the_readme_has_the_lines_that_this_runs() -> None:
+    """Three files, three servers, and the commands around them."""
+    assert [block.file_name for block in readme("python")] == ["settings.py", "asgi.py", "urls.py"]
+    assert [command.split()[0] for command in SERVERS] == ["python", "daphne", "uvicorn"]
+    assert README_TORCH in commands()
+
+
+def test_the_checks_are_silent(site: Site) -> None:
+    """`manage.py check` has nothing to say, and nothing has installed PyTorch."""
+    assert "no issues" in site.output["python manage.py check"]
+    assert "torch" not in run("pip list", site.project, site.binaries)
+
+
+@pytest.mark.parametrize("command", SERVERS)
+def test_every_server_of_the_readme_serves_the_same(site: Site, command: str) -> None:
+    """HTTP streams to its terminal event, the WebSocket answers, static files are there."""
+    key = site.output["python manage.py streamserve_key create"].split()[-1]
+    port = free_port()
+    options = {"python": f"{port} --noreload", "daphne": f"-p {port}", "uvicorn": f"--port {port}"}
+    arguments = shlex.split(f"{command} {options[command.split()[0]]}")
+    arguments[0] = str(site.binaries / arguments[0])
+    with run_server(arguments, port, site.project, environ(site.binaries)) as server:
         wait_until_ready(server.url)
         headers = {"Authorization": f"Bearer {key}"}
-        body = {"prompt": "hello", "max_tokens": 8}
-        answer = httpx.post(f"{server.url}/streams", json=body, headers=headers, timeout=60)
-    run(python, "manage.py", "streamserve_engine", "--stop", cwd=site)
-    assert answer.status_code == 200, answer.text
-    assert answer.text.count("event: done") == 1
+        ask = {"prompt": "hello", "max_tokens": 8}
+        answer = httpx.post(f"{server.url}/streams", json=ask, headers=headers, timeout=60)
+        assert answer.status_code == 200, answer.text
+        assert answer.text.count("event: done") == 1
+        with open_socket(server.websocket_url, key) as socket:
+            started = socket.ask("start", request=ask)
+            assert socket.events(started["id"])[-1]["event"] == "done"
+        assert httpx.get(f"{server.url}/static/streamserve/chat.js").status_code == 200
+        assert "not_wrapped" not in server.output()

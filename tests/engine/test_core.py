@@ -226,10 +226,11 @@ def test_times_are_reported() -> None:
     """Updates carry when the sequence was scheduled and when its first token came."""
     drive = Drive(max_num_batched_tokens=8)
     answer = drive.run(request(1))[1]
-    times = {(update.scheduled_at, update.first_token_at) for update in answer.updates[1:]}
-    assert times == {(100.01, answer.updates[1].at)}
-    assert answer.updates[0].token_ids == ()
-    assert answer.updates[0].scheduled_at == 100.01
+    before = [update for update in answer.updates if not update.token_ids]
+    after = [update for update in answer.updates if update.token_ids]
+    assert {(update.scheduled_at, update.first_token_at) for update in after} == {(100.01, after[0].at)}
+    assert {(update.scheduled_at, update.first_token_at) for update in before} == {(100.01, None)}
+    assert [update.num_prefilled for update in before] == [8, 16]
 
 
 def test_stats_count_tokens_and_steps() -> None:

@@ -25,7 +25,7 @@ class CountLaws:
         if spec is None:
             return
         is_wanted = asked.request.sampling.repetition_penalty != 1.0
-        assert (spec.counts_row is not None) == is_wanted, "34: counts without a penalty, or none"
+        assert (spec.counts_row is not None) == is_wanted, "33: counts without a penalty, or none"
         if spec.counts_row is None:
             return
         num_noticed = self.sim.core._num_out_of_memory  # a step may fail late, after one was launched on top of it
@@ -33,16 +33,16 @@ class CountLaws:
         num_output = spec.position - len(asked.request.prompt_token_ids)
         begun, num_counted = self._rows.get(spec.counts_row, (None, 0))
         if spec.prompt_token_ids:
-            assert begun != start, "34: counted from the beginning, and had been"
-            assert spec.prompt_token_ids == asked.request.prompt_token_ids, "34: another prompt is counted"
-            assert spec.output_token_ids == tuple(asked.shown), "34: another output is counted"
-            assert len(asked.shown) == num_output, "34: begun without the pending token"
+            assert begun != start, "33: counted from the beginning, and had been"
+            assert spec.prompt_token_ids == asked.request.prompt_token_ids, "33: another prompt is counted"
+            assert spec.output_token_ids == tuple(asked.shown), "33: another output is counted"
+            assert len(asked.shown) == num_output, "33: begun without the pending token"
         else:
-            assert begun is not None, "34: a row that was never begun"
-            assert begun[:2] == start[:2], "34: another sequence's row"
-            assert num_counted == num_output - 1, f"34: {num_counted} tokens are counted before token {num_output}"
-            assert len(chunk.token_ids) == 1, "34: more than a token is new"
-            assert chunk.token_ids[0] in (PENDING, *asked.shown[-1:]), "34: another token is new"
+            assert begun is not None, "33: a row that was never begun"
+            assert begun[:2] == start[:2], "33: another sequence's row"
+            assert num_counted == num_output - 1, f"33: {num_counted} tokens are counted before token {num_output}"
+            assert len(chunk.token_ids) == 1, "33: more than a token is new"
+            assert chunk.token_ids[0] in (PENDING, *asked.shown[-1:]), "33: another token is new"
         self._rows[spec.counts_row] = start, num_output
 
     def after_step(self) -> None:
@@ -50,5 +50,5 @@ class CountLaws:
         sequences = self.sim.core._sequences.values()
         rows = [s.counts_row for s in sequences if s.counts_row is not None]
         wanted = [s for s in self.sim.core.scheduler.running if s.has_penalties]
-        assert len(set(rows)) == len(rows) == len(wanted), f"34: rows {rows} for {len(wanted)} sequences"
-        assert max(rows, default=0) < self.sim.shape.max_num_seqs, f"34: row {max(rows)} is used"
+        assert len(set(rows)) == len(rows) == len(wanted), f"33: rows {rows} for {len(wanted)} sequences"
+        assert max(rows, default=0) < self.sim.shape.max_num_seqs, f"33: row {max(rows)} is used"

@@ -71,15 +71,15 @@ class PromptLaws:
         chosen = [s for s in scheduler.running if s.seq_id in planned]
         later = [s.seq_id for s in chosen if s.order_key > first.order_key and s.seq_id not in lending]
         if first.seq_id not in planned:  # those before it took all there was
-            assert not later, f"33: {first.seq_id} is passed by by {later}"
+            assert not later, f"34: {first.seq_id} is passed by by {later}"
             return
         num_others = sum(planned.values()) - planned[first.seq_id]
         share = min(self.sim.shape.block_size, sum(planned.values()) // 2)
-        assert len(prompts) < 2 or num_others >= share, f"33: {first.seq_id} leaves {num_others} tokens to the others"
+        assert len(prompts) < 2 or num_others >= share, f"34: {first.seq_id} leaves {num_others} tokens to the others"
         longest = max((lacks[seq_id] for seq_id in later), default=0)
         begun = [s for s in prompts if s.seq_id not in planned and s in laws.running]
         shorter = [s.seq_id for s in begun if lacks[s.seq_id] < longest]
-        assert not shorter, f"33: short prompts wait: {shorter}"
+        assert not shorter, f"34: short prompts wait: {shorter}"
 
     def _could_start(self) -> bool:
         """Whether the first in the queue surely could have been admitted: it was the first when the plan was made."""

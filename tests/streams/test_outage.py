@@ -5,20 +5,25 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import aclosing, asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from streamserve.clients.base import EngineClient
 from streamserve.dialects.native import NativeEncoder
+from streamserve.protocol.errors import QuotaExceeded
 from streamserve.protocol.events import Done, Error, LoggedEvent, Status, Token
+from streamserve.protocol.limits import Limits
 from streamserve.streams import stream as stream_module
 from streamserve.streams import writer as writer_module
 from streamserve.streams.config import StreamConfig
-from streamserve.streams.log.base import EventLog, Fenced, LogFull, LogUnavailable, make_batch
+from streamserve.streams.log.base import EventLog, Fenced, LogFull, LogUnavailable, append, make_batch
+from streamserve.streams.reader import pages as pages_module
 from streamserve.streams.reader.delivery import Delivery
 from streamserve.streams.reader.follow import collect, follow
 from streamserve.streams.reader.reader import BrokenStream
+from streamserve.streams.readers import Attachment
 from streamserve.streams.registry import Streams
 from streamserve.streams.store import NullStore
 from streamserve.streams.stream import Stream
@@ -26,8 +31,10 @@ from streamserve.streams.transcript import StreamSummary
 from tests.support.logs import everything
 from tests.support.outages import Outage, RedisKilled, outage
 from tests.support.redis_server import RedisServer
-from tests.support.stream_checks import check_native_part, farewell_of, notices_of, parse_sse, text_of
-from tests.support.streams import Gate, ScriptedClient, StallingLog, ask, started_echo, tok, until
+from tests.support.stores import SharedRecords
+from tests.support.stream_checks import check_native, check_native_part, farewell_of, notices_of, parse_sse, text_of
+from tests.support.streams import Gate, ScriptedClient, StallingLog, ask, started_echo, tok, until, untimed
+from tests.support.wire import Wire
 
 __all__ = ["outage"]
 
@@ -161,7 +168,7 @@ async def test_readers_wait_and_lose_nothing(outage: Outage, waiting: Streams, s
     generation.push(*words(40, 42), DONE)
     seen, rest = await early.end(), await late.end()
     assert [one.seq for one in seen] == list(range(1, 45))
-    assert [one.event for one in seen[1:]] == [*words(0, 42), DONE]
+    assert [untimed(one.event) for one in seen[1:]] == [*words(0, 42), DONE]
     assert rest == seen[2:]
     assert await everything(outage.other(), stream.log_id) == seen
     assert early.notices == late.notices == ["waiting", "resumed"]
@@ -180,7 +187,7 @@ async def test_it_can_be_away_again_and_again(outage: Outage, waiting: Streams, 
         await until(lambda turn=turn: stream.last_seq == 5 * turn + 1, "it continues")
     scripted.last.push(DONE)
     seen = await reader.end()
-    assert [one.event for one in seen[1:]] == [*words(5, 20), DONE]
+    assert [untimed(one.event) for one in seen[1:]] == [*words(5, 20), DONE]
     assert reader.notices == ["waiting", "resumed"] * 3
     assert await everything(outage.other(), stream.log_id) == seen
 
@@ -318,7 +325,7 @@ async def test_the_engine_keeps_to_the_log_meanwhile(
     assert scripted.last.positions[before:] == [(3,), None]
     scripted.last.push(DONE)
     if collecting is not None:
-        assert [one.event for one in await collecting][1:] == [tok("a", 1), tok("b", 2, 3), tok("c", 4), DONE]
+        assert [untimed(one.event) for one in await collecting][1:] == [tok("a", 1), tok("b", 2, 3), tok("c", 4), DONE]
     else:
         await stream.ended.wait()
 
@@ -459,6 +466,67 @@ async def test_a_connection_cut_before_its_first_event_breaks(
         await reading
 
 
+async def test_a_page_that_is_awaited_is_no_silence(
+    log: StallingLog, scripted: ScriptedClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While a finished answer cannot be read from its log, its reader gets keepalives, and then all of it."""
+    monkeypatch.setattr(pages_module, "_RETRY_SECONDS", (0.005, 0.01))
+    streams = Streams({"scripted": scripted}, log, StreamConfig(keepalive_seconds=0.01))
+    stream = await start(streams)
+    scripted.last.push(*words(0, 3), DONE)
+    await stream.ended.wait()
+    log.outage = DOWN
+    wire = Wire()
+    reading = asyncio.create_task(Delivery(streams, stream, NativeEncoder(stream.log_id)).run(wire.send))
+    await until(lambda: wire.sent.count(NativeEncoder.keepalive) >= 3, "silence is filled")
+    log.outage = None
+    await reading
+    assert text_of(check_native(wire.data)) == "".join(one.text for one in words(0, 3))
+    await streams.aclose()
+
+
+async def test_a_cut_replica_claims_once(log: StallingLog, scripted: ScriptedClient) -> None:
+    """A stream whose lease another worker took is cut as a replica: it has nothing to release when it claims again."""
+    shared = SharedRecords()
+    store = shared.worker("one")
+    streams = Streams({"scripted": scripted}, log, StreamConfig(), store=store)
+    stream = await start(streams)
+    stream.attach(Attachment())
+    theirs = shared.records[stream.id]
+    shared.records[stream.id] = replace(theirs, fence=2, producer="two")
+    await append(log, stream.log_id, 2, [])
+    scripted.last.push(*words(0, 1))
+    await until(lambda: not stream.lease.is_held, "it is a replica")
+    stream.cut()
+    shared.dead.add("two")
+    await until(lambda: stream.lease.is_held and len(scripted.requests) == 2, "it continues here")
+    assert (store.calls["claim"], store.calls["release"]) == (1, 0)
+    await streams.aclose()
+
+
+async def test_a_newcomer_that_meets_the_outage_frees_what_it_took(log: StallingLog, scripted: ScriptedClient) -> None:
+    """Its log stalls, then is away: the newcomer is refused, holds no place, and the one that made room has an end."""
+    streams = Streams({"scripted": scripted}, log, StreamConfig(), limits=Limits(max_streams_per_principal=1))
+    parked = await start(streams)
+    parked.release()
+    log.go.clear()
+    newcomer = asyncio.create_task(start(streams))
+    await until(lambda: len(scripted.requests) == 2, "the engine has accepted it")
+    with pytest.raises(QuotaExceeded):  # the evicted answer is not counted, the one that starts is
+        await start(streams)
+    log.outage = DOWN
+    log.go.set()
+    with pytest.raises(LogUnavailable):
+        await newcomer
+    assert scripted.generations[1].is_cancelled
+    assert parked.terminal is None, "its end waits for the log"
+    log.outage = None
+    await parked.ended.wait()
+    assert parked.terminal.finish_reason == "abandoned"
+    assert (await start(streams)).state == "running"
+    await streams.aclose()
+
+
 async def test_a_cut_whole_answer_is_refused(log: StallingLog, hasty: Streams, scripted: ScriptedClient) -> None:
     """The caller of a whole answer that is cut gets the outage's error."""
     stream = await start(hasty)
@@ -479,7 +547,7 @@ async def test_a_result_that_comes_after_the_cut_is_only_counted(streams: Stream
     stream.on_result(old, Fenced(stream.log_id))
     scripted.last.push(tok("a"), DONE)
     await stream.ended.wait()
-    assert stream.terminal == DONE
+    assert untimed(stream.terminal) == DONE
 
 
 async def test_a_stop_after_the_cut_takes_effect_later(

@@ -100,6 +100,6 @@ def test_an_unseen_park_shows_no_status(park: Park, is_told: bool) -> None:
     parking = parked(park)
     assert parking.end() is is_told
     parking.begin(park, 5, 0.0)
-    parking.has_shown_waiting = True
+    parking.shown.add("waiting")
     assert parking.end()
     assert (parking.reason, parking.num_parks) == (None, 2)

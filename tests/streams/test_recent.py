@@ -59,4 +59,4 @@ def test_large_batches_are_kept_as_bytes() -> None:
         assert sum(map(len, bodies)) > _MAX_OBJECT_BYTES
         recent.shrink()
         assert recent._last == []
-        assert sum(map(len, recent._older)) <= _MAX_BYTES
+        assert sum(map(len, recent._bodies)) <= _MAX_BYTES

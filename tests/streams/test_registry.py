@@ -24,7 +24,7 @@ from streamserve.streams.registry import Streams
 from streamserve.streams.stream import Stream
 from streamserve.streams.transcript import StreamSummary
 from tests.support.stores import RecordStore, SharedRecords
-from tests.support.streams import ScriptedClient, StallingLog, ask, tok, until
+from tests.support.streams import ScriptedClient, StallingLog, ask, tok, until, untimed
 
 REQUEST = ask("scripted")
 
@@ -194,7 +194,7 @@ async def test_closing_ends_every_stream_truthfully(scripted: ScriptedClient) ->
         assert isinstance(stream.terminal, Error)
         assert stream.terminal.retryable
         assert (await streams.log.read(stream.log_id, 0))[-1].event is stream.terminal
-    assert finished.terminal is done
+    assert untimed(finished.terminal) == done
     assert all(generation.is_cancelled for generation in scripted.generations[:2])
     with pytest.raises(EngineUnavailable):
         await start(streams)

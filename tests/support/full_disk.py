@@ -20,7 +20,7 @@ from streamserve.streams.reader.follow import follow
 from streamserve.streams.registry import Streams
 from streamserve.streams.stream import Stream
 from tests.support.logs import everything, numbered
-from tests.support.streams import ScriptedClient, ask, tok, until
+from tests.support.streams import ScriptedClient, ask, tok, until, untimed
 
 
 async def main(folder: Path) -> None:
@@ -76,7 +76,7 @@ async def _read_through(path: Path, ballast: Path) -> None:
     scripted.last.push(Done(finish_reason="stop"))
     await reading
     logged = [one for one in seen if one.seq]
-    assert [one.event for one in logged[1:]] == [*words, Done(finish_reason="stop")]
+    assert [untimed(one.event) for one in logged[1:]] == [*words, Done(finish_reason="stop")]
     assert await everything(log, stream.log_id) == logged
     notices = [one.event.status for one in seen if isinstance(one.event, Status)]
     assert notices == ["waiting", "resumed"] * (len(notices) // 2)

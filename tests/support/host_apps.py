@@ -35,7 +35,7 @@ from tests.support.streams import Gate
 
 GATE = Gate()
 CLIENT = echo_client(config=EngineConfig(check_integrity=True), on_plan=GATE)
-ai = app(models={"echo": CLIENT}, authenticate=anyone)
+ai = app(models={"echo": CLIENT}, authenticate=anyone, prompt_in_url=True)
 
 
 @asynccontextmanager

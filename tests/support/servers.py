@@ -65,7 +65,7 @@ def daphne(
     """Serve `app` ("module:name") with daphne while the block runs; `env` is added to ours."""
     port = free_port() if port is None else port
     command = [str(python), "-m", "daphne", "-b", "127.0.0.1", "-p", str(port), *options, app]
-    with _serve(command, port, cwd, env) as server:
+    with run_server(command, port, cwd, _environ(cwd, env)) as server:
         yield server
 
 
@@ -77,7 +77,7 @@ def uvicorn(
     port = free_port()
     command = [str(python), "-m", "uvicorn", "--host", "127.0.0.1", "--port", str(port)]
     command += ["--timeout-graceful-shutdown", "2", *options, app]
-    with _serve(command, port, cwd, env) as server:
+    with run_server(command, port, cwd, _environ(cwd, env)) as server:
         yield server
 
 
@@ -85,9 +85,10 @@ SERVERS = {"daphne": daphne, "uvicorn": uvicorn}
 
 
 @contextlib.contextmanager
-def _serve(command: list[str], port: int, cwd: Path, env: Mapping[str, str] | None) -> Iterator[Server]:
+def run_server(command: list[str], port: int, cwd: Path, environ: Mapping[str, str]) -> Iterator[Server]:
+    """Run any command that listens on `port` while the block runs, with this environment and no other."""
     with tempfile.NamedTemporaryFile(prefix="server-", suffix=".log") as log:
-        process = subprocess.Popen(command, cwd=cwd, env=_environ(cwd, env), stdout=_raw(log), stderr=subprocess.STDOUT)
+        process = subprocess.Popen(command, cwd=cwd, env=environ, stdout=_raw(log), stderr=subprocess.STDOUT)
         server = Server(port, process, Path(log.name))
         try:
             wait_until_listening(server)

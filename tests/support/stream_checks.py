@@ -37,6 +37,7 @@ _SUCCESS = {"stop", "length", "tool_calls", "content_filter"}
 _TERMINAL = {"done", "error"}
 # A notice that this server stops showing the stream: not logged, without an id, and the last frame.
 _FAREWELL = "farewell"
+_LATENCIES = ("latency", "latency_ms")
 _LINE_END = re.compile(r"\r\n|\n|\r")
 
 
@@ -109,11 +110,12 @@ def check_native(data: bytes, *, after: int = 0) -> list[Frame]:
 def check_native_part(data: bytes, *, after: int = 0) -> list[Frame]:
     """Check a native stream that may have been cut off: what came must be in order and without a gap.
 
-    Notices (a going-away event, a status without an id) are checked and left out: they are no events of the log.
+    Notices (a going-away event, a status without an id, the second `meta`) are checked and left out: they are no events
+    of the log.
     """
     frames, farewell = parse_sse(data), farewell_of(data)
     assert not any(frame.event in {*_TERMINAL, _FAREWELL} for frame in frames[:-1]), "something follows the end"
-    frames = [frame for frame in frames if frame.id or frame.event not in ("status", _FAREWELL)]
+    frames = [frame for frame in _without_closing_meta(frames) if frame.id or frame.event not in ("status", _FAREWELL)]
     if farewell is not None:
         assert frames[-1].event not in _TERMINAL, "a farewell after the end"
         assert (farewell.id, farewell.json["event_id"]) == ("", frames[-1].id), farewell
@@ -125,6 +127,28 @@ def check_native_part(data: bytes, *, after: int = 0) -> list[Frame]:
     for choice in {frame.json["choice"] for frame in frames if frame.event == "token"}:
         _check_code_points(text_of(frames, choice))
     return frames
+
+
+def _without_closing_meta(frames: list[Frame]) -> list[Frame]:
+    """Return the frames without the `meta` that is repeated before `done`: there only, with the same latency."""
+    out: list[Frame] = []
+    for place, frame in enumerate(frames):
+        if frame.event != "meta" or frame.id:
+            out.append(frame)
+        elif place + 1 < len(frames):
+            following = frames[place + 1]
+            check_closing_meta(frame.json, following.event, following.json, frames[0])
+    return out
+
+
+def check_closing_meta(meta: dict[str, Any], event: str, data: Mapping[str, Any], first: Frame | None = None) -> None:
+    """Check a `meta` without an id by the event after it, and by the stream's first event if that is here."""
+    assert event == "done", f"{event} follows a meta without an id"
+    assert [meta.get(name) for name in _LATENCIES] == [data.get(name, 0) for name in _LATENCIES], (meta, data)
+    assert meta["prompt_tokens"] == data["usage"]["prompt_tokens"], (meta, data)
+    if first is not None and first.event == "meta" and first.id:
+        names = ("model", "stream_id", "created")
+        assert [meta[name] for name in names] == [first.json[name] for name in names], (meta, first)
 
 
 def farewell_of(data: bytes) -> Frame | None:
@@ -298,12 +322,16 @@ def check_relay(messages: list[dict[str, Any]]) -> None:
     resumed: dict[str, list[int]] = {}
     orders: dict[str, EventOrder] = {}
     texts: dict[tuple[str, int], str] = {}
-    for message in messages:
+    for place, message in enumerate(messages):
         own_id = message["id"]
         if message["type"] == "resume":
             resumed.setdefault(own_id, []).append(message.get("after", 0))
             continue
         if "seq" not in message:
+            if message["event"] == "meta":
+                after = next(one for one in messages[place + 1 :] if one["id"] == own_id)
+                check_closing_meta(message["data"], after["event"], after["data"])
+                continue
             assert message["event"] == "status" or message["data"]["code"] == "log_lost", message
             continue
         frame = Frame(message["event"], json.dumps(message["data"]), message["event_id"])

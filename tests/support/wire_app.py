@@ -3,6 +3,7 @@
 GET /streams?prompt=…&max_tokens=…   a native stream, handed over      WS /streams   the same events as JSON texts
 GET /events?id=…&after=…             read it again
 GET /control?allow=3 | ?open=1       let that many steps run, then hold; hold nothing
+GET /large?bytes=…                   an answer of one frame of that size
 GET /broken                          an answer in plain text whose delivery fails at the fourth token
 GET /state                           plans, blocks and streams as JSON; how often FlowServer's channel has written
 
@@ -25,18 +26,19 @@ from streamserve.clients.factory import echo_client
 from streamserve.dialects.native import NativeEncoder, websocket_message
 from streamserve.dialects.text import TextEncoder
 from streamserve.engine.config import EngineConfig
-from streamserve.protocol.events import LoggedEvent, Token
+from streamserve.protocol.events import Done, LoggedEvent, Token
 from streamserve.streams.config import StreamConfig
 from streamserve.streams.log.base import MemoryLog
 from streamserve.streams.reader.delivery import Delivery
 from streamserve.streams.reader.follow import Follow, follow
 from streamserve.streams.registry import Streams
 from streamserve.streams.stream import Stream
-from tests.support.streams import Gate, ask, until
+from tests.support.streams import Gate, ScriptedClient, ask, tok, until
 
 GATE = Gate()
 CLIENT = echo_client(config=EngineConfig(check_integrity=True), on_plan=GATE)
-STREAMS = Streams({"echo": CLIENT}, MemoryLog(), StreamConfig(keepalive_seconds=0.2))
+SCRIPTED = ScriptedClient()
+STREAMS = Streams({"echo": CLIENT, "scripted": SCRIPTED}, MemoryLog(), StreamConfig(keepalive_seconds=0.2))
 
 
 async def inner(scope: Scope, receive: Receive, send: Send) -> None:
@@ -45,7 +47,7 @@ async def inner(scope: Scope, receive: Receive, send: Send) -> None:
         await _websocket(receive, send)
         return
     query = dict(parse_qsl(scope["query_string"].decode()))
-    if scope["path"] in {"/streams", "/events", "/broken"}:
+    if scope["path"] in {"/streams", "/events", "/broken", "/large"}:
         await _hand_over(send, await _delivery(scope["path"], query))
     else:
         await _json(send, _control(query) if scope["path"] == "/control" else _state())
@@ -108,6 +110,10 @@ class _Breaking(TextEncoder):
 async def _delivery(path: str, query: dict[str, str]) -> Delivery:
     if path == "/broken":
         return Delivery(STREAMS, await _start(), _Breaking())
+    if path == "/large":
+        stream = await STREAMS.start(ask("scripted"), owner="u1", tenant="t1")
+        SCRIPTED.last.push(tok("x" * int(query["bytes"])), Done(finish_reason="stop"))
+        return Delivery(STREAMS, stream, NativeEncoder(stream.log_id))
     if path == "/streams":
         stream = await _start(**query)
         return Delivery(STREAMS, stream, NativeEncoder(stream.log_id))

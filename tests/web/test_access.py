@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 from asgiref.sync import sync_to_async
 from channels.testing import WebsocketCommunicator
+from django.contrib.auth.models import Permission
+from django.contrib.sessions.models import Session
 from django.test import AsyncClient, Client
 from django.test.utils import override_settings
 from django.urls import URLPattern
@@ -18,10 +20,11 @@ from streamserve.models import ApiKey
 from streamserve.models import Stream as StreamRow
 from streamserve.testing import DaphneServer
 from streamserve.web import site
+from streamserve.web.auth import VISITOR_COOKIE
 from tests.conftest import Caller, body_of, until_ready
 
 PROMPT = {"prompt": "hello", "max_tokens": 3}
-OPEN_TO_ALL = {"livez", "readyz", "streams/<path:path>", "v1/<path:path>"}
+OPEN_TO_ALL = {"livez", "health", "readyz", "streams/<path:path>", "v1/<path:path>"}
 UNKNOWN_ID = "0" * 32
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -154,10 +157,12 @@ async def test_a_key_without_the_scope_is_403(engine: None, lonely_key: str, ops
     assert refused.json()["error"]["type"] == "permission_error"
 
 
-async def test_metrics_are_for_staff_or_debug(engine: None, alice: Any, staff: Any) -> None:
-    """Metrics refuse a user and serve staff; in DEBUG they serve every caller."""
-    assert (await (await make_caller(alice)).get("/metrics")).status_code == 403
-    assert b"streamserve_kv_blocks_free" in (await (await make_caller(staff)).get("/metrics")).content
+async def test_metrics_need_the_permission_or_debug(engine: None, staff: Any, root: Any) -> None:
+    """Metrics need the permission of the live page: staff alone is refused. In DEBUG they serve every caller."""
+    assert (await (await make_caller(staff)).get("/metrics")).status_code == 403
+    await staff.user_permissions.aadd(await Permission.objects.aget(codename="view_live"))
+    for user in (staff, root):
+        assert b"streamserve_kv_blocks_free" in (await (await make_caller(user)).get("/metrics")).content
     with override_settings(DEBUG=True):
         assert (await AsyncClient().get("/metrics")).status_code == 200
 
@@ -219,15 +224,115 @@ async def test_trusted_origins_may_read(engine: None, alice: Any) -> None:
         assert (await caller.get("/v1/models", origin="https://example.com")).status_code == 403
 
 
+async def test_named_origins_may_use_a_key_from_a_browser(engine: None, alice: Any, alice_key: str) -> None:
+    """A preflight and the answer to a page of CORS_ORIGINS carry CORS headers; cookies do not count from there."""
+    app = "https://app.example.org"
+    ask = {"access-control-request-method": "POST", "access-control-request-headers": "authorization, content-type"}
+    with override_settings(STREAMSERVE={"TESTING": True, "CORS_ORIGINS": [app]}):
+        client = AsyncClient()
+        preflight = await client.options("/streams", headers={"origin": app, **ask})
+        assert (preflight.status_code, preflight["Access-Control-Allow-Origin"]) == (204, app)
+        assert preflight["Access-Control-Allow-Methods"] == "POST"
+        assert "Authorization" in preflight["Access-Control-Allow-Headers"]
+        assert "Access-Control-Allow-Credentials" not in preflight
+        answer = await Caller(key=alice_key).post("/streams", PROMPT, origin=app)
+        await body_of(answer)
+        refused = await Caller(key="x" * 20).post("/streams", PROMPT, origin=app)
+        for response in (answer, refused):
+            assert response["Access-Control-Allow-Origin"] == app
+            assert "X-Stream-Id" in response["Access-Control-Expose-Headers"]
+            assert "Origin" in response["Vary"]
+        assert (answer.status_code, refused.status_code) == (200, 401)
+        assert (await (await make_caller(alice)).get("/v1/models", origin=app)).status_code == 403
+        elsewhere = await client.options("/streams", headers={"origin": "https://evil.example", **ask})
+        assert elsewhere.status_code == 405
+        assert "Access-Control-Allow-Origin" not in elsewhere
+
+
+async def test_prompts_in_urls_are_off_by_default(engine: None, alice_key: str) -> None:
+    """GET /streams/new is a 403 that names the way out, before anything is started; with an id it still resumes."""
+    await site.reset()
+    with override_settings(STREAMSERVE={"TESTING": True}):
+        await until_ready()
+        caller = Caller(key=alice_key)
+        refused = await caller.get("/streams/new?prompt=hi")
+        assert (refused.status_code, refused.json()["error"]["code"]) == (403, "prompt_in_url_off")
+        assert "POST" in refused.json()["error"]["message"]
+        assert await StreamRow.objects.acount() == 0
+        started = await caller.post("/streams", PROMPT)
+        whole = await body_of(started)
+        first_id = whole.partition(b"\nid: ")[2].partition(b"\n")[0].decode()
+        resumed = await caller.get("/streams/new?prompt=hi", **{"last-event-id": first_id})
+        assert resumed.status_code == 200
+        assert whole.endswith((await body_of(resumed)).removeprefix(b": ok\n\n"))
+
+
+async def test_health_is_livez(transactional_db: Any) -> None:
+    """/health answers as /livez does."""
+    for path in ("/health", "/livez"):
+        assert (await AsyncClient().get(path)).json() == {"live": True}
+
+
 async def test_a_visitor_gets_a_tenant_of_their_own(anonymous_site: None, engine: None) -> None:
-    """With ANONYMOUS a stream belongs to the browser's session; another browser gets a 404."""
+    """With ANONYMOUS a stream belongs to the browser; another one, and a forged cookie, get a 404; no session row."""
     mine, other = Caller(), Caller()
     stream_id = await start(mine)
     assert (await mine.get(f"/streams/{stream_id}")).status_code == 200
     assert (await other.get(f"/streams/{stream_id}")).status_code == 404
     row = await StreamRow.objects.aget(pk=stream_id)
-    assert row.tenant.startswith("anon:")
-    assert mine.client.cookies["sessionid"].value not in row.tenant
+    cookie = mine.client.cookies[VISITOR_COOKIE]
+    assert row.tenant == f"anon:{cookie.value.partition(':')[0]}"
+    assert cookie["httponly"]
+    assert cookie["samesite"] == "Lax"
+    other.client.cookies[VISITOR_COOKIE] = cookie.value.partition(":")[0] + ":forged"
+    assert (await other.get(f"/streams/{stream_id}")).status_code == 404
+    assert await Session.objects.acount() == 0
+
+
+async def test_the_page_and_the_socket_give_a_visitor_the_cookie(anonymous_site: None, engine: None) -> None:
+    """A visitor's first answer may come over a WebSocket: the page or the handshake sets the cookie before it."""
+    client = AsyncClient()
+    await client.get("/")
+    sent = client.cookies[VISITOR_COOKIE].value
+    await client.get("/")
+    assert client.cookies[VISITOR_COOKIE].value == sent
+    for cookie, num_set in ((None, 1), (sent, 0)):
+        headers = [(b"origin", b"http://testserver")]
+        if cookie is not None:
+            headers.append((b"cookie", f"{VISITOR_COOKIE}={cookie}".encode()))
+        socket = communicator(headers)
+        await socket.send_input({"type": "websocket.connect"})
+        accepted = await socket.receive_output(timeout=30)
+        assert accepted["type"] == "websocket.accept"
+        assert len([name for name, _ in accepted["headers"] if name == b"set-cookie"]) == num_set
+        await socket.disconnect()
+
+
+async def test_a_program_with_another_scheme_is_no_visitor(anonymous_site: None, engine: None, alice: Any) -> None:
+    """Basic without cookies is a 401 that names Bearer; with cookies it is a proxy's. A bare Bearer is a wrong key."""
+    for value, code in (
+        ("Basic YTpi", "unknown_scheme"),
+        ("Bearer", "invalid_api_key"),
+        ("Bearer a b", "invalid_api_key"),
+    ):
+        response = await AsyncClient().post(
+            "/streams", PROMPT, content_type="application/json", headers={"authorization": value}
+        )
+        assert (response.status_code, response.json()["error"]["code"]) == (401, code)
+    caller = await make_caller(alice)
+    assert (await caller.get("/v1/models", authorization="Basic YTpi")).status_code == 200
+
+
+async def test_wrong_keys_are_limited(engine: None, lonely_key: str, ops_key: str) -> None:
+    """After 20 wrong keys in a minute an address gets 429; a key that was right before is still taken from there."""
+
+    async def status(key: str) -> int:
+        return int((await Caller(key=key).get("/v1/models")).status_code)
+
+    assert await status(lonely_key) == 200
+    assert [await status("x" * 40) for _ in range(21)] == [401] * 20 + [429]
+    assert await status(lonely_key) == 200
+    assert await status(ops_key) == 429
 
 
 async def test_visitors_share_a_limit(transactional_db: Any) -> None:
@@ -287,6 +392,9 @@ def communicator(headers: list[tuple[bytes, bytes]]) -> WebsocketCommunicator:
         ([(b"cookie", b"")], False),
         ([(b"cookie", b""), (b"origin", b"http://evil.example")], False),
         ([(b"cookie", b""), (b"origin", b"null")], False),
+        ([(b"cookie", b""), (b"origin", b"http://evil.example"), (b"authorization", b"Basic YTpi")], False),
+        ([(b"cookie", b""), (b"authorization", b"Basic YTpi")], False),
+        ([(b"cookie", b""), (b"origin", b"http://testserver"), (b"authorization", b"Basic YTpi")], True),
         ([(b"cookie", b""), (b"origin", b"http://testserver"), (b"host", b"evil.example")], False),
     ],
 )

@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 from django.db.backends.utils import CursorWrapper
 
-from streamserve.protocol.errors import Unauthorized
+from streamserve.protocol.errors import QuotaExceeded, Unauthorized
 from streamserve.web.auth import authenticate, key_in, salt_of
 from streamserve.web.permissions import owners_without_permission
+from streamserve.web.wrong_keys import WrongKeys
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -19,6 +20,8 @@ pytestmark = pytest.mark.django_db(transaction=True)
     [
         ({"authorization": "Bearer abc"}, "abc"),
         ({"authorization": "bearer   abc"}, "abc"),
+        ({"authorization": "Bearer"}, ""),
+        ({"authorization": "Bearer", "x-api-key": "def"}, ""),
         ({"x-api-key": "abc"}, "abc"),
         ({"authorization": "Bearer abc", "x-api-key": "def"}, "abc"),
         ({"authorization": "Basic abc", "x-api-key": "def"}, "def"),
@@ -77,3 +80,24 @@ def test_permissions_are_two_queries_whatever_the_number(
     owners = {f"user:{alice.pk}", f"user:{bob.pk}", "user:99999", "key:99999", "anon:abc"}
     with django_assert_num_queries(2):
         assert owners_without_permission(owners) == {f"user:{bob.pk}", "user:99999", "key:99999"}
+
+
+def test_wrong_keys_count_by_address_and_minute() -> None:
+    """Another address, and the next minute, are not limited; a right key that turns wrong is no longer known."""
+    now = 0.0
+    keys = WrongKeys(2, clock=lambda: now)
+    keys.note_right("right")
+    for address in ("203.0.113.7", "203.0.113.7", ""):
+        keys.note_wrong(address, "wrong")
+    keys.check("203.0.113.7", "right")
+    keys.check("203.0.113.8", "wrong")
+    keys.check("", "wrong")
+    now = 20.0
+    with pytest.raises(QuotaExceeded, match="2 wrong API keys") as raised:
+        keys.check("203.0.113.7", "wrong")
+    assert (raised.value.code, raised.value.retry_after) == ("too_many_wrong_keys", 40)
+    keys.note_wrong("203.0.113.7", "right")
+    with pytest.raises(QuotaExceeded):
+        keys.check("203.0.113.7", "right")
+    now = 60.0
+    keys.check("203.0.113.7", "wrong")

@@ -60,7 +60,11 @@ async def test_start_streams_an_answer(socket: WebsocketCommunicator) -> None:
     assert (started["type"], started["ref"]) == ("started", "q1")
     messages = await until_end(socket)
     assert {message["id"] for message in messages} == {started["id"]}
-    seqs = [message["seq"] for message in messages]
+    [closing] = [message for message in messages if "seq" not in message]
+    assert closing is messages[-2]
+    assert (closing["event"], closing["data"]["latency"]) == ("meta", messages[-1]["data"]["latency"])
+    assert closing["data"] == {**messages[0]["data"], **closing["data"]}
+    seqs = [message["seq"] for message in messages if message is not closing]
     assert seqs == sorted(set(seqs))
     assert messages[-1]["data"]["finish_reason"] == "length"
 

@@ -106,7 +106,7 @@ class AppServer(daphne.server.Server):  # type: ignore[misc]  # daphne ships no 
         num_untaken = partial(_num_untaken, transport)
         flow = {"drain": self.drain, "num_untaken": num_untaken}
         if isinstance(protocol, FlowRequest) and transport is not None:
-            flow["channel"] = FlowChannel(protocol, control, send, num_untaken)
+            flow["channel"] = FlowChannel(protocol, control, send, num_untaken, self._piece_bytes)
         scope["extensions"] = {EXTENSION: flow}
         scope["state"] = self.lifespan.state.copy()
         task = asyncio.ensure_future(self._run_app(scope, inbox, send))

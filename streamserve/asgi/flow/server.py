@@ -14,6 +14,7 @@ import daphne.server  # noqa: F401  # first: installs the reactor
 
 import asyncio
 import atexit
+import contextlib
 import logging
 import signal
 import threading
@@ -32,6 +33,8 @@ logger = logging.getLogger("streamserve.asgi")
 
 SERVICE_RESTART = 1012
 _LIFESPAN_SECONDS = 5.0
+# Connections that wait to be accepted. Twisted has 50: of a burst the system drops the rest, which try again after 1 s.
+_BACKLOG = 2048
 
 
 class FlowServer(AppServer):
@@ -132,6 +135,8 @@ class FlowServer(AppServer):
 
     def listen_success(self, port: Any) -> None:
         self._ports.append(port)
+        with contextlib.suppress(AttributeError, OSError):
+            port.socket.listen(_BACKLOG)
         super().listen_success(port)
 
     def stop_listening(self) -> None:

@@ -36,17 +36,15 @@ from streamserve.clients.process.messages import (
 )
 from streamserve.clients.process.paths import EnginePathError, engine_paths, is_locked, prepare_folder
 from streamserve.clients.process.spawn import SpawnFailed, spawn
-from streamserve.clients.process.supervision import CircuitBreaker
+from streamserve.clients.process.supervision import CircuitBreaker, ProcessActivity
 from streamserve.clients.thread.generation import error_event
 from streamserve.protocol.errors import EngineUnavailable
 from streamserve.protocol.frames import FrameError
 from streamserve.protocol.requests import GenerateRequest
-from streamserve.protocol.stats import EngineStats, ModelDescription
+from streamserve.protocol.stats import ABSENT, EngineStats, ModelDescription
 
 logger = logging.getLogger(__name__)
 
-# Importing torch and reading weights hold the GIL for seconds: an engine that loads may be silent for longer.
-_LOADING_FACTOR = 6
 _RETRY_SECONDS = 0.2
 
 
@@ -56,6 +54,10 @@ class EngineLost(Exception):
 
 class NoEngine(Exception):
     """There is no engine to connect to now, and none has failed."""
+
+
+class EngineAbsent(NoEngine):
+    """No engine process exists, and this client starts none."""
 
 
 # What can be wrong with an engine; any other exception is a fault of ours, and is logged with its traceback.
@@ -154,7 +156,7 @@ class ProcessClient:
                     await connection.lost()
                 pause = 0.0
             except NoEngine as reason:
-                pause = self._wait(str(reason))
+                pause = self._wait(reason)
             except Exception as error:  # the edge of the task
                 pause = self._fail(error)
             self._retry_at = time.monotonic() + pause
@@ -165,10 +167,12 @@ class ProcessClient:
         prepare_folder(self._paths)
         with suppress(OSError):
             return await self._dial()
-        if not self._config.autostart:
-            raise NoEngine(f"No engine runs for model {self.alias}. Start it: manage.py streamserve_engine.")
-        if time.monotonic() < self._spawn_after or is_locked(self._paths):
+        if is_locked(self._paths) or (self._config.autostart and time.monotonic() < self._spawn_after):
             raise NoEngine("Another engine is starting or ending.")
+        if not self._config.autostart:
+            raise EngineAbsent(
+                f"No engine runs for the model {self.alias!r}. Start it with: manage.py streamserve_engine {self.alias}"
+            )
         self._describe("loading", "starting")
         await spawn(self._config)
         try:
@@ -184,7 +188,10 @@ class ProcessClient:
     async def _handshake(self, connection: Connection) -> None:
         """Exchange versions. An engine with older settings than ours drains and ends: wait until it has."""
         self._has_state = self._was_ready = False
-        connection.watch(self._allowed_silence, lambda: self._kill(connection))
+        activity = ProcessActivity(connection.peer.pid)
+        connection.watch(
+            self._config.hang_seconds, lambda seconds: self._busy(activity, seconds), lambda: self._kill(connection)
+        )
         connection.send(encode(self._hello))
         payload = await connection.receive()
         if payload is None:
@@ -214,8 +221,11 @@ class ProcessClient:
         if session.goodbye == "replaced":  # by a worker with more recent settings, which starts the next one
             self._spawn_after = time.monotonic() + self._config.hang_seconds
 
-    def _allowed_silence(self) -> float:
-        return self._config.hang_seconds * (1 if self._was_ready else _LOADING_FACTOR)
+    def _busy(self, activity: ProcessActivity, seconds: float) -> float:
+        """Return for how many of the last `seconds` the engine was busy; where that is not known, while it loads."""
+        if activity.is_known:
+            return activity.busy_seconds(seconds)
+        return 0.0 if self._was_ready else seconds
 
     def _kill(self, connection: Connection) -> None:
         """End an engine without a heartbeat. Its process exists: if it were dead, the connection would be lost."""
@@ -227,12 +237,14 @@ class ProcessClient:
 
     # The next state; both return how long to wait before the next try.
 
-    def _wait(self, reason: str) -> float:
-        """Describe a missing engine: as loading, for `failure_seconds`."""
+    def _wait(self, reason: NoEngine) -> float:
+        """Describe a missing engine: as loading for `failure_seconds`; as failed at once if there never was one."""
         now = time.monotonic()
         self._without_engine_since = self._without_engine_since or now
+        is_absent = isinstance(reason, EngineAbsent)
         is_late = now - self._without_engine_since > self._config.failure_seconds
-        self._describe("failed" if is_late or self._breaker.is_open else "loading", "waiting", reason)
+        has_failed = is_late or self._breaker.is_open or (is_absent and not self._description.was_ready)
+        self._describe("failed" if has_failed else "loading", ABSENT if is_absent else "waiting", str(reason))
         return _RETRY_SECONDS
 
     def _fail(self, error: Exception) -> float:
@@ -272,6 +284,8 @@ class ProcessClient:
         self.start()
         if self._description.state == "failed":
             left = math.ceil(self._retry_at - time.monotonic())
+            if self._description.stage == ABSENT:
+                raise EngineUnavailable(self._description.message, code="no_engine", retry_after=max(2, left))
             raise EngineUnavailable(f"model {self.alias} is not available.", code="engine_died", retry_after=left)
         raise EngineUnavailable(
             f"model {self.alias} is loading. Try again in a moment.", code="engine_loading", retry_after=2

@@ -33,7 +33,7 @@ from streamserve.clients.process.messages import (
 )
 from streamserve.protocol.errors import BadRequest, EngineUnavailable
 from streamserve.protocol.events import Error, Event
-from streamserve.protocol.frames import FrameError, decode_event
+from streamserve.protocol.frames import FrameError, decode_event, encode_event
 from streamserve.protocol.park import Accepted, Park
 from streamserve.protocol.requests import GenerateRequest
 
@@ -44,7 +44,7 @@ class ProcessGeneration:
     """See `clients.base.Generation`.
 
     Its queue of events needs no bound: the engine decodes at most `lead_tokens` beyond its reader; without a reader,
-    n * max_tokens is the bound.
+    n * max_tokens is the bound. Queued events stay encoded: with log-probabilities one is four times as large decoded.
     """
 
     def __init__(self, request_id: int, accepted: Accepted, session: ClientSession) -> None:
@@ -55,7 +55,7 @@ class ProcessGeneration:
         self.is_open = True
         self._id = request_id
         self._session = session
-        self._events: deque[Event] = deque()
+        self._events: deque[bytes] = deque()
         self._has_news = asyncio.Event()
 
     def __aiter__(self) -> ProcessGeneration:
@@ -67,12 +67,12 @@ class ProcessGeneration:
                 raise StopAsyncIteration
             self._has_news.clear()
             await self._has_news.wait()
-        return self._events.popleft()
+        return decode_event(self._events.popleft())
 
     def ready(self, most: int | None = None) -> list[Event]:
         """Take the events that are there now, or the first `most`, without waiting; [] does not mean the end."""
         num = len(self._events) if most is None else min(most, len(self._events))
-        return [self._events.popleft() for _ in range(num)]
+        return [decode_event(self._events.popleft()) for _ in range(num)]
 
     def reader_at(self, num_tokens: Sequence[int] | None) -> None:
         """Send how far the furthest reader is in each choice."""
@@ -91,7 +91,7 @@ class ProcessGeneration:
 
     def take(self, news: GenerationNews) -> None:
         """Queue events; end with the last of them."""
-        self._events.extend(map(decode_event, news.events))
+        self._events.extend(news.events)
         self.num_cached_tokens = news.num_cached_tokens
         if news.is_end:
             self.parked = news.park
@@ -104,7 +104,7 @@ class ProcessGeneration:
         """End without the engine: as parked, or with an error."""
         self.parked = parked
         if error is not None:
-            self._events.append(error)
+            self._events.append(encode_event(error))
         self.is_open = False
         self._has_news.set()
         if self.on_news is not None:

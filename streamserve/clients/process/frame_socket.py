@@ -17,6 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import cast
 
+from streamserve.clients.process.supervision import Patience
 from streamserve.protocol.frames import FrameCutter, frame
 
 logger = logging.getLogger(__name__)
@@ -50,7 +51,8 @@ class Connection(asyncio.Protocol):
 
     def __init__(self, on_made: Callable[[Connection], None] | None = None) -> None:
         self.peer = Peer(0, -1)
-        self.received_at = time.monotonic()
+        self._silence = Patience(2 * _WATCH_SECONDS)
+        self._watched_at = time.monotonic()
         self._on_made = on_made
         self._cutter = FrameCutter()
         self._frames: deque[bytes] = deque()
@@ -102,15 +104,20 @@ class Connection(asyncio.Protocol):
             logger.warning("process %d does not read: connection dropped", self.peer.pid)
             self.abort()
 
-    def watch(self, silence: Callable[[], float], on_silence: Callable[[], None]) -> None:
-        """Call `on_silence` once when nothing has arrived for `silence()` seconds.
+    def watch(self, seconds: float, busy_seconds: Callable[[float], float], on_silence: Callable[[], None]) -> None:
+        """Call `on_silence` once when the peer has sent nothing for `seconds`, by `Patience`.
 
-        After the loop itself was blocked, waiting data is read before this timer runs, so a live peer is not blamed.
+        `busy_seconds` returns for how many of so many last seconds the peer was busy. After the loop itself was
+        blocked, waiting data is read before this timer runs, so a live peer is not blamed; nor is one that was blocked
+        as well.
         """
-        if self.received_at + silence() < time.monotonic():
+        now = time.monotonic()
+        gap, self._watched_at = now - self._watched_at, now
+        if self._silence.look(now, busy_seconds(gap)) > seconds:
             on_silence()
         elif not self._is_lost.is_set():
-            self._watch = asyncio.get_running_loop().call_later(_WATCH_SECONDS, self.watch, silence, on_silence)
+            loop = asyncio.get_running_loop()
+            self._watch = loop.call_later(_WATCH_SECONDS, self.watch, seconds, busy_seconds, on_silence)
 
     def close(self) -> None:
         """Close after what was sent has been written."""
@@ -134,7 +141,7 @@ class Connection(asyncio.Protocol):
             self._on_made(self)
 
     def data_received(self, data: bytes) -> None:
-        self.received_at = time.monotonic()
+        self._silence.reset()
         try:
             for payload in self._cutter.feed(data):
                 self._handle(payload)

@@ -59,7 +59,7 @@ class EngineServer:
         self._config = dated(config)
         self._hash = config_hash(config)
         self._started_at = time.monotonic()
-        self._watchdog = Watchdog(max(config.engine.step_seconds, config.hang_seconds))
+        self._watchdog = Watchdog(max(config.engine.step_seconds, config.hang_seconds), _TICK_SECONDS)
         self._client = make_client(
             config.model, config.engine, step_delay_seconds=config.echo_step_seconds, on_step=self._watchdog.on_step
         )

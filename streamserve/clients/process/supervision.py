@@ -1,8 +1,12 @@
-"""When an engine has failed: `CircuitBreaker` in the worker, `Watchdog` in the engine process.
+"""When an engine has failed: `CircuitBreaker` in the worker, `Watchdog` in the engine process, `Patience` in both.
 
-A step that hangs is caught by faulthandler's own thread, even while the step holds the GIL; an engine that hangs
-between two steps by the event loop; an event loop that hangs by the workers, which miss its heartbeat. Each ends the
-process with the stack of every thread in its output, and a worker starts the next one.
+A step that hangs is noticed by the event loop of its process. If the step holds the GIL, so that the loop stands
+still, a timer of CPU time ends it, or the workers do, which miss the heartbeat. An engine that hangs between two steps
+is noticed by the event loop, an event loop that hangs by the workers. An engine that ends itself prints the stack of
+every thread, and a worker starts the next one.
+
+All of them count progress and not wall time: a machine on which no process runs (SIGSTOP, a paused VM, swap) costs the
+engine nothing, and one that computes, or waits for a core or the disk, gets `BUSY_FACTOR` times the patience.
 """
 
 from __future__ import annotations
@@ -10,7 +14,13 @@ from __future__ import annotations
 import faulthandler
 import logging
 import os
+import resource
+import signal
+import time
 from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
 
 from streamserve.protocol.stats import EngineStats
 
@@ -19,6 +29,81 @@ logger = logging.getLogger(__name__)
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 0.5
 _STDERR = 2
 HUNG = 3  # exit status
+# Importing torch, reading weights and long steps hold the GIL for seconds, and a weak CPU takes long for them.
+BUSY_FACTOR = 6
+
+
+class Patience:
+    """Sums the seconds in which a process could have shown progress and did not. Pure.
+
+    Between two looks at most `longest_gap` seconds count: a longer gap is one in which the looking process did not run
+    either. A second in which the process was busy counts `1 / BUSY_FACTOR`.
+    """
+
+    def __init__(self, longest_gap: float) -> None:
+        self.seconds = 0.0
+        self._longest_gap = longest_gap
+        self._looked_at: float | None = None
+
+    def look(self, now: float, busy_seconds: float = 0.0) -> float:
+        """Count the time since the last look, and return the sum."""
+        if self._looked_at is not None:
+            gap = min(now - self._looked_at, self._longest_gap)
+            self.seconds += gap - min(gap, busy_seconds) * (1 - 1 / BUSY_FACTOR)
+        self._looked_at = now
+        return self.seconds
+
+    def reset(self) -> None:
+        """There was progress."""
+        self.seconds = 0.0
+
+
+class ProcessActivity:
+    """How busy another process is, by its files in /proc (proc(5)). `is_known`: whether there are any."""
+
+    def __init__(self, pid: int) -> None:
+        self._folder = Path(f"/proc/{pid}")
+        self._seen = self._read()
+
+    @property
+    def is_known(self) -> bool:
+        """Whether the system shows what the process does."""
+        return self._seen is not None
+
+    def busy_seconds(self, seconds: float) -> float:
+        """Return for how many of the last `seconds` it computed, or waited for a core or for a disk.
+
+        A stopped process is not busy, nor is one whose threads all sleep.
+        """
+        before, self._seen = self._seen, self._read()
+        if before is None or self._seen is None or self._seen.state in "tT":
+            return 0.0
+        if self._seen.num_page_reads > before.num_page_reads or any(state in "RD" for state in self._thread_states()):
+            return seconds
+        return min(seconds, self._seen.cpu_seconds - before.cpu_seconds)
+
+    def _read(self) -> _Stat | None:
+        with suppress(OSError):
+            state, *fields = (self._folder / "stat").read_text().rpartition(")")[2].split()
+            ticks = int(fields[10]) + int(fields[11])  # utime, stime
+            return _Stat(state, int(fields[8]), ticks / os.sysconf("SC_CLK_TCK"))
+        return None
+
+    def _thread_states(self) -> str:
+        states = ""
+        with suppress(OSError):
+            for thread in (self._folder / "task").iterdir():
+                states += (thread / "stat").read_text().rpartition(")")[2].split()[0]
+        return states
+
+
+@dataclass(frozen=True, slots=True)
+class _Stat:
+    """What /proc/<pid>/stat says of a process. `num_page_reads`: major faults."""
+
+    state: str
+    num_page_reads: int
+    cpu_seconds: float
 
 
 class CircuitBreaker:
@@ -58,29 +143,63 @@ def _exit_with_stacks() -> None:
     os._exit(HUNG)
 
 
-class Watchdog:
-    """Ends the process of an engine that hangs. `seconds`: the most that running sequences may wait between steps."""
+@dataclass(frozen=True, slots=True, eq=False)
+class _Step:
+    """One call of the runner, and how long it may go without progress."""
 
-    def __init__(self, seconds: float, give_up: Callable[[], None] = _exit_with_stacks) -> None:
+    seconds_allowed: float
+
+
+class Watchdog:
+    """Ends the process of an engine that hangs. `seconds`: the most that running sequences may wait between steps.
+
+    `tick_seconds`: how often `check` is called where nothing delays it.
+    """
+
+    def __init__(self, seconds: float, tick_seconds: float, give_up: Callable[[], None] = _exit_with_stacks) -> None:
         self._seconds = seconds
         self._give_up = give_up
-        self._is_in_step = False
-        self._seen: tuple[int, float] | None = None  # the number of steps, and when it was first seen
+        self._num_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        self._patience = Patience(2 * tick_seconds)
+        self._step: _Step | None = None
+        self._seen: tuple[int, _Step | None] = (-1, None)  # the number of steps, and the one under way
+        self._checked_at = 0.0
+        self._usage = _own_usage()
+        # In C, without the GIL: the stacks, and then the end that SIGPROF has by default.
+        faulthandler.register(signal.SIGPROF, file=_STDERR, all_threads=True, chain=True)
 
     def on_step(self, seconds_allowed: float | None) -> None:
-        """A step begins, and may take so long; None: it is over. Engine thread; 28 us: faulthandler starts a thread."""
-        self._is_in_step = seconds_allowed is not None
-        if seconds_allowed is None:
-            faulthandler.cancel_dump_traceback_later()
-        else:
-            faulthandler.dump_traceback_later(seconds_allowed, exit=True, file=_STDERR)
+        """A call of the runner begins, and may take so long; None: it is over. Engine thread.
 
-    def check(self, stats: EngineStats, now: float) -> None:
-        """Give up if there is work and no step for too long. Event loop, a few times a second."""
-        if stats.running == 0 or self._is_in_step:
-            self._seen = None
-        elif self._seen is None or self._seen[0] != stats.steps:
-            self._seen = (stats.steps, now)
-        elif now - self._seen[1] > self._seconds:
-            logger.critical("no step for %.0f s with %d running sequences", self._seconds, stats.running)
+        CPU time beyond that of all cores in the time of a busy step ends the process, even while the step holds the
+        GIL.
+        """
+        self._step = None if seconds_allowed is None else _Step(seconds_allowed)
+        signal.setitimer(signal.ITIMER_PROF, (seconds_allowed or 0.0) * BUSY_FACTOR * self._num_cores)
+
+    def check(self, stats: EngineStats, now: float, busy_seconds: float | None = None) -> None:
+        """Give up if there is work and no progress for too long. Event loop, every `tick_seconds`.
+
+        `busy_seconds`: of the time since the last check; None: by this process's own clock.
+        """
+        if busy_seconds is None:
+            usage, self._usage = self._usage, _own_usage()
+            has_read_pages = self._usage[1] > usage[1]
+            busy_seconds = now - self._checked_at if has_read_pages else self._usage[0] - usage[0]
+        self._checked_at = now
+        step = self._step
+        if (stats.steps, step) != self._seen or (step is None and stats.running == 0):
+            self._patience.look(now)
+            self._patience.reset()
+            self._seen = (stats.steps, step)
+            return
+        allowed = self._seconds if step is None else step.seconds_allowed
+        if self._patience.look(now, busy_seconds) > allowed:
+            what = "between two steps" if step is None else f"in step {stats.steps}"
+            logger.critical("no progress for %.1f s %s, with %d running sequences", allowed, what, stats.running)
             self._give_up()
+
+
+def _own_usage() -> tuple[float, int]:
+    """Return the CPU seconds and the major page faults of this process so far."""
+    return time.process_time(), resource.getrusage(resource.RUSAGE_SELF).ru_majflt

@@ -34,6 +34,7 @@ class RecentTimings:
         self._breakdowns: deque[dict[str, float]] = deque(maxlen=_NUM_RECENT)
         self._running_seconds: deque[float] = deque(maxlen=_NUM_RECENT)
         self._tokens: deque[tuple[float, int]] = deque()
+        self._latency: dict[str, float] | None = None  # computed once after each request that ends
 
     def note(self, update: SequenceUpdate) -> None:
         """Count an update's tokens; those of one step are one entry."""
@@ -51,6 +52,7 @@ class RecentTimings:
         self._running_seconds.append(breakdown["prefill"] + breakdown["decode"])
         if is_whole:
             self._breakdowns.append(breakdown)
+            self._latency = None
 
     def tokens_per_second(self) -> float:
         """Return the rate of the last seconds."""
@@ -59,6 +61,9 @@ class RecentTimings:
 
     def latency(self) -> dict[str, float]:
         """Return medians and 95th percentiles of queue and ttft, and the typical answer's ITL, in seconds."""
+        known = self._latency
+        if known is not None:
+            return known
         recent = list(self._breakdowns.copy())
         out: dict[str, float] = {}
         for name in ("queue", "ttft"):
@@ -67,6 +72,7 @@ class RecentTimings:
             out[f"{name}_p95"] = percentile(values, 0.95) or 0.0
         for name in ("itl_p50", "itl_p95"):
             out[name] = percentile([breakdown[name] for breakdown in recent], 0.5) or 0.0
+        self._latency = out
         return out
 
     def retry_after(self, num_waiting: int, max_num_seqs: int) -> int:

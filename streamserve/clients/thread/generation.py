@@ -14,7 +14,7 @@ from typing import Protocol
 
 from streamserve.engine.output import SequenceUpdate
 from streamserve.engine.text.choice import Choice
-from streamserve.protocol.events import ChoiceDone, Done, Error, Event, Usage
+from streamserve.protocol.events import ChoiceDone, Done, Error, Event, Status, Usage
 from streamserve.protocol.metrics import percentile
 from streamserve.protocol.park import Accepted, Park
 
@@ -116,6 +116,9 @@ class LocalGeneration:
         self._open = dict(choices)
         self._is_resumed = any(choice.num_tokens for choice in choices.values())
         self._engine = engine
+        # What was shown before the first token: the place in the queue, and how many prompt tokens are computed.
+        self._place: int | None = None
+        self._num_prefilled = 0
         self._events: deque[Event] = deque()
         self._has_news = asyncio.Event()
         self._is_announced = False
@@ -169,6 +172,8 @@ class LocalGeneration:
             return
         if update.is_last:
             del self._open[update.seq_id]
+        if self.timings.first_token_at is None and not self._is_resumed:
+            self._show_progress(update)
         self.timings.note(update)
         self.num_cached_tokens = max(self.num_cached_tokens, update.num_cached_tokens)
         if update.error is not None:
@@ -184,6 +189,19 @@ class LocalGeneration:
             self._end()
         if not self.is_open or (self._events and not self._is_announced):
             self._announce()
+
+    def _show_progress(self, update: SequenceUpdate) -> None:
+        """Show what the answer waits for; one that gets its first token from the next step waits for nothing."""
+        if update.place is not None and self.timings.scheduled_at is None:
+            if self._place is None or 2 * update.place <= self._place:  # of several choices the first in line counts
+                self._place = update.place
+                self._events.append(Status(status="queued", step=update.place))
+        elif update.num_prefilled is not None and update.num_prefilled > self._num_prefilled:
+            self._num_prefilled = update.num_prefilled
+            of = self.accepted.num_prompt_tokens
+            self._events.append(Status(status="prefill", step=update.num_prefilled, of=of))
+        elif update.token_ids and (self._place is not None or self._num_prefilled):
+            self._events.append(Status(status="generating"))
 
     def _finish_choice(self, choice: Choice, update: SequenceUpdate) -> None:
         assert choice.finish_reason is not None

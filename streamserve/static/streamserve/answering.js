@@ -6,7 +6,7 @@
 import { AnswerStream, RequestFailed, Sleep, seqOf } from "./stream.js";
 
 const MAX_SENDS = 8;
-const NOT_THERE = ["engine_loading", "engine_paused", "engine_draining", "engine_died"]; // shown by the page itself
+const NOT_THERE = ["engine_loading", "engine_paused", "engine_draining", "engine_died", "no_engine"]; // shown by the page itself
 const SAVE_SECONDS = 0.4;
 const HIDDEN_PAINT_SECONDS = 0.5; // animation frames stop in a hidden tab
 const DEAR_PAINT_MS = 8; // after a paint that takes longer, the next one waits four times its duration
@@ -125,9 +125,10 @@ export class Answering {
     this.grow(snapshot.text, snapshot.seq ?? seq);
   }
 
-  /** "waiting" pauses the answer until "resumed". */
+  /** "waiting" pauses the answer until "resumed"; so does "loading" after text, or after "waiting". */
   status(data) {
-    const why = data.status === "waiting" ? data.message || "Waiting for the model" : "";
+    const isHeldUp = data.status === "waiting" || (data.status === "loading" && (this.view.isHeldUp || this.turn.text !== ""));
+    const why = isHeldUp ? data.message || "Waiting for the model" : "";
     if (why === "" && !this.view.isHeldUp) return this.view.showStatus(progressText(data));
     this.view.holdUp(why);
     this.chat.announce(why || "Generating");

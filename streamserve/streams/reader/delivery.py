@@ -33,8 +33,8 @@ NO_FLOW = Flow()
 class Delivery:
     """`first_bytes`, then the frames of every event after `after`, to the terminal one.
 
-    `after` is the last seq the reader has: 0 is from the start; past the stream's last event raises BadRequest
-    ("unknown_event_id"), one reader too many QuotaExceeded ("too_many_readers"). A reader that already has the terminal
+    `after` is the last seq the reader has: 0 is from the start; past the stream's last event raises Gone, one reader
+    too many QuotaExceeded ("too_many_readers"). A reader that already has the terminal
     event: see `is_over` (answer 204).
     """
 
@@ -111,6 +111,12 @@ class Delivery:
         can_leave = self._has_begun and self.stream.can_leave
         self.close()
         return self._encoder.going_away(self.reader.going_away()) if can_leave else None
+
+    def break_off(self, error: Exception) -> None:
+        """Close, and break the connection: `run` raises `error`."""
+        if self._channel is not None:
+            self._channel.end(error)
+        self.close()
 
     def close(self) -> None:
         """Detach the reader, or give up one that never came. Idempotent and synchronous."""

@@ -12,7 +12,8 @@ from collections import deque
 from streamserve.protocol.errors import BadRequest, Gone
 from streamserve.protocol.events import LoggedEvent
 from streamserve.streams.reader.channel import PullChannel
-from streamserve.streams.reader.reader import BrokenStream, Reader, read_page
+from streamserve.streams.reader.pages import read_page
+from streamserve.streams.reader.reader import BrokenStream, Reader
 from streamserve.streams.readers import Attachment
 from streamserve.streams.registry import Streams
 from streamserve.streams.stream import Stream
@@ -79,8 +80,7 @@ def follow(
 
     It attaches an owner's reader from the first `__anext__` until `close`: always use it in `async with aclosing(...)`.
     With `credit`, the reader acknowledges (`ack`), and no more events than that are unacknowledged; without, an event
-    counts as read when the next is asked for. Raises BadRequest (code "unknown_event_id") when `after` is past the last
-    event.
+    counts as read when the next is asked for. Raises Gone when `after` is past the last event.
     """
     reader = Reader(
         streams,

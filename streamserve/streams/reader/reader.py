@@ -15,7 +15,6 @@ at once. A reader that takes snapshots is sent one when it is more than `snapsho
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import math
 import random
 import time
@@ -25,44 +24,26 @@ from typing import Any
 
 from streamserve.dialects.base import Encoder, coalesce
 from streamserve.protocol.errors import BadRequest, Gone, QuotaExceeded
-from streamserve.protocol.events import Done, Error, GoingAway, LoggedEvent, Status, Token, is_terminal
-from streamserve.streams.log.base import EventLog, LogUnavailable
+from streamserve.protocol.events import Error, GoingAway, LoggedEvent, Status, Token, is_terminal
+from streamserve.streams.log.base import LogUnavailable
+from streamserve.streams.producer import LOG_AWAY
 from streamserve.streams.reader.channel import Channel
+from streamserve.streams.reader.pages import PAGE, Pages
 from streamserve.streams.reader.received import Received
-from streamserve.streams.reader.snapshot import take_snapshot
 from streamserve.streams.readers import Attachment
 from streamserve.streams.registry import Streams
-from streamserve.streams.stream import LOG_AWAY, LOST, Stream
+from streamserve.streams.stream import LOST, Stream
 
 # A frame that is due so soon is written now: to be woken again costs more than the joining saves.
 _SOON_SECONDS = 0.01
-# Events held at once; also how many a replay goes through before other tasks have their turn. As many plain tokens, or
-# fewer events with other candidates: the page before shows how large they are.
-_PAGE = 64
 # What the reader's system has taken is polled this long after a frame; while something is untaken, soon and then rarer.
 _FIRST_POLL_SECONDS, _POLL_SECONDS = 0.005, 0.25
 # A reader whose connection ends returns after that long, not all at once.
 _RETRY_MS = (500, 1500)
-# How long a page is asked for again while the log cannot be read; then the connection ends.
-_READ_SECONDS = 30.0
 
 
 class BrokenStream(Exception):
     """The stream is over without a terminal event in its log. The connection breaks: its end must not look like one."""
-
-
-async def read_page(log: EventLog, stream: Stream, after: int, limit: int = _PAGE) -> list[LoggedEvent]:
-    """Return events that follow `after`, which is not the last one, one page at most.
-
-    Raises Gone where there are none: the log was dropped, or has lost them.
-    """
-    page: list[LoggedEvent] = []
-    if not stream.is_lost:
-        with contextlib.suppress(KeyError):
-            page = await log.read(stream.log_id, after, min(limit, _PAGE))
-    if not page:
-        raise Gone("The stream's events are no longer kept.")
-    return page
 
 
 class Reader(Attachment):
@@ -84,21 +65,14 @@ class Reader(Attachment):
         takes_snapshots: bool = False,
         credit: int | None = None,
     ) -> None:
-        if not 0 <= after <= stream.last_seq:
-            message = f"The stream has {stream.last_seq} events so far; it cannot be read after event {after}."
-            raise BadRequest(message, code="unknown_event_id", param="after")
-        # Watchers are counted apart: they keep no owner out.
-        num_readers = stream.readers.num_watchers if is_watcher else stream.readers.num_holding
-        if num_readers >= streams.settings.max_readers:
-            message = f"The stream is being read {num_readers} times. Close one of its readers."
-            raise QuotaExceeded(message, code="too_many_readers", retry_after=5)
+        _check(stream, after, is_watcher, streams.settings.max_readers)
         super().__init__(is_watcher=is_watcher, transport=transport, seq=after)
         config = streams.settings
         self.stream, self.sent_seq = stream, after
         self._accepted_seq = after  # by the transport: a frame may still be on its way to it
         self.is_over = False  # nothing more is written
         self.is_let_go = False  # and the stream continues elsewhere, or later
-        self._log, self._config, self._encoder = streams.log, config, encoder
+        self._config, self._encoder = config, encoder
         self._read_seq = after
         self._takes_snapshots = takes_snapshots and config.snapshot_events > 0
         self._must_fold = encoder is not None and after > 0 and not encoder.takes_snapshots
@@ -118,7 +92,7 @@ class Reader(Attachment):
         self._poll_at, self._poll_seconds = math.inf, _FIRST_POLL_SECONDS
         self._timer: asyncio.TimerHandle | None = None
         self._paging: asyncio.Task[None] | None = None
-        self._page = _PAGE
+        self._pages = Pages(streams.log, stream)
         self._is_closed = False
 
     def attach(self) -> None:
@@ -169,41 +143,30 @@ class Reader(Attachment):
         channel = self._channel
         if channel is None or self._is_closed:
             return
-        now = time.monotonic()
+        now, due_at = time.monotonic(), math.inf
         try:
-            while channel.is_writable:
+            while channel.is_writable and not self._is_closed:
                 if self._notice is not None:
                     notice, self._notice = self._notice, None
                     self._write_notice(channel, notice)
                     continue
-                if self._paging is None and self._read_seq < self.stream.last_seq and len(self._held) < _PAGE:
+                if self._paging is None and self._read_seq < self.stream.last_seq and len(self._held) < PAGE:
                     self._take_recent()
                 due_at = self._due_at()
                 if due_at > now:
                     break
-                if self._held:
-                    if self._credit is not None and len(self._unacked) >= self._credit:
-                        if self.stream.has_left and self.stream.ended.is_set():
-                            self.go_away()  # it waits for no acknowledgement
-                            return
-                        due_at = math.inf
-                        break
-                    self._write(channel, self._flush(now), now)
-                    if self._is_closed:
-                        return
-                elif self.stream.ended.is_set() or self.stream.terminal is not None:
-                    if self._paging is not None or self._read_seq < self.stream.last_seq:
-                        due_at = math.inf  # a page is on its way
-                        break
+                if events := self._flush(now):
+                    self._write(channel, events, now)
+                elif due_at == -math.inf:
                     self._end_with_stream(channel)
-                    return
                 else:
                     assert self._encoder is not None
                     self._written_at = now
                     channel.write(self._encoder.keepalive)
             else:
                 due_at = math.inf
-            self._arm(min(due_at, self._poll_at))
+            if not self._is_closed:
+                self._arm(min(due_at, self._poll_at))
         except Exception as error:
             self._end(error)
 
@@ -239,11 +202,11 @@ class Reader(Attachment):
         """Hold what follows of the stream's recent events; have a task read the log if they are older."""
         is_far = self._takes_snapshots and self.stream.last_seq - self.sent_seq > self._config.snapshot_events
         if not self._must_fold and (self._held or not is_far):
-            events = self.stream.recent.since(self._read_seq, self._page)
+            events = self.stream.recent.since(self._read_seq, self._pages.size)
             if events:
                 self._hold(events, events[-1].seq)
                 if self._holds_large:
-                    self._page = _page_after(events)
+                    self._pages.note(events)
                 return
         if self._held:
             self._holds_more = True  # the log is read when these are written: they wait for no more tokens
@@ -261,10 +224,15 @@ class Reader(Attachment):
                 self._holds_more = True
 
     def _due_at(self) -> float:
-        """When the held events must leave; without any, the end of the silence, or now if the stream is over."""
-        is_over = self.stream.terminal is not None or self.stream.ended.is_set()
+        """When the held events must leave; without any, the end of the silence. -inf is now, also for the end."""
+        stream = self.stream
+        is_over = stream.terminal is not None or stream.ended.is_set()
         if not self._held:
-            return -math.inf if is_over else self._written_at + self._silence_seconds
+            is_all = is_over and self._paging is None and self._read_seq >= stream.last_seq
+            return -math.inf if is_all else self._written_at + self._silence_seconds
+        if self._credit is not None and len(self._unacked) >= self._credit:
+            has_left = stream.has_left and stream.ended.is_set()  # then it waits for no acknowledgement
+            return -math.inf if has_left else math.inf
         if self._holds_more or self._num_tokens >= self._config.coalesce_tokens or is_over:
             return -math.inf
         return self._token_due_at
@@ -379,15 +347,17 @@ class Reader(Attachment):
 
     async def _read_log(self) -> None:
         """Read what the stream's recent events do not have, a page at a time while there is room for it."""
+        stream, pages = self.stream, self._pages
         try:
-            if self._must_fold:
-                await self._fold()
+            if self._must_fold and self._encoder is not None:
+                await pages.fold(self._encoder, self._read_seq)
+                self._must_fold = False
             await self._leap()
-            while not self._held and self._read_seq < self.stream.last_seq:
-                if self.stream.recent.since(self._read_seq, 1):
+            while not self._held and self._read_seq < stream.last_seq:
+                if stream.recent.since(self._read_seq, 1):
                     break
-                page = await self._read(self._read_seq, self._page)
-                self._page = _page_after(page)
+                page = await pages.read(self._read_seq, pages.size)
+                pages.note(page)
                 self._hold(page, page[-1].seq)
                 self.advance()
                 await asyncio.sleep(0)
@@ -395,8 +365,8 @@ class Reader(Attachment):
             self._paging = None
             if isinstance(error, LogUnavailable):
                 self.go_away()
-            elif isinstance(error, Gone) and self.stream.on_loss():
-                self._must_fold, self._read_seq = False, self.stream.last_seq  # nothing is left to read
+            elif isinstance(error, Gone) and stream.on_loss():
+                self._must_fold, self._read_seq = False, stream.last_seq  # nothing is left to read
                 self.advance()
             else:
                 self._end(error)
@@ -404,54 +374,27 @@ class Reader(Attachment):
             self._paging = None
             self.advance()
 
-    async def _read(self, after: int, limit: int = _PAGE) -> list[LoggedEvent]:
-        """Return events that were committed; a log that cannot be read is asked again for a while."""
-        give_up_at = time.monotonic() + _READ_SECONDS
-        while True:
-            try:
-                return await read_page(self._log, self.stream, after, limit)
-            except LogUnavailable:
-                if time.monotonic() >= give_up_at:
-                    raise
-            await asyncio.sleep(random.uniform(0.5, 1.5))
-
-    async def _fold(self) -> None:
-        """Feed the encoder, once, what the reader already has; its output is dropped."""
-        assert self._encoder is not None
-        seq = 0
-        while seq < self._read_seq:
-            for logged in await self._read(seq, self._read_seq - seq):
-                self._encoder.encode(logged)
-                seq = logged.seq
-            await asyncio.sleep(0)
-        self._must_fold = False
-
     async def _leap(self) -> None:
         """Hold a snapshot in place of all that the reader lacks, if that is too much."""
-        until = self._last_seq_to_show()
+        until = self._pages.last_seq_to_show()
         if not self._takes_snapshots or self._held or until - self.sent_seq <= self._config.snapshot_events:
             return
-        leap = await take_snapshot(self._read, self.sent_seq, until)
+        leap = await self._pages.snapshot(self.sent_seq, until)
         if leap:
             self._hold(leap, until)
         else:
             self._takes_snapshots = False
 
-    def _last_seq_to_show(self) -> int:
-        """How far a snapshot may go: no client can cut one where its user stopped reading."""
-        end = self.stream.terminal
-        kept_seq = end.kept_seq if isinstance(end, Done) else None
-        return self.stream.last_seq if kept_seq is None else kept_seq
 
-
-def _page_after(page: list[LoggedEvent]) -> int:
-    """Return how many events to take next, from how large those of the last page are."""
-    return max(1, _PAGE * len(page) // sum(map(_weight, page)))
-
-
-def _weight(logged: LoggedEvent) -> int:
-    """Return how many plain tokens an event is as large as."""
-    event = logged.event
-    if not isinstance(event, Token) or event.logprobs is None:
-        return 1
-    return 1 + sum(1 + len(position.top) for position in event.logprobs)
+def _check(stream: Stream, after: int, is_watcher: bool, max_readers: int) -> None:
+    """Raise what refuses a reader after event `after`: BadRequest, Gone or QuotaExceeded."""
+    if after < 0:
+        raise BadRequest("A stream is read after event 0 or a later one.", code="unknown_event_id", param="after")
+    if after > stream.last_seq:  # lost with a part of the log, or never sent
+        message = f"The stream has {stream.last_seq} events; event {after} is not kept. Ask the question again."
+        raise Gone(message, param="after")
+    # Watchers are counted apart: they keep no owner out.
+    num_readers = stream.readers.num_watchers if is_watcher else stream.readers.num_holding
+    if num_readers >= max_readers:
+        message = f"The stream is being read {num_readers} times. Close one of its readers."
+        raise QuotaExceeded(message, code="too_many_readers", retry_after=5)

@@ -68,6 +68,25 @@ def test_frames_are_written_where_they_are_committed(server: Server) -> None:
     assert state(server)["num_written"] > before
 
 
+def test_a_large_frame_is_written_as_there_is_room(server: Server) -> None:
+    """A frame of many megabytes is written a piece at a time, and its event is whole when all have left."""
+    num_bytes, piece_bytes = 12 * 2**20, 64 * 1024  # more than kernels buffer; a quarter of connection_bytes
+    before = state(server)["num_written"]
+    with get(server, f"/large?bytes={num_bytes}", "Connection: close") as client:
+        seen: list[int] = []
+
+        def is_still() -> bool:
+            seen.append(state(server)["num_written"] - before)
+            return len(seen) >= 20 and seen[-1] > 1 and len(set(seen[-20:])) == 1
+
+        until(is_still, "no more is written", server)
+        got, is_whole = chunks(read_all(client)[0])
+    assert seen[-1] < num_bytes // piece_bytes
+    assert state(server)["num_written"] - before >= num_bytes // piece_bytes
+    assert is_whole
+    assert len(text_of(check_native(got))) == num_bytes
+
+
 def test_an_outer_middleware_sees_every_frame() -> None:
     """With a `send` of another middleware between the server and StreamMiddleware, every frame goes through it."""
     with flow(app="tests.support.wire_app:changing") as server:

@@ -9,6 +9,7 @@ import asyncio
 import os
 import signal
 import socket
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -28,6 +29,7 @@ pytestmark = pytest.mark.proof
 
 SLOW = 0.03  # seconds a step: a test can do something before an answer is over
 LONG = 400
+HELPDESK = Path(__file__).resolve().parents[3] / "project/demo_model/helpdesk"
 
 
 async def collect(generation: Generation) -> list[Event]:
@@ -114,6 +116,26 @@ async def test_a_hung_engine_is_killed_and_replaced(folder: Path) -> None:
         await until(lambda: not is_alive(old))
         await ready(client)
         assert engine_of(spec) != old
+
+
+async def test_an_engine_that_hangs_while_it_loads_is_replaced_as_soon(folder: Path) -> None:
+    """A stopped engine computes nothing: that it loads gives it no more time than `hang_seconds`."""
+    pytest.importorskip("torch", reason="needs the engine extra: pip install 'streamserve[engine]'")
+    model = ModelConfig(alias="echo", path=str(HELPDESK), parity_probe=False, num_threads=1)
+    spec = spec_in(folder, model=model, hang_seconds=4.0)
+    client = ProcessClient(spec)
+    client.start()
+    try:
+        await until(lambda: client.engine_pid is not None)
+        assert client.describe().state == "loading"
+        os.kill(old := engine_of(spec), signal.SIGSTOP)
+        stopped_at = time.monotonic()
+        await until(lambda: not is_alive(old))
+        assert time.monotonic() - stopped_at < 4 * spec.hang_seconds  # it was six times that
+        await ready(client)
+        assert engine_of(spec) != old
+    finally:
+        await client.aclose()
 
 
 async def test_a_worker_that_finds_a_hung_engine_replaces_it(folder: Path) -> None:
@@ -326,7 +348,12 @@ async def test_without_autostart_no_engine_is_started(folder: Path) -> None:
         await client.generate(ask())
     assert refused.value.code == "engine_loading"
     try:
-        await until(lambda: "streamserve_engine" in client.describe().message)
+        await until(lambda: client.describe().state == "failed")
+        with pytest.raises(EngineUnavailable) as refused:
+            await client.generate(ask())
+        command = f"manage.py streamserve_engine {spec.model.alias}"
+        assert refused.value.message == f"No engine runs for the model {spec.model.alias!r}. Start it with: {command}"
+        assert (refused.value.code, refused.value.http_status) == ("no_engine", 503)
         assert not is_locked(engine_paths(spec))
         await spawn(spec)
         await ready(client)

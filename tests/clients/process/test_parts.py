@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,7 +26,13 @@ from streamserve.clients.process.paths import (
     open_log,
     prepare_folder,
 )
-from streamserve.clients.process.supervision import CircuitBreaker, Watchdog
+from streamserve.clients.process.supervision import (
+    BUSY_FACTOR,
+    CircuitBreaker,
+    Patience,
+    ProcessActivity,
+    Watchdog,
+)
 from streamserve.engine.config import EngineConfig, LatencyClass, ModelConfig
 from streamserve.protocol.stats import EngineStats
 from tests.support.engine_processes import spec_in
@@ -155,25 +163,78 @@ def test_after_giving_up_one_failure_is_enough_for_a_while() -> None:
     assert not failures.is_open
 
 
+TICK = 0.25
+
+
+@pytest.fixture(autouse=True)
+def no_timer() -> Iterator[None]:
+    """A watchdog's timer does not outlive its test."""
+    yield
+    signal.setitimer(signal.ITIMER_PROF, 0)
+
+
+class Looking:
+    """A watchdog, checked every tick of a clock that only the test moves."""
+
+    def __init__(self, seconds: float = 12.0) -> None:
+        self.num_given_up = 0
+        self.watchdog = Watchdog(seconds, TICK, self._give_up)
+        self.now = 0.0
+
+    def _give_up(self) -> None:
+        self.num_given_up += 1
+
+    def look(self, seconds: float, *, steps: int = 3, running: int = 1, busy: float = 0.0) -> int:
+        """Check for so many seconds, in which the process is busy for that share of the time."""
+        for _ in range(round(seconds / TICK)):
+            self.now += TICK
+            self.watchdog.check(EngineStats(steps=steps, running=running), self.now, busy * TICK)
+        return self.num_given_up
+
+
 def test_an_engine_with_work_and_no_steps_is_given_up() -> None:
-    """Not while it steps, is in a step (that has a watchdog of its own), or has nothing to do."""
-    given_up: list[bool] = []
-    watchdog = Watchdog(12.0, lambda: given_up.append(True))
-    for now, steps, running in ((0.0, 1, 2), (11.0, 1, 2), (13.0, 2, 2), (24.0, 3, 0), (90.0, 3, 0)):
-        watchdog.check(EngineStats(steps=steps, running=running), now)
-    watchdog.check(EngineStats(steps=3, running=1), 100.0)
-    watchdog.on_step(1000.0)
-    watchdog.check(EngineStats(steps=3, running=1), 200.0)
-    watchdog.on_step(None)
-    watchdog.check(EngineStats(steps=3, running=1), 201.0)
-    assert not given_up
-    watchdog.check(EngineStats(steps=3, running=1), 214.0)
-    assert given_up == [True]
+    """Not while it steps, nor when it has nothing to do."""
+    looking = Looking()
+    for steps, running in ((1, 2), (2, 2), (3, 0), (3, 0)):
+        assert looking.look(11.0, steps=steps, running=running) == 0
+    assert looking.look(11.0) == 0
+    assert looking.look(2.0) > 0
+
+
+def test_a_step_is_given_up_after_the_time_it_may_take() -> None:
+    """Each call of the runner has a limit of its own, longer or shorter than the limit between steps."""
+    looking = Looking()
+    for seconds_allowed in (50.0, 2.0):
+        for _ in range(2):
+            looking.watchdog.on_step(seconds_allowed)
+            assert looking.look(seconds_allowed) == 0
+    assert looking.look(1.0) > 0
+    looking.watchdog.on_step(None)
+
+
+def test_time_in_which_no_process_runs_does_not_count() -> None:
+    """A stopped machine, a paused VM: the checks stop as well, for an hour. A hang afterwards is noticed as ever."""
+    looking = Looking()
+    looking.watchdog.on_step(2.0)
+    for _ in range(3):
+        assert looking.look(TICK) == 0
+        looking.now += 3600.0
+    assert looking.look(2.5) > 0
+    looking.watchdog.on_step(None)
+
+
+def test_a_step_that_computes_may_take_longer() -> None:
+    """`BUSY_FACTOR` times as long: a weak CPU. One that only waits may not."""
+    looking = Looking()
+    looking.watchdog.on_step(2.0)
+    assert looking.look(2.0 * (BUSY_FACTOR - 1), busy=1.0) == 0
+    assert looking.look(2.0 * 2, busy=1.0) > 0
+    looking.watchdog.on_step(None)
 
 
 _HANG = """
 from streamserve.clients.process.supervision import Watchdog
-watchdog = Watchdog(12.0)
+watchdog = Watchdog(12.0, 0.2)
 watchdog.on_step(60.0)
 watchdog.on_step(None)
 watchdog.on_step({seconds})
@@ -185,7 +246,44 @@ a_step_that_hangs()
 
 def test_a_step_that_hangs_ends_the_process_and_shows_where() -> None:
     """Though it never lets go of the GIL."""
-    command = [sys.executable, "-c", _HANG.format(seconds=0.2)]
+    command = [sys.executable, "-c", _HANG.format(seconds=0.05)]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert result.returncode == 1
+    assert result.returncode == -signal.SIGPROF
     assert "a_step_that_hangs" in result.stderr
+
+
+_STATES = {
+    "sleeping": "input()",
+    "computing": "while True: pass",
+    "stopped": "import os, signal; os.kill(os.getpid(), signal.SIGSTOP)",
+}
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.parametrize("state", _STATES)
+def test_the_activity_of_a_process(state: str) -> None:
+    """A process that sleeps or is stopped is not busy; one that computes is, or that waits for a core."""
+    program = f"print(flush=True); {_STATES[state]}" if state != "computing" else f"print(flush=True)\n{_STATES[state]}"
+    with subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        try:
+            assert process.stdout is not None
+            process.stdout.readline()
+            stat = Path(f"/proc/{process.pid}/stat")
+            wanted = {"sleeping": "S", "computing": "R", "stopped": "T"}[state]
+            while stat.read_text().rpartition(")")[2].split()[0] != wanted:
+                pass
+            activity = ProcessActivity(process.pid)
+            assert activity.is_known
+            assert activity.busy_seconds(10.0) == (10.0 if state == "computing" else 0.0)
+        finally:
+            process.kill()
+    assert activity.busy_seconds(10.0) == 0.0
+
+
+def test_a_peer_is_silent_by_the_looks_at_it() -> None:
+    """One long gap between two looks counts as a short one, and data begins the count again."""
+    patience = Patience(1.0)
+    assert [patience.look(now) for now in (0.0, 0.5, 1.5, 500.0)] == [0.0, 0.5, 1.5, 2.5]
+    patience.reset()
+    assert patience.look(500.5) == 0.5
+    assert patience.look(501.5, busy_seconds=1.0) == pytest.approx(0.5 + 1 / BUSY_FACTOR)

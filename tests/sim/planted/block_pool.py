@@ -11,7 +11,7 @@ _pool = partial(Mutant, file="kv/pool.py")
 MUTANTS = (
     _pool(
         name="two sequences count in one row",
-        law=34,
+        law=33,
         old="        if self._free_rows:\n            return heappop(self._free_rows)",
         new="        if self._free_rows:\n            return self._free_rows[0]",
     ),

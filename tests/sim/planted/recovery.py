@@ -15,13 +15,13 @@ _scheduler = partial(Mutant, file="scheduler.py")
 MUTANTS = (
     _in_flight(
         name="memory runs out: counts keep what was launched",
-        law=34,
+        law=33,
         old="                    sequences[chunk.seq_id].is_counted = False\n",
         new="                    pass\n",
     ),
     _halves(
         name="memory runs out: the parts draw as the whole would have",
-        law=34,
+        law=33,
         old="sample=chunk.sample and sequence.sample_spec()",
         new="sample=chunk.sample",
     ),

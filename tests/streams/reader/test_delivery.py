@@ -273,12 +273,14 @@ async def test_a_replay_lets_other_tasks_run(scripted: ScriptedClient) -> None:
 
 @pytest.mark.parametrize("after", [2, 10**12, -1])
 async def test_a_place_outside_the_log_is_refused(streams: Streams, after: int) -> None:
-    """A cursor before the first event or past the last is refused at once as the client's mistake."""
+    """A cursor before the first event is the client's mistake; one past the last may name what the log has lost."""
     stream = await start(streams)
     for make in (lambda: deliver(streams, stream, after=after), lambda: follow(streams, stream, after)):
-        with pytest.raises(BadRequest) as caught:
+        with pytest.raises(BadRequest if after < 0 else Gone) as caught:
             make()
-        assert caught.value.code == "unknown_event_id"
+        assert (caught.value.http_status, caught.value.code) == (
+            (400, "unknown_event_id") if after < 0 else (410, "stream_expired")
+        )
 
 
 async def test_a_stream_has_so_many_readers_at_once(scripted: ScriptedClient) -> None:

@@ -1,0 +1,189 @@
+"""`Guard`: how much clients may have open at a time, and what bodies they may send, under any ASGI server.
+
+A request or WebSocket over a bound is refused before the app inside runs; a body by its announced length, before any of
+it is read. An ASGI app sees a connection only with its first request: connections that send none are the server's
+(FlowServer's `head_seconds`, a proxy). Event loop only; knows no framework.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import json
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from streamserve.asgi.types import App, Message, Receive, Scope, Send
+from streamserve.dialects import native
+from streamserve.protocol.errors import (
+    ErrorBody,
+    Overloaded,
+    QuotaExceeded,
+    RequestTimeout,
+    StreamserveError,
+    TooLarge,
+    headers_of,
+    to_body,
+)
+
+BODY_BYTES_PER_SECOND = 1024  # of a body that is slow but not too slow
+_RETRY_SECONDS = 5
+_TRY_LATER = 1013  # WebSocket close code: IANA registry, "Try Again Later"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RouteBound:
+    """What the bodies of one route may have, and the JSON of its errors."""
+
+    body_bytes: int
+    error_json: Callable[[ErrorBody], dict[str, Any]] = native.error_json
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Guard:
+    """The bounds of one app. 0 is no bound.
+
+    `max_connections`: requests and WebSockets in progress; `max_per_address`: those of one client address, but not of
+    a loopback address or a unix socket, which are a proxy's. `body_seconds`: a body has so long, and a second more for
+    each KiB. `bound_of(path)` names the bounds of a route, None for other addresses.
+    """
+
+    max_connections: int = 0
+    max_per_address: int = 0
+    body_seconds: float = 0.0
+    bound_of: Callable[[str], RouteBound | None] = lambda path: None
+
+
+class GuardedApp:
+    """`app` behind `guard`. Of one event loop."""
+
+    def __init__(self, app: App, guard: Guard) -> None:
+        self._app, self._guard = app, guard
+        self._num_open = 0
+        self._by_address: Counter[str] = Counter()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await self._app(scope, receive, send)
+            return
+        address = _limited_address(scope)
+        bound = (
+            self._guard.bound_of(scope["path"].removeprefix(scope.get("root_path", "")))
+            if scope["type"] == "http"
+            else None
+        )
+        try:
+            self._check(scope, address, bound)
+        except StreamserveError as error:
+            await _refuse(scope, receive, send, error, bound)
+            return
+        self._num_open += 1
+        if address:
+            self._by_address[address] += 1
+        try:
+            await self._serve(scope, receive, send, bound)
+        finally:
+            self._num_open -= 1
+            if address:
+                self._by_address -= Counter([address])  # also drops zeros
+
+    def _check(self, scope: Scope, address: str, bound: RouteBound | None) -> None:
+        guard = self._guard
+        if guard.max_connections and self._num_open >= guard.max_connections:
+            raise Overloaded("The server has as many connections as it takes. Try again.", retry_after=_RETRY_SECONDS)
+        if address and guard.max_per_address and self._by_address[address] >= guard.max_per_address:
+            raise QuotaExceeded(
+                f"This address has {guard.max_per_address} connections open, which is the limit. Close one.",
+                code="too_many_connections",
+                retry_after=_RETRY_SECONDS,
+            )
+        if bound is not None and _content_length(scope) > bound.body_bytes:
+            raise _too_large(bound)
+
+    async def _serve(self, scope: Scope, receive: Receive, send: Send, bound: RouteBound | None) -> None:
+        if scope["type"] != "http" or bound is None:
+            await self._app(scope, receive, send)
+            return
+        has_server_timeout = "streamserve.flow" in scope.get("extensions", {})
+        seconds = 0.0 if has_server_timeout else self._guard.body_seconds
+        body = _Body(receive, bound, seconds)
+        try:
+            await self._app(scope, body.receive, send)
+        except StreamserveError as error:
+            if error is not body.error:
+                raise
+            await _refuse(scope, receive, send, error, bound)
+
+
+class _Body:
+    """The body of one request on its way to the app. `receive` raises `error` when a bound is broken."""
+
+    def __init__(self, receive: Receive, bound: RouteBound, seconds: float) -> None:
+        self._receive, self._bound, self._seconds = receive, bound, seconds
+        self._started_at = time.monotonic()
+        self._num_bytes = 0
+        self._is_whole = False
+        self.error: StreamserveError | None = None
+
+    async def receive(self) -> Message:
+        if self._is_whole:
+            return await self._receive()
+        left = self._started_at + self._seconds + self._num_bytes / BODY_BYTES_PER_SECOND - time.monotonic()
+        try:
+            async with asyncio.timeout(left if self._seconds else None):
+                message = await self._receive()
+        except TimeoutError:
+            self.error = RequestTimeout("The request's body did not arrive in time. Send it again.")
+            raise self.error from None
+        self._num_bytes += len(message.get("body", b""))
+        self._is_whole = not message.get("more_body", False)
+        if self._num_bytes > self._bound.body_bytes:
+            self.error = _too_large(self._bound)
+            raise self.error
+        return message
+
+
+def _too_large(bound: RouteBound) -> TooLarge:
+    return TooLarge(f"The body is over the limit of {bound.body_bytes:,} bytes. Send less.")
+
+
+def _content_length(scope: Scope) -> int:
+    for name, value in scope["headers"]:
+        if name.lower() == b"content-length" and value.isdigit():
+            return int(value[:20])
+    return 0
+
+
+def _limited_address(scope: Scope) -> str:
+    """Return the client's address; "" for a unix socket or a loopback address."""
+    address = (scope.get("client") or ("",))[0] or ""
+    try:
+        return "" if ipaddress.ip_address(address).is_loopback else address
+    except ValueError:
+        return ""
+
+
+async def _refuse(
+    scope: Scope, receive: Receive, send: Send, error: StreamserveError, bound: RouteBound | None
+) -> None:
+    """Answer without the app. The connection is closed: what is left of the body is not read."""
+    if scope["type"] == "websocket":
+        await receive()
+        await send({"type": "websocket.accept"})
+        await send({"type": "websocket.close", "code": _TRY_LATER, "reason": error.message[:120]})
+        return
+    error_json = native.error_json if bound is None else bound.error_json
+    body = json.dumps(error_json(to_body(error))).encode()
+    headers = {
+        "content-type": "application/json",
+        "cache-control": "no-store",
+        "content-length": str(len(body)),
+        "connection": "close",
+        **{name.lower(): value for name, value in headers_of(error).items()},
+    }
+    raw = [(name.encode(), value.encode()) for name, value in headers.items()]
+    await send({"type": "http.response.start", "status": error.http_status, "headers": raw})
+    await send({"type": "http.response.body", "body": b"" if scope["method"] == "HEAD" else body})

@@ -1,0 +1,90 @@
+"""`Pages`: a stream's log, read a page at a time for one reader: what the stream's recent events do not have.
+
+A page is 64 events, or fewer large ones, so a reader far behind costs a page of memory and not an answer. A log that is
+away is asked again for a while. asyncio; writes nothing and decides nothing about when a reader reads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import time
+
+from streamserve.dialects.base import Encoder
+from streamserve.protocol.errors import Gone
+from streamserve.protocol.events import Done, LoggedEvent, Token
+from streamserve.streams.log.base import EventLog, LogUnavailable
+from streamserve.streams.reader.snapshot import take_snapshot
+from streamserve.streams.stream import Stream
+
+# Events held at once; also how many a replay goes through before other tasks have their turn. As many plain tokens, or
+# fewer events with other candidates: the page before shows how large they are.
+PAGE = 64
+# How long a page is asked for again while the log cannot be read; then the connection ends.
+_READ_SECONDS = 30.0
+_RETRY_SECONDS = (0.5, 1.5)  # between two tries, at random
+
+
+class Pages:
+    """The log of `stream`. `size` is how many events to take next."""
+
+    def __init__(self, log: EventLog, stream: Stream) -> None:
+        self.size = PAGE
+        self._log, self._stream = log, stream
+
+    def note(self, page: list[LoggedEvent]) -> None:
+        """Take the next page's size from how large the events of this one are."""
+        self.size = max(1, PAGE * len(page) // sum(map(_weight, page)))
+
+    async def read(self, after: int, limit: int = PAGE) -> list[LoggedEvent]:
+        """Return events that were committed; a log that cannot be read is asked again for a while."""
+        give_up_at = time.monotonic() + _READ_SECONDS
+        while True:
+            try:
+                return await read_page(self._log, self._stream, after, limit)
+            except LogUnavailable:
+                if time.monotonic() >= give_up_at:
+                    raise
+            await asyncio.sleep(random.uniform(*_RETRY_SECONDS))
+
+    async def fold(self, encoder: Encoder, until: int) -> None:
+        """Feed the encoder the events up to `until`, which its reader has; its output is dropped."""
+        seq = 0
+        while seq < until:
+            for logged in await self.read(seq, until - seq):
+                encoder.encode(logged)
+                seq = logged.seq
+            await asyncio.sleep(0)
+
+    async def snapshot(self, after: int, until: int) -> list[LoggedEvent]:
+        """Return a snapshot for a reader that has the events up to `after`; see `take_snapshot`."""
+        return await take_snapshot(self.read, after, until)
+
+    def last_seq_to_show(self) -> int:
+        """Return how far a snapshot may go: no client can cut one where its user stopped reading."""
+        end = self._stream.terminal
+        kept_seq = end.kept_seq if isinstance(end, Done) else None
+        return self._stream.last_seq if kept_seq is None else kept_seq
+
+
+async def read_page(log: EventLog, stream: Stream, after: int, limit: int = PAGE) -> list[LoggedEvent]:
+    """Return events that follow `after`, which is not the last one, one page at most.
+
+    Raises Gone where there are none: the log was dropped, or has lost them.
+    """
+    page: list[LoggedEvent] = []
+    if not stream.is_lost:
+        with contextlib.suppress(KeyError):
+            page = await log.read(stream.log_id, after, min(limit, PAGE))
+    if not page:
+        raise Gone("The stream's events are no longer kept.")
+    return page
+
+
+def _weight(logged: LoggedEvent) -> int:
+    """Return how many plain tokens an event is as large as."""
+    event = logged.event
+    if not isinstance(event, Token) or event.logprobs is None:
+        return 1
+    return 1 + sum(1 + len(position.top) for position in event.logprobs)

@@ -1,0 +1,282 @@
+"""The Python API: `complete`, `acomplete` and `stream`, which `streamserve` exports. docs/python.md shows each.
+
+A call goes the way of a request: the same limits and quota, the same engine, a row and a log. It needs no HTTP and no
+key. The async forms run on the caller's event loop, the others on the loop of calls/background.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterator, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any, Self
+
+from asgiref.sync import async_to_sync
+from django.http import HttpRequest, HttpResponseBase
+from django.urls import reverse
+
+from streamserve.api.call import Caller, Reply
+from streamserve.api.resume import encoder_for
+from streamserve.dialects import native
+from streamserve.dialects.base import TextBlocks
+from streamserve.protocol.errors import (
+    BadRequest,
+    NoChatTemplate,
+    Unauthorized,
+    error_for,
+)
+from streamserve.protocol.events import BlockStart, Done, Error, LoggedEvent, Token, Usage, is_success
+from streamserve.streams.reader.delivery import Delivery
+from streamserve.streams.reader.follow import collect, follow
+from streamserve.streams.stream import Stream
+from streamserve.web.auth import authenticate
+from streamserve.web.calls import background
+from streamserve.web.site import get_site
+
+Messages = Sequence[Mapping[str, Any]]
+_POLL_SECONDS = 0.05
+_LOADING_SECONDS = 60.0  # how long a call waits for an engine that is loading
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Completion:
+    """A whole answer. `str()` of it is its text."""
+
+    text: str
+    finish_reason: str
+    model: str
+    stream_id: str
+    usage: Usage
+
+    def __str__(self) -> str:
+        return self.text
+
+
+def complete(question: str | Messages = "", **options: Any) -> Completion:
+    """Return the whole answer, from synchronous code: views, tasks, commands, the shell. Blocks until it is there.
+
+    `question` is a text or a list of messages. Options: `request` or `user`, whose answer it is, or `tenant`, a name;
+    `system`, a text before the question; and every field of POST /streams (`model`, `max_tokens`, `prompt`, …). Raises
+    StreamserveError.
+    """
+    return stream(question, **options).whole()
+
+
+async def acomplete(question: str | Messages = "", **options: Any) -> Completion:
+    """Do what `complete` does, from async code."""
+    return await stream(question, **options).awhole()
+
+
+def stream(question: str | Messages = "", **options: Any) -> Answer:
+    """Return an answer that has not begun: `for text in stream(...)`, or `async for`. Takes what `complete` takes.
+
+    Leaving the loop stops the answer. To show it in a browser instead, `start` it and send its `url`, or return its
+    `response()`.
+    """
+    return Answer(question, **options)
+
+
+class Answer:
+    """One answer. It begins when it is first read, or by `start`; it is read or handed on once."""
+
+    def __init__(
+        self,
+        question: str | Messages = "",
+        *,
+        request: HttpRequest | None = None,
+        user: Any = None,
+        tenant: str = "",
+        system: str = "",
+        **fields: Any,
+    ) -> None:
+        given = [name for name, value in (("request", request), ("user", user), ("tenant", tenant)) if value]
+        if len(given) > 1:
+            raise BadRequest(f"An answer belongs to one: give {' or '.join(given)}.", code="invalid_request")
+        self._request, self._user, self._tenant = request, user, tenant
+        self._bodies = list(_bodies(question, system, fields))
+        self._stream: Stream | None = None
+
+    @property
+    def id(self) -> str:
+        """The stream's id, once it has begun."""
+        return self._begun().id
+
+    @property
+    def url(self) -> str:
+        """The address of its events, for the browser of `request` or of `user`; see GET /streams/{id}/events."""
+        return reverse("streamserve:stream_events", args=[self.id])
+
+    def start(self) -> Self:
+        """Begin an answer that waits for its reader; return it."""
+        caller = self._caller()
+        background.run(lambda: self._start(caller, "park"), "await astart()")
+        return self
+
+    async def astart(self) -> Self:
+        """Do what `start` does, from async code."""
+        await self._start(await self._acaller(), "park")
+        return self
+
+    def response(self, format: str = "native") -> HttpResponseBase:
+        """Return the response of a view that streams the answer: server-sent events in this `format`."""
+        caller = self._caller()
+        return background.run(lambda: self._respond(caller, format), "await aresponse()")
+
+    async def aresponse(self, format: str = "native") -> HttpResponseBase:
+        """Do what `response` does, from an async view."""
+        return await self._respond(await self._acaller(), format)
+
+    def whole(self) -> Completion:
+        """Wait for the end; return the whole answer."""
+        caller = self._caller()
+        return background.run(lambda: self._whole(caller), "await acomplete()")
+
+    async def awhole(self) -> Completion:
+        """Do what `whole` does, from async code."""
+        return await self._whole(await self._acaller())
+
+    def __iter__(self) -> Iterator[str]:
+        return self._texts()
+
+    def __aiter__(self) -> AsyncIterator[str]:
+        return self._follow(None)
+
+    # The caller
+
+    def _caller(self) -> Caller:
+        """Return the owner of the answer. In this thread, whose transaction may hold the user's row."""
+        return async_to_sync(self._acaller)() if self._request is not None else self._named_caller()
+
+    async def _acaller(self) -> Caller:
+        if self._request is None:
+            return self._named_caller()
+        request, headers = self._request, {name.lower(): value for name, value in self._request.headers.items()}
+        user = await request.auser() if hasattr(request, "auser") else getattr(request, "user", None)
+        caller = await authenticate(headers, user, getattr(request, "session", None))
+        if caller is None:
+            message = "This request has no caller that may use the model. Check its login first, or name a tenant."
+            raise Unauthorized(message)
+        return caller
+
+    def _named_caller(self) -> Caller:
+        if self._user is None:
+            return Caller(f"site:{self._tenant}")
+        if not self._user.pk or not self._user.is_active:
+            raise Unauthorized(f"The user {self._user} has no account that is active.")
+        return Caller(f"user:{self._user.pk}")
+
+    # On the loop
+
+    async def _start(self, caller: Caller, on_disconnect: str) -> Stream:
+        """Begin the answer. A model without a chat template continues the question instead."""
+        if self._stream is not None:
+            return self._stream
+        site = get_site()
+        for body in self._bodies:
+            asked = native.parse(body, site.limits, default_model=site.default_model)
+            await _wait_for_engine(asked.generate.model)
+            try:
+                self._stream = await site.start(caller, asked.generate, on_disconnect)
+                return self._stream
+            except NoChatTemplate:
+                if body is self._bodies[-1]:
+                    raise
+        raise AssertionError("the last body returns or raises")
+
+    async def _whole(self, caller: Caller) -> Completion:
+        started = await self._start(caller, "abort")
+        return _completion(started, await collect(get_site().streams, started))
+
+    async def _respond(self, caller: Caller, format: str) -> HttpResponseBase:
+        from streamserve.web.views import needs_asgi, to_django
+
+        if self._request is None:
+            raise BadRequest("A response needs the request: stream(..., request=request).", code="invalid_request")
+        if not hasattr(self._request, "scope"):
+            raise needs_asgi()
+        started = await self._start(caller, "park")
+        delivery = Delivery(get_site().streams, started, encoder_for(format, started.log_id))
+        return to_django(self._request, Reply(body=delivery))
+
+    async def _follow(self, caller: Caller | None) -> AsyncGenerator[str]:
+        """Yield the new text of the answer. Raises the error that it ends in."""
+        started = await self._start(caller or await self._acaller(), "abort")
+        blocks = TextBlocks()
+        async with aclosing(follow(get_site().streams, started, transport="python")) as events:
+            async for logged in events:
+                text = _text_of(logged, blocks)
+                if text:
+                    yield text
+
+    def _texts(self) -> Generator[str]:
+        """Do what `_follow` does, from synchronous code."""
+        texts = self._follow(self._caller())
+        try:
+            while (text := background.run(lambda: _next(texts), "async for")) is not None:
+                yield text
+        finally:
+            background.run(texts.aclose, "async for")
+
+    def _begun(self) -> Stream:
+        if self._stream is None:
+            raise RuntimeError("This answer has not begun: call start(), or astart() in async code.")
+        return self._stream
+
+
+def _bodies(question: str | Messages, system: str, fields: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield the bodies of POST /streams to try: a text is a chat message, or else what the model continues."""
+    first = [{"role": "system", "content": system}] if system else []
+    fields = dict(fields)
+    question = question or fields.pop("messages", "")
+    if not question and system:
+        raise BadRequest("A 'system' text goes with a question or messages, not with a prompt.", param="system")
+    if not question:
+        yield fields
+    elif isinstance(question, str):
+        yield {**fields, "messages": [*first, {"role": "user", "content": question}]}
+        if not system:
+            yield {**fields, "prompt": question}
+    else:
+        yield {**fields, "messages": [*first, *question]}
+
+
+async def _wait_for_engine(alias: str) -> None:
+    """Wait while the model is loading. A process that has just begun must find its engine first."""
+    client = get_site().clients.get(alias)
+    if client is None:
+        return  # `start` names the models
+    client.start()
+    until = time.monotonic() + _LOADING_SECONDS
+    while client.describe().state in ("idle", "loading") and time.monotonic() < until:  # noqa: ASYNC110  (no event)
+        await asyncio.sleep(_POLL_SECONDS)
+
+
+def _completion(started: Stream, events: list[LoggedEvent]) -> Completion:
+    """Fold the log to the whole answer; raise the error that it ended in."""
+    blocks = TextBlocks()
+    text = "".join(_text_of(logged, blocks) for logged in events)
+    done = events[-1].event
+    assert isinstance(done, Done)
+    return Completion(
+        text=text, finish_reason=done.finish_reason, model=started.model, stream_id=started.id, usage=done.usage
+    )
+
+
+def _text_of(logged: LoggedEvent, blocks: TextBlocks) -> str:
+    """Return the text that an event adds to the first choice; raise the error that ends the answer."""
+    event = logged.event
+    if isinstance(event, BlockStart):
+        blocks.note(event)
+    elif isinstance(event, Token):
+        return event.text if event.choice == 0 and event in blocks else ""
+    elif isinstance(event, Error):
+        raise error_for(event.code, event.message, retryable=event.retryable)
+    elif isinstance(event, Done) and not is_success(event):
+        raise error_for(event.finish_reason, f"This answer was {event.finish_reason} before it was whole.")
+    return ""
+
+
+async def _next(texts: AsyncGenerator[str]) -> str | None:
+    return await anext(texts, None)

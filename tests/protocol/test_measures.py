@@ -1,0 +1,97 @@
+"""Laws of fixed buckets: they count everything once, agree with sorted lists, and forget what is old."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from streamserve.protocol.measures import BOUNDS, E2E, ITL, Buckets, ModelMeasures, Recently
+from streamserve.protocol.metrics import percentile
+
+times = st.lists(st.floats(1e-4, 900.0), min_size=1, max_size=60)
+
+
+def buckets_of(values: list[float]) -> Buckets:
+    out = Buckets()
+    for value in values:
+        out.observe(value)
+    return out
+
+
+def test_bounds_rise_by_a_quarter_at_most() -> None:
+    """That is how far a percentile can be off."""
+    assert all(1 < high / low <= 1.34 for low, high in pairwise(BOUNDS))
+    assert (BOUNDS[0], BOUNDS[-1]) == (0.0001, 850.0)
+
+
+@given(times, st.sampled_from([0.0, 0.5, 0.95, 1.0]))
+def test_a_percentile_is_in_the_bucket_of_the_true_one(values: list[float], share: float) -> None:
+    """It lies between the bounds around the value with that rank, so it is never off by more than one bucket."""
+    found = buckets_of(values).quantile(share)
+    assert found is not None
+    rank = max(1, -(-share * len(values) // 1))
+    index = bisect_left(BOUNDS, sorted(values)[int(rank) - 1])
+    low = BOUNDS[index - 1] if index else 0.0
+    assert low <= found <= (BOUNDS[index] if index < len(BOUNDS) else low)
+
+
+def test_a_percentile_is_close_on_many_values() -> None:
+    """With a thousand even values it is within 5 % of the list's."""
+    values = [number / 1000 for number in range(10, 1010)]
+    for share in (0.5, 0.95):
+        assert buckets_of(values).quantile(share) == pytest.approx(percentile(values, share), rel=0.05)
+
+
+@given(times, times)
+def test_buckets_add_up_and_subtract(some: list[float], more: list[float]) -> None:
+    """Those of two processes are those of both; what came after a copy is the difference."""
+    both, before = buckets_of(some), buckets_of(some)
+    both.add(buckets_of(more))
+    assert both.counts == buckets_of([*some, *more]).counts
+    since = both.since(before)
+    assert since.counts == buckets_of(more).counts
+    assert since.total == pytest.approx(sum(more), abs=1e-6)
+
+
+@given(times)
+def test_the_shown_histogram_loses_nothing(values: list[float]) -> None:
+    """Half as many buckets hold the same values, each below its bound."""
+    histogram = buckets_of(values).histogram()
+    assert len(histogram.counts) == len(histogram.bounds) + 1
+    for index, bound in enumerate(histogram.bounds):
+        assert sum(histogram.counts[: index + 1]) == sum(value <= bound for value in values)
+    assert sum(histogram.counts) == len(values)
+
+
+def test_nothing_has_no_percentile() -> None:
+    """The result is None; zero would be a claim."""
+    assert Buckets().quantile(0.5) is None
+
+
+def test_an_answer_is_counted_by_its_end() -> None:
+    """A done by its finish reason, an error by its code; times that are not known are not counted."""
+    model = ModelMeasures()
+    model.note("stop", is_error=False, latency=2.0, breakdown={"ttft": 0.5}, gaps=buckets_of([0.1, 0.1]))
+    model.note("timeout", is_error=True, latency=9.0, breakdown={}, gaps=Buckets())
+    assert (dict(model.finished), dict(model.failed)) == ({"stop": 1}, {"timeout": 1})
+    num = {name: sum(buckets.counts) for name, buckets in model.buckets.items()}
+    assert (num[E2E], num[ITL], num["time_to_first_token_seconds"]) == (2, 2, 1)
+    assert num["request_queue_time_seconds"] == 0
+
+
+def test_a_window_forgets() -> None:
+    """After as many turns as the window has, what was observed before does not count."""
+    model = ModelMeasures()
+    window = Recently(model, (E2E,), 3)
+    model.note("stop", is_error=False, latency=100.0, breakdown={}, gaps=Buckets())
+    for _ in range(2):
+        window.turn()
+        found = window.quantile(E2E, 0.5)
+        assert found is not None
+        assert 85.0 <= found <= 100.0
+    window.turn()
+    assert window.quantile(E2E, 0.5) is None

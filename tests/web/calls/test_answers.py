@@ -1,0 +1,183 @@
+"""Laws of the Python API: one answer by every form, the caller's tenant, and clean ends. Docs: docs/python.md."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from django.contrib.auth.models import AnonymousUser
+from django.core.exceptions import SynchronousOnlyOperation
+from django.test import RequestFactory
+
+from streamserve import acomplete, complete, stream
+from streamserve.models import ApiKey
+from streamserve.models import Stream as StreamRow
+from streamserve.protocol.errors import BadRequest, NotFound, Unauthorized
+from streamserve.testing import DaphneServer
+from streamserve.web import site
+from streamserve.web.calls import background
+from tests.conftest import until
+from tests.support.demo_site import ROOT, environment, manage
+from tests.support.stream_checks import check_native, parse_sse, text_of
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+ASK: dict[str, Any] = {"question": "tell me", "max_tokens": 12, "seed": 7}
+
+
+@pytest.fixture
+def background_site() -> Iterator[None]:
+    """Calls from this thread; their engine and streams are closed after the test."""
+    yield
+    background.run(site.reset, "")
+
+
+@pytest.fixture(scope="module")
+def server(django_db_setup: None) -> Iterator[DaphneServer]:
+    with DaphneServer(settings={"ROOT_URLCONF": "tests.web.calls.views"}) as server:
+        yield server
+
+
+@pytest.fixture
+def http(server: DaphneServer, alice_key: str) -> Iterator[httpx.Client]:
+    headers = {"Authorization": f"Bearer {alice_key}"}
+    with httpx.Client(base_url=server.url, headers=headers, timeout=30, trust_env=False) as client:
+        yield client
+
+
+async def test_async_forms_give_one_answer(engine: None, alice: Any) -> None:
+    """`acomplete` and `async for` give the same text; the rows belong to the user."""
+    whole = await acomplete(**ASK, user=alice)
+    assert (whole.finish_reason, whole.usage.completion_tokens, whole.model) == ("length", 12, "echo")
+    assert str(whole) == whole.text == "".join([text async for text in stream(**ASK, user=alice)])
+    owners = [owner async for owner in StreamRow.objects.values_list("owner", "tenant")]
+    assert owners == [(f"user:{alice.pk}", f"user:{alice.pk}")] * 2
+
+
+def test_sync_forms_give_the_same_answer(background_site: None) -> None:
+    """Without a running loop, from any thread: one background loop serves them all."""
+    texts = [complete(**ASK).text, "".join(stream(**ASK))]
+    thread = threading.Thread(target=lambda: texts.append(complete(**ASK).text))
+    thread.start()
+    thread.join()
+    assert len(set(texts)) == 1
+    assert texts[0]
+    names = [one.name for one in threading.enumerate()]
+    assert names.count("streamserve") == 1
+
+
+async def test_a_blocking_call_on_the_loop_names_the_async_one() -> None:
+    """It would wait for itself."""
+    with pytest.raises(SynchronousOnlyOperation, match="await acomplete"):
+        complete(**ASK)
+
+
+async def test_leaving_the_loop_stops_the_answer(engine: None) -> None:
+    """The engine makes nothing for a reader that has left."""
+    async for _ in stream("tell me", ignore_eos=True, max_tokens=4000):
+        break
+    await until(lambda: all(one.terminal is not None for one in site.get_streams().all()))
+    assert [one.summary().finish_reason for one in site.get_streams().all()] == ["abandoned"]
+
+
+@pytest.mark.parametrize("name", ["whole", "awhole", "pieces"])
+def test_views_wait_for_an_answer(http: httpx.Client, alice: Any, name: str) -> None:
+    """Sync and async views of an ASGI server; the answer is the key's user's."""
+    reply = http.get(f"/{name}")
+    assert (reply.status_code, bool(reply.json()["text"])) == (200, True), reply.text
+    assert StreamRow.objects.get().tenant == f"user:{alice.pk}"
+
+
+def test_views_hand_a_stream_to_the_browser(http: httpx.Client) -> None:
+    """As the response, or by its address: the browser reads the same text, and may resume."""
+    whole = http.get("/whole").json()["text"]
+    body = http.get("/streamed").content
+    check_native(body)
+    assert text_of(parse_sse(body)) == whole
+    assert http.get("/astreamed").text == whole
+    for name in ("started", "astarted"):
+        body = http.get(http.get(f"/{name}").json()["url"]).content
+        check_native(body)
+        assert text_of(parse_sse(body)) == whole
+
+
+def test_another_tenant_does_not_reach_it(http: httpx.Client, server: DaphneServer, lonely_key: str) -> None:
+    """The address is no secret: it answers its tenant only."""
+    url = http.get("/started").json()["url"]
+    other = httpx.get(f"{server.url}{url}", headers={"Authorization": f"Bearer {lonely_key}"}, trust_env=False)
+    assert other.status_code == 404
+
+
+def test_wrong_calls_are_refused(background_site: None, alice: Any) -> None:
+    """An unknown model, a visitor, two callers, a wrong field: errors of the catalogue, each before the engine."""
+    request = RequestFactory().get("/")
+    request.user = AnonymousUser()
+    for options, error in [
+        ({"model": "nothing"}, NotFound),
+        ({"request": request}, Unauthorized),
+        ({"user": AnonymousUser()}, Unauthorized),
+        ({"user": alice, "tenant": "billing"}, BadRequest),
+        ({"max_token": 3}, BadRequest),
+    ]:
+        with pytest.raises(error):
+            complete("tell me", **options)
+    assert not StreamRow.objects.exists()
+
+
+COMMAND = """
+from streamserve import complete
+print(complete("tell me", max_tokens=4, seed=7).text)
+"""
+FORKED = """
+import os
+from streamserve import complete
+child = os.fork()
+print(complete("tell me", max_tokens=4, seed=7).text, flush=True)
+if child:
+    print("status", os.waitpid(child, 0)[1])
+"""
+STATES = "from streamserve.models import Stream; print(*Stream.objects.values_list('state', flat=True))"
+
+
+@pytest.mark.parametrize(("code", "num"), [(COMMAND, 1), (FORKED, 2)], ids=["command", "forked worker"])
+def test_a_process_without_a_server_uses_the_engine_and_ends(tmp_path: Path, code: str, num: int) -> None:
+    """A management command and a forked worker (Celery): the engine's process answers, nothing is left to say."""
+    assert manage(tmp_path, "migrate", "-v", "0").returncode == 0
+    command = [
+        sys.executable,
+        "-W",
+        "ignore:This process:DeprecationWarning",
+        "manage.py",
+        "shell",
+        "-v",
+        "0",
+        "-c",
+        code,
+    ]
+    try:
+        done = subprocess.run(command, cwd=ROOT, env=environment(tmp_path), capture_output=True, text=True, timeout=120)
+        texts = [line for line in done.stdout.splitlines() if line and not line.startswith(("status", "{"))]
+        assert (done.returncode, len(texts), len(set(texts))) == (0, num, 1), done
+        assert set(done.stderr.splitlines()) <= {"starting the engine of model echo"}
+        assert "status" not in done.stdout or "status 0" in done.stdout
+        assert manage(tmp_path, "shell", "-v", "0", "-c", STATES).stdout.split() == ["finished"] * num
+    finally:
+        manage(tmp_path, "streamserve_engine", "--stop")
+
+
+def test_importing_the_package_is_light() -> None:
+    """`import streamserve` imports neither Django nor asyncio; the API comes with its first use."""
+    code = "import sys, streamserve; print(*{'django', 'asyncio', 'torch'} & set(sys.modules))"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "\n"
+
+
+def test_a_key_of_nobody_owns_its_answers(http: httpx.Client, server: DaphneServer, lonely_key: str) -> None:
+    """The row of a key without a user names the key."""
+    httpx.get(f"{server.url}/awhole", headers={"Authorization": f"Bearer {lonely_key}"}, timeout=30, trust_env=False)
+    assert StreamRow.objects.get().owner == f"key:{ApiKey.objects.get(name='lonely').pk}"
