@@ -18,6 +18,7 @@ from tests.sim.debts import Debts
 from tests.sim.flights import Flights
 from tests.sim.prompts import PromptLaws
 from tests.sim.readers import ReaderLaws
+from tests.sim.waits import WaitLaws
 
 if TYPE_CHECKING:
     from tests.sim.asked import Asked
@@ -32,6 +33,7 @@ class Laws:
         self.books = Books(sim)
         self.readers = ReaderLaws(sim)
         self.prompts = PromptLaws(sim)
+        self.waits = WaitLaws(sim)
         self.debts = Debts(sim)
         self.answers = AnswerLaws(sim)
         self.flights = Flights(sim)
@@ -44,7 +46,6 @@ class Laws:
         self._cached: dict[int, int] = {}
         self._order: dict[int, tuple[float, int]] = {}
         self._forced: set[int] = set()
-        self.known_at: dict[int, float] = {}
 
     @property
     def is_calm(self) -> bool:
@@ -106,8 +107,6 @@ class Laws:
         self.has_preempted = False
         self.answers.before_step()
         self._forced.clear()
-        for seq_id in sim.by_seq_id:
-            self.known_at.setdefault(seq_id, self.started_at)
         self.num_wanted = sum(self.flights.wants_block(s) for s in self.running)
         self._ran = [(s, s.num_preemptions) for s in self.running]
         self._could_decode = {s.seq_id for s in self.running if self.flights.num_unplanned(s) == 1}
@@ -153,6 +152,7 @@ class Laws:
         self._check_decodes()
         self._check_times()
         self.readers.after_step()
+        self.waits.after_step()
 
     def check_end(self) -> None:
         """Nothing was asked for any more."""
