@@ -30,7 +30,8 @@ class SequenceRequest:
     where the uninterrupted one would. `max_tokens` 0 only fills the prefix cache. The first `num_public_tokens` of the
     prompt are the server's own, the same for all tenants, and are cached without the salt. `reader_tokens`: how many
     output tokens the reader has received by now; None: the engine does not wait for readers. `first_token_at`: when the
-    answer's first token was generated, if that was before this admission.
+    answer's first token was generated, if that was before this admission. `queue_seconds`: how long it may wait for its
+    first step; None: as the scheduler's queue stands.
     """
 
     seq_id: int
@@ -46,6 +47,7 @@ class SequenceRequest:
     tenant: str = ""
     reader_tokens: int | None = None
     first_token_at: float | None = None
+    queue_seconds: float | None = None
 
 
 class State(Enum):
@@ -126,6 +128,11 @@ class Sequence:
     def num_output_tokens(self) -> int:
         """Output tokens, those shown before a resume included."""
         return len(self.token_ids) - len(self.request.prompt_token_ids)
+
+    @property
+    def is_new(self) -> bool:
+        """Whether it was in no step yet, and the answer is not a resumed one."""
+        return self.scheduled_at is None and self.num_output_tokens == 0
 
     @property
     def num_uncomputed_tokens(self) -> int:

@@ -20,6 +20,7 @@ from tests.sim.flights import Flights
 from tests.sim.prompts import PromptLaws
 from tests.sim.readers import ReaderLaws
 from tests.sim.sharing import SharingLaws
+from tests.sim.waits import WaitLaws
 
 if TYPE_CHECKING:
     from tests.sim.asked import Asked
@@ -34,6 +35,7 @@ class Laws:
         self.books = Books(sim)
         self.readers = ReaderLaws(sim)
         self.prompts = PromptLaws(sim)
+        self.waits = WaitLaws(sim)
         self.debts = Debts(sim)
         self.answers = AnswerLaws(sim)
         self.flights = Flights(sim)
@@ -48,7 +50,6 @@ class Laws:
         self._found: dict[int, int] = {}
         self._order: dict[int, tuple[float, int]] = {}
         self._forced: set[int] = set()
-        self.known_at: dict[int, float] = {}
 
     @property
     def is_calm(self) -> bool:
@@ -120,8 +121,6 @@ class Laws:
         self.has_preempted = False
         self.answers.before_step()
         self._forced.clear()
-        for seq_id in sim.by_seq_id:
-            self.known_at.setdefault(seq_id, self.started_at)
         self.num_wanted = sum(self.flights.wants_block(s) for s in self.running)
         self._ran = [(s, s.num_preemptions) for s in self.running]
         self._could_decode = {s.seq_id for s in self.running if self.flights.num_unplanned(s) == 1}
@@ -174,6 +173,7 @@ class Laws:
         self.counts.after_step()
         self.note_found()
         self.readers.after_step()
+        self.waits.after_step()
 
     def check_end(self) -> None:
         """Nothing was asked for any more."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from streamserve.engine.plan import StepPlan
-from streamserve.engine.sequence import Sequence
+from streamserve.engine.sequence import Sequence, State
 from tests.sim.model import STEP_SECONDS, TOKEN_SECONDS
 
 if TYPE_CHECKING:
@@ -68,6 +68,10 @@ class PromptLaws:
         if not prompts:
             return
         first = min(prompts, key=lambda s: s.order_key)
+        if any(seq_id in planned and key < first.order_key for seq_id, key in lending.items()):
+            return  # the step is that of one before it, by the writer it waits for
+        if any(s.state is State.FINISHED for s in (*laws.running, *laws.waiting)):
+            return  # it waited for the writer that has just parked, and has its turn in the next step
         chosen = [s for s in scheduler.running if s.seq_id in planned]
         later = [s.seq_id for s in chosen if s.order_key > first.order_key and s.seq_id not in lending]
         if first.seq_id not in planned:  # those before it took all there was

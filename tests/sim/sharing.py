@@ -48,11 +48,15 @@ class SharingLaws:
         has_flight = self.sim.laws.flights.chunk_of(sequence) is not None
         return writer != sequence.seq_id or (has_flight and self.sim.laws.books.is_cached(means))
 
-    def writers_waited_for(self) -> set[int]:
-        """Return who writes a block that another one waits for."""
-        waiting = [s for s in self.sim.core.scheduler.running if self.waits(s)]
-        means = [self._next(self.sim.by_seq_id[s.seq_id], s, self._launched(s)) for s in waiting]
-        return {self._begun[one] for one in means if one in self._begun}
+    def writers_waited_for(self) -> dict[int, tuple[float, int]]:
+        """Return who writes a block that others wait for, and the place in the order of the first of these."""
+        found: dict[int, tuple[float, int]] = {}
+        for sequence in self.sim.core.scheduler.running:
+            if self.waits(sequence):
+                means = self._next(self.sim.by_seq_id[sequence.seq_id], sequence, self._launched(sequence))
+                if means in self._begun:
+                    found.setdefault(self._begun[means], sequence.order_key)
+        return found
 
     def _begin(self, sequence: Sequence, end: int) -> None:
         asked = self.sim.by_seq_id.get(sequence.seq_id)

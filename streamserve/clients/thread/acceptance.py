@@ -72,8 +72,8 @@ class Prepared:
     timeout_seconds: float | None
     num_tokens: int
 
-    def sequence_request(self, seq_id: int, index: int, accepted_at: float) -> SequenceRequest:
-        """Make the engine's part of one choice; choices differ in their seeds."""
+    def sequence_request(self, seq_id: int, index: int, accepted_at: float, queue_seconds: float) -> SequenceRequest:
+        """Make the engine's part of one choice, which may wait so long; choices differ in their seeds."""
         request = self.request
         assert self.sampling.seed is not None
         arrived_at = request.arrived_at if request.arrived_at is not None else accepted_at
@@ -91,6 +91,7 @@ class Prepared:
             tenant=request.tenant,
             reader_tokens=None if request.reader_tokens is None else request.reader_tokens[index],
             first_token_at=request.first_token_at,
+            queue_seconds=queue_seconds,
         )
 
 
