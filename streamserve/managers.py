@@ -8,8 +8,9 @@ from __future__ import annotations
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
-from django.db import models
+from django.db import connections, models
 from django.db.models import F, Q
+from django.dispatch import Signal
 from django.utils import timezone
 
 from streamserve.keys import digest_of, is_well_formed, new_key, prefix_of
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
     from streamserve.models import ApiKey, Stream, Watch  # noqa: F401  (a base class names it in quotes)
 
 LAST_USED_EVERY = timedelta(minutes=1)  # one write a minute and key, not one a request
+
+keys_revoked = Signal()  # an UPDATE sends no post_save
 
 
 class ApiKeyQuerySet(models.QuerySet["ApiKey"]):
@@ -52,7 +55,9 @@ class ApiKeyQuerySet(models.QuerySet["ApiKey"]):
 
     def revoke(self, now: datetime | None = None) -> int:
         """Revoke these keys permanently and return how many changed; a revoked key keeps its date."""
-        return self.filter(revoked_at__isnull=True).update(revoked_at=now or timezone.now())
+        num_revoked = self.filter(revoked_at__isnull=True).update(revoked_at=now or timezone.now())
+        keys_revoked.send(self.model)
+        return num_revoked
 
 
 class StreamQuerySet(models.QuerySet["Stream"]):
@@ -68,10 +73,20 @@ class StreamQuerySet(models.QuerySet["Stream"]):
             self.filter(state="running").exclude(producer="").order_by().values_list("producer", flat=True).distinct()
         )
 
-    def running_of(self, owner: str, is_prefix: bool) -> models.QuerySet[Stream, tuple[str, str]]:
-        """Return (id, producer) of the running streams of `owner`, or of a prefix of owners; oldest first."""
-        owners = Q(owner__startswith=owner) if is_prefix else Q(owner=owner)
-        return self.filter(owners, state="running").order_by("created_at").values_list("pk", "producer")
+    def running_of(self, owner: str, is_prefix: bool, worker_id: str = "") -> list[tuple[str, str]]:
+        """Return (id, producer) of the running streams of `owner`, or of a prefix of owners; oldest first.
+
+        Without those that `worker_id` produces. Every start asks this, so it is written out: building the query takes
+        ten times as long as running it. The state is no parameter, so that SQLite uses the index of running streams.
+        """
+        comparison, value = ("LIKE", f"{owner}%") if is_prefix else ("=", owner)
+        sql = (
+            "SELECT id, producer FROM streamserve_stream "
+            f"WHERE state = 'running' AND owner {comparison} %s ORDER BY created_at"
+        )
+        with connections[self.db].cursor() as cursor:
+            cursor.execute(sql, [value])
+            return [(id, producer) for id, producer in cursor.fetchall() if not producer or producer != worker_id]
 
     def finished_before(self, when: datetime) -> StreamQuerySet:
         """Return the streams that ended before `when`."""

@@ -111,6 +111,7 @@ class Stream(models.Model):
         indexes = (
             models.Index(fields=["tenant", "-created_at"], name="streamserve_tenant_created"),
             models.Index(fields=["producer"], condition=models.Q(state="running"), name="streamserve_unfinished"),
+            models.Index(fields=["owner"], condition=models.Q(state="running"), name="streamserve_running_of"),
         )
         default_permissions = ("view",)
         permissions = (

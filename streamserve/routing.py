@@ -29,7 +29,8 @@ def wrap(application: Any, *, websocket: Any = None) -> Any:
 
     from streamserve.asgi.middleware import StreamMiddleware
     from streamserve.conf import SiteConfig, get_problems, get_settings
-    from streamserve.web.site import begin_to_drain, reset, shut_down_streams
+    from streamserve.web.front import fronted
+    from streamserve.web.site import begin_to_drain, begin_to_serve, reset, shut_down_streams
     from streamserve.web.websocket import SocketRouter, StreamConsumer, deny_unknown_path
 
     if isinstance(application, StreamMiddleware):
@@ -41,7 +42,7 @@ def wrap(application: Any, *, websocket: Any = None) -> Any:
     else:
         apps = dict.fromkeys(("http", "websocket", "lifespan"), application)
     if isinstance(apps.get("http"), ASGIHandler):
-        apps["http"] = with_static_files(apps["http"])
+        apps["http"] = fronted(with_static_files(apps["http"]))
     others = websocket or apps.get("websocket") or deny_unknown_path
     apps["websocket"] = SocketRouter(AuthMiddlewareStack(StreamConsumer.as_asgi()), others)
     settings = SiteConfig() if get_problems() else get_settings()  # the system checks name the problems
@@ -51,6 +52,7 @@ def wrap(application: Any, *, websocket: Any = None) -> Any:
         guard=_guard(settings),
         stall_seconds=settings.flow.stall_seconds,
     )
+    middleware.on_startup(begin_to_serve)
     middleware.on_shutdown(reset)
     middleware.on_drain(begin_to_drain)
     middleware.on_drain(lambda: middleware.serve_while_draining(*_probe_paths()))

@@ -118,7 +118,7 @@ async def test_a_model_is_paused_and_resumed(engine: None, root: Any) -> None:
     [line] = [line for line in logs if line["event"] == "engine_controlled_by_staff"]
     assert (line["action"], line["model"], line["user_id"]) == ("pause", "echo", root.pk)
     assert paused.json() == {"model": "echo", "state": "paused"}
-    told = await AsyncClient().get("/readyz")
+    told = await client.get("/readyz")
     assert (told.status_code, told.json()["reason"]) == (503, "echo is paused")
     assert told.json()["models"][0]["message"] != ""
     metrics = (await client.get("/metrics")).content.decode()
@@ -137,7 +137,7 @@ async def test_a_draining_model_takes_nothing_new(engine: None, root: Any, alice
     refused = await Caller(key=alice_key).post("/streams", {"prompt": "hi"})
     assert (refused.status_code, refused.json()["error"]["code"]) == (503, "engine_draining")
     assert int(refused["Retry-After"]) >= 1
-    assert (await AsyncClient().get("/readyz")).json()["reason"] == "echo is draining"
+    assert (await client.get("/readyz")).json()["reason"] == "echo is draining"
 
 
 async def test_the_live_page_shows_loading(engine: None, root: Any) -> None:

@@ -7,6 +7,7 @@ send its Reply. Endpoints know neither of them.
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
@@ -66,6 +67,7 @@ class Call:
     params: Mapping[str, str] = field(default_factory=dict)
     query_string: str = ""
     address: str = ""  # of the client, from the server
+    received_at: float = field(default_factory=time.monotonic)  # when the server had the request's head
 
     def query(self) -> dict[str, str]:
         """Return the query parameters. Raises BadRequest for one that is given twice."""
@@ -181,8 +183,13 @@ class Site(Protocol):
     def health(self) -> Mapping[str, Any]:
         """Return the fields of `/readyz` beside the models."""
 
-    async def start(self, caller: Caller, request: GenerateRequest, on_disconnect: str, /) -> Stream:
-        """Start an answer for `caller`, within its limits. Raises StreamserveError."""
+    async def start(
+        self, caller: Caller, request: GenerateRequest, on_disconnect: str, /, *, received_at: float | None = None
+    ) -> Stream:
+        """Start an answer for `caller`, within its limits; its times count from `received_at`.
+
+        Raises StreamserveError.
+        """
 
     async def find(self, caller: Caller, *, stream_id: str = "", log_id: str = "") -> Found:
         """Return the stream of that id or log id, with one query at most.

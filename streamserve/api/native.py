@@ -43,7 +43,7 @@ async def new_stream(call: Call, site: Site) -> Reply:
 
 
 async def _start(call: Call, site: Site, asked: NativeRequest) -> Reply:
-    stream = await site.start(call.caller, asked.generate, asked.on_disconnect)
+    stream = await site.start(call.caller, asked.generate, asked.on_disconnect, received_at=call.received_at)
     return Reply(body=Delivery(site.streams, stream, encoder_for(asked.format, stream)))
 
 

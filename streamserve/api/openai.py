@@ -12,7 +12,7 @@ from streamserve.streams.reader.follow import collect
 async def chat_completions(call: Call, site: Site) -> Reply:
     """POST /v1/chat/completions, streamed or whole."""
     asked = openai_chat.parse(await call.json(site.limits), site.limits, default_model=site.default_model)
-    stream = await site.start(call.caller, asked.generate, "abort")
+    stream = await site.start(call.caller, asked.generate, "abort", received_at=call.received_at)
     if asked.stream:
         return Reply(body=Delivery(site.streams, stream, openai_chat.encoder_for(stream, asked)))
     events = await call.wait(collect(site.streams, stream))

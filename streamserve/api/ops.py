@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from streamserve.api.call import Call, Reply, Site, json_reply
+from typing import Any
+
+from streamserve.api.call import ANONYMOUS, Call, Reply, Site, json_reply
 from streamserve.api.metrics import CONTENT_TYPE, render_metrics
 from streamserve.protocol.errors import NotFound
-from streamserve.protocol.stats import ABSENT
+from streamserve.protocol.stats import ABSENT, ModelDescription
 
 # Messages of states for which the engine gives none.
 _STATE_WORDS = {
@@ -21,30 +23,40 @@ async def livez(call: Call, site: None) -> Reply:
 
 
 async def readyz(call: Call, site: Site) -> Reply:
-    """GET /readyz: 200 while every model is ready, else 503 with the reason and the progress. Starts loading."""
+    """GET /readyz: 200 while every model is ready, else 503 with the reason.
+
+    Callers that may chat, and everyone with DEBUG, get the models with their progress, and start loading; others get
+    neither: a probe loads nothing that the server has not begun to load.
+    """
+    is_known = site.is_debug or call.caller is not ANONYMOUS
     reasons = ["this process is going down"] if site.is_draining else []
     models = []
     for client in site.clients.values():
-        client.start()
+        if is_known:
+            client.start()
         model = client.describe()
-        is_absent = model.stage == ABSENT
         if model.state != "ready":
-            reasons.append(f"{model.alias} {'has no engine' if is_absent else f'is {model.state}'}")
-        models.append(
-            {
-                "alias": model.alias,
-                "state": model.state,
-                "stage": model.stage,
-                "fraction": round(model.fraction, 3),
-                "loaded_bytes": model.loaded_bytes,
-                "total_bytes": model.total_bytes,
-                "elapsed_seconds": round(model.elapsed_seconds, 2),
-                # The engine's own message may name folders and libraries: only with DEBUG.
-                "message": ((site.is_debug or is_absent) and model.message) or _STATE_WORDS.get(model.state, ""),
-            }
-        )
-    body = {"ready": not reasons, "reason": ", ".join(reasons), "models": models, **site.health()}
-    return json_reply(body, status=503 if reasons else 200)
+            state = "has no engine" if model.stage == ABSENT else f"is {model.state}"
+            reasons.append(f"{model.alias if is_known else 'a model'} {state}")
+        models.append(_model_json(model, shows_message=site.is_debug or model.stage == ABSENT))
+    body: dict[str, Any] = {"ready": not reasons, "reason": ", ".join(dict.fromkeys(reasons))}
+    if is_known:
+        body["models"] = models
+    return json_reply({**body, **site.health()}, status=503 if reasons else 200)
+
+
+def _model_json(model: ModelDescription, *, shows_message: bool) -> dict[str, Any]:
+    """Return a model's state and progress. The engine's own message may name folders and libraries."""
+    return {
+        "alias": model.alias,
+        "state": model.state,
+        "stage": model.stage,
+        "fraction": round(model.fraction, 3),
+        "loaded_bytes": model.loaded_bytes,
+        "total_bytes": model.total_bytes,
+        "elapsed_seconds": round(model.elapsed_seconds, 2),
+        "message": (shows_message and model.message) or _STATE_WORDS.get(model.state, ""),
+    }
 
 
 async def metrics(call: Call, site: Site) -> Reply:

@@ -35,11 +35,15 @@ _ANY = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Access:
-    """The kinds of callers that may call a route, and the scope they need."""
+    """The kinds of callers that may call a route, and the scope they need.
+
+    `identifies`: a route for anyone, which says more to callers that may chat.
+    """
 
     callers: tuple[str, ...]
     scope: str = "chat"
     open_in_debug: bool = False
+    identifies: bool = False
 
     def __post_init__(self) -> None:
         if not self.callers or not set(self.callers) <= set(KINDS):
@@ -83,6 +87,7 @@ def failure(request_id: str) -> StreamserveError:
 
 _CHAT = Access(callers=CHAT_CALLERS)
 _OPEN = Access(callers=ANYONE)
+_PROBE = Access(callers=ANYONE, identifies=True)
 _WATCH = Access(callers=("session", "key"), scope="watch")
 _OPS = Access(callers=OPS_CALLERS, scope="ops", open_in_debug=True)
 
@@ -123,6 +128,6 @@ ROUTES = (
     _openai("v1/<path:path>", openai.unknown, _OPEN, methods=_ANY, needs_site=False),
     _native("livez", ops.livez, _OPEN, methods=_READ, name="livez", needs_site=False),
     _native("health", ops.livez, _OPEN, methods=_READ, name="health", needs_site=False),
-    _native("readyz", ops.readyz, _OPEN, methods=_READ, name="readyz"),
+    _native("readyz", ops.readyz, _PROBE, methods=_READ, name="readyz"),
     _native("metrics", ops.metrics, _OPS, methods=_READ, name="metrics"),
 )

@@ -146,6 +146,11 @@ class _Body:
         return message
 
 
+def large_body_reply(bound: RouteBound) -> bytes:
+    """Return the body of the 413 for a route, for a server that refuses by itself."""
+    return json.dumps(bound.error_json(to_body(_too_large(bound)))).encode()
+
+
 def _too_large(bound: RouteBound) -> TooLarge:
     return TooLarge(f"The body is over the limit of {bound.body_bytes:,} bytes. Send less.")
 

@@ -1,7 +1,7 @@
 """`Lifespan`: ASGI lifespan for an app that may not support it (Django and Channels do not).
 
-The inner app is called first; what it leaves unanswered is answered here. Callbacks run at shutdown, before the inner
-app receives it. Stock daphne has no lifespan: there the site's own hooks close engines and logs.
+The inner app is called first; what it leaves unanswered is answered here. Callbacks run at startup and at shutdown,
+before the inner app receives it. Stock daphne has no lifespan: there the site's own hooks close engines and logs.
 """
 
 from __future__ import annotations
@@ -19,9 +19,11 @@ Callback = Callable[[], Awaitable[None]]
 class Lifespan:
     """The lifespan messages between one server and one app."""
 
-    def __init__(self, receive: Receive, send: Send, on_shutdown: Iterable[Callback]) -> None:
+    def __init__(
+        self, receive: Receive, send: Send, *, on_startup: Iterable[Callback], on_shutdown: Iterable[Callback]
+    ) -> None:
         self._receive, self._send = receive, send
-        self._on_shutdown = on_shutdown
+        self._callbacks = {"lifespan.startup": on_startup, "lifespan.shutdown": on_shutdown}
         self._pending: str | None = None  # received, not yet answered
         self._has_answered = False
         self._is_over = False
@@ -40,15 +42,14 @@ class Lifespan:
             await self.send({"type": f"{self._pending}.complete"})
 
     async def receive(self) -> Message:
-        """Pass the server's next message on; at shutdown run the callbacks first."""
+        """Pass the server's next message on, after its callbacks."""
         message = await self._receive()
         self._pending = message["type"]
-        if self._pending == "lifespan.shutdown":
-            for callback in self._on_shutdown:
-                try:
-                    await callback()
-                except Exception:
-                    logger.exception("a shutdown callback failed")
+        for callback in self._callbacks[message["type"]]:
+            try:
+                await callback()
+            except Exception:
+                logger.exception("a callback of %s failed", message["type"])
         return message
 
     async def send(self, message: Message) -> None:

@@ -10,10 +10,11 @@ Plain ASGI 3; knows no framework and no dialect. Wrap it around everything: `Str
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 
 from streamserve.asgi.drain import Drain
-from streamserve.asgi.guard import Guard, GuardedApp
+from streamserve.asgi.guard import Guard, GuardedApp, large_body_reply
 from streamserve.asgi.handover import Exchange
 from streamserve.asgi.hardening import Hardened, Hardening
 from streamserve.asgi.lifespan import Callback, Lifespan
@@ -25,7 +26,7 @@ class StreamMiddleware:
 
     `harden`: also correct the app's own `text/event-stream` responses (hardening.py). `guard`: bounds of
     connections and bodies (guard.py). `stall_seconds`: a reader that takes nothing for so long is cut off; 0: that is
-    left to the server.
+    left to the server. `scope["streamserve.received_at"]` is `time.monotonic()` of the request.
     """
 
     def __init__(
@@ -36,6 +37,7 @@ class StreamMiddleware:
         self._guard = guard
         self._guarded = self._dispatch if guard is None else GuardedApp(self._dispatch, guard)
         self._stall_seconds = stall_seconds
+        self._on_startup: list[Callback] = []
         self._on_shutdown: list[Callback] = []
         self._on_drain: list[Callable[[], None]] = []
         self._on_going_away: list[Callable[[], None]] = []
@@ -57,6 +59,10 @@ class StreamMiddleware:
         """Name the paths that are answered while FlowServer drains; any other new request gets a 503."""
         self._paths_while_draining.update(paths)
 
+    def on_startup(self, callback: Callback) -> None:
+        """Await `callback` at lifespan startup."""
+        self._on_startup.append(callback)
+
     def on_shutdown(self, callback: Callback) -> None:
         """Await `callback` at lifespan shutdown. The same callback is called once."""
         if callback not in self._on_shutdown:
@@ -67,9 +73,12 @@ class StreamMiddleware:
         if drain is not None and drain is not self._drain:
             self._join(drain, scope.get("root_path", ""))
         if scope["type"] == "lifespan":
-            await Lifespan(receive, send, self._on_shutdown).serve(self._app, scope)
+            await Lifespan(receive, send, on_startup=self._on_startup, on_shutdown=self._on_shutdown).serve(
+                self._app, scope
+            )
             return
-        await self._guarded({**scope, "streamserve": self}, receive, send)
+        scope = {**scope, "streamserve": self, "streamserve.received_at": time.monotonic()}
+        await self._guarded(scope, receive, send)
 
     async def _dispatch(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
@@ -77,15 +86,15 @@ class StreamMiddleware:
         else:
             await self._app(scope, receive, send)
 
-    def _body_bytes_of(self, path: str) -> int | None:
+    def _body_bound_of(self, path: str) -> tuple[int, bytes] | None:
         bound = None if self._guard is None else self._guard.bound_of(path)
-        return None if bound is None else bound.body_bytes
+        return None if bound is None else (bound.body_bytes, large_body_reply(bound))
 
     def _join(self, drain: Drain, root_path: str) -> None:
         """Register the callbacks with the server's drain; if it has begun, call those of `on_drain` now."""
         self._drain = drain
         drain.serves = lambda path: path.removeprefix(root_path) in self._paths_while_draining
-        drain.body_bytes_of = lambda path: self._body_bytes_of(path.removeprefix(root_path))
+        drain.body_bound_of = lambda path: self._body_bound_of(path.removeprefix(root_path))
         for callback in self._on_drain:
             drain.on_drain(callback)
             if drain.is_draining:

@@ -52,14 +52,23 @@ class LocalSite:
         for client in self.clients.values():
             client.start()
 
-    async def start(self, caller: Caller, request: GenerateRequest, on_disconnect: str = "park") -> Stream:
+    async def start(
+        self,
+        caller: Caller,
+        request: GenerateRequest,
+        on_disconnect: str = "park",
+        *,
+        received_at: float | None = None,
+    ) -> Stream:
         """Start an answer for `caller`, within its limits. Raises StreamserveError."""
         # The tenant's prefix-cache salt: blocks of two tenants never match, and a salt cannot be guessed.
         salt = hmac.new(self._secret, caller.tenant.encode(), hashlib.sha256).hexdigest()
         request = dataclasses.replace(request, salt=salt)
         if request.model in self.clients:
             self.clients[request.model].start()
-        return await self.streams.start(request, owner=caller.owner, tenant=caller.tenant, on_disconnect=on_disconnect)
+        return await self.streams.start(
+            request, owner=caller.owner, tenant=caller.tenant, on_disconnect=on_disconnect, received_at=received_at
+        )
 
     async def find(self, caller: Caller, *, stream_id: str = "", log_id: str = "") -> Found:
         """Return the stream. Raises NotFound for an unknown id, and for a stream of another tenant."""

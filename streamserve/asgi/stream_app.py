@@ -232,13 +232,14 @@ class StreamApp:
             call = Call(
                 method=request.method,
                 headers=request.headers,
-                caller=ANONYMOUS if route.access.callers == ANYONE else await self._caller(request.scope),
+                caller=await self._admit(route.access, request.scope),
                 request_id=request.id,
                 body=request.chunks,
                 wait=request.wait,
                 params=params,
                 query_string=request.query_string,
                 address=(request.scope.get("client") or ("",))[0],
+                received_at=request.scope["streamserve.received_at"],
             )
             site: Site | None = self._serving() if route.needs_site else None
             reply = await route.endpoint(call, site)
@@ -251,6 +252,16 @@ class StreamApp:
             logger.exception("request %s to %s failed", request.id, request.path)
             reply = route.error_reply(failure(request.id))
         await request.send(reply)
+
+    async def _admit(self, access: Access, scope: Scope) -> Caller:
+        if access.callers == ANYONE and not access.identifies:
+            return ANONYMOUS
+        try:
+            return await self._caller(scope)
+        except StreamserveError:
+            if access.identifies:
+                return ANONYMOUS
+            raise
 
     async def _caller(self, scope: Scope) -> Caller:
         caller = self._authenticate(scope)

@@ -40,6 +40,8 @@ __all__ = [
     "parse",
 ]
 
+# With obfuscation a delta's JSON is filled up to a multiple of this, so that its size says little about its text.
+_OBFUSCATED_CHARS = 64
 _ERROR_TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 
 
@@ -72,11 +74,19 @@ class ChatEncoder:
     takes_snapshots = False
 
     def __init__(
-        self, log_id: str, *, completion_id: str, model: str, created: int, include_usage: bool = False, n: int = 1
+        self,
+        log_id: str,
+        *,
+        completion_id: str,
+        model: str,
+        created: int,
+        include_usage: bool = False,
+        include_obfuscation: bool = False,
+        n: int = 1,
     ) -> None:
         self._log_id = log_id
         self._head = {"id": completion_id, "object": "chat.completion.chunk", "created": created, "model": model}
-        self._include_usage = include_usage
+        self._include_usage, self._include_obfuscation = include_usage, include_obfuscation
         self._n = n
         self._blocks = TextBlocks()
         self._started: set[int] = set()
@@ -107,7 +117,7 @@ class ChatEncoder:
         if token not in self._blocks or not (token.text or token.logprobs):
             return []
         chunk = self._choice(token.choice, {"content": token.text}, logprobs=_logprobs_json([token]))
-        return [*self._start(token.choice), chunk]
+        return [*self._start(token.choice), _obfuscated(chunk) if self._include_obfuscation else chunk]
 
     def _start(self, choice: int) -> list[str]:
         if choice in self._started:
@@ -144,6 +154,12 @@ class ChatEncoder:
         return one_line_json(chunk)
 
 
+def _obfuscated(chunk: str) -> str:
+    """Return the JSON of a chunk with an `obfuscation` that makes its length in bytes a multiple of 64."""
+    empty = chunk[:-1] + ',"obfuscation":""}'
+    return chunk[:-1] + f',"obfuscation":"{"0" * (-len(empty.encode()) % _OBFUSCATED_CHARS)}"}}'
+
+
 def identity(stream: IsStream, asked: ChatRequest) -> dict[str, Any]:
     """Return what names a completion, in each of its chunks or as a whole."""
     completion_id = f"chatcmpl-{stream.id}"
@@ -152,7 +168,12 @@ def identity(stream: IsStream, asked: ChatRequest) -> dict[str, Any]:
 
 def encoder_for(stream: IsStream, asked: ChatRequest) -> ChatEncoder:
     """Return the encoder that answers `asked`."""
-    return ChatEncoder(stream.log_id, include_usage=asked.include_usage, **identity(stream, asked))
+    return ChatEncoder(
+        stream.log_id,
+        include_usage=asked.include_usage,
+        include_obfuscation=asked.include_obfuscation,
+        **identity(stream, asked),
+    )
 
 
 @dataclass(slots=True)

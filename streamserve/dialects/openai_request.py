@@ -64,11 +64,14 @@ _STREAM_OPTIONS: Table = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatRequest:
-    """A checked body. `include_usage` asks for a last chunk with token counts; it needs `stream`."""
+    """A checked body. With `stream`, `include_usage` asks for a last chunk with token counts, `include_obfuscation` for
+    deltas whose size says little about their text.
+    """
 
     generate: GenerateRequest
     stream: bool = False
     include_usage: bool = False
+    include_obfuscation: bool = False
 
 
 def parse(body: Mapping[str, Any], limits: Limits, *, default_model: str) -> ChatRequest:
@@ -77,10 +80,12 @@ def parse(body: Mapping[str, Any], limits: Limits, *, default_model: str) -> Cha
     stream = values.get("stream", False)
     if "stream_options" in values and not stream:
         raise conflict("stream_options is for streams; set stream to true or leave it out.", "stream_options")
+    options = values.get("stream_options", {})
     return ChatRequest(
         generate=build(values, limits, default_model=default_model),
         stream=stream,
-        include_usage=values.get("stream_options", {}).get("include_usage", False),
+        include_usage=options.get("include_usage", False),
+        include_obfuscation=options.get("include_obfuscation", False),
     )
 
 

@@ -18,7 +18,7 @@ from weakref import WeakSet
 
 from streamserve.protocol.errors import Overloaded, QuotaExceeded, StreamserveError
 from streamserve.protocol.limits import Limits
-from streamserve.streams.store import Group
+from streamserve.streams.store import ANONYMOUS, Group, groups_of
 
 if TYPE_CHECKING:
     from streamserve.streams.registry import Streams
@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger("streamserve.streams")
 
 RETRY_AFTER = 5  # seconds: about one short answer
-
-ANONYMOUS = Group("anon:", is_prefix=True)
 
 _Rows = Sequence[tuple[str, str]]
 
@@ -56,9 +54,10 @@ class StreamQuota:
         """
         bounds: list[tuple[Group, int, _Rows]] = []
         if self._limits is not None:
-            bounds.append((Group(owner), self._limits.max_streams_per_principal, ()))
-            if owner.startswith(ANONYMOUS.name):
-                bounds.append((ANONYMOUS, self._limits.max_streams_anonymous, ()))
+            for group in groups_of(owner):
+                is_common = group == ANONYMOUS
+                limit = self._limits.max_streams_anonymous if is_common else self._limits.max_streams_per_principal
+                bounds.append((group, limit, ()))
         if self._streams.store.is_shared:
             bounds = [(group, limit, await self._streams.store.running(group)) for group, limit, _ in bounds]
         for group, limit, rows in bounds:
@@ -85,7 +84,8 @@ class StreamQuota:
     def _in_excess(self, group: Group, limit: int, rows: _Rows, *, num_more: int = 0) -> list[Stream | str]:
         """Return what must end to keep the group's `limit`: streams of this process, ids of streams that none runs.
 
-        `rows` are the group's unfinished streams in all processes. Raises if ending every idle stream is not enough.
+        `rows` are the group's unfinished streams that other processes produce, or none does. Raises if ending every
+        idle stream is not enough. Takes time by the streams that run, not by those that have finished.
         """
         excess = num_more - limit
         for owner, num_starting in self._starting.items():
@@ -93,12 +93,10 @@ class StreamQuota:
                 excess += num_starting
         idle: list[Stream | str] = []
         ours = set(self._evicting)
-        for stream in self._streams.all():
-            if stream.owner not in group:
-                continue
+        for stream in self._streams.unfinished(group):
             is_held = stream.readers.num_holding > 0 or stream.on_disconnect == "finish"
-            if stream.state == "finished" or not stream.lease.is_elsewhere:
-                ours.add(stream.id)  # its row is unfinished for a while after its end
+            if not stream.lease.is_elsewhere:
+                ours.add(stream.id)
             if stream.is_live and (is_held or stream not in self._evicted):
                 excess += 1
                 if stream.state == "parked" and not is_held:

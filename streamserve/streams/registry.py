@@ -17,7 +17,7 @@ import random
 import secrets
 import time
 from collections import OrderedDict
-from collections.abc import Coroutine, Mapping
+from collections.abc import Coroutine, Iterable, Mapping
 from contextvars import Context
 from dataclasses import replace
 from typing import Any, cast
@@ -33,7 +33,7 @@ from streamserve.streams.config import StreamConfig
 from streamserve.streams.lease.lease import Lease
 from streamserve.streams.log.base import EventLog, LogUnavailable
 from streamserve.streams.quota import StreamQuota
-from streamserve.streams.store import NullStore, Record, StreamStore, answer_text
+from streamserve.streams.store import Group, NullStore, Record, StreamStore, answer_text, groups_of
 from streamserve.streams.stream import Stream
 from streamserve.streams.transcript import StreamSummary
 from streamserve.streams.writer import LogWriter
@@ -68,17 +68,28 @@ class Streams:
         self._quota = StreamQuota(limits, self)
         self._streams: dict[str, Stream] = {}
         self._by_log: dict[str, Stream] = {}
+        self._unfinished: dict[Group, dict[str, Stream]] = {}  # by id; a group without streams is not kept
         self._kept: OrderedDict[str, asyncio.Event] = OrderedDict()  # finished streams; setting the event drops one
         self._expired: OrderedDict[str, None] = OrderedDict()  # ids and log ids of dropped streams
         self._tasks: set[asyncio.Task[None]] = set()
         self._is_closing = False
 
-    async def start(self, request: GenerateRequest, *, owner: str, tenant: str, on_disconnect: str = "park") -> Stream:
+    async def start(
+        self,
+        request: GenerateRequest,
+        *,
+        owner: str,
+        tenant: str,
+        on_disconnect: str = "park",
+        received_at: float | None = None,
+    ) -> Stream:
         """Start an answer: the quota, the engine's acceptance, the record, `meta`; then its task runs.
 
-        Raises NotFound for an unknown model, QuotaExceeded, Overloaded, LogUnavailable, what the store raises, and what
-        the client raises: BadRequest, Refused. Then no stream runs.
+        Its times count from `received_at` (None: from now). Raises NotFound for an unknown model, QuotaExceeded,
+        Overloaded, LogUnavailable, what the store raises, and what the client raises: BadRequest, Refused. Then no
+        stream runs.
         """
+        now = time.monotonic()
         self.writer.refuse_if_down()
         client = self.clients.get(request.model)
         if client is None:
@@ -87,26 +98,13 @@ class Streams:
             request,
             tenant=tenant,
             stream_id=secrets.token_hex(16),
-            arrived_at=time.monotonic() if request.arrived_at is None else request.arrived_at,
+            arrived_at=now if request.arrived_at is None else request.arrived_at,
             reader_tokens=None if on_disconnect == "finish" else (0,) * request.n,
         )
         async with self._quota.reserve(owner) as make_room:
-            generation, request = await self._accept(client, request)
+            stream, generation = await self._accepted(client, request, owner, on_disconnect, received_at or now)
             try:
-                if self._is_closing:
-                    raise EngineUnavailable("The server is shutting down.")
                 make_room()
-                lease = Lease(self.store, request.stream_id)
-                stream = Stream(
-                    client,
-                    self.writer,
-                    self.settings,
-                    request,
-                    generation,
-                    owner=owner,
-                    on_disconnect=on_disconnect,
-                    lease=lease,
-                )
             except BaseException:
                 generation.cancel()
                 raise
@@ -165,6 +163,10 @@ class Streams:
         """Return every stream, oldest first, with the finished ones that are kept."""
         return list(self._streams.values())
 
+    def unfinished(self, group: Group) -> Iterable[Stream]:
+        """Return the streams of one of `groups_of` an owner whose tasks run, oldest first; some may just have ended."""
+        return self._unfinished.get(group, {}).values()
+
     def shut_down(self) -> None:
         """Start no more streams, and end those of this process; with a shared log another worker can resume them."""
         self._is_closing = True
@@ -185,23 +187,44 @@ class Streams:
         await self._quota.aclose()
         await self.writer.aclose()
 
-    async def _accept(self, client: EngineClient, request: GenerateRequest) -> tuple[Generation, GenerateRequest]:
-        """Return the accepted generation. While the engine is being replaced, wait and restart the arrival time."""
+    async def _accepted(
+        self, client: EngineClient, request: GenerateRequest, owner: str, on_disconnect: str, received_at: float
+    ) -> tuple[Stream, Generation]:
+        """Return the accepted stream. While the engine is being replaced, wait and restart the arrival time."""
         wait_until = time.monotonic() + self.settings.engine_wait_seconds
         while True:
             try:
-                return await client.generate(request), request
+                generation = await client.generate(request)
+                break
             except EngineUnavailable:
                 if self._is_closing or not _is_starting(client.describe()) or time.monotonic() >= wait_until:
                     raise
             await asyncio.sleep(_ENGINE_POLL_SECONDS)
             request = replace(request, arrived_at=time.monotonic())
+        if self._is_closing:
+            generation.cancel()
+            raise EngineUnavailable("The server is shutting down.")
+        lease = Lease(self.store, request.stream_id)
+        stream = Stream(
+            client,
+            self.writer,
+            self.settings,
+            request,
+            generation,
+            owner=owner,
+            on_disconnect=on_disconnect,
+            lease=lease,
+        )
+        stream.transcript.timings.started_at = received_at
+        return stream, generation
 
     def _add(
         self, stream: Stream, beginning: Coroutine[Any, Any, bool] | None = None, *, is_recorded: bool = False
     ) -> None:
         """Register the stream and start its task: the `beginning` of a new one first. `is_recorded`: its end is."""
         self._streams[stream.id] = self._by_log[stream.log_id] = stream
+        for group in groups_of(stream.owner):
+            self._unfinished.setdefault(group, {})[stream.id] = stream
         live = self._live(stream, beginning, is_recorded)
         # An empty context: the stream outlives the request that started it, and must not keep it alive.
         task = asyncio.get_running_loop().create_task(live, name=f"stream {stream.id}", context=Context())
@@ -255,6 +278,7 @@ class Streams:
             if beginning is not None and not await beginning:
                 return
             await stream.run()
+            self._note_end(stream)
             is_ended = stream.terminal is not None and not stream.lease.is_elsewhere
             # The end of a replica is recorded by the process that wrote it, if that is alive.
             if (stream.lease.is_held or is_ended) and not is_recorded:
@@ -335,7 +359,17 @@ class Streams:
             self._expired.popitem(last=False)
         await self.log.drop(stream.log_id)
 
+    def _note_end(self, stream: Stream) -> None:
+        """Take the stream out of the unfinished ones. A restored one of its id may have followed it."""
+        for group in groups_of(stream.owner):
+            others = self._unfinished.get(group, {})
+            if others.get(stream.id) is stream:
+                del others[stream.id]
+                if not others:
+                    del self._unfinished[group]
+
     def _remove(self, stream: Stream) -> None:
+        self._note_end(stream)
         if self._streams.get(stream.id) is stream:
             del self._streams[stream.id], self._by_log[stream.log_id]
 

@@ -1,7 +1,7 @@
 """`StreamStore`: one `Record` for every stream, beside its log; and `answer_text`, which reads a log.
 
-The Django side keeps records as rows of the site's database (web/store.py). `NullStore` keeps none, for a process that
-shares no streams. asyncio; knows no database.
+The Django side keeps records as rows of the site's database (web/rows/store.py). `NullStore` keeps none, for a process
+that shares no streams. asyncio; knows no database.
 """
 
 from __future__ import annotations
@@ -62,6 +62,14 @@ class Group:
         return owner.startswith(self.name) if self.is_prefix else owner == self.name
 
 
+ANONYMOUS = Group("anon:", is_prefix=True)  # visitors without a login
+
+
+def groups_of(owner: str) -> tuple[Group, ...]:
+    """Return every group with a limit that `owner` is in."""
+    return (Group(owner), ANONYMOUS) if owner in ANONYMOUS else (Group(owner),)
+
+
 class StreamStore(Protocol):
     """The records of all processes. Every call may raise a database error."""
 
@@ -85,7 +93,7 @@ class StreamStore(Protocol):
         """Write the end of a stream and delete its request. A finished record does not change."""
 
     async def running(self, group: Group) -> Sequence[tuple[str, str]]:
-        """Return (id, producer) of the group's unfinished streams in all processes, oldest first."""
+        """Return (id, producer) of the group's unfinished streams that this worker does not produce, oldest first."""
 
     def is_alive(self, worker_id: str) -> bool:
         """Return False if that worker is known to be dead. Never blocks."""

@@ -18,14 +18,15 @@ from django.middleware.csrf import CsrfViewMiddleware
 from django.utils.http import is_same_domain
 
 from streamserve.api.call import ANONYMOUS, Caller
-from streamserve.api.routes import ANYONE, Access, Route
+from streamserve.api.routes import ANYONE, CHAT_CALLERS, Access, Route
 from streamserve.conf import get_settings
-from streamserve.protocol.errors import Forbidden, Unauthorized
+from streamserve.protocol.errors import Forbidden, StreamserveError, Unauthorized
 from streamserve.web.auth import Principal, authenticate, key_in
 from streamserve.web.site import get_site
 
 SAFE_METHODS = ("GET", "HEAD")
 METRICS_PERMISSION = "streamserve.view_live"
+_CHAT = Access(callers=CHAT_CALLERS)
 # What a page of another origin may read and send, with a key (Fetch Standard, 3.2.3).
 _EXPOSED = "X-Stream-Id, Streamserve-From, X-Request-Id, Retry-After"
 _ALLOWED = "Authorization, Content-Type, Idempotency-Key, Last-Event-ID, X-Api-Key, X-Request-Id"
@@ -34,9 +35,12 @@ _PREFLIGHT_SECONDS = 600
 
 async def admit(access: Access, request: HttpRequest, headers: Mapping[str, str]) -> Caller:
     """Return the caller, or raise Unauthorized or Forbidden. Header names are in lower case."""
+    if access.identifies:
+        return await _known_caller(request, headers)
     if access.callers == ANYONE or (access.open_in_debug and django_settings.DEBUG):
         return ANONYMOUS
-    user = await request.auser() if hasattr(request, "auser") else None
+    has_user = hasattr(request, "auser") and key_in(headers) is None  # a key alone decides: no session is read
+    user = await request.auser() if has_user else None
     address = request.META.get("REMOTE_ADDR") or ""
     session, wrong_keys = getattr(request, "session", None), get_site().wrong_keys
     known = await authenticate(headers, user, session, address=address, wrong_keys=wrong_keys)
@@ -52,6 +56,14 @@ async def admit(access: Access, request: HttpRequest, headers: Mapping[str, str]
     else:
         check_csrf(request)
     return principal
+
+
+async def _known_caller(request: HttpRequest, headers: Mapping[str, str]) -> Caller:
+    """Return the caller if it may chat, else ANONYMOUS."""
+    try:
+        return await admit(_CHAT, request, headers)
+    except StreamserveError:
+        return ANONYMOUS
 
 
 async def _may_see_metrics(user: Any) -> bool:

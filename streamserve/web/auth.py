@@ -10,23 +10,31 @@ import hashlib
 import hmac
 import re
 import secrets
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Any, Protocol
 
-from asgiref.sync import sync_to_async
 from django.conf import settings as django_settings
 from django.core.signing import BadSignature, Signer
+from django.db.models.signals import post_delete, post_save
 from django.http import HttpResponse, HttpResponseBase, parse_cookie
 from django.utils import timezone
 
 from streamserve.api.call import Caller
 from streamserve.conf import get_settings
-from streamserve.managers import LAST_USED_EVERY
+from streamserve.keys import digest_of, is_well_formed
+from streamserve.managers import LAST_USED_EVERY, keys_revoked
 from streamserve.models import SCOPES, ApiKey
 from streamserve.protocol.errors import Unauthorized
+from streamserve.web.rows import orm
 from streamserve.web.wrong_keys import WrongKeys
 
+# A key that is revoked by another process is taken for so long. Its running answers are stopped as late as that
+# (permissions.py), so a longer look-up would protect nothing.
+KNOWN_SECONDS = 30.0
+_MAX_KNOWN = 10_000
 VISITOR_COOKIE = "streamserve_visitor"
 _BEARER = re.compile(r"bearer(?: +(.*))?", re.IGNORECASE)
 
@@ -69,10 +77,10 @@ async def authenticate(
     key = key_in(headers)
     if key is not None:
         if wrong_keys is None:
-            return await sync_to_async(_use_key)(key)
+            return await _keys.principal_of(key)
         wrong_keys.check(address, key)
         try:
-            principal = await sync_to_async(_use_key)(key)
+            principal = await _keys.principal_of(key)
         except Unauthorized:
             wrong_keys.note_wrong(address, key)
             raise
@@ -102,15 +110,46 @@ def key_in(headers: Mapping[str, str]) -> str | None:
     return (bearer.group(1) or "").strip() if bearer else headers.get("x-api-key")
 
 
-def _use_key(key: str) -> Principal:
-    row = ApiKey.objects.find_active(key)
-    if row is None:
-        raise Unauthorized("This API key is unknown, expired or revoked.", code="invalid_api_key")
-    if row.last_used_at is None or row.last_used_at < timezone.now() - LAST_USED_EVERY:
-        ApiKey.objects.filter(pk=row.pk).touch()
-    scopes = frozenset(row.scopes) & frozenset(SCOPES)
-    owner = f"key:{row.pk}"
-    return Principal(kind="key", tenant=row.tenant, owner=owner, user_id=row.user_id, key_id=row.pk, scopes=scopes)
+class KnownKeys:
+    """Keys that were found active, by digest, for `KNOWN_SECONDS`. A change in this process forgets all of them."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._known: dict[str, tuple[Principal, float, datetime | None]] = {}
+        for signal, sender in ((post_save, ApiKey), (post_delete, ApiKey), (keys_revoked, ApiKey)):
+            signal.connect(self.forget, sender=sender)
+        # A user who is deactivated or deleted takes the keys along.
+        post_save.connect(self.forget, sender=django_settings.AUTH_USER_MODEL)
+        post_delete.connect(self.forget, sender=django_settings.AUTH_USER_MODEL)
+
+    def forget(self, **kwargs: Any) -> None:
+        """Look every key up again."""
+        self._known = {}
+
+    async def principal_of(self, key: str) -> Principal:
+        """Return the caller of an active key. Raises Unauthorized."""
+        digest = digest_of(key) if is_well_formed(key) else ""
+        known = self._known  # a later `forget` also forgets what is read now
+        principal, until, expires_at = known.get(digest, (None, 0.0, None))
+        if principal is not None and self._clock() < until and not (expires_at and expires_at <= timezone.now()):
+            return principal
+        row = await orm.call(ApiKey.objects.find_active, key)
+        if row is None:
+            known.pop(digest, None)
+            raise Unauthorized("This API key is unknown, expired or revoked.", code="invalid_api_key")
+        if row.last_used_at is None or row.last_used_at < timezone.now() - LAST_USED_EVERY:
+            orm.post(ApiKey.objects.filter(pk=row.pk).touch)
+        scopes, owner = frozenset(row.scopes) & frozenset(SCOPES), f"key:{row.pk}"
+        principal = Principal(
+            kind="key", tenant=row.tenant, owner=owner, user_id=row.user_id, key_id=row.pk, scopes=scopes
+        )
+        if len(known) >= _MAX_KNOWN:
+            known.clear()
+        known[digest] = (principal, self._clock() + KNOWN_SECONDS, row.expires_at)
+        return principal
+
+
+_keys = KnownKeys()  # of the process, as the ORM's thread is
 
 
 def visitor(headers: Mapping[str, str]) -> Principal:

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import structlog
-from channels.db import database_sync_to_async
 from django.conf import settings as django_settings
 
 from streamserve.api.call import Body, Call, Caller, Found
@@ -34,8 +33,9 @@ from streamserve.streams.stream import Stream
 from streamserve.web.audit import WatchAudit
 from streamserve.web.auth import salt_of
 from streamserve.web.permissions import PermissionChecks, watching_user
-from streamserve.web.reaper import Reaper
-from streamserve.web.store import RowStore
+from streamserve.web.rows import orm
+from streamserve.web.rows.reaper import Reaper
+from streamserve.web.rows.store import RowStore
 from streamserve.web.wrong_keys import WrongKeys
 
 log = structlog.get_logger("streamserve")
@@ -127,7 +127,14 @@ class DjangoSite:
         await client.control(action)
         return client.describe().state
 
-    async def start(self, principal: Caller, request: GenerateRequest, on_disconnect: str = "park") -> Stream:
+    async def start(
+        self,
+        principal: Caller,
+        request: GenerateRequest,
+        on_disconnect: str = "park",
+        *,
+        received_at: float | None = None,
+    ) -> Stream:
         """Start an answer for `principal`, within its quota. Raises StreamserveError."""
         self.streams.writer.refuse_if_down()
         request = dataclasses.replace(request, tenant=principal.tenant, salt=salt_of(principal.tenant))
@@ -136,7 +143,11 @@ class DjangoSite:
         if request.model in self.clients:
             self.clients[request.model].start()
         stream = await self.streams.start(
-            request, owner=principal.owner, tenant=principal.tenant, on_disconnect=on_disconnect
+            request,
+            owner=principal.owner,
+            tenant=principal.tenant,
+            on_disconnect=on_disconnect,
+            received_at=received_at,
         )
         self.permissions.note_start(stream, principal)
         return stream
@@ -150,7 +161,7 @@ class DjangoSite:
 
     async def find_for_watcher(self, caller: Caller, stream_id: str) -> tuple[str, Found]:
         """Return the caller's user name and the stream, of any tenant. Raises NotFound unless the user may watch."""
-        user = await database_sync_to_async(watching_user)(caller.owner)
+        user = await orm.call(watching_user, caller.owner)
         record = None if user is None else await self.streams.store.find(stream_id=stream_id)
         if record is None:
             raise NotFound("There is no stream of that id.", code="stream_not_found")
@@ -197,6 +208,7 @@ class DjangoSite:
         await self.log.aclose()
         if self.liveness is not None:
             await asyncio.to_thread(self.liveness.close)
+        await asyncio.to_thread(orm.close)
 
 
 _site: DjangoSite | None = None  # changed on the event loop only
@@ -228,6 +240,12 @@ def start_loading() -> None:
     """Start to load every model; return at once."""
     for client in get_site().clients.values():
         client.start()
+
+
+async def begin_to_serve() -> None:
+    """Start loading, for servers that start up; with DEBUG the first page or request that needs a model does."""
+    if not django_settings.DEBUG:
+        start_loading()
 
 
 def begin_to_drain() -> None:

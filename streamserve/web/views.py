@@ -7,6 +7,7 @@ as browsers, and stream for minutes. Runs on the event loop; under WSGI every ro
 from __future__ import annotations
 
 import functools
+import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from contextlib import aclosing
 from typing import Any, TypeVar
@@ -69,6 +70,7 @@ def view_of(route: Route) -> View:
                 params=params,
                 query_string=request.META.get("QUERY_STRING", ""),
                 address=request.META.get("REMOTE_ADDR") or "",
+                received_at=request.scope.get("streamserve.received_at") or time.monotonic(),
             )
             site: AuditedSite | None = get_site() if route.needs_site else None
             reply = await route.endpoint(call, site)
@@ -84,7 +86,8 @@ def view_of(route: Route) -> View:
             reply = route.error_reply(failure(request_id))
         response = to_django(request, reply)
         _set_headers(response, {"X-Request-Id": request_id, **cors})
-        give_cookie(response, caller)
+        if not route.access.identifies:
+            give_cookie(response, caller)
         return response
 
     view.route = route  # type: ignore[attr-defined]
@@ -193,12 +196,19 @@ async def _chunks(request: HttpRequest) -> AsyncIterator[bytes]:
 
 async def _wait(work: Coroutine[Any, Any, T], /) -> T:
     """Await `work` without a database connection. Django cancels the view and `work` when the client leaves."""
-    await _close_connections()
+    try:
+        await _close_connections()
+    except BaseException:
+        work.close()
+        raise
     return await work
 
 
 async def _close_connections() -> None:
-    """Close this request's database connections; the ORM reopens them on the next query."""
+    """Close this request's database connections, if it has a thread; the ORM reopens them on the next query."""
+    context = SyncToAsync.thread_sensitive_context.get(None)
+    if context is not None and context not in SyncToAsync.context_to_thread_executor:
+        return
 
     def close() -> None:
         for connection in connections.all(initialized_only=True):

@@ -17,9 +17,9 @@ from tests.support.sse_reader import read_events
 HEAD = '{"id":"chatcmpl-1","object":"chat.completion.chunk","created":1700000000,"model":"helpdesk","choices":['
 
 
-def wire(log: list[LoggedEvent], *, include_usage: bool = False, n: int = 1) -> bytes:
+def wire(log: list[LoggedEvent], **options: Any) -> bytes:
     """Return the whole log encoded."""
-    encoder = ChatEncoder(LOG_ID, include_usage=include_usage, n=n, **IDENTITY)
+    encoder = ChatEncoder(LOG_ID, **options, **IDENTITY)
     return b"".join(encoder.encode(logged) for logged in log)
 
 
@@ -71,6 +71,16 @@ def test_usage_is_sent_when_asked_for():
     }
     assert [chunk["usage"] for chunk in others] == [None] * 3
     assert all("usage" not in chunk for chunk in chunks(success(tok("Hi")))[:-1])
+
+
+@pytest.mark.parametrize("text", ["a", "ab", "Hé", "x" * 70, '"\\"'])
+def test_an_obfuscated_delta_has_a_round_size(text: str):
+    """With `include_obfuscation` a delta's JSON has a multiple of 64 bytes, and is the same otherwise."""
+    [_, delta, *_] = [one.data for one in read_events(wire(success(tok(text)), include_obfuscation=True))]
+    assert len(delta.encode()) % 64 == 0
+    decoded = json.loads(delta)
+    assert set(decoded.pop("obfuscation")) <= {"0"}
+    assert decoded == chunks(success(tok(text)))[1]
 
 
 def test_logprobs_carry_split_code_points():

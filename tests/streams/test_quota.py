@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import AsyncIterator
 
 import pytest
@@ -160,6 +161,37 @@ async def test_a_newcomer_does_not_wait_for_the_log(two_places: Streams) -> None
                 pass
     log.go.set()
     await parked.ended.wait()
+
+
+async def test_finished_streams_cost_nothing(scripted: ScriptedClient) -> None:
+    """A place is found by the same number of calls beside 1 kept stream and beside 40; visitors' places too."""
+    streams = Streams({"scripted": scripted}, MemoryLog(), limits=Limits())
+
+    async def calls_of_a_place(owner: str) -> int:
+        num = 0
+
+        def count(frame: object, event: str, argument: object) -> None:
+            nonlocal num
+            num += event == "call"
+
+        sys.setprofile(count)
+        try:
+            async with streams._quota.reserve(owner) as make_room:
+                make_room()
+        finally:
+            sys.setprofile(None)
+        return num
+
+    async def finish(num: int) -> None:
+        for owner in ["user:1", "anon:1"] * num:
+            await (await start(streams, owner)).stop()
+
+    await finish(1)
+    few = await calls_of_a_place("user:1"), await calls_of_a_place("anon:2")
+    await finish(19)
+    assert len(streams.all()) == 40
+    assert (await calls_of_a_place("user:1"), await calls_of_a_place("anon:2")) == few
+    await streams.aclose()
 
 
 async def test_a_released_stream_that_is_resumed_meanwhile_stays(scripted: ScriptedClient) -> None:

@@ -32,10 +32,12 @@ async def shown(streams: Streams, stream: Stream, encoder: Encoder, after: int =
 
 async def test_a_lone_answer_pays_no_commit_before_its_first_token() -> None:
     """After the batch with `meta`, the next one begins with the first token."""
-    log = StallingLog()
-    client = await started_echo()
+    log, gate = StallingLog(), Gate()
+    gate.allow(0)
+    client = await started_echo(gate)
     streams = Streams({"echo": client}, log)
     stream = await streams.start(ask(max_tokens=3), owner="u", tenant="t")
+    gate.open()
     await collect(streams, stream)
     first, second, *_ = log.batches
     assert [type(event) for event in first] == [Meta]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Sequence
 
 import pytest
@@ -224,6 +225,20 @@ async def test_a_returning_reader_has_it_continued_as_accepted(streams: Streams,
     assert end.latency >= end.breakdown["ttft"]
 
 
+async def test_times_count_from_the_arrival_at_the_server(streams: Streams, scripted: ScriptedClient) -> None:
+    """What came before the registry (body, caller, session) counts in these, and not in the queue."""
+    long_ago = time.monotonic() - 100
+    stream = await streams.start(ask("scripted"), owner="u", tenant="t", received_at=long_ago)
+    assert scripted.requests[-1].arrived_at > long_ago + 90
+    scripted.last.push(tok("a", 5))
+    await until(lambda: stream.last_seq == 2, "the token is committed")
+    scripted.last.push(Done(finish_reason="stop", usage=Usage(completion_tokens=1), breakdown={"ttft": 3.0}))
+    await stream.ended.wait()
+    end = stream.terminal
+    assert isinstance(end, Done)
+    assert 100 <= end.breakdown["intake"] <= end.breakdown["ttft"] <= end.latency < 200
+
+
 async def test_finished_choices_are_not_repeated(streams: Streams, scripted: ScriptedClient) -> None:
     """Tokens that a re-admitted generation repeats of a finished choice are left out."""
     stream = await start(streams, n=2)
@@ -386,5 +401,5 @@ async def test_a_reader_of_the_end_leaves_no_park(scripted: ScriptedClient) -> N
     stream.detach(reader)
     log.answers.set()
     await stream.ended.wait()
-    assert (stream.terminal, stream.parking.num_parks, stream.last_seq) == (DONE, 0, 3)
+    assert (untimed(stream.terminal), stream.parking.num_parks, stream.last_seq) == (DONE, 0, 3)
     await streams.aclose()

@@ -14,12 +14,12 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from tests.support.servers import ROOT, Server, _serve, daphne, free_port
+from tests.support.servers import ROOT, Server, daphne, environ_of, free_port, run_server
 
 HELLO = b": hello\n\n"  # the first bytes of /wait
 APP = "tests.support.flow_app:app"
 DEADLINE_SECONDS = 60.0
-# Longer than the limits of test_flow_server_limits.py.
+# Longer than the limits of test_limits.py.
 BLOCK_SECONDS = 1.0
 # So small that a kernel's buffers cannot hide a stalled reader for long.
 _RECEIVE_BYTES = 4096
@@ -30,7 +30,7 @@ def flow(*options: str, app: str = APP, env: Mapping[str, str] | None = None) ->
     """Serve `app` with `python -m streamserve.asgi.flow` while the block runs."""
     port = free_port()
     command = [sys.executable, "-m", "streamserve.asgi.flow", app, "--host", "127.0.0.1", "--port", str(port)]
-    with _serve([*command, *options], port, ROOT, env) as server:
+    with run_server([*command, *options], port, ROOT, environ_of(ROOT, env)) as server:
         yield server
 
 

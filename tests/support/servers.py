@@ -65,7 +65,7 @@ def daphne(
     """Serve `app` ("module:name") with daphne while the block runs; `env` is added to ours."""
     port = free_port() if port is None else port
     command = [str(python), "-m", "daphne", "-b", "127.0.0.1", "-p", str(port), *options, app]
-    with run_server(command, port, cwd, _environ(cwd, env)) as server:
+    with run_server(command, port, cwd, environ_of(cwd, env)) as server:
         yield server
 
 
@@ -77,7 +77,7 @@ def uvicorn(
     port = free_port()
     command = [str(python), "-m", "uvicorn", "--host", "127.0.0.1", "--port", str(port)]
     command += ["--timeout-graceful-shutdown", "2", *options, app]
-    with run_server(command, port, cwd, _environ(cwd, env)) as server:
+    with run_server(command, port, cwd, environ_of(cwd, env)) as server:
         yield server
 
 
@@ -101,7 +101,7 @@ def _raw(log: IO[bytes]) -> int:
     return log.fileno()
 
 
-def _environ(cwd: Path, env: Mapping[str, str] | None) -> dict[str, str]:
+def environ_of(cwd: Path, env: Mapping[str, str] | None) -> dict[str, str]:
     """Return an environment without this one's paths: the child finds its app in `cwd`; output is unbuffered."""
     environ = {
         name: value for name, value in os.environ.items() if name not in {"PYTHONPATH", "DJANGO_SETTINGS_MODULE"}

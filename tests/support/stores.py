@@ -86,7 +86,8 @@ class RecordStore:
     async def running(self, group: Group) -> Sequence[tuple[str, str]]:
         self._call("running")
         records = self._shared.records.values()
-        return [(one.id, one.producer) for one in records if one.owner in group and not one.is_finished]
+        others = (one for one in records if one.producer != self.worker_id)
+        return [(one.id, one.producer) for one in others if one.owner in group and not one.is_finished]
 
     def is_alive(self, worker_id: str) -> bool:
         return worker_id not in self._shared.dead

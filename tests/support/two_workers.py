@@ -14,8 +14,8 @@ from streamserve.streams.log.file_log import FileLog
 from streamserve.streams.reader.delivery import Delivery
 from streamserve.streams.registry import Streams
 from streamserve.streams.stream import Stream
-from streamserve.web.reaper import Reaper
-from streamserve.web.store import RowStore
+from streamserve.web.rows.reaper import Reaper
+from streamserve.web.rows.store import RowStore
 from tests.support.stream_checks import check_native_part
 
 

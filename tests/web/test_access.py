@@ -140,7 +140,7 @@ async def make_caller(user: Any) -> Caller:
 
 
 async def test_a_revoked_key_is_401_at_once(engine: None, lonely_key: str) -> None:
-    """A revoked key is 401 at once, because no cache stands between."""
+    """A key that this process revokes is 401 at its next request."""
     assert (await Caller(key=lonely_key).post("/streams", PROMPT)).status_code == 200
     await sync_to_async(ApiKey.objects.all().revoke)()
     response = await Caller(key=lonely_key).post("/streams", PROMPT)
@@ -265,6 +265,29 @@ async def test_prompts_in_urls_are_off_by_default(engine: None, alice_key: str) 
         resumed = await caller.get("/streams/new?prompt=hi", **{"last-event-id": first_id})
         assert resumed.status_code == 200
         assert whole.endswith((await body_of(resumed)).removeprefix(b": ok\n\n"))
+
+
+async def test_only_callers_that_may_chat_see_the_models_of_readyz(engine: None, alice: Any, ops_key: str) -> None:
+    """A probe gets the status, and no name; a signed-in user gets the models, but not on a foreign page."""
+    signed_in = await make_caller(alice)
+    for caller, headers in ((Caller(), {}), (Caller(key="x" * 40), {}), (signed_in, {"origin": "http://evil.example"})):
+        response = await caller.get("/readyz", **headers)
+        assert (response.status_code, response.json()) == (200, {"ready": True, "reason": "", "log": "ok"})
+        assert not response.cookies
+    assert [model["alias"] for model in (await signed_in.get("/readyz")).json()["models"]] == ["echo"]
+
+
+async def test_a_probe_loads_nothing(alice: Any) -> None:
+    """A stranger's probe is 503 and starts no engine, a user's does; a server that starts up begins to load."""
+    await site.reset()
+    assert (await Caller().get("/readyz")).json() == {"ready": False, "reason": "a model is idle", "log": "ok"}
+    [client] = site.get_site().clients.values()
+    assert client.describe().state == "idle"
+    await site.begin_to_serve()
+    assert client.describe().state != "idle"
+    await site.reset()
+    assert (await (await make_caller(alice)).get("/readyz")).json()["models"][0]["state"] != "idle"
+    await site.reset()
 
 
 async def test_health_is_livez(transactional_db: Any) -> None:

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
+from datetime import timedelta
 from typing import Any
 
 import pytest
+from asgiref.sync import sync_to_async
 from django.db.backends.utils import CursorWrapper
+from django.utils import timezone
 
+from streamserve.models import ApiKey
 from streamserve.protocol.errors import QuotaExceeded, Unauthorized
-from streamserve.web.auth import authenticate, key_in, salt_of
+from streamserve.web.auth import KnownKeys, authenticate, key_in, salt_of
 from streamserve.web.permissions import owners_without_permission
+from streamserve.web.rows import orm
 from streamserve.web.wrong_keys import WrongKeys
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -44,19 +50,76 @@ async def test_a_key_decides_alone(alice: Any, bob: Any, alice_key: str) -> None
         await authenticate({"authorization": "Bearer " + "wrong" * 5}, bob, None)
 
 
-async def test_a_key_in_use_is_noted_once_a_minute(alice_key: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A second use within the minute writes nothing: an UPDATE without a row would still lock SQLite."""
-    verbs: list[str] = []
+@pytest.fixture
+def verbs(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The kinds of SQL statements that were made, in order."""
+    out: list[str] = []
     execute = CursorWrapper.execute
 
     def noted(cursor: Any, sql: str, params: Any = None) -> Any:
-        verbs.append(sql.partition(" ")[0])
+        out.append(sql.partition(" ")[0])
         return execute(cursor, sql, params)
 
     monkeypatch.setattr(CursorWrapper, "execute", noted)
+    return out
+
+
+async def orm_is_done() -> None:
+    """Wait for everything that was posted to the ORM's thread."""
+    await orm.call(int)
+
+
+async def test_a_key_in_use_is_noted_once_a_minute(alice_key: str, verbs: list[str]) -> None:
+    """A second look-up within the minute writes nothing: an UPDATE without a row would still lock SQLite."""
     for _ in range(2):
-        await authenticate({"x-api-key": alice_key}, None, None)
+        await KnownKeys().principal_of(alice_key)
+        await orm_is_done()
     assert verbs == ["SELECT", "UPDATE", "SELECT"]
+
+
+async def test_a_key_is_looked_up_every_30_seconds(alice_key: str, verbs: list[str]) -> None:
+    """Until then it costs no query; afterwards a key that was revoked elsewhere is refused."""
+    now = 0.0
+    keys = KnownKeys(lambda: now)
+    for _ in range(3):
+        await keys.principal_of(alice_key)
+        await orm_is_done()
+    assert verbs == ["SELECT", "UPDATE"]
+    # As another process revokes it: no signal is sent here.
+    await ApiKey.objects.all().aupdate(revoked_at=timezone.now())
+    now = 29.9
+    await keys.principal_of(alice_key)
+    now = 30.0
+    with pytest.raises(Unauthorized):
+        await keys.principal_of(alice_key)
+
+
+async def test_a_key_expires_at_its_time(alice_key: str) -> None:
+    """An expiry is not overslept, although the key is known."""
+    keys = KnownKeys()
+    expires_at = timezone.now() + timedelta(seconds=0.3)
+    await ApiKey.objects.all().aupdate(expires_at=expires_at)
+    await keys.principal_of(alice_key)
+    while timezone.now() < expires_at:  # noqa: ASYNC110  (wall time passes)
+        await asyncio.sleep(0.01)
+    with pytest.raises(Unauthorized):
+        await keys.principal_of(alice_key)
+
+
+async def test_a_change_here_is_seen_at_once(alice: Any, alice_key: str) -> None:
+    """A key that this process revokes, or whose user it deactivates, is refused at the next request."""
+    keys = KnownKeys()
+    await keys.principal_of(alice_key)
+    alice.is_active = False
+    await alice.asave()
+    with pytest.raises(Unauthorized):
+        await keys.principal_of(alice_key)
+    alice.is_active = True
+    await alice.asave()
+    await keys.principal_of(alice_key)
+    await sync_to_async(ApiKey.objects.all().revoke)()
+    with pytest.raises(Unauthorized):
+        await keys.principal_of(alice_key)
 
 
 async def test_no_caller_is_none_unless_anonymous_is_on(alice: Any) -> None:

@@ -34,6 +34,7 @@ from streamserve.asgi.types import Message, Send
 # A response of this kind may end early: its events show whether it is whole, and its readers reconnect.
 _ENDS_ANYWHERE = b"text/event-stream"
 
+_TEXT, _JSON = "text/plain; charset=utf-8", "application/json"
 _RESTARTING = "The server is restarting. Try again."
 # The location of docs/deploy/nginx.conf that asks another worker. Only this value is accepted, so a forged header
 # cannot name another location.
@@ -72,11 +73,11 @@ class FlowConnection(HTTPChannel):  # type: ignore[misc]  # Twisted is not type-
         self._is_answering = False
         super().requestDone(request)  # also reads the next request, if it has arrived
 
-    def refuse(self, status: int, reason: str, text: str) -> None:
+    def refuse(self, status: int, reason: str, text: str, content_type: str = _TEXT) -> None:
         """Answer a request before it is whole; drop what still arrives, then close."""
         self._is_refusing = True
         body = text.encode()
-        head = f"HTTP/1.1 {status} {reason}\r\nContent-Type: text/plain; charset=utf-8\r\nConnection: close\r\n"
+        head = f"HTTP/1.1 {status} {reason}\r\nContent-Type: {content_type}\r\nConnection: close\r\n"
         self.transport.write(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
         self.flow_transport.linger_since = time.monotonic()
         self._networkProducer.unregisterProducer()
@@ -90,6 +91,7 @@ class FlowRequest(WebRequest):  # type: ignore[misc]  # daphne ships no types
     """One request and its response."""
 
     _num_body = _body_limit = 0
+    _refusal = b""  # the JSON for a body over the limit of this path
     _is_refused = False
     _response_started: bool  # daphne's
 
@@ -97,7 +99,7 @@ class FlowRequest(WebRequest):  # type: ignore[misc]  # daphne ships no types
 
     def gotLength(self, length: int | None) -> None:
         """Refuse a body by its announced length, before any of it is stored."""
-        self._body_limit = self._limit_of_path()
+        self._set_body_limit()
         if length is not None and length > self._body_limit:
             super().gotLength(0)
             self._refuse_body()
@@ -117,22 +119,26 @@ class FlowRequest(WebRequest):  # type: ignore[misc]  # daphne ships no types
         else:
             super().handleContentChunk(data)
 
-    def _limit_of_path(self) -> int:
-        """Return how large the body may be. The request has no path yet; its channel does (of HTTP/2: a stream)."""
-        limit = int(self.server.options.body_bytes)
+    def _set_body_limit(self) -> None:
+        """Set how large the body may be. The request has no path yet; its channel does (of HTTP/2: a stream)."""
+        self._body_limit = int(self.server.options.body_bytes)
         raw = getattr(self.channel, "_path", None) or getattr(self.channel, "path", None) or b""
         path = unquote_to_bytes(raw.partition(b"?")[0]).decode("utf-8", "replace")
-        own = self.server.drain.body_bytes_of(path)
-        return limit if own is None else min(limit, own)
+        bound = self.server.drain.body_bound_of(path)
+        if bound is not None and bound[0] <= self._body_limit:
+            self._body_limit, self._refusal = bound
 
     def _refuse_body(self) -> None:
         self._is_refused = True
         self.requestHeaders.removeHeader(b"expect")  # else the channel still sends 100 Continue
-        text = f"The request body is larger than {self._body_limit} bytes, which is the limit here."
+        text, content_type = self._refusal.decode(), _JSON
+        if not text:
+            text = f"The request body is larger than {self._body_limit} bytes, which is the limit here."
+            content_type = _TEXT
         if isinstance(self.channel, FlowConnection):
-            self.channel.refuse(413, "Content Too Large", text)
+            self.channel.refuse(413, "Content Too Large", text, content_type)
         else:  # HTTP/2: each request is a stream
-            self.answer(413, text)
+            self.answer(413, text, content_type=content_type)
 
     def process(self) -> Any:
         """Start the app, unless the request was refused or the server is going down."""
@@ -150,9 +156,9 @@ class FlowRequest(WebRequest):  # type: ignore[misc]  # daphne ships no types
 
     # The response
 
-    def answer(self, status: int, text: str, *headers: tuple[bytes, bytes]) -> None:
+    def answer(self, status: int, text: str, *headers: tuple[bytes, bytes], content_type: str = _TEXT) -> None:
         """Send a whole response of the server and close the connection after it."""
-        kind = (b"content-type", b"text/plain; charset=utf-8")
+        kind = (b"content-type", content_type.encode())
         length = (b"content-length", b"%d" % len(text.encode()))
         self.close_after()
         self.handle_reply({"type": "http.response.start", "status": status, "headers": [kind, length, *headers]})

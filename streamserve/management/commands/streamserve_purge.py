@@ -16,7 +16,7 @@ from django.core.management.base import BaseCommand, CommandError, CommandParser
 from streamserve.conf import get_settings
 from streamserve.models import Stream
 from streamserve.streams.log.base import EventLog, LogUnavailable
-from streamserve.web.reaper import purge_before
+from streamserve.web.rows.reaper import purge_before
 from streamserve.web.site import log_for
 
 

@@ -197,7 +197,7 @@ class Answer:
         if not hasattr(self._request, "scope"):
             raise needs_asgi()
         started = await self._start(caller, "park")
-        delivery = Delivery(get_site().streams, started, encoder_for(format, started.log_id))
+        delivery = Delivery(get_site().streams, started, encoder_for(format, started))
         return to_django(self._request, Reply(body=delivery))
 
     async def _follow(self, caller: Caller | None) -> AsyncGenerator[str]:

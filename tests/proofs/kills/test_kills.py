@@ -144,7 +144,7 @@ async def test_after_too_many_failures_readers_are_told_and_later_it_serves_agai
         assert await readyz() == (200, "")
         told = asyncio.gather(*(readers.read(seat, request) for seat in STEADY))
         num_kills = await kill_until_given_up(client, readers)
-        assert await readyz() == (503, "echo is failed")
+        assert await readyz() == (503, "a model is failed")
         with pytest.raises(EngineUnavailable) as refused:
             await client.generate(request)
         assert refused.value.code == "engine_died"

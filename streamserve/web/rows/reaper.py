@@ -12,7 +12,6 @@ from contextvars import Context
 from datetime import timedelta
 
 import structlog
-from channels.db import database_sync_to_async
 from django.utils import timezone
 
 from streamserve.models import Stream as StreamRow
@@ -20,6 +19,7 @@ from streamserve.streams.config import StreamConfig
 from streamserve.streams.lease.liveness import Liveness, host_of
 from streamserve.streams.log.base import Refusal, append
 from streamserve.streams.registry import Streams
+from streamserve.web.rows import orm
 
 log = structlog.get_logger("streamserve")
 
@@ -68,7 +68,7 @@ class Reaper:
 
     async def round(self) -> None:
         """Check every unfinished stream once; purge if it is time."""
-        for row in await database_sync_to_async(lambda: list(StreamRow.objects.unfinished()))():
+        for row in await orm.call(lambda: list(StreamRow.objects.unfinished())):
             try:
                 await self._check(row)
             except Exception:
@@ -91,7 +91,7 @@ class Reaper:
             return
         is_due = row.on_disconnect != "park"
         if row.producer:
-            if not await database_sync_to_async(StreamRow.objects.release)(row.pk, row.fence, row.producer):
+            if not await orm.call(StreamRow.objects.release, row.pk, row.fence, row.producer):
                 return  # another worker has released or claimed it
         elif not is_due:
             is_due = row.released_at is None or row.released_at + self._window <= timezone.now()
@@ -99,7 +99,7 @@ class Reaper:
                 return
         stream = await self._streams.reach(row.pk)  # if its log has a terminal event, this records it
         if stream is None:
-            if is_due and await database_sync_to_async(StreamRow.objects.finish)(row.pk, error_code="producer_lost"):
+            if is_due and await orm.call(StreamRow.objects.finish, row.pk, error_code="producer_lost") > 0:
                 log.warning("stream_log_lost", stream_id=row.pk, log_id=row.log_id)
         elif is_due:
             stream.abandon()  # resumes it instead if on_disconnect is "finish"
@@ -111,7 +111,7 @@ class Reaper:
             self._foreign_hosts.add(host)
             log.warning("stream_hosts_without_redis", host=host, stream_id=row.pk)
         if row.created_at + timedelta(seconds=FOREIGN_SECONDS) <= timezone.now():
-            await database_sync_to_async(StreamRow.objects.finish)(row.pk, error_code="producer_lost")
+            await orm.call(StreamRow.objects.finish, row.pk, error_code="producer_lost")
 
     async def _purge(self) -> None:
         """Touch the logs that are written or read here, then drop old ones."""

@@ -1,7 +1,7 @@
 """`RowStore`: streams' records as rows of the site's database, and a log line when a stream ends. See streams/store.py.
 
-Each call is one query and holds no connection afterwards. Neither prompt nor answer is logged; the row has the answer
-only if STORE is on. Runs on the event loop.
+Each call is one query on the ORM thread (orm.py). Neither prompt nor answer is logged; the row has the answer only if
+STORE is on. Runs on the event loop.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from datetime import UTC, datetime
 from typing import Any
 
 import structlog
-from channels.db import database_sync_to_async
 
 from streamserve.models import Stream as StreamRow
 from streamserve.protocol.errors import UnmetNeeds
@@ -18,6 +17,7 @@ from streamserve.protocol.requests import decode_request, encode_request
 from streamserve.streams.lease.liveness import Liveness
 from streamserve.streams.store import Group, Record
 from streamserve.streams.transcript import StreamSummary
+from streamserve.web.rows import orm
 
 log = structlog.get_logger("streamserve")
 
@@ -44,23 +44,22 @@ class RowStore:
             request=None if record.request is None else encode_request(record.request),
             created_at=datetime.fromtimestamp(record.created, UTC),
         )
-        await database_sync_to_async(row.save)(force_insert=True)
+        await orm.write(row.save, force_insert=True)
 
     async def find(self, *, stream_id: str = "", log_id: str = "") -> Record | None:
         rows = StreamRow.objects.filter(pk=stream_id) if stream_id else StreamRow.objects.filter(log_id=log_id)
-        row = await database_sync_to_async(rows.first)()
+        row = await orm.call(rows.first)
         return None if row is None else record_of(row)
 
     async def claim(self, stream_id: str, seen_fence: int) -> bool:
-        claim = database_sync_to_async(StreamRow.objects.claim)
-        return bool(await claim(stream_id, seen_fence, self.worker_id))
+        return bool(await orm.write(StreamRow.objects.claim, stream_id, seen_fence, self.worker_id))
 
     async def release(self, stream_id: str, fence: int) -> None:
-        await database_sync_to_async(StreamRow.objects.release)(stream_id, fence, self.worker_id)
+        await orm.write(StreamRow.objects.release, stream_id, fence, self.worker_id)
 
     async def finish(self, summary: StreamSummary, *, last_seq: int, text: str) -> None:
-        finish = database_sync_to_async(StreamRow.objects.finish)
-        is_written = await finish(
+        is_written = await orm.write(
+            StreamRow.objects.finish,
             summary.id,
             finish_reason=summary.finish_reason or "",
             error_code=summary.error_code or "",
@@ -75,9 +74,7 @@ class RowStore:
             log.info("stream_finished", **line_of(summary))
 
     async def running(self, group: Group) -> list[tuple[str, str]]:
-        query = StreamRow.objects.running_of(group.name, group.is_prefix)
-        rows: list[tuple[str, str]] = await database_sync_to_async(list)(query)
-        return rows
+        return await orm.call(StreamRow.objects.running_of, group.name, group.is_prefix, self.worker_id)
 
     def is_alive(self, worker_id: str) -> bool:
         return self._liveness is not None and self._liveness.is_alive(worker_id)

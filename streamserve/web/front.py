@@ -1,0 +1,207 @@
+"""`Front`: serves streamserve's routes with the site's middleware, but without a thread for each request.
+
+Django runs each hook of a synchronous middleware on a thread that it makes for the request, and its signals too: about
+20 changes of threads and 8 ms before the response head. The hooks of Django's own middleware only read and write
+headers, so here they are called on the event loop. What may block is run as Django runs it: middleware of other
+packages, and the session middleware when it saves. Middleware, order, URLs, signals and responses stay the site's.
+
+Other addresses, and an application that is not Django's own handler, are passed on untouched. Event loop only.
+Relies on, in Django 5.2: `BaseHandler.adapt_method_mode`, which `load_middleware` calls with each middleware as
+`convert_exception_to_response` has wrapped it (`__wrapped__`), and with each `process_view`; `ASGIHandler.handle`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from asgiref.sync import SyncToAsync, sync_to_async
+from django.conf import settings as django_settings
+from django.contrib.auth.middleware import AuthenticationMiddleware, LoginRequiredMiddleware
+from django.contrib.messages.middleware import MessageMiddleware
+from django.contrib.messages.storage import default_storage
+from django.contrib.sessions.middleware import SessionMiddleware
+from django.contrib.staticfiles.handlers import ASGIStaticFilesHandler
+from django.core import signals
+from django.core.exceptions import RequestAborted
+from django.core.handlers.asgi import ASGIHandler, get_script_prefix
+from django.core.handlers.exception import convert_exception_to_response
+from django.dispatch import Signal
+from django.http import HttpResponseBase
+from django.middleware.clickjacking import XFrameOptionsMiddleware
+from django.middleware.common import CommonMiddleware
+from django.middleware.csrf import CsrfViewMiddleware
+from django.middleware.gzip import GZipMiddleware
+from django.middleware.http import ConditionalGetMiddleware
+from django.middleware.locale import LocaleMiddleware
+from django.middleware.security import SecurityMiddleware
+from django.urls import Resolver404, resolve, set_script_prefix
+from django.utils.functional import SimpleLazyObject, empty
+
+from streamserve.api.routes import ROUTES
+from streamserve.asgi.types import App, Receive, Scope, Send
+
+# Exactly these classes: a subclass may do anything.
+_PURE = (
+    SecurityMiddleware,
+    CommonMiddleware,
+    AuthenticationMiddleware,
+    LoginRequiredMiddleware,
+    XFrameOptionsMiddleware,
+    GZipMiddleware,
+    ConditionalGetMiddleware,
+    LocaleMiddleware,
+)
+_ROUTE = re.compile("|".join(rf"(?:{route.pattern().pattern.replace('?P<', '?:<')})" for route in ROUTES))
+
+
+class Front:
+    """An ASGI app in front of Django's."""
+
+    def __init__(self, application: App) -> None:
+        self._application = application
+        self._handler: App = RouteHandler()  # type: ignore[assignment]  # Django's stubs want a dict as the scope
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        app: App = self._handler if scope["type"] == "http" and is_ours(scope) else self._application
+        await app(scope, receive, send)
+
+
+def fronted(application: App) -> App:
+    """Return `application` with a `Front`, if it is Django's own handler; another app may add what is not seen here."""
+    inner = application.application if type(application) is ASGIStaticFilesHandler else application
+    return Front(application) if type(inner) is ASGIHandler else application
+
+
+def is_ours(scope: Scope) -> bool:
+    """Return whether the site's URLs lead to one of our views. A site may have put them below a prefix."""
+    path = str(scope["path"]).removeprefix(scope.get("root_path", "").rstrip("/"))
+    if not _ROUTE.search(path):
+        return False
+    try:
+        return hasattr(resolve(path).func, "route")
+    except Resolver404:
+        return False
+
+
+class RouteHandler(ASGIHandler):
+    """Django's handler, with the hooks of Django's own middleware called on the event loop."""
+
+    def adapt_method_mode(
+        self,
+        is_async: bool,
+        method: Any,
+        method_is_async: bool | None = None,
+        debug: bool = False,
+        name: str | None = None,
+    ) -> Any:
+        """Return a coroutine function that calls the hooks directly, where that cannot block."""
+        middleware = getattr(method, "__wrapped__", None)
+        if is_async and method_is_async and is_pure(middleware):
+            return convert_exception_to_response(_inline(middleware))
+        owner = getattr(method, "__self__", None)  # of a `process_view`
+        if is_async and is_pure(owner):
+            return _as_coroutine(method, reads_session=type(owner) is LoginRequiredMiddleware)
+        return super().adapt_method_mode(is_async, method, method_is_async, debug, name)
+
+    async def handle(self, scope: Any, receive: Any, send: Any) -> None:
+        """Answer one request. Django's `handle`, but its signals take a thread only where one of them may need it."""
+        try:
+            body_file = await self.read_body(receive)
+        except RequestAborted:
+            return
+        try:
+            set_script_prefix(get_script_prefix(scope))
+            if not _is_quiet(signals.request_started):
+                await signals.request_started.asend(sender=type(self), scope=scope)
+            request, error = self.create_request(scope, body_file)
+            if error is not None:
+                await self.send_response(error, send)
+            await self._close(error or await self._respond(request, receive, send))
+        finally:
+            body_file.close()
+
+    async def _respond(self, request: Any, receive: Receive, send: Any) -> HttpResponseBase | None:
+        """Send the response and return it; cancel the view, and return None, when the client leaves before."""
+        responding = asyncio.create_task(self._get_and_send(request, send), name="request")
+        leaving = asyncio.create_task(_left(receive), name="request watch")
+        try:
+            await asyncio.wait({responding, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in (leaving, responding):
+                task.cancel()
+            await asyncio.gather(leaving, responding, return_exceptions=True)
+        return None if responding.cancelled() else responding.result()
+
+    async def _get_and_send(self, request: Any, send: Any) -> HttpResponseBase:
+        response = await self.run_get_response(request)
+        await self.send_response(response, send)
+        return response
+
+    async def _close(self, response: HttpResponseBase | None) -> None:
+        """Close the response and send `request_finished`: on the request's thread, if it has got one."""
+        context = SyncToAsync.thread_sensitive_context.get(None)
+        has_thread = context is not None and context in SyncToAsync.context_to_thread_executor
+        if response is None:
+            await signals.request_finished.asend(sender=type(self))
+        elif has_thread or not _is_quiet(signals.request_finished):
+            await sync_to_async(response.close)()
+        else:
+            response.close()
+
+
+async def _left(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+def is_pure(middleware: object) -> bool:
+    """Return whether no hook of this middleware blocks, except where it loads or saves a session (see the wrappers)."""
+    kind = type(middleware)
+    if kind is CsrfViewMiddleware:
+        return not django_settings.CSRF_USE_SESSIONS
+    return kind in _PURE or kind in (SessionMiddleware, MessageMiddleware)
+
+
+def _inline(middleware: Any) -> Callable[[Any], Any]:
+    """Return `MiddlewareMixin.__acall__` without threads."""
+    process_request = getattr(middleware, "process_request", None)
+    process_response = getattr(middleware, "process_response", None)
+    is_session = type(middleware) is SessionMiddleware
+
+    async def call(request: Any) -> Any:
+        response = None if process_request is None else process_request(request)
+        response = response or await middleware.get_response(request)
+        if process_response is None:
+            return response
+        if is_session and (request.session.modified or django_settings.SESSION_SAVE_EVERY_REQUEST):
+            return await sync_to_async(process_response)(request, response)
+        return process_response(request, response)
+
+    async def call_messages(request: Any) -> Any:
+        """Open the storage on its first use: it signs cookies, and no view of ours has messages."""
+        request._messages = SimpleLazyObject(partial(default_storage, request))
+        response = await middleware.get_response(request)
+        if request._messages._wrapped is empty:
+            return response
+        return await sync_to_async(middleware.process_response)(request, response)
+
+    return call_messages if type(middleware) is MessageMiddleware else call
+
+
+def _as_coroutine(process_view: Callable[..., Any], *, reads_session: bool) -> Callable[..., Any]:
+    async def call(request: Any, *args: Any) -> Any:
+        if reads_session and request.COOKIES.get(django_settings.SESSION_COOKIE_NAME):
+            return await sync_to_async(process_view)(request, *args)
+        return process_view(request, *args)
+
+    return call
+
+
+def _is_quiet(signal: Signal) -> bool:
+    """Return whether only Django itself receives the signal: it closes what a request's thread has opened."""
+    sync_receivers, async_receivers = signal._live_receivers(RouteHandler)
+    return not async_receivers and all(one.__module__.startswith("django.") for one in sync_receivers)

@@ -1,0 +1,116 @@
+"""Laws of the ORM thread: one thread, kept connections, and one transaction for the writes that wait together."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from asgiref.sync import async_to_sync
+from django.contrib.auth.models import Group
+from django.db import IntegrityError, OperationalError, connection, connections
+
+from streamserve.web.rows.orm import OrmThread
+from tests.conftest import until
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+@pytest.fixture
+def thread() -> Iterator[OrmThread]:
+    one = OrmThread()
+    yield one
+    one.close()
+
+
+def handle() -> Any:
+    """Open the connection of this thread, and return it as its driver has it."""
+    Group.objects.exists()
+    return connection.connection
+
+
+async def while_it_is_busy(thread: OrmThread, *works: Any) -> list[Any]:
+    """Put `works` as writes while the thread does something else; return their results and errors."""
+    go = threading.Event()
+    busy = asyncio.create_task(thread.run(go.wait, is_write=False))
+    await asyncio.sleep(0)
+    writes = [asyncio.create_task(thread.run(work, is_write=True)) for work in works]
+    await asyncio.sleep(0)  # each is queued in the first step of its task
+    go.set()
+    await busy
+    return await asyncio.gather(*writes, return_exceptions=True)
+
+
+def make(name: str) -> Any:
+    return lambda: Group.objects.create(name=name).name
+
+
+async def test_a_connection_is_kept(thread: OrmThread) -> None:
+    """Calls use one connection, although CONN_MAX_AGE is 0: no request owns it."""
+    first = await thread.run(handle, is_write=False)
+    assert first is not None
+    assert await thread.run(handle, is_write=False) is first
+
+
+async def test_a_connection_is_kept_as_long_as_its_age_allows(
+    thread: OrmThread, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A CONN_MAX_AGE that is over closes it before the next call."""
+    monkeypatch.setitem(connections.settings["default"], "CONN_MAX_AGE", 1e-9)
+    first = await thread.run(handle, is_write=False)
+    assert await thread.run(handle, is_write=False) is not first
+
+
+async def test_a_broken_connection_is_not_used_again(thread: OrmThread, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After an error the connection is checked, and the next call has a new one if its server has closed it."""
+    first = await thread.run(handle, is_write=False)
+    monkeypatch.setattr(type(connections["default"]), "is_usable", lambda self: False)
+    assert await thread.run(handle, is_write=False) is first
+    await thread.run(lambda: setattr(connections["default"], "errors_occurred", True), is_write=False)
+    assert await thread.run(handle, is_write=False) is not first
+
+
+async def test_an_unused_connection_is_closed() -> None:
+    """CONN_MAX_AGE 0 closes the connection once there is nothing to do."""
+    thread = OrmThread(idle_seconds=0.001)
+    at_rest: list[Any] = []
+    await thread.run(lambda: at_rest.append(connections["default"]) or handle(), is_write=False)
+    await until(lambda: at_rest[0].connection is None)
+    thread.close()
+
+
+async def test_writes_that_wait_are_one_transaction(thread: OrmThread) -> None:
+    """Twenty writes that come while the thread is busy are committed together."""
+    names = [f"group {number}" for number in range(20)]
+    assert await while_it_is_busy(thread, *map(make, names)) == names
+    assert thread.num_transactions == 1
+    assert await Group.objects.acount() == 20
+
+
+async def test_a_write_that_fails_fails_alone(thread: OrmThread) -> None:
+    """One duplicate among others raises for its caller only."""
+    results = await while_it_is_busy(thread, make("a"), make("b"), make("a"), make("c"))
+    assert [type(one) for one in results] == [str, str, IntegrityError, str]
+    assert await Group.objects.acount() == 3
+
+
+async def test_an_error_of_a_call_is_its_callers(thread: OrmThread) -> None:
+    """The thread goes on after an error."""
+
+    def fail() -> None:
+        raise OperationalError("no")
+
+    with pytest.raises(OperationalError, match="no"):
+        await thread.run(fail, is_write=False)
+    assert await thread.run(threading.get_ident, is_write=False) != threading.get_ident()
+
+
+def test_synchronous_code_keeps_its_thread(thread: OrmThread) -> None:
+    """Inside async_to_sync a query runs where its caller's transaction is."""
+
+    async def ask() -> int:
+        return await thread.run(threading.get_ident, is_write=False)
+
+    assert async_to_sync(ask)() == threading.get_ident()

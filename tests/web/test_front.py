@@ -1,0 +1,187 @@
+"""Laws of the front: the site's responses do not change, and a request makes no thread."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import pytest
+from django.conf import settings
+from django.contrib.auth import get_user_model
+from django.contrib.staticfiles.handlers import ASGIStaticFilesHandler
+from django.core.asgi import get_asgi_application
+from django.core.handlers.asgi import ASGIHandler
+from django.core.signals import request_finished, request_started
+from django.test import AsyncClient
+from django.test.utils import override_settings
+
+from streamserve.asgi.middleware import StreamMiddleware
+from streamserve.models import Stream as StreamRow
+from streamserve.web.front import Front, fronted
+from tests.site import settings as hard
+from tests.support.app_calls import ask, call
+from tests.support.asgi_app import Client
+from tests.support.stream_checks import check_native
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+ASK = {"prompt": "tell me", "max_tokens": 3, "seed": 7}
+CHAIN = [
+    "django.middleware.locale.LocaleMiddleware",
+    *settings.MIDDLEWARE,
+    "django.middleware.clickjacking.XFrameOptionsMiddleware",
+    "django.contrib.auth.middleware.LoginRequiredMiddleware",
+]
+CHAINS = {"usual": CHAIN, "hard": hard.MIDDLEWARE}
+_OWN = ("streamserve-stream-id", "x-stream-id", "x-request-id", "expires", "streamserve-handover")
+
+
+@pytest.fixture(params=CHAINS)
+def chain(request: pytest.FixtureRequest) -> Iterator[str]:
+    with override_settings(
+        STREAMSERVE={"TESTING": True, "ANONYMOUS": True},
+        MIDDLEWARE=CHAINS[request.param],
+        ROOT_URLCONF="tests.site.urls",
+    ):
+        yield request.param
+
+
+async def asked(app: Any, method: str, path: str, body: Any = None, **headers: str) -> Client:
+    return await ask(StreamMiddleware(app), method, path, body, "", **{"host": "testserver", **headers})
+
+
+def shape_of(client: Client) -> tuple[int, dict[str, str]]:
+    """Return status and headers; of values that are new each time, only their names."""
+    out: dict[str, str] = {}
+    for raw_name, raw_value in client.headers:
+        name, value = raw_name.decode().lower(), raw_value.decode()
+        value = value.partition("=")[0] if name == "set-cookie" else value
+        out[name] = "" if name in _OWN else value
+    return client.start["status"], out
+
+
+async def test_responses_are_django_s(engine: None, chain: str, alice_key: str, alice: Any) -> None:
+    """Status and headers are those of Django's own handler, for every kind of caller and for refusals."""
+    browser = AsyncClient()
+    await browser.aforce_login(alice)
+    cookie = {"cookie": "; ".join(f"{one.key}={one.value}" for one in browser.cookies.values())}
+    key = {"authorization": f"Bearer {alice_key}"}
+    calls: list[tuple[str, str, Any, Mapping[str, str]]] = [
+        ("POST", "/streams", ASK, key),
+        ("POST", "/streams", {**ASK, "format": "text"}, key),
+        ("POST", "/streams", {"prompt": 7}, key),
+        ("POST", "/streams", ASK, {"authorization": "Bearer " + "wrong" * 5}),
+        ("POST", "/streams", ASK, cookie),  # no CSRF token
+        ("POST", "/streams", ASK, {}),  # a visitor gets a session
+        (
+            "POST",
+            "/v1/chat/completions",
+            {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 2, "seed": 7},
+            key,
+        ),
+        ("GET", "/v1/models", None, key),
+        ("GET", "/v1/models", None, cookie),
+        ("GET", "/v1/models", None, {**key, "accept-encoding": "gzip", "accept-language": "de"}),
+        ("GET", "/v1/models", None, {**key, "host": "evil.example"}),
+        ("GET", "/v1/nothing", None, {}),
+        ("DELETE", "/streams", None, key),
+        ("GET", "/livez", None, {}),
+        ("HEAD", "/readyz", None, {}),
+    ]
+    django, front = ASGIHandler(), fronted(ASGIHandler())
+    for method, path, body, headers in calls:
+        theirs = shape_of(await asked(django, method, path, body, **headers))
+        assert shape_of(await asked(front, method, path, body, **headers)) == theirs, (method, path, headers)
+
+
+async def test_a_request_makes_no_thread(engine: None, alice_key: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once everything is warm, twenty answers to a key start no thread; with Django's own handler each starts one."""
+    num_started = 0
+    start = threading.Thread.start
+
+    def counted(thread: threading.Thread) -> None:
+        nonlocal num_started
+        num_started += 1
+        start(thread)
+
+    async def answers(app: Any, num: int) -> int:
+        before = num_started
+        for _ in range(num):
+            client = await asked(app, "POST", "/streams", ASK, authorization=f"Bearer {alice_key}")
+            check_native(client.body)
+        return num_started - before
+
+    front = fronted(ASGIHandler())
+    await answers(front, 3)
+    monkeypatch.setattr(threading.Thread, "start", counted)
+    assert await answers(front, 20) == 0
+    assert await answers(ASGIHandler(), 5) >= 5
+
+
+async def test_a_visitor_keeps_the_tenant(engine: None, anonymous_site: None) -> None:
+    """The session that a first request makes is saved before its response, and the second request has it."""
+    front = fronted(ASGIHandler())
+    first = await asked(front, "POST", "/streams", ASK)
+    [cookie] = [value.decode() for name, value in first.headers if name.lower() == b"set-cookie"]
+    path = f"/streams/{dict(first.headers)[b'x-stream-id'].decode()}"
+    again = await asked(front, "GET", path, cookie=cookie.partition(";")[0])
+    stranger = await asked(front, "GET", path)
+    assert (again.start["status"], stranger.start["status"]) == (200, 404)
+
+
+async def test_the_signals_of_a_request_are_sent(engine: None) -> None:
+    """A site that listens to the beginning and the end of requests gets both, on a thread where it may query."""
+    seen: list[str] = []
+
+    def note(signal: Any, **kwargs: Any) -> None:
+        get_user_model().objects.exists()
+        seen.append("started" if signal is request_started else "finished")
+
+    request_started.connect(note)
+    request_finished.connect(note)
+    try:
+        await asked(fronted(ASGIHandler()), "GET", "/livez")
+    finally:
+        request_started.disconnect(note)
+        request_finished.disconnect(note)
+    assert seen == ["started", "finished"]
+
+
+async def test_a_view_is_cancelled_when_its_client_leaves(engine: None, alice_key: str) -> None:
+    """A whole answer that no client waits for is ended."""
+    body = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 1000, "ignore_eos": True}
+    headers = {"host": "testserver", "authorization": f"Bearer {alice_key}"}
+    client = call(StreamMiddleware(fronted(ASGIHandler())), "POST", "/v1/chat/completions", body, "", **headers)
+    while not await StreamRow.objects.aexists():
+        pass
+    client.leave()
+    await client.task
+    assert client.messages == []
+
+
+def test_only_django_itself_is_fronted() -> None:
+    """An app around Django's handler may do something with each request: it is not passed by."""
+    django = get_asgi_application()
+
+    async def traced(scope: Any, receive: Any, send: Any) -> None: ...
+
+    assert isinstance(fronted(django), Front)
+    assert isinstance(fronted(ASGIStaticFilesHandler(django)), Front)
+    assert fronted(traced) is traced
+    assert fronted(ASGIStaticFilesHandler(traced)) is not django
+
+
+async def test_other_addresses_are_django_s() -> None:
+    """A page of the site is answered by its own handler, also where its address looks like one of ours."""
+    seen: list[str] = []
+
+    class Handler(ASGIHandler):
+        async def handle(self, scope: Any, receive: Any, send: Any) -> None:
+            seen.append(scope["path"])
+            await super().handle(scope, receive, send)
+
+    front = Front(Handler())
+    for path in ("/", "/admin/v1/models", "/nothing/livez", "/livez", "/v1/models"):
+        await ask(front, "GET", path, None, "", host="testserver")
+    assert seen == ["/", "/admin/v1/models", "/nothing/livez"]
