@@ -88,7 +88,7 @@ def contenders(seats: int, num_blocks: int) -> dict[str, tuple[EngineConfig, str
 def one_class(queue_seconds: float | None = None) -> Mapping[str, LatencyClass]:
     """Return classes that are alike to the order key; each keeps the bound of its queue unless one is given."""
     return {
-        name: replace(one, ttft_seconds=0.5, max_queue_seconds=queue_seconds or one.queue_seconds)
+        name: replace(one, ttft_seconds=0.5, max_queue_seconds=queue_seconds or one.max_queue_seconds)
         for name, one in CLASSES.items()
     }
 

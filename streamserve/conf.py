@@ -39,10 +39,11 @@ LOG_SCHEMES = ("redis://", "rediss://", "unix://")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedModel:
-    """One entry of MODELS: the model and its engine's config (ENGINE, overridden by the model's own ENGINE)."""
+    """One entry of MODELS: the model, its engine's config (ENGINE, and the model's own ENGINE), its system prompt."""
 
     model: ModelConfig
     engine: EngineConfig
+    system: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -196,7 +197,10 @@ class _Reader(Reader):
     ) -> ServedModel | None:
         where = f'MODELS["{alias}"]'
         options = dict(self.mapping(raw, where))
-        own_engine = options.pop("ENGINE", {})
+        own_engine, system = options.pop("ENGINE", {}), options.pop("SYSTEM", "")
+        if not isinstance(system, str):
+            self.wrong(f'{where}["SYSTEM"] is {type(system).__name__}.', "It takes the text of a system prompt.")
+            system = ""
         if not isinstance(alias, str) or not alias or not isinstance(options.get("PATH"), str) or not options["PATH"]:
             self.wrong(f"{where} needs a PATH.", "Give a folder, a hub id such as org/name, or 'echo'.")
             return None
@@ -204,7 +208,7 @@ class _Reader(Reader):
         self.one_of(model.dtype, DTYPES, f'{where}["DTYPE"]')
         self.one_of(model.device, DEVICES, f'{where}["DEVICE"]')
         engine, _ = self._engine(own_engine, f'{where}["ENGINE"]', classes, shared)
-        return ServedModel(model=model, engine=engine)
+        return ServedModel(model=model, engine=engine, system=system)
 
     def _engine(
         self, raw: object, where: str, classes: Mapping[str, LatencyClass], defaults: Mapping[str, Any] = {}

@@ -29,6 +29,17 @@ def test_a_minimal_dict_is_enough() -> None:
     assert settings.anonymous is False
 
 
+def test_a_model_has_a_system_prompt() -> None:
+    """SYSTEM is text; anything else is named."""
+    settings, found = read(
+        {"MODELS": {"a": {"PATH": "echo", "SYSTEM": "Be kind."}, "b": {"PATH": "echo"}}}, base_dir=BASE
+    )
+    assert [one.system for one in settings.models.values()] == ["Be kind.", ""]
+    assert found == ()
+    ((kind, message, _),) = problems({"MODELS": {"a": {"PATH": "echo", "SYSTEM": ["Be kind."]}}})
+    assert (kind, message) == ("value", 'MODELS["a"]["SYSTEM"] is list.')
+
+
 @pytest.mark.parametrize(
     ("raw", "nearest"),
     [

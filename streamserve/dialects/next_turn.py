@@ -67,7 +67,7 @@ def _conversation(before: GenerateRequest) -> tuple[Message, ...]:
         raise BadRequest(message, code="no_conversation", param="id")
     if before.n > 1:
         raise conflict("That stream has several answers. Choose one and send the conversation with start.", "id")
-    return before.messages
+    return before.messages[before.has_public_system :]  # the server puts its own system prompt before each request
 
 
 def _given(before: GenerateRequest, limits: Limits) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -11,27 +12,36 @@ from types import MappingProxyType
 class LatencyClass:
     """The scheduling parameters of one class of requests, in seconds; `pace`: tokens a second that its readers read.
 
-    `ttft_seconds` is the time to the first token: the head start in the order key. `max_queue_seconds` None: four times
-    that. `timeout_seconds` is for requests that name none; None: they may take as long as they need.
+    `ttft_seconds` and `total_seconds` are budgets: what the first token and the whole answer should take. They refuse
+    nothing; the first is the head start in the order key. `max_queue_seconds` is how long a request may wait for its
+    first step in a burst (None: for ever); while the class's queue never empties, `max_late_seconds` more than
+    `ttft_seconds` (see `Patience`). `timeout_seconds` is for requests that name none; None: as long as they need.
     """
 
     ttft_seconds: float
+    total_seconds: float | None = None
     pace: float = 20.0
     max_queue_seconds: float | None = None
+    max_late_seconds: float = 2.0
     timeout_seconds: float | None = None
 
     @property
     def queue_seconds(self) -> float:
-        """How long a request may wait for its first step."""
-        return 4 * self.ttft_seconds if self.max_queue_seconds is None else self.max_queue_seconds
+        """How long a request of a burst may wait for its first step."""
+        return math.inf if self.max_queue_seconds is None else self.max_queue_seconds
+
+    @property
+    def standing_queue_seconds(self) -> float:
+        """How long a request may wait while the class's queue never empties."""
+        return min(self.queue_seconds, self.ttft_seconds + self.max_late_seconds)
 
 
 CLASSES: Mapping[str, LatencyClass] = MappingProxyType(
     {
-        "chat": LatencyClass(ttft_seconds=0.5),
-        "completion": LatencyClass(ttft_seconds=0.2),
-        "document": LatencyClass(ttft_seconds=3.0),
-        "batch": LatencyClass(ttft_seconds=10.0),
+        "chat": LatencyClass(ttft_seconds=0.5, total_seconds=5.0, max_queue_seconds=30.0),
+        "completion": LatencyClass(ttft_seconds=0.2, total_seconds=2.0, max_queue_seconds=15.0),
+        "document": LatencyClass(ttft_seconds=3.0, total_seconds=15.0, max_queue_seconds=120.0),
+        "batch": LatencyClass(ttft_seconds=10.0, total_seconds=60.0),
     }
 )
 
@@ -43,13 +53,13 @@ class EngineConfig:
     `num_blocks` None: computed from `kv_cache_bytes`; that None: from `memory_share`, the share of all RAM (CPU) or of
     what is free after weights (GPU); that None: a quarter of RAM up to 4 GiB on CPU, 0.9 of what is free on a GPU.
     `max_model_len` None: the model's own. `itl_target_seconds` bounds how much prefill may join a step that also
-    decodes, by a fitted step-time model; until there is one, `prefill_chunk` tokens may. `max_step_seconds` bounds
-    it in every step: no long prompt keeps the others waiting for longer, unless a block of it does. `max_waiting` and
-    `max_queued_prefill_seconds` bound the queue. `lead_tokens`: a sequence this far ahead of what its reader has
-    received parks. `min_ahead_seconds`: one this far ahead of its reader's pace may be parked for a waiting sequence.
-    `max_debt_seconds` bounds how much later a busy tenant's requests queue, and how much earlier a light one's.
-    `overlap`: launch a step before the one before it is collected; None: where the runner can. `step_seconds`: a step
-    that takes longer, and longer than eight times the step-time model's prediction, counts as hung.
+    decodes, by a fitted step-time model; until there is one, `prefill_chunk` tokens may. `max_step_seconds` bounds it
+    in every step: no long prompt keeps the others waiting for longer, unless a block of it does. `max_waiting` bounds
+    the queue of each class in memory; in time its patience does. `lead_tokens`: a sequence this far ahead of what its
+    reader has received parks. `min_ahead_seconds`: one this far ahead of its reader's pace may be parked for a waiting
+    sequence. `max_debt_seconds` bounds how much later a busy tenant's requests queue, and how much earlier a light
+    one's. `overlap`: launch a step before the one before it is collected; None: where the runner can. `step_seconds`: a
+    step that takes longer, and longer than eight times the step-time model's prediction, counts as hung.
     """
 
     block_size: int = 32
@@ -63,8 +73,7 @@ class EngineConfig:
     itl_target_seconds: float = 0.2
     max_step_seconds: float = 0.3
     prefix_caching: bool = True
-    max_waiting: int = 256
-    max_queued_prefill_seconds: float = 60.0
+    max_waiting: int = 1024
     lead_tokens: int = 256
     min_ahead_seconds: float = 2.0
     max_debt_seconds: float = 10.0

@@ -23,8 +23,10 @@ from streamserve.engine.budget import StepBudget, TenantDebt, TokenBudget
 from streamserve.engine.config import EngineConfig
 from streamserve.engine.kv.free_list import Block, IntegrityError
 from streamserve.engine.kv.pool import BlockPool
+from streamserve.engine.patience import Patience
 from streamserve.engine.plan import Chunk
-from streamserve.engine.sequence import Sequence, State
+from streamserve.engine.sequence import Sequence, SequenceRequest, State
+from streamserve.engine.shared_prefill import BlockWriters
 from streamserve.engine.step_time import StepTime
 from streamserve.protocol.park import Park
 
@@ -79,6 +81,7 @@ class Scheduler:
         self._config = config
         self._pool = pool
         self._debt = TenantDebt()
+        self._patience = Patience(config.classes)
         self._budget = TokenBudget(config, pool.block_size)
         self._reserve_share = RESERVE_SHARE
 
@@ -114,8 +117,16 @@ class Scheduler:
         debt = max(-most, min(self._debt.seconds(request.tenant, now), most))
         sequence.order_key = request.arrived_at + latency_class.ttft_seconds + debt, request.seq_id
         if not sequence.num_output_tokens:
-            sequence.expires_at = now + latency_class.queue_seconds
+            sequence.expires_at = now + self._queue_seconds(request, now)
         self._enqueue(sequence)
+
+    def _queue_seconds(self, request: SequenceRequest, now: float) -> float:
+        """Return how long a new sequence may wait: as it was promised, or as the queue stands."""
+        if request.queue_seconds is not None:
+            return request.queue_seconds
+        name = request.latency_class
+        is_empty = not any(one.is_new and one.request.latency_class == name for one in self.waiting)
+        return self._patience.seconds(name, now, is_empty=is_empty)
 
     def finish(self, sequence: Sequence) -> None:
         """End a waiting or running sequence and free its blocks."""
@@ -144,11 +155,14 @@ class Scheduler:
         return touched
 
     def expired(self, now: float) -> list[Sequence]:
-        """Return the sequences that waited for their first step longer than their class allows; resumed ones may wait.
+        """Return the sequences that waited too long for their first step (see `Patience`); resumed ones may wait.
 
         Called after `schedule`: a sequence that can start now is not refused, however long the step before took.
         """
-        return [one for one in self.waiting if one.expires_at < now and one.scheduled_at is None]
+        late = [one for one in self.waiting if one.expires_at < now and one.scheduled_at is None]
+        for sequence in late:
+            self._patience.note_refusal(sequence.request.latency_class, now)
+        return late
 
     def schedule(self, now: float) -> Schedule:
         """Choose the next step's chunks, and the sequences that park for a waiting one."""
@@ -178,6 +192,7 @@ class Scheduler:
         """
         begun = [one for one in self.running if one.num_unplanned_tokens > 1]
         may_start = not budget.has_preempted
+        writers = BlockWriters(self._pool, self.running, budget.chunks)
         while budget.has_room:
             prompts = begun + self.waiting[:may_start]
             if not prompts:
@@ -191,8 +206,11 @@ class Scheduler:
                 begun = [one for one in begun if one is not victim]
                 yield self._park(victim, budget, now)
                 continue
-            begun = [one for one in begun if one is not sequence]
-            budget.prefill(sequence, has_others=bool(begun or (may_start and self.waiting)))
+            turn = writers.turn_of(sequence)
+            begun = [one for one in begun if one is not sequence and one is not turn]
+            if turn is not None:  # otherwise it waits for a block that another one is writing
+                budget.prefill(turn, has_others=bool(begun or (may_start and self.waiting)))
+                writers.note(turn, budget.chunks[-1])
         budget.return_share()
 
     def _start(self, sequence: Sequence, now: float) -> bool:

@@ -32,7 +32,8 @@ class SequenceRequest:
     of the prompt are the server's own, the same for all tenants, and are cached without the salt. `reader_tokens`: how
     many output tokens the reader has received by now; None: the engine does not wait for readers. `first_token_at`:
     when the answer's first token was generated, if that was before this admission. `num_losses`: how often an engine
-    has ended in a step with it since its last new token.
+    has ended in a step with it since its last new token. `queue_seconds`: how long it may wait for its first step;
+    None: as the scheduler's queue stands.
     """
 
     seq_id: int
@@ -50,6 +51,7 @@ class SequenceRequest:
     first_token_at: float | None = None
     stream_id: str = ""
     num_losses: int = 0
+    queue_seconds: float | None = None
 
 
 class State(Enum):
@@ -136,6 +138,11 @@ class Sequence:
         """Whether its steps hold nothing else: the answer may be what ends the engine. Until its next token."""
         request = self.request
         return request.num_losses >= SUSPECT_LOSSES and self.num_output_tokens == len(request.output_token_ids)
+
+    @property
+    def is_new(self) -> bool:
+        """Whether it was in no step yet, and the answer is not a resumed one."""
+        return self.scheduled_at is None and self.num_output_tokens == 0
 
     @property
     def num_uncomputed_tokens(self) -> int:

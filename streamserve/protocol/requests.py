@@ -13,7 +13,7 @@ would drop it, but no worker uses an engine process of another version. Pure: no
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import msgspec
@@ -24,6 +24,8 @@ from streamserve.protocol.errors import BadRequest, UnmetNeeds
 KNOWN_NEEDS: frozenset[str] = frozenset()
 
 LATENCY_CLASSES = ("chat", "completion", "document", "batch")
+# Roles of a message by which the caller has a system prompt of its own ("developer" is OpenAI's newer word).
+SYSTEM_ROLES = ("system", "developer")
 # Fields that a model's generation config may set where the caller does not.
 MODEL_DEFAULTS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 
@@ -74,6 +76,8 @@ class GenerateRequest:
     token, when there was one. `reader_tokens[choice]` is how many output tokens the furthest reader has received; None
     lets the engine compute ahead of its readers. `num_losses` says how often an engine has ended in a step with this
     answer since its last new token. `needs` names what the request cannot do without.
+    `has_public_system`: the first message is the server's own (`with_system`), and its blocks need no salt; no body
+    sets it.
     """
 
     model: str
@@ -95,6 +99,15 @@ class GenerateRequest:
     reader_tokens: tuple[int, ...] | None = None
     num_losses: int = 0
     needs: tuple[str, ...] = ()
+    has_public_system: bool = False
+
+
+def with_system(request: GenerateRequest, system: str) -> GenerateRequest:
+    """Return a chat with the server's own system prompt as its first message, unless the caller sent one."""
+    messages = request.messages
+    if not system or not messages or any(message.role in SYSTEM_ROLES for message in messages):
+        return request
+    return replace(request, messages=(Message(role="system", content=system), *messages), has_public_system=True)
 
 
 # What an engine can compute with, whatever a site allows: name, lowest, highest, whole numbers only.
@@ -150,8 +163,9 @@ def _refuse_unknown(needs: tuple[str, ...]) -> None:
 def encode_request(request: GenerateRequest) -> dict[str, Any]:
     """Return the request as JSON values, for `decode_request` of this release or of the one before."""
     kept: dict[str, Any] = msgspec.to_builtins(request, enc_hook=dict)
-    if not request.needs:
-        del kept["needs"]
+    for name in ("needs", "has_public_system"):
+        if not kept[name]:
+            del kept[name]
     del kept["num_losses"]  # counted by the process that has the stream
     return kept
 

@@ -11,7 +11,7 @@ from streamserve.dialects import native
 from streamserve.dialects.next_turn import NextTurn
 from streamserve.protocol.errors import BadRequest, StreamserveError
 from streamserve.protocol.limits import Limits
-from streamserve.protocol.requests import GenerateRequest
+from streamserve.protocol.requests import GenerateRequest, with_system
 
 LIMITS = Limits()
 HELLO = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello", "name": "ann"}]
@@ -126,3 +126,12 @@ def test_the_whole_conversation_is_bounded(limits: Limits, code: str) -> None:
     with pytest.raises(BadRequest) as caught:
         turn.after(asked(), "Hi.", "park")
     assert (caught.value.code, caught.value.param) == (code, "messages")
+
+
+def test_the_servers_own_system_prompt_is_no_turn() -> None:
+    """It is left out of the next request, which gets it anew: so it stays the server's."""
+    before = with_system(asked(messages=[{"role": "user", "content": "Hello"}]), "Be kind.")
+    after = NextTurn({"text": "Go on"}, LIMITS).after(before, "Hi.", "park").generate
+    assert [one.role for one in after.messages or ()] == ["user", "assistant", "user"]
+    assert not after.has_public_system
+    assert with_system(after, "Be kind.").has_public_system

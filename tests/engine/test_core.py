@@ -236,7 +236,7 @@ def test_times_are_reported() -> None:
 def test_stats_count_tokens_and_steps() -> None:
     """Figures after the last step."""
     drive = Drive()
-    drive.run(request(1), request(2))
+    drive.run(request(1), request(2, range(50, 70)))
     stats = drive.core.stats()
     assert (stats.prompt_tokens, stats.generation_tokens, stats.steps) == (40, 20, 10)
 

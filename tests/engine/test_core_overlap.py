@@ -77,7 +77,7 @@ def test_penalties_take_no_more_steps(fields: dict[str, float]) -> None:
     """A sequence with penalties is in each step of its batch, though its newest token is not known on the CPU."""
     drive = overlapping()
     how = sampling(max_tokens=6, **fields)
-    drive.run(request(1, sampling=how), request(2, sampling=sampling(max_tokens=6)))
+    drive.run(request(1, sampling=how), request(2, range(50, 70), sampling=sampling(max_tokens=6)))
     assert [len(plan.chunks) for plan in drive.plans] == [2] * 6
     mine = [chunk.token_ids for plan in drive.plans for chunk in plan.chunks if chunk.seq_id == 1]
     assert mine[1:] == [(PENDING,)] * 5

@@ -87,10 +87,12 @@ def test_wait_bound(seed: int) -> None:
 
 
 def test_light_tenant_goes_before_a_flood() -> None:
-    """One tenant asks for five times what there is. Once that shows, a light one waits for the next free place only."""
+    """One tenant asks for five times what there is. When its queue has stood for longer than a burst is waited for, a
+    light tenant waits for the next free place only.
+    """
     desk = Desk(max_num_seqs=2, num_blocks=400)
     light: list[Sequence] = []
-    for index in range(600):
+    for index in range(1_500):
         desk.add(flooding(10_000 + index, desk.now, "flood"))
         if index % 60 == 0:
             light += desk.add(flooding(index, desk.now, "light"))
@@ -101,7 +103,7 @@ def test_light_tenant_goes_before_a_flood() -> None:
             desk.scheduler.finish(sequence)
     waits = [round((one.scheduled_at or desk.now) - one.request.arrived_at, 2) for one in light]
     assert len(desk.scheduler.waiting) > 20
-    assert max(waits[3:]) <= 10 * 0.05  # an answer of the flood takes ten steps, and two never begin together
+    assert max(waits[-5:]) <= 10 * 0.05  # an answer of the flood takes ten steps, and two never begin together
 
 
 def flooding(seq_id: int, now: float, tenant: str) -> SequenceRequest:
@@ -109,12 +111,12 @@ def flooding(seq_id: int, now: float, tenant: str) -> SequenceRequest:
 
 
 def test_those_who_wait_too_long_are_named() -> None:
-    """Four times its class's TTFT after it came, a request that never ran has expired; the one that runs has not."""
+    """Half a minute after it came, a chat that never ran has expired; the one that runs has not."""
     desk = Desk(max_num_seqs=1)
     desk.add(request(1, arrived_at=100.0, sampling=sampling(max_tokens=400)), request(2, arrived_at=100.0))
     desk.step(seconds=0.0)
-    assert desk.scheduler.expired(102.0) == []
-    assert [one.seq_id for one in desk.scheduler.expired(102.01)] == [2]
+    assert desk.scheduler.expired(130.0) == []
+    assert [one.seq_id for one in desk.scheduler.expired(130.01)] == [2]
 
 
 def test_each_class_has_its_own_patience() -> None:
@@ -125,7 +127,18 @@ def test_each_class_has_its_own_patience() -> None:
     for seq_id, name in enumerate(("chat", "slow chat", "batch"), 2):
         desk.add(request(seq_id, arrived_at=desk.now, latency_class=name))
     desk.step()
-    assert [one.seq_id for one in desk.scheduler.expired(desk.now + 30.0)] == [2]
+    assert [one.seq_id for one in desk.scheduler.expired(desk.now + 31.0)] == [2]
+
+
+def test_a_promise_is_kept() -> None:
+    """A request that was told how long it may wait at the door has that time, however the queue stands."""
+    desk = Desk(max_num_seqs=1)
+    desk.add(
+        request(1, sampling=sampling(max_tokens=400)), request(2, queue_seconds=2.5), request(3, queue_seconds=50.0)
+    )
+    desk.step(seconds=0.0)
+    assert [one.seq_id for one in desk.scheduler.expired(102.6)] == [2]
+    assert [one.seq_id for one in desk.scheduler.expired(151.0)] == [2, 3]
 
 
 def test_whoever_was_shown_anything_never_expires() -> None:

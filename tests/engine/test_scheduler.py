@@ -32,7 +32,7 @@ def test_prompt_beyond_the_budget_is_chunked() -> None:
 def test_decodes_come_first_and_prefill_is_capped() -> None:
     """Beside decodes, each step decodes every sequence and prefills at most one chunk."""
     drive = Drive(prefill_chunk=8)
-    drive.add(request(1), request(2))
+    drive.add(request(1), request(2, range(50, 70)))
     drive.step()
     drive.add(request(3, range(100, 130)))
     drive.step()

@@ -15,6 +15,7 @@ from streamserve.protocol.requests import (
     check_needs,
     decode_request,
     encode_request,
+    with_system,
 )
 
 REQUEST = GenerateRequest(
@@ -52,6 +53,12 @@ def test_a_request_without_needs_has_the_fields_of_0_1_0() -> None:
 def test_a_need_is_kept() -> None:
     """A request that needs something names it in its row, which 0.1.0 then refuses."""
     assert kept(GenerateRequest(model="m", prompt="a", needs=("grammar",)))["needs"] == ["grammar"]
+
+
+def test_a_public_system_prompt_is_kept() -> None:
+    """An answer that is continued elsewhere finds the blocks that it shares."""
+    request = GenerateRequest(model="m", messages=(Message(role="user", content="a"),))
+    assert decode_request(kept(with_system(request, "Be kind."))) == with_system(request, "Be kind.")
 
 
 @pytest.mark.parametrize("changes", [{"needs": ["grammar"]}, {"needs": ["grammar", "tools"], "grammar": {"root": "x"}}])

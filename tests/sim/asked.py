@@ -17,8 +17,8 @@ STEMS = (
     (EOS, 2),
 )
 CLASSES = {
-    "chat": LatencyClass(ttft_seconds=0.5, pace=32.0, max_queue_seconds=0.375),
-    "batch": LatencyClass(ttft_seconds=2.0, pace=16.0),
+    "chat": LatencyClass(ttft_seconds=0.125, pace=32.0, max_queue_seconds=0.375, max_late_seconds=0.0625),
+    "batch": LatencyClass(ttft_seconds=2.0, pace=16.0, max_queue_seconds=8.0),
 }
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from streamserve.engine.plan import Chunk
@@ -32,6 +34,7 @@ class Books:
         self._names: dict[bytes, Meaning] = {}
         self._named: dict[Meaning, bytes] = {}
         self._writer: dict[int, tuple[Asked, int, int]] = {}
+        self._hits: dict[int, list[int]] = {}
         self._forget_all()
 
     def _forget_all(self) -> None:
@@ -48,12 +51,31 @@ class Books:
             assert block.block_hash is None, f"3: writes block {block.block_id}, which has a name"
             self._writer[block.block_id] = (asked, index, asked.seq_id)
 
-    def check_hit(self, asked: Asked, chunk: Chunk) -> None:
-        """Cached blocks hold what the sequence would have written, and its tenant (or everybody) may know of it."""
-        assert chunk.start % self._size == 0, "17: half a block from the cache"
-        for index in range(chunk.start // self._size):
-            found = self._means.get(chunk.block_table[index])
-            assert found == meaning(asked, index, self._size), "17: another's block from the cache"
+    def check_hit(self, asked: Asked, block_table: Iterable[int], num_tokens: int) -> None:
+        """Cached blocks hold what the sequence would have written, and its tenant (or everybody) may know of it.
+
+        Once checked they are its own: they lose their name if whoever wrote them fails.
+        """
+        assert num_tokens % self._size == 0, "17: half a block from the cache"
+        checked = self._hits.setdefault(asked.seq_id, [])
+        for index, block_id in enumerate(islice(block_table, num_tokens // self._size)):
+            if checked[index : index + 1] != [block_id]:
+                found = self._means.get(block_id)
+                assert found == meaning(asked, index, self._size), "17: another's block from the cache"
+                checked[index:] = [block_id]
+
+    def is_all_found(self, asked: Asked, chunk: Chunk) -> bool:
+        """Whether nothing before this chunk is the sequence's own: its first step failed, and it found more since."""
+        table = chunk.block_table[: chunk.start // self._size]
+        return chunk.start % self._size == 0 and all(self._writer[block][2] != asked.seq_id for block in table)
+
+    def forget_hits(self, asked: Asked) -> None:
+        """Its blocks are taken away."""
+        self._hits.pop(asked.seq_id, None)
+
+    def is_cached(self, means: Meaning) -> bool:
+        """Whether a block with this meaning can be found."""
+        return self._named.get(means, b"") in self.sim.core.pool._by_hash
 
     def check(self, failed: list[Asked]) -> None:
         """Go through all blocks after a step; `failed` may not be found again."""

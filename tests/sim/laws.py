@@ -20,6 +20,8 @@ from tests.sim.debts import Debts
 from tests.sim.flights import Flights
 from tests.sim.prompts import PromptLaws
 from tests.sim.readers import ReaderLaws
+from tests.sim.sharing import SharingLaws
+from tests.sim.waits import WaitLaws
 
 if TYPE_CHECKING:
     from tests.sim.asked import Asked
@@ -34,20 +36,21 @@ class Laws:
         self.books = Books(sim)
         self.readers = ReaderLaws(sim)
         self.prompts = PromptLaws(sim)
+        self.waits = WaitLaws(sim)
         self.debts = Debts(sim)
         self.answers = AnswerLaws(sim)
         self.flights = Flights(sim)
         self.counts = CountLaws(sim)
+        self.sharing = SharingLaws(sim)
         self.plans: list[StepPlan] = []
         self.prompt_tokens = 0
         self.least_prompt_tokens = 0
-        self.hits = 0
         self._preempted: set[int] = set()
         self._started: set[tuple[int, int]] = set()
         self._cached: dict[int, int] = {}
+        self._found: dict[int, int] = {}
         self._order: dict[int, tuple[float, int]] = {}
         self._forced: set[int] = set()
-        self.known_at: dict[int, float] = {}
 
     @property
     def is_calm(self) -> bool:
@@ -87,6 +90,16 @@ class Laws:
         self.has_preempted = bool(victims)
         self._forced |= {sequence.seq_id for sequence in victims}
 
+    def note_found(self) -> None:
+        """What those who run and were in no step yet found in the cache: they may leave before their first."""
+        for sequence in self.sim.core.scheduler.running:
+            asked = self.sim.by_seq_id.get(sequence.seq_id)
+            if asked is None or (sequence.seq_id, sequence.num_preemptions) in self._started:
+                continue
+            self.books.check_hit(asked, sequence.block_table, sequence.num_computed_tokens)
+            if sequence.seq_id not in self._cached and sequence.num_preemptions == 0:
+                self._found[sequence.seq_id] = sequence.num_computed_tokens
+
     # Moments.
 
     def before_step(self) -> None:
@@ -109,8 +122,6 @@ class Laws:
         self.has_preempted = self.has_tried = False
         self.answers.before_step()
         self._forced.clear()
-        for seq_id in sim.by_seq_id:
-            self.known_at.setdefault(seq_id, self.started_at)
         self.num_wanted = sum(self.flights.wants_block(s) for s in self.running)
         self._ran = [(s, s.num_preemptions) for s in self.running]
         self._could_decode = {s.seq_id for s in self.running if self.flights.num_unplanned(s) == 1}
@@ -121,6 +132,7 @@ class Laws:
         # A step that ran out of memory is tried again in parts, when nothing is under way any more.
         is_part = not sim.runner.launched if self.was_flying else len(self.plans) > self.num_plans
         is_trial = self._check_trial(plan)
+        self.note_found()
         self.plans.append(plan)
         sim.plans.append(plan)
         is_part = is_part or is_trial
@@ -129,10 +141,14 @@ class Laws:
         assert 0 < plan.num_tokens <= sim.shape.budget, f"9: {plan.num_tokens} tokens in a step"
         assert len(plan.chunks) <= sim.shape.max_num_seqs, f"9: {len(plan.chunks)} sequences in a step"
         assert len({chunk.seq_id for chunk in plan.chunks}) == len(plan.chunks), "9: a sequence twice in a step"
+        for sequence in sim.core.scheduler.waiting:
+            if sequence.seq_id in sim.by_seq_id:
+                self.books.forget_hits(sim.by_seq_id[sequence.seq_id])
         if not is_part:
             self._check_order()
             self._check_preempted()
             assert plan.num_tokens <= sim.core.scheduler.token_budget, "26: more than the lowered budget"
+            self.sharing.check_plan(plan)
             self.prompts.check(plan, self.decodes())
             self.readers.check_waiting(plan)
         for chunk in plan.chunks:
@@ -158,7 +174,9 @@ class Laws:
         self._check_decodes()
         self._check_times()
         self.counts.after_step()
+        self.note_found()
         self.readers.after_step()
+        self.waits.after_step()
 
     def check_end(self) -> None:
         """Nothing was asked for any more."""
@@ -177,7 +195,8 @@ class Laws:
             assert seen <= counted <= seen + 2 * sim.num_late, f"30: {counted} counted, {seen} seen"
         assert self.least_prompt_tokens <= stats.prompt_tokens <= self.prompt_tokens, "30: prompt tokens"
         assert sim.num_unknown <= stats.unknown_ids <= sim.num_unknown + sim.num_late, "30: unknown ids"
-        assert stats.prefix_hits == self.hits, f"30: {stats.prefix_hits} tokens hit, not {self.hits}"
+        num_found = sum(self._found.values())
+        assert stats.prefix_hits == num_found, f"30: {stats.prefix_hits} tokens hit, not {num_found}"
 
     # Plans.
 
@@ -221,14 +240,14 @@ class Laws:
     def _check_start(self, asked: Asked, sequence: Sequence, chunk: Chunk) -> None:
         """What a sequence finds in the cache is what it would have written itself, and it may find it."""
         key = (sequence.seq_id, sequence.num_preemptions)
-        if key in self._started or self.flights.chunk_of(sequence) is not None:
+        has_begun = key in self._started and not self.books.is_all_found(asked, chunk)
+        if has_begun or self.flights.chunk_of(sequence) is not None:
             return
         self._started.add(key)
-        self.books.check_hit(asked, chunk)
-        if sequence.seq_id not in self._cached:
-            self._cached[sequence.seq_id] = chunk.start
-            if sequence.num_preemptions == 0:
-                self.hits += chunk.start
+        self.books.check_hit(asked, chunk.block_table, chunk.start)
+        if sequence.num_preemptions == 0:
+            self._cached[sequence.seq_id] = self._found[sequence.seq_id] = chunk.start
+        self._cached.setdefault(sequence.seq_id, self._found.get(sequence.seq_id, chunk.start))
 
     def _check_order(self) -> None:
         """Strictly in order: who is admitted goes before all who wait, and not much before those who came earlier."""

@@ -18,7 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.sim.planted import Mutant, block_pool, core, overlap, park, recovery, scheduler, sequence
+from tests.sim.planted import Mutant, block_pool, core, overlap, park, recovery, scheduler, sequence, sharing
 
 ROOT = Path(__file__).resolve().parents[2]
 MUTANTS = (
@@ -29,6 +29,7 @@ MUTANTS = (
     *park.MUTANTS,
     *overlap.MUTANTS,
     *recovery.MUTANTS,
+    *sharing.MUTANTS,
 )
 MIN_CAUGHT = 0.95
 NUM_SEEDS = 60

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from streamserve.engine.plan import StepPlan
-from streamserve.engine.sequence import Sequence
+from streamserve.engine.sequence import Sequence, State
 from tests.sim.model import STEP_SECONDS, TOKEN_SECONDS
 
 if TYPE_CHECKING:
@@ -37,7 +37,8 @@ class PromptLaws:
     def _check_progress(self, plan: StepPlan, planned: dict[int, int]) -> None:
         """If anybody has more than a token to compute, somebody's prompt is gone on with, as long as budget is left."""
         laws = self.sim.laws
-        longest = max((laws.flights.num_unplanned(s) for s in self.sim.core.scheduler.running), default=0)
+        running = [s for s in self.sim.core.scheduler.running if not laws.sharing.waits(s)]
+        longest = max((laws.flights.num_unplanned(s) for s in running), default=0)
         is_spent = plan.num_tokens >= laws.budget_of_plan
         assert longest < 2 or is_spent or planned, "10: prefill stands still"
 
@@ -56,8 +57,9 @@ class PromptLaws:
     def _check_share(self, planned: dict[int, int]) -> None:
         """The first prompt is not passed by; of a step that it could take whole, it leaves a block or half."""
         laws, scheduler = self.sim.laws, self.sim.core.scheduler
-        lacks = {s.seq_id: laws.flights.num_unplanned(s) for s in scheduler.running}
-        prompts = [s for s in scheduler.running if lacks[s.seq_id] > planned.get(s.seq_id, 0) and lacks[s.seq_id] > 1]
+        lending = laws.sharing.writers_waited_for()  # they are computed in another's turn
+        lacks = {s.seq_id: laws.flights.num_unplanned(s) for s in scheduler.running if not laws.sharing.waits(s)}
+        prompts = [s for s in scheduler.running if lacks.get(s.seq_id, 0) > max(1, planned.get(s.seq_id, 0))]
         if not planned or not laws.is_calm:
             return
         if self._could_start():
@@ -66,8 +68,12 @@ class PromptLaws:
         if not prompts:
             return
         first = min(prompts, key=lambda s: s.order_key)
+        if any(seq_id in planned and key < first.order_key for seq_id, key in lending.items()):
+            return  # the step is that of one before it, by the writer it waits for
+        if any(s.state is State.FINISHED for s in (*laws.running, *laws.waiting)):
+            return  # it waited for the writer that has just parked, and has its turn in the next step
         chosen = [s for s in scheduler.running if s.seq_id in planned]
-        later = [s.seq_id for s in chosen if s.order_key > first.order_key]
+        later = [s.seq_id for s in chosen if s.order_key > first.order_key and s.seq_id not in lending]
         if first.seq_id not in planned:  # those before it took all there was
             assert not later, f"34: {first.seq_id} is passed by by {later}"
             return

@@ -97,13 +97,7 @@ class ReaderLaws:
         assert new or self.sim.laws.answers.has_ended, "23: parked for those who have something"
 
     def after_step(self) -> None:
-        """Who waits does not wait for ever, or is told."""
+        """Nothing is left while an operator pauses the engine."""
         sim = self.sim
         if sim.is_paused and not sim.has_changed_meanwhile:
             assert not sim.core._sequences, "24: a paused engine holds sequences"
-        classes, started_at = sim.core._config.classes, sim.laws.started_at
-        for sequence in sim.core.scheduler.waiting:
-            request = sequence.request
-            if sequence.scheduled_at is None and not request.output_token_ids and sim.laws.is_calm:
-                waited = started_at - sim.laws.known_at.get(sequence.seq_id, started_at)
-                assert waited <= classes[request.latency_class].queue_seconds, "20: in the queue too long"

@@ -17,7 +17,7 @@ from streamserve.engine.plan import StepPlan
 from streamserve.engine.sequence import Sequence, SequenceRequest
 from streamserve.protocol.park import Park
 from streamserve.protocol.requests import SamplingParams
-from tests.sim.asked import CLASSES, Asked, Shape
+from tests.sim.asked import Asked, Shape
 from tests.sim.laws import Laws
 from tests.sim.model import EOS, STEP_SECONDS, TOKEN_SECONDS, SimRunner, reference
 from tests.support.engines import FakeClock
@@ -65,6 +65,7 @@ class Simulation:
         on_plan, on_evict = self.laws.check_plan, self.runner.poison
         self.core = EngineCore(self.runner, shape.config(), self.clock, on_plan, on_evict=on_evict)
         self.core.scheduler.forced_preempt = self._forced
+        self.laws.waits.watch(self.core.scheduler)
 
     # What clients do.
 
@@ -186,11 +187,10 @@ class Simulation:
         """Whether an answer may end with this error now."""
         laws, request = self.laws, asked.request
         is_new, ran = laws.cached_tokens(seq_id) is None, {sequence.seq_id for sequence in laws.running}
-        waited, longest = laws.started_at - asked.admitted_at, CLASSES[request.latency_class].queue_seconds
         return {
             "numerical_error": seq_id in self._to_fail,
             "timeout": request.deadline is not None and request.deadline <= laws.started_at,
-            "queue_timeout": is_new and not asked.shown and waited > longest,
+            "queue_timeout": is_new and not asked.shown and laws.waits.is_over(seq_id),
             "out_of_memory": self._was_too_large(seq_id),
             "internal_error": self.num_quarantines > laws.num_quarantines and (self._is_suspect or seq_id in ran),
         }.get(error, False)
@@ -326,6 +326,7 @@ class Simulation:
     def _meanwhile(self) -> None:
         """While a step is under way: time passes, and clients go on."""
         self.clock.advance(STEP_SECONDS + TOKEN_SECONDS * self.runner.launched[0].num_tokens)
+        self.laws.note_found()
         deferred, self.deferred = self.deferred, []
         self.has_changed_meanwhile = bool(deferred)
         for act in deferred:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from streamserve.protocol.requests import SamplingParams
 from tests.sim.asked import STEMS, Asked, Shape
@@ -62,7 +62,7 @@ def choose_mix(rng: random.Random) -> Mix:
 
 
 def ask(rng: random.Random, sim: Simulation, mix: Mix) -> None:
-    """Somebody asks for something."""
+    """Somebody asks for something; or for several answers to one prompt, or the same is asked in other classes."""
     prompt = rng.choice(STEMS)
     prompt = prompt[: rng.randint(1, len(prompt))]
     sampling = SamplingParams(
@@ -75,15 +75,17 @@ def ask(rng: random.Random, sim: Simulation, mix: Mix) -> None:
         ignore_eos=rng.random() < 0.5,
         logprobs=rng.choice([None, None, 0]),
     )
-    sim.ask(
-        prompt,
-        sampling,
-        tenant=rng.choice(mix.tenants),
-        num_public=rng.choice([0, 0, 8, 9]),
-        latency_class=rng.choice(["chat", "chat", "batch"]),
-        timeout=rng.choice([None] * 9 + [20 * 8 / 1024]),
-        reads=rng.choice([0.0, 0.2, 1.0, 3.0]) if rng.random() < mix.readers else None,
-    )
+    tenant, num_public = rng.choice(mix.tenants), rng.choice([0, 0, 8, 9])
+    for number in range(rng.choice([1, 1, 1, 4])):
+        sim.ask(
+            prompt[: len(prompt) - rng.choice([0, 0, number])] or prompt,
+            replace(sampling, seed=sampling.seed + number),
+            tenant=tenant,
+            num_public=num_public,
+            latency_class=rng.choice(["chat", "chat", "batch"]),
+            timeout=rng.choice([None] * 9 + [20 * 8 / 1024]),
+            reads=rng.choice([0.0, 0.2, 1.0, 3.0]) if rng.random() < mix.readers else None,
+        )
 
 
 def _tighten(rng: random.Random, sim: Simulation, asked: Asked) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from collections.abc import AsyncIterator
 from io import StringIO
@@ -106,6 +107,28 @@ async def test_another_tenant_finds_nothing(shared: Path, caller: Caller, lonely
         assert (await other.get("/streams/new?prompt=x", **{"last-event-id": frames[0].id})).status_code == 410
         await site.reset()
         await until_ready()
+
+
+async def test_a_models_system_prompt_is_computed_once_for_all_tenants(
+    shared: Path, caller: Caller, lonely_key: str
+) -> None:
+    """A second tenant finds its whole blocks; a body cannot claim that a prompt is the server's."""
+    system = "You answer questions about orders and parcels, briefly and kindly. " * 2
+    conf = {"MODELS": {"echo": {"PATH": "echo", "SYSTEM": system}}, "CLIENT": "thread", "STATE_DIR": shared}
+    question = {"role": "user", "content": "Where is it?"}
+    own = [{"role": "system", "content": system}, question]
+    with override_settings(STREAMSERVE=conf):
+        await site.reset()
+        await until_ready()
+        bodies = [{"messages": [question]}, {"messages": own}, {"messages": own, "has_public_system": True}]
+        cached = []
+        for who, body in ((caller, bodies[0]), *((Caller(key=lonely_key), body) for body in bodies[:2])):
+            frames = check_native(await body_of(await who.post("/streams", {**body, "max_tokens": 2})))
+            cached.append(json.loads(frames[-1].data)["usage"]["prompt_tokens_details"]["cached_tokens"])
+        refused = await caller.post("/streams", bodies[2])
+        await site.reset()
+    assert cached == [0, (len(system) + 3) // 32 * 32, 0]
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "has_public_system")
 
 
 async def test_stop_after_a_restart(shared: Path, caller: Caller) -> None:

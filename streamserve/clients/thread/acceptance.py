@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from itertools import chain
 
+from streamserve.clients.thread.public_prefix import PublicPrefixes
 from streamserve.engine.config import EngineConfig
 from streamserve.engine.plan import Runner
 from streamserve.engine.scheduler import max_servable_tokens
@@ -48,9 +49,11 @@ class LoadedEngine:
     tokenizer: Tokenizer
     facts: EngineFacts
     max_tokens: int = field(init=False)
+    public_prefixes: PublicPrefixes = field(init=False)
 
     def __post_init__(self) -> None:
         runner = self.runner
+        self.public_prefixes = PublicPrefixes(self.tokenizer)
         self.max_tokens = max_servable_tokens(self.facts.max_model_len, runner.num_blocks, runner.block_size)
 
 
@@ -69,8 +72,8 @@ class Prepared:
     timeout_seconds: float | None
     num_tokens: int
 
-    def sequence_request(self, seq_id: int, index: int, accepted_at: float) -> SequenceRequest:
-        """Make the engine's part of one choice; choices differ in their seeds."""
+    def sequence_request(self, seq_id: int, index: int, accepted_at: float, queue_seconds: float) -> SequenceRequest:
+        """Make the engine's part of one choice, which may wait so long; choices differ in their seeds."""
         request = self.request
         assert self.sampling.seed is not None
         arrived_at = request.arrived_at if request.arrived_at is not None else accepted_at
@@ -90,6 +93,7 @@ class Prepared:
             first_token_at=request.first_token_at,
             stream_id=request.stream_id,
             num_losses=request.num_losses,
+            queue_seconds=queue_seconds,
         )
 
 
@@ -104,6 +108,7 @@ def prepare(engine: LoadedEngine, config: EngineConfig, request: GenerateRequest
     if request.reader_tokens is not None and len(request.reader_tokens) != request.n:
         raise BadRequest(f"reader_tokens has one number for each of the {request.n} choices.", param="reader_tokens")
     prompt = encode(engine.tokenizer, request)
+    num_public_tokens = engine.public_prefixes.num_tokens(request, prompt.token_ids)
     num_prompt_tokens = len(prompt.token_ids)
     check_sampling(request.sampling)  # before it is computed with
     sampling = resolve_params(
@@ -124,7 +129,7 @@ def prepare(engine: LoadedEngine, config: EngineConfig, request: GenerateRequest
     )
     return Prepared(
         request=request,
-        prompt=prompt,
+        prompt=replace(prompt, num_public_tokens=num_public_tokens),
         sampling=sampling,
         choices=choices,
         eos_token_ids=engine.facts.eos_token_ids,

@@ -1,4 +1,4 @@
-"""`AdmissionControl`: whether one more request may wait, by number and by time; `RecentTimings`, which it judges by.
+"""`AdmissionControl`: whether one more request may wait, by the time that it would; `RecentTimings`, its measurements.
 
 Used on the event loops of a client; the engine thread only removes what has ended. Free places in the batch are not
 counted as queue, and a request with no other waiting before it is always accepted, however long its prompt.
@@ -7,12 +7,14 @@ counted as queue, and a request with no other waiting before it is always accept
 from __future__ import annotations
 
 import math
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 from streamserve.engine.config import EngineConfig
 from streamserve.engine.output import SequenceUpdate
+from streamserve.engine.patience import Patience
 from streamserve.protocol.errors import Overloaded
 from streamserve.protocol.metrics import percentile
 from streamserve.protocol.stats import CoreStats
@@ -20,8 +22,11 @@ from streamserve.protocol.stats import CoreStats
 # How many finished requests, and how many seconds, `RecentTimings` covers.
 _NUM_RECENT = 256
 _RATE_SECONDS = 5.0
-# Seconds an answer is assumed to take before one has finished.
+# Seconds to retry after where the queue is full and no answer has finished yet.
 _FIRST_GUESS = 5.0
+# Of the time that a request may wait while the queue never empties, the share that it is let in for: what is predicted
+# is right within a third or so, and who is let in shall not be refused after all.
+_MARGIN = 0.7
 # Weight of the newest prompt in the share that the prefix cache lacks: about the last ten count.
 _NEWEST = 0.1
 
@@ -75,26 +80,44 @@ class RecentTimings:
         self._latency = out
         return out
 
-    def retry_after(self, num_waiting: int, max_num_seqs: int) -> int:
-        """Return whole seconds until the waiting sequences probably run, from how long recent ones ran."""
-        typical = percentile(self._running_seconds.copy(), 0.5)
-        if typical is None:
-            typical = _FIRST_GUESS
-        return max(1, math.ceil(typical * num_waiting / max_num_seqs))
+    def running_seconds(self) -> float | None:
+        """Return how long a recent answer ran, on average; None before one has finished."""
+        recent = self._running_seconds.copy()
+        return sum(recent) / len(recent) if recent else None
+
+
+@dataclass(frozen=True, slots=True)
+class _Waiting:
+    """A sequence that waits for its first step. `key` is its place in the order, without its tenant's debt."""
+
+    latency_class: str
+    key: float
+    num_tokens: int
 
 
 class AdmissionControl:
-    """Counts sequences from acceptance to their end, and their tokens from acceptance to the first step."""
+    """Counts sequences from acceptance to their end, and refuses those that would wait too long.
 
-    def __init__(self, config: EngineConfig, timings: RecentTimings) -> None:
+    The bound in time is `Patience`, as in the scheduler: what the scheduler would end later is refused here, before
+    anything was promised. `max_waiting` bounds memory, for each class by itself.
+    """
+
+    def __init__(self, config: EngineConfig, timings: RecentTimings, clock: Callable[[], float]) -> None:
         self._config = config
         self._timings = timings
-        self.num_in_preparation = 0
-        # Tokens to compute of each sequence that no step has held yet, and the sequences that one has.
-        self._waiting: dict[int, int] = {}
+        self._clock = clock
+        self._patience = Patience(config.classes)
+        self._preparing: Counter[str] = Counter()
+        # The sequences that no step has held yet, and those that one has. The engine thread removes.
+        self._waiting: dict[int, _Waiting] = {}
         self._running: set[int] = set()
         self._seconds_per_token = 0.0
         self._cold_share = 1.0  # of the tokens of recent prompts, those that had to be computed
+
+    @property
+    def num_in_preparation(self) -> int:
+        """Sequences whose prompt is being tokenised."""
+        return self._preparing.total()
 
     @property
     def is_empty(self) -> bool:
@@ -102,52 +125,80 @@ class AdmissionControl:
         return not (self._waiting or self._running or self.num_in_preparation)
 
     @contextmanager
-    def reserve(self, num_new: int) -> Iterator[None]:
+    def reserve(self, num_new: int, latency_class: str) -> Iterator[None]:
         """Reserve places in the queue while a prompt is tokenised; refuse more than its bound."""
-        num_waiting = len(self._waiting) + self.num_in_preparation
-        num_free = max(0, self._config.max_num_seqs - len(self._running))
-        if num_waiting + num_new > self._config.max_waiting + num_free:
+        waiting = self._of_class(latency_class)
+        num_waiting = len(waiting) + self._preparing[latency_class]
+        if num_waiting + num_new > self._config.max_waiting + self._num_free():
             raise Overloaded(
                 f"{num_waiting:,} answers are waiting already. Try again later.",
-                retry_after=self._timings.retry_after(num_waiting, self._config.max_num_seqs),
+                retry_after=math.ceil(self._seconds_for(waiting, CoreStats()) or _FIRST_GUESS),
             )
-        self.num_in_preparation += num_new
+        self._preparing[latency_class] += num_new
         try:
             yield
         finally:
-            self.num_in_preparation -= num_new
+            self._preparing[latency_class] -= num_new
 
-    def check_prefill(self, num_tokens: int, stats: CoreStats) -> int:
-        """Refuse `num_tokens` more to compute if the queue would take too long, by the time a token takes now.
+    def check_wait(self, latency_class: str, stats: CoreStats, *, may_refuse: bool = True) -> tuple[int, float]:
+        """Refuse a request that would wait longer for its first step than it may; `stats` are the core's.
 
-        Returns the queue position: how many sequences wait for their first step.
+        Returns the queue position, which is how many sequences wait for their first step, and how long it may wait.
         """
         if stats.queued_tokens and stats.queued_seconds:
             self._seconds_per_token = stats.queued_seconds / stats.queued_tokens
-        num_queued = sum(self._waiting.copy().values())
-        seconds_each = self._seconds_per_token * self._cold_share
-        excess = (num_queued + num_tokens) * seconds_each - self._config.max_queued_prefill_seconds
-        if num_queued and excess > 0:
+        now = self._clock()
+        patience = self._patience.seconds(latency_class, now, is_empty=not self._of_class(latency_class))
+        seconds = self._seconds_for(self._ahead(now + self._config.classes[latency_class].ttft_seconds), stats)
+        limit = patience if patience == self._config.classes[latency_class].queue_seconds else _MARGIN * patience
+        if may_refuse and seconds > limit:
+            self._patience.note_refusal(latency_class, now)
             raise Overloaded(
-                f"the prompts that wait take {num_queued * seconds_each:,.0f} s to compute. Try again later.",
-                retry_after=math.ceil(excess),
+                f"this request would wait {seconds:,.0f} s, and may wait {patience:,.1f} s. Try again later.",
+                retry_after=math.ceil(seconds),
             )
-        return len(self._waiting)
+        return len(self._waiting), patience
 
-    def add(self, seq_id: int, num_tokens: int) -> None:
+    def add(self, seq_id: int, num_tokens: int, latency_class: str = "chat") -> None:
         """Count a new sequence with `num_tokens` to compute."""
-        self._waiting[seq_id] = num_tokens
+        key = self._clock() + self._config.classes[latency_class].ttft_seconds
+        self._waiting[seq_id] = _Waiting(latency_class, key, num_tokens)
 
     def note(self, update: SequenceUpdate) -> None:
-        """Count a sequence's first step."""
-        if update.scheduled_at is None:
-            return
-        num_tokens = self._waiting.pop(update.seq_id, None)
-        if num_tokens is not None:
+        """Count a sequence's first step, or that it has waited too long for it."""
+        waiting = self._waiting.get(update.seq_id)
+        if waiting is not None and update.error == "queue_timeout":
+            self._patience.note_refusal(waiting.latency_class, update.at)
+        if waiting is not None and update.scheduled_at is not None:
+            self._waiting.pop(update.seq_id, None)
             self._running.add(update.seq_id)
-            self._cold_share += _NEWEST * (1 - update.num_cached_tokens / num_tokens - self._cold_share)
+            self._cold_share += _NEWEST * (1 - update.num_cached_tokens / waiting.num_tokens - self._cold_share)
 
     def remove(self, seq_id: int) -> None:
         """Stop counting a sequence."""
         self._waiting.pop(seq_id, None)
         self._running.discard(seq_id)
+
+    def _num_free(self) -> int:
+        return max(0, self._config.max_num_seqs - len(self._running))
+
+    def _of_class(self, latency_class: str) -> list[_Waiting]:
+        return [one for one in self._waiting.copy().values() if one.latency_class == latency_class]
+
+    def _ahead(self, key: float) -> list[_Waiting]:
+        """Return those that are taken before a request with this key."""
+        return [one for one in self._waiting.copy().values() if one.key <= key]
+
+    def _seconds_for(self, waiting: list[_Waiting], stats: CoreStats) -> float:
+        """Return how long it takes until a request behind these begins: prompts to compute, or seats to come free.
+
+        A seat comes free each time that an answer takes, divided by the seats. 0 while nothing is known of either.
+        """
+        prefill = sum(one.num_tokens for one in waiting) * self._seconds_per_token * self._cold_share
+        num_without_seat = len(waiting) + 1 - self._num_free()
+        if num_without_seat <= 0:
+            return prefill
+        num_seats = self._config.max_num_seqs
+        if stats.running and stats.blocks_used:  # there may be memory for fewer
+            num_seats = max(1, min(num_seats, stats.running * stats.blocks_total // stats.blocks_used))
+        return max(prefill, num_without_seat * (self._timings.running_seconds() or 0.0) / num_seats)

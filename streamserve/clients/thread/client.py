@@ -57,7 +57,7 @@ class ThreadClient:
         self._clock = clock
         self._thread = EngineThread(alias, load, self._config, clock, on_plan, on_step)
         self._timings = RecentTimings(clock)
-        self._admission = AdmissionControl(self._config, self._timings)
+        self._admission = AdmissionControl(self._config, self._timings, clock)
         self._router = OutputRouter(self._thread, self._admission, self._timings)
         self._seq_ids = itertools.count(1)
         self._operator_state = "ready"  # the state of a loaded engine, by the last action of an operator
@@ -67,13 +67,16 @@ class ThreadClient:
         """Accept the request or raise: BadRequest (never fits, bad template), Refused (not now)."""
         engine, _ = self._require_engine(request)
         accepted_at = self._clock()
-        with self._admission.reserve(request.n):
+        with self._admission.reserve(request.n, request.latency_class):
             prepared = await asyncio.get_running_loop().run_in_executor(
                 self._tokenizers, prepare, engine, self._config, request
             )
         # Nothing is awaited from here on, so that the checks still hold when the sequences are added.
         _, core = self._require_engine(request)
-        queue_position = self._admission.check_prefill(prepared.num_tokens, core.stats())
+        is_resumed = any(request.output_token_ids)  # it was accepted once, and may wait
+        queue_position, queue_seconds = self._admission.check_wait(
+            request.latency_class, core.stats(), may_refuse=not is_resumed
+        )
         assert prepared.sampling.max_tokens is not None
         assert prepared.sampling.seed is not None
         accepted = Accepted(
@@ -85,7 +88,7 @@ class ThreadClient:
         choices = {next(self._seq_ids): choice for choice in prepared.choices}
         generation = LocalGeneration(accepted, choices, accepted_at=accepted_at, engine=self._router)
         for seq_id, choice in choices.items():
-            sequence = prepared.sequence_request(seq_id, choice.index, accepted_at)
+            sequence = prepared.sequence_request(seq_id, choice.index, accepted_at, queue_seconds)
             self._router.add(generation, sequence)
             core.add(sequence)
             if choice.stopped_at is not None:  # resumed after its stop string
@@ -99,7 +102,7 @@ class ThreadClient:
     async def tokenize(self, request: GenerateRequest) -> tuple[int, ...]:
         """Return the prompt's token ids as `generate` would see them."""
         engine, _ = self._require_engine()
-        with self._admission.reserve(1):
+        with self._admission.reserve(1, request.latency_class):
             loop = asyncio.get_running_loop()
             prompt = await loop.run_in_executor(self._tokenizers, encode, engine.tokenizer, request)
         return prompt.token_ids

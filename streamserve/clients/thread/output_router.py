@@ -40,7 +40,8 @@ class OutputRouter:
     def add(self, generation: LocalGeneration, sequence: SequenceRequest) -> None:
         """Route a sequence's updates to `generation`. Called before the core gets the sequence."""
         self._generations[sequence.seq_id] = generation
-        self._admission.add(sequence.seq_id, len(sequence.prompt_token_ids) + len(sequence.output_token_ids))
+        num_tokens = len(sequence.prompt_token_ids) + len(sequence.output_token_ids)
+        self._admission.add(sequence.seq_id, num_tokens, sequence.latency_class)
 
     # Called by generations, on their loop. The thread needs no wake: it steps for as long as a sequence is open.
 

@@ -166,6 +166,45 @@ class BlockPool:
         if sequence.has_penalties:
             sequence.counts_row = self._allocate_row()
 
+    def adopt(self, sequence: Sequence) -> None:
+        """Take over blocks that were cached since the sequence started, in place of own ones that it has not begun.
+
+        Found before it has computed anything they are hits, as at the start.
+        """
+        is_fresh = sequence.num_computed_tokens == sequence.num_cached_tokens and sequence.num_preemptions == 0
+        while sequence.num_in_flight == 0 and (hash_ := self.next_hash(sequence)) in self._by_hash:
+            assert hash_ is not None
+            block, index = self._by_hash[hash_], sequence.num_computed_tokens // self.block_size
+            self._share(block)
+            self.free([sequence.block_table[index]])
+            sequence.block_table[index] = block.block_id
+            sequence.num_computed_tokens += self.block_size
+            sequence.num_launched_tokens += self.block_size
+            if is_fresh:
+                sequence.num_cached_tokens += self.block_size
+                self._prefix_hits += self.block_size
+
+    def next_hash(self, sequence: Sequence) -> bytes | None:
+        """Return the hash of the block that the next chunk begins; None if it could not be taken over.
+
+        That is: it is begun already, or not full, or holds the last token, which is always computed.
+        """
+        index, begun = divmod(sequence.num_launched_tokens, self.block_size)
+        is_last = (index + 1) * self.block_size >= sequence.num_tokens
+        return None if begun or is_last else next(iter(self.hashes(sequence, index, index + 1)), None)
+
+    def hashes(self, sequence: Sequence, first: int, last: int) -> list[bytes]:
+        """Return the hashes of full blocks `first` to `last`; none without the prefix cache."""
+        if not self._prefix_caching:
+            return []
+        if len(sequence.block_hashes) < last:
+            extend_hashes(sequence, last, self.block_size, self._root)
+        return sequence.block_hashes[first:last]
+
+    def is_cached(self, hash_: bytes) -> bool:
+        """Whether a block with this hash can be taken over."""
+        return hash_ in self._by_hash
+
     def cache_blocks(self, sequence: Sequence, num_written: int) -> None:
         """Cache the blocks that a finished step filled: those of the last `num_written` computed tokens."""
         if not self._prefix_caching:

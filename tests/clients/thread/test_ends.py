@@ -126,14 +126,14 @@ async def test_close_ends_generations_and_frees_the_runner() -> None:
 async def test_accepted_in_the_moment_of_the_end() -> None:
     """A request that is accepted while the thread ends gets an error event."""
     client = await ready(ThreadClient("echo", load_of(echo_runner()), CONFIG))
-    check_prefill = client._admission.check_prefill
+    check_wait = client._admission.check_wait
 
-    def end_first(num_tokens: int, stats: CoreStats) -> int:
+    def end_first(latency_class: str, stats: CoreStats, *, may_refuse: bool) -> tuple[int, float]:
         client._thread.close()
         client._thread.join()
-        return check_prefill(num_tokens, stats)
+        return check_wait(latency_class, stats, may_refuse=may_refuse)
 
-    client._admission.check_prefill = end_first  # type: ignore[method-assign]
+    client._admission.check_wait = end_first  # type: ignore[method-assign]
     events = await collect(await client.generate(ask()))
     assert [event.code for event in events if isinstance(event, Error)] == ["engine_closed"]
     await client.aclose()

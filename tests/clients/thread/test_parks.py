@@ -111,7 +111,7 @@ async def test_a_wait_beyond_the_limit_is_an_error_event() -> None:
     await runner.held()
     runner.release()
     await runner.held()  # by now the second is in the engine's queue
-    clock.advance(2.5)
+    clock.advance(30.5)
     runner.open()
     events, waited = await asyncio.gather(collect(first), collect(second))
     await client.aclose()

@@ -27,16 +27,15 @@ def test_rate_looks_back_five_seconds() -> None:
     assert figures.tokens_per_second() == 0
 
 
-def test_retry_after_is_what_the_queue_will_take() -> None:
-    """From how long answers took, how many wait, and how many are served at once; never less than a second."""
+def test_running_seconds_are_a_mean() -> None:
+    """How long recent answers ran, whole or in parts; nothing before one has."""
     figures = RecentTimings(FakeClock())
-    assert figures.retry_after(64, 64) == 5
+    assert figures.running_seconds() is None
     figures.note_finished({"prefill": 1.0, "decode": 3.0, "queue": 0.0, "ttft": 1.0, "itl_p50": 0.1, "itl_p95": 0.2})
-    assert figures.retry_after(10, 4) == 10
-    assert figures.retry_after(0, 4) == 1
+    assert figures.running_seconds() == 4.0
     assert figures.latency()["ttft_p95"] == 1.0
     figures.note_finished(dict.fromkeys(figures.latency(), 0.0) | {"prefill": 0.0, "decode": 2.0}, is_whole=False)
-    assert figures.retry_after(10, 4) == 8
+    assert figures.running_seconds() == 3.0
     assert figures.latency()["ttft_p95"] == 1.0
 
 

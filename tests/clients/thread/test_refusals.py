@@ -19,8 +19,8 @@ from streamserve.protocol.requests import GenerateRequest
 from tests.support.clients import CONFIG, ask, collect, echo_runner, serving, until
 from tests.support.engines import DEADLINE_SECONDS, GatedRunner, PacedRunner
 
-# Whoever waits, waits as long as the machine takes.
-PATIENT = {"chat": LatencyClass(ttft_seconds=0.5, max_queue_seconds=3600.0)}
+# Batch rows wait as long as the machine takes; a chat for next to nothing, and goes behind them.
+IMPATIENT = {"batch": LatencyClass(ttft_seconds=0.1), "chat": LatencyClass(ttft_seconds=1.0, max_queue_seconds=1e-9)}
 
 
 @pytest.mark.parametrize("fields", [{"stop_token_ids": (99_999,)}, {"output_token_ids": ((-1,),)}])
@@ -163,14 +163,15 @@ async def test_queue_is_bounded() -> None:
 
 
 async def test_the_time_of_the_queue_is_bounded() -> None:
-    """Once the engine knows how long prompts take, more than the bound of them is refused, and those in are served."""
-    config = replace(CONFIG, max_num_seqs=1, max_queued_prefill_seconds=1e-9, classes=PATIENT)
+    """Once the engine knows how long prompts take, who would wait longer than its class may is refused at once."""
+    config = replace(CONFIG, max_num_seqs=1, classes=IMPATIENT)
     runner = GatedRunner(PacedRunner(echo_runner(), seconds_per_token=0.0005))
     async with serving(runner, config) as client:
-        accepted = [await client.generate(ask("x" * number, max_tokens=100)) for number in range(1, 21)]
+        rows = [ask("x" * number, max_tokens=100, latency_class="batch") for number in range(1, 21)]
+        accepted = [await client.generate(one) for one in rows]
         runner.open()
         await until(lambda: client.stats().queued_seconds > 0)
-        with pytest.raises(Overloaded, match="s to compute") as caught:
+        with pytest.raises(Overloaded, match="would wait") as caught:
             await client.generate(ask())
         assert 1 <= caught.value.retry_after <= 120
         assert all(isinstance(events[-1], Done) for events in await asyncio.gather(*map(collect, accepted)))

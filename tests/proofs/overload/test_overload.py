@@ -33,13 +33,16 @@ SECONDS = 60 if IS_SOAK else 3
 STEP_SECONDS = 0.002
 NUM_SEATS = 8
 NUM_BLOCKS = 36
-# Memory for fewer answers than there are seats, at their longest: some are preempted. Of those who wait, some wait
-# longer than their class allows, and others are refused because too many wait.
+# Memory for fewer answers than there are seats, at their longest: some are preempted. Most are refused because they
+# would wait longer than their class allows, and some do wait longer.
 CONFIG = EngineConfig(
     block_size=16,
     max_num_seqs=NUM_SEATS,
     max_waiting=128,
-    classes={"chat": LatencyClass(ttft_seconds=0.5), "completion": LatencyClass(ttft_seconds=0.1)},
+    classes={
+        "chat": LatencyClass(ttft_seconds=0.5, max_queue_seconds=2.0, max_late_seconds=1.0),
+        "completion": LatencyClass(ttft_seconds=0.1, max_queue_seconds=0.4),
+    },
 )
 MOST_GROWTH_BYTES = 32 << 20
 
@@ -170,7 +173,9 @@ async def test_overload() -> None:
     async with serving() as (client, load):
         began_at = monotonic()
         at_capacity = await saturate(client, load, scaled(3_000))
-        queue_seconds = CONFIG.max_waiting * (monotonic() - began_at) / at_capacity.ends["answers"]
+        queue_seconds = (
+            len(CONFIG.classes) * CONFIG.max_waiting * (monotonic() - began_at) / at_capacity.ends["answers"]
+        )
         num_steps = client.stats().steps
         best = at_capacity.num_tokens / num_steps
         growth = await overload(load, TIMES * at_capacity.ends["answers"] / num_steps)

@@ -9,6 +9,7 @@ from tests.sim.planted import Mutant
 _scheduler = partial(Mutant, file="scheduler.py")
 _budget = partial(Mutant, file="budget.py")
 _fairness = partial(Mutant, file="budget.py")
+_patience = partial(Mutant, file="patience.py")
 
 MUTANTS = (
     _scheduler(
@@ -199,14 +200,14 @@ MUTANTS = (
     _scheduler(
         name="nobody is in the queue too long",
         law=20,
-        old="return [one for one in self.waiting if one.expires_at < now and one.scheduled_at is None]",
-        new="return []",
+        old="        return late\n",
+        new="        return []\n",
     ),
     _scheduler(
         name="the queue time ends half way",
         law=20,
-        old="sequence.expires_at = now + latency_class.queue_seconds",
-        new="sequence.expires_at = now + latency_class.queue_seconds / 2",
+        old="sequence.expires_at = now + self._queue_seconds(request, now)",
+        new="sequence.expires_at = now + self._queue_seconds(request, now) / 2",
     ),
     _scheduler(
         name="who was shown something is turned away",
@@ -219,6 +220,36 @@ MUTANTS = (
         law=20,
         old="if one.expires_at < now and one.scheduled_at is None]",
         new="if one.expires_at < now]",
+    ),
+    _patience(
+        name="every queue is a burst",
+        law=20,
+        old="return latency_class.queue_seconds if is_burst else latency_class.standing_queue_seconds",
+        new="return latency_class.queue_seconds",
+    ),
+    _patience(
+        name="no queue is a burst",
+        law=20,
+        old="return latency_class.queue_seconds if is_burst else latency_class.standing_queue_seconds",
+        new="return latency_class.standing_queue_seconds",
+    ),
+    _patience(
+        name="a queue that refusals have emptied is a burst",
+        law=20,
+        old="(is_empty and since_refusal > latency_class.queue_seconds)",
+        new="is_empty",
+    ),
+    _patience(
+        name="a burst is over when its first request begins",
+        law=20,
+        old="is_burst = now - self._empty_at[name] <= latency_class.queue_seconds",
+        new="is_burst = is_empty",
+    ),
+    _scheduler(
+        name="one class's queue is every class's",
+        law=20,
+        old="any(one.is_new and one.request.latency_class == name for one in self.waiting)",
+        new="any(one.is_new for one in self.waiting)",
     ),
     _scheduler(
         name="the first scheduling is told again and again",

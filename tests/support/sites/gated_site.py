@@ -19,7 +19,6 @@ STREAMSERVE = {
         "MAX_NUM_BATCHED_TOKENS": 8192,
         "PREFILL_CHUNK": 8192,
         "ITL_TARGET_SECONDS": 1e6,
-        "MAX_QUEUED_PREFILL_SECONDS": 1e6,
         "STEP_SECONDS": 1e6,  # steps are held
         "PREFIX_CACHING": False,
         "CHECK_INTEGRITY": True,

@@ -1,0 +1,62 @@
+"""`BlockWriters`: which blocks the running sequences are writing, so that a block that prompts share is computed once.
+
+A sequence whose next block another one has begun waits for it, with blocks of its own in reserve, and takes the written
+one over as soon as that is cached (`BlockPool.adopt`). Nothing is promised: this is made anew for each plan from the
+sequences that run, so one that was aborted, parked, preempted or failed is waited for no longer, and the first of those
+that waited writes the block itself. Knows sequences and block hashes, which hold the salt; no order and no budget.
+Engine thread only. (Idea: SGLang's in-batch prefix caching, which holds such requests back in the queue.)
+
+Nobody waits in a circle: who waits for block i has all blocks before i; the writer of i has begun i, so it waits, if at
+all, for no block up to i, and its own next one lies behind i.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from streamserve.engine.kv.pool import BlockPool
+from streamserve.engine.plan import Chunk
+from streamserve.engine.sequence import Sequence, State
+
+
+class BlockWriters:
+    """The writers of one plan. `chunks`: what it holds so far."""
+
+    def __init__(self, pool: BlockPool, running: Iterable[Sequence], chunks: Iterable[Chunk]) -> None:
+        self._pool = pool
+        self._writers: dict[bytes, Sequence] = {}
+        self._planned = {chunk.seq_id: _end(chunk) for chunk in chunks}
+        for sequence in running:
+            self._begin(sequence, self._planned.get(sequence.seq_id, sequence.num_launched_tokens))
+
+    def turn_of(self, sequence: Sequence) -> Sequence | None:
+        """Return whose prompt is computed now that it is this sequence's turn; None: it waits for a block in flight.
+
+        Its own; or that of the sequence that has begun its next block, and would otherwise come later.
+        """
+        if sequence.seq_id in self._planned:
+            return None
+        self._pool.adopt(sequence)
+        hash_ = self._pool.next_hash(sequence)
+        writer = None if hash_ is None else self._writers.get(hash_)
+        if writer is None or writer.state is not State.RUNNING:
+            is_cached = hash_ is not None and self._pool.is_cached(hash_)
+            return None if is_cached else sequence  # cached, and not adopted as long as an own chunk is in flight
+        is_begun = writer.num_launched_tokens < sequence.num_launched_tokens + self._pool.block_size
+        return writer if is_begun and writer.seq_id not in self._planned else None
+
+    def note(self, sequence: Sequence, chunk: Chunk) -> None:
+        """Record that the plan holds a chunk of a prompt."""
+        self._planned[chunk.seq_id] = _end(chunk)
+        self._begin(sequence, _end(chunk))
+
+    def _begin(self, sequence: Sequence, end: int) -> None:
+        """Note the full blocks that are not computed yet and are begun once the sequence is at `end`."""
+        size = self._pool.block_size
+        first, last = sequence.num_computed_tokens // size, min(-(-end // size), sequence.num_tokens // size)
+        for hash_ in self._pool.hashes(sequence, first, last):
+            self._writers.setdefault(hash_, sequence)
+
+
+def _end(chunk: Chunk) -> int:
+    return chunk.start + len(chunk.token_ids)

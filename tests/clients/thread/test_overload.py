@@ -1,0 +1,110 @@
+"""Laws of an overload: who is refused, when, and how late the others are. Ten simulated minutes, on a fake clock."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+
+from streamserve.engine.config import CLASSES, EngineConfig
+from tests.support.overload import Fate, Overload
+
+CHATS = {"chat": 1.0}
+MIX = {"chat": 0.6, "completion": 0.25, "document": 0.15}
+SECONDS = 600.0
+# What the engine answers in a second while its queue is never empty (measured so, with nobody refused).
+CHATS_PER_SECOND, MIXED_PER_SECOND = 3.27, 2.34
+
+
+@cache
+def after(per_second: float, mix: tuple[tuple[str, float], ...]) -> Overload:
+    overload = Overload()
+    overload.run(per_second, SECONDS, dict(mix))
+    overload.drain()
+    return overload
+
+
+def overloaded(mix: dict[str, float]) -> Overload:
+    """What ten minutes at one and a half times of that are like."""
+    return after(1.5 * (CHATS_PER_SECOND if mix is CHATS else MIXED_PER_SECOND), tuple(mix.items()))
+
+
+def begun(fates: list[Fate], latency_class: str) -> list[Fate]:
+    return [one for one in fates if one.latency_class == latency_class and one.first_at is not None]
+
+
+def test_the_rates_are_what_the_engine_can_do() -> None:
+    """With nobody refused and the queue never empty, about this many answers end in a second."""
+    endless = {name: replace(one, max_queue_seconds=None) for name, one in CLASSES.items()}
+    for mix, expected in ((CHATS, CHATS_PER_SECOND), (MIX, MIXED_PER_SECOND)):
+        overload = Overload(EngineConfig(max_num_seqs=8, max_waiting=100_000, classes=endless))
+        overload.run(20.0, 60.0, mix)
+        assert expected * 0.75 < sum(one.ended_at is not None for one in overload.fates) / 60.0 < expected * 1.25
+
+
+def test_no_answer_begins_late_in_an_overload() -> None:
+    """After the first minute no first token is later than its budget + 2.5 s, though half too many chats come."""
+    fates = begun(overloaded(CHATS).fates, "chat")
+    late = [one for one in fates if (one.first_at or 0.0) > 60.0 and one.ttft > CLASSES["chat"].ttft_seconds + 2.5]
+    assert not late, f"{len(late)} of {len(fates)}, the latest after {max(one.ttft for one in late)} s"
+
+
+def test_an_overloaded_engine_is_busy() -> None:
+    """It answers what it can: nine tenths of its capacity, nine tenths of these in their budget + 2 s."""
+    fates = [one for one in begun(overloaded(CHATS).fates, "chat") if one.asked_at > 60.0]
+    in_time = [one for one in fates if one.ttft <= CLASSES["chat"].ttft_seconds + 2.0]
+    assert len(fates) >= 0.9 * CHATS_PER_SECOND * (SECONDS - 60.0)
+    assert len(in_time) >= 0.9 * len(fates)
+
+
+def test_refusals_come_before_the_head() -> None:
+    """Nine tenths of those that are not answered were refused at once; the prediction was wrong for the others."""
+    for mix in (CHATS, MIX):
+        counts = overloaded(mix).counts()
+        assert counts["refused"] > 300
+        assert counts["refused"] >= 9 * counts["queue_timeout"]
+
+
+def test_retry_after_is_the_wait() -> None:
+    """The prediction is what the request just before does wait: half of them within a third of it, or a second."""
+    overload = overloaded(CHATS)
+    pairs = []
+    for before, refused in zip(overload.fates, overload.fates[1:], strict=False):
+        if refused.retry_after and before.scheduled_at is not None:
+            pairs.append((before.scheduled_at - before.asked_at, refused.retry_after))
+    good = [waited for waited, predicted in pairs if abs(waited - predicted) <= max(1.0, predicted / 3)]
+    assert len(pairs) > 100
+    assert len(good) > len(pairs) / 2
+    assert all(1 <= predicted <= 120 for _, predicted in pairs)
+
+
+def test_classes_share_an_overload() -> None:
+    """In a mix every class is served, and in order: no class gets less than a fifth of what it asks for."""
+    fates = overloaded(MIX).fates
+    for name in MIX:
+        asked = [one for one in fates if one.latency_class == name]
+        assert len(begun(asked, name)) > len(asked) / 5, name
+    late = [one for one in begun(fates, "chat") if one.asked_at > 60.0 and one.ttft > 2 * (0.5 + 2.5)]
+    assert not late
+
+
+def test_a_burst_is_answered() -> None:
+    """256 chats at once, of an engine with eight seats that answers three a second and did so before: those that can
+    begin within half a minute are answered; no other is accepted; a minute later the same again."""
+    overload = Overload()
+    overload.run(2.0, 60.0, CHATS)
+    for _ in range(2):
+        overload.drain()
+        overload.clock.advance(60.0)
+        burst = [overload.ask("chat") for _ in range(256)]
+        overload.drain()
+        answered = [one for one in burst if one.first_at is not None]
+        assert 30 * CHATS_PER_SECOND * 0.75 < len(answered) < 256
+        assert sum(one.retry_after is not None for one in burst) >= 0.75 * (256 - len(answered))
+
+
+def test_a_burst_that_is_quick_is_answered_whole() -> None:
+    """160 completions at once on 64 seats, cold: nothing bounds them but their patience, and that is enough."""
+    overload = Overload(EngineConfig(max_num_seqs=64))
+    burst = [overload.ask("completion") for _ in range(160)]
+    overload.drain()
+    assert [one for one in burst if one.error or one.retry_after] == []

@@ -1,0 +1,61 @@
+"""Faults of shared prefill: who writes a block that several prompts share, and who waits for it."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from tests.sim.planted import Mutant
+
+_writers = partial(Mutant, file="shared_prefill.py")
+_pool = partial(Mutant, file="kv/pool.py")
+
+MUTANTS = (
+    _writers(
+        name="each writes what all share",
+        law=36,
+        old="        if writer is None or writer.state is not State.RUNNING:\n",
+        new="        if True:\n",
+    ),
+    _writers(
+        name="a block in flight is written again",
+        law=36,
+        old="first, last = sequence.num_computed_tokens // size, min(",
+        new="first, last = sequence.num_launched_tokens // size, min(",
+    ),
+    _writers(
+        name="a block planned a moment ago is planned again",
+        law=36,
+        old="        self._planned[chunk.seq_id] = _end(chunk)\n        self._begin(sequence, _end(chunk))\n",
+        new="        self._planned[chunk.seq_id] = _end(chunk)\n",
+    ),
+    _writers(
+        name="cached blocks are not taken over",
+        law=36,
+        old="        self._pool.adopt(sequence)\n",
+        new="",
+    ),
+    _pool(
+        name="a block taken over is the own one too",
+        law=1,
+        old="            self.free([sequence.block_table[index]])\n",
+        new="",
+    ),
+    _pool(
+        name="blocks are taken over in mid-flight",
+        law=28,
+        old="        while sequence.num_in_flight == 0 and (hash_",
+        new="        while (hash_",
+    ),
+    _pool(
+        name="what is taken over is not counted",
+        law=30,
+        old="                self._prefix_hits += self.block_size\n",
+        new="                pass\n",
+    ),
+    _pool(
+        name="what is taken over is told as computed",
+        law=21,
+        old="                sequence.num_cached_tokens += self.block_size\n",
+        new="",
+    ),
+)

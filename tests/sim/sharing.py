@@ -1,0 +1,75 @@
+"""`SharingLaws`: a block that several prompts share is written by one of them, and the others go on."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from streamserve.engine.plan import StepPlan
+from streamserve.engine.sequence import Sequence
+from tests.sim.books import Meaning, meaning
+
+if TYPE_CHECKING:
+    from tests.sim.asked import Asked
+    from tests.sim.simulation import Simulation
+
+
+class SharingLaws:
+    """Knows by meaning, not by name, which full blocks are begun and not computed yet, and by whom."""
+
+    def __init__(self, sim: Simulation) -> None:
+        self.sim = sim
+        self._size = sim.shape.block_size
+        self._begun: dict[Meaning, int] = {}
+
+    def check_plan(self, plan: StepPlan) -> None:
+        """No chunk begins a block that another has begun, or that is there already."""
+        self._begun = {}
+        if not self.sim.shape.prefix_caching:
+            return
+        by_seq_id, running = self.sim.by_seq_id, self.sim.core.scheduler.running
+        for sequence in running:
+            self._begin(sequence, self._launched(sequence))
+        for chunk in plan.chunks:
+            sequence, end = self.sim.core._sequences[chunk.seq_id], chunk.start + len(chunk.token_ids)
+            means = self._next(by_seq_id[chunk.seq_id], sequence, chunk.start)
+            if means is not None:
+                writer = self._begun.get(means, chunk.seq_id)
+                assert writer == chunk.seq_id, f"36: {chunk.seq_id} writes what {writer} is writing"
+                assert not self.sim.laws.books.is_cached(means), f"36: {chunk.seq_id} writes what is cached"
+            self._begin(sequence, end)
+
+    def waits(self, sequence: Sequence) -> bool:
+        """Whether its next block is in flight, or being written by another in this plan, or is there and it is not."""
+        launched = self._launched(sequence)
+        means = self._next(self.sim.by_seq_id[sequence.seq_id], sequence, launched)
+        if means is None:
+            return False
+        writer = self._begun.get(means, sequence.seq_id)
+        has_flight = self.sim.laws.flights.chunk_of(sequence) is not None
+        return writer != sequence.seq_id or (has_flight and self.sim.laws.books.is_cached(means))
+
+    def writers_waited_for(self) -> dict[int, tuple[float, int]]:
+        """Return who writes a block that others wait for, and the place in the order of the first of these."""
+        found: dict[int, tuple[float, int]] = {}
+        for sequence in self.sim.core.scheduler.running:
+            if self.waits(sequence):
+                means = self._next(self.sim.by_seq_id[sequence.seq_id], sequence, self._launched(sequence))
+                if means in self._begun:
+                    found.setdefault(self._begun[means], sequence.order_key)
+        return found
+
+    def _begin(self, sequence: Sequence, end: int) -> None:
+        asked = self.sim.by_seq_id.get(sequence.seq_id)
+        last = min(-(-end // self._size), sequence.num_tokens // self._size)
+        for index in range(sequence.num_computed_tokens // self._size, last) if asked else ():
+            self._begun.setdefault(meaning(asked, index, self._size), sequence.seq_id)
+
+    def _next(self, asked: Asked, sequence: Sequence, start: int) -> Meaning | None:
+        """Return what the block means that a chunk from `start` begins, if the sequence could share it."""
+        index, begun = divmod(start, self._size)
+        is_last = (index + 1) * self._size >= sequence.num_tokens
+        return None if begun or is_last else meaning(asked, index, self._size)
+
+    def _launched(self, sequence: Sequence) -> int:
+        chunk = self.sim.laws.flights.chunk_of(sequence)
+        return sequence.num_computed_tokens + (len(chunk.token_ids) if chunk else 0)
