@@ -148,6 +148,11 @@ def check_sampling(sampling: SamplingParams) -> None:
         raise BadRequest("stop has an empty string. Leave it out.", code="invalid_value", param="stop")
 
 
+def size_of(request: GenerateRequest) -> int:
+    """Return about how many bytes of memory a request takes."""
+    return len(msgspec.msgpack.encode(request, enc_hook=dict))
+
+
 def check_needs(request: GenerateRequest) -> None:
     """Raise UnmetNeeds for a request that needs what this release lacks."""
     _refuse_unknown(request.needs)
