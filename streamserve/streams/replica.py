@@ -157,6 +157,8 @@ class Replica:
         """Seconds until a log that another process writes is looked at again. None: until something changes."""
         if self.readers.num_attached:
             return _FOLLOW_SECONDS
-        if "resume_window" in self._timers or self._ending is not None:
-            return None if self._ending is None else RETRY_SECONDS
+        if self._ending is not None:
+            return RETRY_SECONDS
+        if "resume_window" in self._timers:
+            return None
         return max(0.0, self._idle_at - time.monotonic())

@@ -305,7 +305,7 @@ class _Notifications:
         if time.monotonic() < self._checked_at + _IDLE_SECONDS:
             return
         self._checked_at = time.monotonic()
-        idle = {log_id for log_id in self._last_seqs if log_id not in self._waiters}
+        idle = {log_id for log_id in self._last_seqs if log_id not in self._waiters.by_log}
         gone, self._idle = idle & self._idle, idle
         for log_id in gone:
             del self._last_seqs[log_id]
