@@ -11,7 +11,8 @@ wires.
     Refusal of one batch
     ├── Fenced                     a later producer has claimed the stream
     ├── Ended                      the stream has its terminal event
-    └── LogLost                    the log no longer has what it had acknowledged
+    ├── LogLost                    the log no longer has what it had acknowledged
+    └── Rejected                   the log refuses this batch for what is in it, or in its place
 """
 
 from __future__ import annotations
@@ -49,6 +50,10 @@ class Ended(Refusal):
 
 class LogLost(Refusal):
     """The log no longer has what it had acknowledged: Redis restarted without persistence, or failed over."""
+
+
+class Rejected(Refusal):
+    """The log works and refuses this batch: the same one again would be refused again."""
 
 
 class LogUnavailable(Refused):
