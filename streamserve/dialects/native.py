@@ -134,7 +134,8 @@ class NativeEncoder:
         """Return the event's one frame; before that of `done` the one of `closing_meta`."""
         event = logged.event
         if isinstance(event, Token) and event.logprobs is None:  # nearly every event: the general case, written out
-            data = f'"token_ids":{_int_list(event.token_ids)},"index":{event.index},"choice":{event.choice}'
+            token_ids = ",".join(map(str, event.token_ids))
+            data = f'"token_ids":[{token_ids}],"index":{event.index},"choice":{event.choice}'
             text = one_line_json_string(event.text)
             return f'{self._token_head}{logged.seq}\ndata: {{"text":{text},{data}}}\n\n'.encode()
         id = event_id(self._log_id, logged.seq) if logged.seq else None  # seq 0: not in the log
@@ -154,11 +155,6 @@ class NativeEncoder:
             "retry": notice.retry_ms,
         }
         return frame(one_line_json(data), event="farewell", retry_ms=notice.retry_ms)
-
-
-def _int_list(numbers: tuple[int, ...]) -> str:
-    """Return them as compact JSON."""
-    return f"[{numbers[0]}]" if len(numbers) == 1 else f"[{','.join(map(str, numbers))}]"
 
 
 def websocket_message(stream_id: str, log_id: str, logged: LoggedEvent) -> dict[str, Any]:

@@ -14,7 +14,6 @@ from collections.abc import Callable, Sequence
 from streamserve.clients.process.flight_record import LastFlight
 from streamserve.clients.process.frame_socket import Connection
 from streamserve.clients.process.messages import (
-    MSGPACK_ERRORS,
     TO_WORKER,
     Cancel,
     Control,
@@ -34,7 +33,7 @@ from streamserve.clients.process.messages import (
 )
 from streamserve.protocol.errors import BadRequest, EngineUnavailable
 from streamserve.protocol.events import Error, Event
-from streamserve.protocol.frames import FrameError, decode_event, encode_event
+from streamserve.protocol.frames import MSGPACK_ERRORS, FrameError, decode_event, encode_event
 from streamserve.protocol.park import Accepted, Park
 from streamserve.protocol.requests import GenerateRequest
 
