@@ -21,7 +21,8 @@ _PROMPT_IN_URL = (
 async def start_stream(call: Call, site: Site) -> Reply:
     """POST /streams: start an answer and stream it."""
     body = await call.json(site.limits)
-    return await _start(call, site, native.parse(body, site.limits, default_model=site.default_model))
+    asked = native.parse(body, site.limits, default_model=site.default_model, unseal=site.unseal)
+    return await _start(call, site, asked)
 
 
 async def new_stream(call: Call, site: Site) -> Reply:
