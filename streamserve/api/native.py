@@ -53,13 +53,14 @@ async def stream_state(call: Call, site: Site) -> Reply:
     return json_reply(_state_json(await site.find(call.caller, stream_id=call.params["stream_id"])))
 
 
-async def stream_events(call: Call, site: Site) -> Reply:
+async def stream_events(call: Call, site: Site, *, default_format: str = "native") -> Reply:
     """GET /streams/{id}/events: replay the events that the reader lacks, and follow."""
     found = await site.find(call.caller, stream_id=call.params["stream_id"])
     query = call.query()
     if found.stream is None:
         return gone_reply(call)
-    return resume(call, site, found.stream, after_of(call, found.stream, query), query)
+    after = after_of(call, found.stream, query)
+    return resume(call, site, found.stream, after, query, default_format=default_format)
 
 
 async def stop_stream(call: Call, site: Site) -> Reply:
