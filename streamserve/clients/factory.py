@@ -16,7 +16,7 @@ from streamserve.clients.thread.acceptance import EngineFacts, LoadedEngine
 from streamserve.clients.thread.client import ThreadClient
 from streamserve.engine.config import EngineConfig, ModelConfig
 from streamserve.engine.echo import EchoRunner, EchoTokenizer
-from streamserve.engine.openmp import limit_spin
+from streamserve.engine.model.openmp import limit_spin
 from streamserve.engine.plan import OnStep, Progress, Runner, StepPlan
 from streamserve.protocol.errors import EngineUnavailable
 

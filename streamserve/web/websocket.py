@@ -38,6 +38,7 @@ from streamserve.web.auth import authenticate, cookie_headers
 from streamserve.web.permissions import PermissionChecks, has_lost_permission
 from streamserve.web.site import begin_to_drain, get_site
 from streamserve.web.subscriptions import SocketGone, Subscriptions
+from streamserve.web.widget.sealed import unseal
 
 log = structlog.get_logger("streamserve")
 
@@ -204,7 +205,8 @@ class StreamConsumer(AsyncConsumer):  # type: ignore[misc]  # channels ships no 
         settings = get_settings()
         with self._place():
             body = required(message, "request")
-            await self._begin(native.parse(body, settings.limits, default_model=settings.default_model), message)
+            asked = native.parse(body, settings.limits, default_model=settings.default_model, unseal=unseal)
+            await self._begin(asked, message)
 
     async def _on_resume(self, message: Mapping[str, Any]) -> None:
         stream_id = required(message, "id")
