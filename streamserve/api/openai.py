@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from streamserve.api.call import Call, Reply, Site, json_reply
+from streamserve.api.call import Call, Reply, Site, json_reply, with_class
 from streamserve.dialects import openai_chat
 from streamserve.protocol.errors import NotFound
 from streamserve.streams.reader.delivery import Delivery
@@ -12,7 +12,8 @@ from streamserve.streams.reader.follow import collect
 async def chat_completions(call: Call, site: Site) -> Reply:
     """POST /v1/chat/completions, streamed or whole."""
     asked = openai_chat.parse(await call.json(site.limits), site.limits, default_model=site.default_model)
-    stream = await site.start(call.caller, asked.generate, "abort")
+    request = with_class(asked.generate, asked.latency_class, call.caller, site, "chat_completions")
+    stream = await site.start(call.caller, request, "abort")
     if asked.stream:
         return Reply(body=Delivery(site.streams, stream, openai_chat.encoder_for(stream, asked)))
     events = await call.wait(collect(site.streams, stream))

@@ -45,9 +45,13 @@ _TEXT_FIELDS = frozenset({"prompt", "model", "stop", "format", "on_disconnect"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NativeRequest:
-    """A checked body: what to generate, how to show it, and what becomes of the answer when its reader disconnects."""
+    """A checked body: what to generate, how to show it, and what becomes of the answer when its reader disconnects.
+
+    `latency_class` is what the body names; None leaves it to the defaults of key, route and model.
+    """
 
     generate: GenerateRequest
+    latency_class: str | None = None
     format: str = "native"
     on_disconnect: str = "park"
 
@@ -62,6 +66,7 @@ def parse(body: Mapping[str, Any], limits: Limits, *, default_model: str) -> Nat
         raise conflict(f"format {format} does not show logprobs; use native.", "logprobs")
     return NativeRequest(
         generate=build(values, limits, default_model=default_model),
+        latency_class=values.get("latency_class"),
         format=format,
         on_disconnect=values.get("on_disconnect", "park"),
     )

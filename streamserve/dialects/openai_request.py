@@ -34,7 +34,6 @@ _WORD = text(0, 512)
 IGNORED: Table = {
     "user": _WORD,
     "safety_identifier": _WORD,
-    "service_tier": _WORD,
     "store": boolean,
     "prompt_cache_key": _WORD,
     "prompt_cache_retention": _WORD,
@@ -55,6 +54,15 @@ _EFFORTS: Mapping[str, Mapping[str, Any]] = {
     "max": {"reasoning_effort": "high"},
 }
 
+# service_tier of the API → latency class. "auto" leaves it to the defaults of key, route and model.
+_TIERS: Mapping[str, str | None] = {
+    "auto": None,
+    "default": "chat",
+    "scale": "chat",
+    "priority": "completion",
+    "flex": "batch",
+}
+
 _STREAM_OPTIONS: Table = {
     "include_usage": boolean,
     "include_obfuscation": boolean,
@@ -64,9 +72,13 @@ _STREAM_OPTIONS: Table = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatRequest:
-    """A checked body. `include_usage` asks for a last chunk with token counts; it needs `stream`."""
+    """A checked body. `include_usage` asks for a last chunk with token counts; it needs `stream`.
+
+    `latency_class` is what the body names, by that field or by `service_tier`; None leaves it to the defaults.
+    """
 
     generate: GenerateRequest
+    latency_class: str | None = None
     stream: bool = False
     include_usage: bool = False
 
@@ -79,6 +91,7 @@ def parse(body: Mapping[str, Any], limits: Limits, *, default_model: str) -> Cha
         raise conflict("stream_options is for streams; set stream to true or leave it out.", "stream_options")
     return ChatRequest(
         generate=build(values, limits, default_model=default_model),
+        latency_class=values.get("latency_class"),
         stream=stream,
         include_usage=values.get("stream_options", {}).get("include_usage", False),
     )
@@ -99,6 +112,7 @@ def _own_fields(limits: Limits) -> dict[str, Reader]:
         "logprobs": boolean,
         "top_logprobs": integer(0, limits.max_logprobs),
         "reasoning_effort": one_of(*_EFFORTS),
+        "service_tier": one_of(*_TIERS),
     }
 
 
@@ -113,6 +127,7 @@ def _renamed(values: dict[str, Any]) -> dict[str, Any]:
     """Rename this API's fields to those of `SamplingParams`."""
     _rename_max_tokens(values)
     _rename_logprobs(values)
+    _rename_tier(values)
     if "seed" in values:
         values["seed"] &= 2**63 - 1  # negative seeds are legal here
     if "messages" in values and "reasoning_effort" in values:
@@ -125,6 +140,12 @@ def _rename_max_tokens(values: dict[str, Any]) -> None:
     newer = values.pop("max_completion_tokens", None)
     if newer is not None and values.setdefault("max_tokens", newer) != newer:
         raise conflict("max_tokens and max_completion_tokens differ; send one of them.", "max_completion_tokens")
+
+
+def _rename_tier(values: dict[str, Any]) -> None:
+    named = _TIERS[values.pop("service_tier", "auto")]
+    if named is not None and values.setdefault("latency_class", named) != named:
+        raise conflict("service_tier and latency_class differ; send one of them.", "service_tier")
 
 
 def _rename_logprobs(values: dict[str, Any]) -> None:

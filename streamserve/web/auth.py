@@ -83,7 +83,15 @@ def _use_key(key: str) -> Principal:
         ApiKey.objects.filter(pk=row.pk).touch()
     scopes = frozenset(row.scopes) & frozenset(SCOPES)
     owner = f"key:{row.pk}"
-    return Principal(kind="key", tenant=row.tenant, owner=owner, user_id=row.user_id, key_id=row.pk, scopes=scopes)
+    return Principal(
+        kind="key",
+        tenant=row.tenant,
+        owner=owner,
+        latency_class=row.latency_class or "",
+        user_id=row.user_id,
+        key_id=row.pk,
+        scopes=scopes,
+    )
 
 
 async def _anonymous_principal(session: AsyncSession | None) -> Principal:

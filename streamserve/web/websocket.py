@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Coroutine, Mapping
 from contextlib import suppress
 from contextvars import Context
+from dataclasses import replace
 from typing import Any
 
 import structlog
@@ -19,6 +20,7 @@ from channels.consumer import AsyncConsumer
 from channels.db import database_sync_to_async
 from channels.exceptions import StopConsumer
 
+from streamserve.api.call import with_class
 from streamserve.api.resume import gone
 from streamserve.api.routes import CHAT_CALLERS, Access
 from streamserve.asgi.types import Receive, Scope, Send
@@ -154,7 +156,9 @@ class StreamConsumer(AsyncConsumer):  # type: ignore[misc]  # channels ships no 
         self._check_room()
         settings = get_settings()
         body = required(message, "request")
-        await self._begin(native.parse(body, settings.limits, default_model=settings.default_model), message)
+        asked = native.parse(body, settings.limits, default_model=settings.default_model)
+        request = with_class(asked.generate, asked.latency_class, self._principal, get_site(), "websocket")
+        await self._begin(replace(asked, generate=request), message)
 
     async def _on_resume(self, message: Mapping[str, Any]) -> None:
         stream_id = required(message, "id")
