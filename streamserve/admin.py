@@ -57,7 +57,17 @@ class ReadOnlyAdmin(ModelAdmin):
 class ApiKeyAdmin(ReadOnlyAdmin):
     """API keys. `manage.py streamserve_key create` makes one and shows it once; both revoke."""
 
-    list_display = ("prefix", "name", "user", "scopes", "state", "created_at", "last_used_at", "expires_at")
+    list_display = (
+        "prefix",
+        "name",
+        "user",
+        "scopes",
+        "latency_class",
+        "state",
+        "created_at",
+        "last_used_at",
+        "expires_at",
+    )
     list_filter = ("revoked_at", "created_at")
     search_fields = ("prefix", "name", "user__username")
     list_select_related = ("user",)

@@ -34,16 +34,21 @@ DTYPES = ("auto", "float32", "bfloat16")
 DEVICES = ("auto", "cpu", "cuda")
 CLIENTS = ("process", "thread")  # the first is the default
 LOGS = ("file", "memory")  # the first is the default; or the address of a Redis:
+ROUTES_WITH_CLASSES = ("streams", "websocket", "chat_completions")
 LOG_SCHEMES = ("redis://", "rediss://", "unix://")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedModel:
-    """One entry of MODELS: the model, its engine's config (ENGINE, and the model's own ENGINE), its system prompt."""
+    """One entry of MODELS: the model, its engine's config (ENGINE, and the model's own ENGINE), its system prompt.
+
+    `latency_class` is that of requests that name none; "": that of chats.
+    """
 
     model: ModelConfig
     engine: EngineConfig
     system: str = ""
+    latency_class: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +64,7 @@ class SiteConfig:
     state_dir: str = ""
     engine: EngineConfig = field(default_factory=EngineConfig)
     classes: Mapping[str, LatencyClass] = field(default_factory=lambda: CLASSES)
+    route_classes: Mapping[str, str] = field(default_factory=dict)
     limits: Limits = field(default_factory=Limits)
     streams: StreamConfig = field(default_factory=StreamConfig)
     anonymous: bool = False
@@ -148,6 +154,7 @@ class _Reader(Reader):
             state_dir=self._state_dir(given.get("STATE_DIR"), is_needed=client == "process" or log != "memory"),
             engine=engine,
             classes=classes,
+            route_classes=self._route_classes(given.get("ROUTE_CLASSES", {})),
             limits=self.dataclass(Limits, given.get("LIMITS", {}), "LIMITS"),
             streams=self.dataclass(StreamConfig, given.get("STREAMS", {}), "STREAMS"),
             anonymous=self.boolean(given, "ANONYMOUS"),
@@ -201,6 +208,7 @@ class _Reader(Reader):
         if not isinstance(system, str):
             self.wrong(f'{where}["SYSTEM"] is {type(system).__name__}.', "It takes the text of a system prompt.")
             system = ""
+        latency_class = options.pop("LATENCY_CLASS", "")
         if not isinstance(alias, str) or not alias or not isinstance(options.get("PATH"), str) or not options["PATH"]:
             self.wrong(f"{where} needs a PATH.", "Give a folder, a hub id such as org/name, or 'echo'.")
             return None
@@ -208,7 +216,8 @@ class _Reader(Reader):
         self.one_of(model.dtype, DTYPES, f'{where}["DTYPE"]')
         self.one_of(model.device, DEVICES, f'{where}["DEVICE"]')
         engine, _ = self._engine(own_engine, f'{where}["ENGINE"]', classes, shared)
-        return ServedModel(model=model, engine=engine, system=system)
+        self.one_of(latency_class, ("", *classes), f'{where}["LATENCY_CLASS"]')
+        return ServedModel(model=model, engine=engine, system=system, latency_class=str(latency_class))
 
     def _engine(
         self, raw: object, where: str, classes: Mapping[str, LatencyClass], defaults: Mapping[str, Any] = {}
@@ -235,6 +244,14 @@ class _Reader(Reader):
         if out.pace <= 0:
             self.wrong(f'{where}["PACE"] is {out.pace}.', "It takes tokens a second: 20 is a fast reader.")
         return out
+
+    def _route_classes(self, raw: object) -> Mapping[str, str]:
+        """Return the latency class of each route that has one of its own."""
+        given = self.mapping(raw, "ROUTE_CLASSES")
+        self.refuse_unknown(given, ROUTES_WITH_CLASSES, "ROUTE_CLASSES")
+        for route, name in given.items():
+            self.one_of(name, tuple(CLASSES), f'["ROUTE_CLASSES"]["{route}"]')
+        return MappingProxyType({str(route): str(name) for route, name in given.items()})
 
     def _default_model(self, raw: object, models: Mapping[str, ServedModel]) -> str:
         first = next(iter(models), "")

@@ -64,6 +64,10 @@ class Message:
     extra: Mapping[str, Any] = field(default_factory=dict)
 
 
+# What a request may name as its `latency_class`; docs/settings.md has their budgets.
+LATENCY_CLASSES = ("chat", "completion", "document", "batch")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerateRequest:
     """One request to a model: exactly one of `messages`, `prompt` and `prompt_token_ids` is set.

@@ -24,7 +24,7 @@ from streamserve.clients.factory import make_client
 from streamserve.clients.process.client import ProcessClient
 from streamserve.conf import LOG_SCHEMES, SiteConfig, get_settings
 from streamserve.protocol.errors import NotFound
-from streamserve.protocol.requests import GenerateRequest, with_system
+from streamserve.protocol.requests import LATENCY_CLASSES, GenerateRequest, with_system
 from streamserve.streams.lease.liveness import Liveness
 from streamserve.streams.log.base import EventLog, LogUnavailable, MemoryLog
 from streamserve.streams.log.file_log import FileLog
@@ -152,6 +152,12 @@ class DjangoSite:
         )
         self.permissions.note_start(stream, principal)
         return stream
+
+    def default_class(self, route: str, model: str) -> str:
+        """Return the latency class of requests that name none: the route's, the model's, or that of chats."""
+        served = self.settings.models.get(model)
+        own = served.latency_class if served is not None else ""
+        return self.settings.route_classes.get(route) or own or LATENCY_CLASSES[0]
 
     async def find(self, caller: Caller, *, stream_id: str = "", log_id: str = "") -> Found:
         """Return the stream with its row, by one query. Raises NotFound for an unknown id and for another tenant's."""

@@ -12,6 +12,7 @@ import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from contextvars import Context
+from dataclasses import replace
 from typing import Any
 
 import structlog
@@ -21,6 +22,7 @@ from channels.exceptions import StopConsumer
 from django.core.handlers.asgi import get_script_prefix as script_prefix_of
 from django.urls import NoReverseMatch, get_script_prefix, reverse
 
+from streamserve.api.call import with_class
 from streamserve.api.resume import gone
 from streamserve.api.routes import CHAT_CALLERS, Access
 from streamserve.asgi.types import App, Receive, Scope, Send
@@ -206,7 +208,8 @@ class StreamConsumer(AsyncConsumer):  # type: ignore[misc]  # channels ships no 
         with self._place():
             body = required(message, "request")
             asked = native.parse(body, settings.limits, default_model=settings.default_model, unseal=unseal)
-            await self._begin(asked, message)
+            request = with_class(asked.generate, asked.latency_class, self._principal, get_site(), "websocket")
+            await self._begin(replace(asked, generate=request), message)
 
     async def _on_resume(self, message: Mapping[str, Any]) -> None:
         stream_id = required(message, "id")

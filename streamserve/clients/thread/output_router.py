@@ -107,4 +107,8 @@ class OutputRouter:
                 logger.exception("text of sequence %d failed", update.seq_id)
                 generation.fail(error_event("internal_error"))
             if not generation.is_open and generation.timings.scheduled_at is not None:
-                self._timings.note_finished(generation.timings.breakdown(), is_whole=generation.is_whole)
+                self._timings.note_finished(
+                    generation.timings.breakdown(),
+                    is_whole=generation.is_whole,
+                    latency_class=generation.latency_class,
+                )
