@@ -71,6 +71,8 @@ class SiteConfig:
     store: bool = False
     prompt_in_url: bool = False
     cors_origins: tuple[str, ...] = ()
+    keep_streams_days: float = 0.0
+    keep_watches_days: float = 0.0
     testing: bool = False
     echo_step_seconds: float = 0.0
     harden_event_streams: bool = False
@@ -161,8 +163,10 @@ class _Reader(Reader):
             store=self.boolean(given, "STORE"),
             prompt_in_url=self.boolean(given, "PROMPT_IN_URL"),
             cors_origins=self._origins(given.get("CORS_ORIGINS", ())),
+            keep_streams_days=self.number(given, "KEEP_STREAMS_DAYS"),
+            keep_watches_days=self.number(given, "KEEP_WATCHES_DAYS"),
             testing=testing,
-            echo_step_seconds=self.seconds(given, "ECHO_STEP_SECONDS"),
+            echo_step_seconds=self.number(given, "ECHO_STEP_SECONDS"),
             harden_event_streams=self.boolean(given, "HARDEN_EVENT_STREAMS"),
             flow_server=self.boolean({"FLOW_SERVER": True, **given}, "FLOW_SERVER"),
             # In tests a server that ends does not wait for answers.
@@ -188,7 +192,7 @@ class _Reader(Reader):
     ) -> dict[str, ServedModel]:
         given = self.mapping(raw, "MODELS")
         if testing and not given:
-            given = {ECHO_PATH: {"PATH": ECHO_PATH}}
+            given = {ECHO_PATH: {"PATH": ECHO_PATH, "ANSWERS": None}}
         elif not given:
             hint = 'Try {"MODELS": {"echo": {"PATH": "echo"}}}.'
             self.problem("missing", 'STREAMSERVE["MODELS"] names no model.', hint)
@@ -212,12 +216,23 @@ class _Reader(Reader):
         if not isinstance(alias, str) or not alias or not isinstance(options.get("PATH"), str) or not options["PATH"]:
             self.wrong(f"{where} needs a PATH.", "Give a folder, a hub id such as org/name, or 'echo'.")
             return None
-        model = self.dataclass(ModelConfig, options, where, fixed={"alias": alias})
+        answers = self._answers(options.pop("ANSWERS", {}), where) if options["PATH"] == ECHO_PATH else None
+        model = self.dataclass(ModelConfig, options, where, fixed={"alias": alias, "answers": answers})
         self.one_of(model.dtype, DTYPES, f'{where}["DTYPE"]')
         self.one_of(model.device, DEVICES, f'{where}["DEVICE"]')
         engine, _ = self._engine(own_engine, f'{where}["ENGINE"]', classes, shared)
         self.one_of(latency_class, ("", *classes), f'{where}["LATENCY_CLASS"]')
         return ServedModel(model=model, engine=engine, system=system, latency_class=str(latency_class))
+
+    def _answers(self, raw: object, where: str) -> dict[str, str] | None:
+        """Return what an echo engine answers. {}: the question; None: words that depend on every token."""
+        if raw is None:
+            return None
+        given = self.mapping(raw, f'{where}["ANSWERS"]')
+        if all(isinstance(text, str) for pair in given.items() for text in pair):
+            return dict(given)
+        self.wrong(f'{where}["ANSWERS"] is {raw!r}.', "It takes texts: a word of the question, and the answer.")
+        return {}
 
     def _engine(
         self, raw: object, where: str, classes: Mapping[str, LatencyClass], defaults: Mapping[str, Any] = {}
