@@ -9,12 +9,12 @@ import pytest
 from django.conf import settings
 from django.core.checks import run_checks
 from django.test.utils import modify_settings, override_settings
-from structlog.testing import capture_logs
 
 from streamserve import checks
 from streamserve.models import Stream as StreamRow
 from streamserve.streams.lease.liveness import Liveness
 from streamserve.web import site
+from tests.support.log_lines import captured_events
 from tests.support.redis_server import RedisServer
 
 APPS = settings.INSTALLED_APPS
@@ -181,7 +181,7 @@ async def test_a_process_logs_complaints_at_startup(tmp_path: Path) -> None:
     """Each complaint is one line of the log, and the process serves all the same."""
     with RedisServer(tmp_path, appendonly="no") as redis:
         conf = {"MODELS": {"m": {"PATH": "echo"}}, "CLIENT": "thread", "LOG": redis.url, "STATE_DIR": str(tmp_path)}
-        with override_settings(STREAMSERVE=conf), capture_logs() as lines:
+        with override_settings(STREAMSERVE=conf), captured_events() as lines:
             checking = site.get_site().checking
             assert checking is not None
             assert len(await checking) == 1

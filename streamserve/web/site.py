@@ -15,10 +15,10 @@ from contextvars import Context
 from pathlib import Path
 from typing import Any
 
-import structlog
 from django.conf import settings as django_settings
 
 from streamserve.api.call import Body, Call, Caller, Found
+from streamserve.api.logs import get_logger
 from streamserve.clients.base import EngineClient
 from streamserve.clients.factory import make_client
 from streamserve.clients.process.client import ProcessClient
@@ -39,7 +39,7 @@ from streamserve.web.rows.store import RowStore
 from streamserve.web.widget.sealed import unseal
 from streamserve.web.wrong_keys import WrongKeys
 
-log = structlog.get_logger("streamserve")
+log = get_logger(__name__)
 
 LOG_FILE, WORKERS_FOLDER = "streams.sqlite3", "workers"  # in STATE_DIR
 ACTIONS = ("pause", "resume", "drain")

@@ -14,13 +14,13 @@ from contextlib import contextmanager, suppress
 from contextvars import Context
 from typing import Any
 
-import structlog
 from channels.consumer import AsyncConsumer
 from channels.db import database_sync_to_async
 from channels.exceptions import StopConsumer
 from django.core.handlers.asgi import get_script_prefix as script_prefix_of
 from django.urls import NoReverseMatch, get_script_prefix, reverse
 
+from streamserve.api.logs import get_logger
 from streamserve.api.resume import gone
 from streamserve.api.routes import CHAT_CALLERS, Access
 from streamserve.asgi.types import App, Receive, Scope, Send
@@ -40,7 +40,7 @@ from streamserve.web.site import begin_to_drain, get_site
 from streamserve.web.subscriptions import SocketGone, Subscriptions
 from streamserve.web.widget.sealed import unseal
 
-log = structlog.get_logger("streamserve")
+log = get_logger(__name__)
 
 _WITHOUT_PERMISSION = ("ack", "ping", "pong")  # they start and read nothing
 _MAY_WAIT = ("start", "input", "stop")

@@ -11,9 +11,9 @@ import time
 from contextvars import Context
 from datetime import timedelta
 
-import structlog
 from django.utils import timezone
 
+from streamserve.api.logs import get_logger
 from streamserve.models import Stream as StreamRow
 from streamserve.streams.config import StreamConfig
 from streamserve.streams.lease.liveness import Liveness, host_of
@@ -21,7 +21,7 @@ from streamserve.streams.log.base import Refusal, append
 from streamserve.streams.registry import Streams
 from streamserve.web.rows import orm
 
-log = structlog.get_logger("streamserve")
+log = get_logger(__name__)
 
 EVERY_SECONDS = 30.0
 PURGE_EVERY_SECONDS = 300.0
