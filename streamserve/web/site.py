@@ -48,9 +48,18 @@ ACTIONS = ("pause", "resume", "drain")
 def client_for(settings: SiteConfig, alias: str) -> EngineClient:
     """Return a new client of the model's engine, which CLIENT puts into its own process or into this one."""
     if settings.client == "process":
+        make_state_dir(settings)
         return ProcessClient(settings.engine_spec(alias))
     entry = settings.models[alias]
     return make_client(entry.model, entry.engine, step_delay_seconds=settings.echo_step_seconds)
+
+
+def make_state_dir(settings: SiteConfig) -> None:
+    """Make STATE_DIR with a .gitignore for everything in it. It holds answers, and lies in the project by default."""
+    folder = Path(settings.state_dir)
+    if settings.state_dir and not folder.exists():
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        (folder / ".gitignore").write_text("*\n")
 
 
 def log_for(settings: SiteConfig) -> EventLog:
@@ -106,6 +115,8 @@ class DjangoSite:
         self.limits, self.default_model = settings.limits, settings.default_model
         self.wrong_keys = WrongKeys(settings.limits.max_wrong_keys)
         self.on_drain: set[Callable[[], None]] = set()  # open WebSockets
+        if settings.log != "memory":
+            make_state_dir(settings)
         self.log = log_for(settings)
         self.checking: asyncio.Task[list[str]] | None = None
         if settings.log.startswith(LOG_SCHEMES):
