@@ -68,7 +68,7 @@ def check_sqlite(app_configs: Any, **kwargs: Any) -> list[CheckMessage]:
             id="streamserve.W012",
         )
         for alias, options in settings.DATABASES.items()
-        if options.get("ENGINE", "").endswith(".sqlite3") and _lacks_wal(options)
+        if str(options.get("ENGINE")).endswith(".sqlite3") and _lacks_wal(options)
     ]
 
 

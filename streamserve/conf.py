@@ -65,6 +65,8 @@ class SiteConfig:
     store: bool = False
     prompt_in_url: bool = False
     cors_origins: tuple[str, ...] = ()
+    keep_streams_days: float = 0.0
+    keep_watches_days: float = 0.0
     testing: bool = False
     echo_step_seconds: float = 0.0
     harden_event_streams: bool = False
@@ -154,8 +156,10 @@ class _Reader(Reader):
             store=self.boolean(given, "STORE"),
             prompt_in_url=self.boolean(given, "PROMPT_IN_URL"),
             cors_origins=self._origins(given.get("CORS_ORIGINS", ())),
+            keep_streams_days=self.number(given, "KEEP_STREAMS_DAYS"),
+            keep_watches_days=self.number(given, "KEEP_WATCHES_DAYS"),
             testing=testing,
-            echo_step_seconds=self.seconds(given, "ECHO_STEP_SECONDS"),
+            echo_step_seconds=self.number(given, "ECHO_STEP_SECONDS"),
             harden_event_streams=self.boolean(given, "HARDEN_EVENT_STREAMS"),
             flow_server=self.boolean({"FLOW_SERVER": True, **given}, "FLOW_SERVER"),
             # In tests a server that ends does not wait for answers.

@@ -34,7 +34,7 @@ from streamserve.web.audit import WatchAudit
 from streamserve.web.auth import salt_of
 from streamserve.web.permissions import PermissionChecks, watching_user
 from streamserve.web.rows import orm
-from streamserve.web.rows.reaper import Reaper
+from streamserve.web.rows.reaper import Reaper, RowAges
 from streamserve.web.rows.store import RowStore
 from streamserve.web.widget.sealed import unseal
 from streamserve.web.wrong_keys import WrongKeys
@@ -72,6 +72,11 @@ def log_for(settings: SiteConfig) -> EventLog:
         longest = max(settings.streams.retention_seconds, settings.streams.resume_window_seconds)
         return RedisLog(settings.log, retention_seconds=2 * longest)
     return FileLog(Path(settings.state_dir) / LOG_FILE)
+
+
+def row_ages(settings: SiteConfig) -> RowAges:
+    """Return how long rows are kept."""
+    return RowAges(streams_days=settings.keep_streams_days, watches_days=settings.keep_watches_days)
 
 
 def workers_folder(settings: SiteConfig) -> Path:
@@ -127,7 +132,7 @@ class DjangoSite:
         self.streams = Streams(self.clients, self.log, settings.streams, store=store, limits=settings.limits)
         self.audit = WatchAudit(self.streams)
         self.permissions = PermissionChecks(self.streams, self.audit)
-        self.reaper = None if self.liveness is None else Reaper(self.streams, self.liveness)
+        self.reaper = None if self.liveness is None else Reaper(self.streams, self.liveness, row_ages(settings))
         if self.reaper is not None:
             self.reaper.start()
 
