@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 from project.secret import read_or_make
 
@@ -80,13 +81,15 @@ STATIC_ROOT = STATE_DIR / "static"
 HELPDESK = BASE_DIR / "project" / "demo_model" / "helpdesk"
 
 
-def _models() -> dict[str, dict[str, str]]:
+def _models() -> dict[str, dict[str, Any]]:
     """Return MODELS: the model of the environment, else the help desk in the repository, else the echo engine."""
     asked = os.environ.get("STREAMSERVE_MODEL") or os.environ.get("MODEL")
     shipped = str(HELPDESK) if (HELPDESK / "config.json").exists() else "echo"
     path = asked or shipped
     alias = path.rstrip("/").rpartition("/")[2] or "model"
-    return {alias: {"PATH": path, "DTYPE": os.environ.get("STREAMSERVE_DTYPE") or os.environ.get("DTYPE") or "auto"}}
+    dtype = os.environ.get("STREAMSERVE_DTYPE") or os.environ.get("DTYPE") or "auto"
+    words: dict[str, Any] = {"ANSWERS": None} if path == "echo" else {}  # long answers, to watch and to test
+    return {alias: {"PATH": path, "DTYPE": dtype, **words}}
 
 
 STREAMSERVE = {

@@ -185,7 +185,7 @@ class _Reader(Reader):
     ) -> dict[str, ServedModel]:
         given = self.mapping(raw, "MODELS")
         if testing and not given:
-            given = {ECHO_PATH: {"PATH": ECHO_PATH}}
+            given = {ECHO_PATH: {"PATH": ECHO_PATH, "ANSWERS": None}}
         elif not given:
             hint = 'Try {"MODELS": {"echo": {"PATH": "echo"}}}.'
             self.problem("missing", 'STREAMSERVE["MODELS"] names no model.', hint)
@@ -208,11 +208,22 @@ class _Reader(Reader):
         if not isinstance(alias, str) or not alias or not isinstance(options.get("PATH"), str) or not options["PATH"]:
             self.wrong(f"{where} needs a PATH.", "Give a folder, a hub id such as org/name, or 'echo'.")
             return None
-        model = self.dataclass(ModelConfig, options, where, fixed={"alias": alias})
+        answers = self._answers(options.pop("ANSWERS", {}), where) if options["PATH"] == ECHO_PATH else None
+        model = self.dataclass(ModelConfig, options, where, fixed={"alias": alias, "answers": answers})
         self.one_of(model.dtype, DTYPES, f'{where}["DTYPE"]')
         self.one_of(model.device, DEVICES, f'{where}["DEVICE"]')
         engine, _ = self._engine(own_engine, f'{where}["ENGINE"]', classes, shared)
         return ServedModel(model=model, engine=engine, system=system)
+
+    def _answers(self, raw: object, where: str) -> dict[str, str] | None:
+        """Return what an echo engine answers. {}: the question; None: words that depend on every token."""
+        if raw is None:
+            return None
+        given = self.mapping(raw, f'{where}["ANSWERS"]')
+        if all(isinstance(text, str) for pair in given.items() for text in pair):
+            return dict(given)
+        self.wrong(f'{where}["ANSWERS"] is {raw!r}.', "It takes texts: a word of the question, and the answer.")
+        return {}
 
     def _engine(
         self, raw: object, where: str, classes: Mapping[str, LatencyClass], defaults: Mapping[str, Any] = {}
