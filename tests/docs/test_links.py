@@ -19,7 +19,7 @@ _FILE = re.compile(r"(?<![\w/.-])(?:streamserve|tests|docs|project|benchmarks)/[
 # The tree of docs/life-of-a-request.md names files from the package on: `streams/reader/reader.py`.
 _OF_PACKAGE = re.compile(r"(?<![\w/.-])(?:\w+/)+\w+\.py\b")
 # The first line of an example names a file of the reader's site.
-_BLOCK_FILE = re.compile(r"(?<=```python\n)# \S+$", re.MULTILINE)
+_BLOCK_FILE = re.compile(r"(?<=```python\n)# \S+$|<!-- \S+ -->", re.MULTILINE)
 _MODULE = re.compile(r"^(?:from (streamserve[\w.]*) import ([\w, ]+)|import (streamserve[\w.]*))$", re.MULTILINE)
 
 

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from tests.support.doc_blocks import Block, blocks_of
-from tests.support.servers import ROOT, Server, free_port, run_server
+from tests.support.servers import ROOT, Server, free_port, run_server, stop
 
 README_SECTION = "Add it to your own site"
 README_MODEL = "Qwen/Qwen3-0.6B"
@@ -88,6 +88,17 @@ class DocSite:
         with run_server(arguments, port, self.project, self.environ) as server:
             yield server
 
+    @contextlib.contextmanager
+    def background(self, arguments: list[str]) -> Iterator[None]:
+        """Run a command that is no web server while the block runs."""
+        command = [str(Path(sys.executable).parent / arguments[0]), *arguments[1:]]
+        process = subprocess.Popen(command, cwd=self.project, env=self.environ, stderr=subprocess.DEVNULL)
+        try:
+            yield
+        finally:
+            stop(process)
+
     def close(self) -> None:
-        """End the engine that the site has started."""
-        self.run("python manage.py streamserve_engine --stop", ok=True)
+        """End the engine that the site has started, if it runs."""
+        command = [sys.executable, "manage.py", "streamserve_engine", "--stop"]
+        subprocess.run(command, cwd=self.project, env=self.environ, capture_output=True, timeout=60)
