@@ -12,13 +12,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
+from streamserve.clients.scripted import ScriptedRunner, ScriptedTokenizer, answering
 from streamserve.clients.thread.acceptance import EngineFacts, LoadedEngine
 from streamserve.clients.thread.client import ThreadClient
 from streamserve.engine.config import EngineConfig, ModelConfig
 from streamserve.engine.echo import EchoRunner, EchoTokenizer
 from streamserve.engine.model.openmp import limit_spin
 from streamserve.engine.plan import OnStep, Progress, Runner, StepPlan
-from streamserve.engine.scripted import ScriptedRunner, ScriptedTokenizer, answering
 from streamserve.protocol.errors import EngineUnavailable
 
 # Long enough for a page of text, small enough that a test can fill it.

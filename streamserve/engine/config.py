@@ -90,7 +90,7 @@ class ModelConfig:
 
     `dtype`: "auto" (the checkpoint's), "float32" or "bfloat16". `device`: "auto" (CUDA if there is one), "cpu", "cuda".
     `packed` None: oneDNN-packed linears wherever they apply (CPU). `answers`, for "echo" only: what it answers, by
-    words of the question, and else the question itself (engine/scripted.py); None: words that depend on every token.
+    words of the question, and else the question itself (clients/scripted.py); None: words that depend on every token.
     """
 
     alias: str
