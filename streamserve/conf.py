@@ -234,16 +234,6 @@ class _Reader(Reader):
         self.wrong(f'{where}["ANSWERS"] is {raw!r}.', "It takes texts: a word of the question, and the answer.")
         return {}
 
-    def _answers(self, raw: object, where: str) -> dict[str, str] | None:
-        """Return what an echo engine answers. {}: the question; None: words that depend on every token."""
-        if raw is None:
-            return None
-        given = self.mapping(raw, f'{where}["ANSWERS"]')
-        if all(isinstance(text, str) for pair in given.items() for text in pair):
-            return dict(given)
-        self.wrong(f'{where}["ANSWERS"] is {raw!r}.', "It takes texts: a word of the question, and the answer.")
-        return {}
-
     def _engine(
         self, raw: object, where: str, classes: Mapping[str, LatencyClass], defaults: Mapping[str, Any] = {}
     ) -> tuple[EngineConfig, Mapping[str, Any]]:
