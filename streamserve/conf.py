@@ -36,6 +36,8 @@ CLIENTS = ("process", "thread")  # the first is the default
 LOGS = ("file", "memory")  # the first is the default; or the address of a Redis:
 ROUTES_WITH_CLASSES = ("streams", "websocket", "chat_completions")
 LOG_SCHEMES = ("redis://", "rediss://", "unix://")
+# A new request waits while an engine drains, and so much longer for the next one.
+_ENGINE_START_SECONDS = 10.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,19 +148,25 @@ class _Reader(Reader):
         classes = self._classes(given.get("CLASSES", {}))
         engine, shared = self._engine(given.get("ENGINE", {}), "ENGINE", classes)
         models = self._models(given.get("MODELS", {}), classes, shared, testing=testing)
+        process = self._options(ProcessConfig, given, "ENGINE_PROCESS")
         return SiteConfig(
             models=models,
             default_model=self._default_model(given.get("DEFAULT_MODEL"), models),
             client=client,
             log=log,
             engine_autostart=self._autostart(given),
-            engine_process=self._options(ProcessConfig, given, "ENGINE_PROCESS"),
+            engine_process=process,
             state_dir=self._state_dir(given.get("STATE_DIR"), is_needed=client == "process" or log != "memory"),
             engine=engine,
             classes=classes,
             route_classes=self._route_classes(given.get("ROUTE_CLASSES", {})),
             limits=self.dataclass(Limits, given.get("LIMITS", {}), "LIMITS"),
-            streams=self.dataclass(StreamConfig, given.get("STREAMS", {}), "STREAMS"),
+            streams=self.dataclass(
+                StreamConfig,
+                given.get("STREAMS", {}),
+                "STREAMS",
+                defaults={"ENGINE_WAIT_SECONDS": process.drain_seconds + _ENGINE_START_SECONDS},
+            ),
             anonymous=self.boolean(given, "ANONYMOUS"),
             store=self.boolean(given, "STORE"),
             prompt_in_url=self.boolean(given, "PROMPT_IN_URL"),

@@ -163,6 +163,13 @@ def test_tests_are_served_in_their_own_process() -> None:
     assert read({"CLIENT": "process", "TESTING": True})[0].client == "thread"
 
 
+def test_a_request_waits_for_a_whole_drain() -> None:
+    """By default a request waits longer than an engine drains; a site's own value counts as it is."""
+    assert read(ECHO)[0].streams.engine_wait_seconds == 30
+    assert read({**ECHO, "ENGINE_PROCESS": {"DRAIN_SECONDS": 90}})[0].streams.engine_wait_seconds == 100
+    assert read({**ECHO, "STREAMS": {"ENGINE_WAIT_SECONDS": 3}})[0].streams.engine_wait_seconds == 3
+
+
 @pytest.mark.parametrize("debug", [True, False])
 def test_engines_start_by_themselves_while_developing(debug: bool) -> None:
     """ENGINE_AUTOSTART left open, or None, is DEBUG; any other value holds."""

@@ -231,10 +231,11 @@ class _Writer:
             results = self._transact([write for writes, _ in jobs for write in writes])
             with contextlib.suppress(RuntimeError):  # the loop is closed: no task waits any more
                 jobs[0][1].get_loop().call_soon_threadsafe(_resolve, jobs, results)
-            try:
-                self._store.checkpoint()
-            except Exception as error:
-                self._note(error)
+            if self._store.needs_checkpoint:
+                try:
+                    self._store.checkpoint()
+                except Exception as error:
+                    self._note(error)
 
     def _transact(self, writes: list[Write]) -> Sequence[Result] | LogUnavailable:
         try:

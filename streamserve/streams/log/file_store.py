@@ -126,6 +126,7 @@ class FileStore:
         self._heads: dict[str, _Head] = {}
         self._pages: list[tuple[int, int, bytes]] = []  # of the open transaction, not inserted yet
         self._num_appends = 0
+        self.needs_checkpoint = False  # `_CHECKPOINT_APPENDS` were committed since the last one
 
     # Writing
 
@@ -135,17 +136,28 @@ class FileStore:
         The result of an append is its log's last seq, that of other writes the number of deleted logs. Raises
         LogUnavailable, and then nothing is written.
         """
-        with self._errors():
-            with self._transaction() as db:
-                if self._note_version(db) or len(self._heads) > _MOST_HEADS:
-                    self._heads.clear()
+        with self._errors(), self._lock.held():
+            db = self._opened or self._open()
+            db.execute("BEGIN IMMEDIATE")
+            try:
                 known = self._heads
+                if self._note_version(db) or len(known) > _MOST_HEADS:
+                    known.clear()
                 unknown = [one.log_id for one in writes if not isinstance(one, Purge) and one.log_id not in known]
                 if unknown:
                     known.update(self._find(unknown))
                 results = [self._append(one) if isinstance(one, Append) else self._delete(one) for one in writes]
                 self._insert_pages(db)
+                db.execute("COMMIT")
+            except BaseException:
+                self._heads.clear()
+                self._pages.clear()
+                with contextlib.suppress(sqlite3.Error):
+                    if db.in_transaction:  # some errors have rolled it back
+                        db.execute("ROLLBACK")
+                raise
             self._num_appends += len(writes)
+            self.needs_checkpoint = self._num_appends >= _CHECKPOINT_APPENDS
             return results
 
     def _append(self, write: Append) -> Result:
@@ -243,11 +255,10 @@ class FileStore:
     # Upkeep
 
     def checkpoint(self) -> None:
-        """Move commits from the write-ahead log to the file, after `_CHECKPOINT_APPENDS` of them."""
-        if self._num_appends >= _CHECKPOINT_APPENDS:
-            with self._errors(), self._lock.held():
-                self._db().execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
-                self._num_appends = 0
+        """Move commits from the write-ahead log to the file. Due while `needs_checkpoint`."""
+        with self._errors(), self._lock.held():
+            self._db().execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
+            self._num_appends, self.needs_checkpoint = 0, False
 
     def compact(self) -> None:
         """Free unused pages, and empty the write-ahead log, so that dropped events are nowhere on the disk."""
@@ -301,23 +312,6 @@ class FileStore:
         if self._opened is not None:
             self._opened.close()
             self._opened = None
-
-    @contextlib.contextmanager
-    def _transaction(self) -> Iterator[sqlite3.Connection]:
-        """Hold the lock and a transaction; commit at the end, roll back on an error."""
-        with self._lock.held():
-            db = self._opened or self._open()
-            db.execute("BEGIN IMMEDIATE")
-            try:
-                yield db
-                db.execute("COMMIT")
-            except BaseException:
-                self._heads.clear()
-                self._pages.clear()
-                with contextlib.suppress(sqlite3.Error):
-                    if db.in_transaction:  # some errors have rolled it back
-                        db.execute("ROLLBACK")
-                raise
 
     @contextlib.contextmanager
     def _errors(self) -> Iterator[None]:
