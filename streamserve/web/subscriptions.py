@@ -60,7 +60,7 @@ class Subscriptions:
     def show(self, streams: Streams, stream: Stream, after: int, credit: int | None) -> None:
         """Send the events of `stream` after seq `after`; this replaces the subscription that the socket has to it.
 
-        Raises BadRequest if `after` is past the last event, QuotaExceeded if the stream has too many readers.
+        Raises Gone if `after` is past the last event, QuotaExceeded if the stream has too many readers.
         """
         before = self._shown.pop(stream.id, None)
         if before is not None:

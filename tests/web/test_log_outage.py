@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+import json
+from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from channels.testing import WebsocketCommunicator
 from django.test import AsyncClient
 from django.test.utils import override_settings
 
+from streamserve import routing
 from streamserve.clients.thread.client import ThreadClient
 from streamserve.models import Stream as StreamRow
 from streamserve.streams import stream as stream_module
@@ -223,6 +226,75 @@ async def test_a_cut_answer_is_resumed_where_it_was(
     whole = check_native(await body_of(await caller.get(f"{reading.path}/events")))
     assert (text_of(frames), num_tokens(frames)) == (text_of(whole), 1000)
     assert text_of(check_native(await body_of(await caller.post("/streams", BODY)))) == text_of(whole)
+
+
+async def connected(key: str) -> WebsocketCommunicator:
+    """Return a socket of the caller."""
+    headers = [(b"host", b"testserver"), (b"authorization", f"Bearer {key}".encode())]
+    socket = WebsocketCommunicator(routing.application, "/ws/streams", headers=headers)
+    assert (await socket.connect())[0]
+    return socket
+
+
+async def received(socket: WebsocketCommunicator, is_last: Callable[[Any], bool]) -> list[Any]:
+    """Return the messages up to the first of that kind."""
+    messages = [json.loads(await socket.receive_from(timeout=30))]
+    while not is_last(messages[-1]):
+        messages.append(json.loads(await socket.receive_from(timeout=30)))
+    return messages
+
+
+def is_status(status: str) -> Callable[[Any], bool]:
+    return lambda message: message.get("event") == "status" and message["data"]["status"] == status
+
+
+def is_end(message: Any) -> bool:
+    return message.get("event") in ("done", "error")
+
+
+async def test_a_websocket_waits_and_continues(site: site_module.DjangoSite, full: FullFile, alice_key: str) -> None:
+    """Over a WebSocket too the answer has no gap and two notices without a seq; a new one is refused meanwhile."""
+    socket = await connected(alice_key)
+    await socket.send_json_to({"type": "start", "request": BODY})
+    messages = await received(socket, lambda message: message.get("event") == "token")
+    await full.begin()
+    messages += await received(socket, is_status("waiting"))
+    await socket.send_json_to({"type": "start", "request": BODY, "ref": "second"})
+    (refused,) = await received(socket, lambda message: message["type"] == "error")
+    assert (refused["ref"], refused["error"]["code"]) == ("second", "log_full")
+    await full.end()
+    messages += await received(socket, is_status("resumed"))
+    assert [one for one in messages if one.get("event") == "status" and "seq" in one] == []
+    messages += await received(socket, is_end)
+    tokens = [one for one in messages if one.get("event") == "token"]
+    assert sum(len(one["data"]["token_ids"]) for one in tokens) == 1000
+    assert [one["seq"] for one in tokens] == sorted({one["seq"] for one in tokens})
+    whole = check_native(await body_of(await Caller(key=alice_key).post("/streams", BODY)))
+    assert "".join(one["data"]["text"] for one in tokens) == text_of(whole)
+    await socket.disconnect()
+
+
+async def test_a_cut_websocket_is_given_its_place(site: site_module.DjangoSite, full: FullFile, alice_key: str) -> None:
+    """An outage that lasts ends the socket with the place to resume from; a new socket continues there."""
+    socket = await connected(alice_key)
+    await socket.send_json_to({"type": "start", "request": BODY})
+    messages = await received(socket, lambda message: message.get("event") == "token")
+    await full.begin()
+    messages += await received(socket, is_status("waiting"))
+    site.streams.writer._outage_seconds = 0.0
+    (away,) = [one for one in await received(socket, lambda one: one["type"] == "farewell") if "after" in one]
+    assert (await socket.receive_output(timeout=30))["type"] == "websocket.close"
+    seen = [one for one in messages if "seq" in one]
+    assert away["after"] == seen[-1]["seq"]
+    site.streams.writer._outage_seconds = 3600.0
+    await full.end()
+    await until(lambda: site.streams.writer.outage is None, "the log has room")
+    again = await connected(alice_key)
+    await again.send_json_to({"type": "resume", "id": away["id"], "after": away["after"]})
+    seen += [one for one in await received(again, is_end) if "seq" in one]
+    tokens = [one["data"] for one in seen if one["event"] == "token"]
+    assert sum(len(one["token_ids"]) for one in tokens) == 1000
+    await again.disconnect()
 
 
 async def test_an_answer_the_log_has_lost_is_over(site: site_module.DjangoSite, full: FullFile, alice_key: str) -> None:
