@@ -210,8 +210,8 @@ def test_a_redis_that_loses_answers_is_found(tmp_path: Path) -> None:
     """W009, at `check --deploy` only: a Redis that keeps answers passes, one that is away is named."""
     with RedisServer(tmp_path) as redis:
         assert redis_complaints(redis.url) == []
-        redis.say("CONFIG SET appendonly no")
-        redis.say("CONFIG SET maxmemory-policy allkeys-lru")
+        redis.command("CONFIG SET appendonly no")
+        redis.command("CONFIG SET maxmemory-policy allkeys-lru")
         complaints = redis_complaints(redis.url)
         assert [word in text for word, text in zip(("appendonly no", "allkeys-lru"), complaints, strict=True)]
     [complaint] = redis_complaints(redis.url)

@@ -33,7 +33,7 @@ class Lifespan:
         self.answers: asyncio.Queue[Message] = asyncio.Queue()
         self.task = asyncio.create_task(app({"type": "lifespan"}, self.asked.get, self.answers.put))
 
-    async def say(self, what: str) -> None:
+    async def exchange(self, what: str) -> None:
         self.asked.put_nowait({"type": f"lifespan.{what}"})
         async with asyncio.timeout(30):
             assert await self.answers.get() == {"type": f"lifespan.{what}.complete"}
@@ -45,11 +45,11 @@ async def test_lifespan_ends_what_runs(echo: ThreadClient, gate: Gate, is_wrappe
     ai = app(models={"echo": echo}, authenticate=by_header)
     serving = StreamMiddleware(ai) if is_wrapped else ai
     lifespan = Lifespan(serving)
-    await lifespan.say("startup")
+    await lifespan.exchange("startup")
     gate.allow(0)
     reader = call(serving, "POST", "/streams", GOOD)
     await until(lambda: b"event: meta" in reader.body if reader.messages else False, "the first event is there")
-    stopping = asyncio.create_task(lifespan.say("shutdown"))
+    stopping = asyncio.create_task(lifespan.exchange("shutdown"))
     await reader.task
     gate.open()
     await stopping

@@ -32,7 +32,7 @@ from tests.support.logs import everything
 from tests.support.outages import Outage, RedisKilled, outage
 from tests.support.redis_server import RedisServer
 from tests.support.stores import SharedRecords
-from tests.support.stream_checks import check_native, check_native_part, farewell_of, notices_of, parse_sse, text_of
+from tests.support.stream_checks import check_native, check_native_part, going_away_of, notices_of, parse_sse, text_of
 from tests.support.streams import Gate, ScriptedClient, StallingLog, ask, started_echo, tok, until, untimed
 from tests.support.wire import Wire
 
@@ -380,7 +380,7 @@ async def test_a_cut_connection_ends_with_its_place(
     streams.writer._outage_seconds = 0.0
     async with asyncio.timeout(_DEADLINE_SECONDS):
         await reading
-    frames, farewell = check_native_part(bytes(sent)), farewell_of(bytes(sent))
+    frames, farewell = check_native_part(bytes(sent)), going_away_of(bytes(sent))
     assert text_of(frames) == "ab"
     assert [frame.json["status"] for frame in notices_of(bytes(sent))] == ["waiting"]
     assert farewell is not None

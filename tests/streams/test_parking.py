@@ -96,11 +96,11 @@ def test_an_answer_that_loses_its_engine_five_times_is_given_up() -> None:
     assert not parking.is_hopeless
 
 
-@pytest.mark.parametrize(("park", "is_told"), [(LEAD, False), (AHEAD, False), (NO_READER, True)])
-def test_an_unseen_park_shows_no_status(park: Park, is_told: bool) -> None:
+@pytest.mark.parametrize(("park", "is_shown"), [(LEAD, False), (AHEAD, False), (NO_READER, True)])
+def test_an_unseen_park_shows_no_status(park: Park, is_shown: bool) -> None:
     """Only a reader that left or got a `waiting` status gets a `resumed` status."""
     parking = parked(park)
-    assert parking.end() is is_told
+    assert parking.end() is is_shown
     parking.begin(park, 5, 0.0)
     parking.shown.add("waiting")
     assert parking.end()

@@ -4,7 +4,7 @@ GET /fill?bytes=… &piece=…   that many bytes of `pattern`, as fast as `send`
 GET /fail?pieces=…           that many pieces, then an exception; pieces=-1: before the head     WS: after the first
 GET /return?pieces=…         the same, but returns without an end                                WS: at once
 GET /wait?kind=…             event-stream|plain|length|none: sends hello (none: not even a head), then waits   WS: waits
-     &ears=…                 disconnect: listens; child: only a child task does work; none: must be cancelled
+     &receiving=…                 disconnect: listens; child: only a child task does work; none: must be cancelled
 POST /body                   how long the body was
 GET /state                   what there is of connections, tasks, descriptors; GET /go lets /wait end by itself
 """
@@ -44,7 +44,7 @@ counts: dict[str, int] = {"sent": 0, "filled": 0, "called": 0, "bodies": 0}
 lags: deque[Callable[[], int]] = deque(maxlen=1)  # of the latest large request
 
 
-def say(text: str) -> None:
+def log_line(text: str) -> None:
     """Print a line that the test reads, also when the server has ended."""
     print(f"SAID {text}", flush=True)
 
@@ -71,11 +71,11 @@ async def app(scope: Scope, receive: Receive, send: Send) -> None:
 async def lifespan(scope: Scope, receive: Receive, send: Send) -> None:
     """Register hooks with the drain, as an app of any framework can."""
     drain = scope["extensions"]["streamserve.flow"]["drain"]
-    drain.on_drain(lambda: say("drain"))
+    drain.on_drain(lambda: log_line("drain"))
     drain.serves = lambda path: path in {"/go", "/state"}
     if os.environ.get("GOING_AWAY"):
         drain.on_going_away(go.set)
-        drain.on_going_away(lambda: say("going away"))
+        drain.on_going_away(lambda: log_line("going away"))
     if os.environ.get("FAIL_STARTUP"):
         await send({"type": "lifespan.startup.failed", "message": "no model"})
         return
@@ -83,7 +83,7 @@ async def lifespan(scope: Scope, receive: Receive, send: Send) -> None:
     scope["state"]["started"] = True
     await send({"type": "lifespan.startup.complete"})
     assert (await receive())["type"] == "lifespan.shutdown"
-    say("shutdown")
+    log_line("shutdown")
     await send({"type": "lifespan.shutdown.complete"})
 
 
@@ -124,7 +124,7 @@ async def _pieces(send: Send, num: int) -> None:
         await body(send, b"piece\n")
 
 
-async def wait(receive: Receive, send: Send, kind: str = "event-stream", ears: str = "disconnect") -> None:
+async def wait(receive: Receive, send: Send, kind: str = "event-stream", receiving: str = "disconnect") -> None:
     try:
         if kind == "length":
             await head(send, b"text/plain", (b"content-length", b"1000"))
@@ -132,17 +132,17 @@ async def wait(receive: Receive, send: Send, kind: str = "event-stream", ears: s
             await head(send, b"text/event-stream" if kind == "event-stream" else b"text/plain")
         if kind != "none":
             await body(send, b": hello\n\n")
-        if await _wait(receive, ears) == "go":
+        if await _wait(receive, receiving) == "go":
             await body(send, b"event: bye\n\n", more_body=False)
     finally:
         await asyncio.sleep(0.01)  # the drain has to wait for a slow finally
-        say(f"finally {kind} {ears}")
+        log_line(f"finally {kind} {receiving}")
 
 
-async def _wait(receive: Receive, ears: str) -> str:
-    if ears == "none":
+async def _wait(receive: Receive, receiving: str) -> str:
+    if receiving == "none":
         await asyncio.Event().wait()
-    if ears == "child":
+    if receiving == "child":
         await _consume()
     going = asyncio.create_task(go.wait())
     leaving = asyncio.create_task(_disconnect(receive))
@@ -160,7 +160,7 @@ async def _consume() -> None:
             yield 1
             await asyncio.Event().wait()
         finally:
-            say("finally generator")
+            log_line("finally generator")
 
     async def consume() -> None:
         async for _ in numbers():
@@ -173,7 +173,7 @@ async def _consume() -> None:
 async def _disconnect(receive: Receive) -> None:
     while (message := await receive())["type"] not in ("http.disconnect", "websocket.disconnect"):
         pass
-    say(f"{message['type']} {message.get('code', '')}".strip())
+    log_line(f"{message['type']} {message.get('code', '')}".strip())
 
 
 async def measure_body(receive: Receive, send: Send) -> None:
@@ -235,11 +235,11 @@ async def ws_fail(receive: Receive, send: Send, **query: str) -> None:
 async def ws_return(receive: Receive, send: Send, **query: str) -> None: ...
 
 
-async def ws_wait(receive: Receive, send: Send, ears: str = "disconnect", **query: str) -> None:
+async def ws_wait(receive: Receive, send: Send, receiving: str = "disconnect", **query: str) -> None:
     try:
-        await _wait(receive, ears)
+        await _wait(receive, receiving)
     finally:
-        say(f"finally websocket {ears}")
+        log_line(f"finally websocket {receiving}")
 
 
 async def ws_deaf(receive: Receive, send: Send) -> None:

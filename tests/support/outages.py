@@ -142,10 +142,10 @@ class FullRedis(RedisKilled):
     refusal = ("log_full", 507)
 
     async def begin(self) -> None:
-        self.server.say("CONFIG SET maxmemory 1")
+        self.server.command("CONFIG SET maxmemory 1")
 
     async def end(self) -> None:
-        self.server.say("CONFIG SET maxmemory 0")
+        self.server.command("CONFIG SET maxmemory 0")
 
 
 _REDIS = {"redis killed": RedisKilled, "redis stalled": RedisStalled, "full redis": FullRedis}

@@ -52,7 +52,7 @@ class RedisServer:
         with (self._folder / "redis.log").open("ab") as output:
             self._process = subprocess.Popen([self._path, *words], stdout=output, stderr=output)
         deadline = time.monotonic() + _START_SECONDS
-        while self.say("PING") != "+PONG":
+        while self.command("PING") != "+PONG":
             if self._process.poll() is not None or time.monotonic() > deadline:
                 raise AssertionError((self._folder / "redis.log").read_text())
             time.sleep(0.02)
@@ -77,17 +77,17 @@ class RedisServer:
 
     def forget(self) -> None:
         """Lose all data, as a fail-over to an empty replica does."""
-        assert self.say("FLUSHALL") == "+OK"
+        assert self.command("FLUSHALL") == "+OK"
 
     def forget_events(self, key: str, *, keep: int) -> None:
         """Lose what follows the first `keep` events of the log with this prefix, as a fail-over to a replica may."""
-        last = int(self.say(f"XLEN {key}:events")[1:])
+        last = int(self.command(f"XLEN {key}:events")[1:])
         for seq in range(keep + 1, last + 1):
-            assert self.say(f"XDEL {key}:events {seq}-0") == ":1"
-        assert self.say(f"XSETID {key}:events {keep}-0") == "+OK"
-        assert self.say(f"HSET {key}:head last {keep} ended 0") == ":0"
+            assert self.command(f"XDEL {key}:events {seq}-0") == ":1"
+        assert self.command(f"XSETID {key}:events {keep}-0") == "+OK"
+        assert self.command(f"HSET {key}:head last {keep} ended 0") == ":0"
 
-    def say(self, command: str) -> str:
+    def command(self, command: str) -> str:
         """Return the first line of the answer to a command, or "" when no server answers."""
         try:
             with socket.create_connection(("127.0.0.1", self.port), timeout=5) as connection:

@@ -113,7 +113,7 @@ def check_native_part(data: bytes, *, after: int = 0) -> list[Frame]:
     Notices (a going-away event, a status without an id, the second `meta`) are checked and left out: they are no events
     of the log.
     """
-    frames, farewell = parse_sse(data), farewell_of(data)
+    frames, farewell = parse_sse(data), going_away_of(data)
     assert not any(frame.event in {*_TERMINAL, _FAREWELL} for frame in frames[:-1]), "something follows the end"
     frames = [frame for frame in _without_closing_meta(frames) if frame.id or frame.event not in ("status", _FAREWELL)]
     if farewell is not None:
@@ -151,7 +151,7 @@ def check_closing_meta(meta: dict[str, Any], event: str, data: Mapping[str, Any]
         assert [meta[name] for name in names] == [first.json[name] for name in names], (meta, first)
 
 
-def farewell_of(data: bytes) -> Frame | None:
+def going_away_of(data: bytes) -> Frame | None:
     """Return the going-away event that a native stream ends with, if it does."""
     frames = parse_sse(data)
     return frames[-1] if frames and frames[-1].event == _FAREWELL else None

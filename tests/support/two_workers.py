@@ -47,7 +47,7 @@ class Worker:
                     break
         return bytes(out)
 
-    def seem_dead(self) -> None:
+    def release_lock(self) -> None:
         """Release the lock and keep writing: the worst behaviour of a process taken for dead."""
         self.workers.close()
 

@@ -17,7 +17,7 @@ from streamserve.dialects.tokens import TokensEncoder
 from streamserve.streams.config import StreamConfig
 from streamserve.streams.reader.delivery import Delivery
 from streamserve.streams.stream import Stream
-from tests.support.stream_checks import check_native, check_native_part, check_openai, farewell_of, parse_sse, text_of
+from tests.support.stream_checks import check_native, check_native_part, check_openai, going_away_of, parse_sse, text_of
 from tests.support.streams import Gate, ask, until
 from tests.support.two_workers import Worker
 
@@ -67,7 +67,7 @@ async def test_a_native_reader_gets_its_cursor(workers: tuple[Worker, Worker], g
     one, two = workers
     stream, data = await let_go(one, gate, native)
     frames = check_native_part(data)
-    farewell, after = farewell_of(data), frames[-1].seq
+    farewell, after = going_away_of(data), frames[-1].seq
     assert farewell is not None
     retry = farewell.json["retry"]
     event_id = f"{stream.log_id}-{after}"

@@ -28,7 +28,7 @@ from tests.support.stream_checks import (
     Frame,
     check_native,
     check_native_part,
-    farewell_of,
+    going_away_of,
     notices_of,
     parse_sse,
     text_of,
@@ -210,7 +210,7 @@ async def test_a_cut_answer_is_resumed_where_it_was(
     await reading.read(b"waiting")
     site.streams.writer._outage_seconds = 0.0
     await reading.read()
-    seen, farewell = check_native_part(reading.data), farewell_of(reading.data)
+    seen, farewell = check_native_part(reading.data), going_away_of(reading.data)
     assert farewell is not None
     await until(lambda: site.clients["echo"].stats().running == 0, "the engine has ended it")
     stream = site.streams.find(reading.stream_id)

@@ -251,7 +251,7 @@ async def test_a_start_in_progress_at_shutdown_is_answered(alice_key: str, monke
     monkeypatch.setattr(log, "commit", stall)
     await busy.send_json_to({"type": "start", "request": ASK})
     await is_in_hand.wait()
-    await drain.conduct(_House(), 0)
+    await drain.conduct(_Target(), 0)
     assert (await idle.receive_output(timeout=30))["code"] == 1012
     await idle.send_json_to({"type": "ping"})
     go_on.set()
@@ -267,7 +267,7 @@ async def test_a_start_in_progress_at_shutdown_is_answered(alice_key: str, monke
     assert site.get_site().on_drain == set()
 
 
-class _House:
+class _Target:
     """A drain target that waits for no response and only announces the shutdown."""
 
     def is_busy(self) -> bool:

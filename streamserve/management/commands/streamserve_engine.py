@@ -50,31 +50,31 @@ class Command(BaseCommand):
             group.add_argument(f"--{name}", dest="action", action="store_const", const=name, help=text)
 
     def handle(self, *args: Any, alias: str | None, action: str | None, **options: Any) -> None:
-        spec = _spec(alias)
+        config = _config_of(alias)
         try:
-            prepare_folder(engine_paths(spec))
+            prepare_folder(engine_paths(config))
             if action is None:
-                sys.exit(self._run(spec))
-            if not is_locked(engine_paths(spec)):
-                raise CommandError(f"No engine runs for the model {spec.model.alias!r}.")
-            answer = asyncio.run(_ask(spec, action))
+                sys.exit(self._run(config))
+            if not is_locked(engine_paths(config)):
+                raise CommandError(f"No engine runs for the model {config.model.alias!r}.")
+            answer = asyncio.run(_ask(config, action))
         except EnginePathError as error:
             raise CommandError(str(error)) from None
         except TimeoutError:
-            raise CommandError(f"The engine of {spec.model.alias!r} does not answer in time.") from None
+            raise CommandError(f"The engine of {config.model.alias!r} does not answer in time.") from None
         except StreamserveError as error:
             raise CommandError(error.message) from None
         self._show(action, answer)
 
-    def _run(self, spec: LaunchConfig) -> int:
+    def _run(self, config: LaunchConfig) -> int:
         """Run the engine until SIGTERM or Ctrl-C; returns the exit status."""
-        if is_locked(engine_paths(spec)):
-            self.stderr.write(f"An engine runs for the model {spec.model.alias!r} already; see --status.")
+        if is_locked(engine_paths(config)):
+            self.stderr.write(f"An engine runs for the model {config.model.alias!r} already; see --status.")
             return 0
         _log_to_stderr()
         bar = LoadingBar(sys.stderr)
         try:
-            return server.run(spec, partial(_show_loading, bar))
+            return server.run(config, partial(_show_loading, bar))
         finally:
             bar.close()
 
@@ -96,7 +96,7 @@ class _Answer:
     stats: EngineStats
 
 
-def _spec(alias: str | None) -> LaunchConfig:
+def _config_of(alias: str | None) -> LaunchConfig:
     """Return the config of a model's engine. The engine ends on a signal or --stop, not when it is idle."""
     settings = get_settings()
     if settings.client != "process":
@@ -110,15 +110,15 @@ def _spec(alias: str | None) -> LaunchConfig:
     return dataclasses.replace(settings.engine_spec(alias), autostart=False)
 
 
-async def _ask(spec: LaunchConfig, action: str) -> _Answer:
+async def _ask(config: LaunchConfig, action: str) -> _Answer:
     """Carry out `action` in the running engine; return its state afterwards. Raises TimeoutError."""
-    client = ProcessClient.visiting(spec)
+    client = ProcessClient.visiting(config)
     client.start()
     try:
         async with asyncio.timeout(_ANSWER_SECONDS):
             pid = await _reached(client)
         if action == "stop":
-            await _stop(client, pid, spec)
+            await _stop(client, pid, config)
         elif action != "status":
             async with asyncio.timeout(_ANSWER_SECONDS):
                 await client.control(action)
@@ -134,14 +134,14 @@ async def _reached(client: ProcessClient) -> int:
     return client.engine_pid
 
 
-async def _stop(client: ProcessClient, pid: int, spec: LaunchConfig) -> None:
+async def _stop(client: ProcessClient, pid: int, config: LaunchConfig) -> None:
     """Stop the engine and wait for the end of its process, which is no child of ours. Raises TimeoutError."""
     process = os.pidfd_open(pid) if hasattr(os, "pidfd_open") else None
     try:
-        async with asyncio.timeout(spec.drain_seconds + _ANSWER_SECONDS):
+        async with asyncio.timeout(config.drain_seconds + _ANSWER_SECONDS):
             await client.control("stop")
             # Neither the lock nor the end of another process has an event on this loop.
-            while is_locked(engine_paths(spec)) or (process is not None and not _has_ended(process)):  # noqa: ASYNC110
+            while is_locked(engine_paths(config)) or (process is not None and not _has_ended(process)):  # noqa: ASYNC110
                 await asyncio.sleep(_POLL_SECONDS)
     finally:
         if process is not None:

@@ -86,17 +86,17 @@ def test_an_app_with_a_hook_ends_by_itself() -> None:
         assert said(server) == ["drain", "going away", *["finally event-stream disconnect"] * NUM_STREAMS, "shutdown"]
 
 
-@pytest.mark.parametrize("ears", ["disconnect", "none", "child"])
-def test_an_event_stream_that_is_not_over_in_time(ears: str) -> None:
+@pytest.mark.parametrize("receiving", ["disconnect", "none", "child"])
+def test_an_event_stream_that_is_not_over_in_time(receiving: str) -> None:
     """It ends with the terminator and a FIN; its app gets a disconnect or a cancel, and every `finally` runs."""
-    with flow(*AT_ONCE) as server, begin(server, f"/wait?ears={ears}") as client:
+    with flow(*AT_ONCE) as server, begin(server, f"/wait?receiving={receiving}") as client:
         terminate(server)
         data, is_clean = read_all(client)
         assert (data, is_clean) == (b"0\r\n\r\n", True)
         assert exit_code(server) == 0
-        assert f"finally event-stream {ears}" in said(server)
-        assert ("http.disconnect" in said(server)) == (ears == "disconnect")
-        assert ("finally generator" in said(server)) == (ears == "child")
+        assert f"finally event-stream {receiving}" in said(server)
+        assert ("http.disconnect" in said(server)) == (receiving == "disconnect")
+        assert ("finally generator" in said(server)) == (receiving == "child")
 
 
 @pytest.mark.parametrize("kind", ["plain", "length"])
@@ -124,16 +124,16 @@ def test_a_request_without_a_head_when_time_is_up() -> None:
         assert "finally none disconnect" in said(server)
 
 
-@pytest.mark.parametrize("ears", ["disconnect", "none"])
-def test_a_websocket_when_time_is_up(ears: str) -> None:
+@pytest.mark.parametrize("receiving", ["disconnect", "none"])
+def test_a_websocket_when_time_is_up(receiving: str) -> None:
     """The WebSocket is closed with 1012 "service restart" (IANA), and its app gets that code."""
-    with flow(*AT_ONCE) as server, websocket(server, f"/wait?ears={ears}") as client:
+    with flow(*AT_ONCE) as server, websocket(server, f"/wait?receiving={receiving}") as client:
         head = read_until(client, b"\r\n\r\n")
         terminate(server)
         assert close_code(head + read_all(client)[0]) == 1012
         assert exit_code(server) == 0
-        assert ("websocket.disconnect 1012" in said(server)) == (ears == "disconnect")
-        assert f"finally websocket {ears}" in said(server)
+        assert ("websocket.disconnect 1012" in said(server)) == (receiving == "disconnect")
+        assert f"finally websocket {receiving}" in said(server)
 
 
 def test_a_websocket_that_is_not_accepted_when_time_is_up() -> None:
@@ -207,7 +207,7 @@ def test_an_idle_server_ends_at_once() -> None:
 
 def test_stock_daphne_cuts_streams() -> None:
     """Stock daphne sends no terminator and leaves the app's child to the collector: the reason for FlowServer."""
-    with stock() as server, begin(server, "/wait?ears=child") as client:
+    with stock() as server, begin(server, "/wait?receiving=child") as client:
         terminate(server)
         assert read_all(client)[0] == b""
         exit_code(server)

@@ -27,7 +27,7 @@ from streamserve.streams.stream import Stream
 from tests.proofs.scale import scaled
 from tests.support.logs import everything
 from tests.support.outages import Outage, outage
-from tests.support.stream_checks import Frame, check_native_part, farewell_of, notices_of
+from tests.support.stream_checks import Frame, check_native_part, going_away_of, notices_of
 from tests.support.streams import ask, until
 
 __all__ = ["outage"]
@@ -111,7 +111,7 @@ async def _read(streams: Streams, stream: Stream) -> tuple[list[Frame], int, int
                     data += piece
         frames += check_native_part(bytes(data), after=after) if len(data) > len(b": ok\n\n") else []
         num_notices += len(notices_of(bytes(data)))
-        if farewell_of(bytes(data)) is not None:
+        if going_away_of(bytes(data)) is not None:
             num_returns += 1
             await asyncio.sleep(0.05)
     return frames, num_returns, num_notices

@@ -123,7 +123,7 @@ def both_ways(seed: int, num_ids: int, max_tokens: int) -> list[GenerateRequest]
     return greedy + seeded
 
 
-def say(model: str, num_seeds: int, counts: Counter[str]) -> None:
+def print_counts(model: str, num_seeds: int, counts: Counter[str]) -> None:
     """Every feature must have done something, some time."""
     assert all(counts[feature.name] for feature in FEATURES), counts
     print(
@@ -143,7 +143,7 @@ async def test_pairs_on_the_echo_engine(folder: Path) -> None:
         for feature in FEATURES:
             spec = spec_in(folder, engine=config_of([feature]), hang_seconds=2.0)
             await prove(spec, feature, (requests, plain), rng, counts)
-    say("echo", scaled(20), counts)
+    print_counts("echo", scaled(20), counts)
 
 
 @pytest.mark.skipif(not IS_SOAK, reason="loads a model 11 times: needs STREAMSERVE_SOAK=1")
@@ -164,4 +164,4 @@ async def test_pairs_on_the_demo_model(folder: Path) -> None:
     end_engine(spec_of())
     for feature in FEATURES:
         await prove(spec_of(feature), feature, (requests, plain), rng, counts)
-    say("fp32 demo model", 1, counts)
+    print_counts("fp32 demo model", 1, counts)

@@ -103,14 +103,14 @@ async def test_kills(front: Front, log: EventLog) -> None:
         await coming_back
     assert on_the_way["streams"] >= NUM_KILLS
     assert on_the_way["unwritten"]
-    assert on_the_way["unheard"]
+    assert on_the_way["unacknowledged"]
     waits.sort()
     print(
         f"\nkill -9 of a worker, {'file' if front.redis is None else 'Redis'}: {NUM_KILLS} behind nginx under"
         f" {NUM_STREAMS} readers; {on_the_way['streams']:,} streams hung on their log with {on_the_way['unwritten']:,}"
-        f" events not written and {on_the_way['unheard']:,} written and not heard of; {num_cut:,} readers cut off; text"
-        f" = log = uninterrupted run for all {NUM_KILLS * NUM_STREAMS:,}; asked again to the first event: median"
-        f" {waits[len(waits) // 2]:.3f} s, p99 {waits[int(len(waits) * 0.99)]:.3f} s, most {waits[-1]:.3f} s"
+        f" events not written and {on_the_way['unacknowledged']:,} written and not acknowledged; {num_cut:,} readers"
+        f" cut off; text = log = uninterrupted run for all {NUM_KILLS * NUM_STREAMS:,}; asked again to the first event:"
+        f" median {waits[len(waits) // 2]:.3f} s, p99 {waits[int(len(waits) * 0.99)]:.3f} s, most {waits[-1]:.3f} s"
     )
 
 
@@ -139,7 +139,7 @@ async def test_restarts_of_redis(front: Front, log: EventLog) -> None:
         num_cut, num_refused = num_cut + len(cut), num_refused + sum(reader.num_refused for reader in readers)
     print(
         f"\nkill -9 of Redis: {NUM_RESTARTS} under {NUM_STREAMS} readers; {on_the_way['unwritten']:,} events were on"
-        f" their way to it, and {on_the_way['unheard']:,} in it and not heard of; {num_cut} readers cut off,"
+        f" their way to it, and {on_the_way['unacknowledged']:,} in it and not acknowledged; {num_cut} readers cut off,"
         f" {num_refused} times refused for a while; text = log = uninterrupted run for all"
         f" {NUM_RESTARTS * NUM_STREAMS:,}"
     )

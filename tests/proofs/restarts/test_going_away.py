@@ -12,7 +12,7 @@ import pytest
 
 from tests.support.demo_site import environment, manage
 from tests.support.servers import Server, daphne, wait_until_ready
-from tests.support.stream_checks import check_native, check_native_part, check_openai, farewell_of, parse_sse, text_of
+from tests.support.stream_checks import check_native, check_native_part, check_openai, going_away_of, parse_sse, text_of
 
 KEY = "a-key-for-these-tests"
 SETTINGS = {"DJANGO_SETTINGS_MODULE": "tests.support.sites.short_drain_site"}
@@ -92,7 +92,7 @@ async def test_readers_of_a_worker_that_goes_down(folder: Path, staying: Server)
             assert code == 0, leaving.output()
             assert "Traceback" not in leaving.output()
             frames = check_native_part(bytes(native.data))
-            farewell = farewell_of(bytes(native.data))
+            farewell = going_away_of(bytes(native.data))
             assert farewell is not None
             assert farewell.json["id"] == native.id
             seen_tokens = parse_sse(bytes(tokens.data))

@@ -70,7 +70,7 @@ def whole_text(server: Server, **fields: Any) -> str:
         return text_of(socket.events(socket.ask("start", request={**ASK, **fields})["id"]))
 
 
-def test_a_farewell_says_where_to_go_on(start: Start, other: Server) -> None:
+def test_the_last_message_has_the_place_to_resume_from(start: Start, other: Server) -> None:
     """One for each stream, then 1012, exit code 0; the other worker gives the rest: no word missing, none twice."""
     worker = start(0)
     reference = {seed: whole_text(other, seed=seed) for seed in (7, 8)}

@@ -19,7 +19,7 @@ from websockets.sync.client import connect
 from tests.support.demo_site import environment, manage, processes_of
 from tests.support.flow_driver import get, read_all, read_until, said, until
 from tests.support.servers import ROOT, Server, uvicorn, wait_until_ready
-from tests.support.stream_checks import check_native, check_native_part, farewell_of, text_of
+from tests.support.stream_checks import check_native, check_native_part, going_away_of, text_of
 
 KEY = "a-key-for-these-tests"
 HEADERS = {"Authorization": f"Bearer {KEY}"}
@@ -115,8 +115,8 @@ def test_what_does_not_end_in_time_is_let_go_and_goes_on_elsewhere(folder: Path)
         let_go.ended(), cut.ended()
         assert server.process.wait(_SECONDS) == BY_SIGTERM
     assert (let_go.is_cut, cut.is_cut) == (False, True)
-    assert farewell_of(let_go.data) is not None
-    assert farewell_of(cut.data) is None
+    assert going_away_of(let_go.data) is not None
+    assert going_away_of(cut.data) is None
     frames = check_native_part(let_go.data)
     assert not {"done", "error"} & {frame.event for frame in [*frames, *check_native_part(cut.data)]}
     status = manage(folder, "streamserve_engine", "--status", **SETTINGS).stdout

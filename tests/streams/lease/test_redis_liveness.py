@@ -74,7 +74,7 @@ def test_a_worker_of_another_machine_is_alive_until_it_closes(
     assert there.is_alive(here.own_id)
     assert here.is_alive(here.own_id)
     there.close()
-    assert redis_server.say(f"EXISTS streamserve:worker:{there.own_id}") == ":0"
+    assert redis_server.command(f"EXISTS streamserve:worker:{there.own_id}") == ":0"
     wait_for(lambda: not here.is_alive(there.own_id), "it is known to have closed")
     here.tidy()
     wait_for(lambda: not here.is_alive(there.own_id), "it is found out again")
@@ -83,8 +83,8 @@ def test_a_worker_of_another_machine_is_alive_until_it_closes(
 def test_the_key_lives_for_three_seconds(tmp_path: Path, redis_server: RedisServer) -> None:
     """A key that is not renewed expires after three seconds."""
     workers = RedisLiveness(tmp_path, redis_server.url)
-    wait_for(lambda: redis_server.say(f"GET streamserve:worker:{workers.own_id}") == "$1", "it is there")
-    assert 0 < int(redis_server.say(f"PTTL streamserve:worker:{workers.own_id}")[1:]) <= 1000 * LIFE_SECONDS == 3000
+    wait_for(lambda: redis_server.command(f"GET streamserve:worker:{workers.own_id}") == "$1", "it is there")
+    assert 0 < int(redis_server.command(f"PTTL streamserve:worker:{workers.own_id}")[1:]) <= 1000 * LIFE_SECONDS == 3000
     workers.close()
 
 

@@ -191,7 +191,7 @@ async def test_a_full_redis_is_named_and_recovered_from(make_server: MakeServer)
         assert (raised.value.code, raised.value.http_status) == ("log_full", 507)
         last_seq = await other.last_seq("a")
         assert [one.seq for one in await everything(other, "a")] == list(range(1, last_seq + 1))
-        server.say("CONFIG SET maxmemory 0")
+        server.command("CONFIG SET maxmemory 0")
         assert await append(log, "a", 1, [tok("y")]) == last_seq + 1
 
 
@@ -200,7 +200,7 @@ async def test_scripts_are_loaded_again(redis_server: RedisServer) -> None:
     async with log_at(redis_server) as log:
         log_id = new_log_id()
         await append(log, log_id, 1, [tok("x")])
-        redis_server.say("SCRIPT FLUSH")
+        redis_server.command("SCRIPT FLUSH")
         assert await append(log, log_id, 1, [tok("y")]) == 2
 
 
@@ -269,8 +269,8 @@ async def test_missing_persistence_is_named(make_server: MakeServer, redis_serve
     async with log_at(careless) as log:
         complaints = await log.check()
         assert [word in text for word, text in zip(("appendonly no", "allkeys-lru"), complaints, strict=True)]
-    careless.say("CONFIG SET appendonly yes")
-    careless.say("CONFIG SET appendfsync everysec")
+    careless.command("CONFIG SET appendonly yes")
+    careless.command("CONFIG SET appendfsync everysec")
     async with log_at(careless) as log:
         assert "appendfsync everysec" in (await log.check())[0]
 
@@ -278,7 +278,7 @@ async def test_missing_persistence_is_named(make_server: MakeServer, redis_serve
 async def test_a_redis_that_forbids_config_is_reported(make_server: MakeServer) -> None:
     """A Redis that forbids CONFIG, as managed ones do, is reported as unknown."""
     server = make_server()
-    server.say("ACL SETUSER default -config")
+    server.command("ACL SETUSER default -config")
     async with log_at(server) as log:
         (complaint,) = await log.check()
         assert "forbidden" in complaint

@@ -1,7 +1,7 @@
 """The demo site with a log that stops: while `stall-<pid>` holds a number, no commit returns behind that many events.
 
 Meanwhile every second stream's events are not written; the rest are, but the commit does not return.
-Each batch stopped this way is a line in `stalled-<pid>`: log id, how many events, "unwritten" or "unheard".
+Each batch stopped this way is a line in `stalled-<pid>`: log id, how many events, "unwritten" or "unacknowledged".
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class _StallingLog:
             return await self._log.commit(batches)  # type: ignore[no-any-return]
         now = [batch for batch in batches if ord(batch.log_id[0]) % 2 == 1]
         await self._log.commit(now)
-        fates = [(batch, "unheard" if batch in now else "unwritten") for batch in batches]
+        fates = [(batch, "unacknowledged" if batch in now else "unwritten") for batch in batches]
         with self._stalled.open("a") as out:
             out.write("".join(f"{batch.log_id} {len(batch.events)} {fate}\n" for batch, fate in fates))
         while self._sign.exists():  # noqa: ASYNC110  (the test is another process)

@@ -33,7 +33,7 @@ from streamserve.web.rows import orm
 from streamserve.web.rows.store import RowStore, record_of
 from tests.conftest import Caller, body_of
 from tests.support.log_lines import captured_events
-from tests.support.stream_checks import check_native, check_native_part, farewell_of, text_of
+from tests.support.stream_checks import check_native, check_native_part, going_away_of, text_of
 from tests.support.streams import Gate, ask, until
 from tests.support.two_workers import Worker
 
@@ -240,7 +240,7 @@ async def test_a_worker_that_only_seems_dead_cannot_write(one: Worker, two: Work
     """The other worker resumes; the log refuses what the first still makes, and its reader follows to the same end."""
     reference, _ = await quiet(one, asked(max_tokens=30))
     stream, reading = await held(one, gate, asked(max_tokens=30), 4)
-    one.seem_dead()
+    one.release_lock()
     other = asyncio.create_task(two.read(stream.id))
     await until(lambda: getattr(two.streams.find(stream.id), "lease", stream.lease).fence == 2, "it is claimed")
     gate.open()
@@ -279,7 +279,7 @@ async def test_a_worker_that_stops_leaves_its_streams(one: Worker, two: Worker, 
     await closing
     data = await reading
     first = check_native_part(data)
-    assert farewell_of(data) is not None
+    assert going_away_of(data) is not None
     rest = check_native(await two.read(stream.id, first[-1].seq), after=first[-1].seq)
     assert text_of(first + rest) == reference
 
@@ -305,7 +305,7 @@ async def test_an_unmet_need_is_no_end(one: Worker, two: Worker, gate: Gate) -> 
     await left(reading)
     row = await StreamRow.objects.aget(pk=stream.id)
     await StreamRow.objects.filter(pk=stream.id).aupdate(request={**row.request, "needs": ["grammar"]})
-    one.seem_dead()
+    one.release_lock()
     reading = asyncio.create_task(two.read(stream.id))
     await until(lambda: two.streams.find(stream.id) is not None, "the older worker has it")
     found = two.streams.find(stream.id)
@@ -337,7 +337,7 @@ async def test_a_finish_stream_is_finished(one: Worker, two: Worker, gate: Gate)
     gate.allow(3)
     stream = await one.start(asked(max_tokens=40), on_disconnect="finish")
     await until(lambda: gate.is_holding, "the engine is held")
-    one.seem_dead()
+    one.release_lock()
     await two.reaper.round()
     await until(lambda: two.streams.find(stream.id) is not None, "it is found")
     gate.open()
@@ -365,7 +365,7 @@ async def test_a_worker_dies_between_the_end_and_its_row(
     monkeypatch.setattr(one.store, "finish", forever)
     stream = await one.start(asked())
     full = check_native(await one.read(stream.id))
-    one.seem_dead()
+    one.release_lock()
     if by == "a reader":
         assert check_native(await two.read(stream.id)) == full
     else:
