@@ -159,7 +159,8 @@ class NativeEncoder:
         """Return the event's one frame; before that of `done` the one of `closing_meta`."""
         event = logged.event
         if isinstance(event, Token) and event.logprobs is None:  # nearly every event: the general case, written out
-            token_ids = ",".join(map(str, event.token_ids))
+            ids = event.token_ids
+            token_ids = str(ids[0]) if len(ids) == 1 else ",".join(map(str, ids))
             data = f'"token_ids":[{token_ids}],"index":{event.index},"choice":{event.choice}'
             text = one_line_json_string(event.text)
             return f'{self._token_head}{logged.seq}\ndata: {{"text":{text},{data}}}\n\n'.encode()
