@@ -161,12 +161,7 @@ class _Reader(Reader):
             classes=classes,
             route_classes=self._route_classes(given.get("ROUTE_CLASSES", {})),
             limits=self.dataclass(Limits, given.get("LIMITS", {}), "LIMITS"),
-            streams=self.dataclass(
-                StreamConfig,
-                given.get("STREAMS", {}),
-                "STREAMS",
-                defaults={"ENGINE_WAIT_SECONDS": process.drain_seconds + _ENGINE_START_SECONDS},
-            ),
+            streams=self._streams(given.get("STREAMS", {}), process),
             anonymous=self.boolean(given, "ANONYMOUS"),
             store=self.boolean(given, "STORE"),
             prompt_in_url=self.boolean(given, "PROMPT_IN_URL"),
@@ -180,6 +175,10 @@ class _Reader(Reader):
             # In tests a server that ends does not wait for answers.
             flow=self._options(FlowConfig, given, "FLOW", {"DRAIN_SECONDS": 0.0} if testing else {}),
         )
+
+    def _streams(self, raw: object, process: ProcessConfig) -> StreamConfig:
+        wait_seconds = process.drain_seconds + _ENGINE_START_SECONDS
+        return self.dataclass(StreamConfig, raw, "STREAMS", defaults={"ENGINE_WAIT_SECONDS": wait_seconds})
 
     def _origins(self, raw: object) -> tuple[str, ...]:
         """Return the origins of CORS_ORIGINS, as browsers send them."""
