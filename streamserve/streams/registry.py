@@ -33,7 +33,7 @@ from streamserve.streams.config import StreamConfig
 from streamserve.streams.lease.lease import Lease
 from streamserve.streams.log.base import EventLog, LogUnavailable
 from streamserve.streams.quota import StreamQuota
-from streamserve.streams.store import Group, NullStore, Record, StreamStore, answer_text, groups_of
+from streamserve.streams.store import Group, NullStore, Once, Record, StreamStore, answer_text, groups_of
 from streamserve.streams.stream import Stream
 from streamserve.streams.transcript import StreamSummary
 from streamserve.streams.writer import LogWriter
@@ -86,10 +86,12 @@ class Streams:
         tenant: str,
         on_disconnect: str = "park",
         received_at: float | None = None,
+        once: Once | None = None,
     ) -> Stream:
         """Start an answer: the quota, the engine's acceptance, the record, `meta`; then its task runs.
 
-        Its times count from `received_at` (None: from now). Raises NotFound for an unknown model, QuotaExceeded,
+        Its times count from `received_at` (None: from now). With `once` it raises KeyTaken where there is a record of
+        the same key. Raises NotFound for an unknown model, QuotaExceeded,
         Overloaded, LogUnavailable, what the store raises, and what the client raises: BadRequest, Refused. Then no
         stream runs.
         """
@@ -113,7 +115,7 @@ class Streams:
                 generation.cancel()
                 raise
             begun: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._add(stream, self._begin(stream, generation, begun))
+            self._add(stream, self._begin(stream, generation, begun, once))
         try:
             await begun
         except asyncio.CancelledError:
@@ -235,7 +237,9 @@ class Streams:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _begin(self, stream: Stream, generation: Generation, begun: asyncio.Future[None]) -> bool:
+    async def _begin(
+        self, stream: Stream, generation: Generation, begun: asyncio.Future[None], once: Once | None
+    ) -> bool:
         """Insert the record, commit `meta` and set `begun`. Return False on failure; `begun` has the exception."""
         failure: Exception | None = None
         is_inserted = False
@@ -250,6 +254,7 @@ class Streams:
             request=stream.request,
             fence=stream.lease.fence,
             producer=self.store.worker_id,
+            once=once,
         )
         try:
             await self.store.insert(record)
