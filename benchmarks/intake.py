@@ -29,7 +29,7 @@ from statistics import median
 
 from benchmarks.machine import describe_machine, parser, progress
 from benchmarks.paths_site import Site, free_port
-from benchmarks.transport import cpu_of
+from benchmarks.transport.servers import cpu_of
 
 ROOT = Path(__file__).resolve().parents[1]
 DJANGO = "StreamingHttpResponse"

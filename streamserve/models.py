@@ -107,6 +107,12 @@ class Stream(models.Model):
         null=True, editable=False, help_text=_("Since when no worker does: its reader's time to come back.")
     )
     request = models.JSONField(null=True, editable=False, help_text=_("What was asked; forgotten at the end."))
+    request_key = models.CharField(
+        max_length=64, null=True, unique=True, editable=False, help_text=_("SHA-256 of the caller and Idempotency-Key.")
+    )
+    request_digest = models.CharField(
+        max_length=64, null=True, editable=False, help_text=_("SHA-256 of the body that came with the key.")
+    )
     text = models.TextField(blank=True, editable=False, help_text=_("The answer, only if STORE is on."))
     created_at = models.DateTimeField(_("created"), default=timezone.now, editable=False)
     finished_at = models.DateTimeField(_("finished"), null=True, editable=False)

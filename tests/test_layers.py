@@ -27,8 +27,8 @@ MAX_FILES = 14
 MAX_LINES = 400
 MAX_FUNCTION_LINES = 40  # without the docstring
 # Longer than that, and to be cut: names may leave these sets, and none may enter.
-LONG_FILES = {"streamserve/streams/registry.py"}
-LONG_FUNCTIONS = {"streamserve/web/views.py view_of", "streamserve/streams/registry.py start"}
+LONG_FILES: set[str] = set()
+LONG_FUNCTIONS = {"streamserve/web/views.py view_of"}
 
 
 def python_files() -> Iterator[Path]:

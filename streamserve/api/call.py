@@ -20,7 +20,7 @@ from streamserve.protocol.limits import Limits
 from streamserve.protocol.requests import GenerateRequest
 from streamserve.streams.reader.delivery import NO_FLOW, Flow
 from streamserve.streams.registry import Streams
-from streamserve.streams.store import Record
+from streamserve.streams.store import Once, Record
 from streamserve.streams.stream import Stream
 
 T = TypeVar("T")
@@ -193,11 +193,18 @@ class Site(Protocol):
         """Return the fields of `/readyz` beside the models."""
 
     async def start(
-        self, caller: Caller, request: GenerateRequest, on_disconnect: str, /, *, received_at: float | None = None
+        self,
+        caller: Caller,
+        request: GenerateRequest,
+        on_disconnect: str,
+        /,
+        *,
+        received_at: float | None = None,
+        once: Once | None = None,
     ) -> Stream:
         """Start an answer for `caller`, within its limits; its times count from `received_at`.
 
-        Raises StreamserveError.
+        With `once` return the answer that its key has started before. Raises StreamserveError.
         """
 
     async def find(self, caller: Caller, *, stream_id: str = "", log_id: str = "") -> Found:

@@ -5,12 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from streamserve.api.call import AuditedSite, Call, Found, Reply, Site, json_reply, with_class
+from streamserve.api.idempotency import once_of
 from streamserve.api.resume import after_of, encoder_for, gone, gone_reply, resume
 from streamserve.dialects import native
 from streamserve.dialects.native import NativeRequest
 from streamserve.protocol.errors import Forbidden, NotFound
 from streamserve.protocol.ids import parse_event_id
 from streamserve.streams.reader.delivery import Delivery
+from streamserve.streams.store import Once
 
 _PROMPT_IN_URL = (
     "Answers are not started by GET here, because the prompt would be in the access logs. POST it to /streams, and "
@@ -22,7 +24,7 @@ async def start_stream(call: Call, site: Site) -> Reply:
     """POST /streams: start an answer and stream it."""
     body = await call.json(site.limits)
     asked = native.parse(body, site.limits, default_model=site.default_model, unseal=site.unseal)
-    return await _start(call, site, asked)
+    return await _start(call, site, asked, once_of(call, "streams", body))
 
 
 async def new_stream(call: Call, site: Site) -> Reply:
@@ -43,9 +45,9 @@ async def new_stream(call: Call, site: Site) -> Reply:
     return gone_reply(call) if found.stream is None else resume(call, site, found.stream, after, call.query())
 
 
-async def _start(call: Call, site: Site, asked: NativeRequest) -> Reply:
+async def _start(call: Call, site: Site, asked: NativeRequest, once: Once | None = None) -> Reply:
     request = with_class(asked.generate, asked.latency_class, call.caller, site, "streams")
-    stream = await site.start(call.caller, request, asked.on_disconnect, received_at=call.received_at)
+    stream = await site.start(call.caller, request, asked.on_disconnect, received_at=call.received_at, once=once)
     return Reply(body=Delivery(site.streams, stream, encoder_for(asked.format, stream)))
 
 

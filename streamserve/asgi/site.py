@@ -12,9 +12,11 @@ import hashlib
 import hmac
 import secrets
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from streamserve.api.call import Caller, Found
+from streamserve.api.idempotency import StartOnce
 from streamserve.clients.base import EngineClient
 from streamserve.protocol.errors import NotFound
 from streamserve.protocol.limits import Limits
@@ -22,6 +24,7 @@ from streamserve.protocol.requests import LATENCY_CLASSES, GenerateRequest
 from streamserve.streams.config import StreamConfig
 from streamserve.streams.log.base import EventLog
 from streamserve.streams.registry import Streams
+from streamserve.streams.store import Once
 from streamserve.streams.stream import Stream
 
 
@@ -46,6 +49,7 @@ class LocalSite:
         self.takes_prompt_in_url = takes_prompt_in_url
         self.is_draining = False
         self.streams = Streams(clients, log, settings, limits=limits)
+        self._start_once = StartOnce(self.streams)
         self._secret = secrets.token_bytes(32)
 
     def start_loading(self) -> None:
@@ -60,6 +64,7 @@ class LocalSite:
         on_disconnect: str = "park",
         *,
         received_at: float | None = None,
+        once: Once | None = None,
     ) -> Stream:
         """Start an answer for `caller`, within its limits. Raises StreamserveError."""
         # The tenant's prefix-cache salt: blocks of two tenants never match, and a salt cannot be guessed.
@@ -67,9 +72,16 @@ class LocalSite:
         request = dataclasses.replace(request, salt=salt)
         if request.model in self.clients:
             self.clients[request.model].start()
-        return await self.streams.start(
-            request, owner=caller.owner, tenant=caller.tenant, on_disconnect=on_disconnect, received_at=received_at
+        start = partial(
+            self.streams.start,
+            request,
+            owner=caller.owner,
+            tenant=caller.tenant,
+            on_disconnect=on_disconnect,
+            received_at=received_at,
+            once=once,
         )
+        return await self._start_once(once, start)
 
     def default_class(self, route: str, model: str) -> str:
         """Return the class of chats: an app without settings has no other default."""

@@ -12,6 +12,7 @@
     ├── Gone 410                   the stream's events have expired
     ├── TooLarge 413               body over the limit
     ├── UnsupportedMedia 415       not JSON, or compressed
+    ├── KeyReused 422              an Idempotency-Key was sent before, with another body
     ├── Cancelled 499              stopped or abandoned before a whole answer was there
     ├── TimedOut 504               the request's own timeout_seconds ran out
     └── Refused 429/503            the caller's quota, or the server's capacity; carries retry_after
@@ -115,6 +116,13 @@ class UnsupportedMedia(StreamserveError):
 
     http_status = 415
     code = "unsupported_media_type"
+
+
+class KeyReused(StreamserveError):
+    """An Idempotency-Key belongs to the body that it came with first."""
+
+    http_status = 422
+    code = "idempotency_key_reused"
 
 
 class Cancelled(StreamserveError):

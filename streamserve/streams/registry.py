@@ -3,9 +3,6 @@
 Owns one task per stream, which inserts its record, runs it to its end, finishes the record, keeps the stream for replay
 and drops it. With a shared store other processes have the same log and streams; `reach` restores a stream that is not
 in this process. Lives on one event loop; knows no transport, no framework, and of users only `owner` and `tenant`.
-
-`restore`: rebuilds a stream of another process, or of one that has died, from its record and its log. It begins as a
-replica, which follows the log; when an owner's reader attaches it takes the lease (lease.py) and resumes. asyncio.
 """
 
 from __future__ import annotations
@@ -20,7 +17,7 @@ from collections import OrderedDict
 from collections.abc import Coroutine, Iterable, Mapping
 from contextvars import Context
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
 from streamserve.clients.base import EngineClient, Generation
 from streamserve.protocol.errors import EngineUnavailable, NotFound, StreamserveError
@@ -31,9 +28,10 @@ from streamserve.protocol.requests import GenerateRequest, size_of
 from streamserve.protocol.stats import ModelDescription
 from streamserve.streams.config import StreamConfig
 from streamserve.streams.lease.lease import Lease
+from streamserve.streams.lease.restore import record_of, restore
 from streamserve.streams.log.base import EventLog, LogUnavailable
 from streamserve.streams.quota import StreamQuota
-from streamserve.streams.store import Group, NullStore, Record, StreamStore, answer_text, groups_of
+from streamserve.streams.store import Group, NullStore, Once, Record, StreamStore, answer_text, groups_of
 from streamserve.streams.stream import Stream
 from streamserve.streams.transcript import StreamSummary
 from streamserve.streams.writer import LogWriter
@@ -86,10 +84,12 @@ class Streams:
         tenant: str,
         on_disconnect: str = "park",
         received_at: float | None = None,
+        once: Once | None = None,
     ) -> Stream:
         """Start an answer: the quota, the engine's acceptance, the record, `meta`; then its task runs.
 
-        Its times count from `received_at` (None: from now). Raises NotFound for an unknown model, QuotaExceeded,
+        Its times count from `received_at` (None: from now). With `once` it raises KeyTaken where there is a record of
+        the same key. Raises NotFound for an unknown model, QuotaExceeded,
         Overloaded, LogUnavailable, what the store raises, and what the client raises: BadRequest, Refused. Then no
         stream runs.
         """
@@ -113,7 +113,7 @@ class Streams:
                 generation.cancel()
                 raise
             begun: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._add(stream, self._begin(stream, generation, begun))
+            self._add(stream, self._begin(stream, generation, begun, once))
         try:
             await begun
         except asyncio.CancelledError:
@@ -235,24 +235,14 @@ class Streams:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _begin(self, stream: Stream, generation: Generation, begun: asyncio.Future[None]) -> bool:
+    async def _begin(
+        self, stream: Stream, generation: Generation, begun: asyncio.Future[None], once: Once | None
+    ) -> bool:
         """Insert the record, commit `meta` and set `begun`. Return False on failure; `begun` has the exception."""
         failure: Exception | None = None
         is_inserted = False
-        record = Record(
-            id=stream.id,
-            log_id=stream.log_id,
-            owner=stream.owner,
-            tenant=stream.tenant,
-            model=stream.model,
-            created=time.time(),
-            on_disconnect=stream.on_disconnect,
-            request=stream.request,
-            fence=stream.lease.fence,
-            producer=self.store.worker_id,
-        )
         try:
-            await self.store.insert(record)
+            await self.store.insert(record_of(stream, self.store.worker_id, once))
             is_inserted = True
             await stream.open()
         except Exception as error:
@@ -403,65 +393,3 @@ def _is_starting(model: ModelDescription) -> bool:
     A draining engine may be replaced; the state "ready" may be out of date.
     """
     return (model.was_ready and model.state in ("ready", "draining", "loading")) or model.stage == "connecting"
-
-
-# The monotonic clock restarts at boot: a time that differs more than this from wall time belongs to another boot.
-_CLOCK_SECONDS = 5.0
-
-
-async def restore(
-    record: Record, store: StreamStore, client: EngineClient | None, writer: LogWriter, settings: StreamConfig
-) -> Stream | None:
-    """Return the stream with every committed event counted; None if its log is gone. The caller must run it."""
-    stream = Stream(
-        client if client is not None and record.request is not None else _unable(record),
-        writer,
-        settings,
-        _request_of(record),
-        None,
-        owner=record.owner,
-        on_disconnect=record.on_disconnect,
-        lease=Lease(store, record.id, fence=record.fence, is_held=False, producer=record.producer),
-        log_id=record.log_id,
-        created=int(record.created),
-    )
-    try:
-        await stream.catch_up()
-    except KeyError:
-        return None
-    # A finished record without an end in the log means that the log has lost the end.
-    return stream if stream.last_seq and (stream.terminal is not None or not record.is_finished) else None
-
-
-def _request_of(record: Record) -> GenerateRequest:
-    """Return the record's request with its arrival on this machine's clock; an empty one for a finished stream."""
-    arrived_at = time.monotonic() - (time.time() - record.created)
-    if record.request is None:
-        return GenerateRequest(
-            model=record.model, prompt="", tenant=record.tenant, stream_id=record.id, arrived_at=arrived_at
-        )
-    kept = record.request.arrived_at
-    if kept is not None and abs(kept - arrived_at) < _CLOCK_SECONDS:
-        arrived_at = kept
-    return replace(record.request, tenant=record.tenant, stream_id=record.id, arrived_at=arrived_at)
-
-
-class _Unable:
-    """An engine client that only raises `error`."""
-
-    def __init__(self, error: StreamserveError) -> None:
-        self._error = error
-
-    async def generate(self, request: GenerateRequest) -> Generation:
-        raise self._error
-
-
-def _unable(record: Record) -> EngineClient:
-    error: StreamserveError
-    if record.refusal is not None:
-        error = record.refusal
-    elif record.request is None:
-        error = StreamserveError("The server can no longer continue this answer. Ask again.", code="producer_lost")
-    else:
-        error = NotFound(f"There is no model {record.model!r} here any more.", code="model_not_found", param="model")
-    return cast(EngineClient, _Unable(error))

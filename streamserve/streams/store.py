@@ -7,8 +7,9 @@ that shares no streams. asyncio; knows no database.
 from __future__ import annotations
 
 import logging
+from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from streamserve.dialects.base import TextBlocks
@@ -19,6 +20,21 @@ from streamserve.streams.log.base import EventLog
 from streamserve.streams.transcript import StreamSummary
 
 logger = logging.getLogger("streamserve.streams")
+
+
+_MAX_KEYS = 10_000  # of a process without a database
+
+
+class KeyTaken(Exception):
+    """Another record has the key of this one's request."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Once:
+    """What makes a request one that is answered once: digests of its caller and key, and of what it asks."""
+
+    key: str
+    digest: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +64,7 @@ class Record:
     completion_tokens: int = 0
     last_seq: int = 0
     text: str = ""
+    once: Once | None = None  # of a request with an Idempotency-Key
     refusal: Refused | None = None  # why this worker cannot serve `request`, although a newer one can
 
 
@@ -78,10 +95,13 @@ class StreamStore(Protocol):
     keeps_text: bool  # whether `finish` wants the answer
 
     async def insert(self, record: Record) -> None:
-        """Insert the record of a new stream."""
+        """Insert the record of a new stream. Raises KeyTaken if there is one with the same key."""
 
-    async def find(self, *, stream_id: str = "", log_id: str = "") -> Record | None:
-        """Return the record with that stream id or that log id."""
+    async def find(self, *, stream_id: str = "", log_id: str = "", request_key: str = "") -> Record | None:
+        """Return the record with that stream id, log id or key of a request."""
+
+    async def forget_key(self, stream_id: str) -> None:
+        """Free the key of the stream's request."""
 
     async def claim(self, stream_id: str, seen_fence: int) -> bool:
         """Make this worker the producer, with the next fence. False if `seen_fence` is old or the stream finished."""
@@ -100,16 +120,29 @@ class StreamStore(Protocol):
 
 
 class NullStore:
-    """A `StreamStore` without records, for a process that shares no streams."""
+    """A `StreamStore` without records, for a process that shares no streams. It has the newest keys of requests."""
 
     worker_id = ""
     is_shared = keeps_text = False
 
-    async def insert(self, record: Record) -> None:
-        pass
+    def __init__(self) -> None:
+        self._of_key: OrderedDict[str, Record] = OrderedDict()
 
-    async def find(self, *, stream_id: str = "", log_id: str = "") -> Record | None:
-        return None
+    async def insert(self, record: Record) -> None:
+        if record.once is not None:
+            if record.once.key in self._of_key:
+                raise KeyTaken
+            self._of_key[record.once.key] = replace(record, request=None)
+            if len(self._of_key) > _MAX_KEYS:
+                self._of_key.popitem(last=False)
+
+    async def find(self, *, stream_id: str = "", log_id: str = "", request_key: str = "") -> Record | None:
+        return self._of_key.get(request_key)
+
+    async def forget_key(self, stream_id: str) -> None:
+        for key, record in list(self._of_key.items()):
+            if record.id == stream_id:
+                del self._of_key[key]
 
     async def claim(self, stream_id: str, seen_fence: int) -> bool:
         return False

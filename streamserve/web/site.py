@@ -12,12 +12,14 @@ import dataclasses
 import os
 from collections.abc import Callable
 from contextvars import Context
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from django.conf import settings as django_settings
 
 from streamserve.api.call import Body, Call, Caller, Found
+from streamserve.api.idempotency import StartOnce
 from streamserve.api.logs import get_logger
 from streamserve.clients.base import EngineClient
 from streamserve.clients.factory import make_client
@@ -29,6 +31,7 @@ from streamserve.streams.lease.liveness import Liveness
 from streamserve.streams.log.base import EventLog, LogUnavailable, MemoryLog
 from streamserve.streams.log.file_log import FileLog
 from streamserve.streams.registry import Streams
+from streamserve.streams.store import Once
 from streamserve.streams.stream import Stream
 from streamserve.web.audit import WatchAudit
 from streamserve.web.auth import salt_of
@@ -130,6 +133,7 @@ class DjangoSite:
         self.clients: dict[str, EngineClient] = {alias: client_for(settings, alias) for alias in settings.models}
         store = RowStore(self.liveness, keeps_text=settings.store)
         self.streams = Streams(self.clients, self.log, settings.streams, store=store, limits=settings.limits)
+        self._start_once = StartOnce(self.streams)
         self.audit = WatchAudit(self.streams)
         self.permissions = PermissionChecks(self.streams, self.audit)
         self.reaper = None if self.liveness is None else Reaper(self.streams, self.liveness, row_ages(settings))
@@ -151,6 +155,7 @@ class DjangoSite:
         on_disconnect: str = "park",
         *,
         received_at: float | None = None,
+        once: Once | None = None,
     ) -> Stream:
         """Start an answer for `principal`, within its quota. Raises StreamserveError."""
         self.streams.writer.refuse_if_down()
@@ -159,13 +164,16 @@ class DjangoSite:
             request = with_system(request, self.settings.models[request.model].system)
         if request.model in self.clients:
             self.clients[request.model].start()
-        stream = await self.streams.start(
+        start = partial(
+            self.streams.start,
             request,
             owner=principal.owner,
             tenant=principal.tenant,
             on_disconnect=on_disconnect,
             received_at=received_at,
+            once=once,
         )
+        stream = await self._start_once(once, start)
         self.permissions.note_start(stream, principal)
         return stream
 

@@ -232,3 +232,14 @@ async def test_a_failure_is_a_500_with_an_id(echo: ThreadClient, caplog: pytest.
     assert b"secret" not in failed.body
     assert "secret of the site" in caplog.text
     assert header(failed, "x-request-id") == "ticket-7"
+
+
+async def test_a_key_of_a_request_starts_one_answer(ai: StreamApp) -> None:
+    """The framework-free app keeps the keys in memory, by caller."""
+    first = await ask(ai, "POST", "/streams", GOOD, idempotency_key="one")
+    again = await ask(ai, "POST", "/streams", GOOD, idempotency_key="one")
+    other = await ask(ai, "POST", "/streams", {**GOOD, "max_tokens": 3}, idempotency_key="one")
+    bobs = await ask(ai, "POST", "/streams", GOOD, "bob", idempotency_key="one")
+    assert header(again, "x-stream-id") == header(first, "x-stream-id") != header(bobs, "x-stream-id")
+    assert check_native(again.body)[-1].data == check_native(first.body)[-1].data
+    assert error_of(other) == (422, "idempotency_key_reused")

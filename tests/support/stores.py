@@ -7,7 +7,7 @@ from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import replace
 
-from streamserve.streams.store import Group, Record, StreamStore
+from streamserve.streams.store import Group, KeyTaken, Record, StreamStore
 from streamserve.streams.transcript import StreamSummary
 
 
@@ -45,12 +45,20 @@ class RecordStore:
         if self.hold is not None:
             await self.hold.wait()
         assert record.id not in self._shared.records
+        if record.once is not None and await self.find(request_key=record.once.key) is not None:
+            raise KeyTaken
         self._shared.records[record.id] = record
 
-    async def find(self, *, stream_id: str = "", log_id: str = "") -> Record | None:
+    async def find(self, *, stream_id: str = "", log_id: str = "", request_key: str = "") -> Record | None:
         self._call("find")
-        found = (one for one in self._shared.records.values() if one.id == stream_id or one.log_id == log_id)
-        return next(found, None)
+        for one in self._shared.records.values():
+            if stream_id == one.id or log_id == one.log_id or (one.once is not None and one.once.key == request_key):
+                return one
+        return None
+
+    async def forget_key(self, stream_id: str) -> None:
+        self._call("forget_key")
+        self._shared.records[stream_id] = replace(self._shared.records[stream_id], once=None)
 
     async def claim(self, stream_id: str, seen_fence: int) -> bool:
         self._call("claim")

@@ -6,7 +6,7 @@
 // The tab that holds the turn's lock owns the answer: it sends the question and stores what comes. Other tabs follow the
 // same stream, and store nothing. When the owner closes, one of them takes over.
 
-import { isLive } from "./conversation.js";
+import { isLive, newId } from "./conversation.js";
 import { AnswerStream, RequestFailed, Sleep, seqOf } from "./stream.js";
 import { words } from "./words.js";
 
@@ -153,6 +153,8 @@ export class Answering {
   // --- sending -------------------------------------------------------------------------------------------------------
 
   async send() {
+    const key = newId(); // of this question: the server answers it once, however often it is sent
+    let request = null;
     for (let sends = 1; ; sends += 1) {
       await this.chat.readiness.wait();
       if (this.isStopped || this.isDetached) return;
@@ -161,7 +163,8 @@ export class Answering {
         this.save();
         this.sentAt = performance.now();
         this.view.showStatus("");
-        await this.stream.start(this.chat.requestFor(this.turn));
+        request ??= this.chat.requestFor(this.turn);
+        await this.stream.start(request, key);
         return;
       } catch (error) {
         if (this.turn.streamId !== null || !canSendAgain(error) || sends >= MAX_SENDS) throw error;

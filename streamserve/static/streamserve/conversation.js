@@ -218,7 +218,7 @@ function storageOf(kind) {
   }
 }
 
-function newId() {
+export function newId() {
   return crypto.getRandomValues(new Uint32Array(2)).join("-");
 }
 

@@ -110,11 +110,19 @@ export class AnswerStream {
     this.heardAt = -Infinity; // when the last byte came
   }
 
-  /** Send the question and read until the terminal event. Throws `RequestFailed`, or `TypeError` without a response. */
-  async start(request) {
+  /**
+   * Send the question and read until the terminal event. Throws `RequestFailed`, or `TypeError` without a response.
+   * Sent again with the same `key`, it is answered once (Idempotency-Key).
+   */
+  async start(request, key) {
     const response = await fetch(this.streamsUrl, {
       method: "POST",
-      headers: { "Content-Type": "application/json", Accept: "text/event-stream", ...this.headers() },
+      headers: {
+        "Content-Type": "application/json",
+        Accept: "text/event-stream",
+        "Idempotency-Key": key,
+        ...this.headers(),
+      },
       body: JSON.stringify(request),
       signal: this.abort.signal,
       cache: "no-store",

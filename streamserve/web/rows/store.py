@@ -9,12 +9,14 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Any
 
+from django.db import IntegrityError
+
 from streamserve.api.logs import get_logger
 from streamserve.models import Stream as StreamRow
 from streamserve.protocol.errors import UnmetNeeds
 from streamserve.protocol.requests import decode_request, encode_request
 from streamserve.streams.lease.liveness import Liveness
-from streamserve.streams.store import Group, Record
+from streamserve.streams.store import Group, KeyTaken, Once, Record
 from streamserve.streams.transcript import StreamSummary
 from streamserve.web.rows import orm
 
@@ -42,13 +44,28 @@ class RowStore:
             producer=record.producer,
             request=None if record.request is None else encode_request(record.request),
             created_at=datetime.fromtimestamp(record.created, UTC),
+            request_key=None if record.once is None else record.once.key,
+            request_digest=None if record.once is None else record.once.digest,
         )
-        await orm.write(row.save, force_insert=True)
+        try:
+            await orm.write(row.save, force_insert=True)
+        except IntegrityError as error:
+            if record.once is not None and await self.find(request_key=record.once.key) is not None:
+                raise KeyTaken from error
+            raise
 
-    async def find(self, *, stream_id: str = "", log_id: str = "") -> Record | None:
-        rows = StreamRow.objects.filter(pk=stream_id) if stream_id else StreamRow.objects.filter(log_id=log_id)
+    async def find(self, *, stream_id: str = "", log_id: str = "", request_key: str = "") -> Record | None:
+        if stream_id:
+            rows = StreamRow.objects.filter(pk=stream_id)
+        elif request_key:
+            rows = StreamRow.objects.filter(request_key=request_key)
+        else:
+            rows = StreamRow.objects.filter(log_id=log_id)
         row = await orm.call(rows.first)
         return None if row is None else record_of(row)
+
+    async def forget_key(self, stream_id: str) -> None:
+        await orm.write(StreamRow.objects.filter(pk=stream_id).update, request_key=None)
 
     async def claim(self, stream_id: str, seen_fence: int) -> bool:
         return bool(await orm.write(StreamRow.objects.claim, stream_id, seen_fence, self.worker_id))
@@ -109,6 +126,7 @@ def record_of(row: StreamRow) -> Record:
         completion_tokens=row.completion_tokens,
         last_seq=row.last_seq,
         text=row.text,
+        once=None if row.request_key is None else Once(key=row.request_key, digest=row.request_digest or ""),
     )
 
 

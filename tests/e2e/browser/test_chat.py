@@ -241,9 +241,13 @@ def test_a_refusal_counts_down_and_is_sent_again(watched: Watched, status_code: 
     watched.expect_complaint(str(status_code))
     refusal = refused(status_code, code, "Not now.", **{"Retry-After": "3"})
     page.route("**/streams", lambda route: route.fulfill(**refusal), times=1)
+    keys: list[str | None] = []
+    page.on("request", lambda sent: keys.append(sent.headers.get("idempotency-key")) if sent.method == "POST" else None)
     ask(page, "Now?")
     expect(page.get_by_text("Trying again in 3 s")).to_be_visible()
     wait_for_text(page, 20)
+    assert keys[0] is not None
+    assert keys == [keys[0]] * 2, "one question has one key"
     page.keyboard.press("Escape")
     wait_for_status(page, "Stopped")
 

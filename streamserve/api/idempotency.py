@@ -1,0 +1,89 @@
+"""`Idempotency-Key`: a POST that is sent again gets the answer that the first one has started.
+
+A key is a caller's: two callers may use the same one. The stream's record has its digest in a unique column, so of two
+workers that get the same request at once, one starts the answer and the other shows it. A key is kept as long as the
+events of its stream; afterwards it starts a new answer. A request that is refused before its answer begins keeps none.
+(Idea: Stripe's API; draft-ietf-httpapi-idempotency-key-header-07.) asyncio; framework-free.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import re
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+from weakref import WeakValueDictionary
+
+from streamserve.api.call import Call
+from streamserve.protocol.errors import BadRequest, EngineUnavailable, KeyReused, QuotaExceeded
+from streamserve.streams.registry import Streams
+from streamserve.streams.store import KeyTaken, Once
+from streamserve.streams.stream import Stream
+
+HEADER = "idempotency-key"
+_KEY = re.compile(r"[\x21-\x7e]{1,255}")
+# Another worker has inserted the record and not committed the first event yet.
+_BEGIN_SECONDS, _POLL_SECONDS = 5.0, 0.05
+
+
+def once_of(call: Call, endpoint: str, body: Mapping[str, Any]) -> Once | None:
+    """Return the call's key and the digest of what it asks, None without the header. Raises BadRequest."""
+    key = call.headers.get(HEADER)
+    if key is None:
+        return None
+    if _KEY.fullmatch(key) is None:
+        message = "An Idempotency-Key has 1 to 255 visible ASCII characters. Send a UUID."
+        raise BadRequest(message, code="invalid_idempotency_key", param="Idempotency-Key")
+    asked = json.dumps([endpoint, body], sort_keys=True, separators=(",", ":"))
+    return Once(key=_digest(f"{call.caller.owner}\n{key}"), digest=_digest(asked))
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+class StartOnce:
+    """Starts the answer of a key, or returns the one that it has started. One for each `Streams`."""
+
+    def __init__(self, streams: Streams) -> None:
+        self._streams = streams
+        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+
+    async def __call__(self, once: Once | None, start: Callable[[], Awaitable[Stream]]) -> Stream:
+        """Return the key's stream; `start` makes it. Raises KeyReused, and what `start` raises."""
+        if once is None:
+            return await start()
+        lock = self._locks.get(once.key)
+        if lock is None:
+            lock = self._locks[once.key] = asyncio.Lock()
+        async with lock:
+            earlier = await self._find(once)
+            if earlier is not None:
+                return earlier
+            try:
+                return await start()
+            except (KeyTaken, QuotaExceeded):  # another worker was faster, and may have the caller's last place
+                earlier = await self._find(once)
+                if earlier is None:
+                    raise
+                return earlier
+
+    async def _find(self, once: Once) -> Stream | None:
+        """Return the stream that the key has started. A key whose events are gone is forgotten: None."""
+        store = self._streams.store
+        for _ in range(round(_BEGIN_SECONDS / _POLL_SECONDS)):
+            record = await store.find(request_key=once.key)
+            if record is None or record.once is None:
+                return None
+            if record.once.digest != once.digest:
+                raise KeyReused("This Idempotency-Key was sent with another body. Send a new key with a new request.")
+            stream = await self._streams.reach(record.id, record)
+            if stream is not None:
+                return stream
+            if record.is_finished or record.producer in ("", store.worker_id) or not store.is_alive(record.producer):
+                await store.forget_key(record.id)
+                return None
+            await asyncio.sleep(_POLL_SECONDS)
+        raise EngineUnavailable("The first request with this Idempotency-Key still begins. Try again.", retry_after=1)

@@ -1,0 +1,99 @@
+"""`record_of` and `restore`: a stream as its record, and the stream rebuilt from record and log in another process.
+
+A restored stream begins as a replica, which follows the log; when an owner's reader attaches it takes the lease
+(lease.py) and resumes. asyncio.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from typing import cast
+
+from streamserve.clients.base import EngineClient, Generation
+from streamserve.protocol.errors import NotFound, StreamserveError
+from streamserve.protocol.requests import GenerateRequest
+from streamserve.streams.config import StreamConfig
+from streamserve.streams.lease.lease import Lease
+from streamserve.streams.store import Once, Record, StreamStore
+from streamserve.streams.stream import Stream
+from streamserve.streams.writer import LogWriter
+
+
+def record_of(stream: Stream, worker_id: str, once: Once | None) -> Record:
+    """Return the record of a new stream."""
+    return Record(
+        id=stream.id,
+        log_id=stream.log_id,
+        owner=stream.owner,
+        tenant=stream.tenant,
+        model=stream.model,
+        created=time.time(),
+        on_disconnect=stream.on_disconnect,
+        request=stream.request,
+        fence=stream.lease.fence,
+        producer=worker_id,
+        once=once,
+    )
+
+
+# The monotonic clock restarts at boot: a time that differs more than this from wall time belongs to another boot.
+_CLOCK_SECONDS = 5.0
+
+
+async def restore(
+    record: Record, store: StreamStore, client: EngineClient | None, writer: LogWriter, settings: StreamConfig
+) -> Stream | None:
+    """Return the stream with every committed event counted; None if its log is gone. The caller must run it."""
+    stream = Stream(
+        client if client is not None and record.request is not None else _unable(record),
+        writer,
+        settings,
+        _request_of(record),
+        None,
+        owner=record.owner,
+        on_disconnect=record.on_disconnect,
+        lease=Lease(store, record.id, fence=record.fence, is_held=False, producer=record.producer),
+        log_id=record.log_id,
+        created=int(record.created),
+    )
+    try:
+        await stream.catch_up()
+    except KeyError:
+        return None
+    # A finished record without an end in the log means that the log has lost the end.
+    return stream if stream.last_seq and (stream.terminal is not None or not record.is_finished) else None
+
+
+def _request_of(record: Record) -> GenerateRequest:
+    """Return the record's request with its arrival on this machine's clock; an empty one for a finished stream."""
+    arrived_at = time.monotonic() - (time.time() - record.created)
+    if record.request is None:
+        return GenerateRequest(
+            model=record.model, prompt="", tenant=record.tenant, stream_id=record.id, arrived_at=arrived_at
+        )
+    kept = record.request.arrived_at
+    if kept is not None and abs(kept - arrived_at) < _CLOCK_SECONDS:
+        arrived_at = kept
+    return replace(record.request, tenant=record.tenant, stream_id=record.id, arrived_at=arrived_at)
+
+
+class _Unable:
+    """An engine client that only raises `error`."""
+
+    def __init__(self, error: StreamserveError) -> None:
+        self._error = error
+
+    async def generate(self, request: GenerateRequest) -> Generation:
+        raise self._error
+
+
+def _unable(record: Record) -> EngineClient:
+    error: StreamserveError
+    if record.refusal is not None:
+        error = record.refusal
+    elif record.request is None:
+        error = StreamserveError("The server can no longer continue this answer. Ask again.", code="producer_lost")
+    else:
+        error = NotFound(f"There is no model {record.model!r} here any more.", code="model_not_found", param="model")
+    return cast(EngineClient, _Unable(error))
