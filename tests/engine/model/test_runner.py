@@ -10,11 +10,14 @@ from typing import Any
 import pytest
 
 from streamserve.engine.config import EngineConfig, ModelConfig
+from streamserve.engine.model import runner as runner_module
+from streamserve.engine.model.batch import SHORTEST_GROUP_BITS, build_batch
 from streamserve.engine.model.runner import load_runner
 from streamserve.engine.plan import Chunk, SampleSpec, StepPlan
 from tests.support.model_driver import Driver, load_tiny, prompts
 from tests.support.tiny_models import VOCAB_SIZE
 
+SHORTEST = 2**SHORTEST_GROUP_BITS  # up to here contexts are one group
 GREEDY = {"temperature": 0.0}
 
 
@@ -104,12 +107,27 @@ def test_logprobs_come_with_the_token(llama: Any) -> None:
     assert sampled.logprobs.top[0] == (sampled.token_id, pytest.approx(sampled.logprobs.chosen))
 
 
-def test_contexts_of_very_different_length_decode_together(llama: Any) -> None:
-    """Decodes far apart in length are computed in groups and answer as they would alone."""
-    lengths = [3, 70, 200, 240, 130]
-    wanted = [Driver(llama).run([p], max_tokens=3, chunk=999)[0] for p in prompts(VOCAB_SIZE, lengths)]
-    driver = Driver(llama, seed=4)
-    assert driver.run(prompts(VOCAB_SIZE, lengths), max_tokens=3, chunk=999, stagger=1) == wanted
+def test_contexts_of_very_different_length_decode_together(
+    tiny_folder: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Decodes far apart in length are computed in groups, in one step, and answer as they would alone."""
+    lengths = [3, 70, SHORTEST + 40, 2 * SHORTEST + 40, 4 * SHORTEST + 40]
+    num_groups: list[int] = []
+
+    def noting(*args: Any) -> Any:
+        batch = build_batch(*args)
+        num_groups.append(len(batch.decodes))
+        return batch
+
+    long = load_tiny(tiny_folder("llama"), num_blocks=2000)
+    try:
+        texts = prompts(VOCAB_SIZE, lengths)
+        wanted = [Driver(long).run([text], max_tokens=8, chunk=9999)[0] for text in texts]
+        monkeypatch.setattr(runner_module, "build_batch", noting)
+        assert Driver(long, seed=4).run(texts, max_tokens=8, chunk=9999) == wanted
+    finally:
+        long.close()
+    assert max(num_groups) == len({max(SHORTEST_GROUP_BITS, length.bit_length()) for length in lengths}) > 2
 
 
 @pytest.mark.parametrize("how", [GREEDY, {"temperature": 0.9, "top_p": 0.9, "seed": 5}], ids=["greedy", "seeded"])

@@ -32,6 +32,7 @@ from tests.proofs.support.pairs import (
     PARK,
     Answer,
     Feature,
+    PlanCounts,
     ask_all,
     assert_same,
     config_of,
@@ -43,12 +44,24 @@ from tests.support.engine_processes import DEADLINE_SECONDS, connected, end_engi
 pytestmark = [pytest.mark.timeout(3600 if IS_SOAK else 400)]
 
 # Forced preemption reaches into a core; in another process it takes too little memory.
-PREEMPTION = replace(LITTLE_MEMORY, name="preemption", has_bitten=lambda stats: stats.preemptions > 0)
-FEATURES = (PARK, PREEMPTION, CACHE, CHUNKS[1], CHOICES)
+PREEMPTION = replace(LITTLE_MEMORY, name="preemption", has_bitten=lambda stats, plans: stats.preemptions > 0)
+# Nor are its plans seen. Steps of at most seven tokens are many; each choice computes its prompt.
+SEVENS = replace(CHUNKS[1], has_bitten=lambda stats, plans: 7 * stats.steps >= computed_tokens(stats) > 0)
+THREE = replace(CHOICES, has_bitten=lambda stats, plans: stats.prompt_tokens > MOST_PROMPT_TOKENS)
+FEATURES = (PARK, PREEMPTION, CACHE, SEVENS, THREE)
 # Whether little memory does something depends on which answers run together: on a busy machine, perhaps none.
 MOST_TRIES = 5
 # Greedy and seeded requests, and what is answered to them when nothing is done.
 Asked = tuple[list[GenerateRequest], list[Answer]]
+
+
+# Of a calm run with one choice for each request: greedy and seeded ones.
+MOST_PROMPT_TOKENS = 2 * (30 + 21 + 37 + 13 + 1)
+
+
+def computed_tokens(stats: EngineStats) -> int:
+    """Prompts that were not cached, and all tokens but the last of each answer, roughly."""
+    return stats.prompt_tokens - stats.prefix_hits + stats.generation_tokens
 
 
 class Victim:
@@ -101,7 +114,7 @@ async def ask_twice(
             answers = await ask_all(victim.generate, requests, [feature], victim.note)
             assert_same(answers, plain, what)
             stats = await settled(client)
-            counts[feature.name] += feature.has_bitten(stats)
+            counts[feature.name] += feature.has_bitten(stats, PlanCounts())
             counts["answers"] += sum(map(len, answers))
             counts["tokens"] += shown
         assert victim.num_kills == 1

@@ -9,6 +9,7 @@ import math
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from streamserve.engine.core import EngineCore
 from streamserve.engine.echo import VOCAB_SIZE, EchoRunner, EchoTokenizer
 from streamserve.engine.plan import Runner
 from streamserve.engine.text.tokenizer import Tokenizer
-from tests.proofs.support.pairs import BLOCK_SIZE, MODEL_LEN, NUM_BLOCKS, Feature
+from tests.proofs.support.pairs import BLOCK_SIZE, MODEL_LEN, NUM_BLOCKS, Feature, PlanCounts
 from tests.support.clients import load_of, ready
 from tests.support.engines import WrappedRunner
 
@@ -102,13 +103,16 @@ def tiny_model(folder: Path, model_type: str) -> Model:
 
 
 @asynccontextmanager
-async def serving(model: Model, config: EngineConfig, features: Iterable[Feature] = ()) -> AsyncIterator[ThreadClient]:
-    """An engine that is ready, and prepared as the features want."""
+async def serving(
+    model: Model, config: EngineConfig, features: Iterable[Feature] = (), plans: PlanCounts | None = None
+) -> AsyncIterator[ThreadClient]:
+    """An engine that is ready, and prepared as the features want; `plans` counts what it plans."""
     runner = model.make_runner(config)
     client = ThreadClient("proof", load_of(runner, model.tokenizer, MODEL_LEN), config)
     try:
         core = core_of(await ready(client))
         core.pool._on_evict = lambda block_id: model.poison(runner, block_id)
+        core._in_flight._on_plan = partial(plans.note, core) if plans is not None else None
         for feature in features:
             if feature.prepare is not None:
                 feature.prepare(core)

@@ -145,6 +145,7 @@ class Killer:
     most_tokens: int
     noticed: dict[Signals, list[float]] = field(default_factory=lambda: {SIGKILL: [], SIGSTOP: []})
     num_early: int = 0
+    num_lost: int = 0  # engines, by the client's count
 
     async def kill_all(self, signals: Iterable[Signals]) -> None:
         """Kill in turn. One in six dies as soon as it is there; then the next one may live for a while."""
@@ -226,4 +227,5 @@ async def kill_under_readers(
         assert isinstance(client, ProcessClient)
         killer = Killer(client, readers, rng, most_tokens)
         await killer.kill_all(signals)
+        killer.num_lost = client.stats().lost_engines
     return killer

@@ -18,6 +18,7 @@ from typing import Any
 from streamserve.clients.base import Generation
 from streamserve.engine.config import CLASSES, EngineConfig
 from streamserve.engine.core import EngineCore
+from streamserve.engine.plan import PENDING, StepPlan
 from streamserve.engine.sequence import Sequence
 from streamserve.protocol.events import ChoiceDone, Done, Error, Event, Token
 from streamserve.protocol.requests import GenerateRequest, SamplingParams
@@ -27,6 +28,7 @@ BLOCK_SIZE = 4
 NUM_BLOCKS = 257
 MODEL_LEN = 128
 MOST_CHOICES = 3
+NUM_REQUESTS = 5  # of a workload
 LEAD_TOKENS = 5
 # Nobody's wait is too long, and nobody parks for somebody else: what a feature does is all that is done.
 PATIENT = {name: replace(one, max_queue_seconds=1e9) for name, one in CLASSES.items()}
@@ -46,12 +48,33 @@ PLAIN: Mapping[str, Any] = {
 Admit = Callable[[GenerateRequest], Awaitable[Generation]]
 
 
+@dataclass(slots=True)
+class PlanCounts:
+    """What was planned in a run, counted on the engine's thread. Another process's plans are not seen: all 0."""
+
+    most_tokens: int = 0  # in a step
+    num_partial: int = 0  # chunks that end before the end of a prompt
+    num_pending: int = 0  # chunks on a token of a step that is not collected yet
+    num_short_of_blocks: int = 0  # steps beside which a sequence waited, with a seat to be had
+    seq_ids: set[int] = field(default_factory=set)
+
+    def note(self, core: EngineCore, plan: StepPlan) -> None:
+        """Count a plan that is about to run."""
+        self.most_tokens = max(self.most_tokens, plan.num_tokens)
+        self.num_partial += sum(len(chunk.token_ids) > 0 and chunk.sample is None for chunk in plan.chunks)
+        self.num_pending += sum(chunk.token_ids == (PENDING,) for chunk in plan.chunks)
+        has_seat = len(core.scheduler.running) < core._config.max_num_seqs
+        self.num_short_of_blocks += bool(core.scheduler.waiting) and has_seat
+        self.seq_ids |= {chunk.seq_id for chunk in plan.chunks}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Feature:
     """One thing that must not change an answer. Two of one `group` exclude each other.
 
     `config` and `n` say how the engine is made and asked; with `has_reader` it parks at the lead limit. `prepare`
-    reaches into a core on a thread of this process. `has_bitten` tells from the figures whether it did anything.
+    reaches into a core on a thread of this process. `has_bitten` tells from what was counted in the run, never from the
+    config, whether it did anything.
     """
 
     name: str
@@ -60,7 +83,7 @@ class Feature:
     n: int = 1
     has_reader: bool = False
     prepare: Callable[[EngineCore], None] | None = None
-    has_bitten: Callable[[EngineStats], bool] = lambda stats: stats.steps > 0
+    has_bitten: Callable[[EngineStats, PlanCounts], bool]
 
 
 class Preempt:
@@ -88,7 +111,10 @@ def _force_preemption(core: EngineCore) -> None:
 def _chunks_of(size: int) -> Feature:
     config = {"max_num_seqs": min(size, 8), "max_num_batched_tokens": size, "prefill_chunk": size}
     return Feature(
-        name=f"chunks of {size}", group="chunk", config=config, has_bitten=lambda stats: stats.token_budget == size
+        name=f"chunks of {size}",
+        group="chunk",
+        config=config,
+        has_bitten=lambda stats, plans: plans.num_partial > 0 and plans.most_tokens <= size,
     )
 
 
@@ -97,32 +123,50 @@ PARK = Feature(
     group="park",
     config={"lead_tokens": LEAD_TOKENS},
     has_reader=True,
-    has_bitten=lambda stats: stats.parks > 0,
+    has_bitten=lambda stats, plans: stats.parks > 0,
 )
 PREEMPTION = Feature(
     name="preemption",
     group="preemption",
     prepare=_force_preemption,
-    has_bitten=lambda stats: stats.preemptions > 0,
+    has_bitten=lambda stats, plans: stats.preemptions > 0,
 )
 LITTLE_MEMORY = Feature(
-    name="little memory", group="memory", config={"num_blocks": 24}, has_bitten=lambda stats: stats.blocks_total == 23
+    name="little memory",
+    group="memory",
+    config={"num_blocks": 18},  # the longest answer takes 16
+    has_bitten=lambda stats, plans: plans.num_short_of_blocks > 0,
 )
 CACHE = Feature(
     name="prefix cache",
     group="cache",
     config={"prefix_caching": True},
-    has_bitten=lambda stats: stats.prefix_hits > 0,
+    has_bitten=lambda stats, plans: stats.prefix_hits > 0,
 )
-CHOICES = Feature(name="n > 1", group="n", n=MOST_CHOICES)
-OVERLAP = Feature(name="overlap", group="overlap", config={"overlap": True})
+CHOICES = Feature(
+    name="n > 1",
+    group="n",
+    n=MOST_CHOICES,
+    has_bitten=lambda stats, plans: len(plans.seq_ids) - stats.parks >= MOST_CHOICES * NUM_REQUESTS,
+)
+OVERLAP = Feature(
+    name="overlap",
+    group="overlap",
+    config={"overlap": True},
+    has_bitten=lambda stats, plans: plans.num_pending > 0,
+)
 CHUNKS = tuple(map(_chunks_of, (1, 7, 16)))
 FEATURES = (PARK, PREEMPTION, LITTLE_MEMORY, CACHE, *CHUNKS, CHOICES, OVERLAP)
 
 
 def pairs_of(features: Iterable[Feature]) -> list[tuple[Feature, Feature]]:
-    """All pairs that can be had together."""
-    return [(one, other) for one, other in combinations(features, 2) if one.group != other.group]
+    """All pairs that can be had together: of one sequence at a time none is short of memory."""
+    alone = {LITTLE_MEMORY.name, CHUNKS[0].name}
+    return [
+        (one, other)
+        for one, other in combinations(features, 2)
+        if one.group != other.group and {one.name, other.name} != alone
+    ]
 
 
 def config_of(features: Iterable[Feature] = ()) -> EngineConfig:
