@@ -76,8 +76,10 @@ async def test_an_answer_continues_after_preemptions() -> None:
     client = echo_client("echo", config, answers={"": "0123456789" * 2})
     client.start()
     await until(lambda: client.describe().state == "ready")
-    generations = [await client.generate(ask(prompt=f"q {number}")) for number in range(4)]
-    texts = ["".join([event.text async for event in one if event.type == "token"]) for one in generations]
+    texts = ["", "", "", ""]
+    async for event in await client.generate(ask(prompt="q", n=4)):  # four sequences of six blocks each
+        if event.type == "token":
+            texts[event.choice] += event.text
     assert texts == ["0123456789" * 2] * 4
     assert client.stats().preemptions + client.stats().parks > 0
     await client.aclose()

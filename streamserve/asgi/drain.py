@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 from collections.abc import Callable
 from typing import Protocol
 
@@ -117,6 +118,16 @@ def _call(hooks: list[Hook]) -> None:
             hook()
         except Exception:
             logger.exception("a hook of the drain failed")
+
+
+def before_exit(callback: Callable[[], None]) -> None:
+    """Call `callback` when the main thread ends, while executors still take work: for `atexit` they do not.
+
+    concurrent.futures uses the same hook; the last one registered is called first.
+    """
+    import concurrent.futures.thread  # noqa: F401  (registers its own)
+
+    getattr(threading, "_register_atexit")(callback)  # noqa: B009  (in no stub)
 
 
 async def end_tasks() -> None:

@@ -13,7 +13,6 @@ import daphne.server  # noqa: F401  # first: installs the reactor
 # isort: split
 
 import asyncio
-import atexit
 import contextlib
 import logging
 import signal
@@ -24,7 +23,7 @@ from typing import Any
 
 from twisted.internet import defer, reactor
 
-from streamserve.asgi.drain import end_tasks
+from streamserve.asgi.drain import before_exit, end_tasks
 from streamserve.asgi.flow.apps import AppServer, guarded
 from streamserve.asgi.flow.requests import FlowFactory, FlowRequest
 from streamserve.asgi.flow.transport import FlowTransport, accept_last
@@ -67,7 +66,7 @@ class FlowServer(AppServer):
         self._starting = asyncio.get_running_loop().create_task(self._start(), name="lifespan start")
         reactor.callLater(self.options.check_seconds, self._check_connections)
         if not self.signal_handlers:  # under the autoreloader, in a thread
-            atexit.register(self._end_at_exit)
+            before_exit(self._end_at_exit)
             return
         for number, stock in ((signal.SIGTERM, reactor.sigTerm), (signal.SIGINT, reactor.sigInt)):
             if signal.getsignal(number) == stock:

@@ -10,7 +10,7 @@ Any thread. A worker that was forked before its first call (Celery) starts its o
 from __future__ import annotations
 
 import asyncio
-import concurrent.futures.thread  # its exit hook is registered before ours, and so runs after it
+import concurrent.futures
 import contextlib
 import os
 import threading
@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 from asgiref.sync import SyncToAsync
 from django.core.exceptions import SynchronousOnlyOperation
 
+from streamserve.asgi.drain import before_exit
 from streamserve.web import site
 
 T = TypeVar("T")
@@ -71,13 +72,8 @@ def _background_loop() -> asyncio.AbstractEventLoop:
         if _loop is None or _loop_pid != os.getpid():
             _loop, _loop_pid = asyncio.new_event_loop(), os.getpid()
             threading.Thread(target=_loop.run_forever, name="streamserve", daemon=True).start()
-            _at_exit(_close)
+            before_exit(_close)
         return _loop
-
-
-def _at_exit(callback: Callable[[], None]) -> None:
-    """Call `callback` when the main thread ends, while executors still take work: `atexit` is too late for that."""
-    getattr(threading, "_register_atexit")(callback)  # noqa: B009  (in no stub; concurrent.futures uses it)
 
 
 def _close() -> None:
