@@ -70,6 +70,12 @@ class Transcript:
         self.answer = (*self.answer[:choice], change(said), *self.answer[choice + 1 :])
 
     def _take_status(self, status: str) -> None:
+        if status == "loading":  # the next engine was asked before it had its model
+            assert self.statuses[-1:] == ["waiting"], "nothing was lost, and it loads"
+            return
+        if status in ("queued", "prefill", "generating"):
+            assert not any(said.token_ids for said in self.answer), f"{status} within the answer"
+            return
         assert status in ("waiting", "resumed")
         assert (status, self.statuses[-1:]) != ("waiting", ["waiting"]), "told twice to wait"
         self.statuses.append(status)
