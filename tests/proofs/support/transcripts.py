@@ -27,9 +27,12 @@ async def over_sse(streams: Streams, stream: Stream, after: int) -> AsyncIterato
     async with aclosing(aiter(delivery)) as frames:
         async for frame in frames:
             for read in read_events(frame):
+                data = json.loads(read.data)
+                if read.event == "meta" and "latency" in data:
+                    continue  # it is made of the `done` behind it, and is not in the log
                 log_id, _, seq = read.id.rpartition("-")
                 assert log_id == stream.log_id
-                yield int(seq), read.event, json.loads(read.data)
+                yield int(seq), read.event, data
 
 
 async def over_follow(streams: Streams, stream: Stream, after: int) -> AsyncIterator[Shown]:
