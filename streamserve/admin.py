@@ -10,21 +10,27 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from asgiref.sync import sync_to_async
+from django import forms
 from django.contrib import admin
+from django.contrib.admin.models import CHANGE, LogEntry
+from django.contrib.auth import get_user_model
+from django.contrib.contenttypes.models import ContentType
 from django.core.exceptions import PermissionDenied
 from django.db.models import QuerySet
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseBase, HttpResponseNotAllowed, JsonResponse
 from django.template.response import TemplateResponse
 from django.urls import URLPattern, path, reverse
-from django.utils.html import format_html
+from django.utils import timezone
+from django.utils.formats import date_format
 from django.utils.translation import gettext_lazy as _
 
 from streamserve.api.call import Reply
 from streamserve.api.logs import get_logger
-from streamserve.models import ApiKey, Live, Stream, Watch
+from streamserve.keys import new_key
+from streamserve.models import ApiKey, Live, Stream, Watch, default_scopes
 from streamserve.protocol.errors import StreamserveError
 from streamserve.web.chat_page import CONTENT_SECURITY_POLICY
-from streamserve.web.live import LiveDelivery, site_metrics
+from streamserve.web.live import LiveDelivery
 from streamserve.web.permissions import WATCH_PERMISSION
 from streamserve.web.site import get_site
 from streamserve.web.views import non_atomic, to_django
@@ -40,6 +46,46 @@ else:
     ModelAdmin = admin.ModelAdmin  # generic in its stubs only
 
 
+def in_words(seconds: float | None) -> str:
+    """Return a time with its unit; "–" for none."""
+    if seconds is None:
+        return "–"
+    if seconds < 1:
+        return f"{max(1, round(1000 * seconds))} ms"
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
+
+
+def _record_action(request: HttpRequest, stream_id: str, words: str) -> None:
+    """Write what staff did to the admin's log, where Django keeps its own entries: who, when, what."""
+    LogEntry.objects.create(
+        user_id=int(request.user.pk or 0),
+        content_type=ContentType.objects.get_for_model(Stream if stream_id else Live, for_concrete_model=False),
+        object_id=stream_id,
+        object_repr=words[:200],
+        action_flag=CHANGE,
+        change_message=words,
+    )
+
+
+def _record_reading(request: HttpRequest, stream: Stream) -> None:
+    """Record that a stored answer is read, as a watch that is over. Raises if it cannot be: then nothing is shown."""
+    user, now = request.user, timezone.now()
+    row = Watch.objects.create(
+        stream_id=stream.pk,
+        stream_owner=stream.owner,
+        watcher=f"user:{user.pk}",
+        username=user.get_username(),
+        address=request.META.get("REMOTE_ADDR", "")[:45],
+        last_seq=stream.last_seq,
+        began_at=now,
+        ended_at=now,
+    )
+    log.info("stored_answer_read", stream_id=stream.pk, watcher=row.watcher, username=row.username)
+
+
 class ReadOnlyAdmin(ModelAdmin):
     """Without adding, changing and deleting."""
 
@@ -53,10 +99,30 @@ class ReadOnlyAdmin(ModelAdmin):
         return False
 
 
+class KeyForm(forms.ModelForm):  # type: ignore[type-arg]  # generic in its stubs only
+    """What a new key may do, and for how long."""
+
+    scopes = forms.MultipleChoiceField(
+        label=_("scopes"),
+        choices=[
+            ("chat", _("chat: ask, read and stop its own answers")),
+            ("ops", _("ops: read /metrics")),
+            ("watch", _("watch: read others' answers, if its user may")),
+        ],
+        initial=default_scopes,
+        widget=forms.CheckboxSelectMultiple,
+    )
+
+    class Meta:
+        model = ApiKey
+        fields = ("name", "user", "scopes", "latency_class", "expires_at")
+
+
 @admin.register(ApiKey)
 class ApiKeyAdmin(ReadOnlyAdmin):
-    """API keys. `manage.py streamserve_key create` makes one and shows it once; both revoke."""
+    """API keys. A new one is shown once, on the page that answers its form; it is neither stored nor logged."""
 
+    form = KeyForm
     list_display = (
         "prefix",
         "name",
@@ -73,6 +139,42 @@ class ApiKeyAdmin(ReadOnlyAdmin):
     list_select_related = ("user",)
     actions = ("revoke",)
 
+    def has_add_permission(self, request: HttpRequest) -> bool:
+        """A key is as good as its user's login: see `formfield_for_foreignkey`."""
+        return request.user.has_perm("streamserve.add_apikey")
+
+    def formfield_for_foreignkey(self, db_field: Any, request: HttpRequest, **kwargs: Any) -> Any:
+        """Let a superuser make keys for everybody, and others for themselves."""
+        if db_field.name == "user" and not request.user.is_superuser:
+            kwargs["queryset"] = get_user_model().objects.filter(pk=request.user.pk or 0)
+        return super().formfield_for_foreignkey(db_field, request, **kwargs)
+
+    def add_view(
+        self, request: HttpRequest, form_url: str = "", extra_context: dict[str, Any] | None = None
+    ) -> HttpResponse:
+        """Show the form with one button: whatever is pressed, the key is shown next."""
+        no_other_buttons = {"show_save_and_add_another": False, "show_save_and_continue": False}
+        return super().add_view(request, form_url, {**(extra_context or {}), **no_other_buttons})
+
+    def save_model(self, request: HttpRequest, obj: ApiKey, form: Any, change: bool) -> None:
+        """Make the key; the form's row has its name, user, scopes and end."""
+        obj.set_key(key := new_key())
+        super().save_model(request, obj, form, change)
+        request.streamserve_key = key  # type: ignore[attr-defined]
+
+    def response_add(self, request: HttpRequest, obj: ApiKey, post_url_continue: str | None = None) -> HttpResponse:
+        """Show the key, this once. No redirect: that would have to store it."""
+        context = {
+            **self.admin_site.each_context(request),
+            "title": _("The new key"),
+            "opts": self.opts,
+            "key": request.streamserve_key,  # type: ignore[attr-defined]
+            "row": obj,
+        }
+        response = TemplateResponse(request, "streamserve/admin/new_key.html", context)
+        response["Cache-Control"] = "no-store"
+        return response
+
     @admin.action(description=_("Revoke the selected keys"), permissions=("revoke",))
     def revoke(self, request: HttpRequest, queryset: QuerySet[Any]) -> None:
         """Revoke the keys permanently; their running answers end within half a minute."""
@@ -85,53 +187,95 @@ class ApiKeyAdmin(ReadOnlyAdmin):
 
 @admin.register(Stream)
 class StreamAdmin(ReadOnlyAdmin):
-    """Every answer, newest first. Neither prompt nor answer is shown; a user who may watch has a link."""
+    """Every answer, newest first. The answer itself is shown to those who may watch, on demand, which is recorded."""
 
-    list_display = (
-        "id",
-        "model",
-        "owner",
-        "state",
-        "finish_reason",
-        "error_code",
-        "prompt_tokens",
-        "cached_tokens",
-        "completion_tokens",
-        "ttft_seconds",
-        "created_at",
-    )
-    list_filter = ("state", "finish_reason", "model", "created_at")
+    list_display = ("short_id", "began", "model", "owner", "result", "num_tokens", "first_token", "took")
+    list_filter = ("state", "finish_reason", "error_code", "model", "created_at")
     search_fields = ("id", "owner", "tenant")
-    exclude = ("request", "text")
     date_hierarchy = "created_at"
+    change_form_template = "streamserve/admin/stream.html"
+    fieldsets = (
+        (None, {"fields": ("id", "model", "owner", "tenant", "result")}),
+        (_("Figures"), {"fields": ("tokens", "first_token", "took", "created_at", "finished_at")}),
+        (_("Where it runs"), {"fields": ("producer", "released_at", "on_disconnect", "log_id", "last_seq", "fence")}),
+    )
+    readonly_fields = ("result", "tokens", "first_token", "took")
 
     def get_urls(self) -> list[URLPattern]:
         """Return the model's own pages and the watch page."""
         watch = path("<str:stream_id>/watch/", self.admin_site.admin_view(self.show_watch), name=_WATCH_PAGE)
         return [watch, *super().get_urls()]
 
-    def get_readonly_fields(self, request: HttpRequest, obj: Any = None) -> tuple[str, ...]:
-        """Return the watch link too, for a user who may watch."""
-        return ("watch",) if request.user.has_perm(WATCH_PERMISSION) else ()
+    @admin.display(description=_("stream"), ordering="id")
+    def short_id(self, stream: Stream) -> str:
+        """Return the id as the live page shows it."""
+        return stream.pk[:8]
 
-    @admin.display(description=_("answer"))
-    def watch(self, stream: Stream) -> str:
-        """Return a link to the watch page."""
-        address = reverse(f"admin:{_WATCH_PAGE}", args=[stream.pk], current_app=self.admin_site.name)
-        return format_html('<a href="{}">{}</a>', address, _("Watch"))
+    @admin.display(description=_("result"), ordering="finish_reason")
+    def result(self, stream: Stream) -> str:
+        """Return how it ended, or that it has not."""
+        if stream.state == "running":
+            return str(_("running") if stream.producer else _("parked"))
+        return f"error: {stream.error_code}" if stream.error_code else stream.finish_reason or "–"
+
+    @admin.display(description=_("began"), ordering="created_at")
+    def began(self, stream: Stream) -> str:
+        """Return when, without the year."""
+        return date_format(timezone.localtime(stream.created_at), "j M, H:i:s")
+
+    @admin.display(description=_("tokens"), ordering="completion_tokens")
+    def num_tokens(self, stream: Stream) -> str:
+        """Return the answer's tokens."""
+        return "–" if stream.state == "running" else f"{stream.completion_tokens:,}"
+
+    @admin.display(description=_("tokens"))
+    def tokens(self, stream: Stream) -> str:
+        """Return the answer's tokens, and the prompt's with those that were cached."""
+        if stream.state == "running":
+            return "–"
+        cached = f", {stream.cached_tokens:,} cached" if stream.cached_tokens else ""
+        return f"{stream.completion_tokens:,} (prompt {stream.prompt_tokens:,}{cached})"
+
+    @admin.display(description=_("first token"), ordering="ttft_seconds")
+    def first_token(self, stream: Stream) -> str:
+        """Return the time to it."""
+        return in_words(stream.ttft_seconds)
+
+    @admin.display(description=_("took"))
+    def took(self, stream: Stream) -> str:
+        """Return the time from beginning to end."""
+        end = stream.finished_at
+        return in_words(None if end is None else (end - stream.created_at).total_seconds())
+
+    def change_view(
+        self, request: HttpRequest, object_id: str, form_url: str = "", extra_context: dict[str, Any] | None = None
+    ) -> HttpResponse:
+        """Show the stream; to a user who may watch, with a button that shows the answer, and a link to it."""
+        more: dict[str, Any] = {}
+        if request.user.has_perm(WATCH_PERMISSION):
+            name = self.admin_site.name
+            more["events_url"] = reverse("streamserve:watch_stream", args=[object_id])
+            more["watch_url"] = reverse(f"admin:{_WATCH_PAGE}", args=[object_id], current_app=name)
+            more["has_text"] = Stream.objects.filter(pk=object_id).exclude(text="").exists()
+        return super().change_view(request, object_id, form_url, {**(extra_context or {}), **more})
 
     def show_watch(self, request: HttpRequest, stream_id: str) -> HttpResponse:
-        """Show the watch page. Its script requests the events; that request is checked and recorded."""
+        """Show the watch page: the stored text, or a script that requests the events. Either is recorded."""
         if not request.user.has_perm(WATCH_PERMISSION):
             raise PermissionDenied
-        if self.get_object(request, stream_id) is None:
+        stream = self.get_object(request, stream_id)
+        if stream is None:
             raise Http404
+        if stream.text:
+            _record_reading(request, stream)
         context = {
             **self.admin_site.each_context(request),
             "title": _("Watch"),
             "opts": self.opts,
             "stream_id": stream_id,
             "events_url": reverse("streamserve:watch_stream", args=[stream_id]),
+            "stored_text": stream.text,
+            "result": self.result(stream),
         }
         response = TemplateResponse(request, "streamserve/admin/watch.html", context)
         response["Content-Security-Policy"] = CONTENT_SECURITY_POLICY
@@ -200,8 +344,7 @@ class LiveAdmin(ReadOnlyAdmin):
             return JsonResponse({"error": {"code": "asgi_required"}}, status=503)
         if not await self._may(request, "streamserve.view_live"):
             return JsonResponse({"error": {"code": "forbidden"}}, status=403)
-        site = get_site()
-        return to_django(request, Reply(body=LiveDelivery(lambda: site_metrics(site))))
+        return to_django(request, Reply(body=LiveDelivery(get_site().live)))
 
     async def stop(self, request: HttpRequest, stream_id: str) -> HttpResponseBase:
         """POST: stop a stream of any owner. The CSRF middleware has checked the request."""
@@ -212,8 +355,12 @@ class LiveAdmin(ReadOnlyAdmin):
         stream = await get_site().streams.reach(stream_id)
         if stream is None:
             return JsonResponse({"error": {"code": "stream_not_found"}}, status=404)
-        await stream.stop(None)
+        await sync_to_async(_record_action)(request, stream_id, f"Stopped stream {stream_id}")
         log.info("stream_stopped_by_staff", stream_id=stream_id, user_id=request.user.pk)
+        try:
+            await stream.stop(None)
+        except StreamserveError as error:  # recorded, and it takes effect when the log is back
+            return JsonResponse({"error": {"code": error.code, "message": error.message}}, status=error.http_status)
         return JsonResponse({"id": stream.id, "state": stream.state})
 
     async def control(self, request: HttpRequest, action: str, alias: str) -> HttpResponseBase:
@@ -226,6 +373,7 @@ class LiveAdmin(ReadOnlyAdmin):
             state = await get_site().control_engine(alias, action)
         except StreamserveError as error:
             return JsonResponse({"error": {"code": error.code, "message": error.message}}, status=error.http_status)
+        await sync_to_async(_record_action)(request, "", f"{action.capitalize()} of model {alias}: it is {state}")
         log.info("engine_controlled_by_staff", action=action, model=alias, user_id=request.user.pk)
         return JsonResponse({"model": alias, "state": state})
 

@@ -13,7 +13,7 @@ from django.db.models import F, Q
 from django.dispatch import Signal
 from django.utils import timezone
 
-from streamserve.keys import digest_of, is_well_formed, new_key, prefix_of
+from streamserve.keys import digest_of, is_well_formed, new_key
 
 if TYPE_CHECKING:
     from streamserve.models import ApiKey, Stream, Watch  # noqa: F401  (a base class names it in quotes)
@@ -36,7 +36,9 @@ class ApiKeyQuerySet(models.QuerySet["ApiKey"]):
     def make(self, key: str | None = None, **fields: Any) -> tuple[ApiKey, str]:
         """Store a new key and return (row, key). The key itself is not stored: show it now."""
         key = key or new_key()
-        row = self.create(prefix=prefix_of(key), digest=digest_of(key), **fields)
+        row = self.model(**fields)
+        row.set_key(key)
+        row.save(using=self.db, force_insert=True)
         return row, key
 
     def find_active(self, key: str) -> ApiKey | None:

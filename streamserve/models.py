@@ -8,6 +8,7 @@ from django.db import models
 from django.utils import timezone
 from django.utils.translation import gettext_lazy as _
 
+from streamserve.keys import digest_of, prefix_of
 from streamserve.managers import ApiKeyQuerySet, StreamQuerySet, WatchQuerySet
 from streamserve.protocol.requests import LATENCY_CLASSES
 
@@ -63,6 +64,10 @@ class ApiKey(models.Model):
 
     def __str__(self) -> str:
         return f"{self.name or _('key')} ({self.prefix}…)"
+
+    def set_key(self, key: str) -> None:
+        """Take prefix and digest of `key`, which itself is not stored."""
+        self.prefix, self.digest = prefix_of(key), digest_of(key)
 
     @property
     def tenant(self) -> str:

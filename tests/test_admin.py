@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
+from django.contrib.admin.models import LogEntry
 from django.contrib.auth.models import Permission
 from django.test import AsyncClient, Client
 from django.test.utils import override_settings
 from django.utils import timezone
 
 from streamserve.api.metrics import live_metrics
-from streamserve.models import ApiKey
+from streamserve.models import ApiKey, Watch
 from streamserve.models import Stream as StreamRow
 from streamserve.streams.lease.liveness import Liveness
 from streamserve.web import site
-from streamserve.web.live import site_metrics
-from tests.conftest import Caller, until_ready
+from streamserve.web.live import LiveDelivery
+from tests.conftest import Caller, body_of, until, until_ready
 from tests.support.log_lines import captured_events
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -46,8 +49,7 @@ def test_the_lists_open(admin: Client, alice_key: str) -> None:
 
 def test_rows_cannot_be_made_or_changed(admin: Client, alice_key: str) -> None:
     """Rows record what happened, so the admin cannot add or change them."""
-    for model in ("apikey", "stream"):
-        assert admin.get(f"/admin/streamserve/{model}/add/").status_code == 403
+    assert admin.get("/admin/streamserve/stream/add/").status_code == 403
     pk = ApiKey.objects.get().pk
     assert admin.post(f"/admin/streamserve/apikey/{pk}/change/", {"name": "x"}).status_code == 403
     assert admin.post(f"/admin/streamserve/apikey/{pk}/delete/", {"post": "yes"}).status_code == 403
@@ -64,6 +66,75 @@ def test_keys_are_revoked_by_an_action(admin: Client, staff: Any, alice_key: str
     assert ApiKey.objects.get().state == "active"
     admin.post("/admin/streamserve/apikey/", data)
     assert ApiKey.objects.get().state == "revoked"
+
+
+def test_a_key_is_made_and_shown_once(admin: Client, root: Any, alice: Any) -> None:
+    """The page that answers the form has the key, which works; nothing else has it, and no cache keeps it."""
+    asked = {"name": "nightly", "user": alice.pk, "scopes": ["chat", "ops"], "expires_at_0": "", "expires_at_1": ""}
+    assert b"ops: read /metrics" in admin.get("/admin/streamserve/apikey/add/").content
+    made = admin.post("/admin/streamserve/apikey/add/", asked)
+    assert made.status_code == 200
+    assert "no-store" in made["Cache-Control"]
+    key = made.context["key"]
+    assert key in made.content.decode()
+    row = ApiKey.objects.find_active(key)
+    assert row is not None
+    assert (row.name, row.user, row.scopes, row.expires_at) == ("nightly", alice, ["chat", "ops"], None)
+    assert key not in admin.get("/admin/streamserve/apikey/").content.decode()
+    assert key not in admin.get(f"/admin/streamserve/apikey/{row.pk}/change/").content.decode()
+    assert not [entry for entry in LogEntry.objects.all() if key in f"{entry.object_repr} {entry.change_message}"]
+
+
+def test_a_key_needs_a_scope_and_a_permission(admin: Client, staff: Any, alice: Any) -> None:
+    """Without `add_apikey` there is no form; with it, staff make keys for themselves only."""
+    assert admin.post("/admin/streamserve/apikey/add/", {"name": "x"}).status_code == 200  # the form again
+    client = Client()
+    client.force_login(staff)
+    assert client.get("/admin/streamserve/apikey/add/").status_code == 403
+    staff.user_permissions.add(Permission.objects.get(codename="add_apikey"))
+    asked = {"name": "x", "user": alice.pk, "scopes": ["chat"]}
+    client.post("/admin/streamserve/apikey/add/", asked)
+    assert not ApiKey.objects.exists()
+    client.post("/admin/streamserve/apikey/add/", {**asked, "user": staff.pk})
+    assert ApiKey.objects.get().user == staff
+
+
+def test_lists_and_pages_speak_in_human_units(admin: Client) -> None:
+    """Times have units, counts have separators, and what ended how is one column."""
+    began = timezone.now()
+    row = {"log_id": "a" * 12, "owner": "user:1", "tenant": "user:1", "model": "m", "created_at": began}
+    figures = {"prompt_tokens": 1200, "cached_tokens": 1024, "completion_tokens": 3456, "ttft_seconds": 0.1884}
+    ended = {"state": "finished", "finish_reason": "length", "finished_at": began + timedelta(seconds=83)}
+    StreamRow.objects.create(id="0" * 32, **row, **figures, **ended)
+    failed = {**row, "log_id": "b" * 12, "state": "finished", "error_code": "timeout"}
+    StreamRow.objects.create(id="1" * 32, **failed)
+    page = admin.get("/admin/streamserve/stream/").content.decode()
+    for words in ("3,456", "188 ms", "1 min 23 s", "length", "error: timeout"):
+        assert words in page
+    assert (
+        "3,456 (prompt 1,200, 1,024 cached)"
+        in admin.get(f"/admin/streamserve/stream/{'0' * 32}/change/").content.decode()
+    )
+
+
+def test_the_answer_is_for_those_who_may_watch(admin: Client, staff: Any) -> None:
+    """The stream's page has the button for them only; a stored text is shown by the watch page, recorded."""
+    row = {"log_id": "a" * 12, "owner": "user:1", "tenant": "user:1", "model": "m", "state": "finished"}
+    StreamRow.objects.create(id="0" * 32, **row, finish_reason="stop", text="<b>canary</b>", last_seq=9)
+    staff.user_permissions.add(Permission.objects.get(codename="view_stream"))
+    looker = Client()
+    looker.force_login(staff)
+    page = f"/admin/streamserve/stream/{'0' * 32}"
+    assert "Show the answer" not in looker.get(f"{page}/change/").content.decode()
+    assert looker.get(f"{page}/watch/").status_code == 403
+    assert "Show the answer" in admin.get(f"{page}/change/").content.decode()
+    assert not Watch.objects.exists()
+    shown = admin.get(f"{page}/watch/").content.decode()
+    assert "&lt;b&gt;canary&lt;/b&gt;" in shown
+    assert "watch.js" not in shown
+    watch = Watch.objects.get()
+    assert (watch.stream_id, watch.username, watch.last_seq) == ("0" * 32, "root", 9)
+    assert watch.ended_at is not None
 
 
 async def login(user: Any, **options: Any) -> AsyncClient:
@@ -118,6 +189,8 @@ async def test_a_model_is_paused_and_resumed(engine: None, root: Any) -> None:
     [line] = [line for line in logs if line["event"] == "engine_controlled_by_staff"]
     assert (line["action"], line["model"], line["user_id"]) == ("pause", "echo", root.pk)
     assert paused.json() == {"model": "echo", "state": "paused"}
+    entry = await LogEntry.objects.aget()
+    assert (entry.user_id, entry.change_message) == (root.pk, "Pause of model echo: it is paused")
     told = await client.get("/readyz")
     assert (told.status_code, told.json()["reason"]) == (503, "echo is paused")
     assert told.json()["models"][0]["message"] != ""
@@ -157,11 +230,13 @@ async def test_streams_of_other_processes_are_seen(root: Any, tmp_path: Path) ->
         await StreamRow.objects.acreate(**row, **fields)
     with override_settings(STREAMSERVE=log):
         try:
-            shown = (await site_metrics(site.get_site()))["streams"]
+            figures = await site.get_site().live.figures()
         finally:
             await site.reset()
             other.close()
-    assert [(one["id"][0], one["state"]) for one in shown] == [("a", "running"), ("b", "parked")]
+    assert [(one["id"][0], one["state"]) for one in figures["streams"]] == [("a", "running"), ("b", "parked")]
+    [model] = figures["models"]
+    assert (model["streams"], model["parked"]) == (2, 1)
 
 
 async def test_a_running_stream_is_seen_and_stopped(root: Any, alice_key: str) -> None:
@@ -184,7 +259,50 @@ async def test_a_running_stream_is_seen_and_stopped(root: Any, alice_key: str) -
             figures["models"][0][name] for name in ("blocks_used", "blocks_cached", "blocks_free")
         )
         stopped = await client.post(f"{LIVE}stop/{shown['id']}")
+        entry = await LogEntry.objects.aget(object_id=shown["id"])
+        assert (entry.user_id, entry.change_message) == (root.pk, f"Stopped stream {shown['id']}")
         assert stopped.json() == {"id": shown["id"], "state": "finished"}
         rest = b"".join([chunk async for chunk in answer])
         assert b'"finish_reason":"cancelled"' in rest
         await site.reset()
+
+
+async def test_all_viewers_share_one_making_of_the_figures(engine: None) -> None:
+    """Ten pages that are open at once get the same bytes, made once."""
+    live = site.get_site().live
+    viewers = [aiter(LiveDelivery(live)) for _ in range(10)]
+    await asyncio.gather(*(anext(viewer) for viewer in viewers))  # the first bytes
+    got = await asyncio.gather(*(anext(viewer) for viewer in viewers))
+    assert live.num_made == 1
+    assert len(set(got)) == 1
+    for viewer in viewers:
+        await viewer.aclose()
+
+
+async def test_the_history_is_the_servers(engine: None, alice_key: str) -> None:
+    """A page that opens has the points from before; what answers took is there after the first one."""
+    live = site.get_site().live
+    for history in live._histories.values():
+        for _ in range(200):
+            history.note()
+    await body_of(await Caller(key=alice_key).post("/streams", {"prompt": "hi", "max_tokens": 9, "ignore_eos": True}))
+    await until(lambda: not any(stream.is_live for stream in site.get_site().streams.all()))
+    figures = await live.figures()
+    [model] = figures["models"]
+    assert len(model["history"]["tokens_per_second"]) == figures["window_seconds"] / figures["point_seconds"]
+    assert model["latency"]["ttft_p95"] >= model["latency"]["ttft_p50"] > 0
+    assert model["latency"]["itl_p50"] is not None
+
+
+async def test_a_stream_at_rest_has_no_speed(engine: None, alice_key: str) -> None:
+    """A parked answer shows 0 tokens a second, and the model's card counts it as its row does."""
+    ask = {"prompt": "hi", "max_tokens": 900, "ignore_eos": True}
+    answer = aiter(await Caller(key=alice_key).post("/streams", ask))
+    await anext(answer)
+    await answer.aclose()
+    live = site.get_site().live
+    await until(lambda: all(stream.state != "running" for stream in site.get_site().streams.all()))
+    figures = await live.figures()
+    [shown] = figures["streams"]
+    assert (shown["state"], shown["tokens_per_second"]) == ("parked", 0.0)
+    assert (figures["models"][0]["streams"], figures["models"][0]["parked"]) == (1, 1)

@@ -75,15 +75,14 @@ def _log_samples() -> Iterator[Sample]:
 
 
 def live_metrics(clients: Mapping[str, EngineClient], streams: Streams) -> dict[str, Any]:
-    """Return the content of the live page as one JSON value."""
-    live = [stream for stream in streams.all() if stream.is_live]
+    """Return the models and the live streams of this process, for the live page."""
     return {
-        "models": [_model_metrics(alias, client, live) for alias, client in clients.items()],
-        "streams": [_stream_metrics(stream) for stream in live],
+        "models": [_model_metrics(alias, client) for alias, client in clients.items()],
+        "streams": [_stream_metrics(stream) for stream in streams.all() if stream.is_live],
     }
 
 
-def _model_metrics(alias: str, client: EngineClient, live: Iterable[Stream]) -> dict[str, Any]:
+def _model_metrics(alias: str, client: EngineClient) -> dict[str, Any]:
     stats = client.stats()
     return {
         **_load_metrics(client.describe()),
@@ -91,7 +90,6 @@ def _model_metrics(alias: str, client: EngineClient, live: Iterable[Stream]) -> 
         "running": stats.running,
         "waiting": stats.waiting,
         "queue_seconds": round(stats.queued_seconds, 2),
-        "parked": sum(stream.model == alias and stream.state == "parked" for stream in live),
         "blocks_used": stats.blocks_used,
         "blocks_cached": stats.blocks_cached,
         "blocks_free": stats.blocks_free,

@@ -1,28 +1,160 @@
-"""`LiveDelivery`: the live page's metrics as one `figures` event each second. A `Body`, like a stream's Delivery.
+"""The live page: `LiveFigures` makes its figures once for all viewers, and `LiveDelivery` sends them to one viewer.
 
-Runs on the event loop; holds no database connection between two events. Streams of this process are shown with live
-metrics, streams of other processes with the columns of their rows.
+The figures are of this process: its streams, what its answers took in the last minutes, and its engines, which every
+process of the machine sees alike. Streams of other processes are shown with the columns of their rows. The history
+begins with the server, not with the page. Runs on the event loop; holds no database connection between two events.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextvars import Context
 from dataclasses import dataclass
 from typing import Any
 
 from channels.db import database_sync_to_async
 from django.utils import timezone
 
+from streamserve.api.logs import get_logger
 from streamserve.api.metrics import live_metrics
+from streamserve.clients.base import EngineClient
 from streamserve.models import Stream as StreamRow
+from streamserve.protocol.measures import ITL, TTFT, Recently
 from streamserve.protocol.sse import CONTENT_TYPE, FIRST_BYTES, frame, one_line_json
 from streamserve.streams.reader.delivery import NO_FLOW, Flow
-from streamserve.web.site import DjangoSite
+from streamserve.streams.registry import Streams
+
+log = get_logger(__name__)
 
 EVERY_SECONDS = 1.0
 MAX_ROWS = 200  # of other processes' streams; the admin's list of streams shows all
 LIFE_SECONDS = 300.0  # then the page reconnects, and its permission is checked again
+
+# The charts and the percentiles cover so much; a point, and a copy of the buckets, is taken that often.
+WINDOW_SECONDS = 300
+POINT_SECONDS = 2
+_TURN_POINTS = 10
+# A stream's speed is that of its last seconds, as an engine's is.
+_SPEED_SECONDS = 5.0
+_CHARTS = ("tokens_per_second", "running", "waiting")
+
+
+class _History:
+    """One model's last minutes: a point every `POINT_SECONDS` for each chart, and percentiles."""
+
+    def __init__(self, client: EngineClient, recently: Recently) -> None:
+        self._client, self._recently = client, recently
+        num_points = WINDOW_SECONDS // POINT_SECONDS
+        self._points: dict[str, deque[float]] = {name: deque(maxlen=num_points) for name in _CHARTS}
+        self._num_points = 0
+
+    def note(self) -> None:
+        """Take a point."""
+        stats = self._client.stats()
+        for name, points in self._points.items():
+            points.append(round(getattr(stats, name), 1))
+        self._num_points += 1
+        if self._num_points % _TURN_POINTS == 0:
+            self._recently.turn()
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the charts, oldest point first, and the percentiles in seconds, None where nothing was measured."""
+        shares = {"p50": 0.5, "p95": 0.95}
+        names = {"ttft": TTFT, "itl": ITL}
+        found = {
+            f"{key}_{p}": self._recently.quantile(names[key], share) for key in names for p, share in shares.items()
+        }
+        return {
+            "latency": {key: None if seconds is None else round(seconds, 4) for key, seconds in found.items()},
+            "history": {name: list(points) for name, points in self._points.items()},
+        }
+
+
+class LiveFigures:
+    """One of a site. `start` begins the history; `frame` gives each viewer the figures of this second."""
+
+    def __init__(self, clients: Mapping[str, EngineClient], streams: Streams, *, are_shared: bool) -> None:
+        self.num_made = 0
+        self._clients, self._streams, self._are_shared = clients, streams, are_shared
+        num_copies = WINDOW_SECONDS // (POINT_SECONDS * _TURN_POINTS)
+        self._histories = {
+            alias: _History(client, Recently(streams.measures.of(alias), (TTFT, ITL), num_copies))
+            for alias, client in clients.items()
+        }
+        self._token_counts: dict[str, deque[tuple[float, int]]] = {}  # of the shown streams, in the last seconds
+        self._frame: asyncio.Task[bytes] | None = None
+        self._frame_at = 0.0
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Begin the history."""
+        self._task = asyncio.get_running_loop().create_task(self._run(), name="live history", context=Context())
+
+    async def aclose(self) -> None:
+        """End the history."""
+        tasks = [task for task in (self._task, self._frame) if task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def frame(self) -> bytes:
+        """Return the `figures` event of this second: whoever asks first has it made, and the others get the same."""
+        now = time.monotonic()
+        if self._frame is None or (self._frame.done() and now - self._frame_at >= 0.9 * EVERY_SECONDS):
+            self._frame_at = now
+            self._frame = asyncio.get_running_loop().create_task(self._make_frame(), context=Context())
+        return await asyncio.shield(self._frame)
+
+    async def figures(self) -> dict[str, Any]:
+        """Return the models, and the streams of all processes; both agree on what is parked."""
+        self.num_made += 1
+        metrics = live_metrics(self._clients, self._streams)
+        self._set_speeds(metrics["streams"], time.monotonic())
+        metrics["streams"] += await self._others()
+        for model in metrics["models"]:
+            shown = [stream for stream in metrics["streams"] if stream["model"] == model["alias"]]
+            model["streams"] = len(shown)
+            model["parked"] = sum(stream["state"] == "parked" for stream in shown)
+            model |= self._histories[model["alias"]].as_json()
+        return {**metrics, "window_seconds": WINDOW_SECONDS, "point_seconds": POINT_SECONDS}
+
+    async def _make_frame(self) -> bytes:
+        return frame(one_line_json(await self.figures()), event="figures")
+
+    async def _run(self) -> None:
+        while True:
+            for history in self._histories.values():
+                try:
+                    history.note()
+                except Exception:  # the edge of the task: a point is lost
+                    log.exception("live_history_failed")
+            await asyncio.sleep(POINT_SECONDS)
+
+    def _set_speeds(self, streams: list[dict[str, Any]], now: float) -> None:
+        """Give each stream the rate of its last seconds: 0 at rest, whatever its mean was."""
+        before, self._token_counts = self._token_counts, {}
+        for stream in streams:
+            counts = self._token_counts[stream["id"]] = before.get(stream["id"], deque())
+            counts.append((now, stream["tokens"]))
+            while counts[0][0] < now - _SPEED_SECONDS:
+                counts.popleft()
+            (first_at, first), seconds = counts[0], now - counts[0][0]
+            if stream["state"] == "parked":
+                stream["tokens_per_second"] = 0.0
+            elif len(counts) > 1 and first_at < now:
+                stream["tokens_per_second"] = round((stream["tokens"] - first) / seconds, 1)
+
+    async def _others(self) -> list[dict[str, Any]]:
+        """Return the streams that other processes of the site run, or none does."""
+        if not self._are_shared:
+            return []
+        ours = {stream.id for stream in self._streams.all() if not stream.lease.is_elsewhere}
+        others = StreamRow.objects.unfinished().exclude(pk__in=ours).order_by("created_at")[:MAX_ROWS]
+        rows = await database_sync_to_async(lambda: list(others))()
+        return [_row_metrics(row) for row in rows]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,14 +165,12 @@ class _Source:
 
 
 class LiveDelivery:
-    """Sends metrics until the reader leaves, for `LIFE_SECONDS` at most."""
+    """Sends a viewer the figures until it leaves, for `LIFE_SECONDS` at most. A `Body`, like a stream's Delivery."""
 
     stream = _Source()
 
-    def __init__(
-        self, metrics: Callable[[], Awaitable[dict[str, Any]]], *, every_seconds: float = EVERY_SECONDS
-    ) -> None:
-        self._metrics = metrics
+    def __init__(self, live: LiveFigures, *, every_seconds: float = EVERY_SECONDS) -> None:
+        self._live = live
         self._every_seconds = every_seconds
         self._is_closed = False
 
@@ -63,7 +193,7 @@ class LiveDelivery:
         yield FIRST_BYTES
         ends_at = asyncio.get_running_loop().time() + LIFE_SECONDS
         while not self._is_closed and asyncio.get_running_loop().time() < ends_at:
-            yield frame(one_line_json(await self._metrics()), event="figures")
+            yield await self._live.frame()
             await asyncio.sleep(self._every_seconds)
 
     def cut_off(self) -> None:
@@ -73,18 +203,6 @@ class LiveDelivery:
     def close(self) -> None:
         """End after the next event. Idempotent."""
         self._is_closed = True
-
-
-async def site_metrics(site: DjangoSite) -> dict[str, Any]:
-    """Return the metrics of this process, and the streams that other processes of the site run."""
-    metrics = live_metrics(site.clients, site.streams)
-    if site.settings.log == "memory":
-        return metrics
-    ours = {stream.id for stream in site.streams.all() if not stream.lease.is_elsewhere}
-    others = StreamRow.objects.unfinished().exclude(pk__in=ours).order_by("created_at")[:MAX_ROWS]
-    rows = await database_sync_to_async(lambda: list(others))()
-    metrics["streams"] += [_row_metrics(row) for row in rows]
-    return metrics
 
 
 def _row_metrics(row: StreamRow) -> dict[str, Any]:

@@ -35,6 +35,7 @@ from streamserve.streams.store import Once
 from streamserve.streams.stream import Stream
 from streamserve.web.audit import WatchAudit
 from streamserve.web.auth import salt_of
+from streamserve.web.live import LiveFigures
 from streamserve.web.permissions import PermissionChecks, watching_user
 from streamserve.web.rows import orm
 from streamserve.web.rows.reaper import Reaper, RowAges
@@ -135,6 +136,8 @@ class DjangoSite:
         self.streams = Streams(self.clients, self.log, settings.streams, store=store, limits=settings.limits)
         self._start_once = StartOnce(self.streams)
         self.audit = WatchAudit(self.streams)
+        self.live = LiveFigures(self.clients, self.streams, are_shared=settings.log != "memory")
+        self.live.start()
         self.permissions = PermissionChecks(self.streams, self.audit)
         self.reaper = None if self.liveness is None else Reaper(self.streams, self.liveness, row_ages(settings))
         if self.reaper is not None:
@@ -234,6 +237,7 @@ class DjangoSite:
         if self.checking is not None:
             self.checking.cancel()
             await asyncio.gather(self.checking, return_exceptions=True)
+        await self.live.aclose()
         await self.permissions.aclose()
         await self.audit.aclose()
         if self.reaper is not None:

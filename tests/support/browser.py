@@ -215,10 +215,13 @@ def store_turn(page: Page, **turn: Any) -> None:
 
 
 def server_log(page: Page, stream_id: str, after: int = 0) -> list[dict[str, Any]]:
-    """Return a finished stream's events after `after` as the server replays them, neighbouring tokens joined."""
+    """Return a finished stream's events after `after` as the server replays them, neighbouring tokens joined.
+
+    Without the `meta` that is repeated before `done`: it is not in the log.
+    """
     body = page.request.get(f"{origin_of(page)}/streams/{stream_id}/events?after={after}")
     assert body.status == 200
-    return [_event(block) for block in body.text().split("\n\n") if "data: " in block]
+    return [_event(block) for block in body.text().split("\n\n") if "data: " in block and "id: " in block]
 
 
 def _event(block: str) -> dict[str, Any]:

@@ -6,12 +6,16 @@ import { readEvents } from "./sse.js";
 import { Backoff, Sleep, Watchdog } from "./stream.js";
 
 const SILENCE_SECONDS = 20; // the server sends an event every second
-const SPARK_POINTS = 60; // a minute
-const SPARK_SIZE = { width: 240, height: 48 };
-const COUNTS = ["Running", "Waiting", "Queue", "Parked", "Parks", "Prefix hits"];
+const CHART_SIZE = { width: 240, height: 48 };
+const COUNTS = ["Streams", "Parked", "Running", "Waiting", "Queue", "Prefix hits", "First token", "Gap", "Parks"];
 const COUNT_HINTS = {
+  Streams: "Answers that have not ended: the rows of the table below",
+  Parked: "Of those, the ones that wait for their reader and hold no memory here",
+  Running: "Sequences in the engine's batch, of all processes",
+  Waiting: "Sequences that wait for the engine",
   Queue: "Seconds of computing ahead of who comes now",
-  Parked: "Streams that wait for their reader and hold no memory here",
+  "First token": "From a request's arrival to its first token: median and 95th percentile of the last minutes in this process",
+  Gap: "Between two tokens: median and 95th percentile of the last minutes in this process",
   Parks: "How often the engine parked an answer: its reader was behind, or other answers waited",
 };
 // The actions of an operator by state: [label, action].
@@ -47,7 +51,7 @@ class Keyed {
     this.views = new Map();
   }
 
-  update(items, keyOf) {
+  update(items, keyOf, ...more) {
     const keys = new Set(items.map(keyOf));
     for (const [key, view] of this.views) {
       if (keys.has(key)) continue;
@@ -59,7 +63,7 @@ class Keyed {
       if (!this.views.has(key)) this.views.set(key, this.make(item));
       const view = this.views.get(key);
       if (this.parent.children[index] !== view.node) this.parent.insertBefore(view.node, this.parent.children[index] ?? null);
-      view.update(item);
+      view.update(item, ...more);
     });
   }
 }
@@ -72,7 +76,7 @@ class ModelCard {
     this.words = element("p", { class: "ss-words" });
     this.counts = Object.fromEntries(COUNTS.map((name) => [name, element("dd")]));
     this.speed = element("strong", {}, "0");
-    this.spark = new Sparkline();
+    this.chart = new Chart("Tokens a second");
     this.used = svg("rect", { class: "ss-used", height: "1" });
     this.cached = svg("rect", { class: "ss-cached", height: "1" });
     this.bar = svg("svg", { class: "ss-bar", viewBox: "0 0 1 1", preserveAspectRatio: "none", role: "img" }, this.used, this.cached);
@@ -81,7 +85,7 @@ class ModelCard {
       "div",
       {},
       element("dl", { class: "ss-counts" }, ...Object.entries(this.counts).map(([name, dd]) => counted(name, dd))),
-      element("div", { class: "ss-speed" }, element("p", {}, this.speed, "tokens/s"), this.spark.node),
+      element("div", { class: "ss-speed" }, element("p", {}, this.speed, "tokens/s"), this.chart.node),
       this.bar,
       this.key,
     );
@@ -96,18 +100,22 @@ class ModelCard {
     );
   }
 
-  update(model) {
+  update(model, windowSeconds, pointSeconds) {
     showState(this.state, model.state);
     this.controls.update(model.state);
     this.showLoading(model);
+    this.counts.Streams.textContent = count(model.streams);
     this.counts.Running.textContent = count(model.running);
     this.counts.Waiting.textContent = count(model.waiting);
     this.counts.Queue.textContent = `${rate(model.queue_seconds)} s`;
     this.counts.Parked.textContent = count(model.parked);
     this.counts.Parks.textContent = count(model.parks);
     this.counts["Prefix hits"].textContent = model.prefix_hit_rate == null ? "–" : `${Math.round(100 * model.prefix_hit_rate)} %`;
+    const { ttft_p50: ttft, ttft_p95: lateTtft, itl_p50: gap, itl_p95: lateGap } = model.latency ?? {};
+    this.counts["First token"].replaceChildren(...pair(ttft, lateTtft));
+    this.counts.Gap.replaceChildren(...pair(gap, lateGap));
     this.speed.textContent = rate(model.tokens_per_second);
-    this.spark.push(model.tokens_per_second ?? 0);
+    this.chart.show(model.history?.tokens_per_second ?? [], windowSeconds, pointSeconds);
     this.showBlocks(model);
   }
 
@@ -171,30 +179,42 @@ class Controls {
   }
 }
 
-class Sparkline {
-  constructor() {
-    this.values = [];
+/** A line over the server's last minutes: the newest point is at the right edge, and time that it has not seen is empty. */
+class Chart {
+  constructor(label) {
     this.area = svg("path", { class: "ss-area" });
     this.line = svg("path", { class: "ss-line" });
-    const { width, height } = SPARK_SIZE;
-    this.node = svg(
+    const { width, height } = CHART_SIZE;
+    const middle = svg("path", { class: "ss-grid", d: `M0 ${height / 2}H${width}` });
+    const plot = svg(
       "svg",
-      { class: "ss-spark", viewBox: `0 0 ${width} ${height}`, preserveAspectRatio: "none", "aria-hidden": "true" },
+      { class: "ss-plot", viewBox: `0 0 ${width} ${height}`, preserveAspectRatio: "none", role: "img", "aria-label": label },
+      middle,
       this.area,
       this.line,
     );
+    [this.most, this.half] = [element("span"), element("span")];
+    this.since = element("span");
+    this.node = element(
+      "div",
+      { class: "ss-chart" },
+      element("div", { class: "ss-axis-y", "aria-hidden": "true" }, this.most, this.half, element("span", {}, "0")),
+      plot,
+      element("div", { class: "ss-axis-x", "aria-hidden": "true" }, this.since, element("span", {}, "now")),
+    );
   }
 
-  push(value) {
-    this.values.push(value);
-    if (this.values.length > SPARK_POINTS) this.values.shift();
-    const { width, height } = SPARK_SIZE;
-    const most = Math.max(...this.values, 1);
-    const step = width / (SPARK_POINTS - 1);
-    const left = width - (this.values.length - 1) * step;
-    const points = this.values.map((each, index) => `${(left + index * step).toFixed(1)} ${(height - 1 - (each / most) * (height - 4)).toFixed(1)}`);
-    this.line.setAttribute("d", `M${points.join("L")}`);
-    this.area.setAttribute("d", `M${left.toFixed(1)} ${height}L${points.join("L")}L${width} ${height}Z`);
+  show(values, windowSeconds, pointSeconds) {
+    const { width, height } = CHART_SIZE;
+    const most = roundUp(Math.max(...values, 1));
+    this.most.textContent = count(most);
+    this.half.textContent = most >= 2 ? count(most / 2) : "";
+    this.since.textContent = `${Math.round(windowSeconds / 60)} min ago`;
+    const step = width / (windowSeconds / pointSeconds - 1);
+    const left = width - (values.length - 1) * step;
+    const points = values.map((each, index) => `${(left + index * step).toFixed(1)} ${(height - (each / most) * height).toFixed(1)}`);
+    this.line.setAttribute("d", points.length > 1 ? `M${points.join("L")}` : "");
+    this.area.setAttribute("d", points.length > 1 ? `M${left.toFixed(1)} ${height}L${points.join("L")}L${width} ${height}Z` : "");
   }
 }
 
@@ -235,7 +255,7 @@ class StreamRow {
     this.cells.tokens.textContent = known(stream.tokens);
     this.cells.lead.textContent = known(stream.lead);
     this.cells.speed.textContent = rate(stream.tokens_per_second);
-    this.cells.ttft.textContent = stream.ttft == null ? "–" : `${Math.round(1000 * stream.ttft)} ms`;
+    this.cells.ttft.textContent = time(stream.ttft);
     this.cells.transport.textContent = stream.transport || "–";
   }
 }
@@ -300,9 +320,9 @@ class LivePage {
     }
   }
 
-  show({ models, streams }) {
+  show({ models, streams, window_seconds: windowSeconds, point_seconds: pointSeconds }) {
     this.showStatus("Up to date", false);
-    this.cards.update(models, ({ alias }) => alias);
+    this.cards.update(models, ({ alias }) => alias, windowSeconds, pointSeconds);
     this.rows.update(streams, ({ id }) => id);
     this.none.hidden = streams.length > 0;
     this.table.hidden = streams.length === 0;
@@ -357,6 +377,22 @@ function known(number) {
 function rate(perSecond) {
   if (perSecond == null) return "–";
   return perSecond >= 100 ? count(Math.round(perSecond)) : perSecond.toFixed(1);
+}
+
+/** The next of 1, 2, 5, 10, 20, …: the top of an axis. */
+function roundUp(value) {
+  const decade = 10 ** Math.floor(Math.log10(value));
+  return [1, 2, 5, 10].map((step) => step * decade).find((top) => top >= value);
+}
+
+function time(seconds) {
+  if (seconds == null) return "–";
+  return seconds < 1 ? `${Math.max(1, Math.round(1000 * seconds))} ms` : `${seconds.toFixed(seconds < 10 ? 1 : 0)} s`;
+}
+
+/** A median and, smaller, a 95th percentile. */
+function pair(median, late) {
+  return median == null ? ["–"] : [time(median), element("small", {}, `p95 ${time(late)}`)];
 }
 
 function age(seconds) {

@@ -29,11 +29,12 @@ async def over_sse(streams: Streams, stream: Stream, after: int) -> AsyncIterato
     async with aclosing(aiter(delivery)) as frames:
         async for frame in frames:
             for read in read_events(frame):
+                data = json.loads(read.data)
+                if read.event == "meta" and "latency" in data:
+                    continue  # it is made of the `done` behind it, and is not in the log
                 log_id, _, seq = read.id.rpartition("-")
                 assert log_id == stream.log_id
-                if read.event == "meta" and int(seq) > 1:
-                    continue  # the closing one: it repeats the first, with the metrics
-                yield int(seq), read.event, json.loads(read.data)
+                yield int(seq), read.event, data
 
 
 async def over_follow(streams: Streams, stream: Stream, after: int) -> AsyncIterator[Shown]:
@@ -74,9 +75,13 @@ class Transcript:
         self.answer = (*self.answer[:choice], change(said), *self.answer[choice + 1 :])
 
     def _take_status(self, status: str) -> None:
-        assert status in ("waiting", "resumed", *STAGES), status
-        if status in STAGES:
+        if status == "loading":  # the next engine was asked before it had its model
+            assert self.statuses[-1:] == ["waiting"], "nothing was lost, and it loads"
             return
+        if status in ("queued", "prefill", "generating"):
+            assert not any(said.token_ids for said in self.answer), f"{status} within the answer"
+            return
+        assert status in ("waiting", "resumed")
         assert (status, self.statuses[-1:]) != ("waiting", ["waiting"]), "told twice to wait"
         self.statuses.append(status)
 
