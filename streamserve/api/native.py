@@ -6,7 +6,7 @@ from typing import Any
 
 from streamserve.api.call import AuditedSite, Call, Found, Reply, Site, json_reply, with_class
 from streamserve.api.idempotency import once_of
-from streamserve.api.resume import after_of, encoder_for, gone, gone_reply, resume
+from streamserve.api.resume import after_of, encoder_for, gone, gone_reply, not_there, resume
 from streamserve.dialects import native
 from streamserve.dialects.native import NativeRequest
 from streamserve.protocol.errors import Forbidden, NotFound
@@ -86,7 +86,7 @@ async def watch(call: Call, site: AuditedSite) -> Reply:
         return gone_reply(call)
     after = after_of(call, found.stream, call.query())
     if after is None or not 0 <= after <= found.stream.last_seq:
-        return gone_reply(call)
+        return gone_reply(call, not_there(found.stream, after))
     if found.stream.terminal is not None and after >= found.stream.last_seq:
         return Reply(status=204)  # nothing is shown, so nothing is recorded
     return Reply(body=await site.watch(call, username, found.stream, after))

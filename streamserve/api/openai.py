@@ -11,7 +11,7 @@ from streamserve.api.call import Call, Reply, Site, json_reply, with_class
 from streamserve.api.idempotency import once_of
 from streamserve.api.resume import OPENAI
 from streamserve.dialects import openai_chat
-from streamserve.protocol.errors import NotFound
+from streamserve.protocol.errors import NotFound, no_model
 from streamserve.streams.reader.delivery import Delivery
 from streamserve.streams.reader.follow import collect
 
@@ -48,7 +48,7 @@ async def model(call: Call, site: Site) -> Reply:
     """GET /v1/models/{id}: one of them."""
     alias = call.params["model"]
     if alias not in site.clients:
-        raise NotFound(f"There is no model {alias!r} here.", code="model_not_found", param="model")
+        raise no_model(alias, site.clients)
     return json_reply(openai_chat.model_json(site.clients[alias].describe()))
 
 

@@ -6,9 +6,11 @@ from typing import Any
 
 from streamserve.api.call import ANONYMOUS, Call, Reply, Site, json_reply
 from streamserve.api.metrics import CONTENT_TYPE, render_metrics
-from streamserve.protocol.errors import NotFound
+from streamserve.protocol.errors import NotFound, no_stream
+from streamserve.protocol.ids import is_stream_id
 from streamserve.protocol.stats import ABSENT, ModelDescription
 
+_OF_A_STREAM = ("", "events", "stop", "watch")  # what follows a stream's id in its addresses
 # Messages of states for which the engine gives none.
 _STATE_WORDS = {
     "paused": "The model is paused by an operator until it is resumed.",
@@ -67,4 +69,7 @@ async def metrics(call: Call, site: Site) -> Reply:
 
 async def unknown(call: Call, site: None) -> Reply:
     """Any other address: a 404 in the native dialect."""
+    stream_id, _, rest = call.params.get("path", "").partition("/")
+    if stream_id and rest in _OF_A_STREAM and not is_stream_id(stream_id):
+        raise no_stream()
     raise NotFound("There is nothing at this address. See docs/api.md for the routes.", code="unknown_url")

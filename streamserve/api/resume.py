@@ -52,7 +52,7 @@ def resume(
     """Return the events after `after`; 204 to a reader that has all of them."""
     encoder = _chosen_encoder(stream, query, default_format)
     if after is None or not 0 <= after <= stream.last_seq:
-        return gone_reply(call)
+        return gone_reply(call, not_there(stream, after))
     if stream.terminal is not None and after >= stream.last_seq:
         return Reply(status=204)
     return Reply(body=Delivery(site.streams, stream, encoder, after=after))
@@ -76,8 +76,17 @@ def gone() -> Gone:
     return Gone("These events are no longer kept. Ask the question again.")
 
 
-def gone_reply(call: Call) -> Reply:
-    """Raise `gone()`; return 204 to an EventSource instead, which would reconnect forever."""
+def not_there(stream: Stream, after: int | None) -> Gone:
+    """Return the error for a reader's position that the stream does not have; None is an id of no event of it."""
+    if after is None:
+        message = f"Last-Event-ID names no event of this stream. Its ids are {stream.log_id}-1 and on."
+        return Gone(f"{message} Send the last one you have, or none.", code="unknown_event_id", param="Last-Event-ID")
+    message = f"This stream has {stream.last_seq:,} events so far, and none with the number {after:,}."
+    return Gone(f"{message} Resume after one that you have, or after 0.", code="unknown_event_id", param="after")
+
+
+def gone_reply(call: Call, error: Gone | None = None) -> Reply:
+    """Raise the error, by default `gone()`; return 204 to an EventSource instead, which would reconnect forever."""
     if "text/event-stream" in call.headers.get("accept", ""):
         return Reply(status=204)
-    raise gone()
+    raise error or gone()

@@ -18,7 +18,7 @@ from typing import Any
 from streamserve.api.call import Caller, Found
 from streamserve.api.idempotency import StartOnce
 from streamserve.clients.base import EngineClient
-from streamserve.protocol.errors import NotFound
+from streamserve.protocol.errors import no_stream
 from streamserve.protocol.limits import Limits
 from streamserve.protocol.requests import LATENCY_CLASSES, GenerateRequest
 from streamserve.streams.config import StreamConfig
@@ -93,7 +93,7 @@ class LocalSite:
         if stream is None and self.streams.is_expired(stream_id or log_id):
             return Found(stream=None)
         if stream is None or stream.tenant != caller.tenant:
-            raise NotFound("There is no stream of that id.", code="stream_not_found")
+            raise no_stream()
         return Found(stream=stream)
 
     def health(self) -> Mapping[str, Any]:

@@ -18,6 +18,8 @@ Table = Mapping[str, Reader]
 _KINDS = {bool: "a boolean", int: "an integer", float: "a number", str: "a string", list: "an array", dict: "an object"}
 # A caller's long keys are cut before they are compared or shown: difflib is quadratic.
 _MAX_SHOWN_CHARS = 48
+_MAX_LISTED = 12  # fields in a message
+_CUTOFF = 0.6  # what is less alike than this is no slip of the pen
 
 
 def read(body: Mapping[str, Any], table: Table, *, prefix: str = "") -> dict[str, Any]:
@@ -27,13 +29,15 @@ def read(body: Mapping[str, Any], table: Table, *, prefix: str = "") -> dict[str
 
 
 def refuse_unknown(body: Mapping[str, Any], table: Table, *, prefix: str = "") -> None:
-    """Raise `BadRequest` for the first name that is not in `table`; the message has the nearest one that is."""
+    """Raise `BadRequest` for the first name that is not in `table`; the message has one like it, or all of few."""
     for name in body:
         if name not in table:
             shown = shorten(name)
-            nearest = difflib.get_close_matches(shown, list(table), n=1, cutoff=0.0)[0]
+            nearest = difflib.get_close_matches(shown, list(table), n=1, cutoff=_CUTOFF)
+            known = f"Known: {', '.join(table)}." if len(table) <= _MAX_LISTED else "docs/api.md has the known ones."
             raise BadRequest(
-                f"Unknown field {prefix}{shown}. The nearest known field is {prefix}{nearest}.",
+                f"Unknown field {prefix}{shown}. "
+                + (f"The nearest known field is {prefix}{nearest[0]}." if nearest else known),
                 code="unknown_field",
                 param=prefix + shown,
             )
@@ -83,8 +87,10 @@ def text(low: int, high: int) -> Reader:
     def reader(value: Any, param: str) -> str:
         if not isinstance(value, str):
             wrong_type(value, param, "a string")
-        if len(value) < low:
+        if low and not value:
             wrong_value(param, "must not be empty")
+        if len(value) < low:
+            wrong_value(param, f"has {len(value)} characters; it takes at least {low}")
         if len(value) > high:
             wrong_value(param, f"has {len(value):,} characters; the limit is {high:,}")
         return value

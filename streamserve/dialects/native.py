@@ -19,7 +19,7 @@ from streamserve.protocol.errors import BadRequest, ErrorBody
 from streamserve.protocol.events import Done, GoingAway, LoggedEvent, Meta, Token
 from streamserve.protocol.ids import event_id
 from streamserve.protocol.limits import Limits
-from streamserve.protocol.requests import GenerateRequest, Message
+from streamserve.protocol.requests import SYSTEM_ROLES, GenerateRequest, Message
 from streamserve.protocol.sse import (
     CONTENT_TYPE,
     FIRST_BYTES,
@@ -34,7 +34,6 @@ FORMATS = ("native", "tokens", "text")
 ON_DISCONNECT = ("park", "abort")
 MAX_SEQ = 2**53  # what JavaScript counts exactly
 _MAX_SEALED_CHARS = 100_000
-_SYSTEM_ROLES = ("system", "developer")
 _STOP_FIELDS = {"seen_seq": integer(0, MAX_SEQ)}
 
 on_disconnect = one_of(*ON_DISCONNECT)
@@ -75,7 +74,7 @@ def parse(
         raise conflict(f"format {format} does not show logprobs; use native.", "logprobs")
     generate = build(values, limits, default_model=default_model)
     if unseal is not None and "sealed_system" in values:
-        generate = _with_system(generate, unseal(values["sealed_system"]))
+        generate = _with_page_system(generate, unseal(values["sealed_system"]))
     return NativeRequest(
         generate=generate,
         latency_class=values.get("latency_class"),
@@ -84,11 +83,11 @@ def parse(
     )
 
 
-def _with_system(request: GenerateRequest, system: str) -> GenerateRequest:
+def _with_page_system(request: GenerateRequest, system: str) -> GenerateRequest:
     """Return the request with the page's system prompt before its messages."""
     if request.messages is None:
         raise conflict("sealed_system goes before messages, not before a bare prompt.", "sealed_system")
-    if any(message.role in _SYSTEM_ROLES for message in request.messages):
+    if any(message.role in SYSTEM_ROLES for message in request.messages):
         raise conflict("sealed_system is the system prompt; messages must not bring another.", "messages")
     return replace(request, messages=(Message(role="system", content=system), *request.messages))
 

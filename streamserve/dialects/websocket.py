@@ -11,8 +11,8 @@ from typing import Any, Protocol
 
 from streamserve.dialects import native
 from streamserve.dialects.fields import Table, any_list, any_object, integer, text, wrong_type
-from streamserve.protocol.errors import StreamserveError, to_body
-from streamserve.protocol.ids import event_id
+from streamserve.protocol.errors import StreamserveError, no_stream, to_body
+from streamserve.protocol.ids import event_id, is_stream_id
 
 
 class NamedStream(Protocol):
@@ -50,8 +50,17 @@ def _note(value: Any, param: str) -> Any:
     return text(0, _SHORT)(value, param)
 
 
+def _stream_id(value: Any, param: str) -> str:
+    """Read the id of a stream. One that cannot be an id is answered as one that is unknown."""
+    if not isinstance(value, str):
+        wrong_type(value, param, "a string")
+    if not is_stream_id(value):
+        raise no_stream()
+    return value
+
+
 _TYPE = {"type": text(1, 16)}
-_ID = {"id": text(32, 32)}
+_ID = {"id": _stream_id}
 _REF = {"ref": text(1, _SHORT)}
 _CREDIT = {"credit": integer(1, MAX_CREDIT)}
 

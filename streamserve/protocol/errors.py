@@ -26,7 +26,10 @@ Pure values: no I/O, no framework. Exception text of other libraries never reach
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+
+_MAX_SHOWN_CHARS = 100  # of a caller's text
 
 
 class StreamserveError(Exception):
@@ -193,6 +196,18 @@ def error_for(code: str, message: str, *, retryable: bool = False) -> Streamserv
         **{cls.code: cls for cls in (PromptTooLong, NoChatTemplate, Cancelled, TimedOut, QuotaExceeded)},
     }
     return known.get(code, EngineUnavailable if retryable else StreamserveError)(message, code=code)
+
+
+def no_stream() -> NotFound:
+    """Return the error for an id that names no stream of the caller's, whatever it looks like."""
+    message = "There is no stream of that id. X-Stream-Id of the answer, or `started`, has it: 32 hex digits."
+    return NotFound(message, code="stream_not_found", param="id")
+
+
+def no_model(alias: str, known: Iterable[str]) -> NotFound:
+    """Return the error for a model that is not served. Who may ask may see which are."""
+    message = f"There is no model {alias[:_MAX_SHOWN_CHARS]!r} here. It serves: {', '.join(known)}."
+    return NotFound(message, code="model_not_found", param="model")
 
 
 def headers_of(error: StreamserveError) -> dict[str, str]:

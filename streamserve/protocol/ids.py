@@ -10,6 +10,7 @@ import re
 import secrets
 
 _EVENT_ID = re.compile(r"([0-9A-Za-z_-]{1,40})-(0|[1-9][0-9]{0,14})")
+_STREAM_ID = re.compile(r"[0-9a-f]{32}")
 _REQUEST_ID = re.compile(r"[\w.:-]{1,128}", re.ASCII)
 
 
@@ -22,6 +23,11 @@ def parse_event_id(text: str) -> tuple[str, int] | None:
     """Return `(log_id, seq)`, or None if `text` is not one of our event ids. `seq` 0 means nothing seen yet."""
     match = _EVENT_ID.fullmatch(text)
     return None if match is None else (match[1], int(match[2]))
+
+
+def is_stream_id(text: str) -> bool:
+    """Return whether `text` can be the id of a stream: 128 random bits in hex."""
+    return _STREAM_ID.fullmatch(text) is not None
 
 
 def request_id_of(given: str) -> str:

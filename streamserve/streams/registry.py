@@ -20,7 +20,7 @@ from dataclasses import replace
 from typing import Any
 
 from streamserve.clients.base import EngineClient, Generation
-from streamserve.protocol.errors import EngineUnavailable, NotFound, StreamserveError
+from streamserve.protocol.errors import EngineUnavailable, StreamserveError, no_model
 from streamserve.protocol.events import Error
 from streamserve.protocol.limits import Limits
 from streamserve.protocol.measures import Measures
@@ -97,7 +97,7 @@ class Streams:
         self.writer.refuse_if_down()
         client = self.clients.get(request.model)
         if client is None:
-            raise NotFound(f"There is no model {request.model!r} here.", code="model_not_found", param="model")
+            raise no_model(request.model, self.clients)
         request = replace(
             request,
             tenant=tenant,

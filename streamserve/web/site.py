@@ -25,7 +25,7 @@ from streamserve.clients.base import EngineClient
 from streamserve.clients.factory import make_client
 from streamserve.clients.process.client import ProcessClient
 from streamserve.conf import LOG_SCHEMES, SiteConfig, get_settings
-from streamserve.protocol.errors import NotFound
+from streamserve.protocol.errors import NotFound, no_stream
 from streamserve.protocol.requests import LATENCY_CLASSES, GenerateRequest, with_system
 from streamserve.streams.lease.liveness import Liveness
 from streamserve.streams.log.base import EventLog, LogUnavailable, MemoryLog
@@ -190,7 +190,7 @@ class DjangoSite:
         """Return the stream with its row, by one query. Raises NotFound for an unknown id and for another tenant's."""
         record = await self.streams.store.find(stream_id=stream_id, log_id=log_id)
         if record is None or record.tenant != caller.tenant:
-            raise NotFound("There is no stream of that id.", code="stream_not_found")
+            raise no_stream()
         return Found(stream=await self.streams.reach(record.id, record), record=record)
 
     async def find_for_watcher(self, caller: Caller, stream_id: str) -> tuple[str, Found]:
@@ -198,7 +198,7 @@ class DjangoSite:
         user = await orm.call(watching_user, caller.owner)
         record = None if user is None else await self.streams.store.find(stream_id=stream_id)
         if record is None:
-            raise NotFound("There is no stream of that id.", code="stream_not_found")
+            raise no_stream()
         return user.get_username(), Found(stream=await self.streams.reach(record.id, record), record=record)
 
     async def watch(self, call: Call, username: str, stream: Stream, after: int) -> Body:

@@ -23,7 +23,7 @@ from django.urls import NoReverseMatch, get_script_prefix, reverse
 
 from streamserve.api.call import with_class
 from streamserve.api.logs import get_logger
-from streamserve.api.resume import gone
+from streamserve.api.resume import gone, not_there
 from streamserve.api.routes import CHAT_CALLERS, Access
 from streamserve.asgi.types import App, Receive, Scope, Send
 from streamserve.conf import get_settings
@@ -217,7 +217,7 @@ class StreamConsumer(AsyncConsumer):  # type: ignore[misc]  # channels ships no 
         stream = await self._own_stream(stream_id)
         after = message.get("after", 0)
         if after > stream.last_seq:
-            raise gone()
+            raise not_there(stream, after)
         self._shown.show(get_site().streams, stream, after, message.get("credit"))
 
     async def _on_ack(self, message: Mapping[str, Any]) -> None:

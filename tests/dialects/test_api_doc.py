@@ -6,6 +6,9 @@ from typing import get_args
 
 import pytest
 
+import streamserve
+from streamserve.clients.thread import generation
+from streamserve.clients.thread.client import _REFUSALS
 from streamserve.dialects.messages import _message_table
 from streamserve.dialects.native import FORMATS, ON_DISCONNECT
 from streamserve.dialects.openai_request import _table
@@ -15,6 +18,9 @@ from streamserve.protocol.limits import Limits
 from streamserve.protocol.metrics import BREAKDOWN
 from tests.support.bad_bodies import bad_bodies
 
+PACKAGE = Path(streamserve.__file__).parent
+# Every code that is written out where an error is made.
+WRITTEN = {code for path in PACKAGE.rglob("*.py") for code in re.findall(r'\bcode="([a-z_]+)"', path.read_text())}
 DOC = (Path(__file__).parents[2] / "docs" / "api.md").read_text()
 WITHOUT_BLOCKS = re.sub(r"```.*?```", "", DOC, flags=re.DOTALL)
 NAMED = set(re.findall(r"[a-z0-9_]+", " ".join(re.findall(r"`[^`]+`", WITHOUT_BLOCKS))))
@@ -23,6 +29,7 @@ SOURCES = {
     "fields": [*_table(Limits()), "format", "on_disconnect", *FORMATS, *ON_DISCONNECT],
     "message fields": _message_table(Limits()),
     "error codes": [*(cls.code for cls in CLASSES), *(bad.code for bad in bad_bodies())],
+    "codes in the source": [*WRITTEN, *generation.ERRORS, *(f"engine_{state}" for state in _REFUSALS)],
     "finish reasons": events.FINISH_REASONS,
     "events": [*(event.type for event in get_args(events.Event)), "farewell"],
     "breakdown of done": BREAKDOWN,

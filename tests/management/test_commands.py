@@ -45,6 +45,19 @@ def test_a_key_is_made_listed_and_revoked(alice: Any) -> None:
     assert "revoked" in run("streamserve_key", "list", "--user", "alice")
 
 
+@pytest.mark.parametrize("column", [0, 1])
+def test_a_key_is_revoked_by_what_the_list_shows(column: int) -> None:
+    """By its id or its prefix; a number that is no id is refused as any other text."""
+    run("streamserve_key", "create", "--name", "first")
+    run("streamserve_key", "create", "--name", "second")
+    shown = {line.split()[-1]: line.split() for line in run("streamserve_key", "list").splitlines()[1:]}
+    run("streamserve_key", "revoke", shown["second"][column])
+    assert {row.name: row.state for row in ApiKey.objects.all()} == {"first": "active", "second": "revoked"}
+    for wrong in (shown["second"][column], "9" * 18, "9" * 40):
+        with pytest.raises(CommandError, match="No active key"):
+            run("streamserve_key", "revoke", wrong)
+
+
 def test_a_given_key_is_accepted_once() -> None:
     """A second key with the same text is refused by name."""
     assert run("streamserve_key", "create", "--key", "my-own-key-0123456789").strip() == "my-own-key-0123456789"

@@ -130,7 +130,7 @@ async def test_stop_is_seen_while_an_answer_runs(alice_key: str) -> None:
         ('{"type": "stop", "id": "' + "0" * 32 + '"}', "stream_not_found", None),
         ('{"type": "stop", "id": "' + "0" * 32 + '", "seen_seq": -1}', "invalid_value", "seen_seq"),
         ('{"type": "resume", "id": "' + "0" * 32 + '"}', "stream_not_found", None),
-        ('{"type": "resume", "id": "short"}', "invalid_value", "id"),
+        ('{"type": "resume", "id": "short"}', "stream_not_found", "id"),
         ("[" * 5000, "invalid_json", None),
         ('{"type": "start", "request": {"prompt": "\\ud800"}}', "invalid_json", None),
     ],
@@ -402,3 +402,22 @@ async def test_starts_that_wait_have_places(alice_key: str, monkeypatch: pytest.
     assert (refused["error"]["code"], refused["ref"]) == ("too_many_on_socket", "16")
     assert (await socket.receive_output(timeout=30))["code"] == 4429
     await socket.disconnect()
+
+
+@pytest.mark.parametrize("kind", ["resume", "stop", "input"])
+@pytest.mark.parametrize("stream_id", ["abc", "0" * 32, "G" * 32, ""])
+async def test_an_unknown_stream_is_named(socket: WebsocketCommunicator, kind: str, stream_id: str) -> None:
+    """Whatever its id looks like, and never as an empty one."""
+    text = {"text": "x"} if kind == "input" else {}
+    await socket.send_json_to({"type": kind, "id": stream_id, "ref": "r", **text})
+    message = await receive(socket)
+    assert (message["type"], message["ref"], message["error"]["code"]) == ("error", "r", "stream_not_found")
+
+
+async def test_a_position_beyond_a_stream_is_named(socket: WebsocketCommunicator) -> None:
+    await socket.send_json_to({"type": "start", "request": ASK})
+    started = await receive(socket)
+    await until_end(socket)
+    await socket.send_json_to({"type": "resume", "id": started["id"], "after": 99999})
+    error = (await receive(socket))["error"]
+    assert (error["code"], error["param"]) == ("unknown_event_id", "after")

@@ -19,6 +19,7 @@ import daphne.server  # noqa: F401  # first: installs the reactor
 import asyncio
 import time
 from collections.abc import Callable
+from http import HTTPStatus
 from typing import Any, cast
 from urllib.parse import unquote_to_bytes
 
@@ -87,6 +88,9 @@ class FlowConnection(HTTPChannel):  # type: ignore[misc]  # Twisted is not type-
             self.transport.loseConnection()
 
 
+_PHRASES = {status.value: status.phrase.encode() for status in HTTPStatus} | {499: b"Client Closed Request"}
+
+
 class FlowRequest(WebRequest):  # type: ignore[misc]  # daphne ships no types
     """One request and its response."""
 
@@ -94,6 +98,10 @@ class FlowRequest(WebRequest):  # type: ignore[misc]  # daphne ships no types
     _refusal = b""  # the JSON for a body over the limit of this path
     _is_refused = False
     _response_started: bool  # daphne's
+
+    def setResponseCode(self, code: int, message: bytes | None = None) -> None:
+        """Name the status on the status line. Twisted knows few, and calls a 429 "Unknown Status"."""
+        super().setResponseCode(code, message or _PHRASES.get(code))
 
     # The request
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from argparse import ArgumentParser
 from datetime import timedelta
 from typing import Any
@@ -33,7 +34,7 @@ class Command(BaseCommand):
         listing = verbs.add_parser("list", help="show the keys there are, without their secrets")
         listing.add_argument("--user", help="only this user's")
         revoke = verbs.add_parser("revoke", help="close a key for good")
-        revoke.add_argument("prefix", help="as `list` shows it, or the whole key")
+        revoke.add_argument("named", metavar="key", help="its id or prefix, as `list` shows them, or the whole key")
 
     def handle(self, *args: Any, verb: str, **options: Any) -> None:
         getattr(self, f"_{verb}")(**options)
@@ -65,19 +66,22 @@ class Command(BaseCommand):
         if not rows:
             self.stdout.write("No keys. Make one: manage.py streamserve_key create --name laptop")
             return
-        table = [("prefix", "state", "user", "scopes", "last used", "name"), *rows]
+        table = [("id", "prefix", "state", "user", "scopes", "last used", "name"), *rows]
         widths = [max(len(row[column]) for row in table) for column in range(len(table[0]))]
         for row in table:
             line = "  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True))
             self.stdout.write(line.rstrip())
 
-    def _revoke(self, *, prefix: str, **options: Any) -> None:
-        key = ApiKey.objects.find_active(prefix)
-        found = ApiKey.objects.filter(pk=key.pk) if key else ApiKey.objects.filter(prefix=prefix, revoked_at=None)
+    def _revoke(self, *, named: str, **options: Any) -> None:
+        active = ApiKey.objects.filter(revoked_at=None)
+        key = ApiKey.objects.find_active(named)
+        found = active.filter(pk=key.pk) if key else active.filter(prefix=named.removesuffix("…"))
+        if not found and re.fullmatch("[0-9]{1,18}", named):
+            found = active.filter(pk=int(named))
         if found.count() > 1:
-            raise CommandError("Several keys have this prefix. Give the whole key, or revoke it in the admin.")
+            raise CommandError("Several keys have this prefix. Give the id of one: manage.py streamserve_key list")
         if not found.revoke():
-            raise CommandError("No active key has this prefix. See: manage.py streamserve_key list")
+            raise CommandError("No active key has this id or prefix. See: manage.py streamserve_key list")
         self.stdout.write("Revoked. Answers that run on it end within half a minute.")
 
 
@@ -92,4 +96,4 @@ def _user(name: str) -> Any:
 def _columns(row: ApiKey) -> tuple[str, ...]:
     used = row.last_used_at.strftime("%Y-%m-%d %H:%M") if row.last_used_at else "never"
     owner = row.user.get_username() if row.user else "-"
-    return row.prefix, row.state, owner, ",".join(row.scopes), used, row.name
+    return str(row.pk), row.prefix, row.state, owner, ",".join(row.scopes), used, row.name

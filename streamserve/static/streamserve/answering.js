@@ -398,6 +398,7 @@ function messageFor(code, turn, isFirst) {
       return words("Your session has ended, or you may not ask this model. Reload the page and try again.");
     case "stream_expired":
     case "stream_finished":
+    case "unknown_event_id":
       return expired;
     case "stream_not_found":
       return turn.text ? expired : words("This answer is no longer kept.");

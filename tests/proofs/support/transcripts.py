@@ -17,8 +17,6 @@ from streamserve.streams.stream import Stream
 from tests.proofs.support.pairs import Answer, Said
 from tests.support.sse_reader import read_events
 
-# What an answer waits for before its first token, as against what interrupts it.
-STAGES = ("queued", "loading", "prefill", "generating")
 # A number in the log, the event's name, and what it says: the same however it came.
 Shown = tuple[int, str, dict[str, Any]]
 
