@@ -214,7 +214,11 @@ class Laws:
         asked, sequence = sim.by_seq_id.get(chunk.seq_id), sim.core._sequences.get(chunk.seq_id)
         assert asked is not None, "15: a plan with a sequence that was aborted or is over"
         assert sequence is not None, "15: a plan with a sequence that nobody knows"
-        known, size = (*asked.request.prompt_token_ids, *asked.shown), sim.shape.block_size
+        # Before a suspect is tried alone the step in flight is collected: its tokens are told only after this step.
+        shown = (
+            asked.answer[: sequence.num_output_tokens] if self.was_flying and not sim.runner.launched else asked.shown
+        )
+        known, size = (*asked.request.prompt_token_ids, *shown), sim.shape.block_size
         if self.has_tried:  # the steps in flight were collected first; what they gave is not told yet
             assert tuple(sequence.token_ids[: len(known)]) == known, "13: other tokens than were shown"
             known = tuple(sequence.token_ids)
