@@ -71,7 +71,7 @@ def test_what_is_in_flight_is_reported_before_it_runs(overlap: bool) -> None:
     """The streams of all uncollected steps; none of them once they are collected."""
     heard: list[Flight] = []
     drive = Drive(overlap=overlap, on_step=heard.append)
-    drive.add(request(1, stream_id="a"), request(2, stream_id="b", sampling=sampling(max_tokens=3)))
+    drive.add(request(1, stream_id="a"), request(2, range(40, 60), stream_id="b", sampling=sampling(max_tokens=3)))
     drive.step()
     assert heard[0].stream_ids == {"a", "b"}
     assert heard[-1].stream_ids == ({"a", "b"} if overlap else set())

@@ -36,7 +36,12 @@ def drive_with(*num_losses: int, overlap: bool) -> tuple[Drive, Counting]:
     """Return a core with a sequence for each number of losses: ids 1, 2, ..."""
     runner = Counting(overlap=overlap)
     drive = Drive(runner=runner, overlap=overlap)
-    drive.add(*(request(seq_id, num_losses=losses) for seq_id, losses in enumerate(num_losses, start=1)))
+    drive.add(
+        *(
+            request(seq_id, range(20 * seq_id, 20 * seq_id + 20), num_losses=losses)
+            for seq_id, losses in enumerate(num_losses, start=1)
+        )
+    )
     return drive, runner
 
 
@@ -56,7 +61,7 @@ def test_nothing_is_launched_over_a_suspect(overlap: bool) -> None:
     drive, runner = drive_with(0, 0, overlap=overlap)
     drive.step()
     drive.step()
-    drive.add(request(9, num_losses=SUSPECT_LOSSES))
+    drive.add(request(9, range(100, 120), num_losses=SUSPECT_LOSSES))
     drive.run()
     place = next(place for place, (ids, _) in enumerate(runner.launched) if 9 in ids)
     assert runner.launched[place] == ({9}, 0)
