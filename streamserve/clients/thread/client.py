@@ -27,7 +27,7 @@ from streamserve.protocol.park import Accepted
 from streamserve.protocol.requests import GenerateRequest
 from streamserve.protocol.stats import EngineStats, ModelDescription
 
-# Rendering is Python, tokenising releases the GIL: with two, one long prompt does not block the short ones.
+# Rendering is Python, tokenising releases the GIL: with two, one long prompt or chat does not block the short ones.
 _TOKENIZER_THREADS = 2
 # The state after each action of an operator.
 _STATES = {"pause": "paused", "resume": "ready", "drain": "draining"}
