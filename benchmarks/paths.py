@@ -58,13 +58,10 @@ import contextlib
 import itertools
 import json
 import math
-import re
 import signal
 import subprocess
 import sys
 import time
-from bisect import bisect_left, bisect_right
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import reduce
@@ -74,7 +71,8 @@ from statistics import fmean, median_low
 from typing import Any
 
 from benchmarks.machine import describe_machine, parser, progress
-from benchmarks.paths_site import Reader, running
+from benchmarks.paths_record import Missing, Record, Window
+from benchmarks.paths_site import Reader, Running, running
 
 ROOT = Path(__file__).resolve().parents[1]
 # Longer than tokens share a frame (COALESCE_SECONDS), so that each has its own.
@@ -87,110 +85,8 @@ SPREAD_SECONDS = 0.2  # rests differ by up to this, the period of the engine's t
 PROMPT = {"messages": [{"role": "user", "content": "Hello"}], "seed": 1, "ignore_eos": True}
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """One entry of one of our functions."""
-
-    at: int
-    process: str
-    thread: str
-    function: tuple[str, int, str]  # file, line, qualified name
-    is_resumed: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Mark:
-    """Something else that happened (paths_child.py)."""
-
-    at: int
-    thread: str
-    text: str
-
-
-class Record:
-    """What one process has recorded."""
-
-    def __init__(self, process: str, data: dict[str, Any]) -> None:
-        self.process = process
-        self.entries: list[Entry] = []
-        self.marks: list[Mark] = []
-        for at, thread_id, index, note in data["events"]:
-            thread = data["threads"].get(str(thread_id), "")
-            if index is None:
-                self.marks.append(Mark(at, thread, note))
-            else:
-                self.entries.append(Entry(at, process, thread, tuple(data["functions"][index]), note))
-
-    def find(self, text: str, after: int = 0, thread: str | None = None) -> Mark:
-        """Return the first mark of that text, on that thread if one is given. Raises Missing."""
-        for mark in self.marks[bisect_right(self.marks, after, key=_at) :]:
-            if mark.text == text and thread in (None, mark.thread):
-                return mark
-        raise Missing(f"{self.process}: nothing is marked {text!r}. Does paths_child.py know this tree's functions?")
-
-    def all(self, pattern: str) -> list[Mark]:
-        """Return the marks whose text matches."""
-        return [mark for mark in self.marks if re.fullmatch(pattern, mark.text)]
-
-    def window(self, begin: int, end: int) -> Window:
-        """Return what happened between two moments, both included."""
-        entries, marks = (
-            events[bisect_left(events, begin, key=_at) : bisect_right(events, end, key=_at)]
-            for events in (self.entries, self.marks)
-        )
-        return Window(entries, Counter(mark.text[4:] for mark in marks if mark.text.startswith("sql ")))
-
-
-class Missing(Exception):
-    """Something that begins or ends a path did not happen."""
-
-
 class TooLong(Exception):
     """Time is up."""
-
-
-class Window:
-    """One walk of a path, or of a part of it."""
-
-    def __init__(self, entries: Sequence[Entry], sql: Counter[str]) -> None:
-        self.entries = sorted(entries, key=_at)
-        self.sql = sql
-        self.calls = Counter(one.function for one in self.entries)  # in the order of first entry
-        self.num_resumed = sum(one.is_resumed for one in entries)
-        self.files = {file for file, _, _ in self.calls}
-
-    @property
-    def size(self) -> tuple[int, int]:
-        """Functions, then calls."""
-        return len(self.calls), self.calls.total()
-
-    def __add__(self, other: Window) -> Window:
-        return Window([*self.entries, *other.entries], self.sql + other.sql)
-
-    def __and__(self, other: Window) -> Window:
-        """Return what both have: of each function the first calls here, as many as there are in both."""
-        left = self.calls & other.calls
-        entries = []
-        for one in self.entries:
-            if left[one.function]:
-                left[one.function] -= 1
-                entries.append(one)
-        return Window(entries, self.sql & other.sql)
-
-    def listing(self) -> list[dict[str, Any]]:
-        """Return the functions in the order of their first entry, with who entered them first and how often."""
-        firsts: dict[tuple[str, int, str], Entry] = {}
-        for one in self.entries:
-            firsts.setdefault(one.function, one)
-        return [
-            {"process": one.process, "thread": one.thread, "file": file, "line": line, "function": name}
-            | {"calls": self.calls[one.function]}
-            for (file, line, name), one in firsts.items()
-        ]
-
-
-def _at(event: Entry | Mark) -> int:
-    return event.at
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,10 +125,9 @@ class Row:
 def measure(tree: Path) -> list[Row]:
     """Walk all four paths and return what was counted."""
     with running(tree, STEP_SECONDS) as at:
-        first_port, second_port = at.ports
 
         def ask(num_tokens: int) -> Reader:
-            return Reader(at.site, first_port, "POST", "/streams", body=PROMPT | {"max_tokens": num_tokens})
+            return Reader(at.site, at.ports[0], "POST", "/streams", body=PROMPT | {"max_tokens": num_tokens})
 
         rests = itertools.cycle(REST_SECONDS + SPREAD_SECONDS * number / ROUNDS for number in range(ROUNDS))
 
@@ -258,17 +153,7 @@ def measure(tree: Path) -> list[Row]:
             leavers.append(leave(reader))
         progress("4: readers whose worker is killed")
         first = Record("worker1", at.workers[0].record())  # now: to write it takes time, which the log would run ahead
-        orphans = [ask(500) for _ in range(ROUNDS)]
-        for reader in orphans:
-            reader.read(4)
-        at.workers[0].stop(signal.SIGKILL)
-        returned = []
-        for reader in orphans:
-            reader.read_to_break()
-            stream_id, last_id = reader.found(rb"x-stream-id: *(\S+)"), reader.found(rb"\nid: (\S+)")
-            again = Reader(at.site, second_port, "GET", f"/streams/{stream_id}/events", f"Last-Event-ID: {last_id}")
-            again.read(4)
-            returned.append(leave(again))
+        returned = [leave(again) for again in returning([ask(500) for _ in range(ROUNDS)], at)]
         second, core = Record("worker2", at.workers[1].record()), Record("engine", at.engine.record())
     return [
         *prompt_rows(first, core),
@@ -276,6 +161,19 @@ def measure(tree: Path) -> list[Row]:
         *leaving_rows(first, core, [one.port for one in leavers]),
         *resume_rows(second, core, [one.port for one in returned]),
     ]
+
+
+def returning(orphans: list[Reader], at: Running) -> Iterator[Reader]:
+    """Kill the first worker; yield a reader at the second one for each of these, when it has its first tokens."""
+    for reader in orphans:
+        reader.read(4)
+    at.workers[0].stop(signal.SIGKILL)
+    for reader in orphans:
+        reader.read_to_break()
+        stream_id, last_id = reader.found(rb"x-stream-id: *(\S+)"), reader.found(rb"\nid: (\S+)")
+        again = Reader(at.site, at.ports[1], "GET", f"/streams/{stream_id}/events", f"Last-Event-ID: {last_id}")
+        again.read(4)
+        yield again
 
 
 def prompt_rows(worker: Record, engine: Record) -> list[Row]:

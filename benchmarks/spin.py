@@ -19,7 +19,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 
 from benchmarks.machine import progress
-from streamserve.engine.openmp import NAMES, bound_spin
+from streamserve.engine.model.openmp import NAMES, bound_spin
 
 POLICIES: Mapping[str, Mapping[str, str]] = {
     "passive": {"OMP_WAIT_POLICY": "PASSIVE"},

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from django.apps import AppConfig
 
-from streamserve.engine.openmp import limit_spin
+from streamserve.engine.model.openmp import limit_spin
 
 
 class StreamserveConfig(AppConfig):

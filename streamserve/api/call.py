@@ -180,6 +180,10 @@ class Site(Protocol):
     def takes_prompt_in_url(self) -> bool:
         """Whether `GET /streams/new?prompt=` starts answers: servers write addresses into their access logs."""
 
+    @property
+    def unseal(self) -> Callable[[str], str] | None:
+        """Opens the system prompt of a chat element's page; None where there are no such pages."""
+
     def health(self) -> Mapping[str, Any]:
         """Return the fields of `/readyz` beside the models."""
 

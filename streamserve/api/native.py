@@ -21,7 +21,8 @@ _PROMPT_IN_URL = (
 async def start_stream(call: Call, site: Site) -> Reply:
     """POST /streams: start an answer and stream it."""
     body = await call.json(site.limits)
-    return await _start(call, site, native.parse(body, site.limits, default_model=site.default_model))
+    asked = native.parse(body, site.limits, default_model=site.default_model, unseal=site.unseal)
+    return await _start(call, site, asked)
 
 
 async def new_stream(call: Call, site: Site) -> Reply:
@@ -52,13 +53,14 @@ async def stream_state(call: Call, site: Site) -> Reply:
     return json_reply(_state_json(await site.find(call.caller, stream_id=call.params["stream_id"])))
 
 
-async def stream_events(call: Call, site: Site) -> Reply:
+async def stream_events(call: Call, site: Site, *, default_format: str = "native") -> Reply:
     """GET /streams/{id}/events: replay the events that the reader lacks, and follow."""
     found = await site.find(call.caller, stream_id=call.params["stream_id"])
     query = call.query()
     if found.stream is None:
         return gone_reply(call)
-    return resume(call, site, found.stream, after_of(call, found.stream, query), query)
+    after = after_of(call, found.stream, query)
+    return resume(call, site, found.stream, after, query, default_format=default_format)
 
 
 async def stop_stream(call: Call, site: Site) -> Reply:

@@ -1,8 +1,14 @@
-"""The endpoints under /v1/, in the OpenAI shape. Closing the connection stops the answer. asyncio; framework-free."""
+"""The endpoints under /v1/, in the OpenAI shape. asyncio; framework-free.
+
+Closing the connection stops the answer, as there, unless the caller means to come back: a request with an
+`Idempotency-Key`, or with `"on_disconnect": "park"`, is as durable as a native one.
+"""
 
 from __future__ import annotations
 
+from streamserve.api import native
 from streamserve.api.call import Call, Reply, Site, json_reply
+from streamserve.api.resume import OPENAI
 from streamserve.dialects import openai_chat
 from streamserve.protocol.errors import NotFound
 from streamserve.streams.reader.delivery import Delivery
@@ -12,12 +18,21 @@ from streamserve.streams.reader.follow import collect
 async def chat_completions(call: Call, site: Site) -> Reply:
     """POST /v1/chat/completions, streamed or whole."""
     asked = openai_chat.parse(await call.json(site.limits), site.limits, default_model=site.default_model)
-    stream = await site.start(call.caller, asked.generate, "abort", received_at=call.received_at)
+    on_disconnect = asked.on_disconnect or ("park" if call.headers.get("idempotency-key") else "abort")
+    stream = await site.start(call.caller, asked.generate, on_disconnect, received_at=call.received_at)
     if asked.stream:
-        return Reply(body=Delivery(site.streams, stream, openai_chat.encoder_for(stream, asked)))
+        encoder = openai_chat.encoder_for(
+            stream, include_usage=asked.include_usage, include_obfuscation=asked.include_obfuscation
+        )
+        return Reply(body=Delivery(site.streams, stream, encoder))
     events = await call.wait(collect(site.streams, stream))
-    whole = openai_chat.collect(events, **openai_chat.identity(stream, asked))
+    whole = openai_chat.collect(events, **openai_chat.identity(stream))
     return json_reply(whole, headers={"X-Stream-Id": stream.id})
+
+
+async def stream_events(call: Call, site: Site) -> Reply:
+    """GET /v1/streams/{id}/events: the chunks that the reader lacks, and those that follow."""
+    return await native.stream_events(call, site, default_format=OPENAI)
 
 
 async def models(call: Call, site: Site) -> Reply:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from streamserve.api.call import Call, Reply, Site
+from streamserve.dialects import openai_chat
 from streamserve.dialects.base import Encoder
 from streamserve.dialects.native import FORMATS, NativeEncoder
 from streamserve.dialects.text import TextEncoder
@@ -14,6 +15,8 @@ from streamserve.protocol.ids import parse_event_id
 from streamserve.streams.reader.delivery import Delivery
 from streamserve.streams.stream import Stream
 
+OPENAI = "openai"
+RESUME_FORMATS = (*FORMATS, OPENAI)
 _MAX_SEQ_CHARS = 16  # the digits of 2**53, the largest exact integer in JavaScript
 
 
@@ -37,16 +40,35 @@ def after_of(call: Call, stream: Stream, query: Mapping[str, str]) -> int | None
     return int(after)
 
 
-def resume(call: Call, site: Site, stream: Stream, after: int | None, query: Mapping[str, str]) -> Reply:
+def resume(
+    call: Call,
+    site: Site,
+    stream: Stream,
+    after: int | None,
+    query: Mapping[str, str],
+    *,
+    default_format: str = "native",
+) -> Reply:
     """Return the events after `after`; 204 to a reader that has all of them."""
-    format_ = query.get("format", "native")
-    if format_ not in FORMATS:
-        raise BadRequest(f"'format' is one of {', '.join(FORMATS)}.", param="format")
+    encoder = _chosen_encoder(stream, query, default_format)
     if after is None or not 0 <= after <= stream.last_seq:
         return gone_reply(call)
     if stream.terminal is not None and after >= stream.last_seq:
         return Reply(status=204)
-    return Reply(body=Delivery(site.streams, stream, encoder_for(format_, stream), after=after))
+    return Reply(body=Delivery(site.streams, stream, encoder, after=after))
+
+
+def _chosen_encoder(stream: Stream, query: Mapping[str, str], default_format: str) -> Encoder:
+    """Return the encoder that the query names. `include_usage` repeats the option of the request."""
+    format_ = query.get("format", default_format)
+    if format_ not in RESUME_FORMATS:
+        raise BadRequest(f"'format' is one of {', '.join(RESUME_FORMATS)}.", param="format")
+    include_usage = query.get("include_usage", "false")
+    if include_usage not in ("true", "false"):
+        raise BadRequest("'include_usage' is true or false.", param="include_usage")
+    if format_ == OPENAI:
+        return openai_chat.encoder_for(stream, include_usage=include_usage == "true")
+    return encoder_for(format_, stream)
 
 
 def gone() -> Gone:

@@ -123,6 +123,7 @@ ROUTES = (
     _native(f"streams/{_ID}/watch", native.watch, _WATCH, name="watch_stream"),
     _native("streams/<path:path>", ops.unknown, _OPEN, methods=_ANY, needs_site=False),
     _openai("v1/chat/completions", openai.chat_completions, _CHAT, methods=("POST",), name="chat_completions"),
+    _openai(f"v1/streams/{_ID}/events", openai.stream_events, _CHAT, name="chat_stream_events"),
     _openai("v1/models", openai.models, _CHAT, name="models"),
     _openai("v1/models/<path:model>", openai.model, _CHAT, name="model"),
     _openai("v1/<path:path>", openai.unknown, _OPEN, methods=_ANY, needs_site=False),

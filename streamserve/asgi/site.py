@@ -29,6 +29,7 @@ class LocalSite:
     """A `Site`. Made on the loop that serves."""
 
     is_debug = False
+    unseal = None  # no chat element
 
     def __init__(
         self,

@@ -16,8 +16,8 @@ from streamserve.clients.thread.acceptance import EngineFacts, LoadedEngine
 from streamserve.clients.thread.client import ThreadClient
 from streamserve.engine.config import EngineConfig, ModelConfig
 from streamserve.engine.echo import EchoRunner, EchoTokenizer
-from streamserve.engine.openmp import limit_spin
-from streamserve.engine.plan import Progress, Runner, StepPlan
+from streamserve.engine.model.openmp import limit_spin
+from streamserve.engine.plan import OnStep, Progress, Runner, StepPlan
 from streamserve.protocol.errors import EngineUnavailable
 
 # Long enough for a page of text, small enough that a test can fill it.
@@ -30,7 +30,7 @@ def make_client(
     config: EngineConfig | None = None,
     *,
     step_delay_seconds: float = 0.0,
-    on_step: Callable[[float | None], None] | None = None,
+    on_step: OnStep | None = None,
 ) -> ThreadClient:
     """Return a client for a model, in this process; `path="echo"` needs no weights (and may be slowed down)."""
     if model.path == "echo":
@@ -44,7 +44,7 @@ def echo_client(
     *,
     step_delay_seconds: float = 0.0,
     on_plan: Callable[[StepPlan], None] | None = None,
-    on_step: Callable[[float | None], None] | None = None,
+    on_step: OnStep | None = None,
 ) -> ThreadClient:
     """Return a client of the echo engine. It loads at once, but still has to be started."""
     config = config or EngineConfig()
@@ -53,9 +53,7 @@ def echo_client(
     )
 
 
-def hf_client(
-    model: ModelConfig, config: EngineConfig | None = None, *, on_step: Callable[[float | None], None] | None = None
-) -> ThreadClient:
+def hf_client(model: ModelConfig, config: EngineConfig | None = None, *, on_step: OnStep | None = None) -> ThreadClient:
     """Return a client of a Hugging Face model folder."""
     config = config or EngineConfig()
     return ThreadClient(model.alias, partial(_load_hf, model, config), config, on_step=on_step)

@@ -9,17 +9,17 @@ dialects show less of the same log. Pure.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from streamserve.dialects.fields import integer, one_of, read
+from streamserve.dialects.fields import integer, one_of, read, text
 from streamserve.dialects.generate import build, conflict, request_fields, sampling_fields
 from streamserve.protocol.errors import BadRequest, ErrorBody
 from streamserve.protocol.events import Done, GoingAway, LoggedEvent, Meta, Token
 from streamserve.protocol.ids import event_id
 from streamserve.protocol.limits import Limits
-from streamserve.protocol.requests import GenerateRequest
+from streamserve.protocol.requests import GenerateRequest, Message
 from streamserve.protocol.sse import (
     CONTENT_TYPE,
     FIRST_BYTES,
@@ -33,6 +33,8 @@ from streamserve.protocol.sse import (
 FORMATS = ("native", "tokens", "text")
 ON_DISCONNECT = ("park", "abort")
 MAX_SEQ = 2**53  # what JavaScript counts exactly
+_MAX_SEALED_CHARS = 100_000
+_SYSTEM_ROLES = ("system", "developer")
 _STOP_FIELDS = {"seen_seq": integer(0, MAX_SEQ)}
 
 on_disconnect = one_of(*ON_DISCONNECT)
@@ -53,19 +55,37 @@ class NativeRequest:
     on_disconnect: str = "park"
 
 
-def parse(body: Mapping[str, Any], limits: Limits, *, default_model: str) -> NativeRequest:
-    """Check every field of a `POST /streams` body; raise `BadRequest` naming the first wrong one."""
-    values = read(body, {**sampling_fields(limits), **request_fields(limits), **_OWN_FIELDS})
+def parse(
+    body: Mapping[str, Any], limits: Limits, *, default_model: str, unseal: Callable[[str], str] | None = None
+) -> NativeRequest:
+    """Check every field of a `POST /streams` body; raise `BadRequest` naming the first wrong one.
+
+    `unseal` opens `sealed_system`, the system prompt of a chat element's page. Without it that field is unknown.
+    """
+    own = _OWN_FIELDS if unseal is None else {**_OWN_FIELDS, "sealed_system": text(1, _MAX_SEALED_CHARS)}
+    values = read(body, {**sampling_fields(limits), **request_fields(limits), **own})
     format = values.get("format", "native")
     if format != "native" and values.get("n", 1) > 1:
         raise conflict(f"format {format} shows one choice; use native for n above 1.", "n")
     if format != "native" and "logprobs" in values:
         raise conflict(f"format {format} does not show logprobs; use native.", "logprobs")
+    generate = build(values, limits, default_model=default_model)
+    if unseal is not None and "sealed_system" in values:
+        generate = _with_system(generate, unseal(values["sealed_system"]))
     return NativeRequest(
-        generate=build(values, limits, default_model=default_model),
+        generate=generate,
         format=format,
         on_disconnect=values.get("on_disconnect", "park"),
     )
+
+
+def _with_system(request: GenerateRequest, system: str) -> GenerateRequest:
+    """Return the request with the page's system prompt before its messages."""
+    if request.messages is None:
+        raise conflict("sealed_system goes before messages, not before a bare prompt.", "sealed_system")
+    if any(message.role in _SYSTEM_ROLES for message in request.messages):
+        raise conflict("sealed_system is the system prompt; messages must not bring another.", "messages")
+    return replace(request, messages=(Message(role="system", content=system), *request.messages))
 
 
 def parse_query(query: Mapping[str, str], limits: Limits, *, default_model: str) -> NativeRequest:
@@ -134,7 +154,8 @@ class NativeEncoder:
         """Return the event's one frame; before that of `done` the one of `closing_meta`."""
         event = logged.event
         if isinstance(event, Token) and event.logprobs is None:  # nearly every event: the general case, written out
-            data = f'"token_ids":{_int_list(event.token_ids)},"index":{event.index},"choice":{event.choice}'
+            token_ids = ",".join(map(str, event.token_ids))
+            data = f'"token_ids":[{token_ids}],"index":{event.index},"choice":{event.choice}'
             text = one_line_json_string(event.text)
             return f'{self._token_head}{logged.seq}\ndata: {{"text":{text},{data}}}\n\n'.encode()
         id = event_id(self._log_id, logged.seq) if logged.seq else None  # seq 0: not in the log
@@ -154,11 +175,6 @@ class NativeEncoder:
             "retry": notice.retry_ms,
         }
         return frame(one_line_json(data), event="farewell", retry_ms=notice.retry_ms)
-
-
-def _int_list(numbers: tuple[int, ...]) -> str:
-    """Return them as compact JSON."""
-    return f"[{numbers[0]}]" if len(numbers) == 1 else f"[{','.join(map(str, numbers))}]"
 
 
 def websocket_message(stream_id: str, log_id: str, logged: LoggedEvent) -> dict[str, Any]:

@@ -21,11 +21,13 @@ from streamserve.protocol.events import (
     Event,
     GoingAway,
     LoggedEvent,
+    Meta,
     Token,
     Usage,
     is_terminal,
 )
 from streamserve.protocol.ids import event_id
+from streamserve.protocol.requests import GenerateRequest
 from streamserve.protocol.sse import CONTENT_TYPE, FIRST_BYTES, KEEPALIVE, frame, one_line_json
 
 __all__ = [
@@ -64,6 +66,9 @@ class IsStream(Protocol):
     model: str
     created: int
 
+    @property
+    def request(self) -> GenerateRequest: ...
+
 
 class ChatEncoder:
     """One reader's chunks: per choice a role chunk, deltas, a finish chunk; then usage if asked for; then `[DONE]`."""
@@ -101,7 +106,7 @@ class ChatEncoder:
         return b"".join([*frames, frame(data[-1], id=event_id(self._log_id, logged.seq))])
 
     def going_away(self, notice: GoingAway) -> bytes:
-        """Return an error: the clients of this API take a clean end for a whole answer, and cannot resume."""
+        """Return an error: the clients of this API take a clean end for a whole answer. The ids before it resume."""
         return b"".join(map(frame, self._end(GOING_DOWN)))
 
     def _data(self, event: Event) -> list[str]:
@@ -111,6 +116,8 @@ class ChatEncoder:
             return self._finish(event.choice, event.finish_reason)
         if isinstance(event, BlockStart):
             self._blocks.note(event)
+        if isinstance(event, Meta):
+            self._head["created"] = event.created  # the log's, also in a process that has only the row
         return self._end(event) if is_terminal(event) else []
 
     def _delta(self, token: Token) -> list[str]:
@@ -160,19 +167,16 @@ def _obfuscated(chunk: str) -> str:
     return chunk[:-1] + f',"obfuscation":"{"0" * (-len(empty.encode()) % _OBFUSCATED_CHARS)}"}}'
 
 
-def identity(stream: IsStream, asked: ChatRequest) -> dict[str, Any]:
+def identity(stream: IsStream) -> dict[str, Any]:
     """Return what names a completion, in each of its chunks or as a whole."""
     completion_id = f"chatcmpl-{stream.id}"
-    return {"completion_id": completion_id, "model": stream.model, "created": stream.created, "n": asked.generate.n}
+    return {"completion_id": completion_id, "model": stream.model, "created": stream.created, "n": stream.request.n}
 
 
-def encoder_for(stream: IsStream, asked: ChatRequest) -> ChatEncoder:
-    """Return the encoder that answers `asked`."""
+def encoder_for(stream: IsStream, *, include_usage: bool = False, include_obfuscation: bool = False) -> ChatEncoder:
+    """Return the encoder of that stream: the same bytes for a reader of the answer and for one that resumes it."""
     return ChatEncoder(
-        stream.log_id,
-        include_usage=asked.include_usage,
-        include_obfuscation=asked.include_obfuscation,
-        **identity(stream, asked),
+        stream.log_id, include_usage=include_usage, include_obfuscation=include_obfuscation, **identity(stream)
     )
 
 

@@ -24,6 +24,7 @@ from streamserve.dialects.fields import (
     wrong_type,
 )
 from streamserve.dialects.generate import build, conflict, request_fields, sampling_fields
+from streamserve.dialects.native import ON_DISCONNECT
 from streamserve.protocol.errors import BadRequest
 from streamserve.protocol.limits import Limits
 from streamserve.protocol.requests import GenerateRequest
@@ -65,13 +66,15 @@ _STREAM_OPTIONS: Table = {
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatRequest:
     """A checked body. With `stream`, `include_usage` asks for a last chunk with token counts, `include_obfuscation` for
-    deltas whose size says little about their text.
+    deltas whose size says little about their text. `on_disconnect` is "" where the caller left it
+    open.
     """
 
     generate: GenerateRequest
     stream: bool = False
     include_usage: bool = False
     include_obfuscation: bool = False
+    on_disconnect: str = ""
 
 
 def parse(body: Mapping[str, Any], limits: Limits, *, default_model: str) -> ChatRequest:
@@ -86,6 +89,7 @@ def parse(body: Mapping[str, Any], limits: Limits, *, default_model: str) -> Cha
         stream=stream,
         include_usage=options.get("include_usage", False),
         include_obfuscation=options.get("include_obfuscation", False),
+        on_disconnect=values.get("on_disconnect", ""),
     )
 
 
@@ -98,6 +102,7 @@ def _own_fields(limits: Limits) -> dict[str, Reader]:
     """Return the readers of the fields whose name or meaning is this API's own."""
     return {
         "stream": boolean,
+        "on_disconnect": one_of(*ON_DISCONNECT),
         "stream_options": object_of(_STREAM_OPTIONS),
         "max_completion_tokens": integer(1, limits.max_tokens),
         "seed": integer(-(2**63), 2**63 - 1),

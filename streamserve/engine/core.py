@@ -5,7 +5,8 @@ thread; all else only appends to a deque and may be called from any thread. (Ide
 SGLang's overlap loop; vLLM's EngineCore, with its lesson that an unknown id is ignored and counted, never asserted.)
 
 Failures: a sequence's own (`Sampled.error`) ends that sequence; too little memory splits the step; a failed integrity
-check ends the sequences that hold blocks (quarantine); an exception of the runner is raised: the engine is dead.
+check ends the sequences that hold blocks (quarantine); an exception of the runner is raised: the engine is dead. A
+suspect, whose steps have ended engines before, is computed in steps of its own until it has a token.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from streamserve.engine.in_flight import InFlight, Launched, RunnerFailed, halve
 from streamserve.engine.kv.free_list import IntegrityError
 from streamserve.engine.kv.pool import BlockPool
 from streamserve.engine.output import OutputProcessor, SequenceUpdate
-from streamserve.engine.plan import Chunk, Runner, StepOutOfMemory, StepPlan, StepResult
+from streamserve.engine.plan import Chunk, OnStep, Runner, StepOutOfMemory, StepPlan, StepResult
 from streamserve.engine.scheduler import Scheduler
 from streamserve.engine.sequence import SequenceRequest
 from streamserve.protocol.stats import CoreStats
@@ -44,7 +45,7 @@ class EngineCore:
         *,
         revision: str = "",
         on_evict: Callable[[int], None] | None = None,
-        on_step: Callable[[float | None], None] | None = None,
+        on_step: OnStep | None = None,
     ) -> None:
         self._config = config
         self._clock = clock
@@ -111,7 +112,7 @@ class EngineCore:
         """Launch a step, collect the one that is due, and return the updates, in the plans' order."""
         try:
             self._drain()
-            has_launched = self._launch(self._plan(self._clock()))
+            has_launched = self._launch(self._try_suspect(self._plan(self._clock())))
             if not has_launched or len(self._in_flight) > self._most_in_flight:
                 self._collect()
             self._check_counts()
@@ -189,6 +190,25 @@ class EngineCore:
             return False
         return True
 
+    def _try_suspect(self, chunks: tuple[Chunk, ...]) -> tuple[Chunk, ...]:
+        """Run the first suspect of a plan as a step of its own, and return the chunks that are not suspects'.
+
+        One at a time: what was computed beside it before is passed on before the next one is tried.
+        """
+        suspects = [chunk for chunk in chunks if self._sequences[chunk.seq_id].is_suspect]
+        if not suspects:
+            return chunks
+        while self._in_flight:  # Invariant: nothing else is in flight
+            self._collect()
+        alone = still_ready((suspects[0],), self._sequences)
+        if alone:
+            try:
+                self._run(alone)
+            except StepOutOfMemory:
+                self._note_out_of_memory(alone)
+                self._run_halves(alone)
+        return still_ready(tuple(chunk for chunk in chunks if chunk not in suspects), self._sequences)
+
     def _collect(self) -> None:
         """Wait for the oldest step in flight, if there is one, and process its result."""
         if not self._in_flight:
@@ -217,16 +237,19 @@ class EngineCore:
                 self._run_alone(ready)
 
     def _run_alone(self, chunks: tuple[Chunk, ...]) -> None:
-        """Launch and collect a step. If memory runs out again, the largest chunk fails; the rest is planned again."""
+        """Run a step. If memory runs out again, the largest chunk fails; the rest is planned again."""
         try:
-            self._in_flight.launch(chunks, self._sequences)
-            step = self._in_flight.pop()
-            result, seconds = self._in_flight.collect(step)
+            self._run(chunks)
         except StepOutOfMemory:
             largest = max(chunks, key=lambda chunk: len(chunk.token_ids))
             self._output.fail(self._sequences[largest.seq_id], "out_of_memory", self._clock())
-        else:
-            self._process(step, result, seconds)
+
+    def _run(self, chunks: tuple[Chunk, ...]) -> None:
+        """Launch, collect and process a step; no other step is in flight."""
+        self._in_flight.launch(chunks, self._sequences)
+        step = self._in_flight.pop()
+        result, seconds = self._in_flight.collect(step)
+        self._process(step, result, seconds)
 
     def _note_out_of_memory(self, chunks: tuple[Chunk, ...]) -> None:
         num_tokens = sum(len(chunk.token_ids) for chunk in chunks)

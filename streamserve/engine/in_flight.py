@@ -12,13 +12,15 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 
-from streamserve.engine.plan import Chunk, Runner, StepOutOfMemory, StepPlan, StepResult
+from streamserve.engine.plan import Chunk, Flight, OnStep, Runner, StepOutOfMemory, StepPlan, StepResult
 from streamserve.engine.sequence import Sequence, State
 
 # The limit before any step time is known: compiling kernels and touching memory for the first time takes long.
 FIRST_STEPS_SECONDS = 120.0
 # A step is hung when it takes this many times the step-time model's prediction (and longer than `step_seconds`).
 HUNG_FACTOR = 8
+# Each loss of the engine in a step with a sequence multiplies the time that its next steps may take.
+PATIENCE_GROWTH = 4
 
 
 class RunnerFailed(Exception):
@@ -56,8 +58,9 @@ class Launched:
 class InFlight:
     """A runner and its uncollected steps. `num_launched` counts all steps so far.
 
-    `on_plan` gets each plan before it runs. `on_step` gets the seconds after which a step counts as hung (a watchdog),
-    and None when there is nothing to wait for; `predict` returns how long a step should take, if that is known.
+    `on_plan` gets each plan before it runs. `on_step` gets a `Flight` before each call of the runner (a watchdog, and
+    a record of what is in flight) and when there is nothing to wait for; `predict` returns how long a step should
+    take, if that is known.
     """
 
     def __init__(
@@ -68,7 +71,7 @@ class InFlight:
         step_seconds: float,
         predict: Callable[[StepPlan], float | None],
         on_plan: Callable[[StepPlan], None] | None = None,
-        on_step: Callable[[float | None], None] | None = None,
+        on_step: OnStep | None = None,
     ) -> None:
         self.num_launched = 0
         self._runner = runner
@@ -80,6 +83,8 @@ class InFlight:
         self._steps: deque[Launched] = deque()
         self._collected_at = clock()
         self._most_seconds_per_token: float | None = None
+        self._flight = Flight(seconds_allowed=None, stream_ids=frozenset())
+        self._has_failed = False
 
     def __len__(self) -> int:
         return len(self._steps)
@@ -89,7 +94,7 @@ class InFlight:
         plan = StepPlan(step_id=self.num_launched, chunks=chunks)
         self.num_launched += 1
         at = self._clock()  # a runner without a device of its own computes in `launch`
-        with self._guarding(plan):
+        with self._guarding(plan, [sequences[chunk.seq_id] for chunk in chunks]):
             if self._on_plan is not None:
                 self._on_plan(plan)
             try:
@@ -113,7 +118,7 @@ class InFlight:
         After `StepOutOfMemory` its launch is undone.
         """
         try:
-            with self._guarding(step.plan):
+            with self._guarding(step.plan, [part.sequence for part in step.parts]):
                 result = self._runner.collect(step.handle)
         except StepOutOfMemory:
             _take_back(step)
@@ -133,30 +138,41 @@ class InFlight:
                 _take_back(step)
 
     def rest(self) -> None:
-        """Disarm the watchdog."""
+        """Report that no call of the runner is under way. After a failed one, what was in flight stays reported."""
         if self._on_step is not None:
-            self._on_step(None)
+            streams = self._flight.stream_ids if self._has_failed else self._streams_in_flight()
+            self._on_step(replace(self._flight, seconds_allowed=None, stream_ids=streams))
+
+    def _streams_in_flight(self) -> frozenset[str]:
+        return frozenset(part.sequence.request.stream_id for step in self._steps for part in step.parts)
+
+    def _seconds_allowed(self, plan: StepPlan) -> float:
+        """Return when a step counts as hung: by the step-time model; until that is fitted, by the dearest token."""
+        predicted, most = self._predict(plan), self._most_seconds_per_token
+        if predicted is not None:
+            return max(self._step_seconds, HUNG_FACTOR * predicted)
+        if most is None:
+            return FIRST_STEPS_SECONDS
+        return min(FIRST_STEPS_SECONDS, max(self._step_seconds, HUNG_FACTOR * most * plan.num_tokens))
 
     @contextmanager
-    def _guarding(self, plan: StepPlan) -> Iterator[None]:
-        """Arm the watchdog, and mark what the runner raises.
-
-        A step counts as hung by the step-time model; until that is fitted, by the most expensive token so far.
-        """
+    def _guarding(self, plan: StepPlan, sequences: list[Sequence]) -> Iterator[None]:
+        """Report a call of the runner, and mark what the runner raises."""
         if self._on_step is not None:
-            predicted, most = self._predict(plan), self._most_seconds_per_token
-            if predicted is not None:
-                allowed = max(self._step_seconds, HUNG_FACTOR * predicted)
-            elif most is None:
-                allowed = FIRST_STEPS_SECONDS
-            else:
-                allowed = min(FIRST_STEPS_SECONDS, max(self._step_seconds, HUNG_FACTOR * most * plan.num_tokens))
-            self._on_step(allowed)
+            num_losses = max(sequence.request.num_losses for sequence in sequences)
+            streams = {sequence.request.stream_id for sequence in sequences}
+            self._flight = Flight(
+                seconds_allowed=self._seconds_allowed(plan) * PATIENCE_GROWTH**num_losses,
+                stream_ids=self._streams_in_flight() | streams,
+                is_trial=any(sequence.is_suspect for sequence in sequences),
+            )
+            self._on_step(self._flight)
         try:
             yield
         except StepOutOfMemory:
             raise
         except Exception as error:
+            self._has_failed = True
             raise RunnerFailed(error) from error
 
 

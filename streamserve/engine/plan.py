@@ -8,7 +8,7 @@ nano-vllm's three-beat step; vLLM V1's "no prefill or decode phase".)
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -109,6 +109,22 @@ class StepResult:
 
     step_id: int
     sampled: tuple[Sampled, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Flight:
+    """What the engine reports of its steps: the streams that hold a part of those in flight.
+
+    `seconds_allowed`: the call of the runner that begins now counts as hung after so long without progress; None: no
+    call is under way. `is_trial`: the step is a suspect's own.
+    """
+
+    seconds_allowed: float | None
+    stream_ids: frozenset[str]
+    is_trial: bool = False
+
+
+OnStep = Callable[[Flight], None]
 
 
 class Runner(Protocol):

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from streamserve.engine.kv.free_list import IntegrityError
 from streamserve.engine.plan import SampleSpec
+from streamserve.protocol.park import SUSPECT_LOSSES
 from streamserve.protocol.requests import SamplingParams
 
 if TYPE_CHECKING:
@@ -26,12 +27,13 @@ if TYPE_CHECKING:
 class SequenceRequest:
     """One answer to generate. `sampling.seed` and `sampling.max_tokens` are resolved; ids are never reused.
 
-    `output_token_ids` were already shown: they count towards max_tokens and min_tokens, so that a resumed sequence ends
-    where the uninterrupted one would. `max_tokens` 0 only fills the prefix cache. The first `num_public_tokens` of the
-    prompt are the server's own, the same for all tenants, and are cached without the salt. `reader_tokens`: how many
-    output tokens the reader has received by now; None: the engine does not wait for readers. `first_token_at`: when the
-    answer's first token was generated, if that was before this admission. `queue_seconds`: how long it may wait for its
-    first step; None: as the scheduler's queue stands.
+    `output_token_ids` were already shown: they count towards max_tokens and min_tokens, so that a resumed sequence
+    ends where the uninterrupted one would. `max_tokens` 0 only fills the prefix cache. The first `num_public_tokens`
+    of the prompt are the server's own, the same for all tenants, and are cached without the salt. `reader_tokens`: how
+    many output tokens the reader has received by now; None: the engine does not wait for readers. `first_token_at`:
+    when the answer's first token was generated, if that was before this admission. `num_losses`: how often an engine
+    has ended in a step with it since its last new token. `queue_seconds`: how long it may wait for its first step;
+    None: as the scheduler's queue stands.
     """
 
     seq_id: int
@@ -47,6 +49,8 @@ class SequenceRequest:
     tenant: str = ""
     reader_tokens: int | None = None
     first_token_at: float | None = None
+    stream_id: str = ""
+    num_losses: int = 0
     queue_seconds: float | None = None
 
 
@@ -128,6 +132,12 @@ class Sequence:
     def num_output_tokens(self) -> int:
         """Output tokens, those shown before a resume included."""
         return len(self.token_ids) - len(self.request.prompt_token_ids)
+
+    @property
+    def is_suspect(self) -> bool:
+        """Whether its steps hold nothing else: the answer may be what ends the engine. Until its next token."""
+        request = self.request
+        return request.num_losses >= SUSPECT_LOSSES and self.num_output_tokens == len(request.output_token_ids)
 
     @property
     def is_new(self) -> bool:

@@ -42,6 +42,9 @@ from streamserve.protocol.events import (
 # More than the largest request (a body is at most 1 MiB) with 16 k shown tokens, or a second of log-probabilities.
 MAX_FRAME_BYTES = 16 * 1024 * 1024
 _HEAD = 4
+# What msgspec raises for a value without a place in MessagePack (a number beyond 64 bits, half a surrogate), and for
+# bytes that it does not understand.
+MSGPACK_ERRORS = (ValueError, TypeError, OverflowError, RecursionError)
 
 T = TypeVar("T")
 
@@ -116,9 +119,12 @@ _USUAL_HEADS = {kind: 0x80 | len(names - ADDED_FIELDS) for kind, names in _NAMES
 
 def encode_event(event: Event) -> bytes:
     """Return an event as bytes."""
-    if isinstance(event, Unknown):
-        return pack(_ENCODER, (event.kind, msgspec.Raw(event.fields)))
-    return pack(_ENCODER, (event.type, _without_defaults(event) if type(event) in _WITH_ADDED_FIELDS else event))
+    try:
+        if isinstance(event, Unknown):
+            return _ENCODER.encode((event.kind, msgspec.Raw(event.fields)))
+        return _ENCODER.encode((event.type, _without_defaults(event) if type(event) in _WITH_ADDED_FIELDS else event))
+    except MSGPACK_ERRORS as error:
+        raise FrameError(f"not to be encoded: {error}") from error
 
 
 def _without_defaults(value: Any) -> dict[str, Any]:
@@ -133,15 +139,18 @@ def _without_defaults(value: Any) -> dict[str, Any]:
 
 def decode_event(data: bytes | msgspec.Raw) -> Event:
     """Return the event that bytes stand for, `Unknown` for a kind of a later release. Raises FrameError."""
-    kind, raw = unpack(_ENVELOPE, data)
-    decoder = _EVENTS.get(kind)
-    if decoder is None:
+    try:
+        kind, raw = _ENVELOPE.decode(data)
+        decoder = _EVENTS.get(kind)
+        event = None if decoder is None else decoder.decode(raw)
+    except MSGPACK_ERRORS as error:
+        raise FrameError(f"not understood: {error}") from error
+    if event is None:
         if not _KIND.fullmatch(kind):
             raise FrameError(f"no event is called {kind[:40]!r}")
         unpack(_ANY_FIELDS, raw)
         UNKNOWN_COUNT.add(num_events=1)
         return Unknown(kind=kind, fields=bytes(raw))
-    event = unpack(decoder, raw)
     if memoryview(raw)[0] != _USUAL_HEADS[kind]:
         num_unknown = len(unpack(_ANY_FIELDS, raw).keys() - _NAMES[kind])
         if num_unknown:
@@ -149,17 +158,9 @@ def decode_event(data: bytes | msgspec.Raw) -> Event:
     return event
 
 
-def pack(encoder: msgspec.msgpack.Encoder, value: Any) -> bytes:
-    """Encode, or raise FrameError for what has no place in MessagePack (a number beyond 64 bits, half a surrogate)."""
-    try:
-        return encoder.encode(value)
-    except (ValueError, TypeError, OverflowError, RecursionError) as error:
-        raise FrameError(f"not to be encoded: {error}") from error
-
-
 def unpack(decoder: msgspec.msgpack.Decoder[T], data: bytes | msgspec.Raw) -> T:
     """Decode into the decoder's type, or raise FrameError."""
     try:
         return decoder.decode(data)
-    except (ValueError, TypeError, OverflowError, RecursionError) as error:
+    except MSGPACK_ERRORS as error:
         raise FrameError(f"not understood: {error}") from error

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+# An answer whose step has ended its engine so often, without a new token in between, is a suspect: its next steps hold
+# nothing else, so that the next loss shows whether it was the cause.
+SUSPECT_LOSSES = 2
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Accepted:
@@ -22,8 +26,13 @@ class Park:
     - "lead": its reader is too far behind: when no more than `resume_at_lead` tokens are unread
     - "ahead": its reader has enough to read, and another sequence needed the room: after `resume_seconds`
     - "paused": an operator paused the engine; "lost": the engine is gone: at once, and again until it is accepted
+
+    Of a lost engine: `is_counted` is False where it ended in a step that did not hold this answer, and `was_alone` is
+    True where that step held this answer only.
     """
 
     reason: str
     resume_at_lead: int = 0
     resume_seconds: float = 0.0
+    is_counted: bool = True
+    was_alone: bool = False

@@ -18,7 +18,7 @@ from typing import Any
 
 import msgspec
 
-from streamserve.protocol.errors import UnmetNeeds
+from streamserve.protocol.errors import BadRequest, UnmetNeeds
 
 # What a request may need of the release that serves it. Nothing yet: the first is added with the field that it guards.
 KNOWN_NEEDS: frozenset[str] = frozenset()
@@ -74,7 +74,8 @@ class GenerateRequest:
     generation config fills those it has a default for, acceptance `seed` and `max_tokens`. `arrived_at` is
     `time.monotonic()` of the first arrival (one clock for all processes of a machine), `first_token_at` of the first
     token, when there was one. `reader_tokens[choice]` is how many output tokens the furthest reader has received; None
-    lets the engine compute ahead of its readers. `needs` names what the request cannot do without.
+    lets the engine compute ahead of its readers. `num_losses` says how often an engine has ended in a step with this
+    answer since its last new token. `needs` names what the request cannot do without.
     `has_public_system`: the first message is the server's own (`with_system`), and its blocks need no salt; no body
     sets it.
     """
@@ -96,6 +97,7 @@ class GenerateRequest:
     output_token_ids: tuple[tuple[int, ...], ...] = ()
     first_token_at: float | None = None
     reader_tokens: tuple[int, ...] | None = None
+    num_losses: int = 0
     needs: tuple[str, ...] = ()
     has_public_system: bool = False
 
@@ -106,6 +108,49 @@ def with_system(request: GenerateRequest, system: str) -> GenerateRequest:
     if not system or not messages or any(message.role in SYSTEM_ROLES for message in messages):
         return request
     return replace(request, messages=(Message(role="system", content=system), *messages), has_public_system=True)
+
+
+# What an engine can compute with, whatever a site allows: name, lowest, highest, whole numbers only.
+_RANGES: tuple[tuple[str, float, float, bool], ...] = (
+    ("temperature", 0.0, 1e6, False),
+    ("top_k", 0, 2**31 - 1, True),
+    ("top_p", 1e-6, 1.0, False),
+    ("min_p", 0.0, 1.0, False),
+    ("presence_penalty", -1e3, 1e3, False),
+    ("frequency_penalty", -1e3, 1e3, False),
+    ("repetition_penalty", 1e-3, 1e3, False),
+    ("seed", 0, 2**63 - 1, True),
+    ("max_tokens", 0, 2**31 - 1, True),
+    ("min_tokens", 0, 2**31 - 1, True),
+    ("logprobs", 0, 1_000, True),
+)
+
+
+def check_sampling(sampling: SamplingParams) -> None:
+    """Raise BadRequest for a value that a step cannot be computed with; None is none.
+
+    The engine's own check, whatever the door before it has checked: one such value would end a step for all its
+    sequences.
+    """
+    for name, low, high, is_whole in _RANGES:
+        value = getattr(sampling, name)
+        if value is None:
+            continue
+        is_number = isinstance(value, int if is_whole else int | float) and not isinstance(value, bool)
+        if not is_number or not low <= value <= high:  # false for NaN too
+            kind = "a whole number" if is_whole else "a number"
+            raise BadRequest(
+                f"{name} is {value!r}; the engine takes {kind} from {low:g} to {high:g}.",
+                code="invalid_value",
+                param=name,
+            )
+    if not all(sampling.stop):
+        raise BadRequest("stop has an empty string. Leave it out.", code="invalid_value", param="stop")
+
+
+def size_of(request: GenerateRequest) -> int:
+    """Return about how many bytes of memory a request takes."""
+    return len(msgspec.msgpack.encode(request, enc_hook=dict))
 
 
 def check_needs(request: GenerateRequest) -> None:
@@ -126,6 +171,7 @@ def encode_request(request: GenerateRequest) -> dict[str, Any]:
     for name in ("needs", "has_public_system"):
         if not kept[name]:
             del kept[name]
+    del kept["num_losses"]  # counted by the process that has the stream
     return kept
 
 

@@ -14,7 +14,7 @@ and the number of unread tokens.
 from __future__ import annotations
 
 from streamserve.protocol.errors import EngineUnavailable, Refused
-from streamserve.protocol.park import Park
+from streamserve.protocol.park import SUSPECT_LOSSES, Park
 
 # A reader that returns to a long answer replays it first; a prefill is worth its cost when so few tokens are unread.
 NO_READER = Park(reason="reader", resume_at_lead=128)
@@ -25,7 +25,8 @@ MESSAGES = {
 }
 LOADING = "The model is being loaded. The answer continues by itself."
 
-# An answer that loses its engine this often without a new token in between may itself end the engine.
+# An answer that loses its engine this often without a new token in between may itself end the engine. One that was a
+# suspect, and alone in the step that did, is known to.
 _MAX_LOSSES = 5
 # The first delay before an engine that starts is asked again. It doubles up to the engine's own `retry_after`.
 _BACKOFF_SECONDS = 0.1
@@ -41,8 +42,9 @@ class Parking:
         self.shown: set[str] = set()  # the statuses that readers were shown during this park: "resumed" follows
         self._ask_at = 0.0
         self._refused_at: float | None = None
-        # Counted since the answer's last new token: losses of the engine, and parks and refusals of any kind.
-        self._num_losses = self._num_tries = 0
+        # Counted since the answer's last new token: losses of the engine in a step with this answer (or in none), and
+        # parks and refusals of any kind.
+        self.num_losses = self._num_tries = 0
         self._num_tokens = 0
 
     def begin(self, park: Park, num_tokens: int, now: float) -> None:
@@ -50,9 +52,9 @@ class Parking:
         self.park = park
         self.num_parks += 1
         if num_tokens > self._num_tokens:
-            self._num_losses = self._num_tries = 0
+            self.num_losses = self._num_tries = 0
         self._num_tokens = num_tokens
-        self._num_losses += park.reason == "lost"
+        self.num_losses += park.reason == "lost" and park.is_counted
         self._ask_at = now + (self._backoff() if park.reason in MESSAGES else park.resume_seconds)
         self._num_tries += 1
 
@@ -63,8 +65,9 @@ class Parking:
 
     @property
     def is_hopeless(self) -> bool:
-        """Whether the engine was lost too often without a new token."""
-        return self._num_losses >= _MAX_LOSSES
+        """Whether the engine was lost too often without a new token, or by this answer alone."""
+        is_guilty = self.park is not None and self.park.was_alone and self.num_losses > SUSPECT_LOSSES
+        return is_guilty or self.num_losses >= _MAX_LOSSES
 
     def refuse(self, refused: Refused, now: float) -> float:
         """Note that the engine refuses to resume it; return the seconds since the first refusal."""

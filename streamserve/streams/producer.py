@@ -72,6 +72,7 @@ class Producer(Replica):
         self._has_backlog = False  # it had more than fits into a batch
         self._max_events = MAX_BATCH_EVENTS  # of the next batch, from how large those of the last one were
         self._is_cut = False
+        self.num_event_bytes = 0  # of the events that were made here, as the log has them
 
     def end_with(self, ending: Done | Error) -> None:
         """Have `ending` committed after what is being committed now, unless the stream is ending already."""
@@ -116,7 +117,9 @@ class Producer(Replica):
         if events:
             bodies = [encode_event(event) for event in events]
             self._in_flight = Batch(self.log_id, self.lease.fence, self.last_seq, events, bodies, is_end)
-            num_fitting = len(bodies) * _MAX_BATCH_BYTES // sum(map(len, bodies))
+            num_bytes = sum(map(len, bodies))
+            self.num_event_bytes += num_bytes
+            num_fitting = len(bodies) * _MAX_BATCH_BYTES // num_bytes
             self._max_events = min(MAX_BATCH_EVENTS, num_fitting) or 1
         return self._in_flight
 
@@ -191,6 +194,7 @@ class Producer(Replica):
             output_token_ids=self.transcript.token_ids,
             first_token_at=self.transcript.timings.first_at,
             reader_tokens=self.lag.reader_tokens,
+            num_losses=self.parking.num_losses,
         )
         try:
             generation = await self._client.generate(request)

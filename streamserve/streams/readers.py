@@ -49,21 +49,22 @@ class Readers:
     def add(self, reader: Attachment) -> None:
         """Count `reader` in."""
         self.attached += (reader,)
-        if not reader.is_watcher:
+        self.num_attached += 1
+        if reader.is_watcher:
+            self.num_watchers += 1
+        else:
+            self.num_holding += 1
             self.last_transport = reader.transport
-        self._count()
 
     def discard(self, reader: Attachment) -> bool:
         """Count `reader` out; return whether it was in."""
-        num_before = len(self.attached)
+        if reader not in self.attached:
+            return False
         self.attached = tuple(one for one in self.attached if one is not reader)
-        self._count()
-        return len(self.attached) < num_before
-
-    def _count(self) -> None:
-        self.num_attached = len(self.attached)
-        self.num_watchers = sum(reader.is_watcher for reader in self.attached)
-        self.num_holding = self.num_attached - self.num_watchers
+        self.num_attached -= 1
+        self.num_watchers -= reader.is_watcher
+        self.num_holding -= not reader.is_watcher
+        return True
 
     @property
     def are_paced(self) -> bool:

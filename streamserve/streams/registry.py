@@ -27,7 +27,7 @@ from streamserve.protocol.errors import EngineUnavailable, NotFound, Streamserve
 from streamserve.protocol.events import Error
 from streamserve.protocol.limits import Limits
 from streamserve.protocol.measures import Measures
-from streamserve.protocol.requests import GenerateRequest
+from streamserve.protocol.requests import GenerateRequest, size_of
 from streamserve.protocol.stats import ModelDescription
 from streamserve.streams.config import StreamConfig
 from streamserve.streams.lease.lease import Lease
@@ -45,6 +45,8 @@ _CLOSE_SECONDS = 5.0
 _ENGINE_POLL_SECONDS = 0.05
 # The delays between attempts to write a stream's end. The longest allows one more attempt while the process closes.
 _RETRY_SECONDS, _MAX_RETRY_SECONDS = 0.1, 4.0
+# About what a finished stream takes: its objects, a token in its transcript, and an event as objects to one encoded.
+_STREAM_BYTES, _TOKEN_BYTES, _OBJECT_FACTOR = 8 * 1024, 4, 5
 
 
 class Streams:
@@ -70,6 +72,8 @@ class Streams:
         self._by_log: dict[str, Stream] = {}
         self._unfinished: dict[Group, dict[str, Stream]] = {}  # by id; a group without streams is not kept
         self._kept: OrderedDict[str, asyncio.Event] = OrderedDict()  # finished streams; setting the event drops one
+        self._kept_bytes: dict[str, int] = {}
+        self._num_kept_bytes = 0
         self._expired: OrderedDict[str, None] = OrderedDict()  # ids and log ids of dropped streams
         self._tasks: set[asyncio.Task[None]] = set()
         self._is_closing = False
@@ -332,6 +336,8 @@ class Streams:
     async def _keep(self, stream: Stream) -> None:
         """Wait until the finished stream may be dropped: `retention_seconds` are over, or newer ones need the room."""
         self._kept[stream.id] = drop = asyncio.Event()
+        self._kept_bytes[stream.id] = self._size_of(stream)
+        self._num_kept_bytes += self._kept_bytes[stream.id]
         self._make_room()
         while not drop.is_set():
             with contextlib.suppress(TimeoutError):
@@ -339,15 +345,32 @@ class Streams:
                     await drop.wait()
             if stream.readers.num_attached == 0 or self._is_closing:
                 break
-        self._kept.pop(stream.id, None)
+        self._take_from_kept(stream.id)
 
     def _make_room(self) -> None:
-        """Drop the oldest finished stream without readers, if more than `max_finished` are kept."""
-        if len(self._kept) > self.settings.max_finished:
-            idle = (name for name in self._kept if self._streams[name].readers.num_attached == 0)
-            oldest = next(idle, None)
-            if oldest is not None:
-                self._kept.pop(oldest).set()
+        """Drop the oldest finished streams without readers, if too many are kept or they take too much memory.
+
+        The newest one is not too large for itself.
+        """
+        while True:
+            is_too_many = len(self._kept) > self.settings.max_finished
+            if not is_too_many and (self._num_kept_bytes <= self.settings.max_finished_bytes or len(self._kept) == 1):
+                return
+            newest = None if is_too_many else next(reversed(self._kept))
+            idle = (one for one in self._kept if one != newest and self._streams[one].readers.num_attached == 0)
+            drop = self._take_from_kept(next(idle, ""))
+            if drop is None:
+                return
+            drop.set()
+
+    def _take_from_kept(self, stream_id: str) -> asyncio.Event | None:
+        self._num_kept_bytes -= self._kept_bytes.pop(stream_id, 0)
+        return self._kept.pop(stream_id, None)
+
+    def _size_of(self, stream: Stream) -> int:
+        """Return about how many bytes a finished stream holds: with a log in memory its events as objects, too."""
+        in_log = 0 if self.store.is_shared else _OBJECT_FACTOR * stream.num_event_bytes
+        return _STREAM_BYTES + size_of(stream.request) + _TOKEN_BYTES * stream.transcript.num_tokens + in_log
 
     async def _drop(self, stream: Stream) -> None:
         self._remove(stream)

@@ -95,13 +95,13 @@ class Replica:
             if self.readers.num_attached:
                 await self.catch_up()
             is_due = self._ending is not None or self._is_wanted
-            result = await self._ask_for_lease() if is_due else LeaseResult.THEIRS
-            if result is LeaseResult.FREE:
+            result = await self._ask_for_lease() if is_due else LeaseResult.HELD_ELSEWHERE
+            if result is LeaseResult.TAKEN:
                 await self._take_over()
             elif result is LeaseResult.OVER:
                 await self.catch_up()
                 self._has_left = True
-            elif result is LeaseResult.THEIRS and self._seconds_beside() == 0 and not self.readers.num_attached:
+            elif result is LeaseResult.HELD_ELSEWHERE and self._seconds_beside() == 0 and not self.readers.num_attached:
                 self._has_left = True
             elif result is LeaseResult.UNKNOWN:
                 await self._change(RETRY_SECONDS)
@@ -114,7 +114,7 @@ class Replica:
         """Claim the stream: for a reader; by force to stop it; to end it otherwise, only if none claimed it since."""
         is_stop = isinstance(self._ending, Done) and self._ending.finish_reason == "cancelled"
         result = await self.lease.take(by_force=is_stop, only_as_last=self._ending is not None and not is_stop)
-        if result is LeaseResult.THEIRS and not is_stop:
+        if result is LeaseResult.HELD_ELSEWHERE and not is_stop:
             self._ending = None
         return result
 
@@ -157,6 +157,8 @@ class Replica:
         """Seconds until a log that another process writes is looked at again. None: until something changes."""
         if self.readers.num_attached:
             return _FOLLOW_SECONDS
-        if "resume_window" in self._timers or self._ending is not None:
-            return None if self._ending is None else RETRY_SECONDS
+        if self._ending is not None:
+            return RETRY_SECONDS
+        if "resume_window" in self._timers:
+            return None
         return max(0.0, self._idle_at - time.monotonic())

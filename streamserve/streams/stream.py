@@ -29,6 +29,7 @@ import time
 from functools import partial
 
 from streamserve.clients.base import EngineClient, Generation
+from streamserve.protocol.errors import Refused
 from streamserve.protocol.events import Done, Error, Meta, Usage
 from streamserve.protocol.requests import GenerateRequest
 from streamserve.streams.config import StreamConfig
@@ -48,6 +49,9 @@ logger = logging.getLogger("streamserve.streams")
 ON_DISCONNECT = ("park", "abort", "finish")
 # While the log is away, a stop is recorded and its caller waits for so long.
 STOP_SECONDS = 3.0
+# And so long at most, when its end is not committed for another reason.
+STOP_DEADLINE_SECONDS = 9.0
+_STOP_PENDING = "The stop is recorded, and takes effect as soon as the server can write it down. Look again later."
 
 _ABANDONED = Done(finish_reason="abandoned")
 _INTERNAL = Error(code="internal_error", message="The server failed while answering. It has been logged.")
@@ -119,17 +123,21 @@ class Stream(Producer):
     async def stop(self, seen_seq: int | None = None) -> None:
         """End the stream as its user asks, and return once that is committed. After the end nothing happens.
 
-        While the log is away the stop is recorded, and LogUnavailable is raised after `STOP_SECONDS`.
+        The wait has an end: the stop is recorded, and LogUnavailable is raised after `STOP_SECONDS` while the log is
+        away, Refused after `STOP_DEADLINE_SECONDS` whatever the reason.
         """
+        give_up_at = time.monotonic() + STOP_DEADLINE_SECONDS
         self.end_with(Done(finish_reason="cancelled", kept_seq=None if seen_seq is None else max(0, seen_seq)))
         while not self.ended.is_set():
             try:
-                async with asyncio.timeout(STOP_SECONDS):
+                async with asyncio.timeout(min(STOP_SECONDS, STOP_DEADLINE_SECONDS)):
                     await self.ended.wait()
             except TimeoutError:
                 self._writer.refuse_if_down()
                 if self._away is not None:
                     raise copy.copy(self._away) from None
+                if time.monotonic() >= give_up_at:
+                    raise Refused(_STOP_PENDING, code="stop_pending", retry_after=5) from None
 
     def abandon(self) -> None:
         """End a stream without an owner's reader."""

@@ -2,22 +2,47 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from django import template
+from django.core.exceptions import ImproperlyConfigured
 from django.middleware.csrf import get_token
 
-from streamserve.web.chat_page import chat_config
+from streamserve.web.widget.config import widget_config
 
 register = template.Library()
 
 
 @register.inclusion_tag("streamserve/chat.html", takes_context=True)
-def streamserve_chat(context: dict[str, Any]) -> dict[str, Any]:
-    """Render the chat with the site's models and the visitor's CSRF token."""
-    if "streamserve" in context:
-        return {"streamserve": context["streamserve"], "csrf_token": context.get("csrf_token", "")}
-    request = context["request"]
-    user = context.get("user")
-    name = user.get_username() if user is not None and user.is_authenticated else ""
-    return {"streamserve": chat_config(name), "csrf_token": get_token(request)}
+def streamserve_chat(
+    context: dict[str, Any],
+    *,
+    model: str = "",
+    system: str = "",
+    suggestions: str | Iterable[str] = (),
+    title: str = "",
+    name: str = "",
+    figures: bool = False,
+) -> dict[str, Any]:
+    """Render the chat for this visitor.
+
+    `system` is the system prompt of this widget, which the visitor does not see; `suggestions` a list, or a text with |
+    between the questions; `name` keeps its conversation apart from those of other widgets; `figures` shows tokens and
+    times under each answer.
+    """
+    request = context.get("request")
+    if request is None:
+        hint = "Render the page with render(), and name django.template.context_processors.request in TEMPLATES."
+        raise ImproperlyConfigured(f"streamserve_chat needs the request in the page's context. {hint}")
+    config = widget_config(
+        request,
+        context.get("user") or getattr(request, "user", None),
+        model=model,
+        system=system,
+        suggestions=suggestions,
+        title=title,
+        name=name,
+        figures=figures,
+    )
+    return {"streamserve": config, "csrf_token": get_token(request)}

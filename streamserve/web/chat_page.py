@@ -5,16 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from asgiref.sync import sync_to_async
-from django.conf import settings as django_settings
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import render
-from django.urls import get_script_prefix, reverse
 
 from streamserve.conf import get_settings
 from streamserve.web.auth import give_cookie, visitor
 from streamserve.web.site import start_loading
 from streamserve.web.views import non_atomic
-from streamserve.web.websocket import socket_path
+from streamserve.web.widget.config import widget_config
 
 CONTENT_SECURITY_POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
@@ -39,20 +37,4 @@ async def chat_page(request: HttpRequest, template_name: str = "streamserve/chat
 async def chat_context(request: HttpRequest) -> dict[str, Any]:
     """Return the template context of the chat."""
     user = await request.auser() if hasattr(request, "auser") else None
-    name = user.get_username() if user is not None and user.is_authenticated else ""
-    return {"streamserve": chat_config(name)}
-
-
-def chat_config(signed_in_as: str) -> dict[str, Any]:
-    """Return the addresses and models for the data-* attributes of the chat element."""
-    settings = get_settings()
-    return {
-        "streams_url": reverse("streamserve:streams"),
-        "ready_url": reverse("streamserve:readyz"),
-        "websocket_url": get_script_prefix() + socket_path().removeprefix("/"),
-        "models": list(settings.models),
-        "default_model": settings.default_model,
-        "signed_in_as": signed_in_as,
-        "keepalive_seconds": settings.streams.keepalive_seconds,
-        "csrf_cookie": django_settings.CSRF_COOKIE_NAME,
-    }
+    return {"streamserve": widget_config(request, user)}

@@ -36,6 +36,7 @@ from streamserve.web.permissions import PermissionChecks, watching_user
 from streamserve.web.rows import orm
 from streamserve.web.rows.reaper import Reaper
 from streamserve.web.rows.store import RowStore
+from streamserve.web.widget.sealed import unseal
 from streamserve.web.wrong_keys import WrongKeys
 
 log = structlog.get_logger("streamserve")
@@ -187,6 +188,11 @@ class DjangoSite:
     def takes_prompt_in_url(self) -> bool:
         """Whether `GET /streams/new?prompt=` starts answers."""
         return self.settings.prompt_in_url
+
+    @staticmethod
+    def unseal(sealed: str) -> str:
+        """Open the system prompt of a chat element's page. Raises BadRequest."""
+        return unseal(sealed)
 
     def health(self) -> dict[str, Any]:
         """Return the state of the log, for `/readyz`."""

@@ -60,20 +60,8 @@ def view_of(route: Route) -> View:
             if request.method not in route.methods:
                 raise MethodNotAllowed(f"This address takes {' and '.join(route.methods)}, not {request.method}.")
             caller = await admit(route.access, request, headers)
-            call = Call(
-                method=request.method,
-                headers=headers,
-                caller=caller,
-                request_id=request_id,
-                body=functools.partial(_chunks, request),
-                wait=_wait,
-                params=params,
-                query_string=request.META.get("QUERY_STRING", ""),
-                address=request.META.get("REMOTE_ADDR") or "",
-                received_at=request.scope.get("streamserve.received_at") or time.monotonic(),
-            )
             site: AuditedSite | None = get_site() if route.needs_site else None
-            reply = await route.endpoint(call, site)
+            reply = await route.endpoint(_call(request, headers, caller, request_id, params), site)
             if isinstance(reply.body, Delivery):
                 get_site().permissions.hold(reply.body, caller, _break_off)
         except StreamserveError as error:
@@ -94,6 +82,24 @@ def view_of(route: Route) -> View:
     view.csrf_exempt = True  # type: ignore[attr-defined]
     view.login_required = False  # type: ignore[attr-defined]
     return _mark_non_atomic(view)
+
+
+def _call(
+    request: HttpRequest, headers: Mapping[str, str], caller: Caller, request_id: str, params: Mapping[str, str]
+) -> Call:
+    """Return what an endpoint is given of `request`."""
+    return Call(
+        method=request.method or "",
+        headers=headers,
+        caller=caller,
+        request_id=request_id,
+        body=functools.partial(_chunks, request),
+        wait=_wait,
+        params=params,
+        query_string=request.META.get("QUERY_STRING", ""),
+        address=request.META.get("REMOTE_ADDR") or "",
+        received_at=request.scope.get("streamserve.received_at") or time.monotonic(),  # type: ignore[attr-defined]
+    )
 
 
 def _set_headers(response: HttpResponseBase, headers: Mapping[str, str]) -> None:

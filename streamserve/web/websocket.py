@@ -1,7 +1,7 @@
 """`StreamConsumer`: the Channels consumer for `/ws/streams`. One instance per socket, on the event loop.
 
-Messages are handled in order, one at a time. Streams are sent by tasks of their own (subscriptions.py), never inside
-`receive`, so a stop and a disconnect take effect at once.
+Messages are read in order, one at a time. What may wait has a task of its own: a start and an input, for the engine; a
+stop, for the log; each stream that is shown (subscriptions.py). So a stop, an ack and a disconnect take effect at once.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Callable, Coroutine, Mapping
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from contextvars import Context
 from typing import Any
 
@@ -38,10 +38,14 @@ from streamserve.web.auth import authenticate, cookie_headers
 from streamserve.web.permissions import PermissionChecks, has_lost_permission
 from streamserve.web.site import begin_to_drain, get_site
 from streamserve.web.subscriptions import SocketGone, Subscriptions
+from streamserve.web.widget.sealed import unseal
 
 log = structlog.get_logger("streamserve")
 
 _WITHOUT_PERMISSION = ("ack", "ping", "pong")  # they start and read nothing
+_MAY_WAIT = ("start", "input", "stop")
+_MAX_WAITING = 64  # of those; then the socket is not read until one ends
+_LAST_STOPS_SECONDS = 2.0  # how long a stop may take that its client does not wait for
 
 
 class StreamConsumer(AsyncConsumer):  # type: ignore[misc]  # channels ships no types
@@ -55,6 +59,8 @@ class StreamConsumer(AsyncConsumer):  # type: ignore[misc]  # channels ships no 
         self._on_drain: set[Callable[[], None]] = set()
         self._permissions: PermissionChecks | None = None  # that hold this socket
         self._is_busy = False  # handling a message
+        self._waiting: dict[asyncio.Task[None], str] = {}  # messages that have a task, with their type
+        self._num_starting = 0
         self._has_closed = False
         self._sent_at = time.monotonic()
 
@@ -66,6 +72,7 @@ class StreamConsumer(AsyncConsumer):  # type: ignore[misc]  # channels ships no 
             self._on_drain.discard(self._begin_to_leave)
             if self._permissions is not None:
                 self._permissions.release(self)
+            await self._end_waiting()
             for task in self._tasks:
                 task.cancel()
             await self._shown.aclose()
@@ -130,10 +137,24 @@ class StreamConsumer(AsyncConsumer):  # type: ignore[misc]  # channels ships no 
         """End the consumer: the client has left."""
         raise StopConsumer
 
+    async def _end_waiting(self) -> None:
+        """Cancel what would begin an answer for a client that has left; a stop that it has sent takes effect."""
+        for task, kind in self._waiting.items():
+            if kind != "stop":
+                task.cancel()
+        if self._waiting:
+            await asyncio.wait(self._waiting, timeout=_LAST_STOPS_SECONDS)
+        for task in self._waiting:
+            task.cancel()
+
     async def _answer(self, body: bytes) -> None:
         subject: dict[str, Any] = {}
+        await self._report(self._handle(body, subject), subject)
+
+    async def _report(self, work: Awaitable[None], subject: Mapping[str, Any]) -> None:
+        """Handle a message, and answer its error."""
         try:
-            await self._handle(body, subject)
+            await work
         except StreamserveError as error:
             await self._send(failure(error, subject))
             if error.code in CLOSES:
@@ -155,15 +176,37 @@ class StreamConsumer(AsyncConsumer):  # type: ignore[misc]  # channels ships no 
         message = read(values, FIELDS[kind])
         if kind not in _WITHOUT_PERMISSION:
             await self._check_permission()
-        await getattr(self, f"_on_{kind}")(message)
+        work = getattr(self, f"_on_{kind}")(message)
+        if kind in _MAY_WAIT:
+            await self._handle_beside(work, kind, dict(subject))
+        else:
+            await work
+
+    async def _handle_beside(self, work: Coroutine[Any, Any, None], kind: str, subject: Mapping[str, Any]) -> None:
+        """Handle a message in a task of its own, once there is room for one more."""
+
+        async def run() -> None:
+            try:
+                with suppress(SocketGone):
+                    await self._report(work, subject)
+            finally:
+                del self._waiting[task]
+            if self._shown.is_leaving:
+                await self._leave()
+
+        task = asyncio.get_running_loop().create_task(run(), name=f"websocket {kind}", context=Context())
+        self._waiting[task] = kind
+        if len(self._waiting) >= _MAX_WAITING:
+            await asyncio.wait(self._waiting, return_when=asyncio.FIRST_COMPLETED)
 
     ### Messages of the client
 
     async def _on_start(self, message: Mapping[str, Any]) -> None:
-        self._check_room()
         settings = get_settings()
-        body = required(message, "request")
-        await self._begin(native.parse(body, settings.limits, default_model=settings.default_model), message)
+        with self._place():
+            body = required(message, "request")
+            asked = native.parse(body, settings.limits, default_model=settings.default_model, unseal=unseal)
+            await self._begin(asked, message)
 
     async def _on_resume(self, message: Mapping[str, Any]) -> None:
         stream_id = required(message, "id")
@@ -187,14 +230,14 @@ class StreamConsumer(AsyncConsumer):  # type: ignore[misc]  # channels ships no 
         """Stop the answer and continue its conversation. Every refusal comes before the stop."""
         stream_id = required(message, "id")
         turn = NextTurn(message, get_settings().limits)
-        self._check_room(beside=stream_id)
-        stream = await self._own_stream(stream_id)
-        turn.after(stream.request, "", stream.on_disconnect)
-        await stream.stop(message.get("seen_seq"))
-        if stream.terminal is None:
-            raise EngineUnavailable("The server is shutting down.")
-        answer = await answer_text(get_site().log, stream.log_id)
-        await self._begin(turn.after(stream.request, answer, stream.on_disconnect), message)
+        with self._place(beside=stream_id):
+            stream = await self._own_stream(stream_id)
+            turn.after(stream.request, "", stream.on_disconnect)
+            await stream.stop(message.get("seen_seq"))
+            if stream.terminal is None:
+                raise EngineUnavailable("The server is shutting down.")
+            answer = await answer_text(get_site().log, stream.log_id)
+            await self._begin(turn.after(stream.request, answer, stream.on_disconnect), message)
 
     async def _on_ping(self, message: Mapping[str, Any]) -> None:
         await self._send({**message, "type": "pong"})
@@ -230,11 +273,21 @@ class StreamConsumer(AsyncConsumer):  # type: ignore[misc]  # channels ships no 
             await self._send(failure(_rights_lost(), {}))
             await self._close(CLOSES["rights_lost"])
 
+    @contextmanager
+    def _place(self, beside: str = "") -> Iterator[None]:
+        """Check that there is room for a stream, and hold its place while it starts."""
+        self._check_room(beside)
+        self._num_starting += 1
+        try:
+            yield
+        finally:
+            self._num_starting -= 1
+
     def _check_room(self, beside: str = "") -> None:
         """Raise for one stream too many, and for any while the server shuts down. `beside`: the stream it replaces."""
         if self._shown.is_leaving:
             raise EngineUnavailable("The server is restarting. Connect again.", retry_after=1)
-        num_shown = len(self._shown) - (beside in self._shown)
+        num_shown = len(self._shown) + self._num_starting - (beside in self._shown)
         if num_shown >= get_settings().limits.max_streams_per_principal:
             raise BadRequest("This socket shows as many streams as it may. Open another.", code="too_many_on_socket")
 
@@ -258,7 +311,7 @@ class StreamConsumer(AsyncConsumer):  # type: ignore[misc]  # channels ships no 
 
     async def _leave(self) -> None:
         """Close, unless a stream is shown or a message is being handled; either calls this again when it ends."""
-        if not self._shown and not self._is_busy:
+        if not (self._shown or self._waiting or self._is_busy):
             with suppress(SocketGone):
                 await self._close(CloseCode.GOING_DOWN)
 

@@ -6,32 +6,36 @@ import pytest
 
 from streamserve.engine.echo import EchoRunner
 from streamserve.engine.in_flight import FIRST_STEPS_SECONDS
-from streamserve.engine.plan import StepPlan, StepResult
+from streamserve.engine.plan import Flight, StepPlan, StepResult
 from tests.support.cores import Drive, request, sampling
 from tests.support.desk import teach
 from tests.support.engines import DyingRunner, SmallRunner, WrappedRunner
 
 
+def limits(heard: list[Flight]) -> list[float | None]:
+    return [flight.seconds_allowed for flight in heard]
+
+
 @pytest.mark.parametrize("overlap", [False, True])
 def test_watchdog_is_armed_for_each_call_of_the_runner(overlap: bool) -> None:
     """It is armed before launch and before collect, and disarmed at the end of a step."""
-    heard: list[float | None] = []
+    heard: list[Flight] = []
     drive = Drive(overlap=overlap, on_step=heard.append)
     drive.add(request(1, sampling=sampling(max_tokens=3)))
     drive.step()
     armed = [FIRST_STEPS_SECONDS]
-    assert heard == ([*armed, None] if overlap else [*armed, *armed, None])
+    assert limits(heard) == ([*armed, None] if overlap else [*armed, *armed, None])
     drive.run()
-    assert heard[-1] is None
+    assert limits(heard)[-1] is None
 
 
 def test_watchdog_is_told_by_the_step_time_model() -> None:
     """Eight times what is expected, and never less than `step_seconds`."""
-    heard: list[float | None] = []
+    heard: list[Flight] = []
     drive = Drive(on_step=heard.append, step_seconds=0.5, max_step_seconds=9.0, num_blocks=200)
     teach(drive.core.scheduler.step_time, base=0.01, per_token=0.01)
     drive.run(request(1, range(200), sampling=sampling(max_tokens=2)))
-    allowed = [seconds for seconds in heard if seconds is not None]
+    allowed = [seconds for seconds in limits(heard) if seconds is not None]
     assert allowed[0] == pytest.approx(8 * (0.01 + 200 * 0.01), rel=0.1)
     assert allowed[-1] == 0.5
 
@@ -44,12 +48,46 @@ def test_watchdog_goes_by_the_dearest_token_until_there_is_a_model() -> None:
             drive.clock.advance(0.25)
             return super().launch(plan)
 
-    heard: list[float | None] = []
+    heard: list[Flight] = []
     drive = Drive(runner=Slow(EchoRunner()), on_step=heard.append, step_seconds=0.5)
     drive.run(request(1, range(4), sampling=sampling(max_tokens=3)))
-    allowed = [seconds for seconds in heard if seconds is not None]
+    allowed = [seconds for seconds in limits(heard) if seconds is not None]
     assert allowed[0] == FIRST_STEPS_SECONDS
     assert allowed[-1] == pytest.approx(8 * 0.25)
+
+
+def test_a_sequence_that_lost_its_engine_gets_more_time() -> None:
+    """Four times as much for each loss: what a weak CPU could not compute in time is not killed again and again."""
+    heard: list[Flight] = []
+    drive = Drive(on_step=heard.append, step_seconds=0.5, num_blocks=200)
+    teach(drive.core.scheduler.step_time, base=0.01, per_token=0.001)
+    drive.add(request(1, num_losses=1), request(2))
+    drive.run()
+    assert max(seconds for seconds in limits(heard) if seconds is not None) == 4 * 0.5
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_what_is_in_flight_is_reported_before_it_runs(overlap: bool) -> None:
+    """The streams of all uncollected steps; none of them once they are collected."""
+    heard: list[Flight] = []
+    drive = Drive(overlap=overlap, on_step=heard.append)
+    drive.add(request(1, stream_id="a"), request(2, stream_id="b", sampling=sampling(max_tokens=3)))
+    drive.step()
+    assert heard[0].stream_ids == {"a", "b"}
+    assert heard[-1].stream_ids == ({"a", "b"} if overlap else set())
+    drive.run()
+    assert heard[-1].stream_ids == set()
+
+
+def test_a_failed_step_stays_reported() -> None:
+    """The process ends by it: what was in flight then is what may have been the cause."""
+    heard: list[Flight] = []
+    drive = Drive(runner=DyingRunner(EchoRunner(), at_step=1), on_step=heard.append)
+    drive.add(request(1, stream_id="a"))
+    drive.step()
+    with pytest.raises(RuntimeError, match="fell off the bus"):
+        drive.step()
+    assert (heard[-1].seconds_allowed, heard[-1].stream_ids) == (None, {"a"})
 
 
 def test_runner_exception_ends_the_engine() -> None:

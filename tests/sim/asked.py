@@ -64,7 +64,7 @@ class Asked:
 
     `received`: what its reader has read; None: nobody's reading is waited for. `rate`: tokens a step. `park`: what the
     engine said when it parked; `returns_at`: the step when a reader who left comes back. `stopped_at`: where a stop
-    string was found.
+    string was found. `num_losses`: how often an engine was killed in a step with it, since its last token.
     """
 
     request: SequenceRequest
@@ -82,6 +82,7 @@ class Asked:
     returns_at: int | None = None
     first_token_at: float | None = None
     stopped_at: int | None = None
+    num_losses: int = 0
 
     @property
     def is_open(self) -> bool:

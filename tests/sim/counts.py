@@ -28,6 +28,9 @@ class CountLaws:
         assert (spec.counts_row is not None) == is_wanted, "33: counts without a penalty, or none"
         if spec.counts_row is None:
             return
+        shown = tuple(asked.shown)
+        if self.sim.laws.has_tried:  # with what the steps in flight gave, which is not told yet
+            shown = tuple(sequence.token_ids[len(asked.request.prompt_token_ids) :])
         num_noticed = self.sim.core._num_out_of_memory  # a step may fail late, after one was launched on top of it
         start = sequence.seq_id, sequence.num_preemptions, self.sim.num_failures + num_noticed
         num_output = spec.position - len(asked.request.prompt_token_ids)
@@ -35,15 +38,17 @@ class CountLaws:
         if spec.prompt_token_ids:
             assert begun != start, "33: counted from the beginning, and had been"
             assert spec.prompt_token_ids == asked.request.prompt_token_ids, "33: another prompt is counted"
-            assert spec.output_token_ids == tuple(asked.shown), "33: another output is counted"
-            assert len(asked.shown) == num_output, "33: begun without the pending token"
+            assert spec.output_token_ids == shown, "33: another output is counted"
+            assert len(shown) == num_output, "33: begun without the pending token"
         else:
             assert begun is not None, "33: a row that was never begun"
             assert begun[:2] == start[:2], "33: another sequence's row"
             assert num_counted == num_output - 1, f"33: {num_counted} tokens are counted before token {num_output}"
             assert len(chunk.token_ids) == 1, "33: more than a token is new"
-            assert chunk.token_ids[0] in (PENDING, *asked.shown[-1:]), "33: another token is new"
-        self._rows[spec.counts_row] = start, num_output
+            assert chunk.token_ids[0] in (PENDING, *shown[-1:]), "33: another token is new"
+        # A step on top of one that ran out of memory is void: the row begins again.
+        is_void = any(plan in self.sim.runner.failed for plan in self.sim.runner.launched)
+        self._rows[spec.counts_row] = (*start[:2], -1 if is_void else start[2]), num_output
 
     def after_step(self) -> None:
         """Whoever runs with penalties has a row of its own, and nobody else has one; rows are given out again."""

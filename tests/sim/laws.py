@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from streamserve.engine.output import SequenceUpdate
 from streamserve.engine.plan import PENDING, Chunk, StepPlan
 from streamserve.engine.sequence import Sequence, SequenceRequest, State
+from streamserve.protocol.park import SUSPECT_LOSSES
 from tests.sim.answers import AnswerLaws
 from tests.sim.books import Books
 from tests.sim.counts import CountLaws
@@ -53,8 +54,8 @@ class Laws:
 
     @property
     def is_calm(self) -> bool:
-        """Whether nothing failed in this step so far: a plan that is tried again in halves keeps other rules."""
-        return self.sim.num_failures == self.num_failures
+        """Whether nothing failed in this step so far, and no suspect was tried: its parts keep other rules."""
+        return self.sim.num_failures == self.num_failures and not self.has_tried
 
     def cached_tokens(self, seq_id: int) -> int | None:
         """Return how many tokens a sequence found in the cache; None: it was in no step yet."""
@@ -118,7 +119,7 @@ class Laws:
         self.num_failures = sim.num_failures
         self.num_quarantines = sim.num_quarantines
         self.num_free = sim.core.pool.num_free
-        self.has_preempted = False
+        self.has_preempted = self.has_tried = False
         self.answers.before_step()
         self._forced.clear()
         self.num_wanted = sum(self.flights.wants_block(s) for s in self.running)
@@ -130,10 +131,12 @@ class Laws:
         sim = self.sim
         # A step that ran out of memory is tried again in parts, when nothing is under way any more.
         is_part = not sim.runner.launched if self.was_flying else len(self.plans) > self.num_plans
+        is_trial = self._check_trial(plan)
         self.note_found()
         self.plans.append(plan)
         sim.plans.append(plan)
-        self.parts += [plan] * is_part
+        is_part = is_part or is_trial
+        self.parts += [plan] * (is_part and not is_trial)
         assert not self.was_paused, "24: a step of a paused engine"
         assert 0 < plan.num_tokens <= sim.shape.budget, f"9: {plan.num_tokens} tokens in a step"
         assert len(plan.chunks) <= sim.shape.max_num_seqs, f"9: {len(plan.chunks)} sequences in a step"
@@ -197,12 +200,24 @@ class Laws:
 
     # Plans.
 
+    def _check_trial(self, plan: StepPlan) -> bool:
+        """A suspect's step holds nothing else. Returns whether this is one."""
+        asked = [self.sim.by_seq_id.get(chunk.seq_id) for chunk in plan.chunks]
+        is_trial = any(one is not None and one.num_losses >= SUSPECT_LOSSES for one in asked)
+        if is_trial:
+            assert (len(plan.chunks), self.sim.runner.launched) == (1, []), "35: a suspect among others"
+            self.has_tried = True
+        return is_trial
+
     def _check_chunk(self, chunk: Chunk) -> None:
         sim = self.sim
         asked, sequence = sim.by_seq_id.get(chunk.seq_id), sim.core._sequences.get(chunk.seq_id)
         assert asked is not None, "15: a plan with a sequence that was aborted or is over"
         assert sequence is not None, "15: a plan with a sequence that nobody knows"
         known, size = (*asked.request.prompt_token_ids, *asked.shown), sim.shape.block_size
+        if self.has_tried:  # the steps in flight were collected first; what they gave is not told yet
+            assert tuple(sequence.token_ids[: len(known)]) == known, "13: other tokens than were shown"
+            known = tuple(sequence.token_ids)
         start, end = chunk.start, chunk.start + len(chunk.token_ids)
         flying = self.flights.chunk_of(sequence)
         landed = sequence.num_computed_tokens + (len(flying.token_ids) if flying else 0)
@@ -298,13 +313,18 @@ class Laws:
         assert len(self.plans) > self.num_plans or has_ended, "10: a step advanced nobody"
 
     def _check_decodes(self) -> None:
-        if self.was_paused or not self.is_calm:
+        if self.was_paused or self.sim.num_failures != self.num_failures:
             return
         plans = self.plans[self.num_plans :]
         planned = {chunk.seq_id for plan in plans for chunk in plan.chunks}
         for sequence in self.decodes():
-            if sequence.seq_id not in planned:
+            if sequence.seq_id not in planned and not self._waits_for_trial(sequence):
                 assert self.flights.waits_for_token(sequence), f"10: {sequence.seq_id} could decode and was left out"
+
+    def _waits_for_trial(self, sequence: Sequence) -> bool:
+        """Whether it is a suspect, and another one was tried in this step."""
+        asked = self.sim.by_seq_id.get(sequence.seq_id)
+        return self.has_tried and asked is not None and asked.num_losses >= SUSPECT_LOSSES
 
     def _check_quarantine(self) -> None:
         """It is there when the books are damaged, and never else; who held blocks is gone, and who waited waits on."""
@@ -318,7 +338,7 @@ class Laws:
         sim, shape, parts = self.sim, self.sim.shape, {plan.step_id for plan in self.parts}
         recent = [plan for plan in sim.runner.failed[-8:] if plan.step_id >= self.first_step_id]
         failed = [plan for plan in recent if plan.step_id not in parts]
-        if not failed or failed[0] in sim.runner.launched:
+        if not failed or failed[0] in sim.runner.launched or self.has_tried:
             return
         least = max(shape.max_num_seqs, shape.block_size, failed[0].num_tokens // 2)
         assert sim.core.stats().token_budget <= least, "26: steps stay as large"

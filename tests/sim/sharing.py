@@ -34,8 +34,8 @@ class SharingLaws:
             means = self._next(by_seq_id[chunk.seq_id], sequence, chunk.start)
             if means is not None:
                 writer = self._begun.get(means, chunk.seq_id)
-                assert writer == chunk.seq_id, f"35: {chunk.seq_id} writes what {writer} is writing"
-                assert not self.sim.laws.books.is_cached(means), f"35: {chunk.seq_id} writes what is cached"
+                assert writer == chunk.seq_id, f"36: {chunk.seq_id} writes what {writer} is writing"
+                assert not self.sim.laws.books.is_cached(means), f"36: {chunk.seq_id} writes what is cached"
             self._begin(sequence, end)
 
     def waits(self, sequence: Sequence) -> bool:

@@ -177,6 +177,8 @@ class Simulation:
             asked.is_over = ended_at < self.num_steps - STEPS_TO_COMMIT
         self._ended.clear()
         lost = self.open()
+        for asked in lost:  # every other one was lost in a step of its own before
+            asked.num_losses += 1 + asked.seq_id % 2
         self._start_engine()
         for asked in lost:
             asked.park, asked.parked_at = Park(reason="lost"), self.clock()
@@ -283,6 +285,7 @@ class Simulation:
             output_token_ids=tuple(asked.shown),
             reader_tokens=asked.reader_tokens,
             first_token_at=asked.first_token_at,
+            num_losses=asked.num_losses,
         )
         self.laws.note_admission(asked, one)
         self.core.add(one)
@@ -294,6 +297,7 @@ class Simulation:
 
     def _take(self, asked: Asked, update: SequenceUpdate) -> None:
         asked.shown += update.token_ids
+        asked.num_losses = 0 if update.token_ids else asked.num_losses
         asked.first_token_at = update.first_token_at
         if not update.is_last:
             return

@@ -12,7 +12,7 @@ import pytest
 
 from streamserve.clients.base import EngineClient
 from streamserve.dialects.native import NativeEncoder
-from streamserve.protocol.errors import QuotaExceeded
+from streamserve.protocol.errors import QuotaExceeded, Refused
 from streamserve.protocol.events import Done, Error, LoggedEvent, Status, Token
 from streamserve.protocol.limits import Limits
 from streamserve.streams import stream as stream_module
@@ -708,3 +708,20 @@ async def _deliver(delivery: Delivery, sent: bytearray) -> None:
     async with aclosing(aiter(delivery)) as pieces:
         async for data in pieces:
             sent += data
+
+
+async def test_a_stop_has_a_deadline(
+    log: StallingLog, streams: Streams, scripted: ScriptedClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stop whose end hangs in a commit is answered after a while; it is recorded, and takes effect later."""
+    monkeypatch.setattr(stream_module, "STOP_DEADLINE_SECONDS", 0.05)
+    stream = await start(streams)
+    log.go.clear()
+    with pytest.raises(Refused) as caught:
+        await stream.stop()
+    assert (caught.value.code, stream.terminal) == ("stop_pending", None)
+    log.go.set()
+    async with asyncio.timeout(_DEADLINE_SECONDS):
+        await stream.ended.wait()
+    assert isinstance(stream.terminal, Done)
+    assert stream.terminal.finish_reason == "cancelled"

@@ -5,12 +5,14 @@ from __future__ import annotations
 import pytest
 
 from streamserve.protocol.errors import EngineUnavailable, Overloaded
-from streamserve.protocol.park import Park
+from streamserve.protocol.park import SUSPECT_LOSSES, Park
 from streamserve.streams.parking import NO_READER, Parking
 
 LEAD = Park(reason="lead", resume_at_lead=100)
 AHEAD = Park(reason="ahead", resume_seconds=10.0)
 PAUSED, LOST = Park(reason="paused"), Park(reason="lost")
+BESIDE = Park(reason="lost", is_counted=False)
+ALONE = Park(reason="lost", was_alone=True)
 
 
 def parked(park: Park, now: float = 0.0) -> Parking:
@@ -103,3 +105,31 @@ def test_an_unseen_park_shows_no_status(park: Park, is_told: bool) -> None:
     parking.shown.add("waiting")
     assert parking.end()
     assert (parking.reason, parking.num_parks) == (None, 2)
+
+
+def test_an_engine_lost_in_another_answers_step_is_not_counted() -> None:
+    """However often: the answer is no suspect, and is not given up."""
+    parking = Parking()
+    for _ in range(20):
+        parking.begin(BESIDE, 5, 0.0)
+        assert (parking.num_losses, parking.is_hopeless) == (0, False)
+
+
+def test_a_suspect_that_loses_an_engine_alone_is_given_up() -> None:
+    """Twice among others or alone, which proves nothing; then alone as a suspect, which does."""
+    parking = Parking()
+    for park in (ALONE, BESIDE, LOST):
+        parking.begin(park, 5, 0.0)
+        assert not parking.is_hopeless
+    assert parking.num_losses == SUSPECT_LOSSES
+    parking.begin(ALONE, 5, 0.0)
+    assert parking.is_hopeless
+
+
+def test_a_token_ends_the_suspicion() -> None:
+    """What was computed alone and did no harm is an answer like any other."""
+    parking = Parking()
+    for park in (LOST, LOST):
+        parking.begin(park, 5, 0.0)
+    parking.begin(ALONE, 6, 0.0)
+    assert (parking.num_losses, parking.is_hopeless) == (1, False)

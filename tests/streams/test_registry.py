@@ -166,6 +166,44 @@ async def test_room_is_not_made_under_a_reader(scripted: ScriptedClient) -> None
     await streams.aclose()
 
 
+async def test_finished_streams_are_bounded_in_bytes(scripted: ScriptedClient) -> None:
+    """Long prompts make room earlier than their number does; the newest stays, and what is dropped is counted back."""
+    streams = keeping(scripted, max_finished_bytes=1_000_000)
+    long, ended = replace(REQUEST, prompt="x" * 400_000), []
+    for _ in range(5):
+        ended.append(await streams.start(long, owner="u1", tenant="t1"))
+        await ended[-1].stop()
+    await until(lambda: len(streams.all()) == 2, "three are dropped")
+    assert streams.all() == ended[-2:]
+    small = [await start(streams) for _ in range(9)]
+    for stream in small:
+        await stream.stop()
+    await until(lambda: all(stream.id in streams._kept for stream in small), "all are kept")
+    assert streams.all() == [*ended[-2:], *small]
+    huge = await streams.start(replace(REQUEST, prompt="x" * 2_000_000), owner="u1", tenant="t1")
+    await huge.stop()
+    await until(lambda: streams.all() == [huge], "it takes the room of all others, and stays")
+    await streams.aclose()
+    assert streams._num_kept_bytes == 0
+
+
+async def test_events_in_memory_count_too(scripted: ScriptedClient) -> None:
+    """With a log in memory a long answer is as large as its events."""
+    streams = keeping(scripted, max_finished_bytes=1_000_000)
+    ended = []
+    for _ in range(3):
+        ended.append(await start(streams))
+        ended[-1].attach(Attachment())
+        scripted.last.push(*(tok("word " * 20, number) for number in range(1000)))
+        scripted.last.push(Done(finish_reason="stop"))
+        await ended[-1].ended.wait()
+        for reader in ended[-1].readers.attached:
+            ended[-1].detach(reader)
+    await until(lambda: len(streams.all()) == 1, "each makes the room of the one before")
+    assert streams.all() == ended[-1:]
+    await streams.aclose()
+
+
 async def test_a_dropped_stream_is_forgotten_altogether(scripted: ScriptedClient) -> None:
     """No timer, task or table keeps a dropped stream's prompt in memory."""
     streams = keeping(scripted, retention_seconds=0.01)

@@ -33,7 +33,6 @@ CHROMIUM_ARGS = [
 ]
 ADMIN_NAME, ADMIN_PASSWORD = "admin", "a password for tests only"
 ANSWER_MS = 60_000  # enough for a whole answer of the echo engine on a busy machine
-STORAGE_KEY = "streamserve.chat."
 
 expect.set_options(timeout=20_000)
 
@@ -185,11 +184,34 @@ def wait_for_status(page: Page, words: str) -> None:
     expect(page.get_by_role("status").first).to_have_text(words, timeout=ANSWER_MS)
 
 
-def stored_turns(page: Page) -> list[dict[str, Any]]:
+_RECORDS = """(root) => {
+  const key = document.querySelectorAll('[data-streamserve-chat]')[root].dataset.storageKey;
+  const prefix = `${key}/${sessionStorage.getItem(key) ?? localStorage.getItem(key)}/`;
+  return Object.keys(localStorage).filter((name) => name.startsWith(prefix)).sort();
+}"""
+
+
+def record_names(page: Page, root: int = 0) -> list[str]:
+    """Return the keys of the records that hold the conversation of the page's chat, oldest first."""
+    return list(page.evaluate(_RECORDS, root))
+
+
+def stored_turns(page: Page, root: int = 0) -> list[dict[str, Any]]:
     """Return the conversation that the browser keeps."""
-    stored = json.loads(page.evaluate("localStorage.getItem(arguments[0])".replace("arguments[0]", repr(STORAGE_KEY))))
-    turns: list[dict[str, Any]] = stored["turns"]
-    return turns
+    names = record_names(page, root)
+    return [json.loads(page.evaluate("(name) => localStorage.getItem(name)", name)) for name in names]
+
+
+def store_turn(page: Page, **turn: Any) -> None:
+    """Store a turn as an earlier visit would have."""
+    page.evaluate(
+        """(turn) => {
+          const key = document.querySelector('[data-streamserve-chat]').dataset.storageKey;
+          localStorage.setItem(key, '1-2');
+          localStorage.setItem(`${key}/1-2/000000001-1`, JSON.stringify({ version: 2, revision: 1, ...turn }));
+        }""",
+        turn,
+    )
 
 
 def server_log(page: Page, stream_id: str, after: int = 0) -> list[dict[str, Any]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -10,7 +10,7 @@ from streamserve.engine.config import CLASSES, EngineConfig
 from streamserve.engine.core import EngineCore
 from streamserve.engine.echo import EchoRunner
 from streamserve.engine.output import SequenceUpdate
-from streamserve.engine.plan import RawLogprobs, Runner, StepPlan
+from streamserve.engine.plan import OnStep, RawLogprobs, Runner, StepPlan
 from streamserve.engine.sequence import SequenceRequest
 from streamserve.protocol.park import Park
 from streamserve.protocol.requests import SamplingParams
@@ -68,7 +68,7 @@ class Drive:
         runner: Runner | None = None,
         revision: str = "",
         overlap: bool = False,
-        on_step: Callable[[float | None], None] | None = None,
+        on_step: OnStep | None = None,
         **config: Any,
     ) -> None:
         echo = EchoRunner(num_blocks=num_blocks, block_size=block_size, can_overlap=overlap)

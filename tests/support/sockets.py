@@ -77,7 +77,9 @@ class Socket:
         return 1006 if close is None else close.code
 
     def _events_of(self, stream_id: str) -> list[dict[str, Any]]:
-        return [message for message in self.got if message["type"] == "event" and message["id"] == stream_id]
+        """Return the events of the log, without the `meta` that is repeated before `done`."""
+        mine = [message for message in self.got if message["type"] == "event" and message["id"] == stream_id]
+        return [message for message in mine if message["event"] != "meta" or "seq" in message]
 
 
 def _is_over(events: list[dict[str, Any]], last: int | None) -> bool:

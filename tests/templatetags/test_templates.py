@@ -2,29 +2,98 @@
 
 from __future__ import annotations
 
+import html
+import json
+import re
 from typing import Any
 
 import pytest
 from django.contrib.auth.models import AnonymousUser
+from django.core.exceptions import ImproperlyConfigured
 from django.template import Context, Template
-from django.test import Client, RequestFactory
+from django.test import Client, RequestFactory, override_settings
 
 from streamserve.web import site
+from streamserve.web.widget.sealed import unseal
 
 pytestmark = pytest.mark.django_db(transaction=True)
+
+
+def render(tag: str, user: Any = None, **context: Any) -> str:
+    request = RequestFactory().get("/page/?a=b")
+    request.user = user or AnonymousUser()
+    variables = {"request": request, "user": request.user, **context}
+    return Template(f"{{% load streamserve %}}{{% streamserve_chat {tag} %}}").render(Context(variables))
+
+
+def data(page: str, name: str) -> str:
+    found = re.search(rf'data-{name}="([^"]*)"', page)
+    assert found is not None
+    return html.unescape(found[1])
 
 
 @pytest.mark.parametrize("signed_in", [True, False])
 def test_the_tag_renders_the_chat(alice: Any, signed_in: bool) -> None:
     """With its addresses and a CSRF token, and no inline script."""
-    request = RequestFactory().get("/")
-    request.user = alice if signed_in else AnonymousUser()
-    context = Context({"request": request, "user": request.user})
-    html = Template("{% load streamserve %}{% streamserve_chat %}").render(context)
-    assert 'data-streams-url="/streams"' in html
-    assert "csrfmiddlewaretoken" in html
-    assert ("alice" in html) is signed_in
-    assert "<script>" not in html
+    page = render("", alice if signed_in else None)
+    assert data(page, "streams-url") == "/streams"
+    assert data(page, "live-url") == "/livez"
+    assert "csrfmiddlewaretoken" in page
+    assert ("alice" in page) is signed_in
+    assert "<script>" not in page
+
+
+def test_its_arguments_are_shown(alice: Any) -> None:
+    """A title, questions as one text or as a list, figures on demand, and nothing of the demo."""
+    page = render('title="Ask <us>" suggestions="One? | Two?" figures=True', alice)
+    assert "<h2>Ask &lt;us&gt;</h2>" in page
+    assert re.findall(r'data-question="([^"]*)"', page) == ["One?", "Two?"]
+    assert data(page, "figures") == "true"
+    assert re.findall(r'data-question="([^"]*)"', render("suggestions=asked", alice, asked=["A|B?"])) == ["A|B?"]
+    plain = render("", alice)
+    assert data(plain, "figures") == "false"
+    assert "data-question" not in plain
+    assert "subscription" not in plain
+
+
+def test_the_system_prompt_is_sealed() -> None:
+    page = render('system="You are a pirate."')
+    assert "pirate" not in page
+    assert unseal(json.loads(data(page, "request"))["sealed_system"]) == "You are a pirate."
+    assert json.loads(data(render(""), "request")) == {}
+
+
+def test_conversations_are_kept_apart_by_visitor_and_name(alice: Any) -> None:
+    keys = [data(render(tag), "storage-key") for tag in ("", 'title="A"', 'title="B"', 'name="x/y"', 'model="echo"')]
+    keys.append(data(render("", alice), "storage-key"))
+    assert len(set(keys)) == len(keys)
+    assert all(key.count("/") == 2 for key in keys)
+
+
+def test_a_model_of_its_own_leaves_no_choice() -> None:
+    page = render('model="echo"')
+    assert data(page, "model") == "echo"
+    assert "<select" not in page
+    with pytest.raises(ImproperlyConfigured, match="Did you mean 'echo'"):
+        render('model="ecco"')
+
+
+@pytest.mark.parametrize("login_url", ["admin:login", "/nowhere/", "https://login.example/?x=1"])
+def test_a_visitor_who_may_not_ask_is_told_so(login_url: str, alice: Any) -> None:
+    """With the login, and the way back, where the site has one."""
+    with override_settings(LOGIN_URL=login_url):
+        page = render("")
+        assert re.search(r"<form[^>]* hidden>", page)
+        assert "Sign in to ask a question." in page
+        assert ("<a href" in page) is (login_url != "/nowhere/")
+        if login_url == "admin:login":
+            assert 'href="/admin/login/?next=%2Fpage%2F%3Fa%3Db"' in page
+        assert not re.search(r"<form[^>]* hidden>", render("", alice))
+
+
+def test_without_a_request_the_error_has_the_remedy() -> None:
+    with pytest.raises(ImproperlyConfigured, match=r"context_processors\.request"):
+        Template("{% load streamserve %}{% streamserve_chat %}").render(Context({}))
 
 
 def test_under_wsgi_the_page_makes_no_runtime() -> None:

@@ -304,3 +304,101 @@ async def test_an_unknown_path_is_a_404_where_the_server_can() -> None:
     assert (start["type"], start["status"]) == ("websocket.http.response.start", 404)
     assert body["type"] == "websocket.http.response.body"
     await socket.wait()
+
+
+async def test_a_start_that_waits_blocks_no_other_message(alice_key: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While the engine does not answer a start: acks count, pongs come, a stop ends its stream."""
+    await site.reset()
+    with override_settings(STREAMSERVE={"TESTING": True, "ECHO_STEP_SECONDS": 0.005}):
+        await until_ready()
+        socket = connect(alice_key)
+        await socket.connect()
+        long = {**ASK, "max_tokens": 4000, "ignore_eos": True}
+        await socket.send_json_to({"type": "start", "request": long, "credit": 2})
+        started = await receive(socket)
+        shown = [await receive(socket), await receive(socket)]
+        client = site.get_site().clients["echo"]
+        accept, is_asked, go_on = client.generate, asyncio.Event(), asyncio.Event()
+
+        async def held(request: Any) -> Any:
+            is_asked.set()
+            await go_on.wait()
+            return await accept(request)
+
+        monkeypatch.setattr(client, "generate", held)
+        for ref in ("second", "third"):
+            await socket.send_json_to({"type": "start", "request": ASK, "ref": ref})
+        await is_asked.wait()
+        await socket.send_json_to({"type": "ping", "t": 1})
+        assert await receive(socket) == {"type": "pong", "t": 1}
+        await socket.send_json_to({"type": "ack", "id": started["id"], "seq": shown[-1]["seq"]})
+        assert (await receive(socket))["seq"] > shown[-1]["seq"]
+        await socket.send_json_to({"type": "stop", "id": started["id"]})
+        stream = site.get_site().streams.find(started["id"])
+        assert stream is not None
+        await asyncio.wait_for(stream.ended.wait(), 30)
+        assert stream.terminal is not None
+        assert stream.terminal.payload()["finish_reason"] == "cancelled"
+        go_on.set()
+        refs, num_done = set(), 0
+        while num_done < 2:
+            message = await receive(socket)
+            refs |= {message["ref"]} if message["type"] == "started" else set()
+            num_done += message.get("event") == "done" and message["id"] != started["id"]
+        assert refs == {"second", "third"}
+        await socket.disconnect()
+        await site.reset()
+
+
+async def test_a_client_that_leaves_ends_its_start_and_not_its_stop(
+    alice_key: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A start that still waits is given up with its socket; a stop that was sent before takes effect."""
+    await site.reset()
+    with override_settings(STREAMSERVE={"TESTING": True, "ECHO_STEP_SECONDS": 0.005}):
+        await until_ready()
+        socket = connect(alice_key)
+        await socket.connect()
+        long = {**ASK, "max_tokens": 4000, "ignore_eos": True}
+        await socket.send_json_to({"type": "start", "request": long})
+        started = await receive(socket)
+        client = site.get_site().clients["echo"]
+        is_asked, is_given_up = asyncio.Event(), asyncio.Event()
+
+        async def held(request: Any) -> Any:
+            is_asked.set()
+            try:
+                await asyncio.Event().wait()
+            finally:
+                is_given_up.set()
+
+        monkeypatch.setattr(client, "generate", held)
+        await socket.send_json_to({"type": "start", "request": ASK})
+        await is_asked.wait()
+        await socket.send_json_to({"type": "stop", "id": started["id"]})
+        await socket.disconnect()
+        assert is_given_up.is_set()
+        stream = site.get_site().streams.find(started["id"])
+        assert stream is not None
+        await asyncio.wait_for(stream.ended.wait(), 30)
+        assert stream.terminal is not None
+        assert stream.terminal.payload()["finish_reason"] == "cancelled"
+        await site.reset()
+
+
+async def test_starts_that_wait_have_places(alice_key: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A start beyond the socket's places is refused while those before it still wait."""
+    client = site.get_site().clients["echo"]
+
+    async def held(request: Any) -> Any:
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(client, "generate", held)
+    socket = connect(alice_key)
+    await socket.connect()
+    for number in range(17):
+        await socket.send_json_to({"type": "start", "request": ASK, "ref": str(number)})
+    refused = await receive(socket)
+    assert (refused["error"]["code"], refused["ref"]) == ("too_many_on_socket", "16")
+    assert (await socket.receive_output(timeout=30))["code"] == 4429
+    await socket.disconnect()

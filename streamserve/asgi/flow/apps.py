@@ -93,13 +93,14 @@ class AppServer(daphne.server.Server):  # type: ignore[misc]  # daphne ships no 
             if "application_instance" not in details:
                 del self.connections[protocol]
 
-    def create_application(self, protocol: Any, scope: Scope) -> Inbox | None:
+    def create_application(self, protocol: Any, scope: Scope) -> asyncio.Queue[Message] | None:
         """Start the app of a request or WebSocket; return what `receive` reads. Unlike daphne's, settles at its end."""
         details = self.connections.get(protocol)
         if details is None:
             return None
         assert "application_instance" not in details
-        inbox = Inbox(protocol.transport if scope["type"] == "websocket" else None)
+        # Of a request there are few messages: its body is whole by now, and a disconnect may follow.
+        inbox = Inbox(protocol.transport) if scope["type"] == "websocket" else asyncio.Queue[Message]()
         scope.setdefault("asgi", {"version": "3.0"})
         control, transport = details["control"], details["transport"]
         send = partial(self._send, protocol, control)
@@ -114,12 +115,14 @@ class AppServer(daphne.server.Server):  # type: ignore[misc]  # daphne ships no 
         task.add_done_callback(lambda _: guarded(self._settle, protocol))
         return inbox
 
-    def _run_app(self, scope: Scope, inbox: Inbox, send: Callable[..., Any]) -> Coroutine[Any, Any, None]:
+    def _run_app(
+        self, scope: Scope, inbox: asyncio.Queue[Message], send: Callable[..., Any]
+    ) -> Coroutine[Any, Any, None]:
         if self.lifespan.is_started:
             return self.application(scope=scope, receive=inbox.get, send=send)  # type: ignore[no-any-return]
         return self._run_when_started(scope, inbox, send)
 
-    async def _run_when_started(self, scope: Scope, inbox: Inbox, send: Callable[..., Any]) -> None:
+    async def _run_when_started(self, scope: Scope, inbox: asyncio.Queue[Message], send: Callable[..., Any]) -> None:
         await self.lifespan.wait_started()
         await self.application(scope=scope, receive=inbox.get, send=send)
 

@@ -154,26 +154,26 @@ class FlowControl:
         self.is_open = self.is_gone
 
     def resumeProducing(self) -> None:
-        self._open()
+        self.is_open = True
+        self._end_waits()
+        if self.on_open is not None and not self.is_gone:
+            self.on_open()
         # FileDescriptor.doWrite resumes its producer instead of closing; only unregistering it lets the close proceed.
         if self.transport is not None and self.transport.tcp.disconnecting:
             self.transport.transport.unregisterProducer()
 
-    def stopProducing(self) -> None:
-        self.release()
-
     def release(self) -> None:
         """End every wait for good, because the client has left; nothing is written any more."""
-        self.is_gone = True
-        self._open()
+        self.is_gone = self.is_open = True
+        if self._opened is not None:
+            self._end_waits()
 
-    def _open(self) -> None:
-        self.is_open = True
+    stopProducing = release
+
+    def _end_waits(self) -> None:
         if self._opened is not None:
             self._opened.set()
             self._opened = None
-        if self.on_open is not None and not self.is_gone:
-            self.on_open()
 
     async def wait(self) -> None:
         """Wait until the reader has taken what was written, or has left."""
@@ -184,9 +184,9 @@ class FlowControl:
 
 
 class Inbox(asyncio.Queue[Message]):
-    """The messages that an app has not received. That of a WebSocket pauses reading when the app falls behind."""
+    """The messages that the app of a WebSocket has not received. Reading pauses when the app falls behind."""
 
-    def __init__(self, transport: Any = None) -> None:
+    def __init__(self, transport: Any) -> None:
         super().__init__()
         self._transport = transport
         self._num_bytes = 0
@@ -196,7 +196,7 @@ class Inbox(asyncio.Queue[Message]):
         super()._put(item)
         self._num_bytes += _length(item)
         is_full = self._num_bytes > _INBOX_BYTES or self.qsize() > _INBOX_MESSAGES
-        if is_full and not self._is_paused and self._transport is not None:
+        if is_full and not self._is_paused:
             self._is_paused = True
             self._transport.pauseProducing()
 

@@ -21,6 +21,7 @@ from dataclasses import replace
 
 from streamserve.clients.process.client_session import ClientSession, ProcessGeneration
 from streamserve.clients.process.config import LaunchConfig, config_hash, dated
+from streamserve.clients.process.flight_record import last_flight
 from streamserve.clients.process.frame_socket import Connection
 from streamserve.clients.process.messages import (
     PROTOCOL,
@@ -79,6 +80,7 @@ class ProcessClient:
         self._stats = EngineStats()
         self._num_lost = 0
         self._session: ClientSession | None = None
+        self._was_trial = False  # the engine has ended in a suspect's own step
         self._has_state = self._was_ready = False  # the engine of this connection: has sent its state; was ready once
         self._without_engine_since: float | None = None
         self._spawn_after = 0.0
@@ -215,8 +217,11 @@ class ProcessClient:
             await connection.run(session.take)
         finally:
             self._session = self.engine_pid = None
-            session.close()
+            flight = last_flight(self._paths.flight, connection.peer.pid)
+            session.close(flight=flight)
         if session.goodbye is None:
+            # A suspect's own step ended an engine that served other answers: that answer ends, and the engine is sound.
+            self._was_trial = flight.is_trial and self._stats.generation_tokens > 0
             raise EngineLost(f"the engine ended without a goodbye; see {self._paths.log}")
         if session.goodbye == "replaced":  # by a worker with more recent settings, which starts the next one
             self._spawn_after = time.monotonic() + self._config.hang_seconds
@@ -256,9 +261,9 @@ class ProcessClient:
         logger.error("model %s: %s", self.alias, reason, exc_info=None if isinstance(error, _EXPECTED) else error)
         if has_load_error and not self._was_ready:
             self._breaker.trip(now)
-        else:
+        elif not self._was_trial:
             self._breaker.note(now)
-        self._has_state = False
+        self._has_state = self._was_trial = False
         self._describe("failed" if self._breaker.is_open else "loading", "replacing", reason)
         return self._breaker.pause()
 

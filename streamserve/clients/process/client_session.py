@@ -11,9 +11,9 @@ import itertools
 from collections import deque
 from collections.abc import Callable, Sequence
 
+from streamserve.clients.process.flight_record import LastFlight
 from streamserve.clients.process.frame_socket import Connection
 from streamserve.clients.process.messages import (
-    MSGPACK_ERRORS,
     TO_WORKER,
     Cancel,
     Control,
@@ -33,11 +33,9 @@ from streamserve.clients.process.messages import (
 )
 from streamserve.protocol.errors import BadRequest, EngineUnavailable
 from streamserve.protocol.events import Error, Event
-from streamserve.protocol.frames import FrameError, decode_event, encode_event
+from streamserve.protocol.frames import MSGPACK_ERRORS, FrameError, decode_event, encode_event
 from streamserve.protocol.park import Accepted, Park
 from streamserve.protocol.requests import GenerateRequest
-
-_LOST = Park(reason="lost")
 
 
 class ProcessGeneration:
@@ -47,12 +45,13 @@ class ProcessGeneration:
     n * max_tokens is the bound. Queued events stay encoded: with log-probabilities one is four times as large decoded.
     """
 
-    def __init__(self, request_id: int, accepted: Accepted, session: ClientSession) -> None:
+    def __init__(self, request_id: int, accepted: Accepted, session: ClientSession, stream_id: str = "") -> None:
         self.accepted = accepted
         self.parked: Park | None = None
         self.num_cached_tokens = 0
         self.on_news: Callable[[], None] | None = None
         self.is_open = True
+        self.stream_id = stream_id
         self._id = request_id
         self._session = session
         self._events: deque[bytes] = deque()
@@ -121,6 +120,7 @@ class ClientSession:
         self._on_state = on_state
         self._ids = itertools.count(1)
         self._questions: dict[int, asyncio.Future[ProcessGeneration | tuple[int, ...]]] = {}
+        self._stream_ids: dict[int, str] = {}  # of the questions
 
     async def ask(
         self, kind: type[Open] | type[Warm] | type[Tokenize] | type[Control], content: GenerateRequest | str
@@ -129,6 +129,7 @@ class ClientSession:
         request_id = next(self._ids)
         question: asyncio.Future[ProcessGeneration | tuple[int, ...]] = asyncio.get_running_loop().create_future()
         self._questions[request_id] = question
+        self._stream_ids[request_id] = content.stream_id if isinstance(content, GenerateRequest) else ""
         try:
             self.connection.send(encode(kind(request_id, content)))  # type: ignore[arg-type]
             return await question
@@ -139,7 +140,7 @@ class ClientSession:
             self.connection.send(encode(Cancel(request_id)))
             raise
         finally:
-            del self._questions[request_id]
+            del self._questions[request_id], self._stream_ids[request_id]
             question.cancel()
 
     def take(self, payload: bytes) -> None:
@@ -165,23 +166,35 @@ class ClientSession:
                 if question is not None and not question.done():
                     self._answer(question, message)
 
-    def close(self, error: Error | None = None) -> None:
-        """Refuse every question, and end every generation: with `error`, or as parked because the engine is lost."""
+    def close(self, error: Error | None = None, flight: LastFlight | None = None) -> None:
+        """Refuse every question, and end every generation: with `error`, or as parked because the engine is lost.
+
+        `flight`: what the engine has left in flight.
+        """
         for question in self._questions.values():
             if not question.done():
                 question.set_exception(EngineUnavailable("the engine is being replaced. Try again.", retry_after=2))
         generations, self.generations = self.generations, {}
         for generation in generations.values():
-            generation.end(error=error, parked=_LOST if error is None else None)
+            parked = _lost(generation.stream_id, (flight or LastFlight()).stream_ids) if error is None else None
+            generation.end(error=error, parked=parked)
 
     def _answer(
         self, question: asyncio.Future[ProcessGeneration | tuple[int, ...]], message: Opened | Reply | Refusal
     ) -> None:
         match message:
             case Opened():
-                generation = self.generations[message.id] = ProcessGeneration(message.id, message.accepted, self)
+                generation = self.generations[message.id] = ProcessGeneration(
+                    message.id, message.accepted, self, self._stream_ids[message.id]
+                )
                 question.set_result(generation)
             case Reply():
                 question.set_result(message.token_ids)
             case Refusal():
                 question.set_exception(error_of(message))
+
+
+def _lost(stream_id: str, in_flight: frozenset[str]) -> Park:
+    """Return the park of an answer whose engine has ended: counted unless the engine ended in another answer's step."""
+    is_counted = not in_flight or not stream_id or stream_id in in_flight
+    return Park(reason="lost", is_counted=is_counted, was_alone=in_flight == {stream_id})

@@ -20,7 +20,7 @@ from collections.abc import Iterator
 import msgspec
 
 from streamserve.protocol.errors import Refused, StreamserveError
-from streamserve.protocol.frames import FrameError, unpack
+from streamserve.protocol.frames import MSGPACK_ERRORS, FrameError, unpack
 from streamserve.protocol.park import Accepted, Park
 from streamserve.protocol.requests import GenerateRequest
 from streamserve.protocol.stats import EngineStats, ModelDescription
@@ -148,8 +148,6 @@ class Goodbye(Message, frozen=True):
 ToEngine = Open | Warm | Tokenize | Control | ReaderAt | Cancel
 ToWorker = Opened | Reply | Refusal | News | State | Goodbye
 
-# What msgspec raises for bytes or values that do not fit: a wrong type, a number beyond 64 bits, half a surrogate.
-MSGPACK_ERRORS = (ValueError, TypeError, OverflowError, RecursionError)
 _ENCODER = msgspec.msgpack.Encoder()
 _HELLO: msgspec.msgpack.Decoder[Hello] = msgspec.msgpack.Decoder(Hello)
 _WELCOME: msgspec.msgpack.Decoder[Welcome] = msgspec.msgpack.Decoder(Welcome)

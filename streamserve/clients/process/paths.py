@@ -1,7 +1,8 @@
-"""The files of an engine process: its socket, its lock, its output. Unix; blocking, but never for long.
+"""The files of an engine process: its socket, its lock, its record, its output. Unix; blocking, but never for long.
 
     <runtime_dir>/<hash of site and alias>.lock     held by the engine for as long as it lives (flock)
     <runtime_dir>/<hash of site and alias>.sock     made and removed under the lock
+    <runtime_dir>/<hash of site and alias>.flight   see flight_record.py
     <state_dir>/engine-<alias>.log                  the output of an engine that a worker has started
 
 The folder and the files belong to our user alone (0700, 0600). A process that does not get the lock is not needed.
@@ -43,6 +44,7 @@ class EnginePaths:
 
     socket: Path
     lock: Path
+    flight: Path
     log: Path
 
 
@@ -52,7 +54,10 @@ def engine_paths(config: LaunchConfig) -> EnginePaths:
     name = hashlib.sha256(f"{config.site}\0{config.model.alias}".encode()).hexdigest()[:24]
     log = f"engine-{re.sub('[^A-Za-z0-9._-]', '-', config.model.alias)}.log"
     return EnginePaths(
-        socket=folder / f"{name}.sock", lock=folder / f"{name}.lock", log=Path(config.state_dir or folder) / log
+        socket=folder / f"{name}.sock",
+        lock=folder / f"{name}.lock",
+        flight=folder / f"{name}.flight",
+        log=Path(config.state_dir or folder) / log,
     )
 
 

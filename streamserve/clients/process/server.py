@@ -22,6 +22,7 @@ from typing import IO
 
 from streamserve.clients.factory import make_client
 from streamserve.clients.process.config import LaunchConfig, config_from_json, config_hash, dated
+from streamserve.clients.process.flight_record import FlightRecord, flight_record
 from streamserve.clients.process.frame_socket import Connection
 from streamserve.clients.process.messages import (
     PROTOCOL,
@@ -35,6 +36,7 @@ from streamserve.clients.process.messages import (
 from streamserve.clients.process.paths import engine_paths, listening, locked, prepare_folder
 from streamserve.clients.process.server_session import ServerSession
 from streamserve.clients.process.supervision import Watchdog
+from streamserve.engine.plan import Flight
 from streamserve.protocol.errors import StreamserveError
 from streamserve.protocol.frames import FrameError
 from streamserve.protocol.stats import ModelDescription
@@ -55,14 +57,17 @@ _LISTENING = b"+"
 class EngineServer:
     """Serves one engine until `stop`, idleness, or the engine's death."""
 
-    def __init__(self, config: LaunchConfig, on_progress: OnProgress | None = None) -> None:
+    def __init__(
+        self, config: LaunchConfig, on_progress: OnProgress | None = None, record: FlightRecord | None = None
+    ) -> None:
         self._config = dated(config)
         self._hash = config_hash(config)
         self._started_at = time.monotonic()
         self._watchdog = Watchdog(max(config.engine.step_seconds, config.hang_seconds), _TICK_SECONDS)
         self._client = make_client(
-            config.model, config.engine, step_delay_seconds=config.echo_step_seconds, on_step=self._watchdog.on_step
+            config.model, config.engine, step_delay_seconds=config.echo_step_seconds, on_step=self._on_step
         )
+        self._record = record
         self._on_progress = on_progress
         self._state_seconds = min(_STATE_SECONDS, config.hang_seconds / 4)
         self._connections: dict[Connection, asyncio.Task[None]] = {}
@@ -193,6 +198,12 @@ class EngineServer:
 
     # Checks
 
+    def _on_step(self, flight: Flight) -> None:
+        """Note what is in flight, before it can end this process. Engine thread."""
+        if self._record is not None:
+            self._record.write(flight)
+        self._watchdog.on_step(flight)
+
     async def _tick(self) -> None:
         """Check the engine periodically until the end; the server ends if a check raises."""
         while True:
@@ -240,14 +251,19 @@ def run(
         if not is_ours:
             logger.info("model %s has an engine already", config.model.alias)
             return 0
-        with listening(paths) as listener:
+        with listening(paths) as listener, flight_record(paths.flight) as record:
             if on_listening is not None:
                 on_listening()
-            return asyncio.run(_serve(config, on_progress, listener))
+            status = asyncio.run(_serve(config, on_progress, listener, record))
+            if status == 0:
+                paths.flight.unlink(missing_ok=True)
+            return status
 
 
-async def _serve(config: LaunchConfig, on_progress: OnProgress | None, listener: socket.socket) -> int:
-    return await EngineServer(config, on_progress).serve(listener)
+async def _serve(
+    config: LaunchConfig, on_progress: OnProgress | None, listener: socket.socket, record: FlightRecord
+) -> int:
+    return await EngineServer(config, on_progress, record).serve(listener)
 
 
 def main() -> int:

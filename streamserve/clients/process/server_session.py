@@ -11,7 +11,6 @@ from collections.abc import Awaitable, Callable
 
 from streamserve.clients.process.frame_socket import Connection
 from streamserve.clients.process.messages import (
-    MSGPACK_ERRORS,
     TO_ENGINE,
     Cancel,
     Control,
@@ -32,7 +31,7 @@ from streamserve.clients.thread.client import ThreadClient
 from streamserve.clients.thread.generation import LocalGeneration
 from streamserve.protocol.errors import StreamserveError
 from streamserve.protocol.events import Event
-from streamserve.protocol.frames import FrameError, encode_event
+from streamserve.protocol.frames import MSGPACK_ERRORS, FrameError, encode_event
 
 logger = logging.getLogger(__name__)
 

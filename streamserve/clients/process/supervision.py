@@ -22,6 +22,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from streamserve.engine.plan import Flight
 from streamserve.protocol.stats import EngineStats
 
 logger = logging.getLogger(__name__)
@@ -168,14 +169,15 @@ class Watchdog:
         # In C, without the GIL: the stacks, and then the end that SIGPROF has by default.
         faulthandler.register(signal.SIGPROF, file=_STDERR, all_threads=True, chain=True)
 
-    def on_step(self, seconds_allowed: float | None) -> None:
-        """A call of the runner begins, and may take so long; None: it is over. Engine thread.
+    def on_step(self, flight: Flight) -> None:
+        """A call of the runner begins, and may take so long; None: none is under way. Engine thread.
 
         CPU time beyond that of all cores in the time of a busy step ends the process, even while the step holds the
         GIL.
         """
-        self._step = None if seconds_allowed is None else _Step(seconds_allowed)
-        signal.setitimer(signal.ITIMER_PROF, (seconds_allowed or 0.0) * BUSY_FACTOR * self._num_cores)
+        seconds = flight.seconds_allowed
+        self._step = None if seconds is None else _Step(seconds)
+        signal.setitimer(signal.ITIMER_PROF, (seconds or 0.0) * BUSY_FACTOR * self._num_cores)
 
     def check(self, stats: EngineStats, now: float, busy_seconds: float | None = None) -> None:
         """Give up if there is work and no progress for too long. Event loop, every `tick_seconds`.

@@ -20,7 +20,7 @@ from streamserve.engine.sequence import SequenceRequest
 from streamserve.engine.text.choice import Choice
 from streamserve.engine.text.tokenizer import Prompt, Tokenizer
 from streamserve.protocol.errors import BadRequest, PromptTooLong, StreamserveError
-from streamserve.protocol.requests import GenerateRequest, SamplingParams, check_needs
+from streamserve.protocol.requests import GenerateRequest, SamplingParams, check_needs, check_sampling
 
 logger = logging.getLogger(__name__)
 
@@ -91,6 +91,8 @@ class Prepared:
             tenant=request.tenant,
             reader_tokens=None if request.reader_tokens is None else request.reader_tokens[index],
             first_token_at=request.first_token_at,
+            stream_id=request.stream_id,
+            num_losses=request.num_losses,
             queue_seconds=queue_seconds,
         )
 
@@ -98,6 +100,8 @@ class Prepared:
 def prepare(engine: LoadedEngine, config: EngineConfig, request: GenerateRequest) -> Prepared:
     """Make a request ready, or raise BadRequest. Tokens already shown is fed to the choices silently."""
     check_needs(request)
+    if request.n < 1:
+        raise BadRequest(f"n is {request.n}; the engine takes 1 or more.", code="invalid_value", param="n")
     latency_class = config.classes.get(request.latency_class)
     if latency_class is None:
         raise BadRequest(f"latency_class is one of {', '.join(config.classes)}.", param="latency_class")
@@ -106,9 +110,11 @@ def prepare(engine: LoadedEngine, config: EngineConfig, request: GenerateRequest
     prompt = encode(engine.tokenizer, request)
     num_public_tokens = engine.public_prefixes.num_tokens(request, prompt.token_ids)
     num_prompt_tokens = len(prompt.token_ids)
+    check_sampling(request.sampling)  # before it is computed with
     sampling = resolve_params(
         request, engine.facts.sampling_defaults, num_prompt_tokens, engine.max_tokens, config.default_max_tokens
     )
+    check_sampling(sampling)  # the model's own defaults, too
     _check_ids(request, prompt, engine.runner.vocab_size)
     shown = (*request.output_token_ids, *[()] * (request.n - len(request.output_token_ids)))
     choices = tuple(

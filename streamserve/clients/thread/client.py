@@ -20,7 +20,7 @@ from streamserve.clients.thread.generation import LocalGeneration, error_event
 from streamserve.clients.thread.output_router import OutputRouter
 from streamserve.engine.config import WARM, EngineConfig
 from streamserve.engine.core import EngineCore
-from streamserve.engine.plan import StepPlan
+from streamserve.engine.plan import OnStep, StepPlan
 from streamserve.protocol.errors import BadRequest, EngineUnavailable, error_for
 from streamserve.protocol.events import Error
 from streamserve.protocol.park import Accepted
@@ -39,7 +39,7 @@ _OPERATOR_RETRY_SECONDS = 10
 class ThreadClient:
     """An `EngineClient` whose engine is a thread. `load(progress)` runs on that thread after `start()`.
 
-    `on_plan` gets each plan before it runs, `on_step` how long each step may take (see `EngineCore`), on the engine
+    `on_plan` gets each plan before it runs, `on_step` what is in flight (see `InFlight`), on the engine
     thread. Several event loops may generate.
     """
 
@@ -51,7 +51,7 @@ class ThreadClient:
         *,
         clock: Callable[[], float] = time.monotonic,
         on_plan: Callable[[StepPlan], None] | None = None,
-        on_step: Callable[[float | None], None] | None = None,
+        on_step: OnStep | None = None,
     ) -> None:
         self.alias = alias
         self._config = config or EngineConfig()

@@ -18,7 +18,7 @@ from streamserve.clients.thread.acceptance import LoadedEngine
 from streamserve.engine.config import EngineConfig
 from streamserve.engine.core import EngineCore
 from streamserve.engine.output import SequenceUpdate
-from streamserve.engine.plan import Progress, StepPlan
+from streamserve.engine.plan import OnStep, Progress, StepPlan
 from streamserve.protocol.errors import StreamserveError
 from streamserve.protocol.stats import ModelDescription
 
@@ -56,7 +56,7 @@ class EngineThread:
         config: EngineConfig,
         clock: Callable[[], float],
         on_plan: Callable[[StepPlan], None] | None = None,
-        on_step: Callable[[float | None], None] | None = None,
+        on_step: OnStep | None = None,
     ) -> None:
         self.listener: Listener | None = None
         self.engine: LoadedEngine | None = None

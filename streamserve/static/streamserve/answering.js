@@ -2,23 +2,36 @@
 //
 // Text is appended as events arrive and painted on animation frames. A stop keeps exactly the text that was painted,
 // here and, by `seen_seq`, on the server.
+//
+// The tab that holds the turn's lock owns the answer: it sends the question and stores what comes. Other tabs follow the
+// same stream, and store nothing. When the owner closes, one of them takes over.
 
+import { isLive } from "./conversation.js";
 import { AnswerStream, RequestFailed, Sleep, seqOf } from "./stream.js";
+import { words } from "./words.js";
 
 const MAX_SENDS = 8;
 const NOT_THERE = ["engine_loading", "engine_paused", "engine_draining", "engine_died", "no_engine"]; // shown by the page itself
+const TOO_LONG = ["context_length_exceeded", "never_fits"];
 const SAVE_SECONDS = 0.4;
 const HIDDEN_PAINT_SECONDS = 0.5; // animation frames stop in a hidden tab
 const DEAR_PAINT_MS = 8; // after a paint that takes longer, the next one waits four times its duration
 const LAST_FIGURES_SECONDS = 10; // how long a stopped answer waits for the server's `done` event
 
 export class Answering {
-  /** `chat` gives: config, conversation, readiness, announce(text), link(state), changed(answering), painted(). */
+  /**
+   * `chat` gives: config, conversation, locks, readiness, announce(text), link(state), changed(answering), painted(),
+   * signIn().
+   */
   constructor(chat, turn, view) {
     this.chat = chat;
     this.turn = turn;
     this.view = view;
     this.isStopped = false;
+    this.isDetached = false;
+    this.release = null; // gives up the turn's lock; null while another tab holds it
+    this.leaving = new AbortController();
+    this.news = new Sleep(); // woken when the owner has stored something, or this tab becomes the owner
     this.frame = null;
     this.marks = [];
     this.painted = { chars: turn.text.length, id: turn.lastId };
@@ -37,22 +50,104 @@ export class Answering {
   }
 
   get isLive() {
-    return this.turn.state === "waiting" || this.turn.state === "streaming";
+    return isLive(this.turn);
+  }
+
+  get isOwner() {
+    return this.release !== null;
+  }
+
+  /** Whether this tab decides over the question: it owns it, or has just asked it. */
+  get isOurs() {
+    return this.isOwner || this.turn.revision === 0;
   }
 
   async run() {
-    this.chat.announce("Generating");
+    this.chat.announce(words("Generating"));
     this.view.show();
     try {
-      if (this.turn.streamId !== null) await this.stream.resume(this.turn.streamId, this.turn.lastId);
-      else await this.send();
+      await this.own();
+      while (this.isLive && !this.isDetached && this.turn.streamId === null) {
+        if (this.isOwner) await this.send();
+        else await this.news.wait(3600);
+      }
+      if (this.turn.streamId !== null && !this.stream.isFinished && !this.isDetached && !this.isStopped) {
+        await this.stream.resume(this.turn.streamId, this.turn.lastId);
+      }
     } catch (error) {
-      this.fail(error);
+      if (!this.isDetached) this.fail(error);
     } finally {
       clearTimeout(this.saveTimer);
-      this.chat.link({ isLost: false });
+      if (!this.isDetached) {
+        this.chat.link({ isLost: false });
+        this.settle();
+      }
+      this.leave();
+    }
+  }
+
+  // --- owning --------------------------------------------------------------------------------------------------------
+
+  /** Become the owner if no other tab is, else as soon as that tab has left. */
+  async own() {
+    const name = this.chat.conversation.nameOf(this.turn);
+    this.release = await this.chat.locks.take(name);
+    if (this.leaving.signal.aborted) return this.leave();
+    if (this.isOwner) {
+      this.begin();
+      return undefined;
+    }
+    void this.chat.locks.wait(name, this.leaving.signal).then((release) => {
+      if (this.leaving.signal.aborted) release?.();
+      else if (release !== null) this.inherit(release);
+    });
+    return undefined;
+  }
+
+  /** Begin as the owner: with a question of this tab, or with what a tab that has left was doing. */
+  begin() {
+    if (this.turn.state === "waiting" && this.turn.isSent) {
+      throw new RequestFailed(words("The page was left before this answer began."), { code: "left" });
+    }
+    this.save();
+  }
+
+  /** The owner has left, or has finished. */
+  inherit(release) {
+    this.release = release;
+    if (!this.isLive) return this.leave();
+    const stored = this.chat.conversation.stored(this.turn);
+    if (stored === null && this.turn.revision > 0) this.detach(); // another tab has removed the question
+    else if (stored !== null && (!isLive(stored) || this.turn.streamId === null)) this.adopt(stored);
+    try {
+      if (this.isLive && !this.isDetached) this.begin();
+    } catch (error) {
+      this.fail(error);
       this.settle();
     }
+    this.news.wake();
+    return undefined;
+  }
+
+  /** Another tab has stored its progress. The text follows from the stream, until the answer has ended. */
+  adopt(stored) {
+    if (this.turn.streamId !== null && isLive(stored)) return;
+    Object.assign(this.turn, stored);
+    if (!this.isLive) this.stream.close();
+    this.news.wake();
+    this.paint();
+    this.view.show();
+    this.chat.changed(this);
+  }
+
+  save() {
+    if (this.isOwner) this.chat.conversation.save(this.turn);
+  }
+
+  leave() {
+    this.leaving.abort();
+    this.release?.();
+    this.release = null;
   }
 
   // --- sending -------------------------------------------------------------------------------------------------------
@@ -60,10 +155,10 @@ export class Answering {
   async send() {
     for (let sends = 1; ; sends += 1) {
       await this.chat.readiness.wait();
-      if (this.isStopped) return;
+      if (this.isStopped || this.isDetached) return;
       try {
         this.turn.isSent = true; // a reload does not send it again
-        this.chat.conversation.save();
+        this.save();
         this.sentAt = performance.now();
         this.view.showStatus("");
         await this.stream.start(this.chat.requestFor(this.turn));
@@ -71,9 +166,10 @@ export class Answering {
       } catch (error) {
         if (this.turn.streamId !== null || !canSendAgain(error) || sends >= MAX_SENDS) throw error;
         this.turn.isSent = false;
-        this.chat.conversation.save();
+        this.save();
         await this.waitTurn(error);
       }
+      if (this.isStopped || this.isDetached) return;
     }
   }
 
@@ -81,9 +177,10 @@ export class Answering {
   async waitTurn(error) {
     const isThere = !NOT_THERE.includes(error.code);
     if (!isThere) this.chat.readiness.doubt();
-    const why = error.status === 429 ? "You have reached the limit of answers at a time." : "The model is busy.";
+    const why =
+      error.status === 429 ? words("You have reached the limit of answers at a time.") : words("The model is busy.");
     for (let left = error.retryAfterSeconds ?? 2; left > 0 && !this.isStopped; left -= 1) {
-      if (isThere) this.view.showStatus(`${why} Trying again in ${left} s`);
+      if (isThere) this.view.showStatus(`${why} ${words("Trying again in {seconds} s", { seconds: left })}`);
       await this.sleep.wait(1);
     }
   }
@@ -92,7 +189,7 @@ export class Answering {
     this.turn.streamId = streamId;
     if (this.isStopped) void this.stream.stop(0);
     else this.turn.state = "streaming";
-    this.chat.conversation.save();
+    this.save();
     this.chat.changed(this);
   }
 
@@ -128,10 +225,10 @@ export class Answering {
   /** "waiting" pauses the answer until "resumed"; so does "loading" after text, or after "waiting". */
   status(data) {
     const isHeldUp = data.status === "waiting" || (data.status === "loading" && (this.view.isHeldUp || this.turn.text !== ""));
-    const why = isHeldUp ? data.message || "Waiting for the model" : "";
+    const why = isHeldUp ? data.message || words("Waiting for the model") : "";
     if (why === "" && !this.view.isHeldUp) return this.view.showStatus(progressText(data));
     this.view.holdUp(why);
-    this.chat.announce(why || "Generating");
+    this.chat.announce(why || words("Generating"));
   }
 
   grow(text, seq) {
@@ -158,22 +255,26 @@ export class Answering {
   fail(error) {
     if (this.isStopped) return;
     this.turn.state = "failed";
-    this.turn.error = describe(error, this.turn);
+    const isFirst = this.chat.conversation.messagesFor(this.turn).length === 1;
+    this.turn.error = { ...describe(error, this.turn, isFirst), isTooLong: TOO_LONG.includes(error.code), isFirst };
+    if (this.turn.error.code === "unauthorized") this.chat.signIn();
   }
 
   // --- ending --------------------------------------------------------------------------------------------------------
 
   /** Freeze the text that is on screen and send its position to the server. */
   stop() {
-    if (!this.isLive) return;
+    if (!this.isLive || (!this.isOurs && this.turn.streamId === null)) return; // only its own tab can take it back
     this.isStopped = true;
     this.turn.state = "stopped";
     this.turn.finishReason = "cancelled";
     this.turn.text = this.turn.text.slice(0, this.painted.chars);
     this.turn.lastId = this.painted.id;
+    this.stream.streamId ??= this.turn.streamId;
     if (this.turn.streamId !== null) void this.stream.stop(seqOf(this.painted.id));
     if (!this.turn.isSent) this.stream.close();
     this.sleep.wake();
+    this.news.wake();
     this.settle();
     setTimeout(() => this.stream.close(), LAST_FIGURES_SECONDS * 1000);
   }
@@ -183,14 +284,22 @@ export class Answering {
     this.paint();
     this.view.show();
     this.chat.painted(); // the lines under the text need room too
-    this.chat.conversation.save();
+    this.save();
     this.chat.changed(this);
+  }
+
+  /** Stop, and store nothing more: the conversation is over. */
+  giveUp() {
+    this.stop();
+    this.leave();
   }
 
   /** Detach from the answer, which continues on the server, as a reload does. */
   detach() {
-    this.isStopped = true;
+    this.isDetached = true;
     this.stream.close();
+    this.sleep.wake();
+    this.news.wake();
   }
 
   // --- painting ------------------------------------------------------------------------------------------------------
@@ -221,7 +330,7 @@ export class Answering {
       if (this.turn.figures === null) return;
       this.turn.figures.ttftSeen = this.ttftSeen; // a short answer may end in the same frame
       this.view.show();
-      this.chat.conversation.save();
+      this.save();
     });
   }
 
@@ -229,7 +338,7 @@ export class Answering {
     if (this.saveTimer !== undefined) return;
     this.saveTimer = setTimeout(() => {
       this.saveTimer = undefined;
-      this.chat.conversation.save();
+      this.save();
     }, SAVE_SECONDS * 1000);
   }
 }
@@ -241,9 +350,9 @@ function canSendAgain(error) {
 
 function progressText({ status, step, of, message }) {
   if (message) return message;
-  if (status === "queued") return step ? `In the queue, place ${step}` : "In the queue";
-  if (status === "prefill") return of ? `Reading, ${Math.floor((100 * (step ?? 0)) / of)} %` : "Reading";
-  if (status === "loading") return "The model is loading";
+  if (status === "queued") return step ? words("In the queue, place {place}", { place: step }) : words("In the queue");
+  if (status === "prefill") return of ? words("Reading, {percent} %", { percent: Math.floor((100 * (step ?? 0)) / of) }) : words("Reading");
+  if (status === "loading") return words("The model is loading");
   return "";
 }
 
@@ -261,19 +370,39 @@ function figuresOf({ totalTokens, latency, usage, breakdown = {} }) {
 }
 
 /** An error as a sentence for the user, with the remedy. */
-function describe(error, turn) {
-  const byCode = {
-    context_length_exceeded: "This conversation has grown too long for the model. Start a new chat to go on.",
-    unauthorized: "Your session has ended. Reload the page and sign in again.",
-    forbidden: "Your session has ended, or you may not ask this model. Reload the page and try again.",
-    stream_expired: "The rest of this answer is no longer kept.",
-    stream_finished: "The rest of this answer is no longer kept.",
-    stream_not_found: turn.text ? "The rest of this answer is no longer kept." : "This answer is no longer kept.",
-    engine_died: "The model has stopped working. The site's owner can see why in the log.",
-    timeout: "The answer took too long and was ended.",
-  };
-  if (error instanceof RequestFailed) return { code: error.code, message: byCode[error.code] ?? error.message };
-  if (error instanceof TypeError) return { code: "network", message: "The server could not be reached. Your question is still here." };
-  console.error(error);
-  return { code: "page", message: "Something on this page went wrong." };
+function describe(error, turn, isFirst) {
+  if (error instanceof TypeError) {
+    return { code: "network", message: words("The server could not be reached. Your question is still here.") };
+  }
+  if (!(error instanceof RequestFailed)) {
+    console.error(error);
+    return { code: "page", message: words("Something on this page went wrong.") };
+  }
+  return { code: error.code, message: messageFor(error.code, turn, isFirst) ?? error.message };
+}
+
+function messageFor(code, turn, isFirst) {
+  const expired = words("The rest of this answer is no longer kept.");
+  switch (code) {
+    case TOO_LONG[0]:
+    case TOO_LONG[1]:
+      return isFirst
+        ? words("This question is too long for the model. Shorten it and ask again.")
+        : words("This conversation has grown too long for the model. Start a new chat to go on.");
+    case "unauthorized":
+      return words("Your session has ended. Reload the page and sign in again.");
+    case "forbidden":
+      return words("Your session has ended, or you may not ask this model. Reload the page and try again.");
+    case "stream_expired":
+    case "stream_finished":
+      return expired;
+    case "stream_not_found":
+      return turn.text ? expired : words("This answer is no longer kept.");
+    case "engine_died":
+      return words("The model has stopped working. The site's owner can see why in the log.");
+    case "timeout":
+      return words("The answer took too long and was ended.");
+    default:
+      return undefined;
+  }
 }

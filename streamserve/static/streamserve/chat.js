@@ -1,28 +1,34 @@
-// The chat page: composer, transcript, and the running answer. Configured by data attributes (chat.html).
+// The chat: composer, transcript, and the running answers. Configured by data attributes (chat.html).
 
 import { Answering } from "./answering.js";
-import { Conversation, newTurn } from "./conversation.js";
+import { Banner } from "./banner.js";
+import { Conversation, isLive } from "./conversation.js";
+import { Heartbeat } from "./heartbeat.js";
 import { loadingWords } from "./loading.js";
+import { makeLocks } from "./locks.js";
 import { Readiness } from "./readiness.js";
 import { TurnView } from "./turn_view.js";
+import { useWords, words } from "./words.js";
 
 const NEAR_BOTTOM_PX = 64;
 const NO_BAR = ["failed", "paused", "draining"]; // states without progress
-const LOST_BANNER_SECONDS = 0.8; // a reconnect that succeeds at once is not worth a banner
+const PARTS = [
+  "log", "scroll", "empty", "jump", "form", "input", "send", "stop", "new", "status", "loading", "loading-words",
+  "loading-bar", "banner", "banner-words", "banner-now", "model", "turn", "sign-in",
+];
 
 class Chat {
-  constructor(root) {
+  constructor(root, config, locks) {
     this.root = root;
-    const part = (name) => root.querySelector(`[data-ss="${name}"]`);
-    this.parts = Object.fromEntries(
-      ["log", "scroll", "empty", "jump", "form", "input", "send", "stop", "new", "status", "loading", "loading-words",
-        "loading-bar", "banner", "banner-words", "banner-now", "model", "turn"].map((name) => [name, part(name)]),
-    );
-    this.config = readConfig(root);
-    this.conversation = new Conversation(this.config.storageKey);
+    this.parts = Object.fromEntries(PARTS.map((name) => [name, root.querySelector(`[data-ss="${name}"]`)]));
+    this.config = config;
+    this.locks = locks;
+    this.conversation = new Conversation(config.storageKey);
     this.views = new Map();
-    this.answering = null;
+    this.answers = new Map(); // turn → its Answering, while that runs
     this.isPinned = true;
+    this.banner = new Banner(this.parts.banner, this.parts["banner-words"]);
+    this.onLost = () => {};
     this.readiness = new Readiness({
       readyUrl: this.config.readyUrl,
       model: () => this.model,
@@ -36,37 +42,80 @@ class Chat {
   }
 
   get isAnswering() {
-    return this.answering !== null && this.answering.isLive;
+    return [...this.answers.values()].some((answering) => answering.isLive);
   }
 
-  open() {
-    this.conversation.load();
+  /** When the server last sent something, in milliseconds. */
+  get heardAt() {
+    return Math.max(-Infinity, ...[...this.answers.values()].map(({ stream }) => stream.heardAt));
+  }
+
+  open(isFirst) {
+    this.conversation.trim();
+    this.merge();
     this.drawAll();
+    void this.share();
+    for (const name of this.conversation.oldOnes()) void this.forget(name);
+    if (this.parts.form.hidden) return; // the visitor has to sign in first
     void this.readiness.wait();
-    this.takeUp();
-    this.focus();
+    if (isFirst && this.root.closest(".ss-page") !== null) this.focus(); // in another page the focus is that page's
   }
 
-  /** Resume an answer that the last visit left unfinished. */
-  takeUp() {
-    const turn = this.conversation.turns.at(-1);
-    if (turn?.state === "streaming" || (turn?.state === "waiting" && !turn.isSent)) this.answer(turn);
-    else if (turn?.state === "waiting") this.leftBehind(turn);
+  // --- other tabs ----------------------------------------------------------------------------------------------------
+
+  /** Show what other tabs have stored, and follow or take over what is unfinished. */
+  merge() {
+    const { name } = this.conversation;
+    this.conversation.merge({
+      isOurs: (turn) => this.answers.get(turn)?.isOurs ?? false,
+      added: (turn) => {
+        this.draw(turn);
+        if (isLive(turn)) this.answer(turn);
+      },
+      changed: (turn, stored) => {
+        const answering = this.answers.get(turn);
+        if (answering !== undefined) return answering.adopt(stored);
+        Object.assign(turn, stored);
+        this.views.get(turn).paint();
+        return this.views.get(turn).show();
+      },
+      removed: (turn) => this.drop(turn),
+    });
+    if (name !== this.conversation.name) void this.share();
   }
 
-  leftBehind(turn) {
-    turn.state = "failed";
-    turn.error = { code: "left", message: "The page was left before this answer began." };
-    this.views.get(turn).show();
+  /** Hold this conversation's name, and no other, so that no tab forgets what this one shows. */
+  share() {
+    const before = this.shared;
+    this.shared = this.locks.share(this.conversation.name);
+    return before?.then((release) => release?.());
+  }
+
+  /** Remove a conversation from the storage, unless a tab shows it. */
+  async forget(name) {
+    const release = await this.locks.take(name);
+    if (release === null) return;
+    this.conversation.forget(name);
+    release();
+  }
+
+  drop(turn) {
+    this.answers.get(turn)?.detach();
+    this.answers.delete(turn);
+    this.views.get(turn)?.node.remove();
+    this.views.delete(turn);
+    this.showEmpty();
+    this.showAnswering();
   }
 
   // --- asking --------------------------------------------------------------------------------------------------------
 
   ask(question) {
     const text = question.trim();
-    if (text === "" || this.isAnswering) return;
-    const turn = newTurn(text);
-    this.conversation.turns.push(turn);
+    if (text === "") return;
+    this.merge();
+    if (this.isAnswering) return;
+    const turn = this.conversation.add(text);
     this.draw(turn);
     this.parts.input.value = "";
     this.resize();
@@ -75,76 +124,101 @@ class Chat {
 
   again(turn) {
     if (this.isAnswering) return;
-    const { turns } = this.conversation;
-    for (const later of turns.splice(turns.indexOf(turn))) {
-      this.views.get(later).node.remove();
-      this.views.delete(later);
-    }
+    for (const removed of this.conversation.cut(turn)) this.drop(removed);
     this.ask(turn.question);
     this.focus();
   }
 
+  /** Take a question back into the composer, to be changed. */
+  edit(turn) {
+    if (this.isAnswering) return;
+    for (const removed of this.conversation.cut(turn)) this.drop(removed);
+    this.parts.input.value = turn.question;
+    this.resize();
+    this.parts.input.focus();
+  }
+
   answer(turn) {
     this.isPinned = true;
-    this.answering = new Answering(this, turn, this.views.get(turn));
-    this.changed(this.answering);
+    const answering = new Answering(this, turn, this.views.get(turn));
+    this.answers.set(turn, answering);
+    this.changed(answering);
     this.painted();
-    void this.answering.run();
+    void answering.run().finally(() => {
+      if (this.answers.get(turn) === answering) this.answers.delete(turn);
+    });
   }
 
   requestFor(turn) {
     return { ...this.config.request, model: this.model, messages: this.conversation.messagesFor(turn) };
   }
 
-  newChat() {
-    this.answering?.stop();
-    this.answering = null;
-    this.conversation.clear();
-    this.conversation.save();
+  /** Begin another conversation. Another tab that shows the old one keeps it. */
+  async newChat() {
+    for (const answering of this.answers.values()) {
+      if (answering.isOurs) answering.giveUp();
+      else answering.detach();
+    }
+    this.answers.clear();
+    const before = this.conversation.renew();
     this.drawAll();
-    this.announce("New chat");
+    this.showAnswering();
+    this.announce(words("New chat"));
     this.focus();
+    await this.share();
+    await this.forget(before);
   }
 
   // --- callbacks of an Answering ---------------------------------------------------------------------------------------
 
   changed(answering) {
-    if (answering !== this.answering) return;
-    const { isLive } = answering;
-    this.parts.send.hidden = isLive;
-    this.parts.stop.hidden = !isLive;
-    this.root.classList.toggle("is-answering", isLive);
+    if (this.answers.get(answering.turn) !== answering) return;
+    this.showAnswering();
+    if (!answering.isLive) this.announceEnd(answering.turn);
+  }
+
+  showAnswering() {
+    const { isAnswering } = this;
+    this.parts.send.hidden = isAnswering;
+    this.parts.stop.hidden = !isAnswering;
+    this.root.classList.toggle("is-answering", isAnswering);
     this.parts.send.disabled = this.parts.input.value.trim() === "";
-    if (!isLive) this.announceEnd(answering.turn);
   }
 
   announceEnd(turn) {
-    if (turn.state === "stopped") this.announce("Stopped");
-    else if (turn.state === "failed") this.announce(turn.error?.message ?? "The answer failed");
-    else this.announce("Answer complete");
+    if (turn.state === "stopped") this.announce(words("Stopped"));
+    else if (turn.state === "failed") this.announce(turn.error?.message ?? words("The answer failed"));
+    else this.announce(words("Answer complete"));
   }
 
   announce(text) {
     if (this.parts.status.textContent !== text) this.parts.status.textContent = text;
   }
 
+  /** A connection is lost and tried again in `seconds`, or works again. */
   link({ isLost, seconds = 0 }) {
-    clearTimeout(this.bannerTimer);
-    clearInterval(this.bannerClock);
-    if (!isLost) {
-      this.parts.banner.hidden = navigator.onLine !== false || !this.isAnswering;
-      return;
-    }
-    const retryAt = performance.now() + seconds * 1000;
-    const show = () => {
-      const left = Math.ceil((retryAt - performance.now()) / 1000);
-      this.parts["banner-words"].textContent =
-        left > 0 ? `Connection lost. Trying again in ${left} s.` : "Connection lost. Trying again…";
-      this.parts.banner.hidden = false;
-    };
-    if (this.parts.banner.hidden) this.bannerTimer = setTimeout(show, LOST_BANNER_SECONDS * 1000);
-    else show();
-    this.bannerClock = setInterval(() => this.parts.banner.hidden || show(), 500);
+    this.banner.lost(isLost ? seconds : null);
+    if (isLost) this.onLost();
+  }
+
+  /** The server does not answer any more, or answers again. */
+  gone(isGone) {
+    this.banner.gone(isGone);
+    if (isGone) return this.announce(this.banner.text());
+    this.announce(this.isAnswering ? words("Generating") : words("The server is back."));
+    this.nudge();
+    if (this.parts.form.hidden) return undefined;
+    this.readiness.doubt(); // it may have been restarted, and load its model
+    return void this.readiness.wait();
+  }
+
+  nudge() {
+    for (const { stream } of this.answers.values()) stream.nudge();
+  }
+
+  /** The session has ended: show the way to the login. */
+  signIn() {
+    if (this.parts["sign-in"] !== null) this.parts["sign-in"].hidden = false;
   }
 
   painted() {
@@ -155,18 +229,23 @@ class Chat {
   // --- drawing -------------------------------------------------------------------------------------------------------
 
   drawAll() {
-    this.views.clear();
-    this.parts.log.replaceChildren();
-    for (const turn of this.conversation.turns) this.draw(turn);
+    for (const [turn, view] of this.views) {
+      if (this.conversation.turns.includes(turn)) continue;
+      view.node.remove();
+      this.views.delete(turn);
+    }
     this.showEmpty();
     this.isPinned = true;
     this.painted();
   }
 
   draw(turn) {
-    const view = new TurnView(this.parts.turn, turn, { again: (which) => this.again(which) });
+    const on = { again: (which) => this.again(which), edit: (which) => this.edit(which) };
+    const view = new TurnView(this.parts.turn, turn, on, this.config);
     this.views.set(turn, view);
-    this.parts.log.append(view.node);
+    const { turns } = this.conversation;
+    const next = turns.slice(turns.indexOf(turn) + 1).find((later) => this.views.has(later));
+    this.parts.log.insertBefore(view.node, next === undefined ? null : this.views.get(next).node);
     this.showEmpty();
   }
 
@@ -229,8 +308,11 @@ class Chat {
     this.root.addEventListener("keydown", (event) => {
       if (event.key === "Escape" && !event.isComposing) this.stop();
     });
-    this.parts.new.addEventListener("click", () => this.newChat());
-    this.parts["banner-now"].addEventListener("click", () => this.answering?.stream.nudge());
+    this.parts.new.addEventListener("click", () => void this.newChat());
+    this.parts["banner-now"].addEventListener("click", () => {
+      this.onLost();
+      this.nudge();
+    });
     empty.addEventListener("click", (event) => {
       const question = event.target.closest("[data-question]")?.dataset.question;
       if (question === undefined) return;
@@ -248,7 +330,7 @@ class Chat {
 
   stop() {
     if (!this.isAnswering) return;
-    this.answering.stop();
+    for (const answering of this.answers.values()) answering.stop();
     this.focus();
   }
 
@@ -271,43 +353,68 @@ class Chat {
   listenToWindow() {
     const wake = () => {
       if (document.visibilityState !== "visible") return;
-      this.answering?.stream.nudge();
+      this.nudge();
       this.readiness.sleep.wake();
     };
     for (const name of ["online", "pageshow", "focus"]) window.addEventListener(name, wake);
+    for (const name of ["online", "offline"]) window.addEventListener(name, () => this.banner.show());
     document.addEventListener("visibilitychange", wake);
-    window.addEventListener("offline", () => this.link({ isLost: this.isAnswering, seconds: 0 }));
-    // Only changes are saved, so that an old tab does not overwrite what a newer one has stored.
-    window.addEventListener("pagehide", () => this.isAnswering && this.conversation.save());
+    window.addEventListener("pagehide", () => this.leave());
+    window.addEventListener("pageshow", ({ persisted }) => void (persisted && this.share()));
     window.addEventListener("storage", ({ key }) => {
-      if (key === this.config.storageKey) this.adopt();
+      if (key === null || key.startsWith(this.config.storageKey)) this.merge();
     });
   }
 
-  /** Another tab changed the conversation or began a new one. */
-  adopt() {
-    const theirs = this.conversation.peek();
-    const isOurs = theirs?.id === this.conversation.id && theirs.turns.length === this.conversation.turns.length;
-    if (this.isAnswering || theirs === null || isOurs) return;
-    this.answering?.detach();
-    this.answering = null;
-    this.conversation.load();
-    this.drawAll();
-    this.takeUp();
+  /** Store what is on screen, and hold nothing: a held lock keeps a page out of the browser's back cache. */
+  leave() {
+    for (const answering of this.answers.values()) if (answering.isLive) answering.save();
+    void this.shared?.then((release) => release?.());
   }
 }
 
+/** Make a chat of each element of the page that asks for one. They share one heartbeat. */
+function openAll(roots) {
+  const locks = makeLocks();
+  const chats = [...roots].map((root) => {
+    useWords(JSON.parse(root.dataset.words || "{}"), root.closest("[lang]")?.lang);
+    return [root, readConfig(root)];
+  });
+  const used = new Set();
+  for (const [root, config] of chats) {
+    while (used.has(config.storageKey)) config.storageKey += ".2"; // two widgets are two conversations
+    used.add(config.storageKey);
+    root.dataset.storageKey = config.storageKey;
+  }
+  const opened = chats.map(([root, config]) => new Chat(root, config, locks));
+  for (const [index, chat] of opened.entries()) chat.open(index === 0);
+  if (opened.length > 0) watchServer(opened);
+}
+
+function watchServer(chats) {
+  const heartbeat = new Heartbeat({
+    url: chats[0].config.liveUrl,
+    onChange: (isGone) => chats.forEach((chat) => chat.gone(isGone)),
+    isBusy: () => chats.some((chat) => chat.isAnswering),
+    heardAt: () => Math.max(...chats.map((chat) => chat.heardAt)),
+  });
+  for (const chat of chats) chat.onLost = () => heartbeat.doubt();
+  heartbeat.start();
+}
+
 function readConfig(root) {
-  const { streamsUrl, readyUrl, model, storageKey, keepaliveSeconds, request, csrfCookie } = root.dataset;
+  const { streamsUrl, readyUrl, liveUrl, model, storageKey, keepaliveSeconds, request, csrfCookie, figures } = root.dataset;
   const token = () => cookie(csrfCookie) ?? root.querySelector("input[name=csrfmiddlewaretoken]")?.value ?? "";
   return {
     streamsUrl,
     readyUrl,
+    liveUrl,
     model,
     storageKey: storageKey || "streamserve.chat",
     keepaliveSeconds: Number(keepaliveSeconds) || 15,
     request: JSON.parse(request || "{}"),
     headers: () => ({ "X-CSRFToken": token() }),
+    showsFigures: figures === "true",
   };
 }
 
@@ -317,4 +424,4 @@ function cookie(name) {
   return pair && decodeURIComponent(pair.slice(name.length + 1));
 }
 
-for (const root of document.querySelectorAll("[data-streamserve-chat]")) new Chat(root).open();
+openAll(document.querySelectorAll("[data-streamserve-chat]"));

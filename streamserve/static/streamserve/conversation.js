@@ -1,15 +1,23 @@
-// The conversation in the browser's storage: turns, and the last seen event of each answer. No DOM, no network.
+// The conversation in the browser's storage, shared by the tabs of one browser. No DOM, no network.
 //
+//   KEY                 the id of the conversation that a new tab opens
+//   KEY/ID/TURN         one question and its answer; TURN sorts by time
+//
+// Invariant: a record is written by one tab only, the one that holds the lock of its name (locks.js). So tabs that ask at
+// the same time add to one conversation, and none overwrites what another has stored. `revision` counts the writes.
 // Invariant: `text`, `otherBlocks` and `lastId` of a turn are written together, so that a resume after `lastId` adds
 // exactly what `text` lacks.
 
-const VERSION = 1;
+const VERSION = 2;
 const MAX_TURNS = 200;
 const MAX_STORED_CHARS = 2_000_000;
+const OLD_MS = 24 * 3600 * 1000; // a conversation that no tab shows is kept for a day: a reload may be under way
 
 // waiting (not sent, or not accepted yet), then streaming, then one of done, stopped, failed
 export function newTurn(question) {
   return {
+    id: "",
+    revision: 0,
     question,
     text: "",
     otherBlocks: [], // indexes of the answer's blocks so far that are not text
@@ -23,69 +31,211 @@ export function newTurn(question) {
   };
 }
 
+export function isLive(turn) {
+  return turn.state === "waiting" || turn.state === "streaming";
+}
+
 export class Conversation {
-  constructor(key, storage = window.localStorage) {
+  /** `storage` is common to all tabs, `own` is this tab's. */
+  constructor(key, storage = storageOf("localStorage"), own = storageOf("sessionStorage")) {
     this.key = key;
     this.storage = storage;
-    this.clear();
-  }
-
-  clear() {
-    this.id = crypto.getRandomValues(new Uint32Array(2)).join("-");
+    this.own = own;
     this.turns = [];
+    this.isStored = new WeakSet(); // turns that have a record
+    this.id = this.pointed() ?? newId();
   }
 
-  /** Read the conversation that another visit (or tab) stored; an unreadable one is empty. */
-  load() {
-    const stored = this.peek();
-    if (stored === null) return;
-    this.id = stored.id;
-    this.turns = stored.turns;
+  /** The conversation of this tab; before it has one, the one that another tab has begun last. */
+  pointed() {
+    const id = this.get(this.own, this.key) ?? this.get(this.storage, this.key) ?? "";
+    return /^[0-9]+-[0-9]+$/.test(id) ? id : null;
   }
 
-  peek() {
+  /** The name of this conversation, for a lock. */
+  get name() {
+    return `${this.key}/${this.id}`;
+  }
+
+  /** The name of a turn's record and of its lock. */
+  nameOf(turn) {
+    return `${this.name}/${turn.id}`;
+  }
+
+  /** Begin another conversation. Returns the name of the one before. */
+  renew() {
+    const before = this.name;
+    this.id = newId();
+    this.turns = [];
+    this.point();
+    return before;
+  }
+
+  /** Add a question at the end. */
+  add(question) {
+    const turn = newTurn(question);
+    const last = this.turns.at(-1);
+    turn.id = turnId(Math.max(Date.now(), last === undefined ? 0 : timeOf(last.id) + 1));
+    this.turns.push(turn);
+    this.point();
+    return turn;
+  }
+
+  /** New tabs open this conversation. */
+  point() {
+    this.set(this.own, this.key, this.id);
+    this.set(this.storage, this.key, this.id);
+  }
+
+  /** Best effort: a full or forbidden storage does not break the chat. */
+  save(turn) {
+    turn.revision += 1;
+    if (this.set(this.storage, this.nameOf(turn), JSON.stringify({ version: VERSION, ...turn }))) this.isStored.add(turn);
+  }
+
+  /** Remove `turn` and everything after it, here and in the storage. Returns what was removed. */
+  cut(turn) {
+    const removed = this.turns.splice(this.turns.indexOf(turn));
+    for (const one of removed) this.remove(this.nameOf(one));
+    return removed;
+  }
+
+  /**
+   * Take what other tabs have stored. Calls `added(turn)`, `changed(turn)` and `removed(turn)`; `isOurs(turn)` names the
+   * turns that this tab writes itself, which stay as they are.
+   */
+  merge({ isOurs, added, changed, removed }) {
+    if (this.turns.length === 0) this.id = this.pointed() ?? this.id;
+    const names = namesIn(this.storage, `${this.name}/`);
+    for (const turn of [...this.turns]) {
+      if (names.includes(this.nameOf(turn)) || !this.isStored.has(turn) || isOurs(turn)) continue;
+      this.turns.splice(this.turns.indexOf(turn), 1);
+      removed(turn);
+    }
+    for (const name of names) {
+      const known = this.turns.find((turn) => this.nameOf(turn) === name);
+      if (known !== undefined && isOurs(known)) continue;
+      const stored = this.read(name);
+      if (stored === null) continue;
+      if (known === undefined) added(this.insert(stored));
+      else if (stored.revision > known.revision) changed(known, stored);
+    }
+  }
+
+  insert(turn) {
+    const at = this.turns.findIndex((other) => other.id > turn.id);
+    this.turns.splice(at === -1 ? this.turns.length : at, 0, turn);
+    this.isStored.add(turn);
+    this.set(this.own, this.key, this.id); // from now on this tab's, whatever others begin
+    return turn;
+  }
+
+  /** What is stored of a turn; null if nothing readable is. */
+  stored(turn) {
+    return this.read(this.nameOf(turn));
+  }
+
+  read(name) {
     try {
-      const stored = JSON.parse(this.storage.getItem(this.key) ?? "null");
-      if (stored?.version !== VERSION || !Array.isArray(stored.turns)) return null;
-      const turns = stored.turns
-        .filter((turn) => typeof turn?.question === "string" && typeof turn?.text === "string")
-        .map((turn) => ({ ...newTurn(turn.question), ...turn }));
-      return { id: String(stored.id), turns };
+      const { version, ...turn } = JSON.parse(this.get(this.storage, name) ?? "{}");
+      if (version !== VERSION || typeof turn.question !== "string" || typeof turn.text !== "string") return null;
+      return { ...newTurn(turn.question), ...turn, id: name.slice(name.lastIndexOf("/") + 1) };
     } catch {
       return null;
     }
   }
 
-  /** Best effort: a full or forbidden storage does not break the chat. */
-  save() {
-    try {
-      if (this.turns.length === 0) this.storage.removeItem(this.key);
-      else this.storage.setItem(this.key, this.serialize());
-    } catch {
-      // private mode, or a quota used up by other pages of this site: the answer on screen is unaffected
-    }
+  /** Remove what is too much of this conversation, oldest first. */
+  trim() {
+    let chars = 0;
+    namesIn(this.storage, `${this.name}/`)
+      .reverse()
+      .forEach((name, age) => {
+        chars += this.get(this.storage, name)?.length ?? 0;
+        if (age > 0 && (age >= MAX_TURNS || chars > MAX_STORED_CHARS)) this.remove(name);
+      });
   }
 
-  serialize() {
-    let turns = this.turns.slice(-MAX_TURNS);
-    let json = JSON.stringify({ version: VERSION, id: this.id, turns });
-    while (json.length > MAX_STORED_CHARS && turns.length > 1) {
-      turns = turns.slice(Math.ceil(turns.length / 2));
-      json = JSON.stringify({ version: VERSION, id: this.id, turns });
-    }
-    return json;
+  /** Remove the records of a conversation by its name. */
+  forget(name) {
+    for (const one of namesIn(this.storage, `${name}/`)) this.remove(one);
   }
 
-  /** The messages of a request: every earlier turn that has an answer, and the question of `turn`. */
+  /** The names of other conversations of this chat that are old enough to be forgotten. */
+  oldOnes() {
+    const newest = new Map();
+    for (const name of namesIn(this.storage, `${this.key}/`)) {
+      const end = name.lastIndexOf("/");
+      newest.set(name.slice(0, end), timeOf(name.slice(end + 1)));
+    }
+    newest.delete(this.name);
+    return [...newest].filter(([, time]) => Date.now() - time > OLD_MS).map(([name]) => name);
+  }
+
+  /** The messages of a request: every earlier turn that has a whole answer, and the question of `turn`. */
   messagesFor(turn) {
     const messages = [];
     for (const earlier of this.turns.slice(0, this.turns.indexOf(turn))) {
-      const answer = withoutThinking(earlier.text);
+      const answer = isLive(earlier) ? "" : withoutThinking(earlier.text);
       if (answer === "") continue; // failed turns are left out in pairs: templates want roles to alternate
       messages.push({ role: "user", content: earlier.question }, { role: "assistant", content: answer });
     }
     messages.push({ role: "user", content: turn.question });
     return messages;
+  }
+
+  get(storage, name) {
+    try {
+      return storage.getItem(name);
+    } catch {
+      return null; // forbidden
+    }
+  }
+
+  remove(name) {
+    try {
+      this.storage.removeItem(name);
+    } catch {
+      // forbidden: then nothing was stored
+    }
+  }
+
+  set(storage, name, value) {
+    try {
+      storage.setItem(name, value);
+      return true;
+    } catch {
+      return false; // private mode, or a quota used up by other pages of this site: the answer on screen is unaffected
+    }
+  }
+}
+
+function storageOf(kind) {
+  try {
+    return window[kind];
+  } catch {
+    return null; // forbidden by the browser's settings: every use of it fails, and is caught
+  }
+}
+
+function newId() {
+  return crypto.getRandomValues(new Uint32Array(2)).join("-");
+}
+
+function turnId(ms) {
+  return `${ms.toString(36).padStart(9, "0")}-${crypto.getRandomValues(new Uint32Array(1))[0].toString(36)}`;
+}
+
+function timeOf(id) {
+  return Number.parseInt(id, 36) || 0;
+}
+
+/** The keys that begin with `prefix`, sorted. */
+function namesIn(storage, prefix) {
+  try {
+    return Object.keys(storage).filter((name) => name.startsWith(prefix)).sort();
+  } catch {
+    return [];
   }
 }
 

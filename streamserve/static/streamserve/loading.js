@@ -1,5 +1,7 @@
 // Texts about a model that cannot answer now, for the chat page and the live page. Pure.
 
+import { words } from "./words.js";
+
 /** "weights 42 % · 227 of 540 MB · 3 s": the parts that are known. */
 export function loadingFigures({ stage, fraction, loadedBytes, totalBytes, elapsedSeconds }) {
   const percent = fraction == null ? "" : `${Math.floor(fraction * 100)} %`;
@@ -11,13 +13,15 @@ export function loadingFigures({ stage, fraction, loadedBytes, totalBytes, elaps
 
 /** The text above the conversation on the chat page. */
 export function loadingWords({ state, message, ...figures }) {
-  if (state === "failed") return `The model cannot answer. ${message}`.trim();
-  if (state === "paused") return "The model is paused. Answers go on when it is resumed.";
-  if (state === "draining") return "The model is about to be restarted. New answers wait until it is back.";
-  return ["The model is loading", loadingFigures(figures), message].filter(Boolean).join(" · ");
+  if (state === "failed") return `${words("The model cannot answer.")} ${message}`.trim();
+  if (state === "paused") return words("The model is paused. Answers go on when it is resumed.");
+  if (state === "draining") return words("The model is about to be restarted. New answers wait until it is back.");
+  return [words("The model is loading"), loadingFigures(figures), message].filter(Boolean).join(" · ");
 }
 
 function megabytes(loaded, total) {
   const inMegabytes = (bytes) => Math.round(bytes / 1e6).toLocaleString("en");
-  return loaded < total ? `${inMegabytes(loaded)} of ${inMegabytes(total)} MB` : `${inMegabytes(total)} MB`;
+  return loaded < total
+    ? words("{loaded} of {total} MB", { loaded: inMegabytes(loaded), total: inMegabytes(total) })
+    : `${inMegabytes(total)} MB`;
 }

@@ -26,6 +26,7 @@ export class Readiness {
   /** Poll again from the start, after a request was refused because the model is not ready. */
   doubt() {
     this.isReady = false;
+    this.sleep.wake();
   }
 
   async poll() {

@@ -4,6 +4,8 @@
 // An AnswerView gets the whole text so far, at most once a frame; only blocks whose source changed are rebuilt.
 // Work is linear in the text: failed searches are not repeated, nesting is bounded.
 
+import { words } from "./words.js";
+
 const MAX_DEPTH = 10;
 const TAGS = [
   { type: "think", open: "<think>", close: "</think>" },
@@ -126,7 +128,7 @@ class ThinkPart {
 
   update({ source, isClosed }, isTail) {
     const isThinking = isTail && !isClosed;
-    this.label.textContent = isThinking ? "Thinking…" : "Thinking";
+    this.label.textContent = isThinking ? words("Thinking…") : words("Thinking");
     this.node.classList.toggle("is-thinking", isThinking);
     updateBlocks(this.body, this.blocks, source, isThinking);
   }
@@ -136,7 +138,7 @@ class ToolPart {
   type = "tool";
 
   constructor() {
-    this.code = codeBox("Tool call", "");
+    this.code = codeBox(words("Tool call"), "");
     this.code.node.classList.add("ss-tool");
     this.node = this.code.node;
   }
@@ -153,9 +155,9 @@ function readToolCall(source) {
   try {
     const call = JSON.parse(source);
     const name = typeof call?.name === "string" ? ` · ${call.name.slice(0, 80)}` : "";
-    return { label: `Tool call${name}`, text: JSON.stringify(call, null, 2) };
+    return { label: `${words("Tool call")}${name}`, text: JSON.stringify(call, null, 2) };
   } catch {
-    return { label: "Tool call", text: source.trim() };
+    return { label: words("Tool call"), text: source.trim() };
   }
 }
 
@@ -347,8 +349,8 @@ function listItem(text, depth, isOpen) {
 
 /** A box of code with its label and a copy button. */
 function codeBox(label, text) {
-  const title = element("span", { class: "ss-code-label" }, label || "code");
-  const button = element("button", { type: "button", class: "ss-copy" }, "Copy");
+  const title = element("span", { class: "ss-code-label" }, label || words("code"));
+  const button = element("button", { type: "button", class: "ss-copy" }, words("Copy"));
   const code = element("code", {}, text);
   const node = element(
     "div",
@@ -358,7 +360,7 @@ function codeBox(label, text) {
   );
   button.addEventListener("click", () => copyFrom(button, () => code.textContent));
   const update = (newLabel, newText) => {
-    title.textContent = newLabel || "code";
+    title.textContent = newLabel || words("code");
     code.textContent = newText;
   };
   return { node, update };
@@ -477,7 +479,7 @@ function linkAt(text, at, context) {
   if (match === null) return halfLinkAt(text, at, context);
   const [all, bang, label, target] = match;
   const text_ = label.replace(/\\(.)/g, "$1");
-  return { nodes: [link(target, bang ? `Image: ${text_ || target}` : label, !bang)], end: at + all.length };
+  return { nodes: [link(target, bang ? words("Image: {text}", { text: text_ || target }) : label, !bang)], end: at + all.length };
 }
 
 function halfLinkAt(text, at, context) {
@@ -516,7 +518,7 @@ export async function copyFrom(button, read) {
   const label = button.dataset.label ?? button.textContent;
   button.dataset.label = label;
   const isCopied = await copyText(read());
-  button.textContent = isCopied ? "Copied" : "Press Ctrl+C";
+  button.textContent = isCopied ? words("Copied") : words("Press Ctrl+C");
   setTimeout(() => {
     button.textContent = label;
   }, 1600);

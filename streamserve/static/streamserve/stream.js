@@ -3,6 +3,7 @@
 // Knows events and connections; no DOM.
 
 import { readEvents } from "./sse.js";
+import { words } from "./words.js";
 
 const BACKOFF_SECONDS = { first: 0.5, most: 15 };
 // Silence of two and a half keepalives means a dead connection, even if the browser has not noticed.
@@ -24,7 +25,7 @@ export class RequestFailed extends Error {
     const body = await response.json().catch(() => ({}));
     const error = body && typeof body.error === "object" && body.error !== null ? body.error : {};
     const retryAfter = Number.parseInt(response.headers.get("Retry-After") ?? "", 10);
-    return new RequestFailed(String(error.message ?? `The server answered ${response.status}.`), {
+    return new RequestFailed(String(error.message ?? words("The server answered {status}.", { status: response.status })), {
       status: response.status,
       code: String(error.code ?? ""),
       retryAfterSeconds: Number.isFinite(retryAfter) ? Math.max(1, retryAfter) : null,
@@ -106,6 +107,7 @@ export class AnswerStream {
     this.sleep = new Sleep();
     this.abort = new AbortController();
     this.watchdog = null;
+    this.heardAt = -Infinity; // when the last byte came
   }
 
   /** Send the question and read until the terminal event. Throws `RequestFailed`, or `TypeError` without a response. */
@@ -191,7 +193,7 @@ export class AnswerStream {
     this.on.connected();
     this.arm();
     try {
-      for await (const event of readEvents(response.body, () => this.watchdog.feed())) {
+      for await (const event of readEvents(response.body, () => this.heard())) {
         this.take(event);
         if (this.isFinished) return;
       }
@@ -200,6 +202,11 @@ export class AnswerStream {
     } finally {
       this.watchdog.end();
     }
+  }
+
+  heard() {
+    this.heardAt = performance.now();
+    this.watchdog.feed();
   }
 
   take({ type, data, id }) {
@@ -225,7 +232,7 @@ export class AnswerStream {
     this.watchdog = new Watchdog(this.keepaliveSeconds * STALL_KEEPALIVES, () => abort.abort());
   }
 
-  /** Reconnect now instead of at the next timer: the page or the network is back. */
+  /** Reconnect now instead of at the next timer: the page, the network or the server is back. */
   nudge() {
     this.sleep.wake();
     if (this.watchdog === null || this.streamId === null || this.isFinished) return;

@@ -1,11 +1,14 @@
 // One question and its answer on the page, cloned from the template in chat.html.
 
+import { isLive } from "./conversation.js";
 import { AnswerView, copyFrom } from "./render.js";
+import { count, words } from "./words.js";
 
 export class TurnView {
-  /** `on.again(turn)` is called to answer this question again. */
-  constructor(template, turn, on) {
+  /** `on.again(turn)`: answer this question again; `on.edit(turn)`: take it back to change it. */
+  constructor(template, turn, on, { showsFigures = false } = {}) {
     this.turn = turn;
+    this.showsFigures = showsFigures;
     this.node = template.content.firstElementChild.cloneNode(true);
     this.parts = Object.fromEntries([...this.node.querySelectorAll("[data-ss]")].map((part) => [part.dataset.ss, part]));
     this.answer = new AnswerView(this.parts.body);
@@ -13,13 +16,14 @@ export class TurnView {
     this.parts.question.textContent = turn.question;
     this.parts.retry.addEventListener("click", () => on.again(turn));
     this.parts.again.addEventListener("click", () => on.again(turn));
+    this.parts.edit.addEventListener("click", () => on.edit(turn));
     this.parts.copy.addEventListener("click", () => copyFrom(this.parts.copy, () => turn.text.trim()));
     this.show();
     this.paint();
   }
 
   get isLive() {
-    return this.turn.state === "waiting" || this.turn.state === "streaming";
+    return isLive(this.turn);
   }
 
   /** Show the text so far, on an animation frame. */
@@ -56,35 +60,44 @@ export class TurnView {
     parts.notice.hidden = notice === "" || this.isLive;
     parts.notice.classList.toggle("is-error", turn.state === "failed");
     parts.words.textContent = notice;
-    parts.retry.hidden = turn.state !== "failed";
+    const isTooLong = turn.error?.isTooLong ?? false; // sending it again cannot help
+    parts.retry.hidden = turn.state !== "failed" || isTooLong;
+    parts.edit.hidden = turn.state !== "failed" || !isTooLong;
     parts.foot.hidden = this.isLive || turn.text.trim() === "";
     parts.again.hidden = turn.state === "failed";
-    parts.figures.replaceChildren(...figureNodes(turn.figures));
+    parts.figures.replaceChildren(...(this.showsFigures ? figureNodes(turn.figures) : []));
   }
 }
 
 function noticeOf({ state, finishReason, error }) {
-  if (state === "failed") return error?.message ?? "The answer could not be finished.";
-  if (state === "stopped") return "Stopped";
-  if (finishReason === "length") return "Ended at the length limit";
-  if (finishReason === "abandoned") return "Ended, because it had no reader";
-  if (finishReason === "content_filter") return "Ended by a filter";
+  if (state === "failed") return error?.message ?? words("The answer could not be finished.");
+  if (state === "stopped") return words("Stopped");
+  if (finishReason === "length") return words("Ended at the length limit");
+  if (finishReason === "abandoned") return words("Ended, because it had no reader");
+  if (finishReason === "content_filter") return words("Ended by a filter");
   return "";
 }
 
 /** "128 tokens", "42 tok/s", "first token 210 ms here, 180 ms server", "64 cached", each with a longer title. */
 function figureNodes(figures) {
   if (figures === null) return [];
-  const out = [figure(`${count(figures.tokens)} token${figures.tokens === 1 ? "" : "s"}`, "Tokens of this answer")];
-  if (figures.tokensPerSecond !== null) out.push(figure(`${rate(figures.tokensPerSecond)} tok/s`, "Speed after the first token"));
+  const tokens = { count: count(figures.tokens) };
+  const out = [
+    figure(figures.tokens === 1 ? words("{count} token", tokens) : words("{count} tokens", tokens), words("Tokens of this answer")),
+  ];
+  if (figures.tokensPerSecond !== null) {
+    out.push(figure(words("{rate} tok/s", { rate: rate(figures.tokensPerSecond) }), words("Speed after the first token")));
+  }
   const first = [];
-  if (figures.ttftSeen !== null) first.push(`${time(figures.ttftSeen)} here`);
-  if (figures.ttftServer !== null) first.push(`${time(figures.ttftServer)} server`);
+  if (figures.ttftSeen !== null) first.push(words("{time} here", { time: time(figures.ttftSeen) }));
+  if (figures.ttftServer !== null) first.push(words("{time} server", { time: time(figures.ttftServer) }));
   if (first.length > 0) {
-    out.push(figure(`first token ${first.join(", ")}`, "From sending the question to the first words on this screen, and as the server measured it"));
+    const title = words("From sending the question to the first words on this screen, and as the server measured it");
+    out.push(figure(words("first token {times}", { times: first.join(", ") }), title));
   }
   if (figures.cachedTokens > 0) {
-    out.push(figure(`${count(figures.cachedTokens)} cached`, `Of ${count(figures.promptTokens)} prompt tokens, taken from the prefix cache`));
+    const title = words("Of {count} prompt tokens, taken from the prefix cache", { count: count(figures.promptTokens) });
+    out.push(figure(words("{count} cached", { count: count(figures.cachedTokens) }), title));
   }
   return out;
 }
@@ -94,10 +107,6 @@ function figure(text, title) {
   node.textContent = text;
   node.title = title;
   return node;
-}
-
-function count(number) {
-  return number.toLocaleString("en");
 }
 
 function rate(perSecond) {

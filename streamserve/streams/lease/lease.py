@@ -27,8 +27,8 @@ _READ_SECONDS = 1.0
 class LeaseResult(Enum):
     """The result of `Lease.take`."""
 
-    FREE = "free"  # this process has taken it
-    THEIRS = "theirs"  # another live worker holds it
+    TAKEN = "taken"  # by this process, just now
+    HELD_ELSEWHERE = "held elsewhere"  # by another live worker
     OVER = "over"  # the record is finished, or deleted
     UNKNOWN = "unknown"  # the record cannot be read
 
@@ -54,7 +54,7 @@ class Lease:
     @property
     def is_elsewhere(self) -> bool:
         """Whether another live process holds the lease, by the last read."""
-        return self._store is not None and not self.is_held and self._is_theirs(self._store)
+        return self._store is not None and not self.is_held and self._is_held_elsewhere(self._store)
 
     def note(self, record: Record) -> None:
         """Use fence and producer of a record that was just read, so that `take` does not read it again."""
@@ -68,8 +68,8 @@ class Lease:
         """
         assert self._store is not None
         is_fresh = time.monotonic() - self._read_at < _READ_SECONDS
-        if is_fresh and not by_force and self._is_theirs(self._store):
-            return LeaseResult.THEIRS
+        if is_fresh and not by_force and self._is_held_elsewhere(self._store):
+            return LeaseResult.HELD_ELSEWHERE
         try:
             return await self._take(self._store, by_force, only_as_last)
         except Exception:
@@ -99,19 +99,19 @@ class Lease:
         return self.is_shared
 
     async def _take(self, store: StreamStore, by_force: bool, only_as_last: bool) -> LeaseResult:
-        if self._producer is not None and not self._is_theirs(store) and await self._claim(store):
-            return LeaseResult.FREE  # the last read was still valid
+        if self._producer is not None and not self._is_held_elsewhere(store) and await self._claim(store):
+            return LeaseResult.TAKEN  # the last read was still valid
         record = await store.find(stream_id=self._stream_id)
         if record is None or record.is_finished:
             return LeaseResult.OVER
         is_last = record.fence == self.fence
         self.fence, self._producer, self._read_at = record.fence, record.producer, time.monotonic()
-        if (self._is_theirs(store) and not by_force) or (only_as_last and not is_last):
-            return LeaseResult.THEIRS
+        if (self._is_held_elsewhere(store) and not by_force) or (only_as_last and not is_last):
+            return LeaseResult.HELD_ELSEWHERE
         if await self._claim(store):
-            return LeaseResult.FREE
+            return LeaseResult.TAKEN
         self._read_at = -_READ_SECONDS
-        return LeaseResult.THEIRS
+        return LeaseResult.HELD_ELSEWHERE
 
     async def _claim(self, store: StreamStore) -> bool:
         """Become the producer, unless a claim followed `fence`."""
@@ -120,5 +120,5 @@ class Lease:
         self.fence, self._producer = self.fence + 1, store.worker_id
         return True
 
-    def _is_theirs(self, store: StreamStore) -> bool:
+    def _is_held_elsewhere(self, store: StreamStore) -> bool:
         return self._producer not in (None, "", store.worker_id) and store.is_alive(str(self._producer))

@@ -11,7 +11,8 @@ wires.
     Refusal of one batch
     ├── Fenced                     a later producer has claimed the stream
     ├── Ended                      the stream has its terminal event
-    └── LogLost                    the log no longer has what it had acknowledged
+    ├── LogLost                    the log no longer has what it had acknowledged
+    └── Rejected                   the log refuses this batch for what is in it, or in its place
 """
 
 from __future__ import annotations
@@ -49,6 +50,10 @@ class Ended(Refusal):
 
 class LogLost(Refusal):
     """The log no longer has what it had acknowledged: Redis restarted without persistence, or failed over."""
+
+
+class Rejected(Refusal):
+    """The log works and refuses this batch: the same one again would be refused again."""
 
 
 class LogUnavailable(Refused):
@@ -166,27 +171,27 @@ async def append(log: EventLog, log_id: str, fence: int, events: Sequence[Event]
 
 
 class Waiters:
-    """The `wait` calls of this process, by log. One event loop."""
+    """The `wait` calls of this process, by log: each future, and the seq it waits behind. One event loop."""
 
     def __init__(self) -> None:
-        self._waiting: dict[str, dict[asyncio.Future[None], int]] = {}
+        self.by_log: dict[str, dict[asyncio.Future[None], int]] = {}
 
     async def wait(self, log_id: str, after: int) -> None:
         """Return when the log is woken without a seq, or with one above `after`."""
         future = asyncio.get_running_loop().create_future()
-        self._waiting.setdefault(log_id, {})[future] = after
+        self.by_log.setdefault(log_id, {})[future] = after
         try:
             await future
         finally:
-            futures = self._waiting.get(log_id)
+            futures = self.by_log.get(log_id)
             if futures is not None:
                 futures.pop(future, None)
                 if not futures:
-                    del self._waiting[log_id]
+                    del self.by_log[log_id]
 
     def wake(self, log_id: str, last_seq: int | None = None) -> None:
         """End the waits for an event up to `last_seq`; without one, all waits for that log."""
-        for future, after in self._waiting.get(log_id, {}).items():
+        for future, after in self.by_log.get(log_id, {}).items():
             if (last_seq is None or last_seq > after) and not future.done():
                 future.set_result(None)
 
@@ -197,10 +202,7 @@ class Waiters:
 
     def awaited(self) -> list[str]:
         """Return the logs with a wait."""
-        return list(self._waiting)
-
-    def __contains__(self, log_id: str) -> bool:
-        return log_id in self._waiting
+        return list(self.by_log)
 
 
 @dataclass(slots=True)

@@ -29,7 +29,18 @@ class FileLock:
         if self._is_held:
             yield
             return
-        fd = self._take()
+        if self._fd is None:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        fd, give_up_at = self._fd, time.monotonic() + self._seconds
+        while True:  # a blocking `flock` would wait for ever on a holder that is stopped (SIGSTOP)
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() >= give_up_at:
+                    raise TimeoutError(f"{self._path} is held by another process") from None
+            time.sleep(_POLL_SECONDS)
         self._is_held = True
         try:
             yield
@@ -42,18 +53,3 @@ class FileLock:
         if self._fd is not None:
             os.close(self._fd)
             self._fd = None
-
-    def _take(self) -> int:
-        """Poll for the lock: a blocking `flock` would wait for ever on a holder that is stopped (SIGSTOP)."""
-        if self._fd is None:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        give_up_at = time.monotonic() + self._seconds
-        while True:
-            try:
-                fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                return self._fd
-            except BlockingIOError:
-                if time.monotonic() >= give_up_at:
-                    raise TimeoutError(f"{self._path} is held by another process") from None
-            time.sleep(_POLL_SECONDS)

@@ -77,7 +77,7 @@ class FileLog:
         ]
         results = await self._writer.submit(writes)
         for batch, result in zip(batches, results, strict=True):
-            if isinstance(result, int) and batch.log_id in self._waiters:
+            if isinstance(result, int) and batch.log_id in self._waiters.by_log:
                 self._written.add(batch.log_id)
                 self._waiters.wake(batch.log_id, result)
         self._is_dirty = self._must_sync

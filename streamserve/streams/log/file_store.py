@@ -40,32 +40,11 @@ from streamserve.streams.log.base import (
     LogFull,
     LogLost,
     LogUnavailable,
-    Refusal,
     Result,
 )
 from streamserve.streams.log.file_lock import FileLock
+from streamserve.streams.log.file_schema import open_file
 
-SCHEMA_VERSION = 1
-_APPLICATION_ID = 0x53744C67  # "StLg", for `file` and similar tools
-_SCHEMA = f"""
-BEGIN IMMEDIATE;
-CREATE TABLE logs (
-    id INTEGER PRIMARY KEY,
-    log_id TEXT NOT NULL UNIQUE,
-    fence INTEGER NOT NULL,
-    is_ended INTEGER NOT NULL,
-    touched_at INTEGER NOT NULL
-);
-CREATE TABLE pages (
-    log INTEGER NOT NULL,
-    last_seq INTEGER NOT NULL,
-    body BLOB NOT NULL,
-    PRIMARY KEY (log, last_seq)
-) WITHOUT ROWID;
-PRAGMA application_id = {_APPLICATION_ID};
-PRAGMA user_version = {SCHEMA_VERSION};
-COMMIT;
-"""
 _HEADS = """
 SELECT json_group_array(json_array(
     log_id, id, fence, ifnull((SELECT max(last_seq) FROM pages WHERE log = logs.id), 0), is_ended, touched_at))
@@ -79,14 +58,8 @@ SELECT (SELECT max(last_seq) FROM ({_SOME_PAGES})), (SELECT group_concat(hex(bod
 FROM logs WHERE log_id = :log_id
 """
 
-# Each stream writes its own database page: small pages keep a commit of 200 streams small.
-_PAGE_BYTES = 1024
 # Appends of one process between two checkpoints: a few MiB of write-ahead log.
 _CHECKPOINT_APPENDS = 4000
-# A backstop, in pages, for what killed processes left in the write-ahead log.
-_AUTO_CHECKPOINT_PAGES = 32_000
-# The cache of a connection: recent events are in `Recent`, not read here. SQLite's default is 2 MiB.
-_CACHE_KIB = 512
 # The resolution of `touched_at`: most appends then write a page, and no row of `logs`.
 _TOUCH_SECONDS = 60
 # The rows of the largest INSERT. Smaller ones have a power of two, so that few statements are compiled.
@@ -166,33 +139,33 @@ class FileStore:
             with self._transaction() as db:
                 if self._note_version(db) or len(self._heads) > _MOST_HEADS:
                     self._heads.clear()
-                self._load_heads(write.log_id for write in writes if not isinstance(write, Purge))
-                results = [self._attempt(write) for write in writes]
-                self._insert_pages()
+                known = self._heads
+                unknown = [one.log_id for one in writes if not isinstance(one, Purge) and one.log_id not in known]
+                if unknown:
+                    known.update(self._find(unknown))
+                results = [self._append(one) if isinstance(one, Append) else self._delete(one) for one in writes]
+                self._insert_pages(db)
             self._num_appends += len(writes)
             return results
 
-    def _attempt(self, write: Write) -> Result:
-        try:
-            if isinstance(write, Append):
-                return self._append(write)
-            self._insert_pages()
-            return self._drop(write.log_id) if isinstance(write, Drop) else self._purge(write)
-        except (Refusal, KeyError) as refusal:  # raised before anything was written
-            return refusal
-
-    def _append(self, write: Append) -> int:
-        head = self._heads.get(write.log_id) or self._make(write)
+    def _append(self, write: Append) -> Result:
+        head = self._heads.get(write.log_id)
+        if head is None:
+            if not write.num_events:
+                return KeyError(write.log_id)
+            if write.base_seq:
+                return LogLost(write.log_id)
+            head = self._make(write)
         if write.fence < head.fence:
-            raise Fenced(write.log_id)
+            return Fenced(write.log_id)
         if write.num_events:
             base_seq = head.last_seq if write.base_seq is None else write.base_seq
             if head.last_seq == base_seq + write.num_events and write.fence == head.fence:
                 return head.last_seq  # a retry: the first commit succeeded, its result was lost
             if head.is_ended:
-                raise Ended(write.log_id)
+                return Ended(write.log_id)
             if head.last_seq != base_seq:
-                raise LogLost(write.log_id) if head.last_seq < base_seq else Fenced(write.log_id)
+                return LogLost(write.log_id) if head.last_seq < base_seq else Fenced(write.log_id)
             head.last_seq += write.num_events
             self._pages.append((head.row_id, head.last_seq, write.body))
         now = int(time.time())
@@ -205,10 +178,6 @@ class FileStore:
         return head.last_seq
 
     def _make(self, write: Append) -> _Head:
-        if not write.num_events:
-            raise KeyError(write.log_id)
-        if write.base_seq:
-            raise LogLost(write.log_id)
         now = int(time.time())
         row = self._db().execute(
             "INSERT INTO logs (log_id, fence, is_ended, touched_at) VALUES (?, ?, 0, ?)",
@@ -218,11 +187,15 @@ class FileStore:
         head = self._heads[write.log_id] = _Head(row.lastrowid, write.fence, 0, False, now)
         return head
 
-    def _insert_pages(self) -> None:
+    def _delete(self, write: Drop | Purge) -> int:
+        self._insert_pages(self._db())
+        return self._drop(write.log_id) if isinstance(write, Drop) else self._purge(write)
+
+    def _insert_pages(self, db: sqlite3.Connection) -> None:
         while rows := self._pages[:_MOST_ROWS]:
             num_rows = 1 << (len(rows).bit_length() - 1)
             values = [value for row in rows[:num_rows] for value in row]
-            self._db().execute(f"INSERT INTO pages VALUES {', '.join(['(?, ?, ?)'] * num_rows)}", values)
+            db.execute(f"INSERT INTO pages VALUES {', '.join(['(?, ?, ?)'] * num_rows)}", values)
             del self._pages[:num_rows]
 
     def _drop(self, log_id: str) -> int:
@@ -237,7 +210,7 @@ class FileStore:
         query = "SELECT log_id FROM logs WHERE touched_at < CASE WHEN is_ended THEN ? ELSE ? END LIMIT ?"
         since = (write.before, write.before - UNFINISHED_SECONDS, write.most)
         log_ids = [log_id for (log_id,) in self._db().execute(query, since).fetchall()]
-        self._load_heads(log_ids)
+        self._heads.update(self._find(log_ids))
         return sum(self._drop(log_id) for log_id in log_ids)
 
     # Reading
@@ -306,11 +279,6 @@ class FileStore:
         known, self._version = self._version, db.execute("PRAGMA data_version").fetchone()[0]
         return self._version != known
 
-    def _load_heads(self, log_ids: Iterable[str]) -> None:
-        unknown = [log_id for log_id in log_ids if log_id not in self._heads]
-        if unknown:
-            self._heads.update(self._find(unknown))
-
     def _find(self, log_ids: Iterable[str]) -> dict[str, _Head]:
         found = self._db().execute(_HEADS, (json.dumps(list(log_ids)),)).fetchone()[0]
         return {
@@ -319,43 +287,13 @@ class FileStore:
         }
 
     def _db(self) -> sqlite3.Connection:
-        if self._opened is None:
-            self._opened = self._open()
-        return self._opened
+        return self._opened or self._open()
 
     def _open(self) -> sqlite3.Connection:
-        """Open the file. Only its creation needs the lock, so that readers can open it while the lock is held."""
-        if not self.path.exists():
-            with self._lock.held():
-                if not self.path.exists():  # a descriptor of an existing file must not be closed, see `sync`
-                    os.close(os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
-        db = sqlite3.connect(self.path, timeout=self._busy_seconds, isolation_level=None, check_same_thread=False)
-        try:
-            if _version(db) == 0:
-                with self._lock.held():
-                    self._make_tables(db)
-            if (version := _version(db)) != SCHEMA_VERSION:
-                raise LogUnavailable(f"The stream log has version {version}; this release knows {SCHEMA_VERSION}.")
-            self._set(db, self._pragmas())
-        except BaseException:
-            db.close()
-            raise
-        return db
-
-    def _make_tables(self, db: sqlite3.Connection) -> None:
-        if _version(db) == 0:
-            self._set(db, [("page_size", _PAGE_BYTES), ("auto_vacuum", "INCREMENTAL"), ("journal_mode", "WAL")])
-            db.executescript(_SCHEMA)
-
-    def _set(self, db: sqlite3.Connection, pragmas: Iterable[tuple[str, object]]) -> None:
-        for name, value in pragmas:
-            db.execute(f"PRAGMA {name} = {value}").fetchall()
-
-    def _pragmas(self) -> Iterator[tuple[str, object]]:
-        yield "synchronous", "FULL" if self._is_full_sync else "NORMAL"
-        yield "secure_delete", "ON"
-        yield "wal_autocheckpoint", _AUTO_CHECKPOINT_PAGES
-        yield "cache_size", -_CACHE_KIB
+        self._opened = open_file(
+            self.path, self._lock, is_full_sync=self._is_full_sync, busy_seconds=self._busy_seconds
+        )
+        return self._opened
 
     def _forget(self) -> None:
         self._heads.clear()
@@ -368,7 +306,7 @@ class FileStore:
     def _transaction(self) -> Iterator[sqlite3.Connection]:
         """Hold the lock and a transaction; commit at the end, roll back on an error."""
         with self._lock.held():
-            db = self._db()
+            db = self._opened or self._open()
             db.execute("BEGIN IMMEDIATE")
             try:
                 yield db
@@ -396,10 +334,6 @@ class FileStore:
         except OSError as error:
             is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
             raise _unavailable(sqlite3.SQLITE_FULL if is_full else sqlite3.SQLITE_IOERR) from error
-
-
-def _version(db: sqlite3.Connection) -> int:
-    return int(db.execute("PRAGMA user_version").fetchone()[0])
 
 
 def _unavailable(kind: int) -> LogUnavailable:

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from contextvars import Context
 from typing import Any
 
-from streamserve.streams.log.base import LogFull, LogUnavailable
+from streamserve.streams.log.base import LogFull, LogUnavailable, Rejected
 
 logger = logging.getLogger("streamserve.streams")
 
@@ -90,7 +90,10 @@ class Calls:
         self._is_down = self._is_closed = self._has_loaded = False
 
     async def call(self, *commands: Command) -> list[Any]:
-        """Send the commands together and return their results. Raises LogUnavailable if one of them fails."""
+        """Send the commands together and return their results, `Rejected` among them.
+
+        Raises LogUnavailable if one of them fails because Redis does not work.
+        """
         if self._is_closed:
             raise LogUnavailable(_CLOSED)
         calls = [_Call(command) for command in commands]
@@ -99,7 +102,7 @@ class Calls:
             self._sender = asyncio.create_task(self._send_all(), name="redis log", context=Context())
         results = await asyncio.gather(*(call.result for call in calls), return_exceptions=True)
         for result in results:
-            if isinstance(result, BaseException):
+            if isinstance(result, BaseException) and not isinstance(result, Rejected):
                 raise result
         return results
 
@@ -132,12 +135,12 @@ class Calls:
                     self._note_outage(None)
                     call.resolve(result)
                 elif not is_transient(result):
-                    call.resolve(_unavailable(result))
+                    call.resolve(_refusal(result))
                 elif (not has_tried or time.monotonic() < give_up_at) and not self._is_closed:
                     again.append(call)
                 else:
                     self._note_outage(result)
-                    call.resolve(_unavailable(result))
+                    call.resolve(_refusal(result))
             batch = again
             has_tried = True  # at least two tries: after a pause of this process its time is over, but Redis answers
             if batch:
@@ -185,12 +188,16 @@ def is_transient(error: Exception) -> bool:
     return isinstance(error, away) and not isinstance(error, refused)
 
 
-def _unavailable(error: Exception) -> LogUnavailable:
-    """Return the exception to raise for an error of Redis, whose text goes to the log only."""
+def _refusal(error: Exception) -> LogUnavailable | Rejected:
+    """Return what stands for an error of Redis, whose text goes to the log only."""
+    import redis
+
     if is_transient(error):
         return LogUnavailable(DOWN)
     logger.error("stream log: Redis refused a command: %s", error)
     text = str(error)
+    if "WRONGTYPE" in text or isinstance(error, redis.DataError):  # this command only: an outage would not end
+        return Rejected(_FAILED)
     if "OOM" in text or "No space left" in text or "used memory > 'maxmemory'" in text:
         return LogFull(_FULL, retry_after=_FULL_RETRY_SECONDS)
     return LogUnavailable(_FAILED)

@@ -36,6 +36,7 @@ from streamserve.streams.log.base import (
     LogLost,
     LogUnavailable,
     Refusal,
+    Rejected,
     Result,
     Waiters,
 )
@@ -136,7 +137,9 @@ class RedisLog:
         ]
         results: list[Result] = []
         for batch, result in zip(batches, await self._calls.call(*commands), strict=True):
-            if result >= 0:
+            if isinstance(result, Rejected):
+                results.append(result)
+            elif result >= 0:
                 self._waiters.wake(batch.log_id, result)
                 results.append(int(result))
             else:
@@ -161,7 +164,8 @@ class RedisLog:
                 self._notifications.note(log_id, await self.last_seq(log_id))
             except KeyError:
                 return
-        if self._notifications.subscribe(log_id) <= after:
+        announced = self._notifications.subscribe(log_id)
+        if announced is None or announced <= after:
             await self._waiters.wait(log_id, after)
 
     def wake(self, log_id: str) -> None:
@@ -195,6 +199,8 @@ class RedisLog:
 
     async def _script(self, text: str, log_id: str, *args: object) -> Any:
         (result,) = await self._calls.call(self._command(text, log_id, *args))
+        if isinstance(result, Rejected):
+            raise result
         return result
 
     def _command(self, text: str, log_id: str, *args: object) -> tuple[Any, ...]:
@@ -218,17 +224,17 @@ class _Notifications:
     def __init__(self, client: Any, key: Callable[[str, str], str], waiters: Waiters) -> None:
         self._client, self._key, self._waiters = client, key, waiters
         self._pubsub: Any = None
-        # By log id: the last seq announced. -1: not subscribed yet. 0: nothing announced yet.
-        self._last_seqs: dict[str, int] = {}
+        # By log id: the last seq announced, 0 before the first. None: the subscription is not confirmed yet.
+        self._last_seqs: dict[str, int | None] = {}
         self._pending: list[str] = []  # subscriptions that are not sent yet
         self._idle: set[str] = set()  # had no waiter at the last check
         self._checked_at = 0.0
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
-    def subscribe(self, log_id: str) -> int:
+    def subscribe(self, log_id: str) -> int | None:
         """Subscribe to that log, unless it is subscribed; return its entry in `_last_seqs`."""
         if log_id not in self._last_seqs:
-            self._last_seqs[log_id] = -1
+            self._last_seqs[log_id] = None
             self._pending.append(log_id)
             self._start("subscribe", self._send_pending)
         self._start("listen", self._listen_always)
@@ -236,8 +242,9 @@ class _Notifications:
 
     def note(self, log_id: str, seq: int) -> None:
         """Note the last seq of a log, if it is subscribed."""
-        if self._last_seqs.get(log_id, -1) >= 0:
-            self._last_seqs[log_id] = max(self._last_seqs[log_id], seq)
+        known = self._last_seqs.get(log_id)
+        if known is not None:
+            self._last_seqs[log_id] = max(known, seq)
 
     async def aclose(self) -> None:
         """Close the connection. Cancels more than once: a library in between may swallow a cancellation."""
@@ -277,7 +284,7 @@ class _Notifications:
 
     async def _listen(self, pubsub: Any) -> None:
         """Handle messages until the connection breaks or no longer answers."""
-        self._pending, self._last_seqs = [], dict.fromkeys(self._waiters.awaited(), -1)
+        self._pending, self._last_seqs = [], dict.fromkeys(self._waiters.awaited())
         await pubsub.subscribe(self._channel(""), *map(self._channel, self._last_seqs))
         self._pubsub = pubsub
         num_silent = 0
@@ -305,7 +312,7 @@ class _Notifications:
         if time.monotonic() < self._checked_at + _IDLE_SECONDS:
             return
         self._checked_at = time.monotonic()
-        idle = {log_id for log_id in self._last_seqs if log_id not in self._waiters}
+        idle = {log_id for log_id in self._last_seqs if log_id not in self._waiters.by_log}
         gone, self._idle = idle & self._idle, idle
         for log_id in gone:
             del self._last_seqs[log_id]

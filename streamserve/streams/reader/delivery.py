@@ -34,8 +34,8 @@ class Delivery:
     """`first_bytes`, then the frames of every event after `after`, to the terminal one.
 
     `after` is the last seq the reader has: 0 is from the start; past the stream's last event raises Gone, one reader
-    too many QuotaExceeded ("too_many_readers"). A reader that already has the terminal
-    event: see `is_over` (answer 204).
+    too many QuotaExceeded ("too_many_readers"). A reader that already has the terminal event: see `is_over` (answer
+    204).
     """
 
     def __init__(

@@ -67,8 +67,7 @@ class Reader(Attachment):
     ) -> None:
         _check(stream, after, is_watcher, streams.settings.max_readers)
         super().__init__(is_watcher=is_watcher, transport=transport, seq=after)
-        config = streams.settings
-        self.stream, self.sent_seq = stream, after
+        config, self.stream, self.sent_seq = streams.settings, stream, after
         self._accepted_seq = after  # by the transport: a frame may still be on its way to it
         self.is_over = False  # nothing more is written
         self.is_let_go = False  # and the stream continues elsewhere, or later

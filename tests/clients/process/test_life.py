@@ -21,9 +21,11 @@ from streamserve.clients.process.config import LaunchConfig
 from streamserve.clients.process.paths import engine_paths, is_locked
 from streamserve.clients.process.spawn import SpawnFailed, spawn
 from streamserve.engine.config import ModelConfig
-from streamserve.protocol.errors import EngineUnavailable
+from streamserve.protocol.errors import BadRequest, EngineUnavailable
 from streamserve.protocol.events import Done, Event, Token
+from streamserve.protocol.park import Park
 from tests.support.engine_processes import ENGINE, ask, connected, is_alive, pid_of, ready, spec_in, until
+from tests.support.poisoned_engine import CRASHES, RAISES, planted
 
 pytestmark = pytest.mark.proof
 
@@ -148,12 +150,14 @@ async def test_a_worker_that_finds_a_hung_engine_replaces_it(folder: Path) -> No
         assert engine_of(spec) != old
 
 
-async def test_a_request_that_kills_engines_cannot_do_so_for_ever(folder: Path) -> None:
+async def test_a_request_that_kills_engines_cannot_do_so_for_ever(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A step that raises ends the process. After `max_failures` the model counts as failed; later it is tried again."""
+    planted(monkeypatch)
     spec = spec_in(folder, max_failures=1, failure_seconds=2.0)
-    poison = ask(top_k=-1000)  # refused at every door; from here it makes the echo runner raise
     async with connected(spec) as client:
-        generation = await client.generate(poison)
+        generation = await client.generate(ask(RAISES))
         assert await collect(generation) == []
         assert generation.parked is not None
         assert generation.parked.reason == "lost"
@@ -163,6 +167,38 @@ async def test_a_request_that_kills_engines_cannot_do_so_for_ever(folder: Path) 
         assert refused.value.code == "engine_died"
         await ready(client)
         assert isinstance((await collect(await client.generate(ask())))[-1], Done)
+
+
+async def test_sampling_that_a_door_has_missed_ends_no_engine(folder: Path) -> None:
+    """It is checked again in the engine's own process, and refused with the name of the field."""
+    async with connected(spec_in(folder)) as client:
+        pid = client.engine_pid
+        with pytest.raises(BadRequest, match="top_k") as refused:
+            await client.generate(ask(top_k=-1000))
+        assert refused.value.param == "top_k"
+        assert isinstance((await collect(await client.generate(ask())))[-1], Done)
+        assert client.engine_pid == pid
+
+
+@pytest.mark.parametrize("poison", [RAISES, CRASHES], ids=["raises", "crashes"])
+async def test_a_loss_is_counted_for_what_was_in_the_step(
+    folder: Path, poison: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The record of the engine outlives it: its last step held one answer, and another one only waited."""
+    planted(monkeypatch)
+    spec = spec_in(folder, engine=replace(ENGINE, max_num_seqs=1), echo_step_seconds=SLOW)
+    async with connected(spec) as client:
+        first = await client.generate(replace(ask(max_tokens=20), stream_id="first"))
+        await anext(first)
+        mate = await client.generate(replace(ask(poison), stream_id="guilty"))
+        waiting = await client.generate(replace(ask("w"), stream_id="waiting"))
+        parks = []
+        for one in (first, mate, waiting):
+            await collect(one)
+            parks.append(one.parked)
+        assert parks[0] is None
+        assert parks[1] == Park(reason="lost", is_counted=True, was_alone=True)
+        assert parks[2] == Park(reason="lost", is_counted=False, was_alone=False)
 
 
 async def test_a_model_that_cannot_be_loaded_says_why(folder: Path) -> None:

@@ -16,6 +16,7 @@ import pytest
 
 from streamserve.clients.process import server as host
 from streamserve.clients.process.config import config_from_json, config_hash, config_to_json, dated
+from streamserve.clients.process.flight_record import LastFlight, flight_record, last_flight
 from streamserve.clients.process.messages import Hello, Welcome, is_replaced
 from streamserve.clients.process.paths import (
     EnginePathError,
@@ -34,6 +35,7 @@ from streamserve.clients.process.supervision import (
     Watchdog,
 )
 from streamserve.engine.config import EngineConfig, LatencyClass, ModelConfig
+from streamserve.engine.plan import Flight
 from streamserve.protocol.stats import EngineStats
 from tests.support.engine_processes import spec_in
 
@@ -173,6 +175,10 @@ def no_timer() -> Iterator[None]:
     signal.setitimer(signal.ITIMER_PROF, 0)
 
 
+def in_step(seconds_allowed: float | None) -> Flight:
+    return Flight(seconds_allowed=seconds_allowed, stream_ids=frozenset())
+
+
 class Looking:
     """A watchdog, checked every tick of a clock that only the test moves."""
 
@@ -206,38 +212,38 @@ def test_a_step_is_given_up_after_the_time_it_may_take() -> None:
     looking = Looking()
     for seconds_allowed in (50.0, 2.0):
         for _ in range(2):
-            looking.watchdog.on_step(seconds_allowed)
+            looking.watchdog.on_step(in_step(seconds_allowed))
             assert looking.look(seconds_allowed) == 0
     assert looking.look(1.0) > 0
-    looking.watchdog.on_step(None)
+    looking.watchdog.on_step(in_step(None))
 
 
 def test_time_in_which_no_process_runs_does_not_count() -> None:
     """A stopped machine, a paused VM: the checks stop as well, for an hour. A hang afterwards is noticed as ever."""
     looking = Looking()
-    looking.watchdog.on_step(2.0)
+    looking.watchdog.on_step(in_step(2.0))
     for _ in range(3):
         assert looking.look(TICK) == 0
         looking.now += 3600.0
     assert looking.look(2.5) > 0
-    looking.watchdog.on_step(None)
+    looking.watchdog.on_step(in_step(None))
 
 
 def test_a_step_that_computes_may_take_longer() -> None:
     """`BUSY_FACTOR` times as long: a weak CPU. One that only waits may not."""
     looking = Looking()
-    looking.watchdog.on_step(2.0)
+    looking.watchdog.on_step(in_step(2.0))
     assert looking.look(2.0 * (BUSY_FACTOR - 1), busy=1.0) == 0
     assert looking.look(2.0 * 2, busy=1.0) > 0
-    looking.watchdog.on_step(None)
+    looking.watchdog.on_step(in_step(None))
 
 
 _HANG = """
+from streamserve.engine.plan import Flight
 from streamserve.clients.process.supervision import Watchdog
 watchdog = Watchdog(12.0, 0.2)
-watchdog.on_step(60.0)
-watchdog.on_step(None)
-watchdog.on_step({seconds})
+for seconds in (60.0, None, {seconds}):
+    watchdog.on_step(Flight(seconds_allowed=seconds, stream_ids=frozenset()))
 def a_step_that_hangs():
     while True: pass
 a_step_that_hangs()
@@ -287,3 +293,19 @@ def test_a_peer_is_silent_by_the_looks_at_it() -> None:
     patience.reset()
     assert patience.look(500.5) == 0.5
     assert patience.look(501.5, busy_seconds=1.0) == pytest.approx(0.5 + 1 / BUSY_FACTOR)
+
+
+def test_the_record_says_what_was_in_flight(folder: Path) -> None:
+    """Of that engine process only; a step whose ids do not fit is not recorded."""
+    path = folder / "x.flight"
+    with flight_record(path) as record:
+        assert last_flight(path, os.getpid()) == LastFlight()
+        flight = Flight(seconds_allowed=1.0, stream_ids=frozenset({"a", "b"}), is_trial=True)
+        record.write(flight)
+        assert last_flight(path, os.getpid()) == LastFlight(stream_ids=frozenset({"a", "b"}), is_trial=True)
+        assert last_flight(path, os.getpid() + 1) == LastFlight()
+        record.write(replace(flight, stream_ids=frozenset()))
+        assert last_flight(path, os.getpid()) == LastFlight()
+        record.write(replace(flight, stream_ids=frozenset(f"{number:099}" for number in range(5000))))
+        assert last_flight(path, os.getpid()) == LastFlight()
+    assert last_flight(folder / "none", os.getpid()) == LastFlight()

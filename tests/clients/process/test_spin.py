@@ -15,7 +15,7 @@ import pytest
 
 from streamserve.clients.process.paths import engine_paths
 from streamserve.engine.config import EngineConfig, ModelConfig
-from streamserve.engine.openmp import NAMES, bound_spin
+from streamserve.engine.model.openmp import NAMES, bound_spin
 from tests.support.demo_site import ROOT, environment
 from tests.support.engine_processes import connected, spec_in
 

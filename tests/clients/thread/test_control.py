@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from streamserve.clients.thread.client import ThreadClient
-from streamserve.engine.plan import Progress, StepPlan
+from streamserve.engine.plan import Flight, Progress, StepPlan
 from streamserve.protocol.errors import BadRequest, EngineUnavailable
 from streamserve.protocol.events import Done, Token
 from tests.support.clients import CONFIG, ask, collect, echo_runner, ids, load_of, ready, serving, text, until
@@ -158,15 +158,15 @@ async def test_who_asks_may_leave() -> None:
 
 async def test_each_step_is_announced_and_ended() -> None:
     """`on_step` gets how long a step may take before it runs, and None after it."""
-    heard: list[float | None] = []
+    heard: list[Flight] = []
     armed: list[bool] = []
 
     def on_plan(plan: StepPlan) -> None:
-        armed.append(bool(heard) and heard[-1] is not None and heard[-1] > 0)
+        armed.append(bool(heard) and (heard[-1].seconds_allowed or 0) > 0)
 
     client = ThreadClient("echo", load_of(echo_runner()), CONFIG, on_plan=on_plan, on_step=heard.append)
     await ready(client)
     await collect(await client.generate(ask(max_tokens=3)))
     await client.aclose()
     assert armed == [True] * 3
-    assert heard[-1] is None
+    assert heard[-1].seconds_allowed is None

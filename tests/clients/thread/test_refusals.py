@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import threading
 from dataclasses import replace
 from typing import Any
@@ -29,6 +30,46 @@ async def test_ids_the_model_lacks_are_refused(fields: dict[str, Any]) -> None:
         with pytest.raises(BadRequest) as caught:
             await client.generate(ask(**fields))
     assert caught.value.param in fields
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("top_k", -1000),
+        ("top_k", 2**40),
+        ("temperature", math.nan),
+        ("temperature", -1.0),
+        ("top_p", 0.0),
+        ("min_p", 1.5),
+        ("presence_penalty", math.inf),
+        ("frequency_penalty", -math.inf),
+        ("repetition_penalty", 0.0),
+        ("seed", -1),
+        ("seed", 2**63),
+        ("max_tokens", -1),
+        ("min_tokens", 1.5),
+        ("logprobs", 10**6),
+        ("stop", ("",)),
+    ],
+)
+async def test_sampling_is_checked_again_at_the_engine(name: str, value: Any) -> None:
+    """What a door has missed is that request's 400: it never reaches a step, which it would end for all."""
+    async with serving() as client:
+        with pytest.raises(BadRequest) as caught:
+            await client.generate(ask(**{name: value}))
+        assert (caught.value.param, caught.value.code) == (name, "invalid_value")
+        assert client._admission.is_empty
+        assert isinstance((await collect(await client.generate(ask())))[-1], Done)
+
+
+@pytest.mark.parametrize("n", [0, -1])
+async def test_the_number_of_choices_is_checked_again(n: int) -> None:
+    """No answer without a choice."""
+    async with serving() as client:
+        with pytest.raises(BadRequest) as caught:
+            await client.generate(ask(n=n))
+        assert caught.value.param == "n"
+        assert client._admission.is_empty
 
 
 async def test_unknown_class_is_refused() -> None:

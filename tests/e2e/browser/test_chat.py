@@ -11,7 +11,6 @@ import pytest
 from playwright.sync_api import Browser, Locator, Page, expect
 
 from tests.support.browser import (
-    STORAGE_KEY,
     Watched,
     answer_text,
     ask,
@@ -19,6 +18,7 @@ from tests.support.browser import (
     log_text,
     server_log,
     slow_down,
+    store_turn,
     stored_turns,
     wait_for_status,
     wait_for_text,
@@ -264,6 +264,21 @@ def test_a_failed_answer_keeps_its_text_and_can_be_asked_again(watched: Watched)
     page.keyboard.press("Escape")
 
 
+def test_a_first_question_that_is_too_long_can_be_edited(watched: Watched) -> None:
+    """No conversation has grown, and sending the same again cannot help: the question comes back to be shortened."""
+    page = watched.page
+    watched.expect_complaint("400")
+    refusal = refused(400, "context_length_exceeded", "prompt has 9,120 tokens; this model takes 8,192.")
+    page.route("**/streams", lambda route: route.fulfill(**refusal), times=1)
+    ask(page, "Very long")
+    expect(notice(page)).to_contain_text("This question is too long for the model.")
+    expect(page.get_by_role("button", name="Try again")).to_be_hidden()
+    page.get_by_role("button", name="Edit the question").click()
+    expect(page.get_by_label("Your question")).to_have_value("Very long")
+    expect(page.get_by_label("Your question")).to_be_focused()
+    expect(page.locator(".ss-turn")).to_have_count(0)
+
+
 def test_a_question_that_reaches_no_server_is_kept(watched: Watched) -> None:
     page = watched.page
     watched.expect_complaint("net::ERR")
@@ -277,15 +292,14 @@ def test_an_answer_whose_log_has_expired_shows_a_notice(watched: Watched) -> Non
     """The text on screen stays, and a notice names the rest as gone."""
     page = watched.page
     watched.expect_complaint("404", "410")
-    turn = {
-        "question": "Old?",
-        "text": "The beginning",
-        "state": "streaming",
-        "streamId": "f" * 32,
-        "lastId": "aaaaaaaaaaaa-3",
-    }
-    stored = json.dumps({"version": 1, "id": "1-2", "turns": [turn]})
-    page.evaluate("([key, value]) => localStorage.setItem(key, value)", [STORAGE_KEY, stored])
+    store_turn(
+        page,
+        question="Old?",
+        text="The beginning",
+        state="streaming",
+        streamId="f" * 32,
+        lastId="aaaaaaaaaaaa-3",
+    )
     page.reload()
     expect(notice(page)).to_contain_text("The rest of this answer is no longer kept.")
     assert answer_text(page) == "The beginning"

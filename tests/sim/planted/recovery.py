@@ -10,9 +10,40 @@ _core = partial(Mutant, file="core.py")
 _halves = partial(Mutant, file="in_flight.py")
 _in_flight = partial(Mutant, file="in_flight.py")
 _output = partial(Mutant, file="output.py")
+_sequence = partial(Mutant, file="sequence.py")
 _scheduler = partial(Mutant, file="scheduler.py")
 
 MUTANTS = (
+    _core(
+        name="a suspect is computed among others",
+        law=35,
+        old="        if not suspects:\n            return chunks\n",
+        new="        if suspects or not suspects:\n            return chunks\n",
+    ),
+    _core(
+        name="a suspect is launched beside what is in flight",
+        law=35,
+        old="        while self._in_flight:  # Invariant: nothing else is in flight\n            self._collect()\n",
+        new="",
+    ),
+    _core(
+        name="two suspects share a step",
+        law=35,
+        old="still_ready((suspects[0],), self._sequences)",
+        new="still_ready(tuple(suspects), self._sequences)",
+    ),
+    _core(
+        name="who is no suspect waits for those who are",
+        law=35,
+        old="return still_ready(tuple(chunk for chunk in chunks if chunk not in suspects), self._sequences)",
+        new="return ()",
+    ),
+    _sequence(
+        name="once a suspect, always one",
+        law=35,
+        old=" and self.num_output_tokens == len(request.output_token_ids)\n",
+        new="\n",
+    ),
     _in_flight(
         name="memory runs out: counts keep what was launched",
         law=33,

@@ -12,25 +12,25 @@ _pool = partial(Mutant, file="kv/pool.py")
 MUTANTS = (
     _writers(
         name="each writes what all share",
-        law=35,
+        law=36,
         old="        if writer is None or writer.state is not State.RUNNING:\n",
         new="        if True:\n",
     ),
     _writers(
         name="a block in flight is written again",
-        law=35,
+        law=36,
         old="first, last = sequence.num_computed_tokens // size, min(",
         new="first, last = sequence.num_launched_tokens // size, min(",
     ),
     _writers(
         name="a block planned a moment ago is planned again",
-        law=35,
+        law=36,
         old="        self._planned[chunk.seq_id] = _end(chunk)\n        self._begin(sequence, _end(chunk))\n",
         new="        self._planned[chunk.seq_id] = _end(chunk)\n",
     ),
     _writers(
         name="cached blocks are not taken over",
-        law=35,
+        law=36,
         old="        self._pool.adopt(sequence)\n",
         new="",
     ),

@@ -24,7 +24,8 @@ from streamserve.protocol.events import Done, Token
 from streamserve.protocol.frames import FrameError
 from streamserve.streams.log.base import LogFull, LogUnavailable, append, new_log_id
 from streamserve.streams.log.file_log import FileLog
-from streamserve.streams.log.file_store import SCHEMA_VERSION, FileStore
+from streamserve.streams.log.file_schema import SCHEMA_VERSION
+from streamserve.streams.log.file_store import FileStore
 from tests.proofs.scale import scaled
 from tests.support.log_killing import Writer, check, kill_in_turn
 from tests.support.logs import everything, numbered
@@ -183,9 +184,10 @@ async def test_a_full_disk_is_named_and_recovered_from(path: Path) -> None:
     class Tight(FileStore):
         num_pages = page_count + 20
 
-        def _pragmas(self):  # type: ignore[no-untyped-def]
-            yield from super()._pragmas()
-            yield "max_page_count", Tight.num_pages
+        def _open(self):  # type: ignore[no-untyped-def]
+            db = super()._open()
+            db.execute(f"PRAGMA max_page_count = {Tight.num_pages}")
+            return db
 
     log = FileLog(path)
     log._writer._store = Tight(path)

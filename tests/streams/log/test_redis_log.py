@@ -20,6 +20,7 @@ from streamserve.streams.log.base import (
     LogFull,
     LogLost,
     LogUnavailable,
+    Rejected,
     append,
     commit_one,
     make_batch,
@@ -348,3 +349,16 @@ async def _forgotten(log: EventLog, log_id: str) -> None:
 def _num_listeners(server: RedisServer) -> int:
     with redis.Redis.from_url(server.url) as client:
         return sum(int(one["sub"]) > 0 for one in client.client_list())
+
+
+async def test_what_redis_refuses_for_one_log_is_no_outage(redis_server: RedisServer) -> None:
+    """A key of another kind under a log's name refuses that log's batch; the others of the commit are written."""
+    async with log_at(redis_server) as log:
+        broken, fine = new_log_id(), new_log_id()
+        with redis.Redis.from_url(redis_server.url) as client:
+            client.set(f"streamserve:{{{broken}}}:events", "not a stream")
+        results = await log.commit([make_batch(one, 1, 0, [tok("a")]) for one in (broken, fine)])
+        assert isinstance(results[0], Rejected)
+        assert results[1] == 1
+        with pytest.raises(Rejected):
+            await commit_one(log, make_batch(broken, 1, 0, [tok("a")]))

@@ -1,0 +1,81 @@
+"""`open_file`: a connection to the SQLite file of `FileLog`; makes the file and its tables first, if needed.
+
+What is in the tables, and why the file is set like this: file_store.py. Synchronous.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from pathlib import Path
+
+from streamserve.streams.log.base import LogUnavailable
+from streamserve.streams.log.file_lock import FileLock
+
+SCHEMA_VERSION = 1
+_APPLICATION_ID = 0x53744C67  # "StLg", for `file` and similar tools
+_SCHEMA = f"""
+BEGIN IMMEDIATE;
+CREATE TABLE logs (
+    id INTEGER PRIMARY KEY,
+    log_id TEXT NOT NULL UNIQUE,
+    fence INTEGER NOT NULL,
+    is_ended INTEGER NOT NULL,
+    touched_at INTEGER NOT NULL
+);
+CREATE TABLE pages (
+    log INTEGER NOT NULL,
+    last_seq INTEGER NOT NULL,
+    body BLOB NOT NULL,
+    PRIMARY KEY (log, last_seq)
+) WITHOUT ROWID;
+PRAGMA application_id = {_APPLICATION_ID};
+PRAGMA user_version = {SCHEMA_VERSION};
+COMMIT;
+"""
+
+# Each stream writes its own database page: small pages keep a commit of 200 streams small.
+_PAGE_BYTES = 1024
+# A backstop, in pages, for what killed processes left in the write-ahead log.
+_AUTO_CHECKPOINT_PAGES = 32_000
+# The cache of a connection: recent events are in `Recent`, not read here. SQLite's default is 2 MiB.
+_CACHE_KIB = 512
+
+
+def open_file(path: Path, lock: FileLock, *, is_full_sync: bool, busy_seconds: float) -> sqlite3.Connection:
+    """Open the file. Only its creation needs the lock, so that readers can open it while the lock is held."""
+    if not path.exists():
+        with lock.held():
+            if not path.exists():  # a descriptor of an existing file must not be closed, see `FileStore.sync`
+                os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+    db = sqlite3.connect(path, timeout=busy_seconds, isolation_level=None, check_same_thread=False)
+    try:
+        if _version(db) == 0:
+            with lock.held():
+                _make_tables(db)
+        if (version := _version(db)) != SCHEMA_VERSION:
+            raise LogUnavailable(f"The stream log has version {version}; this release knows {SCHEMA_VERSION}.")
+        _set(db, "synchronous", "FULL" if is_full_sync else "NORMAL")
+        _set(db, "secure_delete", "ON")
+        _set(db, "wal_autocheckpoint", _AUTO_CHECKPOINT_PAGES)
+        _set(db, "cache_size", -_CACHE_KIB)
+    except BaseException:
+        db.close()
+        raise
+    return db
+
+
+def _make_tables(db: sqlite3.Connection) -> None:
+    if _version(db) == 0:
+        _set(db, "page_size", _PAGE_BYTES)
+        _set(db, "auto_vacuum", "INCREMENTAL")
+        _set(db, "journal_mode", "WAL")
+        db.executescript(_SCHEMA)
+
+
+def _set(db: sqlite3.Connection, name: str, value: object) -> None:
+    db.execute(f"PRAGMA {name} = {value}").fetchall()
+
+
+def _version(db: sqlite3.Connection) -> int:
+    return int(db.execute("PRAGMA user_version").fetchone()[0])

@@ -1,0 +1,136 @@
+"""Two tabs of one browser: one conversation, each answer written by one tab, and none destroyed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from playwright.sync_api import Browser, Page, expect
+
+from tests.support.browser import (
+    answer_text,
+    ask,
+    log_text,
+    server_log,
+    slow_down,
+    stored_turns,
+    wait_for_status,
+    wait_for_text,
+    watching,
+)
+
+pytestmark = [pytest.mark.browser, pytest.mark.timeout(180)]
+
+# Over plain http on a network address there are no Web Locks, and the tabs ask each other.
+NO_LOCKS = "Object.defineProperty(Navigator.prototype, 'locks', { value: undefined });"
+
+
+@pytest.fixture(params=["locks", "no locks"])
+def tabs(request: pytest.FixtureRequest, browser: Browser, site: str) -> Iterator[tuple[Page, Page]]:
+    """Two tabs, both opened before anything is asked. None may show an error."""
+    with watching(browser, site) as watched:
+        if request.param == "no locks":
+            watched.page.context.add_init_script(NO_LOCKS)
+        first, second = watched.page, watched.page.context.new_page()
+        for page in (first, second):
+            page.goto(site)
+        yield first, second
+        for page in (first, second):
+            if not page.is_closed():
+                assert page.locator(".ss-notice.is-error:visible").count() == 0
+
+
+def questions(page: Page) -> list[str]:
+    return page.locator(".ss-question p").all_inner_texts()
+
+
+def assert_whole(page: Page) -> None:
+    """Every stored answer is the server's, and the page shows as many."""
+    turns = stored_turns(page)
+    expect(page.locator(".ss-turn")).to_have_count(len(turns))
+    for index, turn in enumerate(turns):
+        assert turn["state"] == "done"
+        assert turn["text"] == log_text(server_log(page, turn["streamId"]))
+        assert answer_text(page, index).strip() != ""
+
+
+def test_asking_in_both_tabs_destroys_no_answer(tabs: tuple[Page, Page]) -> None:
+    """Tab 1 shows what tab 2 asked, and adds to it: both tabs and the storage keep both answers."""
+    first, second = tabs
+    ask(second, "Asked in tab 2")
+    wait_for_status(second, "Answer complete")
+    expect(first.locator(".ss-foot")).to_be_visible()
+    assert answer_text(first) == answer_text(second)
+    ask(first, "Asked in tab 1")
+    wait_for_text(first, 20)
+    wait_for_status(first, "Answer complete")
+    expect(second.locator(".ss-foot:visible")).to_have_count(2)
+    for page in tabs:
+        assert questions(page) == ["Asked in tab 2", "Asked in tab 1"]
+        assert_whole(page)
+    first.reload()
+    assert_whole(first)
+
+
+def test_another_tab_follows_and_takes_over_when_the_first_one_closes(tabs: tuple[Page, Page]) -> None:
+    """The follower shows the answer while it grows; after the owner is gone it finishes and stores it."""
+    first, second = tabs
+    slow_down(first, 8)
+    slow_down(second, 8)
+    ask(first, "Something long")
+    wait_for_text(second, 60)
+    first.close()
+    slow_down(second, None)
+    wait_for_status(second, "Answer complete")
+    expect(second.locator(".ss-foot")).to_be_visible()
+    second.wait_for_function('() => Object.values(localStorage).some((text) => text.includes(\'"state":"done"\'))')
+    assert_whole(second)
+
+
+def test_questions_asked_at_the_same_time_are_both_kept(tabs: tuple[Page, Page]) -> None:
+    first, second = tabs
+    ask(first, "Hello")  # a visitor's first question makes the session that both tabs share
+    for page in tabs:
+        expect(page.locator(".ss-foot:visible")).to_have_count(1, timeout=60_000)
+        page.get_by_label("Your question").fill(f"Asked by {'first' if page is first else 'second'}")
+    first.get_by_label("Your question").press("Enter")
+    second.get_by_label("Your question").press("Enter")
+    for page in tabs:
+        expect(page.locator(".ss-foot:visible")).to_have_count(3, timeout=60_000)
+        assert sorted(questions(page)) == ["Asked by first", "Asked by second", "Hello"]
+        assert_whole(page)
+    assert questions(first) == questions(second)
+
+
+def test_a_stop_in_the_following_tab_stops_both(tabs: tuple[Page, Page]) -> None:
+    first, second = tabs
+    slow_down(first, 8)
+    slow_down(second, 8)
+    ask(first, "Something long")
+    wait_for_text(second, 60)
+    second.get_by_role("button", name="Stop").click()
+    wait_for_status(second, "Stopped")
+    slow_down(first, None)
+    wait_for_status(first, "Stopped")
+    (turn,) = stored_turns(first)
+    assert turn["state"] == "stopped"
+    assert turn["finishReason"] == "cancelled"
+
+
+def test_a_new_chat_in_one_tab_leaves_the_other_its_conversation(tabs: tuple[Page, Page]) -> None:
+    """Each tab reloads to its own conversation; what no tab shows is forgotten."""
+    first, second = tabs
+    ask(first, "The old one")
+    expect(second.locator(".ss-foot:visible")).to_have_count(1, timeout=60_000)
+    first.get_by_role("button", name="New chat").click()
+    expect(first.get_by_text("How can we help?")).to_be_visible()
+    assert questions(second) == ["The old one"]
+    ask(first, "The new one")
+    wait_for_text(first, 20)
+    second.reload()
+    assert questions(second) == ["The old one"]
+    assert questions(first) == ["The new one"]
+    second.get_by_role("button", name="New chat").click()
+    second.wait_for_function("() => !Object.values(localStorage).some((text) => text.includes('The old one'))")
+    first.keyboard.press("Escape")
+    wait_for_status(first, "Stopped")

@@ -1,0 +1,70 @@
+"""A request that ends every engine which computes it: it ends alone, and the others' answers and the breaker do not."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from pathlib import Path
+
+import pytest
+
+from streamserve.clients.process.config import LaunchConfig
+from streamserve.engine.config import EngineConfig
+from streamserve.protocol.park import SUSPECT_LOSSES
+from tests.proofs.support.killing import STEADY, Readers
+from tests.support.engine_processes import ask, connected, spec_in
+from tests.support.poisoned_engine import CRASHES, RAISES, planted
+
+pytestmark = [pytest.mark.timeout(400)]
+
+ENGINE = EngineConfig(block_size=4, num_blocks=2048, max_num_seqs=16, max_model_len=1024)
+SEATS = sorted(STEADY)[:6]
+
+
+def poisoned_spec(folder: Path, monkeypatch: pytest.MonkeyPatch) -> LaunchConfig:
+    planted(monkeypatch)
+    spec = spec_in(folder, engine=ENGINE, echo_step_seconds=0.02)
+    assert spec.max_failures == 5  # the default: one request costs fewer engines than that
+    return spec
+
+
+@pytest.mark.parametrize("poison", [CRASHES, RAISES], ids=["crashes", "raises"])
+async def test_a_poisonous_request_ends_alone(folder: Path, poison: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It takes two engines with it among others, and one alone: then it ends in an error, and nothing else does."""
+    spec = poisoned_spec(folder, monkeypatch)
+    requests = [ask(f"reader {seat}", temperature=seat % 2, seed=seat, max_tokens=150) for seat in SEATS]
+    async with connected(spec) as client:
+        readers = Readers(client, random.Random(0))
+        calm = await asyncio.gather(*map(readers.read, SEATS, requests))
+        seen, guilty = await asyncio.gather(
+            asyncio.gather(*map(readers.read, SEATS, requests)),
+            readers.read(SEATS[0], ask(f"{poison} and so on", max_tokens=20)),
+        )
+        num_lost = client.stats().lost_engines
+        assert guilty.end is not None
+        assert (guilty.end[0], guilty.end[1]["code"]) == ("error", "engine_died")
+        assert [one.answer for one in seen] == [one.answer for one in calm]
+        assert num_lost == SUSPECT_LOSSES + 1
+        assert all(one.statuses == ["waiting", "resumed"] * (len(one.statuses) // 2) for one in seen)
+        # The breaker is shut: the model serves on, by the engine that it has.
+        pid, again = client.engine_pid, await asyncio.gather(*map(readers.read, SEATS, requests))
+        assert [one.answer for one in again] == [one.answer for one in calm]
+        assert (client.engine_pid, client.stats().lost_engines) == (pid, num_lost)
+        await readers.streams.aclose()
+
+
+async def test_two_poisonous_requests_end_and_the_rest_is_served(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both end in an error. The breaker stays shut: a loss that a suspect alone has caused is not counted."""
+    spec = poisoned_spec(folder, monkeypatch)
+    healthy = ask("reader", seed=1, max_tokens=200)
+    async with connected(spec) as client:
+        readers = Readers(client, random.Random(0))
+        calm = await readers.read(SEATS[0], healthy)
+        seen, *guilty = await asyncio.gather(
+            readers.read(SEATS[0], healthy),
+            *(readers.read(seat, ask(f"{CRASHES} {seat}", max_tokens=20)) for seat in SEATS[1:3]),
+        )
+        assert [one.end[1]["code"] for one in guilty if one.end is not None] == ["engine_died"] * 2
+        assert seen.answer == calm.answer
+        assert client.describe().state == "ready"
+        await readers.streams.aclose()
