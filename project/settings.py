@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-
-import structlog
+from typing import Any
 
 from project.secret import read_or_make
 
@@ -82,13 +81,15 @@ STATIC_ROOT = STATE_DIR / "static"
 HELPDESK = BASE_DIR / "project" / "demo_model" / "helpdesk"
 
 
-def _models() -> dict[str, dict[str, str]]:
+def _models() -> dict[str, dict[str, Any]]:
     """Return MODELS: the model of the environment, else the help desk in the repository, else the echo engine."""
     asked = os.environ.get("STREAMSERVE_MODEL") or os.environ.get("MODEL")
     shipped = str(HELPDESK) if (HELPDESK / "config.json").exists() else "echo"
     path = asked or shipped
     alias = path.rstrip("/").rpartition("/")[2] or "model"
-    return {alias: {"PATH": path, "DTYPE": os.environ.get("STREAMSERVE_DTYPE") or os.environ.get("DTYPE") or "auto"}}
+    dtype = os.environ.get("STREAMSERVE_DTYPE") or os.environ.get("DTYPE") or "auto"
+    words: dict[str, Any] = {"ANSWERS": None} if path == "echo" else {}  # long answers, to watch and to test
+    return {alias: {"PATH": path, "DTYPE": dtype, **words}}
 
 
 STREAMSERVE = {
@@ -101,19 +102,9 @@ STREAMSERVE = {
 LOGGING = {
     "version": 1,
     "disable_existing_loggers": False,
-    "handlers": {"console": {"class": "logging.StreamHandler"}},
+    "formatters": {"line": {"format": "%(asctime)s %(levelname)s %(name)s: %(message)s"}},
+    "handlers": {"console": {"class": "logging.StreamHandler", "formatter": "line"}},
     "loggers": {
         name: {"handlers": ["console"], "level": "INFO", "propagate": False} for name in ("django", "streamserve")
     },
 }
-structlog.configure(
-    processors=[
-        structlog.contextvars.merge_contextvars,
-        structlog.processors.add_log_level,
-        structlog.processors.TimeStamper(fmt="iso", utc=True),
-        structlog.processors.format_exc_info,
-        structlog.processors.JSONRenderer(),
-    ],
-    logger_factory=structlog.WriteLoggerFactory(),
-    cache_logger_on_first_use=True,
-)

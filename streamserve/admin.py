@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import structlog
 from asgiref.sync import sync_to_async
 from django.contrib import admin
 from django.core.exceptions import PermissionDenied
@@ -21,6 +20,7 @@ from django.utils.html import format_html
 from django.utils.translation import gettext_lazy as _
 
 from streamserve.api.call import Reply
+from streamserve.api.logs import get_logger
 from streamserve.models import ApiKey, Live, Stream, Watch
 from streamserve.protocol.errors import StreamserveError
 from streamserve.web.chat_page import CONTENT_SECURITY_POLICY
@@ -29,7 +29,7 @@ from streamserve.web.permissions import WATCH_PERMISSION
 from streamserve.web.site import get_site
 from streamserve.web.views import non_atomic, to_django
 
-log = structlog.get_logger("streamserve")
+log = get_logger(__name__)
 
 _WATCH_PAGE = "streamserve_stream_watch"
 
@@ -57,7 +57,17 @@ class ReadOnlyAdmin(ModelAdmin):
 class ApiKeyAdmin(ReadOnlyAdmin):
     """API keys. `manage.py streamserve_key create` makes one and shows it once; both revoke."""
 
-    list_display = ("prefix", "name", "user", "scopes", "state", "created_at", "last_used_at", "expires_at")
+    list_display = (
+        "prefix",
+        "name",
+        "user",
+        "scopes",
+        "latency_class",
+        "state",
+        "created_at",
+        "last_used_at",
+        "expires_at",
+    )
     list_filter = ("revoked_at", "created_at")
     search_fields = ("prefix", "name", "user__username")
     list_select_related = ("user",)

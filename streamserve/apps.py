@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
+
 from django.apps import AppConfig
+from django.core.exceptions import ImproperlyConfigured
 
 from streamserve.engine.model.openmp import limit_spin
 
@@ -15,6 +18,10 @@ class StreamserveConfig(AppConfig):
     default_auto_field = "django.db.models.BigAutoField"
 
     def ready(self) -> None:
+        if find_spec("fcntl") is None:
+            raise ImproperlyConfigured(
+                "streamserve needs Unix: its processes share file locks and sockets. On Windows, run the site in WSL 2."
+            )
         # OpenMP reads this when torch is imported: also by a view of the site, before a model is loaded.
         limit_spin()
         from streamserve import checks  # noqa: F401  (importing registers the checks)

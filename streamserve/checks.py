@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
@@ -22,6 +22,8 @@ from streamserve.streams.lease.liveness import host_of, own_host
 _ENGINE_PACKAGES = ("torch", "transformers", "tokenizers", "safetensors")
 _WRAP = "application = streamserve.routing.wrap(application)"
 _MAX_WRAPPERS = 20  # layers of middleware around an application
+# sqlite.org/fileformat.html 1.3: the byte at 18 is 2 for a file in WAL mode.
+_SQLITE_WRITE_VERSION, _SQLITE_HEADER_BYTES = 18, 100
 _PROBLEM_IDS = {"key": "streamserve.E001", "value": "streamserve.E002", "missing": "streamserve.E003"}
 
 
@@ -53,6 +55,33 @@ def check_databases(app_configs: Any, **kwargs: Any) -> list[CheckMessage]:
         for alias, options in settings.DATABASES.items()
         if options.get("CONN_MAX_AGE", 0) != 0
     ]
+
+
+@register(deploy=True)
+def check_sqlite(app_configs: Any, **kwargs: Any) -> list[CheckMessage]:
+    """W012: a SQLite file without WAL, in which one writer keeps every reader out."""
+    return [
+        Warning(
+            f"DATABASES[{alias!r}] is SQLite without WAL: processes that write at a time fail with "
+            '"database is locked".',
+            hint='"OPTIONS": {"init_command": "PRAGMA journal_mode=WAL", "transaction_mode": "IMMEDIATE"}',
+            id="streamserve.W012",
+        )
+        for alias, options in settings.DATABASES.items()
+        if str(options.get("ENGINE")).endswith(".sqlite3") and _lacks_wal(options)
+    ]
+
+
+def _lacks_wal(options: Mapping[str, Any]) -> bool:
+    """Return whether the options do not ask for WAL and the file, if there is one, does not have it."""
+    if "wal" in str(options.get("OPTIONS", {}).get("init_command", "")).lower():
+        return False
+    try:
+        with open(options["NAME"], "rb") as file:
+            header = file.read(_SQLITE_HEADER_BYTES)
+    except OSError:  # in memory, or not made yet
+        return "memory" not in str(options["NAME"])
+    return header[_SQLITE_WRITE_VERSION : _SQLITE_WRITE_VERSION + 1] != b"\x02"
 
 
 @register(deploy=True)

@@ -25,6 +25,7 @@ from streamserve.clients.process.config import LaunchConfig, ProcessConfig
 from streamserve.conf_reader import Problem, Reader, field_names, nearest
 from streamserve.engine.config import CLASSES, EngineConfig, LatencyClass, ModelConfig
 from streamserve.protocol.limits import Limits
+from streamserve.protocol.requests import LATENCY_CLASSES
 from streamserve.streams.config import StreamConfig
 
 T = TypeVar("T")
@@ -34,16 +35,21 @@ DTYPES = ("auto", "float32", "bfloat16")
 DEVICES = ("auto", "cpu", "cuda")
 CLIENTS = ("process", "thread")  # the first is the default
 LOGS = ("file", "memory")  # the first is the default; or the address of a Redis:
+ROUTES_WITH_CLASSES = ("streams", "websocket", "chat_completions")
 LOG_SCHEMES = ("redis://", "rediss://", "unix://")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedModel:
-    """One entry of MODELS: the model, its engine's config (ENGINE, and the model's own ENGINE), its system prompt."""
+    """One entry of MODELS: the model, its engine's config (ENGINE, and the model's own ENGINE), its system prompt.
+
+    `latency_class` is that of requests that name none; "": that of chats.
+    """
 
     model: ModelConfig
     engine: EngineConfig
     system: str = ""
+    latency_class: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,12 +65,15 @@ class SiteConfig:
     state_dir: str = ""
     engine: EngineConfig = field(default_factory=EngineConfig)
     classes: Mapping[str, LatencyClass] = field(default_factory=lambda: CLASSES)
+    route_classes: Mapping[str, str] = field(default_factory=dict)
     limits: Limits = field(default_factory=Limits)
     streams: StreamConfig = field(default_factory=StreamConfig)
     anonymous: bool = False
     store: bool = False
     prompt_in_url: bool = False
     cors_origins: tuple[str, ...] = ()
+    keep_streams_days: float = 0.0
+    keep_watches_days: float = 0.0
     testing: bool = False
     echo_step_seconds: float = 0.0
     harden_event_streams: bool = False
@@ -148,14 +157,17 @@ class _Reader(Reader):
             state_dir=self._state_dir(given.get("STATE_DIR"), is_needed=client == "process" or log != "memory"),
             engine=engine,
             classes=classes,
+            route_classes=self._route_classes(given.get("ROUTE_CLASSES", {})),
             limits=self.dataclass(Limits, given.get("LIMITS", {}), "LIMITS"),
             streams=self.dataclass(StreamConfig, given.get("STREAMS", {}), "STREAMS"),
             anonymous=self.boolean(given, "ANONYMOUS"),
             store=self.boolean(given, "STORE"),
             prompt_in_url=self.boolean(given, "PROMPT_IN_URL"),
             cors_origins=self._origins(given.get("CORS_ORIGINS", ())),
+            keep_streams_days=self.number(given, "KEEP_STREAMS_DAYS"),
+            keep_watches_days=self.number(given, "KEEP_WATCHES_DAYS"),
             testing=testing,
-            echo_step_seconds=self.seconds(given, "ECHO_STEP_SECONDS"),
+            echo_step_seconds=self.number(given, "ECHO_STEP_SECONDS"),
             harden_event_streams=self.boolean(given, "HARDEN_EVENT_STREAMS"),
             flow_server=self.boolean({"FLOW_SERVER": True, **given}, "FLOW_SERVER"),
             # In tests a server that ends does not wait for answers.
@@ -181,7 +193,7 @@ class _Reader(Reader):
     ) -> dict[str, ServedModel]:
         given = self.mapping(raw, "MODELS")
         if testing and not given:
-            given = {ECHO_PATH: {"PATH": ECHO_PATH}}
+            given = {ECHO_PATH: {"PATH": ECHO_PATH, "ANSWERS": None}}
         elif not given:
             hint = 'Try {"MODELS": {"echo": {"PATH": "echo"}}}.'
             self.problem("missing", 'STREAMSERVE["MODELS"] names no model.', hint)
@@ -201,14 +213,27 @@ class _Reader(Reader):
         if not isinstance(system, str):
             self.wrong(f'{where}["SYSTEM"] is {type(system).__name__}.', "It takes the text of a system prompt.")
             system = ""
+        latency_class = options.pop("LATENCY_CLASS", "")
         if not isinstance(alias, str) or not alias or not isinstance(options.get("PATH"), str) or not options["PATH"]:
             self.wrong(f"{where} needs a PATH.", "Give a folder, a hub id such as org/name, or 'echo'.")
             return None
-        model = self.dataclass(ModelConfig, options, where, fixed={"alias": alias})
+        answers = self._answers(options.pop("ANSWERS", {}), where) if options["PATH"] == ECHO_PATH else None
+        model = self.dataclass(ModelConfig, options, where, fixed={"alias": alias, "answers": answers})
         self.one_of(model.dtype, DTYPES, f'{where}["DTYPE"]')
         self.one_of(model.device, DEVICES, f'{where}["DEVICE"]')
         engine, _ = self._engine(own_engine, f'{where}["ENGINE"]', classes, shared)
-        return ServedModel(model=model, engine=engine, system=system)
+        self.one_of(latency_class, ("", *classes), f'{where}["LATENCY_CLASS"]')
+        return ServedModel(model=model, engine=engine, system=system, latency_class=str(latency_class))
+
+    def _answers(self, raw: object, where: str) -> dict[str, str] | None:
+        """Return what an echo engine answers. {}: the question; None: words that depend on every token."""
+        if raw is None:
+            return None
+        given = self.mapping(raw, f'{where}["ANSWERS"]')
+        if all(isinstance(text, str) for pair in given.items() for text in pair):
+            return dict(given)
+        self.wrong(f'{where}["ANSWERS"] is {raw!r}.', "It takes texts: a word of the question, and the answer.")
+        return {}
 
     def _engine(
         self, raw: object, where: str, classes: Mapping[str, LatencyClass], defaults: Mapping[str, Any] = {}
@@ -235,6 +260,14 @@ class _Reader(Reader):
         if out.pace <= 0:
             self.wrong(f'{where}["PACE"] is {out.pace}.', "It takes tokens a second: 20 is a fast reader.")
         return out
+
+    def _route_classes(self, raw: object) -> Mapping[str, str]:
+        """Return the latency class of each route that has one of its own."""
+        given = self.mapping(raw, "ROUTE_CLASSES")
+        self.refuse_unknown(given, ROUTES_WITH_CLASSES, "ROUTE_CLASSES")
+        for route, name in given.items():
+            self.one_of(name, LATENCY_CLASSES, f'["ROUTE_CLASSES"]["{route}"]')
+        return MappingProxyType({str(route): str(name) for route, name in given.items()})
 
     def _default_model(self, raw: object, models: Mapping[str, ServedModel]) -> str:
         first = next(iter(models), "")

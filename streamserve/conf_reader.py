@@ -71,8 +71,8 @@ class Reader:
             self.wrong(f'STREAMSERVE["{key}"] is {value!r}.', "It takes True or False.")
         return value is True
 
-    def seconds(self, given: Mapping[str, Any], key: str) -> float:
-        """Return the seconds under `key`; 0 if it is missing."""
+    def number(self, given: Mapping[str, Any], key: str) -> float:
+        """Return the number under `key`, seconds or days; 0 if it is missing."""
         value = given.get(key, 0.0)
         return float(value) if self.fits(value, float, f'["{key}"]') else 0.0
 

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from streamserve.models import ApiKey, Stream, Watch  # noqa: F401  (a base class names it in quotes)
 
 LAST_USED_EVERY = timedelta(minutes=1)  # one write a minute and key, not one a request
+_ROWS_AT_ONCE = 1000  # a transaction, so that it holds no lock for long
 
 keys_revoked = Signal()  # an UPDATE sends no post_save
 
@@ -92,6 +93,10 @@ class StreamQuerySet(models.QuerySet["Stream"]):
         """Return the streams that ended before `when`."""
         return self.filter(state="finished", finished_at__lt=when)
 
+    def drop_finished(self, before: datetime) -> int:
+        """Delete the rows of streams that ended before `before`, some at a time; return how many."""
+        return _delete(self.finished_before(before))
+
     def claim(self, stream_id: str, seen_fence: int, worker_id: str) -> int:
         """Make `worker_id` the producer, with the next fence; 0 if `seen_fence` is old or the stream finished."""
         seen = self.filter(pk=stream_id, state="running", fence=seen_fence)
@@ -111,6 +116,10 @@ class StreamQuerySet(models.QuerySet["Stream"]):
 class WatchQuerySet(models.QuerySet["Watch"]):
     """Watches, from beginning to end."""
 
+    def drop_ended(self, before: datetime) -> int:
+        """Delete the watches that began, and if known ended, before `before`; return how many."""
+        return _delete(self.filter(Q(ended_at__isnull=True) | Q(ended_at__lt=before), began_at__lt=before))
+
     def note(self, pk: int, last_seq: int) -> int:
         """Write the last event sent by a running watch."""
         return self.filter(pk=pk, ended_at__isnull=True).update(last_seq=last_seq)
@@ -118,3 +127,10 @@ class WatchQuerySet(models.QuerySet["Watch"]):
     def end(self, pk: int, last_seq: int) -> int:
         """Write the end; 0 if it is written already."""
         return self.filter(pk=pk, ended_at__isnull=True).update(last_seq=last_seq, ended_at=timezone.now())
+
+
+def _delete(rows: models.QuerySet[Any]) -> int:
+    num = 0
+    while keys := list(rows.order_by().values_list("pk", flat=True)[:_ROWS_AT_ONCE]):
+        num += rows.model._default_manager.filter(pk__in=keys).delete()[0]
+    return num

@@ -9,6 +9,7 @@ from django.utils import timezone
 from django.utils.translation import gettext_lazy as _
 
 from streamserve.managers import ApiKeyQuerySet, StreamQuerySet, WatchQuerySet
+from streamserve.protocol.requests import LATENCY_CLASSES
 
 SCOPES = ("chat", "ops", "watch")
 
@@ -40,6 +41,14 @@ class ApiKey(models.Model):
     prefix = models.CharField(_("prefix"), max_length=8, db_index=True, editable=False)
     digest = models.CharField(max_length=64, unique=True, editable=False)
     scopes = models.JSONField(_("scopes"), default=default_scopes, validators=[validate_scopes])
+    latency_class = models.CharField(
+        _("latency class"),
+        max_length=16,
+        null=True,
+        blank=True,
+        choices=[(name, name) for name in LATENCY_CLASSES],
+        help_text=_("Of its requests that name none. Empty: the route's or the model's."),
+    )
     created_at = models.DateTimeField(_("created"), default=timezone.now, editable=False)
     last_used_at = models.DateTimeField(_("last used"), null=True, blank=True, editable=False)
     expires_at = models.DateTimeField(_("expires"), null=True, blank=True)

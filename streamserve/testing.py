@@ -1,11 +1,14 @@
-"""For the tests of sites that use streamserve: the echo engine by one setting, and a real daphne.
+"""For the tests of sites that use streamserve: scripted answers, a client in the process, and a real daphne.
 
+    with scripted({"price": "3 euros."}): ...         # what the models answer, by a word of the question
+    StreamClient(user=user).ask("What is the price?") # the site's HTTP API, without a server
+    with DaphneServer() as server: ...                # the site under a real server; `pytest_fixtures` has a fixture
     STREAMSERVE = streamserve.testing.SETTINGS        # every model is an echo engine, logs are in memory
-    pytest_plugins = ["streamserve.pytest_fixtures"]  # conftest.py: the fixture `streamserve_server`
 
-The echo engine needs no weights; each word of its answers depends on every token before it, so that a test notices a
-wrong answer. Django's `live_server` is WSGI and cannot stream: `DaphneServer` runs the site's ASGI application in a
-process of its own, on the test's databases, which must therefore be files or servers (no in-memory sqlite).
+They need no pytest: `manage.py test` runs them in a TransactionTestCase (the engine's threads see only what is
+committed). docs/tutorial.md has a test. Django's `live_server` is WSGI and cannot stream: `DaphneServer` runs the
+site's ASGI application in a process of its own, on the test's databases, which must therefore be files or servers (no
+in-memory sqlite).
 """
 
 from __future__ import annotations
@@ -18,14 +21,111 @@ import subprocess
 import sys
 import threading
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
 
 SETTINGS: Mapping[str, Any] = {"TESTING": True}
 
 START_SECONDS = 120.0
 END_SECONDS = 10.0
+_EVENT = re.compile(r"^event: (\w+)\n(?:id: [^\n]*\n)?data: ([^\n]*)$", re.MULTILINE)
 _LISTENING = re.compile(r"Listening on TCP address 127\.0\.0\.1:(\d+)")
+
+
+class scripted:
+    """`with scripted(answers):` or `async with`: the models of this process answer what the test says.
+
+    `answers` is the text of every answer, or a dict of words: a question that has the word gets its answer, and any
+    other question is its own answer.
+    """
+
+    def __init__(self, answers: str | Mapping[str, str]) -> None:
+        self._answers = {"": answers} if isinstance(answers, str) else dict(answers)
+
+    def __enter__(self) -> None:
+        from streamserve.web import site
+        from streamserve.web.calls import background
+
+        self._settings = self._override()
+        background.run(site.reset, "async with")
+        self._settings.__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        from streamserve.web import site
+        from streamserve.web.calls import background
+
+        background.run(site.reset, "async with")
+        self._settings.__exit__(*error)
+
+    async def __aenter__(self) -> None:
+        from streamserve.web import site
+
+        self._settings = self._override()
+        await site.reset()
+        self._settings.__enter__()
+
+    async def __aexit__(self, *error: Any) -> None:
+        from streamserve.web import site
+
+        await site.reset()
+        self._settings.__exit__(*error)
+
+    def _override(self) -> AbstractContextManager[Any]:
+        from django.conf import settings
+        from django.test.utils import override_settings
+
+        given = getattr(settings, "STREAMSERVE", {})
+        model = {"PATH": "echo", "ANSWERS": self._answers}
+        models = dict.fromkeys(given.get("MODELS") or ["echo"], model)
+        return override_settings(STREAMSERVE={**given, "TESTING": True, "MODELS": models})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """A response of the site: `events` are (name, data), `text` what they say, `error` the body of a refusal."""
+
+    status: int
+    text: str = ""
+    events: tuple[tuple[str, dict[str, Any]], ...] = ()
+    error: Mapping[str, Any] = field(default_factory=dict)
+    stream_id: str = ""
+
+
+class StreamClient:
+    """Asks the site's HTTP API in this process, as `user`, by `key`, or as a visitor. Each has its own session."""
+
+    def __init__(self, *, user: Any = None, key: str = "") -> None:
+        from django.test import AsyncClient
+
+        self._client = AsyncClient()
+        self._headers = {"authorization": f"Bearer {key}"} if key else {}
+        if user is not None:
+            self._client.force_login(user)
+
+    def ask(self, question: str, **fields: Any) -> Asked:
+        """POST a chat message to /streams and read the answer to its end. `fields` are further ones of the body."""
+        from streamserve.web.calls import background
+
+        return background.run(lambda: self.aask(question, **fields), "await aask()")
+
+    async def aask(self, question: str, **fields: Any) -> Asked:
+        """Do what `ask` does, from async code."""
+        from django.urls import reverse
+
+        body = {"messages": [{"role": "user", "content": question}], **fields}
+        response: Any = await self._client.post(
+            reverse("streamserve:streams"), body, content_type="application/json", headers=self._headers
+        )
+        if not response.streaming:
+            return Asked(status=response.status_code, error=json.loads(response.content)["error"])
+        data = b"".join([chunk async for chunk in response.streaming_content]).decode()
+        events = tuple((name, json.loads(text)) for name, text in _EVENT.findall(data))
+        said = "".join(event["text"] for name, event in events if name == "token")
+        return Asked(status=response.status_code, text=said, events=events, stream_id=response["X-Stream-Id"])
 
 
 class DaphneServer:

@@ -54,6 +54,14 @@ DATABASES = {
         "OPTIONS": {"timeout": 20, "transaction_mode": "IMMEDIATE", "init_command": "PRAGMA journal_mode=WAL"},
     },
 }
+if os.environ.get("STREAMSERVE_TEST_POSTGRES"):  # the port of tests/support/postgres_server.py
+    DATABASES["default"] = {
+        "ENGINE": "django.db.backends.postgresql",
+        "NAME": "streamserve",
+        "USER": "postgres",
+        "HOST": "127.0.0.1",
+        "PORT": os.environ["STREAMSERVE_TEST_POSTGRES"],
+    }
 PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]  # fast; passwords are not what is tested
 STATIC_URL = "/static/"
 USE_TZ = True

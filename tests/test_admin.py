@@ -11,7 +11,6 @@ from django.contrib.auth.models import Permission
 from django.test import AsyncClient, Client
 from django.test.utils import override_settings
 from django.utils import timezone
-from structlog.testing import capture_logs
 
 from streamserve.api.metrics import live_metrics
 from streamserve.models import ApiKey
@@ -20,6 +19,7 @@ from streamserve.streams.lease.liveness import Liveness
 from streamserve.web import site
 from streamserve.web.live import site_metrics
 from tests.conftest import Caller, until_ready
+from tests.support.log_lines import captured_events
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -113,7 +113,7 @@ async def test_the_buttons_need_the_csrf_token(engine: None, root: Any) -> None:
 async def test_a_model_is_paused_and_resumed(engine: None, root: Any) -> None:
     """/readyz shows the pause, and the log its user; an unknown model or action is a 404."""
     client = await login(root)
-    with capture_logs() as logs:
+    with captured_events() as logs:
         paused = await client.post(f"{LIVE}control/pause/echo")
     [line] = [line for line in logs if line["event"] == "engine_controlled_by_staff"]
     assert (line["action"], line["model"], line["user_id"]) == ("pause", "echo", root.pk)

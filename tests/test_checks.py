@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
+import sqlite3
 from pathlib import Path
 from typing import Any
 
 import pytest
+from django.apps import apps as django_apps
 from django.conf import settings
 from django.core.checks import run_checks
+from django.core.exceptions import ImproperlyConfigured
 from django.test.utils import modify_settings, override_settings
-from structlog.testing import capture_logs
 
 from streamserve import checks
 from streamserve.models import Stream as StreamRow
 from streamserve.streams.lease.liveness import Liveness
 from streamserve.web import site
+from tests.support.log_lines import captured_events
 from tests.support.redis_server import RedisServer
 
 APPS = settings.INSTALLED_APPS
@@ -141,6 +145,43 @@ def test_persistent_connections_are_found(monkeypatch: pytest.MonkeyPatch) -> No
     assert {one.id for one in checks.check_databases(None)} == {"streamserve.W006"}
 
 
+def test_sqlite_without_wal_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """W012, at `check --deploy` only; by the options, and by the file where they say nothing."""
+
+    def found(options: dict[str, Any]) -> bool:
+        monkeypatch.setitem(settings.DATABASES, "default", {"ENGINE": "django.db.backends.sqlite3", **options})
+        return "streamserve.W012" in {one.id for one in checks.check_sqlite(None)}
+
+    plain, wal = tmp_path / "plain.sqlite3", tmp_path / "wal.sqlite3"
+    for path, mode in ((plain, "DELETE"), (wal, "WAL")):
+        with contextlib.closing(sqlite3.connect(path)) as connection:
+            connection.execute(f"PRAGMA journal_mode={mode}")
+            connection.execute("CREATE TABLE a (b)")
+    assert found({"NAME": plain})
+    assert found({"NAME": tmp_path / "none.sqlite3"})
+    assert not found({"NAME": plain, "OPTIONS": {"init_command": "PRAGMA journal_mode=WAL"}})
+    assert not found({"NAME": wal})
+    assert not found({"NAME": ":memory:"})
+
+
+def test_a_machine_without_unix_locks_is_refused_at_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Windows has no fcntl: one sentence with the way out, in place of an ImportError."""
+    monkeypatch.setattr("streamserve.apps.find_spec", lambda name: None)
+    with pytest.raises(ImproperlyConfigured, match="WSL 2"):
+        django_apps.get_app_config("streamserve").ready()
+
+
+async def test_the_state_folder_ignores_itself_in_git(tmp_path: Path, transactional_db: Any) -> None:
+    """A new STATE_DIR inside a repository adds nothing to it; a folder that was there is left alone."""
+    for folder in (tmp_path / "new", tmp_path):
+        conf = {"MODELS": {"m": {"PATH": "echo"}}, "CLIENT": "thread", "STATE_DIR": str(folder)}
+        with override_settings(STREAMSERVE=conf):
+            site.get_site()
+            await site.reset()
+    assert (tmp_path / "new" / ".gitignore").read_text() == "*\n"
+    assert not (tmp_path / ".gitignore").exists()
+
+
 def test_a_redis_log_needs_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
     """`manage.py check` reports the missing package before the first request does."""
     monkeypatch.setattr(checks, "find_spec", lambda name: None)
@@ -181,7 +222,7 @@ async def test_a_process_logs_complaints_at_startup(tmp_path: Path) -> None:
     """Each complaint is one line of the log, and the process serves all the same."""
     with RedisServer(tmp_path, appendonly="no") as redis:
         conf = {"MODELS": {"m": {"PATH": "echo"}}, "CLIENT": "thread", "LOG": redis.url, "STATE_DIR": str(tmp_path)}
-        with override_settings(STREAMSERVE=conf), capture_logs() as lines:
+        with override_settings(STREAMSERVE=conf), captured_events() as lines:
             checking = site.get_site().checking
             assert checking is not None
             assert len(await checking) == 1

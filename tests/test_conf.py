@@ -9,8 +9,10 @@ import pytest
 from django.core.exceptions import ImproperlyConfigured
 from django.test.utils import override_settings
 
-from streamserve.conf import get_settings, read
-from streamserve.engine.config import CLASSES
+from streamserve.api.routes import ROUTES
+from streamserve.conf import ROUTES_WITH_CLASSES, get_settings, read
+from streamserve.engine.config import CLASSES, WARM
+from streamserve.protocol.requests import LATENCY_CLASSES
 
 ECHO = {"MODELS": {"echo": {"PATH": "echo"}}}
 BASE = Path("/srv/site")
@@ -52,6 +54,7 @@ def test_a_model_has_a_system_prompt() -> None:
         ({"MODELS": {"a": {"PATH": "echo", "ENGINE": {"MAX_SEQS": 4}}}}, "MAX_NUM_SEQS"),
         ({**ECHO, "CLASSES": {"caht": {"PACE": 4.0}}}, "chat"),
         ({**ECHO, "CLASSES": {"chat": {"TTFT": 4.0}}}, "TTFT_SECONDS"),
+        ({**ECHO, "ROUTE_CLASSES": {"stream": "chat"}}, "streams"),
     ],
 )
 def test_an_unknown_key_names_the_nearest(raw: Any, nearest: str) -> None:
@@ -79,6 +82,8 @@ def test_an_unknown_key_names_the_nearest(raw: Any, nearest: str) -> None:
         {**ECHO, "ENGINE": {"MEMORY_SHARE": 0.0}},
         {**ECHO, "CLASSES": {"chat": {"PACE": 0}}},
         {**ECHO, "CLASSES": {"chat": 0.5}},
+        {**ECHO, "ROUTE_CLASSES": {"streams": "vip"}},
+        {"MODELS": {"a": {"PATH": "echo", "LATENCY_CLASS": "vip"}}},
         {**ECHO, "CLIENT": "remote"},
         {**ECHO, "STATE_DIR": 3},
         {**ECHO, "ENGINE_AUTOSTART": "no"},
@@ -131,6 +136,21 @@ def test_a_class_has_defaults() -> None:
     assert (chat.pace, chat.ttft_seconds) == (8.0, CLASSES["chat"].ttft_seconds)
     assert settings.classes["batch"] == CLASSES["batch"]
     assert settings.models["echo"].engine.classes == settings.classes
+
+
+def test_models_and_routes_have_classes() -> None:
+    """By name; what names none leaves it open."""
+    raw = {"MODELS": {"a": {"PATH": "echo", "LATENCY_CLASS": "batch"}, "b": {"PATH": "echo"}}}
+    settings, found = read({**raw, "ROUTE_CLASSES": {"chat_completions": "completion"}}, base_dir=BASE)
+    assert found == ()
+    assert [settings.models[alias].latency_class for alias in "ab"] == ["batch", ""]
+    assert settings.route_classes == {"chat_completions": "completion"}
+
+
+def test_classes_have_the_names_that_requests_may_name() -> None:
+    """The protocol knows the names, the engine their numbers, the site the routes."""
+    assert tuple(CLASSES) == (*LATENCY_CLASSES, WARM)
+    assert {*ROUTES_WITH_CLASSES} <= {*(route.name for route in ROUTES), "websocket"}
 
 
 def test_classes_are_no_engine_setting() -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, TypeVar
 from urllib.parse import parse_qsl
 
@@ -32,11 +32,13 @@ _MAX_QUERY_FIELDS = 1000
 class Caller:
     """Limits are counted per `owner`; every caller of a `tenant` ("": the owner alone) may read and stop its streams.
 
-    Owners that begin with "anon:" share the slots for visitors without a login.
+    Owners that begin with "anon:" share the slots for visitors without a login. `latency_class` is that of its requests
+    which name none; "": the route's or the model's.
     """
 
     owner: str
     tenant: str = ""
+    latency_class: str = ""
 
     def __post_init__(self) -> None:
         if not self.owner:
@@ -168,6 +170,9 @@ class Site(Protocol):
     @property
     def default_model(self) -> str: ...
 
+    def default_class(self, route: str, model: str) -> str:
+        """Return the latency class of requests that name none, on a route ("streams", "websocket") for a model."""
+
     @property
     def is_draining(self) -> bool:
         """Whether the server is shutting down and refuses new answers."""
@@ -200,6 +205,12 @@ class Site(Protocol):
 
         Raises NotFound for another tenant's stream as for an unknown id; LogUnavailable.
         """
+
+
+def with_class(request: GenerateRequest, asked: str | None, caller: Caller, site: Site, route: str) -> GenerateRequest:
+    """Return the request in its latency class: what it asked for, or what key, route or model have by default."""
+    name = asked or caller.latency_class or site.default_class(route, request.model)
+    return replace(request, latency_class=name)
 
 
 class AuditedSite(Site, Protocol):

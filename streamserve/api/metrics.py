@@ -102,7 +102,12 @@ def _model_metrics(alias: str, client: EngineClient, live: Iterable[Stream]) -> 
         "parks": stats.parks,
         "out_of_memory": stats.out_of_memory,
         "quarantines": stats.quarantines,
+        "classes": {name: _rounded(one) for name, one in stats.classes.items()},
     }
+
+
+def _rounded(numbers: Mapping[str, float]) -> dict[str, float]:
+    return {name: round(number, 3) for name, number in numbers.items()}
 
 
 def _load_metrics(model: ModelDescription) -> dict[str, Any]:

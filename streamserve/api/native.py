@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from streamserve.api.call import AuditedSite, Call, Found, Reply, Site, json_reply
+from streamserve.api.call import AuditedSite, Call, Found, Reply, Site, json_reply, with_class
 from streamserve.api.resume import after_of, encoder_for, gone, gone_reply, resume
 from streamserve.dialects import native
 from streamserve.dialects.native import NativeRequest
@@ -44,7 +44,8 @@ async def new_stream(call: Call, site: Site) -> Reply:
 
 
 async def _start(call: Call, site: Site, asked: NativeRequest) -> Reply:
-    stream = await site.start(call.caller, asked.generate, asked.on_disconnect, received_at=call.received_at)
+    request = with_class(asked.generate, asked.latency_class, call.caller, site, "streams")
+    stream = await site.start(call.caller, request, asked.on_disconnect, received_at=call.received_at)
     return Reply(body=Delivery(site.streams, stream, encoder_for(asked.format, stream)))
 
 

@@ -7,7 +7,7 @@ Closing the connection stops the answer, as there, unless the caller means to co
 from __future__ import annotations
 
 from streamserve.api import native
-from streamserve.api.call import Call, Reply, Site, json_reply
+from streamserve.api.call import Call, Reply, Site, json_reply, with_class
 from streamserve.api.resume import OPENAI
 from streamserve.dialects import openai_chat
 from streamserve.protocol.errors import NotFound
@@ -19,7 +19,8 @@ async def chat_completions(call: Call, site: Site) -> Reply:
     """POST /v1/chat/completions, streamed or whole."""
     asked = openai_chat.parse(await call.json(site.limits), site.limits, default_model=site.default_model)
     on_disconnect = asked.on_disconnect or ("park" if call.headers.get("idempotency-key") else "abort")
-    stream = await site.start(call.caller, asked.generate, on_disconnect, received_at=call.received_at)
+    request = with_class(asked.generate, asked.latency_class, call.caller, site, "chat_completions")
+    stream = await site.start(call.caller, request, on_disconnect, received_at=call.received_at)
     if asked.stream:
         encoder = openai_chat.encoder_for(
             stream, include_usage=asked.include_usage, include_obfuscation=asked.include_obfuscation

@@ -18,7 +18,7 @@ from streamserve.api.call import Caller, Found
 from streamserve.clients.base import EngineClient
 from streamserve.protocol.errors import NotFound
 from streamserve.protocol.limits import Limits
-from streamserve.protocol.requests import GenerateRequest
+from streamserve.protocol.requests import LATENCY_CLASSES, GenerateRequest
 from streamserve.streams.config import StreamConfig
 from streamserve.streams.log.base import EventLog
 from streamserve.streams.registry import Streams
@@ -70,6 +70,10 @@ class LocalSite:
         return await self.streams.start(
             request, owner=caller.owner, tenant=caller.tenant, on_disconnect=on_disconnect, received_at=received_at
         )
+
+    def default_class(self, route: str, model: str) -> str:
+        """Return the class of chats: an app without settings has no other default."""
+        return LATENCY_CLASSES[0]
 
     async def find(self, caller: Caller, *, stream_id: str = "", log_id: str = "") -> Found:
         """Return the stream. Raises NotFound for an unknown id, and for a stream of another tenant."""

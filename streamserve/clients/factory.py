@@ -6,12 +6,13 @@ Lives above the engine; torch is imported while loading, on the engine thread, a
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
+from streamserve.clients.scripted import ScriptedRunner, ScriptedTokenizer, answering
 from streamserve.clients.thread.acceptance import EngineFacts, LoadedEngine
 from streamserve.clients.thread.client import ThreadClient
 from streamserve.engine.config import EngineConfig, ModelConfig
@@ -34,7 +35,9 @@ def make_client(
 ) -> ThreadClient:
     """Return a client for a model, in this process; `path="echo"` needs no weights (and may be slowed down)."""
     if model.path == "echo":
-        return echo_client(model.alias, config, step_delay_seconds=step_delay_seconds, on_step=on_step)
+        return echo_client(
+            model.alias, config, answers=model.answers, step_delay_seconds=step_delay_seconds, on_step=on_step
+        )
     return hf_client(model, config, on_step=on_step)
 
 
@@ -42,6 +45,7 @@ def echo_client(
     alias: str = "echo",
     config: EngineConfig | None = None,
     *,
+    answers: Mapping[str, str] | None = None,
     step_delay_seconds: float = 0.0,
     on_plan: Callable[[StepPlan], None] | None = None,
     on_step: OnStep | None = None,
@@ -49,7 +53,11 @@ def echo_client(
     """Return a client of the echo engine. It loads at once, but still has to be started."""
     config = config or EngineConfig()
     return ThreadClient(
-        alias, partial(_load_echo, config, step_delay_seconds), config, on_plan=on_plan, on_step=on_step
+        alias,
+        partial(_load_echo, config, step_delay_seconds, answers=answers),
+        config,
+        on_plan=on_plan,
+        on_step=on_step,
     )
 
 
@@ -59,14 +67,21 @@ def hf_client(model: ModelConfig, config: EngineConfig | None = None, *, on_step
     return ThreadClient(model.alias, partial(_load_hf, model, config), config, on_step=on_step)
 
 
-def _load_echo(config: EngineConfig, step_delay_seconds: float, progress: Progress) -> LoadedEngine:
+def _load_echo(
+    config: EngineConfig,
+    step_delay_seconds: float,
+    progress: Progress,
+    *,
+    answers: Mapping[str, str] | None = None,
+) -> LoadedEngine:
     progress("ready", 1.0)
-    runner = EchoRunner(
+    make = EchoRunner if answers is None else partial(ScriptedRunner, answering(answers))
+    runner = make(
         num_blocks=config.num_blocks or _ECHO_NUM_BLOCKS,
         block_size=config.block_size,
         pause=partial(time.sleep, step_delay_seconds) if step_delay_seconds else None,
     )
-    tokenizer = EchoTokenizer()
+    tokenizer = EchoTokenizer() if answers is None else ScriptedTokenizer()
     facts = EngineFacts(
         max_model_len=config.max_model_len or _ECHO_MODEL_LEN,
         eos_token_ids=tokenizer.eos_token_ids,

@@ -25,7 +25,7 @@ from streamserve.dialects.fields import (
 from streamserve.dialects.messages import messages
 from streamserve.protocol.errors import BadRequest, PromptTooLong
 from streamserve.protocol.limits import Limits
-from streamserve.protocol.requests import MODEL_DEFAULTS, GenerateRequest, SamplingParams
+from streamserve.protocol.requests import LATENCY_CLASSES, MODEL_DEFAULTS, GenerateRequest, SamplingParams
 
 # Below this a temperature is greedy: dividing logits by less overflows.
 _MIN_TEMPERATURE = 1e-3
@@ -65,7 +65,7 @@ def sampling_fields(limits: Limits) -> Mapping[str, Reader]:
 
 @lru_cache(maxsize=8)
 def request_fields(limits: Limits) -> Mapping[str, Reader]:
-    """Return the readers of the other fields: model, prompt, choices, template variables, timeout, metadata."""
+    """Return the readers of the other fields: model, prompt, choices, template variables, timeout, class, metadata."""
     return {
         "model": text(1, _MAX_MODEL_CHARS),
         "messages": messages(limits),
@@ -73,6 +73,7 @@ def request_fields(limits: Limits) -> Mapping[str, Reader]:
         "n": integer(1, limits.max_n),
         "chat_template_kwargs": object_of(TEMPLATE_KWARGS),
         "timeout_seconds": number(0.1, limits.max_timeout_seconds),
+        "latency_class": one_of(*LATENCY_CLASSES),
         "metadata": _metadata(limits),
     }
 
@@ -90,6 +91,7 @@ def build(values: Mapping[str, Any], limits: Limits, *, default_model: str) -> G
         n=values.get("n", 1),
         chat_template_kwargs=values.get("chat_template_kwargs", {}),
         timeout_seconds=values.get("timeout_seconds"),
+        latency_class=values.get("latency_class", LATENCY_CLASSES[0]),
     )
 
 

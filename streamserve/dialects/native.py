@@ -48,9 +48,13 @@ _TEXT_FIELDS = frozenset({"prompt", "model", "stop", "format", "on_disconnect"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NativeRequest:
-    """A checked body: what to generate, how to show it, and what becomes of the answer when its reader disconnects."""
+    """A checked body: what to generate, how to show it, and what becomes of the answer when its reader disconnects.
+
+    `latency_class` is what the body names; None leaves it to the defaults of key, route and model.
+    """
 
     generate: GenerateRequest
+    latency_class: str | None = None
     format: str = "native"
     on_disconnect: str = "park"
 
@@ -74,6 +78,7 @@ def parse(
         generate = _with_system(generate, unseal(values["sealed_system"]))
     return NativeRequest(
         generate=generate,
+        latency_class=values.get("latency_class"),
         format=format,
         on_disconnect=values.get("on_disconnect", "park"),
     )

@@ -46,7 +46,7 @@ class NextTurn:
         request = build(values, self._limits, default_model=before.model)
         kept = values["on_disconnect"]
         return NativeRequest(
-            generate=replace(request, latency_class=before.latency_class),
+            generate=replace(request, latency_class=self._changed.get("latency_class", before.latency_class)),
             on_disconnect=kept if kept in ON_DISCONNECT else ON_DISCONNECT[0],
         )
 

@@ -35,7 +35,6 @@ _WORD = text(0, 512)
 IGNORED: Table = {
     "user": _WORD,
     "safety_identifier": _WORD,
-    "service_tier": _WORD,
     "store": boolean,
     "prompt_cache_key": _WORD,
     "prompt_cache_retention": _WORD,
@@ -56,6 +55,15 @@ _EFFORTS: Mapping[str, Mapping[str, Any]] = {
     "max": {"reasoning_effort": "high"},
 }
 
+# service_tier of the API → latency class. "auto" leaves it to the defaults of key, route and model.
+_TIERS: Mapping[str, str | None] = {
+    "auto": None,
+    "default": "chat",
+    "scale": "chat",
+    "priority": "completion",
+    "flex": "batch",
+}
+
 _STREAM_OPTIONS: Table = {
     "include_usage": boolean,
     "include_obfuscation": boolean,
@@ -67,10 +75,11 @@ _STREAM_OPTIONS: Table = {
 class ChatRequest:
     """A checked body. With `stream`, `include_usage` asks for a last chunk with token counts, `include_obfuscation` for
     deltas whose size says little about their text. `on_disconnect` is "" where the caller left it
-    open.
+    open. `latency_class` is what the body names, by that field or by `service_tier`; None leaves it to the defaults.
     """
 
     generate: GenerateRequest
+    latency_class: str | None = None
     stream: bool = False
     include_usage: bool = False
     include_obfuscation: bool = False
@@ -86,6 +95,7 @@ def parse(body: Mapping[str, Any], limits: Limits, *, default_model: str) -> Cha
     options = values.get("stream_options", {})
     return ChatRequest(
         generate=build(values, limits, default_model=default_model),
+        latency_class=values.get("latency_class"),
         stream=stream,
         include_usage=options.get("include_usage", False),
         include_obfuscation=options.get("include_obfuscation", False),
@@ -109,6 +119,7 @@ def _own_fields(limits: Limits) -> dict[str, Reader]:
         "logprobs": boolean,
         "top_logprobs": integer(0, limits.max_logprobs),
         "reasoning_effort": one_of(*_EFFORTS),
+        "service_tier": one_of(*_TIERS),
     }
 
 
@@ -123,6 +134,7 @@ def _renamed(values: dict[str, Any]) -> dict[str, Any]:
     """Rename this API's fields to those of `SamplingParams`."""
     _rename_max_tokens(values)
     _rename_logprobs(values)
+    _rename_tier(values)
     if "seed" in values:
         values["seed"] &= 2**63 - 1  # negative seeds are legal here
     if "messages" in values and "reasoning_effort" in values:
@@ -135,6 +147,12 @@ def _rename_max_tokens(values: dict[str, Any]) -> None:
     newer = values.pop("max_completion_tokens", None)
     if newer is not None and values.setdefault("max_tokens", newer) != newer:
         raise conflict("max_tokens and max_completion_tokens differ; send one of them.", "max_completion_tokens")
+
+
+def _rename_tier(values: dict[str, Any]) -> None:
+    named = _TIERS[values.pop("service_tier", "auto")]
+    if named is not None and values.setdefault("latency_class", named) != named:
+        raise conflict("service_tier and latency_class differ; send one of them.", "service_tier")
 
 
 def _rename_logprobs(values: dict[str, Any]) -> None:

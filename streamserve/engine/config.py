@@ -93,7 +93,8 @@ class ModelConfig:
     """Which model, and in what numeric form. `path` is a folder or a hub id, or "echo" for the engine without weights.
 
     `dtype`: "auto" (the checkpoint's), "float32" or "bfloat16". `device`: "auto" (CUDA if there is one), "cpu", "cuda".
-    `packed` None: oneDNN-packed linears wherever they apply (CPU).
+    `packed` None: oneDNN-packed linears wherever they apply (CPU). `answers`, for "echo" only: what it answers, by
+    words of the question, and else the question itself (clients/scripted.py); None: words that depend on every token.
     """
 
     alias: str
@@ -103,3 +104,4 @@ class ModelConfig:
     packed: bool | None = None
     parity_probe: bool = True
     num_threads: int | None = None
+    answers: dict[str, str] | None = None

@@ -23,7 +23,6 @@ from streamserve.protocol.errors import BadRequest, UnmetNeeds
 # What a request may need of the release that serves it. Nothing yet: the first is added with the field that it guards.
 KNOWN_NEEDS: frozenset[str] = frozenset()
 
-LATENCY_CLASSES = ("chat", "completion", "document", "batch")
 # Roles of a message by which the caller has a system prompt of its own ("developer" is OpenAI's newer word).
 SYSTEM_ROLES = ("system", "developer")
 # Fields that a model's generation config may set where the caller does not.
@@ -62,6 +61,10 @@ class Message:
     role: str
     content: str
     extra: Mapping[str, Any] = field(default_factory=dict)
+
+
+# What a request may name as its `latency_class`; docs/settings.md has their budgets.
+LATENCY_CLASSES = ("chat", "completion", "document", "batch")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

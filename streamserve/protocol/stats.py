@@ -69,9 +69,12 @@ class CoreStats:
 class EngineStats(CoreStats):
     """Live counts of one engine: the core's, and what its client has measured in the last seconds.
 
-    `lost_engines`: how many died, hung or did not start since this worker began.
+    `lost_engines`: how many died, hung or did not start since this worker began. `classes` has for each latency class
+    its budgets (`ttft_budget`, and `total_budget` where it has one) and what the last answers took: `num_answers`,
+    `ttft_p50`, `ttft_p95`, `total_p50`, `total_p95` in seconds, and `in_time`, the share within both budgets.
     """
 
     tokens_per_second: float = 0.0
     latency: dict[str, float] = field(default_factory=dict)
     lost_engines: int = 0
+    classes: dict[str, dict[str, float]] = field(default_factory=dict)

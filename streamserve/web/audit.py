@@ -11,17 +11,17 @@ from collections.abc import Awaitable, Callable, Container
 from contextvars import Context
 from typing import Any
 
-import structlog
 from channels.db import database_sync_to_async
 
 from streamserve.api.call import Caller
+from streamserve.api.logs import get_logger
 from streamserve.dialects.native import NativeEncoder
 from streamserve.models import Watch
 from streamserve.streams.reader.delivery import NO_FLOW, Delivery, Flow
 from streamserve.streams.registry import Streams
 from streamserve.streams.stream import Stream
 
-log = structlog.get_logger("streamserve")
+log = get_logger(__name__)
 
 
 class WatchDelivery(Delivery):

@@ -141,7 +141,13 @@ class KnownKeys:
             orm.post(ApiKey.objects.filter(pk=row.pk).touch)
         scopes, owner = frozenset(row.scopes) & frozenset(SCOPES), f"key:{row.pk}"
         principal = Principal(
-            kind="key", tenant=row.tenant, owner=owner, user_id=row.user_id, key_id=row.pk, scopes=scopes
+            kind="key",
+            tenant=row.tenant,
+            owner=owner,
+            latency_class=row.latency_class or "",
+            user_id=row.user_id,
+            key_id=row.pk,
+            scopes=scopes,
         )
         if len(known) >= _MAX_KNOWN:
             known.clear()

@@ -15,7 +15,6 @@ from importlib import import_module
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
-import structlog
 from channels.db import database_sync_to_async
 from django.conf import settings as django_settings
 from django.contrib.auth import HASH_SESSION_KEY, SESSION_KEY, get_user_model
@@ -24,13 +23,14 @@ from django.utils import timezone
 from django.utils.crypto import constant_time_compare
 
 from streamserve.api.call import Caller
+from streamserve.api.logs import get_logger
 from streamserve.models import ApiKey
 from streamserve.streams.registry import Streams
 from streamserve.streams.stream import Stream
 from streamserve.web.audit import WatchAudit
 from streamserve.web.auth import Principal
 
-log = structlog.get_logger("streamserve")
+log = get_logger(__name__)
 
 RECHECK_SECONDS = 30.0
 _STOP_SECONDS = 5.0  # a stop is committed to the log; a check does not wait longer for a log that is down

@@ -15,16 +15,16 @@ from contextvars import Context
 from pathlib import Path
 from typing import Any
 
-import structlog
 from django.conf import settings as django_settings
 
 from streamserve.api.call import Body, Call, Caller, Found
+from streamserve.api.logs import get_logger
 from streamserve.clients.base import EngineClient
 from streamserve.clients.factory import make_client
 from streamserve.clients.process.client import ProcessClient
 from streamserve.conf import LOG_SCHEMES, SiteConfig, get_settings
 from streamserve.protocol.errors import NotFound
-from streamserve.protocol.requests import GenerateRequest, with_system
+from streamserve.protocol.requests import LATENCY_CLASSES, GenerateRequest, with_system
 from streamserve.streams.lease.liveness import Liveness
 from streamserve.streams.log.base import EventLog, LogUnavailable, MemoryLog
 from streamserve.streams.log.file_log import FileLog
@@ -34,12 +34,12 @@ from streamserve.web.audit import WatchAudit
 from streamserve.web.auth import salt_of
 from streamserve.web.permissions import PermissionChecks, watching_user
 from streamserve.web.rows import orm
-from streamserve.web.rows.reaper import Reaper
+from streamserve.web.rows.reaper import Reaper, RowAges
 from streamserve.web.rows.store import RowStore
 from streamserve.web.widget.sealed import unseal
 from streamserve.web.wrong_keys import WrongKeys
 
-log = structlog.get_logger("streamserve")
+log = get_logger(__name__)
 
 LOG_FILE, WORKERS_FOLDER = "streams.sqlite3", "workers"  # in STATE_DIR
 ACTIONS = ("pause", "resume", "drain")
@@ -48,9 +48,18 @@ ACTIONS = ("pause", "resume", "drain")
 def client_for(settings: SiteConfig, alias: str) -> EngineClient:
     """Return a new client of the model's engine, which CLIENT puts into its own process or into this one."""
     if settings.client == "process":
+        make_state_dir(settings)
         return ProcessClient(settings.engine_spec(alias))
     entry = settings.models[alias]
     return make_client(entry.model, entry.engine, step_delay_seconds=settings.echo_step_seconds)
+
+
+def make_state_dir(settings: SiteConfig) -> None:
+    """Make STATE_DIR with a .gitignore for everything in it. It holds answers, and lies in the project by default."""
+    folder = Path(settings.state_dir)
+    if settings.state_dir and not folder.exists():
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        (folder / ".gitignore").write_text("*\n")
 
 
 def log_for(settings: SiteConfig) -> EventLog:
@@ -63,6 +72,11 @@ def log_for(settings: SiteConfig) -> EventLog:
         longest = max(settings.streams.retention_seconds, settings.streams.resume_window_seconds)
         return RedisLog(settings.log, retention_seconds=2 * longest)
     return FileLog(Path(settings.state_dir) / LOG_FILE)
+
+
+def row_ages(settings: SiteConfig) -> RowAges:
+    """Return how long rows are kept."""
+    return RowAges(streams_days=settings.keep_streams_days, watches_days=settings.keep_watches_days)
 
 
 def workers_folder(settings: SiteConfig) -> Path:
@@ -106,6 +120,8 @@ class DjangoSite:
         self.limits, self.default_model = settings.limits, settings.default_model
         self.wrong_keys = WrongKeys(settings.limits.max_wrong_keys)
         self.on_drain: set[Callable[[], None]] = set()  # open WebSockets
+        if settings.log != "memory":
+            make_state_dir(settings)
         self.log = log_for(settings)
         self.checking: asyncio.Task[list[str]] | None = None
         if settings.log.startswith(LOG_SCHEMES):
@@ -116,7 +132,7 @@ class DjangoSite:
         self.streams = Streams(self.clients, self.log, settings.streams, store=store, limits=settings.limits)
         self.audit = WatchAudit(self.streams)
         self.permissions = PermissionChecks(self.streams, self.audit)
-        self.reaper = None if self.liveness is None else Reaper(self.streams, self.liveness)
+        self.reaper = None if self.liveness is None else Reaper(self.streams, self.liveness, row_ages(settings))
         if self.reaper is not None:
             self.reaper.start()
 
@@ -152,6 +168,12 @@ class DjangoSite:
         )
         self.permissions.note_start(stream, principal)
         return stream
+
+    def default_class(self, route: str, model: str) -> str:
+        """Return the latency class of requests that name none: the route's, the model's, or that of chats."""
+        served = self.settings.models.get(model)
+        own = served.latency_class if served is not None else ""
+        return self.settings.route_classes.get(route) or own or LATENCY_CLASSES[0]
 
     async def find(self, caller: Caller, *, stream_id: str = "", log_id: str = "") -> Found:
         """Return the stream with its row, by one query. Raises NotFound for an unknown id and for another tenant's."""

@@ -11,8 +11,7 @@ from contextlib import aclosing
 from contextvars import Context
 from typing import Any
 
-import structlog
-
+from streamserve.api.logs import get_logger
 from streamserve.dialects.native import closing_message, websocket_message
 from streamserve.dialects.websocket import failure, going_away, internal_error
 from streamserve.protocol.errors import StreamserveError
@@ -21,7 +20,7 @@ from streamserve.streams.reader.follow import Follow, follow
 from streamserve.streams.registry import Streams
 from streamserve.streams.stream import Stream
 
-log = structlog.get_logger("streamserve")
+log = get_logger(__name__)
 
 Send = Callable[[Mapping[str, Any]], Awaitable[None]]
 

@@ -12,7 +12,6 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from contextlib import aclosing
 from typing import Any, TypeVar
 
-import structlog
 from asgiref.sync import SyncToAsync, sync_to_async
 from django.core.exceptions import RequestAborted
 from django.db import connections, transaction
@@ -20,6 +19,7 @@ from django.http import HttpRequest, HttpResponse, HttpResponseBase, StreamingHt
 from django.utils.cache import patch_vary_headers
 
 from streamserve.api.call import ANONYMOUS, AuditedSite, Body, Call, Caller, Reply
+from streamserve.api.logs import get_logger
 from streamserve.api.routes import Route, failure
 from streamserve.asgi.handover import HEADER, offer
 from streamserve.protocol.errors import MethodNotAllowed, Refused, StreamserveError, Unauthorized
@@ -29,7 +29,7 @@ from streamserve.web.access import admit, cors_headers
 from streamserve.web.auth import give_cookie
 from streamserve.web.site import get_site
 
-log = structlog.get_logger("streamserve")
+log = get_logger(__name__)
 
 T = TypeVar("T")
 View = Callable[..., Coroutine[Any, Any, HttpResponseBase]]

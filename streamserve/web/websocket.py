@@ -12,15 +12,17 @@ import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from contextvars import Context
+from dataclasses import replace
 from typing import Any
 
-import structlog
 from channels.consumer import AsyncConsumer
 from channels.db import database_sync_to_async
 from channels.exceptions import StopConsumer
 from django.core.handlers.asgi import get_script_prefix as script_prefix_of
 from django.urls import NoReverseMatch, get_script_prefix, reverse
 
+from streamserve.api.call import with_class
+from streamserve.api.logs import get_logger
 from streamserve.api.resume import gone
 from streamserve.api.routes import CHAT_CALLERS, Access
 from streamserve.asgi.types import App, Receive, Scope, Send
@@ -40,7 +42,7 @@ from streamserve.web.site import begin_to_drain, get_site
 from streamserve.web.subscriptions import SocketGone, Subscriptions
 from streamserve.web.widget.sealed import unseal
 
-log = structlog.get_logger("streamserve")
+log = get_logger(__name__)
 
 _WITHOUT_PERMISSION = ("ack", "ping", "pong")  # they start and read nothing
 _MAY_WAIT = ("start", "input", "stop")
@@ -206,7 +208,8 @@ class StreamConsumer(AsyncConsumer):  # type: ignore[misc]  # channels ships no 
         with self._place():
             body = required(message, "request")
             asked = native.parse(body, settings.limits, default_model=settings.default_model, unseal=unseal)
-            await self._begin(asked, message)
+            request = with_class(asked.generate, asked.latency_class, self._principal, get_site(), "websocket")
+            await self._begin(replace(asked, generate=request), message)
 
     async def _on_resume(self, message: Mapping[str, Any]) -> None:
         stream_id = required(message, "id")

@@ -79,7 +79,13 @@ def test_every_field_arrives():
         "ignore_eos": True,
         "logprobs": 3,
     }
-    around = {"n": 2, "chat_template_kwargs": {"enable_thinking": False}, "timeout_seconds": 30, "model": "helpdesk"}
+    around = {
+        "n": 2,
+        "chat_template_kwargs": {"enable_thinking": False},
+        "timeout_seconds": 30,
+        "model": "helpdesk",
+        "latency_class": "document",
+    }
     asked = parse(
         messages=[{"role": "user", "content": "Hi"}],
         on_disconnect="abort",
@@ -94,6 +100,7 @@ def test_every_field_arrives():
             messages=(Message(role="user", content="Hi"),), sampling=SamplingParams(**expected), **around
         ),
         on_disconnect="abort",
+        latency_class="document",
     )
 
 

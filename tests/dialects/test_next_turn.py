@@ -65,6 +65,13 @@ def test_fields_given_anew_count() -> None:
     assert (third.sampling, third.n) == (changed.generate.sampling, 1)
 
 
+def test_a_conversation_keeps_its_class() -> None:
+    """The next turn has the class of the one before, unless it names another."""
+    before = accepted(asked(latency_class="document"))
+    assert next_turn(before).generate.latency_class == "document"
+    assert next_turn(before, request={"latency_class": "batch"}).generate.latency_class == "batch"
+
+
 def test_an_answer_that_was_not_begun_is_an_empty_turn() -> None:
     """An empty answer is an assistant turn: templates want the roles to alternate."""
     turns = next_turn(asked(), "").generate.messages

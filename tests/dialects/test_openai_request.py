@@ -7,6 +7,7 @@ import pytest
 from streamserve.dialects import openai_chat
 from streamserve.dialects.openai_chat import ChatRequest
 from streamserve.dialects.openai_request import IGNORED
+from streamserve.protocol.errors import BadRequest
 from streamserve.protocol.limits import Limits
 from streamserve.protocol.requests import MODEL_DEFAULTS, GenerateRequest, Message, SamplingParams
 
@@ -124,11 +125,29 @@ def test_template_kwargs_go_before_reasoning_effort():
     assert asked.generate.chat_template_kwargs == {"reasoning_effort": "high", "thinking": True}
 
 
+@pytest.mark.parametrize(
+    ("tier", "name"),
+    [("auto", None), ("default", "chat"), ("scale", "chat"), ("priority", "completion"), ("flex", "batch")],
+)
+def test_a_tier_names_a_class(tier: str, name: str | None):
+    """The tiers of the public API are latency classes; auto leaves the choice to the site."""
+    asked = parse(service_tier=tier)
+    assert (asked.latency_class, asked.generate.latency_class) == (name, name or "chat")
+    assert parse(service_tier=tier, latency_class=name or "document").latency_class == (name or "document")
+
+
+def test_a_tier_and_a_class_must_agree():
+    """Two fields that say different things are refused; so is a tier that the public API lacks."""
+    with pytest.raises(BadRequest, match="differ"):
+        parse(service_tier="flex", latency_class="chat")
+    with pytest.raises(BadRequest, match="priority"):
+        parse(service_tier="gold")
+
+
 IGNORABLE: dict[str, Any] = {
     "user": "u1",
     "safety_identifier": "s",
     "metadata": {"a": "b"},
-    "service_tier": "auto",
     "store": True,
     "prompt_cache_key": "k",
     "prompt_cache_retention": "24h",

@@ -18,6 +18,8 @@ _HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
 _FILE = re.compile(r"(?<![\w/.-])(?:streamserve|tests|docs|project|benchmarks)/[\w./@-]+(?:\.[a-z]+|/)(?![\w/])")
 # The tree of docs/life-of-a-request.md names files from the package on: `streams/reader/reader.py`.
 _OF_PACKAGE = re.compile(r"(?<![\w/.-])(?:\w+/)+\w+\.py\b")
+# The first line of an example names a file of the reader's site.
+_BLOCK_FILE = re.compile(r"(?<=```python\n)# \S+$|<!-- \S+ -->", re.MULTILINE)
 _MODULE = re.compile(r"^(?:from (streamserve[\w.]*) import ([\w, ]+)|import (streamserve[\w.]*))$", re.MULTILINE)
 
 
@@ -62,6 +64,7 @@ def test_the_tests_find_what_they_look_for() -> None:
 
 
 def _named(text: str) -> Iterator[str]:
+    text = _BLOCK_FILE.sub("", text)
     yield from _FILE.findall(text)
     for path in _OF_PACKAGE.findall(text):
         if not path.startswith(("streamserve/", "tests/", "docs/", "project/", "benchmarks/")):

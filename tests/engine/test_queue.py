@@ -54,6 +54,18 @@ def test_debt_is_bounded() -> None:
     assert key_of(desk, 2, tenant="light") == pytest.approx(-0.5)
 
 
+@pytest.mark.parametrize("name", CLASSES)
+def test_no_class_escapes_a_debt(name: str) -> None:
+    """A tenant above its share queues as much later in each class, whichever its work was in: a class is no way out."""
+    desk = Desk()
+    for second in range(10):
+        desk.scheduler.charge("flood", 90, desk.now - second)
+        desk.scheduler.charge("light", 10, desk.now - second)
+    late = key_of(desk, 1, tenant="flood", latency_class=name) - key_of(desk, 2, tenant="light", latency_class=name)
+    assert late == pytest.approx(8.0)
+    assert key_of(desk, 3, tenant="flood", latency_class="completion") > key_of(desk, 4, tenant="light")
+
+
 def test_place_is_fixed_at_arrival() -> None:
     """What the tenant takes later, and a preemption, change nothing."""
     desk = Desk()

@@ -100,6 +100,7 @@ _OTHERS = (
     ("ignore_eos", BOTH, ("bool",)),
     ("chat_template_kwargs", BOTH, ("dict",)),
     ("metadata", BOTH, ("dict",)),
+    ("latency_class", BOTH, ("str",)),
     ("format", NATIVE, ("str",)),
     ("on_disconnect", BOTH, ("str",)),
     ("stream", OPENAI, ("bool",)),
@@ -295,7 +296,7 @@ def _messages() -> Iterator[BadBody]:
 def _unknown() -> Iterator[BadBody]:
     """Yield undocumented names, near misses, and names of another dialect."""
     shared = ("temprature", "max_new_tokens", "topk", "Messages", "", "__class__", "stop_sequences", "echo", "best_of")
-    for name in (*shared, "prompt_token_ids", "salt", "tenant", "latency_class", "output_token_ids", "use_beam_search"):
+    for name in (*shared, "prompt_token_ids", "salt", "tenant", "output_token_ids", "use_beam_search"):
         yield _one(f"unknown field {name!r}", name, 1, code="unknown_field")
     yield _one("unknown long field", "x" * 100_000, 1, code="unknown_field", param="x" * 48 + "…")
     yield _one("unknown field of control characters", "\0\r\ndata: x", 1, code="unknown_field")

@@ -9,7 +9,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 _FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 _HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
-_FILE = re.compile(r"\A# ([\w./-]+\.\w+)\n")
+_FILE = re.compile(r"\A(?:# ([\w./-]+\.\w+)|<!-- ([\w./-]+) -->)\n")
 _SERVER = re.compile(r"daphne |uvicorn |python manage\.py (runserver|streamserve_engine( [\w-]+)?$)")
 _COMMENT = re.compile(r"(?:^|\s+)# .*$")
 
@@ -26,7 +26,7 @@ class Block:
     def file_name(self) -> str:
         """The file that the block belongs to, from a comment in its first line; "" for none."""
         found = _FILE.match(self.text)
-        return found.group(1) if found else ""
+        return (found.group(1) or found.group(2)) if found else ""
 
     @property
     def code(self) -> str:

@@ -12,7 +12,6 @@ from django.contrib.auth.models import Permission
 from django.db import connection
 from django.test import Client
 from django.test.utils import override_settings
-from structlog.testing import capture_logs
 
 from streamserve import routing
 from streamserve.models import ApiKey, Watch
@@ -20,6 +19,7 @@ from streamserve.models import Stream as StreamRow
 from streamserve.web import site
 from tests.conftest import Caller, body_of, until_ready
 from tests.support.engines import DEADLINE_SECONDS
+from tests.support.log_lines import captured_events
 from tests.support.stream_checks import check_native, check_native_part
 from tests.support.streams import until
 
@@ -161,7 +161,7 @@ async def test_a_watch_is_written_down_before_its_first_byte(slow: None, alice: 
     row = await Watch.objects.aget()
     assert (row.watcher, row.username, row.stream_id) == (f"user:{bob.pk}", "bob", stream_id)
     assert (row.stream_owner, row.address, row.ended_at, row.last_seq) == (f"user:{alice.pk}", "127.0.0.1", None, 0)
-    with capture_logs() as lines:
+    with captured_events() as lines:
         pieces, seen = aiter(response), b""
         while seen.count(b"\nid: ") < 3:
             seen += await anext(pieces)
@@ -180,7 +180,7 @@ async def test_no_audit_no_watch(slow: None, alice: Any, bob: Any) -> None:
     watcher = await caller_of(bob)
     await execute(REFUSE)
     try:
-        with capture_logs() as lines:
+        with captured_events() as lines:
             response = await watcher.get(f"/streams/{stream_id}/watch")
     finally:
         await execute("DROP TRIGGER no_watch")

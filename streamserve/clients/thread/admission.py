@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import math
 from collections import Counter, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from streamserve.engine.config import EngineConfig
+from streamserve.engine.config import EngineConfig, LatencyClass
 from streamserve.engine.output import SequenceUpdate
 from streamserve.engine.patience import Patience
 from streamserve.protocol.errors import Overloaded
@@ -40,6 +40,8 @@ class RecentTimings:
         self._running_seconds: deque[float] = deque(maxlen=_NUM_RECENT)
         self._tokens: deque[tuple[float, int]] = deque()
         self._latency: dict[str, float] | None = None  # computed once after each request that ends
+        # Time to the first token, and to the end, of each class.
+        self._by_class: dict[str, deque[tuple[float, float]]] = {}
 
     def note(self, update: SequenceUpdate) -> None:
         """Count an update's tokens; those of one step are one entry."""
@@ -52,12 +54,14 @@ class RecentTimings:
         while self._tokens and self._tokens[0][0] < update.at - _RATE_SECONDS:
             self._tokens.popleft()
 
-    def note_finished(self, breakdown: dict[str, float], *, is_whole: bool = True) -> None:
+    def note_finished(self, breakdown: dict[str, float], *, is_whole: bool = True, latency_class: str = "chat") -> None:
         """Record a request's breakdown; of a part of an answer that parked, only how long it ran."""
         self._running_seconds.append(breakdown["prefill"] + breakdown["decode"])
         if is_whole:
             self._breakdowns.append(breakdown)
             self._latency = None
+            recent = self._by_class.setdefault(latency_class, deque(maxlen=_NUM_RECENT))
+            recent.append((breakdown["ttft"], breakdown["queue"] + breakdown["prefill"] + breakdown["decode"]))
 
     def tokens_per_second(self) -> float:
         """Return the rate of the last seconds."""
@@ -78,6 +82,26 @@ class RecentTimings:
         for name in ("itl_p50", "itl_p95"):
             out[name] = percentile([breakdown[name] for breakdown in recent], 0.5) or 0.0
         self._latency = out
+        return out
+
+    def by_class(self, classes: Mapping[str, LatencyClass]) -> dict[str, dict[str, float]]:
+        """Return each class's budgets beside what its last answers took; see `EngineStats`."""
+        return {name: self._of_class(name, one) for name, one in classes.items()}
+
+    def _of_class(self, name: str, latency_class: LatencyClass) -> dict[str, float]:
+        out = {"ttft_budget": latency_class.ttft_seconds}
+        if latency_class.total_seconds is not None:
+            out["total_budget"] = latency_class.total_seconds
+        recent = list(self._by_class.get(name, deque()).copy())
+        out["num_answers"] = len(recent)
+        if not recent:
+            return out
+        for column, what in enumerate(("ttft", "total")):
+            values = [one[column] for one in recent]
+            out[f"{what}_p50"] = percentile(values, 0.5) or 0.0
+            out[f"{what}_p95"] = percentile(values, 0.95) or 0.0
+        most = out["ttft_budget"], out.get("total_budget", math.inf)
+        out["in_time"] = sum(ttft <= most[0] and total <= most[1] for ttft, total in recent) / len(recent)
         return out
 
     def running_seconds(self) -> float | None:

@@ -87,7 +87,9 @@ class ThreadClient:
             queue_position=queue_position,
         )
         choices = {next(self._seq_ids): choice for choice in prepared.choices}
-        generation = LocalGeneration(accepted, choices, accepted_at=accepted_at, engine=self._router)
+        generation = LocalGeneration(
+            accepted, choices, accepted_at=accepted_at, engine=self._router, latency_class=request.latency_class
+        )
         for seq_id, choice in choices.items():
             sequence = prepared.sequence_request(seq_id, choice.index, accepted_at, queue_seconds)
             self._router.add(generation, sequence)
@@ -156,7 +158,10 @@ class ThreadClient:
         core = self._thread.core
         counts = asdict(core.stats()) if core is not None else {}
         return EngineStats(
-            **counts, tokens_per_second=self._timings.tokens_per_second(), latency=self._timings.latency()
+            **counts,
+            tokens_per_second=self._timings.tokens_per_second(),
+            latency=self._timings.latency(),
+            classes=self._timings.by_class(self._config.classes),
         )
 
     async def aclose(self) -> None:

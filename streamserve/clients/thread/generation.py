@@ -103,9 +103,16 @@ class LocalGeneration:
     """
 
     def __init__(
-        self, accepted: Accepted, choices: Mapping[int, Choice], *, accepted_at: float, engine: EngineSide
+        self,
+        accepted: Accepted,
+        choices: Mapping[int, Choice],
+        *,
+        accepted_at: float,
+        engine: EngineSide,
+        latency_class: str = "chat",
     ) -> None:
         self.accepted = accepted
+        self.latency_class = latency_class
         self.parked: Park | None = None
         self.num_cached_tokens = 0
         self.is_open = True

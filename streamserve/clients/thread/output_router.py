@@ -108,4 +108,8 @@ class OutputRouter:
                 generation.fail(error_event("internal_error"))
             is_answer = generation.accepted.max_tokens > 0  # otherwise its prompt was only to be cached
             if is_answer and not generation.is_open and generation.timings.scheduled_at is not None:
-                self._timings.note_finished(generation.timings.breakdown(), is_whole=generation.is_whole)
+                self._timings.note_finished(
+                    generation.timings.breakdown(),
+                    is_whole=generation.is_whole,
+                    latency_class=generation.latency_class,
+                )

@@ -13,6 +13,7 @@ from django.utils import timezone
 
 from streamserve.keys import is_well_formed
 from streamserve.models import SCOPES, ApiKey
+from streamserve.protocol.requests import LATENCY_CLASSES
 
 
 class Command(BaseCommand):
@@ -26,6 +27,7 @@ class Command(BaseCommand):
         create.add_argument("--user", help="username of its owner; without one, the key sees its own streams only")
         create.add_argument("--name", default="", help="what it is for")
         create.add_argument("--scope", action="append", choices=SCOPES, help="may be given twice; default: chat")
+        create.add_argument("--class", dest="latency_class", choices=LATENCY_CLASSES, help="of requests that name none")
         create.add_argument("--days", type=int, help="how long it is good for; default: until it is revoked")
         create.add_argument("--key", help="a key of your own: 16 to 128 of A-Z a-z 0-9 _ -")
         listing = verbs.add_parser("list", help="show the keys there are, without their secrets")
@@ -46,6 +48,7 @@ class Command(BaseCommand):
             "name": name,
             "user": _user(user) if user else None,
             "scopes": sorted(set(scope or ["chat"])),
+            "latency_class": options["latency_class"],
             "expires_at": timezone.now() + timedelta(days=days) if days else None,
         }
         try:

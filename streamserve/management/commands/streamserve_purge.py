@@ -1,7 +1,7 @@
 """`manage.py streamserve_purge`: drop the event logs of streams that ended longer ago than RETENTION_SECONDS.
 
-Web processes do the same every few minutes; the command is for stopped sites and for a dry run. Rows stay: they are the
-record, and hold no event.
+Rows of streams and watches go too, when KEEP_STREAMS_DAYS and KEEP_WATCHES_DAYS are over. Web processes do the same
+every few minutes; the command is for stopped sites and for a dry run.
 """
 
 from __future__ import annotations
@@ -12,18 +12,19 @@ from datetime import UTC, datetime
 from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser
+from django.utils import timezone
 
 from streamserve.conf import get_settings
 from streamserve.models import Stream
 from streamserve.streams.log.base import EventLog, LogUnavailable
 from streamserve.web.rows.reaper import purge_before
-from streamserve.web.site import log_for
+from streamserve.web.site import log_for, row_ages
 
 
 class Command(BaseCommand):
     """Purges, or counts with --dry-run."""
 
-    help = "Drop the event logs of streams that ended longer ago than RETENTION_SECONDS."
+    help = "Drop the logs of streams that ended longer ago than RETENTION_SECONDS, and rows older than KEEP_..._DAYS."
 
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument("--dry-run", action="store_true", help="count what would be dropped, and drop nothing")
@@ -36,12 +37,14 @@ class Command(BaseCommand):
         until = datetime.fromtimestamp(before, UTC)
         try:
             if dry_run:
-                rows = Stream.objects.finished_before(until).values_list("log_id", flat=True)
-                num = asyncio.run(_count(list(rows)))
+                old = Stream.objects.finished_before(until).values_list("log_id", flat=True)
+                num = asyncio.run(_count(list(old)))
                 self.stdout.write(f"{num} logs of streams that ended before {until:%Y-%m-%d %H:%M} UTC would go.")
             else:
                 num = asyncio.run(_purge(before))
                 self.stdout.write(f"{num} logs that were last written before {until:%Y-%m-%d %H:%M} UTC are gone.")
+                rows = row_ages(settings).drop_old(settings.streams, timezone.now())
+                self.stdout.write(f"{rows[0]} rows of streams and {rows[1]} of watches are gone.")
         except LogUnavailable as error:
             raise CommandError(error.message) from error
 

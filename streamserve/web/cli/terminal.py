@@ -17,8 +17,7 @@ from functools import partial
 from typing import Any, Protocol
 from urllib.parse import urlsplit
 
-import structlog
-
+from streamserve.api.logs import get_logger
 from streamserve.conf import SiteConfig
 from streamserve.dialects import native
 from streamserve.dialects.base import TextBlocks
@@ -32,7 +31,7 @@ from streamserve.streams.stream import Stream
 from streamserve.web.cli.loading_bar import description_of
 from streamserve.web.site import client_for
 
-log = structlog.get_logger("streamserve")
+log = get_logger(__name__)
 
 Progress = Callable[[ModelDescription], None]
 Messages = list[dict[str, str]]

@@ -1,4 +1,4 @@
-"""`Reaper`: end streams whose worker has died or whose reader did not return in time, and drop old logs.
+"""`Reaper`: end streams whose worker has died or whose reader did not return in time, and drop old logs and rows.
 
 Every process of a site runs one, as one task on its serving loop, with one query a round; leases ensure that a stream
 is ended once. The time between two rounds is a quarter of the resume window, 30 s at most.
@@ -9,19 +9,21 @@ from __future__ import annotations
 import asyncio
 import time
 from contextvars import Context
-from datetime import timedelta
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 
-import structlog
 from django.utils import timezone
 
+from streamserve.api.logs import get_logger
 from streamserve.models import Stream as StreamRow
+from streamserve.models import Watch
 from streamserve.streams.config import StreamConfig
 from streamserve.streams.lease.liveness import Liveness, host_of
 from streamserve.streams.log.base import Refusal, append
 from streamserve.streams.registry import Streams
 from streamserve.web.rows import orm
 
-log = structlog.get_logger("streamserve")
+log = get_logger(__name__)
 
 EVERY_SECONDS = 30.0
 PURGE_EVERY_SECONDS = 300.0
@@ -36,10 +38,30 @@ def purge_before(settings: StreamConfig, now: float) -> float:
     return now - max(settings.retention_seconds, settings.resume_window_seconds + _PURGE_MARGIN_SECONDS)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowAges:
+    """How many days rows are kept: finished streams, watches. 0: for ever."""
+
+    streams_days: float = 0.0
+    watches_days: float = 0.0
+
+    def drop_old(self, settings: StreamConfig, now: datetime) -> tuple[int, int]:
+        """Delete older rows; return how many of each. A row stays for as long as its log may be replayed."""
+        replayed = datetime.fromtimestamp(purge_before(settings, now.timestamp()), UTC)
+        num_streams = num_watches = 0
+        if self.streams_days:
+            before = min(replayed, now - timedelta(days=self.streams_days))
+            num_streams = StreamRow.objects.drop_finished(before)
+        if self.watches_days:
+            num_watches = Watch.objects.drop_ended(now - timedelta(days=self.watches_days))
+        return num_streams, num_watches
+
+
 class Reaper:
     """One a process. `aclose()` ends its task."""
 
-    def __init__(self, streams: Streams, liveness: Liveness) -> None:
+    def __init__(self, streams: Streams, liveness: Liveness, ages: RowAges = RowAges()) -> None:
+        self._ages = ages
         self._streams, self._liveness = streams, liveness
         self._window = timedelta(seconds=streams.settings.resume_window_seconds)
         self._every_seconds = min(EVERY_SECONDS, max(1.0, streams.settings.resume_window_seconds / 4))
@@ -125,3 +147,6 @@ class Reaper:
         num_dropped = await streams.log.purge(purge_before(streams.settings, time.time()))
         if num_dropped:
             log.info("stream_logs_purged", num=num_dropped)
+        dropped = await orm.call(self._ages.drop_old, streams.settings, timezone.now())
+        if any(dropped):
+            log.info("rows_dropped", streams=dropped[0], watches=dropped[1])

@@ -9,8 +9,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Any
 
-import structlog
-
+from streamserve.api.logs import get_logger
 from streamserve.models import Stream as StreamRow
 from streamserve.protocol.errors import UnmetNeeds
 from streamserve.protocol.requests import decode_request, encode_request
@@ -19,7 +18,7 @@ from streamserve.streams.store import Group, Record
 from streamserve.streams.transcript import StreamSummary
 from streamserve.web.rows import orm
 
-log = structlog.get_logger("streamserve")
+log = get_logger(__name__)
 
 
 class RowStore:

@@ -6,6 +6,7 @@ import pytest
 
 from streamserve.clients.thread.admission import RecentTimings
 from streamserve.clients.thread.generation import Timings
+from streamserve.engine.config import CLASSES
 from streamserve.engine.output import SequenceUpdate
 from tests.support.engines import FakeClock
 
@@ -37,6 +38,21 @@ def test_running_seconds_are_a_mean() -> None:
     figures.note_finished(dict.fromkeys(figures.latency(), 0.0) | {"prefill": 0.0, "decode": 2.0}, is_whole=False)
     assert figures.running_seconds() == 3.0
     assert figures.latency()["ttft_p95"] == 1.0
+
+
+def test_classes_show_budgets_beside_measurements() -> None:
+    """Each class has what it aims at; those that answered, what was measured, and how many were in time."""
+    figures = RecentTimings(FakeClock())
+    for ttft, decode, name in ((0.4, 2.0, "chat"), (0.4, 9.0, "chat"), (0.8, 2.0, "chat"), (1.0, 1.0, "batch")):
+        breakdown = {"queue": 0.0, "prefill": ttft, "decode": decode, "ttft": ttft, "itl_p50": 0.0, "itl_p95": 0.0}
+        figures.note_finished(breakdown, latency_class=name)
+    classes = figures.by_class(CLASSES)
+    assert classes["completion"] == {"ttft_budget": 0.2, "total_budget": 2.0, "num_answers": 0}
+    chat = classes["chat"]
+    assert (chat["ttft_budget"], chat["total_budget"], chat["num_answers"]) == (0.5, 5.0, 3)
+    assert (chat["ttft_p50"], chat["total_p50"]) == pytest.approx((0.4, 2.8))
+    assert chat["in_time"] == pytest.approx(1 / 3)
+    assert classes["batch"]["in_time"] == 1.0
 
 
 def test_timings_add_up() -> None:

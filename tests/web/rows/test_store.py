@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import structlog
 from django.db import connections
 from django.db.backends.signals import connection_created
 from django.utils import timezone
@@ -33,6 +32,7 @@ from streamserve.web import site
 from streamserve.web.rows import orm
 from streamserve.web.rows.store import RowStore, record_of
 from tests.conftest import Caller, body_of
+from tests.support.log_lines import captured_events
 from tests.support.stream_checks import check_native, check_native_part, farewell_of, text_of
 from tests.support.streams import Gate, ask, until
 from tests.support.two_workers import Worker
@@ -420,7 +420,7 @@ async def test_the_reaper_leaves_the_streams_of_another_host(
     """Without Redis the reaper cannot see whether their worker lives; after a day the row is ended."""
     stream, reading = await held(one, gate, asked(max_tokens=500), 4)
     there = Worker(tmp_path / "there", echo, FINE)
-    with structlog.testing.capture_logs() as lines:
+    with captured_events() as lines:
         await there.reaper.round()
         await there.reaper.round()
     assert [line["host"] for line in lines] == [one.workers.host]
@@ -468,7 +468,7 @@ async def test_each_call_is_one_query(one: Worker, gate: Gate) -> None:
 
 async def test_one_line_a_stream_without_its_text(engine: None, alice_key: str) -> None:
     """The line has ids, counts, TTFT, ITL and the reason, but neither the prompt nor the key."""
-    with structlog.testing.capture_logs() as lines:
+    with captured_events() as lines:
         response = await Caller(key=alice_key).post("/streams", {"prompt": "canary-7391", "max_tokens": 6})
         answer = await body_of(response)
         await site.reset()

@@ -1,0 +1,75 @@
+"""Laws of expiry: rows go when their days are over, by the command and by the reaper, and never before."""
+
+from __future__ import annotations
+
+import io
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from channels.db import database_sync_to_async
+from django.core.management import call_command
+from django.test.utils import override_settings
+from django.utils import timezone
+
+from streamserve.models import Stream, Watch
+from streamserve.web import site
+from streamserve.web.rows.reaper import Reaper
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+def conf(folder: Path, **keys: Any) -> dict[str, Any]:
+    return {"MODELS": {"m": {"PATH": "echo"}}, "CLIENT": "thread", "STATE_DIR": str(folder), **keys}
+
+
+def planted(now: datetime) -> None:
+    """Finished streams of 1 minute, 3 and 30 days ago, a running one of 30 days ago, watches of the same ages."""
+    ages = {"a": timedelta(minutes=1), "b": timedelta(days=3), "c": timedelta(days=30)}
+    fields = {"model": "m", "owner": "user:1", "tenant": "user:1"}
+    for name, age in ages.items():
+        ended = {"state": "finished", "created_at": now - age, "finished_at": now - age}
+        Stream.objects.create(id=name * 32, log_id=name * 12, **ended, **fields)
+        Watch.objects.create(stream_id=name * 32, username="u", began_at=now - age, ended_at=now - age)
+    Stream.objects.create(id="d" * 32, log_id="d" * 12, created_at=now - ages["c"], **fields)
+
+
+def left() -> tuple[str, str]:
+    """Return the first letters of the rows that are there."""
+    streams = Stream.objects.order_by("pk").values_list("pk", flat=True)
+    watches = Watch.objects.order_by("stream_id").values_list("stream_id", flat=True)
+    return "".join(pk[0] for pk in streams), "".join(pk[0] for pk in watches)
+
+
+@pytest.mark.parametrize(
+    ("keys", "rows"),
+    [
+        ({}, ("abcd", "abc")),
+        ({"KEEP_STREAMS_DAYS": 7}, ("abd", "abc")),
+        ({"KEEP_STREAMS_DAYS": 2, "KEEP_WATCHES_DAYS": 7}, ("ad", "ab")),
+        ({"KEEP_STREAMS_DAYS": 0.0001}, ("ad", "abc")),  # what may still be replayed stays
+    ],
+)
+def test_the_command_drops_rows_whose_days_are_over(tmp_path: Path, keys: Any, rows: tuple[str, str]) -> None:
+    """0 keeps all; a running stream, and one whose events are kept, is never dropped."""
+    planted(timezone.now())
+    out = io.StringIO()
+    with override_settings(STREAMSERVE=conf(tmp_path, **keys)):
+        call_command("streamserve_purge", "--dry-run", stdout=io.StringIO())
+        assert left() == ("abcd", "abc")
+        call_command("streamserve_purge", stdout=out)
+    assert left() == rows
+    assert f"{4 - len(rows[0])} rows of streams and {3 - len(rows[1])} of watches are gone." in out.getvalue()
+
+
+async def test_the_reaper_does_the_same(tmp_path: Path) -> None:
+    """Every web process, with its first round."""
+    await database_sync_to_async(planted)(timezone.now())
+    with override_settings(STREAMSERVE=conf(tmp_path, KEEP_STREAMS_DAYS=7, KEEP_WATCHES_DAYS=7)):
+        own = site.get_site()
+        assert own.liveness is not None
+        await Stream.objects.filter(pk="d" * 32).adelete()
+        await Reaper(own.streams, own.liveness, site.row_ages(own.settings)).round()
+        await site.reset()
+    assert await database_sync_to_async(left)() == ("ab", "ab")
