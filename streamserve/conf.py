@@ -25,6 +25,7 @@ from streamserve.clients.process.config import LaunchConfig, ProcessConfig
 from streamserve.conf_reader import Problem, Reader, field_names, nearest
 from streamserve.engine.config import CLASSES, EngineConfig, LatencyClass, ModelConfig
 from streamserve.protocol.limits import Limits
+from streamserve.protocol.requests import LATENCY_CLASSES
 from streamserve.streams.config import StreamConfig
 
 T = TypeVar("T")
@@ -272,7 +273,7 @@ class _Reader(Reader):
         given = self.mapping(raw, "ROUTE_CLASSES")
         self.refuse_unknown(given, ROUTES_WITH_CLASSES, "ROUTE_CLASSES")
         for route, name in given.items():
-            self.one_of(name, tuple(CLASSES), f'["ROUTE_CLASSES"]["{route}"]')
+            self.one_of(name, LATENCY_CLASSES, f'["ROUTE_CLASSES"]["{route}"]')
         return MappingProxyType({str(route): str(name) for route, name in given.items()})
 
     def _default_model(self, raw: object, models: Mapping[str, ServedModel]) -> str:

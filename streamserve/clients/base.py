@@ -63,7 +63,10 @@ class EngineClient(Protocol):
         """Return the prompt's token ids as `generate` would see them."""
 
     async def warm(self, request: GenerateRequest) -> None:
-        """Prefill the prompt into the prefix cache and generate nothing."""
+        """Prefill the prompt into the prefix cache, while there is nothing else to do, and generate nothing.
+
+        Raises StreamserveError if that could not be done.
+        """
 
     def start(self) -> None:
         """Start loading, once; returns at once."""

@@ -36,12 +36,16 @@ class LatencyClass:
         return min(self.queue_seconds, self.ttft_seconds + self.max_late_seconds)
 
 
+# The class of prompts that are only to be cached: computed while there is nothing else to do, and only then.
+WARM = "warm"
+
 CLASSES: Mapping[str, LatencyClass] = MappingProxyType(
     {
         "chat": LatencyClass(ttft_seconds=0.5, total_seconds=5.0, max_queue_seconds=30.0),
         "completion": LatencyClass(ttft_seconds=0.2, total_seconds=2.0, max_queue_seconds=15.0),
         "document": LatencyClass(ttft_seconds=3.0, total_seconds=15.0, max_queue_seconds=120.0),
         "batch": LatencyClass(ttft_seconds=10.0, total_seconds=60.0),
+        WARM: LatencyClass(ttft_seconds=1e9, max_queue_seconds=30.0, timeout_seconds=120.0),
     }
 )
 

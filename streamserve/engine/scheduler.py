@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from operator import attrgetter, itemgetter
 
 from streamserve.engine.budget import StepBudget, TenantDebt, TokenBudget
-from streamserve.engine.config import EngineConfig
+from streamserve.engine.config import WARM, EngineConfig
 from streamserve.engine.kv.free_list import Block, IntegrityError
 from streamserve.engine.kv.pool import BlockPool
 from streamserve.engine.patience import Patience
@@ -57,6 +57,10 @@ class Schedule:
 
     chunks: tuple[Chunk, ...]
     parked: tuple[tuple[Sequence, Park], ...] = ()
+
+
+def _is_warm(sequence: Sequence) -> bool:
+    return sequence.request.latency_class == WARM
 
 
 class Scheduler:
@@ -170,11 +174,25 @@ class Scheduler:
             for sequence in list(self.forced_preempt(tuple(self.running))):
                 self._preempt(sequence)
         budget = StepBudget(self._budget.num_tokens, self._config, self._pool.block_size, self.step_time)
+        self._make_way(budget)
         self._schedule_decodes(budget)
         parked = tuple(self._schedule_prefills(budget, now))
         self._reserve_share = max(MIN_RESERVE_SHARE, self._reserve_share * RESERVE_DECAY)
         self._budget.recover()
         return Schedule(chunks=tuple(budget.chunks), parked=parked)
+
+    def _make_way(self, budget: StepBudget) -> None:
+        """Take prompts that are only to be cached out of the batch if there is other work; their blocks stay cached.
+
+        Where they are all the work, their steps are as short as beside decodes: a request that comes waits for one.
+        """
+        if all(map(_is_warm, self.running)) and all(map(_is_warm, self.waiting)):
+            budget.has_decodes = True
+            return
+        share, num_preemptions = self._reserve_share, self.num_preemptions
+        for sequence in [one for one in self.running if _is_warm(one)]:
+            self._preempt(sequence)
+        self._reserve_share, self.num_preemptions = share, num_preemptions  # no memory was short
 
     def _schedule_decodes(self, budget: StepBudget) -> None:
         for sequence in [one for one in self.running if one.num_unplanned_tokens == 1]:
@@ -217,6 +235,8 @@ class Scheduler:
         """Start the sequence, with blocks for all its known tokens, if these and the reserve for growth are free."""
         if len(self.running) == self._config.max_num_seqs:
             return False
+        if _is_warm(sequence) and not all(map(_is_warm, self.running)):
+            return False
         prefix = self._pool.find_prefix(sequence)
         if not self._fits(sequence, prefix, self.running, self._pool.num_free):
             return False
@@ -249,6 +269,8 @@ class Scheduler:
         place, or all would take turns and compute twice.
         """
         if waiting.num_output_tokens:
+            return None
+        if _is_warm(waiting):
             return None
         ahead = [(one, self._ahead_seconds(one, now)) for one in self.running]
         spare = [pair for pair in ahead if pair[1] >= self._config.min_ahead_seconds]

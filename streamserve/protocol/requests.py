@@ -23,7 +23,6 @@ from streamserve.protocol.errors import BadRequest, UnmetNeeds
 # What a request may need of the release that serves it. Nothing yet: the first is added with the field that it guards.
 KNOWN_NEEDS: frozenset[str] = frozenset()
 
-LATENCY_CLASSES = ("chat", "completion", "document", "batch")
 # Roles of a message by which the caller has a system prompt of its own ("developer" is OpenAI's newer word).
 SYSTEM_ROLES = ("system", "developer")
 # Fields that a model's generation config may set where the caller does not.

@@ -18,15 +18,16 @@ from streamserve.clients.thread.admission import AdmissionControl, RecentTimings
 from streamserve.clients.thread.engine_thread import EngineThread, Load
 from streamserve.clients.thread.generation import LocalGeneration, error_event
 from streamserve.clients.thread.output_router import OutputRouter
-from streamserve.engine.config import EngineConfig
+from streamserve.engine.config import WARM, EngineConfig
 from streamserve.engine.core import EngineCore
 from streamserve.engine.plan import OnStep, StepPlan
-from streamserve.protocol.errors import BadRequest, EngineUnavailable
+from streamserve.protocol.errors import BadRequest, EngineUnavailable, error_for
+from streamserve.protocol.events import Error
 from streamserve.protocol.park import Accepted
 from streamserve.protocol.requests import GenerateRequest
 from streamserve.protocol.stats import EngineStats, ModelDescription
 
-# Rendering is Python, tokenising releases the GIL: with two, one long prompt does not block the short ones.
+# Rendering is Python, tokenising releases the GIL: with two, one long prompt or chat does not block the short ones.
 _TOKENIZER_THREADS = 2
 # The state after each action of an operator.
 _STATES = {"pause": "paused", "resume": "ready", "drain": "draining"}
@@ -110,16 +111,26 @@ class ThreadClient:
         return prompt.token_ids
 
     async def warm(self, request: GenerateRequest) -> None:
-        """Prefill the prompt into the prefix cache and generate nothing; returns when that is done."""
+        """Prefill the prompt into the prefix cache and generate nothing. It delays no answer, and counts as none.
+
+        Returns when that is done. Raises StreamserveError if it is not: the engine was never idle, paused, or failed.
+        """
         sampling = replace(request.sampling, max_tokens=0, min_tokens=0)
         generation = await self.generate(
-            replace(request, sampling=sampling, n=1, output_token_ids=(), reader_tokens=None)
+            replace(request, sampling=sampling, n=1, output_token_ids=(), reader_tokens=None, latency_class=WARM)
         )
         try:
-            async for _ in generation:
-                pass
+            async for event in generation:
+                if isinstance(event, Error):
+                    raise error_for(event.code, event.message, retryable=event.retryable)
         finally:
             generation.cancel()
+        if generation.parked is not None:
+            raise EngineUnavailable(
+                f"model {self.alias} {_REFUSALS['paused']} Try again later.",
+                code="engine_paused",
+                retry_after=_OPERATOR_RETRY_SECONDS,
+            )
 
     def start(self) -> None:
         """Start loading, once; returns at once."""

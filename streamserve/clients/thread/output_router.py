@@ -106,7 +106,8 @@ class OutputRouter:
             except Exception:  # the edge of one request: its text side failed, the other requests are not affected
                 logger.exception("text of sequence %d failed", update.seq_id)
                 generation.fail(error_event("internal_error"))
-            if not generation.is_open and generation.timings.scheduled_at is not None:
+            is_answer = generation.accepted.max_tokens > 0  # otherwise its prompt was only to be cached
+            if is_answer and not generation.is_open and generation.timings.scheduled_at is not None:
                 self._timings.note_finished(
                     generation.timings.breakdown(),
                     is_whole=generation.is_whole,

@@ -1,17 +1,20 @@
 """`HFTokenizer`: the tokenizer and chat template of a model folder or hub id, as transformers would read them.
 
 transformers is imported when one is made. The template runs in transformers' own jinja sandbox, and control tokens
-that a caller wrote into a message are encoded as ordinary text, so that a turn cannot be forged. transformers' wrapper
-changes settings of its Rust tokenizer on every call: chats take a lock, all else uses a copy that never changes.
+that a caller wrote into a message are encoded as ordinary text, so that a turn cannot be forged. Chats are rendered one
+at a time and encoded side by side: transformers' wrapper changes settings of its Rust tokenizer on every call, so each
+call has a wrapper to itself. All else uses a copy that never changes.
 """
 
 from __future__ import annotations
 
+import copy
 import json
 import logging
 import re
 import threading
 from collections.abc import Sequence
+from queue import LifoQueue
 from typing import Any
 
 from streamserve.engine.text.tokenizer import Prompt, checked_bytes, checked_ids
@@ -20,6 +23,8 @@ from streamserve.protocol.requests import GenerateRequest, Message
 
 logger = logging.getLogger(__name__)
 
+# Chats encoded at once: as many as there are tokenising threads (clients/thread/client.py).
+NUM_ENCODERS = 2
 _NOT_FAST = "{path} has no tokenizer.json that transformers can use. Save it again with a current transformers."
 
 # Template variables a client may set: those that change how a model answers, not what its prompt claims.
@@ -55,7 +60,11 @@ class HFTokenizer:
         self._hf = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
         if not self._hf.is_fast:
             raise EngineUnavailable(_NOT_FAST.format(path=path), code="load_failed")
-        self._hf_lock = threading.Lock()
+        self._render_lock = threading.Lock()  # a template is Python: two at once would only take turns
+        self._renderer = _as_renderer(self._hf)
+        self._encoders: LifoQueue[Any] = LifoQueue()  # those that encode no chat just now
+        for encoder in (self._hf, *(copy.deepcopy(self._hf) for _ in range(NUM_ENCODERS - 1))):
+            self._encoders.put(encoder)
         self._rust = Tokenizer.from_str(self._hf.backend_tokenizer.to_str())
         self._rust.no_truncation()
         self._rust.no_padding()
@@ -89,16 +98,26 @@ class HFTokenizer:
         kwargs.setdefault("add_generation_prompt", not kwargs.get("continue_final_message", False))
         checked_bytes("".join(message.content for message in messages))
         try:
-            with self._hf_lock:
-                ids = self._hf.apply_chat_template(
+            with self._render_lock:
+                text, options = self._renderer.apply_chat_template(
                     list(map(_as_dict, messages)), return_dict=False, sanitize_control_tokens=True, **kwargs
                 )
+            ids = self._encode_rendered(text, options)
         except (
             Exception
         ) as error:  # a template may raise anything, for instance raise_exception("roles must alternate")
             logger.info("chat template refused a request", exc_info=True)
             raise BadRequest(_refusal(error), code="template_error", param="messages") from error
         return tuple(ids)
+
+    def _encode_rendered(self, text: str, options: dict[str, Any]) -> list[int]:
+        """Encode as `apply_chat_template` would have; here the GIL is free for the engine and for the next chat."""
+        encoder = self._encoders.get()
+        try:
+            ids: list[int] = encoder(text, **options)["input_ids"]
+        finally:
+            self._encoders.put(encoder)
+        return ids
 
     def token_bytes(self, token_id: int) -> bytes:
         """Return the bytes a token stands for; b"" for ids without any."""
@@ -121,6 +140,17 @@ class HFTokenizer:
         if self.strips_leading_space:
             ours = ours.removeprefix(" ")
         return bool(ours == self.decode(ids))
+
+
+def _as_renderer(hf: Any) -> Any:
+    """Return a tokenizer whose `apply_chat_template` gives the text, and the options that it would be encoded with."""
+
+    def give_back(self: Any, text: str, **options: Any) -> dict[str, Any]:
+        return {"input_ids": (text, options)}
+
+    renderer = copy.copy(hf)
+    renderer.__class__ = type("Renderer", (type(hf),), {"__call__": give_back})
+    return renderer
 
 
 def _bytes_of_ids(rust: Any, decoder: dict[str, Any]) -> list[bytes]:

@@ -13,6 +13,7 @@ import pytest
 from streamserve.clients.thread.client import ThreadClient
 from streamserve.engine.echo import EchoTokenizer
 from streamserve.engine.text.tokenizer import Prompt
+from streamserve.protocol.errors import EngineUnavailable, StreamserveError
 from streamserve.protocol.events import ChoiceDone, Done, Error, Event, Token
 from streamserve.protocol.requests import GenerateRequest
 from tests.support.clients import CONFIG, ask, collect, echo_runner, ids, load_of, ready, serving, text, until
@@ -111,6 +112,34 @@ async def test_warm_fills_the_cache() -> None:
         events = await collect(await client.generate(ask()))
     assert isinstance(events[-1], Done)
     assert events[-1].usage.cached_tokens == 12
+
+
+async def test_warm_reports_that_it_failed() -> None:
+    """By an error of the catalogue: the step's own, and a pause in the midst of it."""
+    async with serving(FaultyRunner(echo_runner(), lambda step, seq_id: True)) as client:
+        with pytest.raises(StreamserveError) as caught:
+            await client.warm(ask())
+    assert caught.value.code == "numerical_error"
+    runner = GatedRunner(echo_runner())
+    async with serving(runner) as client:
+        warming = asyncio.create_task(client.warm(ask()))
+        await runner.held()
+        pausing = asyncio.create_task(client.control("pause"))
+        runner.open()
+        await pausing
+        with pytest.raises(EngineUnavailable) as paused:
+            await warming
+    assert paused.value.code == "engine_paused"
+
+
+async def test_warm_is_no_answer() -> None:
+    """It has no part in what recent answers took."""
+    async with serving() as client:
+        await client.warm(ask())
+        await until(lambda: client._admission.is_empty)
+        assert client._timings.running_seconds() is None
+        await collect(await client.generate(ask()))
+        assert client._timings.running_seconds() is not None
 
 
 async def test_tokenize() -> None:

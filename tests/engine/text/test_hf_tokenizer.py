@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -11,13 +12,14 @@ import pytest
 from streamserve.engine.text.detokenizer import make_detokenizer
 from streamserve.protocol.errors import BadRequest, NoChatTemplate, PromptTooLong
 from streamserve.protocol.requests import GenerateRequest, Message
+from tests.support.engines import DEADLINE_SECONDS
 
 pytest.importorskip("transformers", reason="needs the engine extra: pip install streamserve[engine]")
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from streamserve.engine.text.hf_tokenizer import HFTokenizer
+from streamserve.engine.text.hf_tokenizer import NUM_ENCODERS, HFTokenizer
 
 CORPUS = ["hello world, how are you?", "naïve café 静かな河 🙂🦊", "two  spaces\n\nand\ttabs {x: 1}"] * 20
 TEXTS = ["hello world", " hello", "naïve 静かな河 👩‍🚀", "a  b\n\n c", "क्षत्रिय 🦊🙂"]
@@ -193,3 +195,35 @@ def test_threads_share_one_tokenizer(chat: HFTokenizer) -> None:
     expected = [chat.encode(job) for job in jobs]
     with ThreadPoolExecutor(8) as pool:
         assert list(pool.map(chat.encode, jobs)) == expected
+
+
+def test_chats_are_encoded_side_by_side(tmp_path: Path) -> None:
+    """While one chat is being encoded the next is rendered and encoded too: both are under way at once."""
+    tokenizer = save(tmp_path, byte_level(), chat_template=TEMPLATE)
+    jobs = [ask(("user", f"hello {number}")) for number in range(NUM_ENCODERS)]
+    expected = [tokenizer.encode(job) for job in jobs]
+    all_here = threading.Barrier(NUM_ENCODERS, timeout=DEADLINE_SECONDS)
+
+    def meeting(encoder: Any) -> Any:
+        def encode(text: str, **options: Any) -> Any:
+            all_here.wait()
+            return encoder(text, **options)
+
+        return encode
+
+    for encoder in [tokenizer._encoders.get() for _ in range(NUM_ENCODERS)]:
+        tokenizer._encoders.put(meeting(encoder))
+    with ThreadPoolExecutor(NUM_ENCODERS) as pool:
+        assert list(pool.map(tokenizer.encode, jobs)) == expected
+
+
+def test_an_encoder_is_given_back_when_it_fails(chat: HFTokenizer) -> None:
+    """More failures than encoders leave all of them in place."""
+    for _ in range(2 * NUM_ENCODERS):
+        with pytest.raises(BadRequest):
+            chat.encode(ask(("bad", "hi")))
+    chat._encoders.put(lambda text, **options: {})  # one that finds nothing: a KeyError
+    with pytest.raises(BadRequest):
+        chat.encode(ask(("user", "hi")))
+    assert chat._encoders.qsize() == NUM_ENCODERS + 1
+    chat._encoders.get()
