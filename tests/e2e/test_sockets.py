@@ -176,7 +176,7 @@ def test_a_ping_comes_back_as_it_was(socket: Socket, note: object) -> None:
         ("ack", {"id": "0" * 32, "seq": -1}, "invalid_value", "seq"),
         ("input", {"id": "0" * 32}, "missing_field", "text"),
         ("input", {"text": "x"}, "missing_field", "id"),
-        ("input", {"id": "0" * 32, "text": "x"}, "stream_not_found", None),
+        ("input", {"id": "0" * 32, "text": "x"}, "stream_not_found", "id"),
         ("input", {"id": "0" * 32, "text": "x", "request": {"nope": 1}}, "unknown_field", "nope"),
     ],
 )

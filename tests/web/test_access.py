@@ -96,12 +96,21 @@ async def test_other_verbs_are_405_with_allow(pattern: URLPattern, engine: None)
         assert response["Allow"] == ", ".join(route_of(pattern).methods)
 
 
-@pytest.mark.parametrize("path", ["/streams/nothing", "/v1/nothing", f"/streams/{UNKNOWN_ID}/nothing", "/v1/files/x"])
-async def test_unknown_addresses_are_404_in_the_dialect(path: str) -> None:
-    """A 404 is the dialect's error object, because SDKs read it."""
+@pytest.mark.parametrize(
+    ("path", "code"),
+    [
+        ("/streams/nothing", "stream_not_found"),
+        ("/streams/nothing/nothing", "unknown_url"),
+        ("/v1/nothing", "unknown_url"),
+        (f"/streams/{UNKNOWN_ID}/nothing", "unknown_url"),
+        ("/v1/files/x", "unknown_url"),
+    ],
+)
+async def test_unknown_addresses_are_404_in_the_dialect(path: str, code: str) -> None:
+    """A 404 is the dialect's error object, because SDKs read it. What is no stream id names no stream."""
     response = await AsyncClient().get(path)
     assert response.status_code == 404
-    assert response.json()["error"]["code"] == "unknown_url"
+    assert response.json()["error"]["code"] == code
 
 
 async def start(caller: Caller) -> str:
