@@ -203,6 +203,7 @@ class Producer(Replica):
             if refused.code == "engine_died" or seconds > self._config.resume_window_seconds:
                 self.end_with(Error(code=refused.code, message=refused.message, retryable=True))
             elif refused.code == "engine_loading":
+                self._show_waiting(LOADING)  # a park for another reason was not shown
                 self._show_waiting(LOADING, status="loading")
             else:
                 self._show_waiting(MESSAGES["paused"] if refused.code == "engine_paused" else refused.message)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from contextlib import aclosing
 
+import pytest
+
 from streamserve.dialects.base import Encoder
 from streamserve.dialects.native import NativeEncoder
 from streamserve.dialects.openai_chat import ChatEncoder
@@ -71,13 +73,21 @@ async def test_a_queue_is_shown_replayed_and_left_out_by_other_dialects() -> Non
     await client.aclose()
 
 
-async def test_an_answer_whose_next_engine_loads_shows_that(streams: Streams, scripted: ScriptedClient) -> None:
-    """`waiting`, then `loading` while the next engine loads, however often that refuses, then `resumed`."""
+@pytest.mark.parametrize(
+    ("park", "retry_after"), [(Park(reason="lost"), 9), (Park(reason="ahead", resume_seconds=0.01), 1)]
+)
+async def test_an_answer_whose_next_engine_loads_shows_that(
+    streams: Streams, scripted: ScriptedClient, park: Park, retry_after: int
+) -> None:
+    """`waiting`, then `loading` while the next engine loads, however often that refuses, then `resumed`.
+
+    Also after a park that is not shown: the engine may be lost while the answer is parked for its reader.
+    """
     stream = await streams.start(ask("scripted"), owner="u", tenant="t")
     stream.attach(Attachment())
     scripted.last.push(tok("a", 5))
-    scripted.refusals.extend([EngineUnavailable("loading", code="engine_loading", retry_after=9)] * 3)
-    scripted.last.park(Park(reason="lost"))
+    scripted.refusals.extend([EngineUnavailable("loading", code="engine_loading", retry_after=retry_after)] * 3)
+    scripted.last.park(park)
     await until(lambda: len(scripted.generations) == 2, "it continues")
     scripted.last.push(tok("b", 6), DONE)
     events = [logged.event for logged in await collect(streams, stream)]

@@ -144,6 +144,9 @@ async def events_of(connection: ClientConnection, reference: Reference) -> Async
     while True:
         message = json.loads(await asyncio.wait_for(connection.recv(), SECONDS))
         assert (message["type"], message["id"]) == ("event", reference.id), message
+        if "event_id" not in message:
+            assert message["event"] == "meta"  # before `done`; it is not in the log
+            continue
         yield message
         if message["event"] in {"done", "error"}:
             return
