@@ -13,10 +13,12 @@ def chat(patience: Patience, now: float, *, is_empty: bool = False) -> float:
 
 
 def test_a_burst_is_waited_for() -> None:
-    """For as long as a chat may wait after its queue was empty, each that comes may wait as long."""
+    """Until as long as a chat may wait after its queue was empty: a later one has what is left of that."""
     patience = Patience(CLASSES)
     assert chat(patience, 100.0, is_empty=True) == 30.0
-    assert chat(patience, 130.0) == 30.0
+    assert chat(patience, 101.0) == 29.0
+    assert chat(patience, 127.0) == 3.0
+    assert chat(patience, 129.0) == 2.5
 
 
 def test_a_standing_queue_is_not_waited_for() -> None:

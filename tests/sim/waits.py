@@ -59,11 +59,11 @@ class WaitLaws:
         return sequence.scheduled_at is None and not sequence.request.output_token_ids
 
     def _right(self, name: str, now: float, *, is_alone: bool) -> float:
-        """A burst's time, if the queue was empty within that time, and not by refusals; else the budget and a bit."""
+        """What is left of a burst's time since the queue was empty, not by refusals; at least the budget and a bit."""
         latency_class = self.sim.core._config.classes[name]
         most, empty_at = latency_class.max_queue_seconds or float("inf"), self._empty_at[name]
         was_refused = any(now - at <= most for at in self._refused_at[name])
         if not empty_at or (is_alone and not was_refused):
             empty_at.append(now)
-        is_burst = any(now - at <= most for at in empty_at)
-        return most if is_burst else latency_class.ttft_seconds + latency_class.max_late_seconds
+        standing = min(most, latency_class.ttft_seconds + latency_class.max_late_seconds)
+        return max([standing, *(at + most - now for at in empty_at)])

@@ -174,7 +174,8 @@ class AdmissionControl:
         now = self._clock()
         patience = self._patience.seconds(latency_class, now, is_empty=not self._of_class(latency_class))
         seconds = self._seconds_for(self._ahead(now + self._config.classes[latency_class].ttft_seconds), stats)
-        limit = patience if patience == self._config.classes[latency_class].queue_seconds else _MARGIN * patience
+        is_burst = patience > self._config.classes[latency_class].standing_queue_seconds
+        limit = patience if is_burst else _MARGIN * patience
         if may_refuse and seconds > limit:
             self._patience.note_refusal(latency_class, now)
             raise Overloaded(

@@ -224,14 +224,20 @@ MUTANTS = (
     _patience(
         name="every queue is a burst",
         law=20,
-        old="return latency_class.queue_seconds if is_burst else latency_class.standing_queue_seconds",
+        old="return max(left, latency_class.standing_queue_seconds)",
         new="return latency_class.queue_seconds",
     ),
     _patience(
         name="no queue is a burst",
         law=20,
-        old="return latency_class.queue_seconds if is_burst else latency_class.standing_queue_seconds",
+        old="return max(left, latency_class.standing_queue_seconds)",
         new="return latency_class.standing_queue_seconds",
+    ),
+    _patience(
+        name="every request of a burst gets the whole time",
+        law=20,
+        old="return max(left, latency_class.standing_queue_seconds)",
+        new="return latency_class.queue_seconds if left > 0 else latency_class.standing_queue_seconds",
     ),
     _patience(
         name="a queue that refusals have emptied is a burst",
@@ -242,8 +248,8 @@ MUTANTS = (
     _patience(
         name="a burst is over when its first request begins",
         law=20,
-        old="is_burst = now - self._empty_at[name] <= latency_class.queue_seconds",
-        new="is_burst = is_empty",
+        old="left = self._empty_at[name] + latency_class.queue_seconds - now",
+        new="left = latency_class.queue_seconds if is_empty else 0.0",
     ),
     _scheduler(
         name="one class's queue is every class's",

@@ -3,4 +3,4 @@
 from project.settings import *  # noqa: F403
 from project.settings import STREAMSERVE as DEMO
 
-STREAMSERVE = {**DEMO, "FLOW": {**DEMO["FLOW"], "STALL_SECONDS": 600, "VANISH_SECONDS": 0}}
+STREAMSERVE = {**DEMO, "PROMPT_IN_URL": True, "FLOW": {**DEMO["FLOW"], "STALL_SECONDS": 600, "VANISH_SECONDS": 0}}
