@@ -140,6 +140,7 @@ class EngineCore:
         self._check_plan(schedule.chunks)
         for sequence in self.scheduler.expired(now):
             self._output.emit(sequence, now, error="queue_timeout")
+        self._output.note_starts(schedule.chunks, now)
         self._output.note_places(now)
         if not (schedule.chunks or schedule.parked or self._in_flight):
             self._refuse_first(now)

@@ -204,7 +204,8 @@ def halves(chunks: tuple[Chunk, ...], block_size: int) -> tuple[tuple[Chunk, ...
 def still_ready(chunks: tuple[Chunk, ...], sequences: Mapping[int, Sequence]) -> tuple[Chunk, ...]:
     """Return the chunks that can still be computed as planned, with the values of tokens that were pending then.
 
-    No step is in flight, and the step with these chunks failed: penalties are counted afresh.
+    No step is in flight. The one with these chunks failed, or was put off for a suspect's: what is counted for their
+    penalties may have changed.
     """
     ready = []
     for chunk in chunks:

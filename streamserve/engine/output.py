@@ -136,6 +136,15 @@ class OutputProcessor:
                 sequence.place = place
                 self.emit(sequence, now, place=place)
 
+    def note_starts(self, chunks: tuple[Chunk, ...], now: float) -> None:
+        """Emit that a sequence has started which the step does not hold: it waits for a block that another writes."""
+        if len(chunks) == len(self._scheduler.running):
+            return
+        planned = {chunk.seq_id for chunk in chunks}
+        for sequence in self._scheduler.running:
+            if sequence.scheduled_at == now and sequence.seq_id not in planned:
+                self.emit(sequence, now)
+
     def process_step(self, step: Launched, result: StepResult, now: float) -> None:
         """Record a step's result for the sequences that still take part in it; all tenants are charged."""
         num_tokens: Counter[str] = Counter()

@@ -27,8 +27,8 @@ class Park:
     - "ahead": its reader has enough to read, and another sequence needed the room: after `resume_seconds`
     - "paused": an operator paused the engine; "lost": the engine is gone: at once, and again until it is accepted
 
-    Of a lost engine: `is_counted` is False where it ended in a step that did not hold this answer, and `was_alone` is
-    True where that step held this answer only.
+    Of a lost engine: `is_counted` is False where it ended in good order, or in a step that did not hold this answer;
+    `was_alone` is True where that step held this answer only.
     """
 
     reason: str

@@ -30,7 +30,7 @@ class CountLaws:
             return
         shown = tuple(asked.shown)
         if self.sim.laws.has_tried:  # with what the steps in flight gave, which is not told yet
-            shown = tuple(sequence.token_ids[len(asked.request.prompt_token_ids) :])
+            shown = tuple(asked.answer[: sequence.num_output_tokens])
         num_noticed = self.sim.core._num_out_of_memory  # a step may fail late, after one was launched on top of it
         start = sequence.seq_id, sequence.num_preemptions, self.sim.num_failures + num_noticed
         num_output = spec.position - len(asked.request.prompt_token_ids)

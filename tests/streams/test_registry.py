@@ -187,6 +187,16 @@ async def test_finished_streams_are_bounded_in_bytes(scripted: ScriptedClient) -
     assert streams._num_kept_bytes == 0
 
 
+async def test_a_request_that_msgpack_cannot_hold_is_dropped_too(scripted: ScriptedClient) -> None:
+    """An engine in this process takes what no message can carry: a number beyond 64 bits, half a surrogate."""
+    streams = keeping(scripted, retention_seconds=0.01)
+    odd = replace(REQUEST, chat_template_kwargs={"number": 2**70, "text": "\ud800"})
+    stream = await streams.start(odd, owner="u1", tenant="t1")
+    await stream.stop()
+    await until(lambda: streams.all() == [], "it is dropped")
+    await streams.aclose()
+
+
 async def test_events_in_memory_count_too(scripted: ScriptedClient) -> None:
     """With a log in memory a long answer is as large as its events."""
     streams = keeping(scripted, max_finished_bytes=1_000_000)

@@ -85,8 +85,8 @@ class Overload:
         self._rng = random.Random(self.seed)
         self._open: dict[int, Fate] = {}
 
-    def ask(self, latency_class: str, **fields: Any) -> Fate:
-        """Ask for one answer of the class; it may be refused at the door."""
+    def ask(self, latency_class: str, prompt: tuple[int, ...] | None = None, **fields: Any) -> Fate:
+        """Ask for one answer of the class, to a new `prompt` of its own where none is given; it may be refused."""
         fate = Fate(latency_class, self.clock())
         self.fates.append(fate)
         try:
@@ -97,7 +97,7 @@ class Overload:
             fate.retry_after = refused.retry_after
             return fate
         seq_id, (num_prompt, num_answer) = len(self.fates), SIZES[latency_class]
-        prompt = tuple(self._rng.randrange(50_000) for _ in range(num_prompt))
+        prompt = prompt or tuple(self._rng.randrange(50_000) for _ in range(num_prompt))
         request = SequenceRequest(
             seq_id=seq_id,
             prompt_token_ids=prompt,
@@ -108,7 +108,7 @@ class Overload:
             **fields,
         )
         self._open[seq_id] = fate
-        self.admission.add(seq_id, num_prompt, latency_class)
+        self.admission.add(seq_id, len(prompt), latency_class)
         self.core.add(request)
         return fate
 

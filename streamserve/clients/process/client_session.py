@@ -176,8 +176,15 @@ class ClientSession:
                 question.set_exception(EngineUnavailable("the engine is being replaced. Try again.", retry_after=2))
         generations, self.generations = self.generations, {}
         for generation in generations.values():
-            parked = _lost(generation.stream_id, (flight or LastFlight()).stream_ids) if error is None else None
-            generation.end(error=error, parked=parked)
+            generation.end(error=error, parked=None if error is not None else self._lost(generation, flight))
+
+    def _lost(self, generation: ProcessGeneration, flight: LastFlight | None) -> Park:
+        """Return the park of an answer whose engine has ended: not counted after a goodbye, nor for another's step."""
+        if self.goodbye is not None:
+            return Park(reason="lost", is_counted=False)
+        stream_id, in_flight = generation.stream_id, (flight or LastFlight()).stream_ids
+        is_counted = not in_flight or not stream_id or stream_id in in_flight
+        return Park(reason="lost", is_counted=is_counted, was_alone=in_flight == {stream_id})
 
     def _answer(
         self, question: asyncio.Future[ProcessGeneration | tuple[int, ...]], message: Opened | Reply | Refusal
@@ -192,9 +199,3 @@ class ClientSession:
                 question.set_result(message.token_ids)
             case Refusal():
                 question.set_exception(error_of(message))
-
-
-def _lost(stream_id: str, in_flight: frozenset[str]) -> Park:
-    """Return the park of an answer whose engine has ended: counted unless the engine ended in another answer's step."""
-    is_counted = not in_flight or not stream_id or stream_id in in_flight
-    return Park(reason="lost", is_counted=is_counted, was_alone=in_flight == {stream_id})

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import cast
 
-from streamserve.clients.process.supervision import Patience
+from streamserve.clients.process.supervision import StallClock
 from streamserve.protocol.frames import FrameCutter, frame
 
 logger = logging.getLogger(__name__)
@@ -51,7 +51,7 @@ class Connection(asyncio.Protocol):
 
     def __init__(self, on_made: Callable[[Connection], None] | None = None) -> None:
         self.peer = Peer(0, -1)
-        self._silence = Patience(2 * _WATCH_SECONDS)
+        self._silence = StallClock(2 * _WATCH_SECONDS)
         self._watched_at = time.monotonic()
         self._on_made = on_made
         self._cutter = FrameCutter()
@@ -105,7 +105,7 @@ class Connection(asyncio.Protocol):
             self.abort()
 
     def watch(self, seconds: float, busy_seconds: Callable[[float], float], on_silence: Callable[[], None]) -> None:
-        """Call `on_silence` once when the peer has sent nothing for `seconds`, by `Patience`.
+        """Call `on_silence` once when the peer has sent nothing for `seconds`, by `StallClock`.
 
         `busy_seconds` returns for how many of so many last seconds the peer was busy. After the loop itself was
         blocked, waiting data is read before this timer runs, so a live peer is not blamed; nor is one that was blocked

@@ -1,4 +1,4 @@
-"""When an engine has failed: `CircuitBreaker` in the worker, `Watchdog` in the engine process, `Patience` in both.
+"""When an engine has failed: `CircuitBreaker` in the worker, `Watchdog` in the engine process, `StallClock` in both.
 
 A step that hangs is noticed by the event loop of its process. If the step holds the GIL, so that the loop stands
 still, a timer of CPU time ends it, or the workers do, which miss the heartbeat. An engine that hangs between two steps
@@ -34,7 +34,7 @@ HUNG = 3  # exit status
 BUSY_FACTOR = 6
 
 
-class Patience:
+class StallClock:
     """Sums the seconds in which a process could have shown progress and did not. Pure.
 
     Between two looks at most `longest_gap` seconds count: a longer gap is one in which the looking process did not run
@@ -161,7 +161,7 @@ class Watchdog:
         self._seconds = seconds
         self._give_up = give_up
         self._num_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        self._patience = Patience(2 * tick_seconds)
+        self._stall = StallClock(2 * tick_seconds)
         self._step: _Step | None = None
         self._seen: tuple[int, _Step | None] = (-1, None)  # the number of steps, and the one under way
         self._checked_at = 0.0
@@ -191,12 +191,12 @@ class Watchdog:
         self._checked_at = now
         step = self._step
         if (stats.steps, step) != self._seen or (step is None and stats.running == 0):
-            self._patience.look(now)
-            self._patience.reset()
+            self._stall.look(now)
+            self._stall.reset()
             self._seen = (stats.steps, step)
             return
         allowed = self._seconds if step is None else step.seconds_allowed
-        if self._patience.look(now, busy_seconds) > allowed:
+        if self._stall.look(now, busy_seconds) > allowed:
             what = "between two steps" if step is None else f"in step {stats.steps}"
             logger.critical("no progress for %.1f s %s, with %d running sequences", allowed, what, stats.running)
             self._give_up()

@@ -1,7 +1,7 @@
 """`AdmissionControl`: whether one more request may wait, by the time that it would; `RecentTimings`, its measurements.
 
 Used on the event loops of a client; the engine thread only removes what has ended. Free places in the batch are not
-counted as queue, and a request with no other waiting before it is always accepted, however long its prompt.
+counted as queue, and a request that finds one, with no other waiting before it, is accepted however long its prompt.
 """
 
 from __future__ import annotations
@@ -132,9 +132,10 @@ class AdmissionControl:
         self._clock = clock
         self._patience = Patience(config.classes)
         self._preparing: Counter[str] = Counter()
-        # The sequences that no step has held yet, and those that one has. The engine thread removes.
+        # The sequences that have not started, and those that have, with the tokens of their prompt until their first
+        # token: then it is known how many were cached. The engine thread removes.
         self._waiting: dict[int, _Waiting] = {}
-        self._running: set[int] = set()
+        self._running: dict[int, int] = {}
         self._seconds_per_token = 0.0
         self._cold_share = 1.0  # of the tokens of recent prompts, those that had to be computed
 
@@ -190,19 +191,22 @@ class AdmissionControl:
         self._waiting[seq_id] = _Waiting(latency_class, key, num_tokens)
 
     def note(self, update: SequenceUpdate) -> None:
-        """Count a sequence's first step, or that it has waited too long for it."""
+        """Count a sequence's start, or that it has waited too long for it; then what its prompt's cache lacked."""
         waiting = self._waiting.get(update.seq_id)
         if waiting is not None and update.error == "queue_timeout":
             self._patience.note_refusal(waiting.latency_class, update.at)
         if waiting is not None and update.scheduled_at is not None:
             self._waiting.pop(update.seq_id, None)
-            self._running.add(update.seq_id)
-            self._cold_share += _NEWEST * (1 - update.num_cached_tokens / waiting.num_tokens - self._cold_share)
+            self._running[update.seq_id] = waiting.num_tokens
+        num_tokens = self._running.get(update.seq_id)
+        if num_tokens and update.token_ids:
+            self._running[update.seq_id] = 0
+            self._cold_share += _NEWEST * (1 - update.num_cached_tokens / num_tokens - self._cold_share)
 
     def remove(self, seq_id: int) -> None:
         """Stop counting a sequence."""
         self._waiting.pop(seq_id, None)
-        self._running.discard(seq_id)
+        self._running.pop(seq_id, None)
 
     def _num_free(self) -> int:
         return max(0, self._config.max_num_seqs - len(self._running))

@@ -30,8 +30,8 @@ from streamserve.clients.process.paths import (
 from streamserve.clients.process.supervision import (
     BUSY_FACTOR,
     CircuitBreaker,
-    Patience,
     ProcessActivity,
+    StallClock,
     Watchdog,
 )
 from streamserve.engine.config import EngineConfig, LatencyClass, ModelConfig
@@ -288,11 +288,11 @@ def test_the_activity_of_a_process(state: str) -> None:
 
 def test_a_peer_is_silent_by_the_looks_at_it() -> None:
     """One long gap between two looks counts as a short one, and data begins the count again."""
-    patience = Patience(1.0)
-    assert [patience.look(now) for now in (0.0, 0.5, 1.5, 500.0)] == [0.0, 0.5, 1.5, 2.5]
-    patience.reset()
-    assert patience.look(500.5) == 0.5
-    assert patience.look(501.5, busy_seconds=1.0) == pytest.approx(0.5 + 1 / BUSY_FACTOR)
+    stall = StallClock(1.0)
+    assert [stall.look(now) for now in (0.0, 0.5, 1.5, 500.0)] == [0.0, 0.5, 1.5, 2.5]
+    stall.reset()
+    assert stall.look(500.5) == 0.5
+    assert stall.look(501.5, busy_seconds=1.0) == pytest.approx(0.5 + 1 / BUSY_FACTOR)
 
 
 def test_the_record_says_what_was_in_flight(folder: Path) -> None:

@@ -24,7 +24,10 @@ def bounds_of(**config: Any) -> AdmissionControl:
 
 
 def scheduled(seq_id: int, num_cached_tokens: int = 0) -> SequenceUpdate:
-    return SequenceUpdate(seq_id=seq_id, at=1.0, scheduled_at=1.0, num_cached_tokens=num_cached_tokens)
+    """Its first token: all of its prompt is computed, or was found."""
+    return SequenceUpdate(
+        seq_id=seq_id, at=1.0, scheduled_at=1.0, num_cached_tokens=num_cached_tokens, token_ids=(7,), logprobs=(None,)
+    )
 
 
 def test_a_place_is_held_while_a_prompt_is_read() -> None:

@@ -108,3 +108,20 @@ def test_a_burst_that_is_quick_is_answered_whole() -> None:
     burst = [overload.ask("completion") for _ in range(160)]
     overload.drain()
     assert [one for one in burst if one.error or one.retry_after] == []
+
+
+def test_who_has_started_is_no_queue() -> None:
+    """Three of four choices wait in their seats for blocks that the first one writes: a chat begins all the same."""
+    overload = Overload(num_blocks=8000)
+    overload.run(5.0, 20.0, CHATS)  # the door learns what a token takes
+    overload.drain()
+    prompt = tuple(range(30_000))
+    choices = [overload.ask("batch", prompt) for _ in range(4)]
+    asked_at = overload.clock()
+    while overload.clock() < asked_at + 12.0:  # a chat that comes later is behind them
+        overload.step()
+    chat = overload.ask("chat")
+    overload.drain()
+    assert chat.retry_after is None
+    assert chat.ttft < 2.5
+    assert [one.error for one in choices] == [None] * 4

@@ -10,6 +10,7 @@ _scheduler = partial(Mutant, file="scheduler.py")
 _budget = partial(Mutant, file="budget.py")
 _fairness = partial(Mutant, file="budget.py")
 _patience = partial(Mutant, file="patience.py")
+_step_time = partial(Mutant, file="step_time.py")
 
 MUTANTS = (
     _scheduler(
@@ -69,6 +70,12 @@ MUTANTS = (
         law=29,
         old="seconds = min(config.max_step_seconds, ",
         new="seconds = min(1e9, ",
+    ),
+    _step_time(
+        name="the time of a step without tokens is forgotten",
+        law=29,
+        old="fit = _Fit(costs.get(_BASE, 0.0), costs[_PER_TOKEN]",
+        new="fit = _Fit(0.0, costs[_PER_TOKEN]",
     ),
     _scheduler(
         name="who arrives last goes first",
