@@ -19,6 +19,7 @@ from django.urls import reverse
 
 from streamserve.api.call import Caller, Reply
 from streamserve.api.resume import encoder_for
+from streamserve.asgi.handover import MORE_HEADERS
 from streamserve.dialects import native
 from streamserve.dialects.base import TextBlocks
 from streamserve.protocol.errors import (
@@ -31,7 +32,7 @@ from streamserve.protocol.events import BlockStart, Done, Error, LoggedEvent, To
 from streamserve.streams.reader.delivery import Delivery
 from streamserve.streams.reader.follow import collect, follow
 from streamserve.streams.stream import Stream
-from streamserve.web.auth import authenticate
+from streamserve.web.auth import authenticate, give_cookie, keep_visitor
 from streamserve.web.calls import background
 from streamserve.web.site import get_site
 
@@ -158,7 +159,7 @@ class Answer:
         if caller is None:
             message = "This request has no caller that may use the model. Check its login first, or name a tenant."
             raise Unauthorized(message)
-        return caller
+        return keep_visitor(request, caller)
 
     def _named_caller(self) -> Caller:
         if self._user is None:
@@ -198,7 +199,10 @@ class Answer:
             raise needs_asgi()
         started = await self._start(caller, "park")
         delivery = Delivery(get_site().streams, started, encoder_for(format, started))
-        return to_django(self._request, Reply(body=delivery))
+        response = to_django(self._request, Reply(body=delivery))
+        if MORE_HEADERS not in self._request.scope:  # no StreamMiddleware, which sets the cookie
+            give_cookie(response, caller)
+        return response
 
     async def _follow(self, caller: Caller | None) -> AsyncGenerator[str]:
         """Yield the new text of the answer. Raises the error that it ends in."""

@@ -11,9 +11,10 @@ from typing import Any
 
 import httpx
 import pytest
+from django.conf import settings
 from django.contrib.auth.models import AnonymousUser
 from django.core.exceptions import SynchronousOnlyOperation
-from django.test import RequestFactory
+from django.test import AsyncClient, RequestFactory, override_settings
 
 from streamserve import acomplete, complete, stream
 from streamserve.models import ApiKey
@@ -21,6 +22,7 @@ from streamserve.models import Stream as StreamRow
 from streamserve.protocol.errors import BadRequest, NotFound, Unauthorized
 from streamserve.testing import DaphneServer
 from streamserve.web import site
+from streamserve.web.auth import VISITOR_COOKIE
 from streamserve.web.calls import background
 from tests.conftest import until
 from tests.support.demo_site import ROOT, environment, manage
@@ -40,7 +42,8 @@ def background_site() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def server(django_db_setup: None) -> Iterator[DaphneServer]:
-    with DaphneServer(settings={"ROOT_URLCONF": "tests.web.calls.views"}) as server:
+    conf = {**settings.STREAMSERVE, "ANONYMOUS": True}
+    with DaphneServer(settings={"ROOT_URLCONF": "tests.web.calls.views", "STREAMSERVE": conf}) as server:
         yield server
 
 
@@ -105,6 +108,32 @@ def test_views_hand_a_stream_to_the_browser(http: httpx.Client) -> None:
         body = http.get(http.get(f"/{name}").json()["url"]).content
         check_native(body)
         assert text_of(parse_sse(body)) == whole
+
+
+@pytest.mark.parametrize("name", ["started", "astarted", "twice", "streamed"])
+def test_a_new_visitor_reads_what_a_view_has_begun(server: DaphneServer, name: str) -> None:
+    """The view's response sets the visitor's cookie, once; all answers of one request are one visitor's."""
+    with httpx.Client(base_url=server.url, timeout=30, trust_env=False) as visitor:
+        reply = visitor.get(f"/{name}")
+        assert len(reply.headers.get_list("set-cookie")) == 1
+        if name == "streamed":
+            urls = [f"/streams/{reply.headers['x-stream-id']}/events"]
+        else:
+            urls = reply.json().get("urls") or [reply.json()["url"]]
+        for url in urls:
+            check_native(visitor.get(url).content)
+            assert httpx.get(f"{server.url}{url}", trust_env=False).status_code == 404
+        assert "set-cookie" not in visitor.get(f"/{name}").headers
+
+
+async def test_a_response_without_the_middleware_sets_the_cookie(engine: None) -> None:
+    """Under Django's own handler, as in its test client, the response does it itself."""
+    conf = {**settings.STREAMSERVE, "ANONYMOUS": True}
+    with override_settings(ROOT_URLCONF="tests.web.calls.views", STREAMSERVE=conf):
+        client = AsyncClient()
+        response: Any = await client.get("/astreamed")
+        assert b"".join([chunk async for chunk in response.streaming_content])
+        assert VISITOR_COOKIE in client.cookies
 
 
 def test_another_tenant_does_not_reach_it(http: httpx.Client, server: DaphneServer, lonely_key: str) -> None:
