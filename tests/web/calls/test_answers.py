@@ -171,10 +171,13 @@ print(complete("tell me", max_tokens=4, seed=7).text, flush=True)
 if child:
     print("status", os.waitpid(child, 0)[1])
 """
+FORKED_LATER = FORKED.replace("import complete\n", 'import complete\ncomplete("tell me", max_tokens=4, seed=7)\n')
 STATES = "from streamserve.models import Stream; print(*Stream.objects.values_list('state', flat=True))"
 
 
-@pytest.mark.parametrize(("code", "num"), [(COMMAND, 1), (FORKED, 2)], ids=["command", "forked worker"])
+@pytest.mark.parametrize(
+    ("code", "num"), [(COMMAND, 1), (FORKED, 2), (FORKED_LATER, 2)], ids=["command", "forked", "later"]
+)
 def test_a_process_without_a_server_uses_the_engine_and_ends(tmp_path: Path, code: str, num: int) -> None:
     """A management command and a forked worker (Celery): the engine's process answers, nothing is left to say."""
     assert manage(tmp_path, "migrate", "-v", "0").returncode == 0
@@ -195,7 +198,9 @@ def test_a_process_without_a_server_uses_the_engine_and_ends(tmp_path: Path, cod
         assert (done.returncode, len(texts), len(set(texts))) == (0, num, 1), done
         assert [line for line in done.stderr.splitlines() if " INFO " not in line] == []
         assert "status" not in done.stdout or "status 0" in done.stdout
-        assert manage(tmp_path, "shell", "-v", "0", "-c", STATES).stdout.split() == ["finished"] * num
+        assert manage(tmp_path, "shell", "-v", "0", "-c", STATES).stdout.split() == ["finished"] * (
+            num + (code == FORKED_LATER)
+        )
     finally:
         manage(tmp_path, "streamserve_engine", "--stop")
 
