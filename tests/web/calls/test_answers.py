@@ -19,7 +19,7 @@ from django.test import AsyncClient, RequestFactory, override_settings
 from streamserve import acomplete, complete, stream
 from streamserve.models import ApiKey
 from streamserve.models import Stream as StreamRow
-from streamserve.protocol.errors import BadRequest, NotFound, Unauthorized
+from streamserve.protocol.errors import BadRequest, Forbidden, NotFound, Unauthorized
 from streamserve.testing import DaphneServer
 from streamserve.web import site
 from streamserve.web.auth import VISITOR_COOKIE
@@ -76,9 +76,10 @@ def test_sync_forms_give_the_same_answer(background_site: None) -> None:
 
 
 async def test_a_blocking_call_on_the_loop_names_the_async_one() -> None:
-    """It would wait for itself."""
-    with pytest.raises(SynchronousOnlyOperation, match="await acomplete"):
-        complete(**ASK)
+    """It would wait for itself. So with a request, whose caller is looked up first."""
+    for options in ({}, {"request": RequestFactory().get("/")}):
+        with pytest.raises(SynchronousOnlyOperation, match="await acomplete"):
+            complete(**ASK, **options)
 
 
 async def test_leaving_the_loop_stops_the_answer(engine: None) -> None:
@@ -143,14 +144,17 @@ def test_another_tenant_does_not_reach_it(http: httpx.Client, server: DaphneServ
     assert other.status_code == 404
 
 
-def test_wrong_calls_are_refused(background_site: None, alice: Any) -> None:
-    """An unknown model, a visitor, two callers, a wrong field: errors of the catalogue, each before the engine."""
+def test_wrong_calls_are_refused(background_site: None, alice: Any, ops_key: str) -> None:
+    """An unknown model, a visitor, a key that may not chat, …: errors of the catalogue, each before the engine."""
     request = RequestFactory().get("/")
     request.user = AnonymousUser()
+    by_ops_key = RequestFactory().get("/", headers={"Authorization": f"Bearer {ops_key}"})
     for options, error in [
         ({"model": "nothing"}, NotFound),
         ({"request": request}, Unauthorized),
+        ({"request": by_ops_key}, Forbidden),
         ({"user": AnonymousUser()}, Unauthorized),
+        ({"tenant": "t" * 60}, BadRequest),
         ({"user": alice, "tenant": "billing"}, BadRequest),
         ({"max_token": 3}, BadRequest),
     ]:
