@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from streamserve.asgi.guard import Guard, GuardedApp, RouteBound
+from streamserve.asgi.guard import Guard, GuardedApp, RouteBound, client_of
 from streamserve.asgi.types import Message, Receive, Scope, Send
 from streamserve.dialects import openai_chat
 from tests.support.streams import until
@@ -97,6 +97,29 @@ async def test_connections_of_an_address(scope: dict[str, Any], status: int) -> 
     after = Exchange(app)
     await after.task
     assert after.status == 200
+
+
+@pytest.mark.parametrize(
+    ("address", "status"),
+    [("2001:db8:1:2:f::9", 429), ("2001:db8:1:3::1", 200), ("::ffff:203.0.113.7", 200), ("::ffff:127.0.0.1", 200)],
+)
+async def test_the_addresses_of_one_network_are_one_client(address: str, status: int) -> None:
+    """A client of IPv6 has a /64 of addresses, and is no other client by each."""
+    inner = Inner()
+    app = GuardedApp(inner, Guard(max_per_address=1))
+    first = Exchange(app, client=("2001:db8:1:2::1", 1))
+    await until(lambda: inner.num_called == 1, "it is open")
+    one = Exchange(app, client=(address, 1))
+    await until(lambda: inner.num_called == 2 or bool(one.sent), "it is open or refused")
+    inner.go.set()
+    await asyncio.gather(first.task, one.task)
+    assert one.status == status
+
+
+def test_clients_by_address() -> None:
+    """One form for each client; what is no address is none."""
+    addresses = ("203.0.113.7", "::ffff:203.0.113.7", "::1", "fe80::1%eth0", "", "testclient")
+    assert [client_of(one) for one in addresses] == ["203.0.113.7", "203.0.113.7", "::1", "fe80::", "", ""]
 
 
 async def test_connections_in_all() -> None:
