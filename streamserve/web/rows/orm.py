@@ -127,6 +127,7 @@ class OrmThread:
             except Exception:
                 self.num_transactions += len(jobs)
                 logger.info("%d writes are done again one by one", len(jobs), exc_info=True)
+                _tidy(partial(_close_unfit, is_rested=True))  # perhaps the server has closed the connection
         return [(job, *_result_of(job.work)) for job in jobs]
 
 

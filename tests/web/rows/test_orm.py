@@ -100,6 +100,16 @@ async def test_a_write_that_fails_fails_alone(thread: OrmThread) -> None:
     assert await Group.objects.acount() == 3
 
 
+async def test_writes_on_a_connection_that_was_lost_are_done_on_a_new_one(
+    thread: OrmThread, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The group that finds it lost is done again one by one, and those must not all fail as well."""
+    await thread.run(handle, is_write=False)
+    monkeypatch.setattr(type(connections["default"]), "is_usable", lambda self: False)
+    await thread.run(lambda: connection.connection.close(), is_write=False)
+    assert await while_it_is_busy(thread, make("a"), make("b")) == ["a", "b"]
+
+
 async def test_an_error_of_a_call_is_its_callers(thread: OrmThread) -> None:
     """The thread goes on after an error."""
 
