@@ -36,9 +36,10 @@ _TRY_LATER = 1013  # WebSocket close code: IANA registry, "Try Again Later"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RouteBound:
-    """What the bodies of one route may have, and the JSON of its errors."""
+    """What the bodies of one route may have, and the JSON of its errors. A probe is answered over `max_connections`."""
 
     body_bytes: int
+    is_probe: bool = False
     error_json: Callable[[ErrorBody], dict[str, Any]] = native.error_json
 
 
@@ -97,7 +98,8 @@ class GuardedApp:
 
     def _check(self, scope: Scope, client: str, bound: RouteBound | None) -> None:
         guard = self._guard
-        if guard.max_connections and self._num_open >= guard.max_connections:
+        is_probe = bound is not None and bound.is_probe
+        if guard.max_connections and self._num_open >= guard.max_connections and not is_probe:
             raise Overloaded("The server has as many connections as it takes. Try again.", retry_after=_RETRY_SECONDS)
         if client and guard.max_per_address and self._by_client[client] >= guard.max_per_address:
             raise QuotaExceeded(

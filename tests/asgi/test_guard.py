@@ -64,7 +64,11 @@ class Exchange:
 
 
 def bound_of(path: str) -> RouteBound | None:
-    known = {"/ours": RouteBound(body_bytes=10), "/v1": RouteBound(body_bytes=10, error_json=openai_chat.error_json)}
+    known = {
+        "/ours": RouteBound(body_bytes=10),
+        "/v1": RouteBound(body_bytes=10, error_json=openai_chat.error_json),
+        "/livez": RouteBound(body_bytes=10, is_probe=True),
+    }
     return known.get(path)
 
 
@@ -123,9 +127,12 @@ def test_clients_by_address() -> None:
 
 
 async def test_connections_in_all() -> None:
-    """The bound of all connections holds for any address, and for a WebSocket, which is closed with 1013."""
+    """The bound of all connections holds for any address, and for a WebSocket, which is closed with 1013.
+
+    Not for a probe: its supervisor would end the process, and every answer with it.
+    """
     inner = Inner()
-    app = GuardedApp(inner, Guard(max_connections=1))
+    app = GuardedApp(inner, Guard(max_connections=1, bound_of=bound_of))
     first = Exchange(app)
     await until(lambda: inner.num_called == 1, "it is open")
     second = Exchange(app, client=("127.0.0.1", 1))
@@ -134,9 +141,11 @@ async def test_connections_in_all() -> None:
     assert (second.status, second.error["code"]) == (503, "overloaded")
     assert [message["type"] for message in socket.sent] == ["websocket.accept", "websocket.close"]
     assert socket.sent[1]["code"] == 1013
+    probe = Exchange(app, path="/livez")
+    await until(lambda: inner.num_called == 2, "it is let in")
     inner.go.set()
-    await first.task
-    assert inner.num_called == 1
+    await asyncio.gather(first.task, probe.task)
+    assert (inner.num_called, probe.status) == (2, 200)
 
 
 @pytest.mark.parametrize(
