@@ -88,13 +88,18 @@ def _bound_of(path: str) -> Any:
     """Return the bounds of the bodies of a route, None for an address of the site's own."""
     from django.conf import settings as django_settings
 
+    from streamserve.api.routes import PROBES
     from streamserve.asgi.guard import RouteBound
     from streamserve.conf import get_settings
 
     path = path.removeprefix((django_settings.FORCE_SCRIPT_NAME or "").rstrip("/"))
-    for pattern, error_json in _route_patterns():
+    for pattern, route in _route_patterns():
         if pattern.fullmatch(path):
-            return RouteBound(body_bytes=get_settings().limits.max_body_bytes, error_json=error_json)
+            return RouteBound(
+                body_bytes=get_settings().limits.max_body_bytes,
+                error_json=route.error_json,
+                is_probe=route.name in PROBES,
+            )
     return None
 
 
@@ -105,7 +110,7 @@ def _route_patterns() -> list[tuple[re.Pattern[str], Any]]:
     from streamserve.web.websocket import path_of
 
     prefix = path_of("livez").removesuffix("/livez")
-    return [(re.compile(re.escape(prefix) + route.pattern().pattern), route.error_json) for route in ROUTES]
+    return [(re.compile(re.escape(prefix) + route.pattern().pattern), route) for route in ROUTES]
 
 
 @cache
@@ -126,9 +131,10 @@ def _probe_paths() -> list[str]:
     """Return the paths that are answered while the server drains, under the prefix of the site's urls.py."""
     from django.conf import settings
 
+    from streamserve.api.routes import PROBES
     from streamserve.web.websocket import path_of
 
-    paths = [path_of(name) for name in ("livez", "readyz", "metrics")]
+    paths = [path_of(name) for name in PROBES]
     return [f"{script}{path}" for script in ("", (settings.FORCE_SCRIPT_NAME or "").rstrip("/")) for path in paths]
 
 

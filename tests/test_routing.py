@@ -11,6 +11,7 @@ from django.core.asgi import get_asgi_application
 from django.test.utils import override_settings
 from django.urls import path
 
+from streamserve.api.routes import PROBES
 from streamserve.asgi.drain import Drain
 from streamserve.asgi.types import Receive, Scope, Send
 from streamserve.dialects.websocket import CloseCode
@@ -94,9 +95,9 @@ async def test_probes_are_answered_while_draining_under_a_prefix(script: str) ->
         assert (await http.get_response(10))["status"] == 200
         await http.wait(10)
         await drain.conduct(IdleServer(), 0)
-        served = [drain.serves(f"{script}/ai/{name}") for name in ("livez", "readyz", "metrics", "streams")]
+        served = [drain.serves(f"{script}/ai/{name}") for name in (*PROBES, "streams")]
     await site.reset()
-    assert served == [True, True, True, False]
+    assert served == [True, True, True, True, False]
 
 
 def test_a_wrapped_application_is_not_wrapped_again() -> None:

@@ -29,6 +29,9 @@ CONVERTERS = {"stream_id": "[0-9a-f]{32}", "path": ".+"}
 _PART = re.compile(r"<(\w+):(\w+)>")
 _UNNAMED = "other"  # in `/metrics`: addresses where nothing is
 
+# Answered while the server drains, and when it has as many connections as it takes: a supervisor asks them.
+PROBES = ("livez", "health", "readyz", "metrics")
+
 _READ = ("GET", "HEAD")
 _ANY = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE")
 

@@ -36,9 +36,10 @@ _TRY_LATER = 1013  # WebSocket close code: IANA registry, "Try Again Later"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RouteBound:
-    """What the bodies of one route may have, and the JSON of its errors."""
+    """What the bodies of one route may have, and the JSON of its errors. A probe is answered over `max_connections`."""
 
     body_bytes: int
+    is_probe: bool = False
     error_json: Callable[[ErrorBody], dict[str, Any]] = native.error_json
 
 
@@ -63,38 +64,44 @@ class GuardedApp:
     def __init__(self, app: App, guard: Guard) -> None:
         self._app, self._guard = app, guard
         self._num_open = 0
-        self._by_address: Counter[str] = Counter()
+        self._by_client: Counter[str] = Counter()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
             await self._app(scope, receive, send)
             return
-        address = _limited_address(scope)
+        client = _limited_client(scope)
         bound = (
             self._guard.bound_of(scope["path"].removeprefix(scope.get("root_path", "")))
             if scope["type"] == "http"
             else None
         )
         try:
-            self._check(scope, address, bound)
+            self._check(scope, client, bound)
         except StreamserveError as error:
             await _refuse(scope, receive, send, error, bound)
             return
         self._num_open += 1
-        if address:
-            self._by_address[address] += 1
+        if client:
+            self._by_client[client] += 1
         try:
             await self._serve(scope, receive, send, bound)
         finally:
             self._num_open -= 1
-            if address:
-                self._by_address -= Counter([address])  # also drops zeros
+            if client:
+                self._note_end(client)
 
-    def _check(self, scope: Scope, address: str, bound: RouteBound | None) -> None:
+    def _note_end(self, client: str) -> None:
+        self._by_client[client] -= 1
+        if not self._by_client[client]:
+            del self._by_client[client]
+
+    def _check(self, scope: Scope, client: str, bound: RouteBound | None) -> None:
         guard = self._guard
-        if guard.max_connections and self._num_open >= guard.max_connections:
+        is_probe = bound is not None and bound.is_probe
+        if guard.max_connections and self._num_open >= guard.max_connections and not is_probe:
             raise Overloaded("The server has as many connections as it takes. Try again.", retry_after=_RETRY_SECONDS)
-        if address and guard.max_per_address and self._by_address[address] >= guard.max_per_address:
+        if client and guard.max_per_address and self._by_client[client] >= guard.max_per_address:
             raise QuotaExceeded(
                 f"This address has {guard.max_per_address} connections open, which is the limit. Close one.",
                 code="too_many_connections",
@@ -162,13 +169,24 @@ def _content_length(scope: Scope) -> int:
     return 0
 
 
-def _limited_address(scope: Scope) -> str:
-    """Return the client's address; "" for a unix socket or a loopback address."""
-    address = (scope.get("client") or ("",))[0] or ""
+def client_of(address: str) -> str:
+    """Return whom an address is counted for: of IPv6 its /64, whose addresses one client has (RFC 6177); "" if unknown.
+
+    An IPv4 address in IPv6 form, as a socket for both has it, is the IPv4 address.
+    """
     try:
-        return "" if ipaddress.ip_address(address).is_loopback else address
+        ip = ipaddress.ip_address(address)
     except ValueError:
         return ""
+    if isinstance(ip, ipaddress.IPv4Address):
+        return str(ip)
+    return str(ip.ipv4_mapped or ("::1" if ip.is_loopback else ipaddress.IPv6Address(int(ip) >> 64 << 64)))
+
+
+def _limited_client(scope: Scope) -> str:
+    """Return the client that is limited; "" for a unix socket or a loopback address."""
+    client = client_of((scope.get("client") or ("",))[0] or "")
+    return "" if not client or ipaddress.ip_address(client).is_loopback else client
 
 
 async def _refuse(

@@ -25,6 +25,8 @@ from streamserve.streams.reader.delivery import Flow
 logger = logging.getLogger("streamserve.asgi")
 
 HEADER = "streamserve-handover"
+# In the scope: a list of further headers of the response, whatever app makes it. Until it starts.
+MORE_HEADERS = "streamserve.more_headers"
 
 _HEADER = HEADER.encode()
 # These headers of the inner response describe its empty body.
@@ -146,6 +148,8 @@ class Exchange:
         """Pass the inner response on. If it hands over, hold its start and drop its body."""
         if self._start is not None:
             return
+        if message["type"] == "http.response.start" and (more := self._scope.get(MORE_HEADERS)):
+            message = {**message, "headers": [*message.get("headers", ()), *more]}
         offer_id = _offer_id(message)
         if offer_id is None:
             await self._send(message)

@@ -15,7 +15,7 @@ from collections.abc import Callable
 
 from streamserve.asgi.drain import Drain
 from streamserve.asgi.guard import Guard, GuardedApp, large_body_reply
-from streamserve.asgi.handover import Exchange
+from streamserve.asgi.handover import MORE_HEADERS, Exchange
 from streamserve.asgi.hardening import Hardened, Hardening
 from streamserve.asgi.lifespan import Callback, Lifespan
 from streamserve.asgi.types import App, Receive, Scope, Send
@@ -26,7 +26,8 @@ class StreamMiddleware:
 
     `harden`: also correct the app's own `text/event-stream` responses (hardening.py). `guard`: bounds of
     connections and bodies (guard.py). `stall_seconds`: a reader that takes nothing for so long is cut off; 0: that is
-    left to the server. `scope["streamserve.received_at"]` is `time.monotonic()` of the request.
+    left to the server. `scope["streamserve.received_at"]` is `time.monotonic()` of the request;
+    `scope["streamserve.more_headers"]` is a list for headers of its response.
     """
 
     def __init__(
@@ -77,7 +78,7 @@ class StreamMiddleware:
                 self._app, scope
             )
             return
-        scope = {**scope, "streamserve": self, "streamserve.received_at": time.monotonic()}
+        scope = {**scope, "streamserve": self, "streamserve.received_at": time.monotonic(), MORE_HEADERS: []}
         await self._guarded(scope, receive, send)
 
     async def _dispatch(self, scope: Scope, receive: Receive, send: Send) -> None:

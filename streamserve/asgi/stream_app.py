@@ -22,7 +22,7 @@ from typing import Self
 
 from streamserve.api import ops
 from streamserve.api.call import ANONYMOUS, Call, Caller, Site
-from streamserve.api.routes import ANYONE, ROUTES, Access, Route, failure
+from streamserve.api.routes import ANYONE, PROBES, ROUTES, Access, Route, failure
 from streamserve.asgi.drain import Drain
 from streamserve.asgi.middleware import StreamMiddleware
 from streamserve.asgi.request import ClientLeft, Request
@@ -106,7 +106,7 @@ class StreamApp:
         self._middleware.on_shutdown(self.shutdown)
         self._middleware.on_drain(self._begin_to_drain)
         self._middleware.on_going_away(self._shut_down_streams)
-        self._middleware.serve_while_draining(f"{self._prefix}/livez", f"{self._prefix}/readyz")
+        self._middleware.serve_while_draining(*(f"{self._prefix}/{name}" for name in PROBES))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         outer = scope.get("streamserve")

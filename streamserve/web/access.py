@@ -26,7 +26,7 @@ from streamserve.web.site import get_site
 
 SAFE_METHODS = ("GET", "HEAD")
 METRICS_PERMISSION = "streamserve.view_live"
-_CHAT = Access(callers=CHAT_CALLERS)
+CHAT = Access(callers=CHAT_CALLERS)
 # What a page of another origin may read and send, with a key (Fetch Standard, 3.2.3).
 _EXPOSED = "X-Stream-Id, Streamserve-From, X-Request-Id, Retry-After"
 _ALLOWED = "Authorization, Content-Type, Idempotency-Key, Last-Event-ID, X-Api-Key, X-Request-Id"
@@ -61,7 +61,7 @@ async def admit(access: Access, request: HttpRequest, headers: Mapping[str, str]
 async def _known_caller(request: HttpRequest, headers: Mapping[str, str]) -> Caller:
     """Return the caller if it may chat, else ANONYMOUS."""
     try:
-        return await admit(_CHAT, request, headers)
+        return await admit(CHAT, request, headers)
     except StreamserveError:
         return ANONYMOUS
 

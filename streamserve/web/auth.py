@@ -19,10 +19,11 @@ from typing import Any, Protocol
 from django.conf import settings as django_settings
 from django.core.signing import BadSignature, Signer
 from django.db.models.signals import post_delete, post_save
-from django.http import HttpResponse, HttpResponseBase, parse_cookie
+from django.http import HttpRequest, HttpResponse, HttpResponseBase, parse_cookie
 from django.utils import timezone
 
 from streamserve.api.call import Caller
+from streamserve.asgi.handover import MORE_HEADERS
 from streamserve.conf import get_settings
 from streamserve.keys import digest_of, is_well_formed
 from streamserve.managers import LAST_USED_EVERY, keys_revoked
@@ -36,6 +37,7 @@ from streamserve.web.wrong_keys import WrongKeys
 KNOWN_SECONDS = 30.0
 _MAX_KNOWN = 10_000
 VISITOR_COOKIE = "streamserve_visitor"
+_VISITOR = "_streamserve_visitor"  # an attribute of a request
 _BEARER = re.compile(r"bearer(?: +(.*))?", re.IGNORECASE)
 
 
@@ -196,10 +198,25 @@ def give_cookie(response: HttpResponseBase, caller: Caller) -> None:
 
 
 def cookie_headers(caller: Caller) -> list[tuple[bytes, bytes]]:
-    """Return the header that sets the cookie of a new visitor, for an accepted WebSocket."""
+    """Return the header that sets the cookie of a new visitor, in ASGI form."""
     response = HttpResponse()
     give_cookie(response, caller)
     return [(b"set-cookie", morsel.OutputString().encode()) for morsel in response.cookies.values()]
+
+
+def keep_visitor(request: HttpRequest, caller: Principal) -> Principal:
+    """Return `caller`; for a new visitor the first one of this request, whose cookie its response will set.
+
+    For views of the site, whose response is not ours: StreamMiddleware adds the header.
+    """
+    if not caller.new_cookie:
+        return caller
+    kept: Principal | None = getattr(request, _VISITOR, None)
+    if kept is None:
+        kept = caller
+        setattr(request, _VISITOR, kept)
+        getattr(request, "scope", {}).get(MORE_HEADERS, []).extend(cookie_headers(kept))
+    return kept
 
 
 def salt_of(tenant: str) -> str:

@@ -116,7 +116,7 @@ class RouteHandler(ASGIHandler):
         try:
             set_script_prefix(get_script_prefix(scope))
             if not _is_quiet(signals.request_started):
-                await signals.request_started.asend(sender=type(self), scope=scope)
+                await signals.request_started.asend(sender=ASGIHandler, scope=scope)
             request, error = self.create_request(scope, body_file)
             if error is not None:
                 await self.send_response(error, send)
@@ -145,8 +145,10 @@ class RouteHandler(ASGIHandler):
         """Close the response and send `request_finished`: on the request's thread, if it has got one."""
         context = SyncToAsync.thread_sensitive_context.get(None)
         has_thread = context is not None and context in SyncToAsync.context_to_thread_executor
+        if response is not None:
+            setattr(response, "_handler_class", ASGIHandler)  # noqa: B010  (the sender, in no stub)
         if response is None:
-            await signals.request_finished.asend(sender=type(self))
+            await signals.request_finished.asend(sender=ASGIHandler)
         elif has_thread or not _is_quiet(signals.request_finished):
             await sync_to_async(response.close)()
         else:
@@ -203,5 +205,5 @@ def _as_coroutine(process_view: Callable[..., Any], *, reads_session: bool) -> C
 
 def _is_quiet(signal: Signal) -> bool:
     """Return whether only Django itself receives the signal: it closes what a request's thread has opened."""
-    sync_receivers, async_receivers = signal._live_receivers(RouteHandler)
+    sync_receivers, async_receivers = signal._live_receivers(ASGIHandler)
     return not async_receivers and all(one.__module__.startswith("django.") for one in sync_receivers)

@@ -11,6 +11,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 
+from streamserve.asgi.guard import client_of
 from streamserve.protocol.errors import QuotaExceeded
 
 WINDOW_SECONDS = 60.0
@@ -33,6 +34,7 @@ class WrongKeys:
 
         An empty address (a unix socket) is not limited.
         """
+        address = client_of(address)
         started_at, num_wrong = self._windows.get(address, (0.0, 0))
         left = started_at + WINDOW_SECONDS - self._clock()
         if not address or num_wrong < self._limit or left <= 0 or _digest(key) in self._right:
@@ -46,6 +48,7 @@ class WrongKeys:
     def note_wrong(self, address: str, key: str) -> None:
         """Count a wrong key."""
         self._right.pop(_digest(key), None)
+        address = client_of(address)
         now = self._clock()
         started_at, num_wrong = self._windows.pop(address, (now, 0))
         if now - started_at >= WINDOW_SECONDS:

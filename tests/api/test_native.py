@@ -11,6 +11,7 @@ from django.test.utils import override_settings
 from streamserve.models import Stream as StreamRow
 from streamserve.web import site
 from tests.conftest import Caller, body_of, until_ready
+from tests.support.log_lines import captured_events
 from tests.support.stream_checks import check_native, parse_sse, text_of
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("engine")]
@@ -205,7 +206,7 @@ async def test_an_unknown_model_is_404_with_its_param(caller: Caller) -> None:
 
 
 async def test_a_failure_of_ours_is_a_json_500_that_says_nothing(
-    caller: Caller, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    caller: Caller, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The cause goes to the log, the client gets the id to ask about. (The database fails; no stream is left.)"""
 
@@ -213,12 +214,15 @@ async def test_a_failure_of_ours_is_a_json_500_that_says_nothing(
         raise RuntimeError("disk /secret/path is full")
 
     monkeypatch.setattr(StreamRow, "save", fail)
-    response = await caller.post("/streams", ask())
+    with captured_events() as lines:
+        response = await caller.post("/streams", ask())
     assert response.status_code == 500
     assert response["Content-Type"] == "application/json"
     assert "secret" not in response.content.decode()
     assert response["X-Request-Id"] in response.json()["error"]["message"]
-    assert "/secret/path" in capsys.readouterr().out
+    (failed,) = [line for line in lines if line["event"] == "request_failed"]
+    assert failed["request_id"] == response["X-Request-Id"]
+    assert "/secret/path" in failed["cause"]
     assert all(stream.terminal is not None for stream in site.get_site().streams.all())
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from streamserve.asgi.guard import Guard, GuardedApp, RouteBound
+from streamserve.asgi.guard import Guard, GuardedApp, RouteBound, client_of
 from streamserve.asgi.types import Message, Receive, Scope, Send
 from streamserve.dialects import openai_chat
 from tests.support.streams import until
@@ -64,7 +64,11 @@ class Exchange:
 
 
 def bound_of(path: str) -> RouteBound | None:
-    known = {"/ours": RouteBound(body_bytes=10), "/v1": RouteBound(body_bytes=10, error_json=openai_chat.error_json)}
+    known = {
+        "/ours": RouteBound(body_bytes=10),
+        "/v1": RouteBound(body_bytes=10, error_json=openai_chat.error_json),
+        "/livez": RouteBound(body_bytes=10, is_probe=True),
+    }
     return known.get(path)
 
 
@@ -99,10 +103,36 @@ async def test_connections_of_an_address(scope: dict[str, Any], status: int) -> 
     assert after.status == 200
 
 
-async def test_connections_in_all() -> None:
-    """The bound of all connections holds for any address, and for a WebSocket, which is closed with 1013."""
+@pytest.mark.parametrize(
+    ("address", "status"),
+    [("2001:db8:1:2:f::9", 429), ("2001:db8:1:3::1", 200), ("::ffff:203.0.113.7", 200), ("::ffff:127.0.0.1", 200)],
+)
+async def test_the_addresses_of_one_network_are_one_client(address: str, status: int) -> None:
+    """A client of IPv6 has a /64 of addresses, and is no other client by each."""
     inner = Inner()
-    app = GuardedApp(inner, Guard(max_connections=1))
+    app = GuardedApp(inner, Guard(max_per_address=1))
+    first = Exchange(app, client=("2001:db8:1:2::1", 1))
+    await until(lambda: inner.num_called == 1, "it is open")
+    one = Exchange(app, client=(address, 1))
+    await until(lambda: inner.num_called == 2 or bool(one.sent), "it is open or refused")
+    inner.go.set()
+    await asyncio.gather(first.task, one.task)
+    assert one.status == status
+
+
+def test_clients_by_address() -> None:
+    """One form for each client; what is no address is none."""
+    addresses = ("203.0.113.7", "::ffff:203.0.113.7", "::1", "fe80::1%eth0", "", "testclient")
+    assert [client_of(one) for one in addresses] == ["203.0.113.7", "203.0.113.7", "::1", "fe80::", "", ""]
+
+
+async def test_connections_in_all() -> None:
+    """The bound of all connections holds for any address, and for a WebSocket, which is closed with 1013.
+
+    Not for a probe: its supervisor would end the process, and every answer with it.
+    """
+    inner = Inner()
+    app = GuardedApp(inner, Guard(max_connections=1, bound_of=bound_of))
     first = Exchange(app)
     await until(lambda: inner.num_called == 1, "it is open")
     second = Exchange(app, client=("127.0.0.1", 1))
@@ -111,9 +141,11 @@ async def test_connections_in_all() -> None:
     assert (second.status, second.error["code"]) == (503, "overloaded")
     assert [message["type"] for message in socket.sent] == ["websocket.accept", "websocket.close"]
     assert socket.sent[1]["code"] == 1013
+    probe = Exchange(app, path="/livez")
+    await until(lambda: inner.num_called == 2, "it is let in")
     inner.go.set()
-    await first.task
-    assert inner.num_called == 1
+    await asyncio.gather(first.task, probe.task)
+    assert (inner.num_called, probe.status) == (2, 200)
 
 
 @pytest.mark.parametrize(

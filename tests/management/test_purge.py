@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import threading
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 from channels.db import database_sync_to_async
 from django.core.management import call_command
+from django.db.models.signals import post_delete
 from django.test.utils import override_settings
 from django.utils import timezone
 
@@ -64,7 +66,13 @@ def test_the_command_drops_rows_whose_days_are_over(tmp_path: Path, keys: Any, r
 
 
 async def test_the_reaper_does_the_same(tmp_path: Path) -> None:
-    """Every web process, with its first round."""
+    """Every web process, with its first round; not on the thread that every new answer waits for."""
+    threads: set[str] = set()
+
+    def note(**kwargs: Any) -> None:
+        threads.add(threading.current_thread().name)
+
+    post_delete.connect(note, sender=Watch)
     await database_sync_to_async(planted)(timezone.now())
     with override_settings(STREAMSERVE=conf(tmp_path, KEEP_STREAMS_DAYS=7, KEEP_WATCHES_DAYS=7)):
         own = site.get_site()
@@ -72,4 +80,6 @@ async def test_the_reaper_does_the_same(tmp_path: Path) -> None:
         await Stream.objects.filter(pk="d" * 32).adelete()
         await Reaper(own.streams, own.liveness, site.row_ages(own.settings)).round()
         await site.reset()
+    post_delete.disconnect(note, sender=Watch)
     assert await database_sync_to_async(left)() == ("ab", "ab")
+    assert len(threads - {"streamserve orm"}) == 1

@@ -16,12 +16,15 @@ class _Collector(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         fields = getattr(record, "fields", {})
         event = getattr(record, "event", record.getMessage())
-        self.lines.append({**fields, "event": event, "log_level": record.levelname.lower(), "logger": record.name})
+        line = {**fields, "event": event, "log_level": record.levelname.lower(), "logger": record.name}
+        if record.exc_info:
+            line["cause"] = str(record.exc_info[1])
+        self.lines.append(line)
 
 
 @contextlib.contextmanager
 def captured_events() -> Iterator[list[dict[str, Any]]]:
-    """Yield the list of the lines so far: `event`, `log_level`, `logger`, and the fields."""
+    """Yield the list of the lines so far: `event`, `log_level`, `logger`, the `cause` of a failure, and the fields."""
     collector, logger = _Collector(), logging.getLogger("streamserve")
     level = logger.level
     logger.addHandler(collector)

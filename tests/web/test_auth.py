@@ -164,3 +164,7 @@ def test_wrong_keys_count_by_address_and_minute() -> None:
         keys.check("203.0.113.7", "right")
     now = 60.0
     keys.check("203.0.113.7", "wrong")
+    for address in ("2001:db8::1", "2001:db8::2"):  # of one client
+        keys.note_wrong(address, "wrong")
+    with pytest.raises(QuotaExceeded):
+        keys.check("2001:db8::3", "wrong")

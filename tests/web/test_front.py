@@ -131,20 +131,20 @@ async def test_a_visitor_keeps_the_tenant(engine: None, anonymous_site: None) ->
 
 
 async def test_the_signals_of_a_request_are_sent(engine: None) -> None:
-    """A site that listens to the beginning and the end of requests gets both, on a thread where it may query."""
+    """A site that listens to Django's handler gets beginning and end of requests, on a thread where it may query."""
     seen: list[str] = []
 
     def note(signal: Any, **kwargs: Any) -> None:
         get_user_model().objects.exists()
         seen.append("started" if signal is request_started else "finished")
 
-    request_started.connect(note)
-    request_finished.connect(note)
+    request_started.connect(note, sender=ASGIHandler)
+    request_finished.connect(note, sender=ASGIHandler)
     try:
         await asked(fronted(ASGIHandler()), "GET", "/livez")
     finally:
-        request_started.disconnect(note)
-        request_finished.disconnect(note)
+        request_started.disconnect(note, sender=ASGIHandler)
+        request_finished.disconnect(note, sender=ASGIHandler)
     assert seen == ["started", "finished"]
 
 

@@ -2,7 +2,7 @@
 
 import { Answering } from "./answering.js";
 import { Banner } from "./banner.js";
-import { Conversation, isLive } from "./conversation.js";
+import { Conversation, forgetOtherUsers, isLive } from "./conversation.js";
 import { Heartbeat } from "./heartbeat.js";
 import { loadingWords } from "./loading.js";
 import { makeLocks } from "./locks.js";
@@ -360,7 +360,11 @@ class Chat {
     for (const name of ["online", "offline"]) window.addEventListener(name, () => this.banner.show());
     document.addEventListener("visibilitychange", wake);
     window.addEventListener("pagehide", () => this.leave());
-    window.addEventListener("pageshow", ({ persisted }) => void (persisted && this.share()));
+    window.addEventListener("pageshow", ({ persisted }) => {
+      if (!persisted) return;
+      this.merge(); // the user may have signed out on another page
+      void this.share();
+    });
     window.addEventListener("storage", ({ key }) => {
       if (key === null || key.startsWith(this.config.storageKey)) this.merge();
     });
@@ -386,6 +390,7 @@ function openAll(roots) {
     used.add(config.storageKey);
     root.dataset.storageKey = config.storageKey;
   }
+  for (const [, config] of chats) forgetOtherUsers(config.storageKey);
   const opened = chats.map(([root, config]) => new Chat(root, config, locks));
   for (const [index, chat] of opened.entries()) chat.open(index === 0);
   if (opened.length > 0) watchServer(opened);

@@ -218,6 +218,20 @@ function storageOf(kind) {
   }
 }
 
+/**
+ * Remove what users who were signed in before have left in this browser. `key` is one of this page's user:
+ * PREFIX/USER/NAME, without USER for a visitor, whose conversations stay.
+ */
+export function forgetOtherUsers(key) {
+  const [prefix, user] = key.split("/");
+  if (user === undefined) return;
+  for (const storage of [storageOf("localStorage"), storageOf("sessionStorage")]) {
+    for (const name of namesIn(storage, `${prefix}/`)) {
+      if (!["", user].includes(name.split("/")[1])) storage.removeItem(name);
+    }
+  }
+}
+
 export function newId() {
   return crypto.getRandomValues(new Uint32Array(2)).join("-");
 }

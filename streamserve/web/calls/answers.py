@@ -19,6 +19,7 @@ from django.urls import reverse
 
 from streamserve.api.call import Caller, Reply
 from streamserve.api.resume import encoder_for
+from streamserve.asgi.handover import MORE_HEADERS
 from streamserve.dialects import native
 from streamserve.dialects.base import TextBlocks
 from streamserve.protocol.errors import (
@@ -31,11 +32,13 @@ from streamserve.protocol.events import BlockStart, Done, Error, LoggedEvent, To
 from streamserve.streams.reader.delivery import Delivery
 from streamserve.streams.reader.follow import collect, follow
 from streamserve.streams.stream import Stream
-from streamserve.web.auth import authenticate
+from streamserve.web.access import CHAT, check_access
+from streamserve.web.auth import authenticate, give_cookie, keep_visitor
 from streamserve.web.calls import background
 from streamserve.web.site import get_site
 
 Messages = Sequence[Mapping[str, Any]]
+_MAX_TENANT_CHARS = 59  # what the column of owners takes after "site:"
 _POLL_SECONDS = 0.05
 _LOADING_SECONDS = 60.0  # how long a call waits for an engine that is loading
 
@@ -94,6 +97,8 @@ class Answer:
         given = [name for name, value in (("request", request), ("user", user), ("tenant", tenant)) if value]
         if len(given) > 1:
             raise BadRequest(f"An answer belongs to one: give {' or '.join(given)}.", code="invalid_request")
+        if len(tenant) > _MAX_TENANT_CHARS:
+            raise BadRequest(f"A tenant's name has at most {_MAX_TENANT_CHARS} characters.", param="tenant")
         self._request, self._user, self._tenant = request, user, tenant
         self._bodies = list(_bodies(question, system, fields))
         self._stream: Stream | None = None
@@ -110,7 +115,7 @@ class Answer:
 
     def start(self) -> Self:
         """Begin an answer that waits for its reader; return it."""
-        caller = self._caller()
+        caller = self._caller("await astart()")
         background.run(lambda: self._start(caller, "park"), "await astart()")
         return self
 
@@ -121,7 +126,7 @@ class Answer:
 
     def response(self, format: str = "native") -> HttpResponseBase:
         """Return the response of a view that streams the answer: server-sent events in this `format`."""
-        caller = self._caller()
+        caller = self._caller("await aresponse()")
         return background.run(lambda: self._respond(caller, format), "await aresponse()")
 
     async def aresponse(self, format: str = "native") -> HttpResponseBase:
@@ -130,7 +135,7 @@ class Answer:
 
     def whole(self) -> Completion:
         """Wait for the end; return the whole answer."""
-        caller = self._caller()
+        caller = self._caller("await acomplete()")
         return background.run(lambda: self._whole(caller), "await acomplete()")
 
     async def awhole(self) -> Completion:
@@ -145,8 +150,9 @@ class Answer:
 
     # The caller
 
-    def _caller(self) -> Caller:
+    def _caller(self, instead: str) -> Caller:
         """Return the owner of the answer. In this thread, whose transaction may hold the user's row."""
+        background.refuse_on_loop(instead)
         return async_to_sync(self._acaller)() if self._request is not None else self._named_caller()
 
     async def _acaller(self) -> Caller:
@@ -158,7 +164,7 @@ class Answer:
         if caller is None:
             message = "This request has no caller that may use the model. Check its login first, or name a tenant."
             raise Unauthorized(message)
-        return caller
+        return keep_visitor(request, check_access(CHAT, caller))
 
     def _named_caller(self) -> Caller:
         if self._user is None:
@@ -198,7 +204,10 @@ class Answer:
             raise needs_asgi()
         started = await self._start(caller, "park")
         delivery = Delivery(get_site().streams, started, encoder_for(format, started))
-        return to_django(self._request, Reply(body=delivery))
+        response = to_django(self._request, Reply(body=delivery))
+        if MORE_HEADERS not in self._request.scope:  # no StreamMiddleware, which sets the cookie
+            give_cookie(response, caller)
+        return response
 
     async def _follow(self, caller: Caller | None) -> AsyncGenerator[str]:
         """Yield the new text of the answer. Raises the error that it ends in."""
@@ -212,7 +221,7 @@ class Answer:
 
     def _texts(self) -> Generator[str]:
         """Do what `_follow` does, from synchronous code."""
-        texts = self._follow(self._caller())
+        texts = self._follow(self._caller("async for"))
         try:
             while (text := background.run(lambda: _next(texts), "async for")) is not None:
                 yield text

@@ -4,7 +4,7 @@
     anything else without a running loop      one background thread with a loop of its own, started on the first call
 
 A process has one site of engines and streams (web/site.py), which belongs to one loop, so every thread uses the same.
-Any thread. A worker that was forked before its first call (Celery) starts its own loop.
+Any thread. A worker that is forked (Celery) starts its own loop, whether its parent has made a call or not.
 """
 
 from __future__ import annotations
@@ -38,8 +38,7 @@ def run(make: Callable[[], Coroutine[Any, Any, T]], instead: str) -> T:
     Raises SynchronousOnlyOperation on a thread whose event loop runs, which would wait for itself; `instead` works
     there.
     """
-    if _has_running_loop():
-        raise SynchronousOnlyOperation(f"This call would block the event loop. In async code: {instead}.")
+    refuse_on_loop(instead)
     # An empty context: a stream that starts here outlives the request, and must not use its thread.
     future = Context().run(asyncio.run_coroutine_threadsafe, make(), _serving_loop())
     try:
@@ -49,12 +48,13 @@ def run(make: Callable[[], Coroutine[Any, Any, T]], instead: str) -> T:
         raise
 
 
-def _has_running_loop() -> bool:
+def refuse_on_loop(instead: str) -> None:
+    """Raise SynchronousOnlyOperation on a thread whose event loop runs."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:
-        return False
-    return True
+        return
+    raise SynchronousOnlyOperation(f"This call would block the event loop. In async code: {instead}.")
 
 
 def _serving_loop() -> asyncio.AbstractEventLoop:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import queue
 import threading
 import time
@@ -126,6 +127,7 @@ class OrmThread:
             except Exception:
                 self.num_transactions += len(jobs)
                 logger.info("%d writes are done again one by one", len(jobs), exc_info=True)
+                _tidy(partial(_close_unfit, is_rested=True))  # perhaps the server has closed the connection
         return [(job, *_result_of(job.work)) for job in jobs]
 
 
@@ -182,6 +184,20 @@ def _close_unfit(connection: Any, *, is_rested: bool) -> None:
 
 
 _thread = OrmThread()  # of the process, as its connections are
+
+
+def _before_fork() -> None:
+    """Finish what waits: a child must not inherit an open connection, least of all one inside a transaction."""
+    _thread.close()
+
+
+def _after_fork() -> None:
+    """Begin anew in the child, which does not have its parent's thread."""
+    global _thread
+    _thread = OrmThread()
+
+
+os.register_at_fork(before=_before_fork, after_in_child=_after_fork)
 
 
 async def call(work: Callable[..., T], *args: Any, **kwargs: Any) -> T:

@@ -12,6 +12,7 @@ from contextvars import Context
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
+from channels.db import database_sync_to_async
 from django.utils import timezone
 
 from streamserve.api.logs import get_logger
@@ -147,6 +148,8 @@ class Reaper:
         num_dropped = await streams.log.purge(purge_before(streams.settings, time.time()))
         if num_dropped:
             log.info("stream_logs_purged", num=num_dropped)
-        dropped = await orm.call(self._ages.drop_old, streams.settings, timezone.now())
+        # Not on the ORM thread: the first time there may be millions, and each new answer waits for that thread.
+        drop_old = database_sync_to_async(self._ages.drop_old, thread_sensitive=False)
+        dropped = await drop_old(streams.settings, timezone.now())
         if any(dropped):
             log.info("rows_dropped", streams=dropped[0], watches=dropped[1])

@@ -8,6 +8,9 @@ import pytest
 from playwright.sync_api import Browser, Page, expect
 
 from tests.support.browser import (
+    ADMIN_NAME,
+    ADMIN_PASSWORD,
+    Watched,
     answer_text,
     ask,
     log_text,
@@ -134,3 +137,45 @@ def test_a_new_chat_in_one_tab_leaves_the_other_its_conversation(tabs: tuple[Pag
     second.wait_for_function("() => !Object.values(localStorage).some((text) => text.includes('The old one'))")
     first.keyboard.press("Escape")
     wait_for_status(first, "Stopped")
+
+
+def owners(page: Page) -> set[str]:
+    """Return whose records the browser keeps: the names of users, "" for a visitor."""
+    names = page.evaluate("() => [localStorage, sessionStorage].flatMap((storage) => Object.keys(storage))")
+    return {name.split("/")[1] for name in names if name.startswith("streamserve.chat/")}
+
+
+def leave_record(page: Page, user: str) -> None:
+    """Store what a visit of that user leaves."""
+    page.evaluate(
+        """(key) => {
+          for (const storage of [localStorage, sessionStorage]) storage.setItem(key, '1-2');
+          localStorage.setItem(`${key}/1-2/000000001-1`, '{"version": 2, "question": "a", "text": "secret"}');
+        }""",
+        f"streamserve.chat/{user}/chat",
+    )
+
+
+def test_a_users_history_goes_at_logout(watched: Watched) -> None:
+    """The next page for nobody, or for another user, removes it; the user's other tab shows it no more."""
+    page = watched.page
+    watched.expect_complaint("404")  # the admin has no icon
+    leave_record(page, "")
+    page.goto(f"{watched.origin}/admin/login/?next=/")
+    leave_record(page, "bob")
+    page.get_by_label("Username").fill(ADMIN_NAME)
+    page.get_by_label("Password").fill(ADMIN_PASSWORD)
+    page.get_by_role("button", name="Log in").click()
+    page.wait_for_url(f"{watched.origin}/")
+    ask(page, "Mine")
+    wait_for_text(page, 20)
+    page.keyboard.press("Escape")
+    wait_for_status(page, "Stopped")
+    assert owners(page) == {"", ADMIN_NAME}
+    other = page.context.new_page()
+    other.goto(f"{watched.origin}/admin/")
+    other.get_by_role("button", name="Log out").click()
+    expect(other.get_by_text("Logged out")).to_be_visible()
+    other.goto(watched.origin)
+    assert owners(other) == {""}
+    expect(page.locator(".ss-turn")).to_have_count(0)

@@ -11,16 +11,18 @@ from typing import Any
 
 import httpx
 import pytest
+from django.conf import settings
 from django.contrib.auth.models import AnonymousUser
 from django.core.exceptions import SynchronousOnlyOperation
-from django.test import RequestFactory
+from django.test import AsyncClient, RequestFactory, override_settings
 
 from streamserve import acomplete, complete, stream
 from streamserve.models import ApiKey
 from streamserve.models import Stream as StreamRow
-from streamserve.protocol.errors import BadRequest, NotFound, Unauthorized
+from streamserve.protocol.errors import BadRequest, Forbidden, NotFound, Unauthorized
 from streamserve.testing import DaphneServer
 from streamserve.web import site
+from streamserve.web.auth import VISITOR_COOKIE
 from streamserve.web.calls import background
 from tests.conftest import until
 from tests.support.demo_site import ROOT, environment, manage
@@ -40,7 +42,8 @@ def background_site() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def server(django_db_setup: None) -> Iterator[DaphneServer]:
-    with DaphneServer(settings={"ROOT_URLCONF": "tests.web.calls.views"}) as server:
+    conf = {**settings.STREAMSERVE, "ANONYMOUS": True}
+    with DaphneServer(settings={"ROOT_URLCONF": "tests.web.calls.views", "STREAMSERVE": conf}) as server:
         yield server
 
 
@@ -73,9 +76,10 @@ def test_sync_forms_give_the_same_answer(background_site: None) -> None:
 
 
 async def test_a_blocking_call_on_the_loop_names_the_async_one() -> None:
-    """It would wait for itself."""
-    with pytest.raises(SynchronousOnlyOperation, match="await acomplete"):
-        complete(**ASK)
+    """It would wait for itself. So with a request, whose caller is looked up first."""
+    for options in ({}, {"request": RequestFactory().get("/")}):
+        with pytest.raises(SynchronousOnlyOperation, match="await acomplete"):
+            complete(**ASK, **options)
 
 
 async def test_leaving_the_loop_stops_the_answer(engine: None) -> None:
@@ -107,6 +111,32 @@ def test_views_hand_a_stream_to_the_browser(http: httpx.Client) -> None:
         assert text_of(parse_sse(body)) == whole
 
 
+@pytest.mark.parametrize("name", ["started", "astarted", "twice", "streamed"])
+def test_a_new_visitor_reads_what_a_view_has_begun(server: DaphneServer, name: str) -> None:
+    """The view's response sets the visitor's cookie, once; all answers of one request are one visitor's."""
+    with httpx.Client(base_url=server.url, timeout=30, trust_env=False) as visitor:
+        reply = visitor.get(f"/{name}")
+        assert len(reply.headers.get_list("set-cookie")) == 1
+        if name == "streamed":
+            urls = [f"/streams/{reply.headers['x-stream-id']}/events"]
+        else:
+            urls = reply.json().get("urls") or [reply.json()["url"]]
+        for url in urls:
+            check_native(visitor.get(url).content)
+            assert httpx.get(f"{server.url}{url}", trust_env=False).status_code == 404
+        assert "set-cookie" not in visitor.get(f"/{name}").headers
+
+
+async def test_a_response_without_the_middleware_sets_the_cookie(engine: None) -> None:
+    """Under Django's own handler, as in its test client, the response does it itself."""
+    conf = {**settings.STREAMSERVE, "ANONYMOUS": True}
+    with override_settings(ROOT_URLCONF="tests.web.calls.views", STREAMSERVE=conf):
+        client = AsyncClient()
+        response: Any = await client.get("/astreamed")
+        assert b"".join([chunk async for chunk in response.streaming_content])
+        assert VISITOR_COOKIE in client.cookies
+
+
 def test_another_tenant_does_not_reach_it(http: httpx.Client, server: DaphneServer, lonely_key: str) -> None:
     """The address is no secret: it answers its tenant only."""
     url = http.get("/started").json()["url"]
@@ -114,14 +144,17 @@ def test_another_tenant_does_not_reach_it(http: httpx.Client, server: DaphneServ
     assert other.status_code == 404
 
 
-def test_wrong_calls_are_refused(background_site: None, alice: Any) -> None:
-    """An unknown model, a visitor, two callers, a wrong field: errors of the catalogue, each before the engine."""
+def test_wrong_calls_are_refused(background_site: None, alice: Any, ops_key: str) -> None:
+    """An unknown model, a visitor, a key that may not chat, …: errors of the catalogue, each before the engine."""
     request = RequestFactory().get("/")
     request.user = AnonymousUser()
+    by_ops_key = RequestFactory().get("/", headers={"Authorization": f"Bearer {ops_key}"})
     for options, error in [
         ({"model": "nothing"}, NotFound),
         ({"request": request}, Unauthorized),
+        ({"request": by_ops_key}, Forbidden),
         ({"user": AnonymousUser()}, Unauthorized),
+        ({"tenant": "t" * 60}, BadRequest),
         ({"user": alice, "tenant": "billing"}, BadRequest),
         ({"max_token": 3}, BadRequest),
     ]:
@@ -142,10 +175,13 @@ print(complete("tell me", max_tokens=4, seed=7).text, flush=True)
 if child:
     print("status", os.waitpid(child, 0)[1])
 """
+FORKED_LATER = FORKED.replace("import complete\n", 'import complete\ncomplete("tell me", max_tokens=4, seed=7)\n')
 STATES = "from streamserve.models import Stream; print(*Stream.objects.values_list('state', flat=True))"
 
 
-@pytest.mark.parametrize(("code", "num"), [(COMMAND, 1), (FORKED, 2)], ids=["command", "forked worker"])
+@pytest.mark.parametrize(
+    ("code", "num"), [(COMMAND, 1), (FORKED, 2), (FORKED_LATER, 2)], ids=["command", "forked", "later"]
+)
 def test_a_process_without_a_server_uses_the_engine_and_ends(tmp_path: Path, code: str, num: int) -> None:
     """A management command and a forked worker (Celery): the engine's process answers, nothing is left to say."""
     assert manage(tmp_path, "migrate", "-v", "0").returncode == 0
@@ -166,7 +202,9 @@ def test_a_process_without_a_server_uses_the_engine_and_ends(tmp_path: Path, cod
         assert (done.returncode, len(texts), len(set(texts))) == (0, num, 1), done
         assert [line for line in done.stderr.splitlines() if " INFO " not in line] == []
         assert "status" not in done.stdout or "status 0" in done.stdout
-        assert manage(tmp_path, "shell", "-v", "0", "-c", STATES).stdout.split() == ["finished"] * num
+        assert manage(tmp_path, "shell", "-v", "0", "-c", STATES).stdout.split() == ["finished"] * (
+            num + (code == FORKED_LATER)
+        )
     finally:
         manage(tmp_path, "streamserve_engine", "--stop")
 

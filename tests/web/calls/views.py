@@ -38,5 +38,9 @@ async def astarted(request: HttpRequest) -> JsonResponse:
     return JsonResponse({"url": (await stream(**ASK, request=request).astart()).url})
 
 
-VIEWS = (whole, awhole, pieces, streamed, astreamed, started, astarted)
+async def twice(request: HttpRequest) -> JsonResponse:
+    return JsonResponse({"urls": [(await stream(**ASK, request=request).astart()).url for _ in range(2)]})
+
+
+VIEWS = (whole, awhole, pieces, streamed, astreamed, started, astarted, twice)
 urlpatterns = [path("", include("streamserve.urls")), *(path(view.__name__, view) for view in VIEWS)]

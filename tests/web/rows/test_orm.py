@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -12,6 +15,7 @@ from asgiref.sync import async_to_sync
 from django.contrib.auth.models import Group
 from django.db import IntegrityError, OperationalError, connection, connections
 
+from streamserve.web.rows import orm
 from streamserve.web.rows.orm import OrmThread
 from tests.conftest import until
 
@@ -96,6 +100,16 @@ async def test_a_write_that_fails_fails_alone(thread: OrmThread) -> None:
     assert await Group.objects.acount() == 3
 
 
+async def test_writes_on_a_connection_that_was_lost_are_done_on_a_new_one(
+    thread: OrmThread, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The group that finds it lost is done again one by one, and those must not all fail as well."""
+    await thread.run(handle, is_write=False)
+    monkeypatch.setattr(type(connections["default"]), "is_usable", lambda self: False)
+    await thread.run(lambda: connection.connection.close(), is_write=False)
+    assert await while_it_is_busy(thread, make("a"), make("b")) == ["a", "b"]
+
+
 async def test_an_error_of_a_call_is_its_callers(thread: OrmThread) -> None:
     """The thread goes on after an error."""
 
@@ -114,3 +128,21 @@ def test_synchronous_code_keeps_its_thread(thread: OrmThread) -> None:
         return await thread.run(threading.get_ident, is_write=False)
 
     assert async_to_sync(ask)() == threading.get_ident()
+
+
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
+def test_a_forked_child_has_a_thread_of_its_own() -> None:
+    """A child of a process that has asked before asks by itself: its parent's thread does not exist there."""
+
+    async def thread_name() -> str:
+        return await orm.call(lambda: threading.current_thread().name)
+
+    assert asyncio.run(thread_name()) == "streamserve orm"
+    pid = os.fork()
+    if pid == 0:
+        signal.alarm(20)  # ends a child that hangs
+        name = ""
+        with suppress(BaseException):  # the child does not continue its parent's tests
+            name = asyncio.run(thread_name())
+        os._exit(0 if name == "streamserve orm" else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
