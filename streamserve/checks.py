@@ -277,7 +277,7 @@ def _check_flow_server() -> Iterator[CheckMessage]:
 
 
 def _check_daphne() -> Iterator[CheckMessage]:
-    """W002, W003: plain `runserver` is WSGI and cannot stream."""
+    """W002, E007: plain `runserver` is WSGI and cannot stream."""
     installed = [config.name for config in apps.get_app_configs()]
     if "daphne" not in installed:
         yield Warning(

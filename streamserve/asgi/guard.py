@@ -18,6 +18,7 @@ from typing import Any
 
 from streamserve.asgi.types import App, Message, Receive, Scope, Send
 from streamserve.dialects import native
+from streamserve.dialects.websocket import CloseCode
 from streamserve.protocol.errors import (
     ErrorBody,
     Overloaded,
@@ -31,7 +32,6 @@ from streamserve.protocol.errors import (
 
 BODY_BYTES_PER_SECOND = 1024  # of a body that is slow but not too slow
 _RETRY_SECONDS = 5
-_TRY_LATER = 1013  # WebSocket close code: IANA registry, "Try Again Later"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -196,7 +196,7 @@ async def _refuse(
     if scope["type"] == "websocket":
         await receive()
         await send({"type": "websocket.accept"})
-        await send({"type": "websocket.close", "code": _TRY_LATER, "reason": error.message[:120]})
+        await send({"type": "websocket.close", "code": CloseCode.TRY_LATER, "reason": error.message[:120]})
         return
     error_json = native.error_json if bound is None else bound.error_json
     body = json.dumps(error_json(to_body(error))).encode()

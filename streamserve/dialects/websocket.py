@@ -28,6 +28,7 @@ class CloseCode(IntEnum):
     NOT_TEXT = 1003
     TOO_BIG = 1009
     GOING_DOWN = 1012
+    TRY_LATER = 1013
     RIGHTS_LOST = 4401
     UNKNOWN_PATH = 4404
     TOO_MANY = 4429
