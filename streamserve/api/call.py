@@ -92,7 +92,7 @@ class Call:
         async for chunk in self.body():
             num_bytes += len(chunk)
             if num_bytes > limits.max_body_bytes:
-                raise too_large(limits)
+                raise too_large(limits.max_body_bytes)
             yield chunk
 
     async def json(self, limits: Limits, *, optional: bool = False) -> dict[str, Any]:

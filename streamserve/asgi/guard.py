@@ -25,10 +25,10 @@ from streamserve.protocol.errors import (
     QuotaExceeded,
     RequestTimeout,
     StreamserveError,
-    TooLarge,
     headers_of,
     to_body,
 )
+from streamserve.protocol.json_body import too_large
 
 BODY_BYTES_PER_SECOND = 1024  # of a body that is slow but not too slow
 _RETRY_SECONDS = 5
@@ -108,7 +108,7 @@ class GuardedApp:
                 retry_after=_RETRY_SECONDS,
             )
         if bound is not None and _content_length(scope) > bound.body_bytes:
-            raise _too_large(bound)
+            raise too_large(bound.body_bytes)
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send, bound: RouteBound | None) -> None:
         if scope["type"] != "http" or bound is None:
@@ -148,18 +148,14 @@ class _Body:
         self._num_bytes += len(message.get("body", b""))
         self._is_whole = not message.get("more_body", False)
         if self._num_bytes > self._bound.body_bytes:
-            self.error = _too_large(self._bound)
+            self.error = too_large(self._bound.body_bytes)
             raise self.error
         return message
 
 
 def large_body_reply(bound: RouteBound) -> bytes:
     """Return the body of the 413 for a route, for a server that refuses by itself."""
-    return json.dumps(bound.error_json(to_body(_too_large(bound)))).encode()
-
-
-def _too_large(bound: RouteBound) -> TooLarge:
-    return TooLarge(f"The body is over the limit of {bound.body_bytes:,} bytes. Send less.")
+    return json.dumps(bound.error_json(to_body(too_large(bound.body_bytes)))).encode()
 
 
 def _content_length(scope: Scope) -> int:

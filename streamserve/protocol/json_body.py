@@ -24,7 +24,7 @@ _NOT_BRACKETS = re.compile(r"[^\[\]{}]+")
 def check_head(content_length: str, content_encoding: str, limits: Limits) -> None:
     """Raise if these headers ("" if absent) already show that the body is too long, or compressed. Reads nothing."""
     if content_length.isascii() and content_length.isdigit() and int(content_length[:20]) > limits.max_body_bytes:
-        raise too_large(limits)
+        raise too_large(limits.max_body_bytes)
     if content_encoding.lower() not in ("", "identity"):
         raise UnsupportedMedia("Compressed bodies are not read. Send the JSON as it is.", param="Content-Encoding")
 
@@ -32,7 +32,7 @@ def check_head(content_length: str, content_encoding: str, limits: Limits) -> No
 def read_body(body: bytes, content_type: str, limits: Limits, *, optional: bool = False) -> dict[str, Any]:
     """Return the object in a body of that type; {} for no body, where it is `optional`. Raises as `decode_json` too."""
     if len(body) > limits.max_body_bytes:
-        raise too_large(limits)
+        raise too_large(limits.max_body_bytes)
     if optional and not body:
         return {}
     if content_type.partition(";")[0].strip().lower() != "application/json":
@@ -40,9 +40,9 @@ def read_body(body: bytes, content_type: str, limits: Limits, *, optional: bool 
     return decode_json(body, limits)
 
 
-def too_large(limits: Limits) -> TooLarge:
+def too_large(max_bytes: int) -> TooLarge:
     """Return the error for a body over the limit."""
-    return TooLarge(f"The body is over the limit of {limits.max_body_bytes:,} bytes. Send a shorter conversation.")
+    return TooLarge(f"The body is over the limit of {max_bytes:,} bytes. Send a shorter conversation.")
 
 
 def decode_json(body: bytes, limits: Limits) -> dict[str, Any]:

@@ -25,6 +25,7 @@ from django.utils.crypto import constant_time_compare
 from streamserve.api.call import Caller
 from streamserve.api.logs import get_logger
 from streamserve.models import ApiKey
+from streamserve.protocol.errors import Unauthorized
 from streamserve.streams.registry import Streams
 from streamserve.streams.stream import Stream
 from streamserve.web.audit import WatchAudit
@@ -140,6 +141,11 @@ def login_of(caller: Caller) -> Login | None:
     if isinstance(caller, Principal) and caller.kind == "session" and caller.session_key:
         return Login(caller.session_key, str(caller.user_id))
     return None
+
+
+def rights_lost() -> Unauthorized:
+    """Return the error for readers and sockets of a caller that has lost the permission."""
+    return Unauthorized("Your key, account or login is no longer active.", code="rights_lost")
 
 
 def has_lost_permission(caller: Caller) -> bool:

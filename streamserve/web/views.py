@@ -22,11 +22,12 @@ from streamserve.api.call import ANONYMOUS, AuditedSite, Body, Call, Caller, Rep
 from streamserve.api.logs import get_logger
 from streamserve.api.routes import Route, failure
 from streamserve.asgi.handover import HEADER, offer
-from streamserve.protocol.errors import MethodNotAllowed, Refused, StreamserveError, Unauthorized
+from streamserve.protocol.errors import MethodNotAllowed, Refused, StreamserveError
 from streamserve.protocol.ids import request_id_of
 from streamserve.streams.reader.delivery import Delivery
 from streamserve.web.access import admit, cors_headers
 from streamserve.web.auth import give_cookie
+from streamserve.web.permissions import rights_lost
 from streamserve.web.site import get_site
 
 log = get_logger(__name__)
@@ -112,7 +113,7 @@ def _set_headers(response: HttpResponseBase, headers: Mapping[str, str]) -> None
 
 
 def _break_off(delivery: Delivery) -> None:
-    delivery.break_off(Unauthorized("Your key or login is no longer active.", code="rights_lost"))
+    delivery.break_off(rights_lost())
 
 
 def non_atomic(view: View) -> View:

@@ -31,13 +31,13 @@ from streamserve.dialects import native
 from streamserve.dialects.fields import read, required
 from streamserve.dialects.next_turn import NextTurn
 from streamserve.dialects.websocket import CLOSES, FIELDS, CloseCode, about, failure, internal_error, started
-from streamserve.protocol.errors import BadRequest, EngineUnavailable, Gone, StreamserveError, Unauthorized
+from streamserve.protocol.errors import BadRequest, EngineUnavailable, Gone, StreamserveError
 from streamserve.protocol.json_body import decode_json
 from streamserve.streams.store import answer_text
 from streamserve.streams.stream import Stream
 from streamserve.web.access import check_access, check_handshake, headers_of
 from streamserve.web.auth import authenticate, cookie_headers
-from streamserve.web.permissions import PermissionChecks, has_lost_permission
+from streamserve.web.permissions import PermissionChecks, has_lost_permission, rights_lost
 from streamserve.web.site import begin_to_drain, get_site
 from streamserve.web.subscriptions import SocketGone, Subscriptions
 from streamserve.web.widget.sealed import unseal
@@ -265,7 +265,7 @@ class StreamConsumer(AsyncConsumer):  # type: ignore[misc]  # channels ships no 
     async def _check_permission(self) -> None:
         """Raise Unauthorized if the key, account or login is no longer active: a socket may outlive them."""
         if await database_sync_to_async(has_lost_permission)(self._principal):
-            raise _rights_lost()
+            raise rights_lost()
 
     def _lose_permission(self) -> None:
         """Send the error and close: a check has found that the permission is lost."""
@@ -273,7 +273,7 @@ class StreamConsumer(AsyncConsumer):  # type: ignore[misc]  # channels ships no 
 
     async def _close_for_lost_permission(self) -> None:
         with suppress(SocketGone):
-            await self._send(failure(_rights_lost(), {}))
+            await self._send(failure(rights_lost(), {}))
             await self._close(CLOSES["rights_lost"])
 
     @contextmanager
@@ -329,10 +329,6 @@ class StreamConsumer(AsyncConsumer):  # type: ignore[misc]  # channels ships no 
             await self.send(message)
         except OSError:  # raised by uvicorn (ASGI 3, "Disconnected client")
             raise SocketGone from None
-
-
-def _rights_lost() -> Unauthorized:
-    return Unauthorized("Your key, account or login is no longer active.", code="rights_lost")
 
 
 class SocketRouter:
