@@ -1,4 +1,4 @@
-"""Laws of the token budget: what joins a step, and what happens to it after one ran out of memory."""
+"""Laws of the token budget: which tokens join a step, and the budget after a step ran out of memory."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def lowered(**config: int) -> TokenBudget:
 
 
 def test_budget_is_halved() -> None:
-    """The next steps compute at most half of what was too much, whichever was smaller: the step or the budget."""
+    """The next steps compute at most half of what was too much: the smaller of step and budget."""
     budget = lowered()
     budget.lower(600)
     assert budget.num_tokens == 300
@@ -31,7 +31,7 @@ def test_budget_never_leaves_a_decode_out() -> None:
 
 
 def test_budget_covers_a_block() -> None:
-    """With a small batch a block is left, so that a step is worth its while; never more than what is configured."""
+    """With a small batch a whole block still fits into a step; never more than the configured budget."""
     budget, small = lowered(max_num_seqs=2), lowered(max_num_seqs=2, max_num_batched_tokens=8)
     for _ in range(20):
         budget.lower(1)
@@ -40,7 +40,7 @@ def test_budget_covers_a_block() -> None:
 
 
 def test_budget_recovers_slowly() -> None:
-    """It doubles after 500 steps without another lowering, until it is what it was."""
+    """It doubles after 500 steps without another reduction, up to its configured value."""
     budget, seen = lowered(max_num_batched_tokens=1000), []
     budget.lower(500)
     for _ in range(1600):
@@ -127,7 +127,7 @@ def shares(**config: float) -> Desk:
 
 
 def test_the_shortest_prompt_takes_the_share() -> None:
-    """What the first prompt leaves goes to those with the least left to compute, however long another has waited."""
+    """The rest of the first prompt's share goes to the prompts with the least left to compute, whatever their waits."""
     desk = shares()
     desk.add(request(2, range(2000, 2500)))
     desk.step()
@@ -139,8 +139,8 @@ def test_the_shortest_prompt_takes_the_share() -> None:
     assert desk.planned() == {3: 1, 4: 1, 1: 94, 2: 4}
 
 
-def test_what_nobody_takes_of_a_share_is_returned() -> None:
-    """The first prompt has the whole step but for what the others lack, or where none of them can start."""
+def test_the_unused_part_of_a_share_is_returned() -> None:
+    """The first prompt has the whole step except what the others can use, or where none of them can start."""
     desk = shares()
     desk.add(request(2, range(2000, 2001)))
     desk.step()
@@ -181,7 +181,7 @@ def test_chats_do_not_wait_for_a_document() -> None:
 
 
 def desk_seconds(desk: Desk) -> float:
-    """What the step before took, at 1 ms a token."""
+    """The duration of the step before, at 1 ms a token."""
     return sum(desk.planned().values()) / 1000 if desk.schedules else 0.0
 
 

@@ -12,19 +12,19 @@ from tests.support.engines import FaultyRunner, WrappedRunner
 
 
 class Scripted(WrappedRunner):
-    """Samples the tokens it is given, by output position."""
+    """Samples the given tokens, by output position."""
 
     def __init__(self, script: list[int]) -> None:
         super().__init__(EchoRunner(num_blocks=65, block_size=4))
         self._script = script
 
     def launch(self, plan: StepPlan) -> object:
-        said = tuple(
+        sampled = tuple(
             Sampled(seq_id=chunk.seq_id, token_id=self._script[chunk.sample.position - 20])
             for chunk in plan.chunks
             if chunk.sample is not None
         )
-        return StepResult(step_id=plan.step_id, sampled=said)
+        return StepResult(step_id=plan.step_id, sampled=sampled)
 
 
 def scripted(script: list[int], one: SequenceRequest) -> tuple[list[int], str | None]:
@@ -128,7 +128,7 @@ def test_abort_goes_before_an_end_of_the_same_step(end: str) -> None:
 
 
 def test_unknown_ids_are_ignored_and_counted() -> None:
-    """Aborting twice, or something that never was, costs a counter."""
+    """A second abort, or one for an unknown id, only increments a counter."""
     drive = Drive()
     drive.add(request(1))
     drive.step()
@@ -140,7 +140,7 @@ def test_unknown_ids_are_ignored_and_counted() -> None:
     drive.assert_empty()
 
 
-def test_abort_leaves_the_others_alone() -> None:
+def test_abort_does_not_change_the_other_sequences() -> None:
     """With and without a neighbour that leaves, the same tokens come."""
     undisturbed = Drive().tokens(request(1))[1]
     drive = Drive()
@@ -152,17 +152,17 @@ def test_abort_leaves_the_others_alone() -> None:
 
 
 def test_late_stop_drops_tokens_and_their_blocks() -> None:
-    """A stop string found late: no block that holds a later token is found by anybody; those before are."""
+    """A stop string found late: a block that holds a later token is not in the cache; earlier ones are."""
     drive = Drive()
     drive.add(request(1, range(6), sampling=sampling(max_tokens=30)))
     for _ in range(13):
         drive.step()
-    said = drive.answers[1].token_ids
+    tokens = drive.answers[1].token_ids
     drive.core.stop(1, 3)  # keeps tokens 0 to 8: two full blocks
     (update,) = drive.step()
     assert (update.finish_reason, update.token_ids) == ("stop", ())
     drive.assert_empty()
-    again = drive.run(request(2, [*range(6), *said]))[2]
+    again = drive.run(request(2, [*range(6), *tokens]))[2]
     assert again.num_cached_tokens == 8
 
 
@@ -172,11 +172,11 @@ def test_late_stop_of_a_preempted_sequence_forgets_too() -> None:
     drive.add(request(1, range(6), sampling=sampling(max_tokens=30)))
     for _ in range(13):
         drive.step()
-    said = drive.answers[1].token_ids
+    tokens = drive.answers[1].token_ids
     drive.core.scheduler._preempt(drive.core.scheduler.running[0])
     drive.core.stop(1, 3)
     drive.step()
-    assert drive.run(request(2, [*range(6), *said]))[2].num_cached_tokens == 8
+    assert drive.run(request(2, [*range(6), *tokens]))[2].num_cached_tokens == 8
 
 
 def test_failed_sequence_costs_only_itself() -> None:
@@ -234,7 +234,7 @@ def test_times_are_reported() -> None:
 
 
 def test_stats_count_tokens_and_steps() -> None:
-    """Figures after the last step."""
+    """The statistics after the last step."""
     drive = Drive()
     drive.run(request(1), request(2, range(50, 70)))
     stats = drive.core.stats()

@@ -65,7 +65,7 @@ def test_out_of_memory_once_in_any_step_changes_no_token(at_step: int, overlap: 
 
 @EVERY_WAY
 def test_failed_steps_name_no_block(overlap: bool, at_collect: bool) -> None:
-    """A sequence that never got through leaves nothing to be found."""
+    """A sequence that never completed a step leaves no cached block."""
     drive = small(lambda plan: plan.chunks[0].seq_id == 1, overlap, at_collect)
     assert drive.run(request(1))[1].error == "out_of_memory"
     assert drive.core.stats().blocks_cached == 0
@@ -73,8 +73,8 @@ def test_failed_steps_name_no_block(overlap: bool, at_collect: bool) -> None:
 
 
 @EVERY_WAY
-def test_no_memory_at_all_ends_everybody(overlap: bool, at_collect: bool) -> None:
-    """A runner that can do nothing ends each sequence with an error, and the engine takes the next ones."""
+def test_no_memory_at_all_ends_every_sequence(overlap: bool, at_collect: bool) -> None:
+    """A runner that can do nothing ends each sequence with an error, and the engine accepts the next ones."""
     drive = small(larger_than(0), overlap, at_collect)
     answers = drive.run(*(request(seq_id) for seq_id in range(1, 6)))
     assert {answer.error for answer in answers.values()} == {"out_of_memory"}
@@ -125,8 +125,8 @@ def test_halves_are_the_plan(sizes: tuple[int, ...]) -> None:
 
 
 @EVERY_WAY
-def test_who_leaves_while_memory_runs_out_is_in_neither_half(overlap: bool, at_collect: bool) -> None:
-    """An abort that comes before the halves are launched is one that comes before their plans are made."""
+def test_sequence_aborted_while_memory_runs_out_is_in_neither_half(overlap: bool, at_collect: bool) -> None:
+    """An abort that comes before the halves are launched is in force before their plans are made."""
     left_at: list[int] = []
 
     def too_large(plan: StepPlan) -> bool:

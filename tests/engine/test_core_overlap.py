@@ -31,8 +31,8 @@ class Counting(WrappedRunner):
         self.num_in_flight -= 1
         plan, result = handle[0], self.inner.collect(handle[1])
         ending = {c.seq_id for c in plan.chunks if c.sample and c.sample.position - 20 == self._eos_at}
-        said = (Sampled(seq_id=one.seq_id, token_id=EOS) if one.seq_id in ending else one for one in result.sampled)
-        return StepResult(step_id=result.step_id, sampled=tuple(said))
+        sampled = (Sampled(seq_id=one.seq_id, token_id=EOS) if one.seq_id in ending else one for one in result.sampled)
+        return StepResult(step_id=result.step_id, sampled=tuple(sampled))
 
 
 def overlapping(eos_at: int | None = None, **config: object) -> Drive:
@@ -111,7 +111,7 @@ def test_abort_keeps_out_of_every_later_plan(at_step: int) -> None:
 
 
 def test_blocks_of_an_aborted_sequence_serve_the_next_at_once() -> None:
-    """Though a step still writes to them: later writes come later."""
+    """A step still writes to them: later writes come later."""
     drive = Drive(num_blocks=9, overlap=True)  # room for one
     drive.add(request(1, sampling=sampling(max_tokens=12)))
     for _ in range(3):
@@ -126,11 +126,11 @@ def test_late_stop_string_drops_what_is_in_flight() -> None:
     drive.add(request(1, range(6), sampling=sampling(max_tokens=30)))
     for _ in range(13):
         drive.step()
-    said = drive.answers[1].token_ids
+    tokens = drive.answers[1].token_ids
     drive.core.stop(1, 3)
     drive.run()
     assert drive.answers[1].finish_reason == "stop"
-    assert drive.run(request(2, [*range(6), *said]))[2].num_cached_tokens == 8
+    assert drive.run(request(2, [*range(6), *tokens]))[2].num_cached_tokens == 8
 
 
 def test_failed_token_takes_the_step_after_it_along() -> None:

@@ -14,7 +14,7 @@ LONG = sampling(max_tokens=60)
 
 
 def again(one: SequenceRequest, seq_id: int, shown: list[int]) -> SequenceRequest:
-    """The same request with what was shown, its reader having read it all."""
+    """The same request with the shown tokens, all of which its reader has read."""
     return replace(one, seq_id=seq_id, output_token_ids=tuple(shown), reader_tokens=len(shown))
 
 
@@ -44,17 +44,17 @@ def test_parked_and_asked_again_gives_the_whole_answer(overlap: bool) -> None:
     assert seq_id == 8
 
 
-def test_reader_who_keeps_up_is_never_parked() -> None:
-    """The limit counts from where the reader is, not from the start."""
+def test_sequence_whose_reader_keeps_up_is_never_parked() -> None:
+    """The limit counts from the reader's position, not from the start."""
     drive = Drive(lead_tokens=8)
     drive.add(request(1, sampling=LONG, reader_tokens=0))
-    while len(said := drive.answers[1].token_ids) < 60:
-        drive.core.reader_at(1, len(said))
+    while len(shown := drive.answers[1].token_ids) < 60:
+        drive.core.reader_at(1, len(shown))
         drive.step()
     assert drive.answers[1].finish_reason == "length"
 
 
-def test_nobody_waits_for_a_reader_that_is_not_waited_for() -> None:
+def test_sequence_without_a_reader_position_never_parks() -> None:
     """Sequences without a reader's position never park."""
     drive = Drive(lead_tokens=8)
     drive.add(request(1, sampling=LONG), request(2, sampling=LONG, reader_tokens=0))
@@ -70,7 +70,7 @@ def test_end_goes_before_park() -> None:
 
 
 def test_neighbours_of_a_parked_sequence_finish_in_fewer_steps() -> None:
-    """A slow reader's sequence makes room: three answers in a batch of two take fewer steps than if it did not park."""
+    """A slow reader's sequence makes room: three answers in a batch of two take fewer steps than without the park."""
 
     def num_steps(reader_tokens: int | None) -> int:
         drive = Drive(lead_tokens=8, max_num_seqs=2)
@@ -113,13 +113,13 @@ def test_pause_parks_everything_until_resume(overlap: bool) -> None:
 def test_paused_engine_still_ends_what_is_over() -> None:
     """An answer that lacks only its end gets it, instead of a park."""
     drive = Drive()
-    said = tuple(alone(request(1)))
+    shown = tuple(alone(request(1)))
     drive.core.pause()
-    assert drive.run(request(2, output_token_ids=said))[2].finish_reason == "length"
+    assert drive.run(request(2, output_token_ids=shown))[2].finish_reason == "length"
 
 
 def test_abort_of_a_parked_sequence_is_late_and_counted() -> None:
-    """After its park the engine knows nothing of it."""
+    """After the park the engine no longer knows the sequence."""
     drive = Drive(lead_tokens=8)
     drive.run(request(1, sampling=LONG, reader_tokens=0))
     drive.core.abort(1)
@@ -127,7 +127,7 @@ def test_abort_of_a_parked_sequence_is_late_and_counted() -> None:
     assert drive.core.stats().unknown_ids == 1
 
 
-def test_who_is_ahead_of_its_reader_parks_for_who_waits() -> None:
+def test_sequence_ahead_of_its_reader_parks_for_a_waiting_one() -> None:
     """A sequence far ahead of its reader parks for a waiting one, with the seconds until its resume."""
     drive = Drive(max_num_seqs=1, min_ahead_seconds=1.0)
     drive.add(request(1, sampling=LONG, reader_tokens=0), request(2))
@@ -140,7 +140,7 @@ def test_who_is_ahead_of_its_reader_parks_for_who_waits() -> None:
 
 
 def test_waiting_too_long_is_an_error() -> None:
-    """A sequence not started in its class's time ends with queue_timeout, and does not block the queue."""
+    """A sequence not started within its class's time ends with queue_timeout, and does not block the queue."""
     classes = {**PATIENT, "chat": replace(PATIENT["chat"], max_queue_seconds=0.2)}
     drive = Drive(max_num_seqs=1, classes=classes)
     drive.add(request(1, sampling=LONG), request(2), request(3, latency_class="document"))
@@ -149,7 +149,7 @@ def test_waiting_too_long_is_an_error() -> None:
     assert ends == [("length", None), (None, "queue_timeout"), ("length", None)]
 
 
-def test_who_can_start_now_is_not_turned_away() -> None:
+def test_sequence_that_can_start_now_is_not_refused() -> None:
     """A late sequence that fits is started."""
     drive = Drive(classes={**PATIENT, "chat": replace(PATIENT["chat"], max_queue_seconds=0.2)})
     drive.add(request(1))
@@ -161,6 +161,6 @@ def test_who_can_start_now_is_not_turned_away() -> None:
 def test_resumed_sequence_keeps_the_time_of_its_first_token() -> None:
     """Time to the first token is that of the answer, not of the admission."""
     drive = Drive()
-    said = alone(request(1))[:3]
-    answer = drive.run(request(2, output_token_ids=tuple(said), first_token_at=42.0))[2]
+    shown = alone(request(1))[:3]
+    answer = drive.run(request(2, output_token_ids=tuple(shown), first_token_at=42.0))[2]
     assert {update.first_token_at for update in answer.updates} == {42.0}

@@ -75,7 +75,7 @@ FAULTS = [
 
 @BOTH_WAYS
 @pytest.mark.parametrize("fault", FAULTS)
-def test_engine_goes_on_after_a_fault(fault: Callable[[Drive], None], overlap: bool) -> None:
+def test_engine_continues_after_a_fault(fault: Callable[[Drive], None], overlap: bool) -> None:
     """Running sequences end with an error or as they would alone; waiting and later ones are complete."""
     drive = Drive(num_blocks=25, max_num_seqs=2, overlap=overlap, check_integrity=False)
     requests = [request(seq_id, range(seq_id % 4, seq_id + 18)) for seq_id in range(1, 6)]
@@ -109,7 +109,7 @@ def test_nothing_of_the_old_pool_is_found(overlap: bool) -> None:
     assert (answers[2].num_cached_tokens, answers[2].token_ids) == (0, alone(request(2)))
 
 
-def test_mistake_that_stays_ends_who_waits_too() -> None:
+def test_repeated_quarantine_ends_waiting_sequences_too() -> None:
     """A second quarantine in a row ends the waiting sequences too; later ones are served."""
     drive = Drive(max_num_seqs=1)
 
@@ -124,8 +124,8 @@ def test_mistake_that_stays_ends_who_waits_too() -> None:
     assert drive.run(request(3))[3].finish_reason == "length"
 
 
-def test_aborted_sequence_hears_nothing_of_a_quarantine() -> None:
-    """Though its own abort is what found the mistake."""
+def test_aborted_sequence_gets_no_update_from_a_quarantine() -> None:
+    """Even if its own abort was what found the mistake."""
     drive = Drive()
     drive.add(request(1), request(2))
     drive.step()
@@ -154,8 +154,8 @@ def test_plan_beyond_the_budget_never_runs() -> None:
     assert drive.plans == []
 
 
-def test_figures_go_on_counting() -> None:
-    """Totals never go back, though the pool is another."""
+def test_counters_continue() -> None:
+    """Totals never go back, though the pool is a new one."""
     drive = Drive()
     drive.run(request(1), request(2))
     before = drive.core.stats()

@@ -84,10 +84,10 @@ def test_launched_step_is_not_changed_by_what_follows() -> None:
 
 def test_banned_tokens_are_not_chosen() -> None:
     """A banned token is replaced by another one."""
-    said = first_token(chunk())
-    assert said is not None
-    banned = SampleSpec(position=8, seed=0, temperature=0.0, banned_token_ids=(said,))
-    assert first_token(chunk(sample=banned)) not in (said, None)
+    token_id = first_token(chunk())
+    assert token_id is not None
+    banned = SampleSpec(position=8, seed=0, temperature=0.0, banned_token_ids=(token_id,))
+    assert first_token(chunk(sample=banned)) not in (token_id, None)
 
 
 def test_logprobs_are_a_distribution() -> None:

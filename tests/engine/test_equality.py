@@ -1,4 +1,4 @@
-"""The engine's promise: whatever is done to a sequence, its tokens are those it would have had alone.
+"""The engine's guarantee: whatever is done to a sequence, its tokens are those it would have had alone.
 
 The echo runner's next token is a hash of all tokens read back through the block table, and freed blocks are poisoned:
 any wrong block, slot, position, order or missing token changes the text.
@@ -55,7 +55,7 @@ def test_chunks_and_cache(how: object, chunk: int, caching: bool, overlap: bool)
 @pytest.mark.parametrize("caching", [True, False])
 def test_forced_preemption(how: object, every: int, caching: bool, overlap: bool) -> None:
     """Preempting every sequence every few steps changes no token."""
-    every += overlap  # whoever never sees the end of a step cannot go on
+    every += overlap  # a sequence that never completes a step cannot continue
     drive = Drive(num_blocks=200, prefix_caching=caching, overlap=overlap)
 
     def preempt(running: tuple[Sequence, ...]) -> tuple[Sequence, ...]:
@@ -72,7 +72,7 @@ def test_forced_preemption(how: object, every: int, caching: bool, overlap: bool
 @pytest.mark.parametrize("every", [1, 2, 3, 7])
 @pytest.mark.parametrize("caching", [True, False])
 def test_park_and_resume(how: object, every: int, caching: bool, overlap: bool) -> None:
-    """Abort, and the same request again with what was shown: together the tokens of the uninterrupted sequence."""
+    """Abort, and the same request again with the shown tokens: together the tokens of the uninterrupted sequence."""
     every += overlap
     drive = Drive(num_blocks=200, prefix_caching=caching, overlap=overlap)
     shown: dict[int, list[int]] = {one.seq_id: [] for one in requests(how)}
@@ -139,10 +139,10 @@ def test_seeds_matter_and_are_reproducible() -> None:
 
 
 def test_resume_after_the_last_token_computes_nothing() -> None:
-    """What had ended stays ended, for the same reason, without a step of the model."""
+    """An ended answer stays ended, for the same reason, without a step of the model."""
     drive = Drive()
-    said = tuple(alone(request(1)))
-    answer = drive.run(request(2, output_token_ids=said))[2]
+    shown = tuple(alone(request(1)))
+    answer = drive.run(request(2, output_token_ids=shown))[2]
     assert (answer.token_ids, answer.finish_reason) == ([], "length")
     assert drive.plans == []
 
@@ -150,10 +150,10 @@ def test_resume_after_the_last_token_computes_nothing() -> None:
 def test_resume_keeps_min_tokens_and_max_tokens() -> None:
     """Shown tokens count: a resumed sequence is banned from ending as long as the uninterrupted one, and no longer."""
     how = sampling(max_tokens=6, min_tokens=4, stop_token_ids=(7,))
-    said = alone(request(1, sampling=how))
+    shown = alone(request(1, sampling=how))
     drive = Drive()
-    answer = drive.run(request(2, sampling=how, output_token_ids=tuple(said[:3])))[2]
-    assert answer.token_ids == said[3:]
+    answer = drive.run(request(2, sampling=how, output_token_ids=tuple(shown[:3])))[2]
+    assert answer.token_ids == shown[3:]
     specs = [chunk.sample for plan in drive.plans for chunk in plan.chunks]
     assert [spec.banned_token_ids for spec in specs if spec] == [(7,), (), ()]
 
@@ -168,7 +168,7 @@ def test_two_tenants_share_nothing() -> None:
 
 
 def test_equal_blocks_after_different_ones() -> None:
-    """A block is named by all that is before it: the same tokens after another beginning are another block."""
+    """A block's hash covers all tokens before it: the same tokens after another prefix are another block."""
     one, other = range(40), [*range(4), 90, 91, 92, 93, *range(8, 40)]
     drive = Drive()
     drive.run(request(1, one))
@@ -179,7 +179,7 @@ def test_equal_blocks_after_different_ones() -> None:
 
 
 def test_two_revisions_share_nothing() -> None:
-    """Another model revision gives every block another name."""
+    """Another model revision gives every block another hash."""
     first, second = Drive(revision="1"), Drive(revision="2")
     first.run(request(1))
     second.run(request(1))

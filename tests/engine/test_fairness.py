@@ -18,7 +18,7 @@ def test_single_tenant_has_no_debt() -> None:
 
 
 def test_equal_tenants_have_no_debt() -> None:
-    """Shares that are alike are fair, however many there are."""
+    """Equal shares give no debt, however many tenants there are."""
     debt = TenantDebt()
     for tenant in "abcd":
         debt.charge(tenant, 250, 100.0)
@@ -52,7 +52,7 @@ def test_idle_seconds_do_not_make_debt_dearer() -> None:
 
 
 def test_debt_ends_with_the_window() -> None:
-    """What was computed longer ago than the window is forgotten, and costs no memory."""
+    """Work older than the window is dropped, and costs no memory."""
     debt = TenantDebt()
     for index in range(1000):
         debt.charge(f"tenant {index}", 1 + index, index / 100)

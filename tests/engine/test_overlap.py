@@ -37,7 +37,7 @@ def test_every_step_has_work_until_the_last_token() -> None:
     assert positions[0] == positions[1] == list(range(20, 30))
 
 
-def test_prompt_goes_on_while_its_chunk_is_in_flight() -> None:
+def test_prompt_continues_while_its_chunk_is_in_flight() -> None:
     """Chunks of a prompt follow each other without waiting, and no token is computed twice."""
     desk = Desk(overlap=True, max_num_batched_tokens=16)
     desk.add(request(1, range(40), sampling=sampling(max_tokens=1)))
@@ -72,7 +72,7 @@ def test_penalised_sequences_form_one_batch() -> None:
 
 
 def test_a_row_of_counts_is_begun_again_after_a_preemption() -> None:
-    """With all that is known by then: the token in flight at the preemption is drawn again, and counted once."""
+    """With all known tokens at that time: the token in flight at the preemption is drawn again, and counted once."""
     desk = Desk(overlap=True)
     desk.add(request(1, sampling=sampling(frequency_penalty=1.0)))
     for _ in range(4):
@@ -115,7 +115,7 @@ def test_ends_are_banned_by_count() -> None:
 
 
 def test_preempted_in_flight_starts_afresh() -> None:
-    """What its step gives is dropped: the position is sampled again, from the tokens that were known."""
+    """The result of its step is dropped: the position is sampled again, from the known tokens."""
     desk = Desk(overlap=True)
     desk.add(request(1))
     for _ in range(3):

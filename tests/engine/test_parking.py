@@ -12,14 +12,19 @@ from tests.support.desk import Desk
 
 
 def reading(
-    seq_id: int, *, reader_tokens: int | None = 0, said: int = 0, first_token_at: float | None = None, **fields: Any
+    seq_id: int,
+    *,
+    reader_tokens: int | None = 0,
+    num_shown: int = 0,
+    first_token_at: float | None = None,
+    **fields: Any,
 ) -> SequenceRequest:
-    """A long answer with a reader; `said` tokens were made before, and the first of them when the reader came."""
+    """A long answer with a reader; `num_shown` tokens were made before, and the first of them when the reader came."""
     return request(
         seq_id,
         range(8),
         salt=str(seq_id),
-        output_token_ids=(7,) * said,
+        output_token_ids=(7,) * num_shown,
         reader_tokens=reader_tokens,
         first_token_at=first_token_at,
         sampling=sampling(max_tokens=400),
@@ -39,8 +44,8 @@ def running(*requests: SequenceRequest, **config: Any) -> Desk:
 
 
 def test_furthest_ahead_parks_and_the_waiting_starts_at_once() -> None:
-    """The batch is full: in the same step the one with most to read gives its place to the one that waits."""
-    desk = running(reading(1, said=60), reading(2, said=100), reading(3, said=80))
+    """The batch is full: in the same step the one with most to read gives its place to the waiting one."""
+    desk = running(reading(1, num_shown=60), reading(2, num_shown=100), reading(3, num_shown=80))
     desk.add(request(9))
     desk.step()
     assert (desk.parked(), list(desk.planned())) == ([2], [1, 3, 9])
@@ -48,7 +53,7 @@ def test_furthest_ahead_parks_and_the_waiting_starts_at_once() -> None:
 
 def test_parked_holds_nothing() -> None:
     """A parked sequence is finished and its blocks are free."""
-    desk = running(reading(1, said=60), reading(2, said=100))
+    desk = running(reading(1, num_shown=60), reading(2, num_shown=100))
     desk.add(request(9, range(4), sampling=sampling(max_tokens=0)))
     desk.step()
     parked = desk.sequences[2]
@@ -59,7 +64,7 @@ def test_parked_holds_nothing() -> None:
 
 def test_it_is_to_come_back_when_half_is_read() -> None:
     """101 tokens and nothing read, at 20 tokens a second: 5.05 s ahead, so it asks again after half of that."""
-    desk = running(reading(1, said=100))
+    desk = running(reading(1, num_shown=100))
     desk.add(request(9))
     ((_, park),) = desk.step().parked
     assert (park.reason, park.resume_seconds) == ("ahead", pytest.approx(101 / 20 / 2))
@@ -67,48 +72,48 @@ def test_it_is_to_come_back_when_half_is_read() -> None:
 
 def test_pace_is_the_class_own() -> None:
     """The pace is that of the latency class."""
-    sequence = Sequence(reading(1, said=99))
+    sequence = Sequence(reading(1, num_shown=99))
     sequence.token_ids.append(7)
     sequence.first_token_at = 50.0
     assert (sequence.ahead_seconds(20.0, 50.0), sequence.ahead_seconds(10.0, 50.0)) == (5.0, 10.0)
 
 
 def test_reader_is_where_it_is_or_where_its_pace_has_brought_it() -> None:
-    """A reader takes in what it has received, but not faster than its pace."""
-    sequence = Sequence(reading(1, said=99, first_token_at=100.0))
+    """A reader reads at most what it has received, and at most at its pace."""
+    sequence = Sequence(reading(1, num_shown=99, first_token_at=100.0))
     sequence.token_ids.append(7)
     for reader_tokens, now, ahead in ((0, 104.0, 5.0), (40, 101.0, 4.0), (40, 104.0, 3.0), (100, 102.0, 3.0)):
         sequence.reader_tokens = reader_tokens
         assert sequence.ahead_seconds(20.0, now) == ahead
 
 
-def test_nobody_parks_who_is_not_ahead_enough() -> None:
-    """Less than `min_ahead_seconds` to read is no spare."""
-    desk = running(reading(1, said=30), reading(2, said=20))
+def test_no_sequence_parks_that_is_not_ahead_enough() -> None:
+    """Less than `min_ahead_seconds` to read is too little."""
+    desk = running(reading(1, num_shown=30), reading(2, num_shown=20))
     desk.add(request(9))
     desk.step()
     assert (desk.parked(), list(desk.planned())) == ([], [1, 2])
 
 
-def test_nobody_parks_without_a_reader() -> None:
-    """Whole answers, jobs and warm-ups are not waited for by anybody's eyes: they run."""
-    desk = running(reading(1, said=300, reader_tokens=None))
+def test_no_sequence_parks_without_a_reader() -> None:
+    """Whole answers, jobs and warm prompts have no reader to get ahead of: they run."""
+    desk = running(reading(1, num_shown=300, reader_tokens=None))
     desk.add(request(9))
     assert desk.step().parked == ()
 
 
-def test_nobody_parks_when_there_is_room() -> None:
+def test_no_sequence_parks_when_there_is_room() -> None:
     """With free room no sequence parks."""
-    desk = running(reading(1, said=300), max_num_seqs=2)
+    desk = running(reading(1, num_shown=300), max_num_seqs=2)
     desk.add(request(9))
     desk.step()
     assert (desk.parked(), list(desk.planned())) == ([], [1, 9])
 
 
-def test_nobody_parks_before_it_got_a_token() -> None:
-    """Every admission gives at least one token, so that parking in turns goes forward."""
+def test_no_sequence_parks_before_it_has_a_token() -> None:
+    """Every admission gives at least one token, so that parking in turns makes progress."""
     desk = Desk(max_num_seqs=1, num_blocks=400, max_num_batched_tokens=16)
-    desk.add(reading(1, said=100), request(9))
+    desk.add(reading(1, num_shown=100), request(9))
     while desk.sequences[1].num_output_tokens == 100:
         assert desk.step().parked == ()
     assert [sequence.seq_id for sequence, _ in desk.step().parked] == [1]
@@ -116,22 +121,24 @@ def test_nobody_parks_before_it_got_a_token() -> None:
 
 def test_parks_for_blocks() -> None:
     """There are places in the batch but no memory: one by one they park, until it fits, and no more than needed."""
-    desk = running(*(reading(seq_id, said=60 + seq_id) for seq_id in range(1, 5)), max_num_seqs=8, num_blocks=101)
+    desk = running(*(reading(seq_id, num_shown=60 + seq_id) for seq_id in range(1, 5)), max_num_seqs=8, num_blocks=101)
     desk.add(request(9, range(200, 340), arrived_at=9.0))  # 35 blocks; 28 are free, each of the four holds 18
     desk.step()
     assert (desk.parked(), set(desk.planned())) == ([4], {1, 2, 3, 9})
 
 
-def test_nobody_parks_in_vain() -> None:
-    """If all that may park free too little together, none parks."""
-    desk = running(reading(1, said=60), reading(2, said=60, reader_tokens=None), max_num_seqs=8, num_blocks=51)
+def test_no_sequence_parks_in_vain() -> None:
+    """If all candidates together free too little, none parks."""
+    desk = running(
+        reading(1, num_shown=60), reading(2, num_shown=60, reader_tokens=None), max_num_seqs=8, num_blocks=51
+    )
     desk.add(request(9, range(200, 340)))  # 35 blocks; 14 are free, the reader's sequence holds 18
     assert desk.step().parked == ()
 
 
 def test_first_in_the_queue_is_served_first() -> None:
     """The room of parked sequences goes to the head of the queue, not to a smaller one behind it."""
-    desk = running(reading(1, said=60))
+    desk = running(reading(1, num_shown=60))
     desk.add(request(8, arrived_at=8.0), request(9, arrived_at=9.0))
     desk.step()
     assert list(desk.planned()) == [8]
@@ -140,7 +147,7 @@ def test_first_in_the_queue_is_served_first() -> None:
 @pytest.mark.parametrize("overlap", [False, True])
 def test_tokens_of_the_parked_are_given_back(overlap: bool) -> None:
     """The step computes nothing for a sequence that parks in it, and its budget is free again."""
-    desk = running(reading(1, said=100), overlap=overlap, max_num_batched_tokens=128)
+    desk = running(reading(1, num_shown=100), overlap=overlap, max_num_batched_tokens=128)
     desk.step()
     desk.add(request(9, range(200, 328)))
     desk.step()
@@ -169,14 +176,14 @@ def test_parking_in_turns_ends(seed: int) -> None:
 
 
 def resume(desk: Desk, parked: Sequence) -> None:
-    """Resume with the tokens so far; the reader has read what it could."""
+    """Resume with the tokens so far; the reader has read as much as it could."""
     old = parked.request
     assert parked.first_token_at is not None
     read = int(20 * (desk.now - parked.first_token_at))
     desk.add(
         reading(
             old.seq_id + 10,
-            said=parked.num_output_tokens,
+            num_shown=parked.num_output_tokens,
             reader_tokens=min(read, parked.num_output_tokens),
             first_token_at=parked.first_token_at,
             arrived_at=old.arrived_at,
@@ -184,10 +191,10 @@ def resume(desk: Desk, parked: Sequence) -> None:
     )
 
 
-def test_nobody_parks_for_an_answer_that_comes_back() -> None:
+def test_no_sequence_parks_for_a_resumed_answer() -> None:
     """Otherwise resumed sequences would take turns for a place and be computed twice."""
-    desk = running(reading(1, said=100))
-    desk.add(reading(2, said=1, arrived_at=desk.now - 9))
+    desk = running(reading(1, num_shown=100))
+    desk.add(reading(2, num_shown=1, arrived_at=desk.now - 9))
     desk.step()
     assert desk.parked() == []
     desk.add(request(9, arrived_at=desk.now - 20))

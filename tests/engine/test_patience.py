@@ -1,4 +1,4 @@
-"""Laws of patience: a burst is waited for, a standing queue is not."""
+"""Laws of patience: sequences wait through a burst, and not in a standing queue."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def test_a_burst_is_waited_for() -> None:
 
 
 def test_a_standing_queue_is_not_waited_for() -> None:
-    """A queue that was never empty in that time gives each what still makes a useful answer: its budget and 2 s."""
+    """A queue that was never empty in that time gives each the time of a still useful answer: its budget and 2 s."""
     patience = Patience(CLASSES)
     chat(patience, 100.0, is_empty=True)
     assert chat(patience, 130.1) == 2.5
@@ -47,7 +47,7 @@ def test_batch_waits_for_ever() -> None:
 
 
 def test_refusals_do_not_make_a_burst() -> None:
-    """A queue that refusals have emptied still stands; half a minute after the last one it does not."""
+    """A queue that refusals have emptied still counts as standing; half a minute after the last one it does not."""
     patience = Patience(CLASSES)
     chat(patience, 0.0, is_empty=True)
     patience.note_refusal("chat", 50.0)

@@ -29,7 +29,7 @@ def test_key_is_arrival_and_class(name: str) -> None:
 
 
 def test_classes_come_from_the_config() -> None:
-    """A site's own class counts like ours."""
+    """A site's own class counts like a built-in one."""
     desk = Desk(classes={"exam": LatencyClass(ttft_seconds=1.5)})
     assert key_of(desk, 1, latency_class="exam") == pytest.approx(1.5)
 
@@ -56,7 +56,7 @@ def test_debt_is_bounded() -> None:
 
 @pytest.mark.parametrize("name", CLASSES)
 def test_no_class_escapes_a_debt(name: str) -> None:
-    """A tenant above its share queues as much later in each class, whichever its work was in: a class is no way out."""
+    """A tenant above its share queues as much later in each class, whichever class its work was in."""
     desk = Desk()
     for second in range(10):
         desk.scheduler.charge("flood", 90, desk.now - second)
@@ -67,7 +67,7 @@ def test_no_class_escapes_a_debt(name: str) -> None:
 
 
 def test_place_is_fixed_at_arrival() -> None:
-    """What the tenant takes later, and a preemption, change nothing."""
+    """Later work of the tenant, and a preemption, change nothing."""
     desk = Desk()
     (sequence,) = desk.add(request(1, tenant="flood"))
     before = sequence.order_key
@@ -99,8 +99,9 @@ def test_wait_bound(seed: int) -> None:
 
 
 def test_light_tenant_goes_before_a_flood() -> None:
-    """One tenant asks for five times what there is. When its queue has stood for longer than a burst is waited for, a
-    light tenant waits for the next free place only.
+    """One tenant submits five times what the engine can do.
+
+    When its queue has stood for longer than a burst may, a light tenant waits for the next free place only.
     """
     desk = Desk(max_num_seqs=2, num_blocks=400)
     light: list[Sequence] = []
@@ -122,7 +123,7 @@ def flooding(seq_id: int, now: float, tenant: str) -> SequenceRequest:
     return request(seq_id, tenant=tenant, salt=tenant, arrived_at=now)
 
 
-def test_those_who_wait_too_long_are_named() -> None:
+def test_sequences_that_wait_too_long_are_returned() -> None:
     """Half a minute after it came, a chat that never ran has expired; the one that runs has not."""
     desk = Desk(max_num_seqs=1)
     desk.add(request(1, arrived_at=100.0, sampling=sampling(max_tokens=400)), request(2, arrived_at=100.0))
@@ -143,7 +144,7 @@ def test_each_class_has_its_own_patience() -> None:
 
 
 def test_a_promise_is_kept() -> None:
-    """A request that was told how long it may wait at the door has that time, however the queue stands."""
+    """A request that was given a wait limit at admission keeps it, however the queue stands."""
     desk = Desk(max_num_seqs=1)
     desk.add(
         request(1, sampling=sampling(max_tokens=400)), request(2, queue_seconds=2.5), request(3, queue_seconds=50.0)
@@ -153,8 +154,8 @@ def test_a_promise_is_kept() -> None:
     assert [one.seq_id for one in desk.scheduler.expired(151.0)] == [2, 3]
 
 
-def test_whoever_was_shown_anything_never_expires() -> None:
-    """A resumed answer, or one that was preempted, waits as long as it takes."""
+def test_sequence_with_shown_tokens_never_expires() -> None:
+    """A resumed answer, or one that was preempted, waits without a limit."""
     desk = Desk(max_num_seqs=1)
     desk.add(request(1))
     desk.step()
@@ -174,7 +175,7 @@ def test_time_before_the_queue_does_not_count() -> None:
 
 
 def test_lone_request_never_waits() -> None:
-    """With nothing running, whatever fits is scheduled at once: no reserve, no company to wait for."""
+    """With nothing running, whatever fits is scheduled at once: no reserve applies, and no batch is waited for."""
     desk = Desk(num_blocks=11)
     desk.scheduler._reserve_share = 100.0
     desk.add(request(1, range(20), sampling=sampling(max_tokens=20)))
@@ -198,7 +199,7 @@ def test_queued_tokens_are_those_of_the_waiting() -> None:
 
 
 def test_queued_seconds_by_the_step_time_model() -> None:
-    """Nothing until something is known; then a base for each step and the tokens' cost."""
+    """Nothing until a model exists; then a base for each step and the tokens' cost."""
     desk = Desk(max_num_batched_tokens=100, num_blocks=400)
     desk.add(request(1, range(250)))
     assert desk.scheduler.queued_seconds() == 0.0

@@ -103,7 +103,7 @@ def test_admission_keeps_room_for_growth() -> None:
 
 
 def test_reserve_decays() -> None:
-    """As nothing goes wrong, fewer blocks are kept back, and a waiting sequence is let in before anybody ends."""
+    """In steps without a preemption the reserve shrinks, and a waiting sequence is admitted before another ends."""
     drive = Drive(num_blocks=201)
     for seq_id in (1, 2, 3):
         drive.add(request(seq_id, range(8), sampling=sampling(max_tokens=400), salt=str(seq_id)))
@@ -154,8 +154,8 @@ def test_preempted_sequence_holds_nothing_and_goes_first() -> None:
     assert (head.seq_id, head.block_table, head.num_computed_tokens) == (3, [], 0)
 
 
-def test_nobody_is_admitted_in_a_step_that_preempted() -> None:
-    """What a victim gave up is for those that run, not for the next in the queue to be preempted for in turn."""
+def test_no_sequence_is_admitted_in_a_step_that_preempted() -> None:
+    """A victim's blocks are for running sequences, not for the next one in the queue."""
     drive = crowded()
     drive.add(request(4, range(100, 103), arrived_at=4.0))
     while not drive.core.stats().preemptions:

@@ -50,7 +50,7 @@ def test_four_answers_to_one_prompt_compute_it_once(overlap: bool) -> None:
 @OVERLAP
 @pytest.mark.parametrize("budget", [8, 33, 100])
 def test_a_burst_in_chunks_computes_it_once(budget: int, overlap: bool) -> None:
-    """Also where the prompt takes many steps, and the others arrive in the midst of it."""
+    """Also where the prompt takes many steps, and the others arrive in the middle of it."""
     drive = make_drive(overlap=overlap, max_num_batched_tokens=budget, prefill_chunk=budget)
     first, *others = burst(5)
     drive.add(first)
@@ -70,7 +70,7 @@ def test_prompts_that_part_share_what_they_share() -> None:
 
 
 def test_an_earlier_one_is_not_held_up_by_its_writer() -> None:
-    """One that goes first in order gets the writer's half-written block finished in its own turn."""
+    """The writer's half-written block is finished in the turn of the earlier sequence."""
     drive = make_drive(max_num_batched_tokens=16, max_num_seqs=4)
     drive.add(request(9, range(64), arrived_at=50.0, sampling=sampling(max_tokens=1)))
     drive.step()
@@ -87,8 +87,8 @@ def test_an_earlier_one_is_not_held_up_by_its_writer() -> None:
 
 @OVERLAP
 @pytest.mark.parametrize("leave", ["abort", "park", "preempt"])
-def test_the_others_go_on_when_the_writer_leaves(leave: str, overlap: bool) -> None:
-    """Half-way through the prompt: one of those that waited computes the rest, once."""
+def test_the_waiting_sequences_continue_when_the_writer_leaves(leave: str, overlap: bool) -> None:
+    """Half-way through the prompt: one of the waiting sequences computes the rest, once."""
     drive = make_drive(overlap=overlap, max_num_batched_tokens=40, prefill_chunk=40)
     one, *others = burst(4)
     drive.add(one, *others)
@@ -115,8 +115,8 @@ def preempt_first(drive: Drive) -> None:
 
 
 @OVERLAP
-def test_a_writer_that_fails_takes_nobody_along(overlap: bool) -> None:
-    """Its step gives nothing: the next of those that waited computes the prompt."""
+def test_a_writer_that_fails_ends_alone(overlap: bool) -> None:
+    """Its step has no result: the next waiting sequence computes the prompt."""
     echo = EchoRunner(num_blocks=60, block_size=32, can_overlap=overlap)
     drive = Drive(runner=FaultyRunner(echo, lambda step, seq_id: seq_id == 1), overlap=overlap)
     answers = drive.run(*burst(4))
@@ -126,7 +126,7 @@ def test_a_writer_that_fails_takes_nobody_along(overlap: bool) -> None:
         assert answers[one.seq_id].token_ids == alone(one, num_blocks=60, block_size=32)
 
 
-def test_other_tenants_wait_for_nothing() -> None:
+def test_other_tenants_do_not_wait() -> None:
     """Under another salt nothing is shared, so nothing is waited for."""
     drive = make_drive()
     mine, theirs = burst(2)
@@ -135,8 +135,8 @@ def test_other_tenants_wait_for_nothing() -> None:
     assert drive.planned() == {1: 200, 2: 200}
 
 
-def test_without_the_prefix_cache_nobody_waits() -> None:
-    """What cannot be taken over is not waited for."""
+def test_without_the_prefix_cache_no_sequence_waits() -> None:
+    """Without shared blocks there is nothing to wait for."""
     drive = make_drive(prefix_caching=False)
     drive.add(*burst(3))
     drive.step()

@@ -1,4 +1,4 @@
-"""Laws of the step-time model: what it finds out, when it knows nothing, and how it follows a changing machine."""
+"""Laws of the step-time model: which costs it finds, when it has none, and how it follows a changing machine."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_predicts_a_noisy_machine() -> None:
 
 
 @pytest.mark.parametrize("num_tokens", [1, 8])
-def test_steps_of_one_size_say_nothing(num_tokens: int) -> None:
+def test_steps_of_one_size_give_no_model(num_tokens: int) -> None:
     """Equal steps do not separate a token's cost from the base: no prediction."""
     step_time = StepTime()
     for _ in range(500):
@@ -57,8 +57,8 @@ def test_steps_of_one_size_say_nothing(num_tokens: int) -> None:
     assert step_time.seconds_for(100, 1) is None
 
 
-def test_a_few_steps_say_nothing() -> None:
-    """Before sixteen steps nothing is known; the first two, which warm the machine up, are not looked at."""
+def test_a_few_steps_give_no_model() -> None:
+    """Before sixteen steps there is no model; the first two, which warm the machine up, are left out."""
     step_time = StepTime()
     for index in range(17):
         assert step_time.predict(plan_of((0, 1))) is None
@@ -67,13 +67,13 @@ def test_a_few_steps_say_nothing() -> None:
     assert step_time.predict(plan_of((0, 32))) == pytest.approx(seconds((0, 32)), rel=0.01)
 
 
-def test_steps_without_duration_say_nothing() -> None:
+def test_steps_without_duration_give_no_model() -> None:
     """With a stopped clock there is no model."""
     assert taught(base=0.0, per_token=0.0, per_pair=0.0).predict(plan_of((0, 1))) is None
 
 
 def test_decodes_do_not_make_it_forget_prefill() -> None:
-    """After ten thousand decodes of one size it still knows what a prompt costs."""
+    """After ten thousand decodes of one size it still predicts a prompt's cost."""
     step_time = taught()
     for _ in range(10_000):
         step_time.note(plan_of((300, 1)), seconds((300, 1)))
@@ -123,7 +123,7 @@ def test_nothing_fits_when_the_time_is_up() -> None:
 
 
 def test_no_guess_is_far_from_what_was_seen() -> None:
-    """However much time there is, at most twice the largest step is allowed."""
+    """However much time there is, at most twice the largest observed step is allowed."""
     assert taught().tokens_within(1e6, tokens=0, pairs=0, start=0) == 2 * 257
 
 

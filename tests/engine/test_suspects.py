@@ -14,7 +14,7 @@ BOTH_WAYS = pytest.mark.parametrize("overlap", [False, True])
 
 
 class Counting(WrappedRunner):
-    """Notes, of each plan, its sequences and how many other plans were not collected yet."""
+    """Records, of each plan, its sequences and how many other plans were not collected yet."""
 
     def __init__(self, *, overlap: bool) -> None:
         super().__init__(EchoRunner(num_blocks=65, block_size=4, can_overlap=overlap))
@@ -47,7 +47,7 @@ def drive_with(*num_losses: int, overlap: bool) -> tuple[Drive, Counting]:
 
 @BOTH_WAYS
 def test_a_suspect_is_computed_alone(overlap: bool) -> None:
-    """Its step holds nothing else, and nothing else is in flight; afterwards it is a sequence like any other."""
+    """Its step holds nothing else, and nothing else is in flight; afterwards it is scheduled as any other."""
     drive, runner = drive_with(0, SUSPECT_LOSSES, 0, overlap=overlap)
     drive.run()
     with_suspect = [launched for launched in runner.launched if 2 in launched[0]]
@@ -57,7 +57,7 @@ def test_a_suspect_is_computed_alone(overlap: bool) -> None:
 
 @BOTH_WAYS
 def test_nothing_is_launched_over_a_suspect(overlap: bool) -> None:
-    """One that is admitted while others run waits for their step, and they for its step."""
+    """A suspect admitted while others run waits for their step, and they for its step."""
     drive, runner = drive_with(0, 0, overlap=overlap)
     drive.step()
     drive.step()
@@ -70,7 +70,7 @@ def test_nothing_is_launched_over_a_suspect(overlap: bool) -> None:
 
 @BOTH_WAYS
 def test_suspects_are_tried_one_after_the_other(overlap: bool) -> None:
-    """One a step, so that what each gives is passed on before the next one is tried; all others run on beside."""
+    """One a step, so that each result is passed on before the next one is tried; all other sequences run on."""
     drive, _ = drive_with(SUSPECT_LOSSES, SUSPECT_LOSSES + 1, 0, overlap=overlap)
     first = {update.seq_id for update in drive.step() if update.token_ids}
     assert 1 in first
@@ -94,7 +94,7 @@ def test_suspicion_changes_no_token(overlap: bool) -> None:
 
 
 def test_fewer_losses_are_no_suspicion() -> None:
-    """The first loss, or one more, may be anybody's: the batch is not taken apart for it."""
+    """One or two losses may have another sequence's cause: the batch is not taken apart for them."""
     drive, runner = drive_with(SUSPECT_LOSSES - 1, 0, overlap=False)
     drive.run()
     assert runner.launched[0][0] == {1, 2}

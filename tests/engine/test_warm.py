@@ -1,4 +1,4 @@
-"""Laws of prompts that are only to be cached: they take what nobody wants, and never a step from anybody."""
+"""Laws of warm prompts: they use idle capacity only, and never take a step from an answer."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ def warm(seq_id: int, prompt: range = range(100, 200), **fields: object) -> Sequ
 
 
 def test_no_request_can_name_the_class() -> None:
-    """A caller's request is an answer, and waits for its turn among answers."""
+    """A caller's request is an answer, and queues among answers."""
     assert WARM not in LATENCY_CLASSES
 
 
 def test_alone_it_is_computed_in_short_steps() -> None:
-    """One that comes in the midst of it waits for a chunk, not for the whole prompt."""
+    """An answer that arrives meanwhile waits for a chunk, not for the whole prompt."""
     drive = Drive(prefill_chunk=16)
     answer = drive.run(warm(1))[1]
     assert [plan.num_tokens for plan in drive.plans] == [16] * 6 + [4]
@@ -31,8 +31,8 @@ def test_alone_it_is_computed_in_short_steps() -> None:
 
 
 @OVERLAP
-def test_it_yields_to_whoever_comes(overlap: bool) -> None:
-    """Each plan made after an answer has come is without it, and is the plan that would have been made alone."""
+def test_it_yields_to_every_answer(overlap: bool) -> None:
+    """Each plan after an answer has arrived is without the warm prompt, and equals the plan made without it."""
     drive, alone = (Drive(prefill_chunk=16, overlap=overlap) for _ in range(2))
     drive.add(warm(1))
     for _ in range(3):
@@ -50,7 +50,7 @@ def test_it_yields_to_whoever_comes(overlap: bool) -> None:
     assert drive.core.stats().preemptions == 0
 
 
-def test_it_goes_on_where_it_was_when_the_others_are_gone() -> None:
+def test_it_continues_when_the_answers_have_ended() -> None:
     """Its full blocks stayed cached."""
     drive = Drive(prefill_chunk=16)
     drive.add(warm(1))
@@ -62,8 +62,8 @@ def test_it_goes_on_where_it_was_when_the_others_are_gone() -> None:
     assert drive.run(request(3, range(100, 200)))[3].num_cached_tokens == 96
 
 
-def test_it_takes_no_memory_from_anybody() -> None:
-    """Where there is room for one alone, an answer that comes gets it at once, and nothing parks for a warm prompt."""
+def test_it_takes_no_memory_from_an_answer() -> None:
+    """Where there is room for one only, an arriving answer gets it at once, and nothing parks for a warm prompt."""
     drive = Drive(num_blocks=26, prefill_chunk=16, min_ahead_seconds=0.0)
     drive.add(warm(1))
     drive.step()
@@ -76,7 +76,7 @@ def test_it_takes_no_memory_from_anybody() -> None:
 
 
 def test_it_gives_up_while_the_engine_is_never_idle() -> None:
-    """Whoever asked for it is told, and asks again or not."""
+    """The caller gets an error, and may submit it again."""
     drive = Drive(classes={**PATIENT, WARM: LatencyClass(ttft_seconds=1e9, max_queue_seconds=0.05)}, num_blocks=100)
     drive.add(request(2, sampling=sampling(max_tokens=30)), warm(1, arrived_at=100.0))
     for _ in range(12):

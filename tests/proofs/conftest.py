@@ -17,7 +17,7 @@ _HERE = Path(__file__).parent
 
 @pytest.hookimpl(tryfirst=True)  # before `-m` selects
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark what lies in this folder; the hook is given the items of all folders."""
+    """Mark the tests of this folder; the hook is given the items of all folders."""
     for item in items:
         if item.path.is_relative_to(_HERE):
             item.add_marker(pytest.mark.proof)
@@ -34,5 +34,5 @@ def users(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
 def site(request: pytest.FixtureRequest, users: tuple[Path, list[str]]) -> Iterator[Site]:
     """Serve tests/support/sites/users_site.py under daphne with FlowServer, and under uvicorn."""
     with serving(request.param, *users) as site:
-        site.control()  # begins all threads
+        site.control()  # starts all threads
         yield site

@@ -1,4 +1,4 @@
-"""How long the proofs are: the stated numbers in `make soak`, a twentieth of them in `make proofs` and `make test`."""
+"""The size of the proofs: the stated numbers in `make soak`, a twentieth of them in `make proofs` and `make test`."""
 
 from __future__ import annotations
 

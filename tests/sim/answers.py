@@ -1,4 +1,4 @@
-"""`AnswerLaws`: what an update may say. Right tokens, one end, causes of errors, true figures."""
+"""`AnswerLaws`: an update has the right tokens, at most one end, an error only with a cause, and correct figures."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class AnswerLaws:
-    """Counts the tokens that were told. `failed`: those who ended in this step and may not be found in the cache."""
+    """Counts the tokens in updates. `failed`: answers that ended in this step and must not be found in the cache."""
 
     def __init__(self, sim: Simulation) -> None:
         self.sim = sim
@@ -21,11 +21,11 @@ class AnswerLaws:
         self.has_ended = False
 
     def before_step(self) -> None:
-        """Nobody has failed or ended yet."""
+        """Reset what is kept for one step."""
         self.failed, self.has_ended = [], False
 
     def check(self, update: SequenceUpdate) -> Asked:
-        """Check one update, and return whose it is."""
+        """Check one update, and return its answer."""
         asked = self.sim.by_seq_id.get(update.seq_id)
         assert asked is not None, f"15: an update of {update.seq_id} after its end, or after an abort"
         self.tokens += len(update.token_ids)

@@ -1,4 +1,4 @@
-"""`Shape`, what an engine is like in one run, and `Asked`, one answer as its readers see it."""
+"""`Shape`, the configuration of one run's engine, and `Asked`, one answer as its readers see it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from streamserve.engine.sequence import SequenceRequest
 from streamserve.protocol.park import Park
 from tests.sim.model import EOS
 
-# Prompts that share beginnings, so that the cache is busy; EOS in a prompt means nothing.
+# Prompts share prefixes, so that the cache is used. EOS in a prompt has no effect.
 STEMS = (
     tuple(range(40, 80)),
     (*range(40, 48), *range(80, 110)),
@@ -24,7 +24,7 @@ CLASSES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """What an engine is like in one run."""
+    """The configuration of one run's engine."""
 
     num_blocks: int = 25
     block_size: int = 4
@@ -60,11 +60,12 @@ class Shape:
 
 @dataclass(eq=False)
 class Asked:
-    """One answer as its readers see it; parking and asking again change `seq_id` only.
+    """One answer as its readers see it; a park and a new request change `seq_id` only.
 
-    `received`: what its reader has read; None: nobody's reading is waited for. `rate`: tokens a step. `park`: what the
-    engine said when it parked; `returns_at`: the step when a reader who left comes back. `stopped_at`: where a stop
-    string was found. `num_losses`: how often an engine was killed in a step with it, since its last token.
+    `received`: how far its reader has read; None: no reader paces it. `rate`: tokens a step. `park`: the engine's
+    reason and resume conditions when it parked; `returns_at`: the step in which a reader that left comes back.
+    `stopped_at`: where a stop string was found. `num_losses`: how often an engine was killed in a step with it, since
+    its last token.
     """
 
     request: SequenceRequest
@@ -86,15 +87,15 @@ class Asked:
 
     @property
     def is_open(self) -> bool:
-        """Whether the engine has it now."""
+        """Whether the engine holds it now."""
         return not self.is_over and self.park is None and self.returns_at is None
 
     @property
     def tokens(self) -> tuple[int, ...]:
-        """Prompt and the whole right answer."""
+        """The prompt and the whole right answer."""
         return self.request.prompt_token_ids + self.answer
 
     @property
     def reader_tokens(self) -> int | None:
-        """What the engine is told of the reader."""
+        """The reader's position, as the engine receives it."""
         return None if self.received is None else int(self.received)

@@ -1,4 +1,4 @@
-"""`Books`: an independent account of the blocks. Who holds one, what its name means, what is written in it."""
+"""`Books`: an independent account of the blocks: their holders, their hashes ("names"), their contents."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from tests.sim.asked import Asked
     from tests.sim.simulation import Simulation
 
-# What a block stands for: all tokens up to its end, and the salt with the block it enters at, if it has come by then.
+# What a block stands for: all tokens up to its end, and the salt with the block at which it enters, if before the end.
 Meaning = tuple[tuple[int, ...], tuple[str, int] | None]
 
 
@@ -26,7 +26,7 @@ def meaning(asked: Asked, index: int, size: int) -> Meaning:
 
 
 class Books:
-    """Keeps, over a whole run, which name means what, and who wrote each block last."""
+    """Keeps, over a whole run, what each name means, and which sequence wrote each block last."""
 
     def __init__(self, sim: Simulation) -> None:
         self.sim = sim
@@ -42,7 +42,7 @@ class Books:
         self._means: dict[int, Meaning] = {}
 
     def check_writes(self, asked: Asked, chunk: Chunk) -> None:
-        """Whoever writes a block holds it alone, and nobody has been promised what was in it."""
+        """A sequence that writes a block is its only holder, and the block has no name."""
         blocks, size = self.sim.core.pool._blocks, self._size
         assert 0 not in chunk.block_table, "2: the null block in a table"
         for index in range(chunk.start // size, len(chunk.block_table)):
@@ -52,25 +52,25 @@ class Books:
             self._writer[block.block_id] = (asked, index, asked.seq_id)
 
     def check_hit(self, asked: Asked, block_table: Iterable[int], num_tokens: int) -> None:
-        """Cached blocks hold what the sequence would have written, and its tenant (or everybody) may know of it.
+        """Cached blocks hold what the sequence would have written, and its tenant may share them.
 
-        Once checked they are its own: they lose their name if whoever wrote them fails.
+        A checked block counts as the sequence's own. It loses its name if the sequence that wrote it fails.
         """
         assert num_tokens % self._size == 0, "17: half a block from the cache"
         checked = self._hits.setdefault(asked.seq_id, [])
         for index, block_id in enumerate(islice(block_table, num_tokens // self._size)):
             if checked[index : index + 1] != [block_id]:
                 found = self._means.get(block_id)
-                assert found == meaning(asked, index, self._size), "17: another's block from the cache"
+                assert found == meaning(asked, index, self._size), "17: another block from the cache"
                 checked[index:] = [block_id]
 
     def is_all_found(self, asked: Asked, chunk: Chunk) -> bool:
-        """Whether nothing before this chunk is the sequence's own: its first step failed, and it found more since."""
+        """Whether the sequence wrote no block before this chunk: its first step failed, and then it found more."""
         table = chunk.block_table[: chunk.start // self._size]
         return chunk.start % self._size == 0 and all(self._writer[block][2] != asked.seq_id for block in table)
 
     def forget_hits(self, asked: Asked) -> None:
-        """Its blocks are taken away."""
+        """Forget the hits of a sequence whose blocks were taken away."""
         self._hits.pop(asked.seq_id, None)
 
     def is_cached(self, means: Meaning) -> bool:
@@ -78,7 +78,7 @@ class Books:
         return self._named.get(means, b"") in self.sim.core.pool._by_hash
 
     def check(self, failed: list[Asked]) -> None:
-        """Go through all blocks after a step; `failed` may not be found again."""
+        """Check all blocks after a step; blocks of `failed` must not be found again."""
         pool = self.sim.core.pool
         if self._is_new(pool):
             self._forget_all()
@@ -104,8 +104,8 @@ class Books:
         assert sorted(free) == [b for b, num in enumerate(held) if b and not num], "2: free and held are not all blocks"
         stats, num_named = pool.stats(), len([b for b in free if pool._blocks[b].block_hash is not None])
         books = (len(held) - 1, len(held) - 1 - len(free), num_named, len(free) - num_named)
-        told = (stats.total, stats.used, stats.cached, stats.free)
-        assert told == books, f"2: blocks are {books}, stats say {told}"
+        reported = (stats.total, stats.used, stats.cached, stats.free)
+        assert reported == books, f"2: blocks are {books}, the statistics show {reported}"
         assert pool.num_free == len(free), f"2: {len(free)} blocks are free, not {pool.num_free}"
 
     def _check_names(self, pool: BlockPool) -> None:
@@ -123,7 +123,7 @@ class Books:
         self._seen = names
 
     def _check_new_name(self, block_id: int, name: bytes) -> None:
-        """The block was written by a step that succeeded, to its end, with what the name says."""
+        """The block was written to its end by a step that succeeded, and holds what its name means."""
         asked, index, _ = self._writer[block_id]
         means = meaning(asked, index, self._size)
         self._means[block_id] = means
@@ -136,7 +136,7 @@ class Books:
         for sequence in self.sim.core._sequences.values():
             computed, table = sequence.num_computed_tokens, sequence.block_table
             assert computed <= sequence.num_tokens, "6: more tokens computed than known"
-            # One block may be there for the next token, and with a step in flight for the one after.
+            # One block may be allocated for the next token, and with a step in flight one for the token after it.
             most = -(-(sequence.num_tokens + 2) // size)
             assert -(-computed // size) <= len(table) <= most, f"6: {len(table)} blocks for {computed} tokens"
             for block_id in table[computed // size :]:
@@ -144,7 +144,7 @@ class Books:
                 assert (block.ref_count, block.block_hash) == (1, None), "3: a block still to be written is shared"
 
     def _check_forgotten(self, pool: BlockPool, asked: Asked) -> None:
-        """What failed, or came after a stop, has no name, unless another wrote the same, or it did before a park."""
+        """What failed or follows a stop has no name, unless another wrote the same, or it was named before a park."""
         kept = 0 if asked.stopped_at is None else len(asked.request.prompt_token_ids) + asked.stopped_at
         for index in range(kept // self._size, len(asked.tokens) // self._size):
             means = meaning(asked, index, self._size)

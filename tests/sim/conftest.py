@@ -1,4 +1,4 @@
-"""Counts the steps that were checked, says how many, and sees that a whole run checks enough of them."""
+"""Counts the checked steps, prints the count, and fails a whole run that checks too few."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class StepCount:
         self.by_file: dict[str, int] = {}
 
     def add(self, file: str, sim: Simulation) -> None:
-        """Count a simulation that is over."""
+        """Count a finished simulation."""
         self.by_file[file] = self.by_file.get(file, 0) + sim.num_steps
 
 
@@ -39,7 +39,7 @@ def step_count(request: pytest.FixtureRequest) -> Iterator[StepCount]:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    """Say how many steps were checked."""
+    """Print how many steps were checked."""
     count = config.stash.get(_COUNT, None)
     if count is not None:
         parts = ", ".join(f"{file} {num:,}" for file, num in sorted(count.by_file.items()))
@@ -48,7 +48,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
 
 @pytest.fixture(scope="package", autouse=True)
 def silence() -> Iterator[None]:
-    """Faults are what these runs are made of: writing each one down would take longer than the runs."""
+    """Turn off logging: these runs consist of faults, and a log line for each would take longer than the runs."""
     before = logging.root.manager.disable
     logging.disable()
     yield

@@ -1,4 +1,4 @@
-"""`CountLaws`: what a device has counted for penalties, row by row, by the plans that it was given."""
+"""`CountLaws`: what a device has counted for penalties, row by row, according to the plans it was given."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ if TYPE_CHECKING:
 
 
 class CountLaws:
-    """Of each row: whose it is, since which start and which failed step, and how many output tokens it holds."""
+    """For each row: its sequence, since which start and which failed step, and how many output tokens it holds."""
 
     def __init__(self, sim: Simulation) -> None:
         self.sim = sim
         self._rows: dict[int, tuple[tuple[int, int, int], int]] = {}
 
     def check(self, asked: Asked, sequence: Sequence, chunk: Chunk) -> None:
-        """A draw begins its row if that may lack something, and otherwise brings the one token that is new."""
+        """A draw begins its row if the row may be incomplete, and otherwise brings the one new token."""
         spec = chunk.sample
         if spec is None:
             return
@@ -29,9 +29,9 @@ class CountLaws:
         if spec.counts_row is None:
             return
         shown = tuple(asked.shown)
-        if self.sim.laws.has_tried:  # with what the steps in flight gave, which is not told yet
+        if self.sim.laws.has_tried:  # with the tokens of the steps in flight, which are not in updates yet
             shown = tuple(asked.answer[: sequence.num_output_tokens])
-        num_noticed = self.sim.core._num_out_of_memory  # a step may fail late, after one was launched on top of it
+        num_noticed = self.sim.core._num_out_of_memory  # a step may fail late, after another was launched on top of it
         start = sequence.seq_id, sequence.num_preemptions, self.sim.num_failures + num_noticed
         num_output = spec.position - len(asked.request.prompt_token_ids)
         begun, num_counted = self._rows.get(spec.counts_row, (None, 0))
@@ -51,7 +51,7 @@ class CountLaws:
         self._rows[spec.counts_row] = (*start[:2], -1 if is_void else start[2]), num_output
 
     def after_step(self) -> None:
-        """Whoever runs with penalties has a row of its own, and nobody else has one; rows are given out again."""
+        """Each running sequence with penalties has a row of its own, and no other sequence has one; rows are reused."""
         sequences = self.sim.core._sequences.values()
         rows = [s.counts_row for s in sequences if s.counts_row is not None]
         wanted = [s for s in self.sim.core.scheduler.running if s.has_penalties]

@@ -16,10 +16,10 @@ SLACK_SECONDS = 1e-6
 
 
 class Debts:
-    """All that was ever computed, by second and tenant. A sequence's debt is that of the moment when it was added.
+    """All computed tokens, by second and tenant. A sequence's debt is that of the moment when it was added.
 
-    The core takes messages in when a step begins, and when one has been collected: those are the moments, each a second
-    and what was computed in it so far.
+    The core takes messages in when a step begins, and when a step has been collected. Each of these moments is kept as
+    a second and the tokens computed in it so far.
     """
 
     def __init__(self, sim: Simulation) -> None:
@@ -28,11 +28,11 @@ class Debts:
         self._moments: list[tuple[int, Counter[str]]] = []
 
     def before_step(self) -> None:
-        """The core is about to take messages in."""
+        """Note the moment before the core takes messages in."""
         self._moments = [self._now()]
 
     def after_collect(self, plan: StepPlan) -> None:
-        """A step is over: messages first, then it is charged to those it was for, gone or not."""
+        """A step is collected: the core takes messages in, then charges the step, also to sequences that left."""
         self._moments.append(self._now())
         if self.sim.runner.is_void or plan in self.sim.runner.failed[-4:]:
             return
@@ -40,7 +40,7 @@ class Debts:
             self._tokens[int(self.sim.clock())][self.sim.tenants[chunk.seq_id]] += len(chunk.token_ids)
 
     def check(self, sequence: Sequence) -> None:
-        """A new sequence's place is arrival, plus the time its class has, plus what its tenant owes."""
+        """A new sequence's place is its arrival, plus its class's time, plus its tenant's debt."""
         request, shape = sequence.request, self.sim.shape
         ttft = self.sim.core._config.classes[request.latency_class].ttft_seconds
         debt = sequence.order_key[0] - request.arrived_at - ttft

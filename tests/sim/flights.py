@@ -1,4 +1,4 @@
-"""`Flights`: what the simulation knows of launched, uncollected steps, and what is left to plan beside them."""
+"""`Flights`: the launched, uncollected steps, and what is left to plan beside them."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ if TYPE_CHECKING:
 
 
 class Flights:
-    """A chunk in flight is void once its sequence has been preempted: it starts afresh in other blocks."""
+    """A chunk in flight is void once its sequence has been preempted: the sequence starts again in other blocks."""
 
     def __init__(self, sim: Simulation) -> None:
         self.sim = sim
         self._launched_at: dict[tuple[int, int], int] = {}
 
     def note(self, plan: StepPlan) -> None:
-        """A plan is launched."""
+        """Note a launched plan."""
         for chunk in plan.chunks:
             self._launched_at[plan.step_id, chunk.seq_id] = self.sim.core._sequences[chunk.seq_id].num_preemptions
 
     def is_void(self, plan: StepPlan, seq_id: int) -> bool:
-        """Whether what this plan computes for a sequence is of no use any more."""
+        """Whether the result of this plan for a sequence is discarded."""
         sequence = self.sim.core._sequences.get(seq_id)
         return sequence is None or self._launched_at.get((plan.step_id, seq_id)) != sequence.num_preemptions
 
@@ -36,7 +36,7 @@ class Flights:
         return None
 
     def num_unplanned(self, sequence: Sequence) -> int:
-        """Return how many tokens, the pending one included, are in no step yet; 1: it decodes."""
+        """Return how many tokens, the pending one included, are in no step yet; 1: the sequence decodes."""
         chunk = self.chunk_of(sequence)
         if chunk is None:
             return sequence.num_tokens - sequence.num_computed_tokens
@@ -44,13 +44,13 @@ class Flights:
         return sequence.num_tokens + is_pending - sequence.num_computed_tokens - len(chunk.token_ids)
 
     def wants_block(self, sequence: Sequence) -> bool:
-        """Whether it decodes, and its next token needs a block that it has not."""
+        """Whether the sequence decodes, and its next token needs a block that is not allocated."""
         num_left, size = self.num_unplanned(sequence), self.sim.shape.block_size
         landed = sequence.num_tokens - num_left + (self.chunk_of(sequence) is not None)
         return num_left == 1 and landed + 1 > len(sequence.block_table) * size
 
     def waits_for_token(self, sequence: Sequence) -> bool:
-        """Whether its next chunk may not come at all: the pending token may be the last."""
+        """Whether its next chunk must wait: the pending token may be the last."""
         return self.sim.laws.was_flying and (
             sequence.num_output_tokens + 1 >= sequence.max_tokens
             or sequence.num_tokens + 1 >= self.sim.shape.max_model_len

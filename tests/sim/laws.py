@@ -1,7 +1,7 @@
 """`Laws`: what holds before, in and after every step of a simulation. The numbers in messages are those of README.md.
 
-Looks into the core's books, and keeps its own beside them: what each block was written with, what each name means, what
-is in flight. Sees the core as it is between two steps, and when a plan was made and is about to run (`check_plan`).
+Reads the core's state, and keeps an account of its own: what each block was written with, what each name means, what is
+in flight. Sees the core between two steps, and when a plan was made and is about to run (`check_plan`).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class Laws:
-    """Everything that is checked; each method one moment."""
+    """All laws; each method checks one moment."""
 
     def __init__(self, sim: Simulation) -> None:
         self.sim = sim
@@ -54,7 +54,7 @@ class Laws:
 
     @property
     def is_calm(self) -> bool:
-        """Whether nothing failed in this step so far, and no suspect was tried: its parts keep other rules."""
+        """Whether nothing failed in this step so far, and no suspect was tried: parts follow other rules."""
         return self.sim.num_failures == self.num_failures and not self.has_tried
 
     def cached_tokens(self, seq_id: int) -> int | None:
@@ -62,36 +62,36 @@ class Laws:
         return self._cached.get(seq_id)
 
     def stayed(self) -> list[Sequence]:
-        """Those that ran when the step began, and still do, in the same blocks."""
+        """Return the sequences that ran when the step began, and still run, in the same blocks."""
         return [s for s, before in self._ran if s.state is State.RUNNING and s.num_preemptions == before]
 
     def has_refused(self) -> bool:
-        """Whether one of those that waited is over: another may have been the first when the plan was made."""
+        """Whether one of the waiting sequences has ended: another may have been the first when the plan was made."""
         return any(s.state is State.FINISHED for s in self.waiting)
 
     @property
     def budget_of_plan(self) -> int:
-        """Tokens that this step's plan could have: a lowered budget recovers after it, and falls before it."""
+        """Tokens that this step's plan could have: a lowered budget recovers after the plan, and falls before it."""
         return min(self._budget_before, self.sim.core.scheduler.token_budget)
 
     def decodes(self) -> list[Sequence]:
-        """Those of them that could decode."""
+        """Return the sequences that stayed and could decode."""
         return [sequence for sequence in self.stayed() if sequence.seq_id in self._could_decode]
 
-    # Told by the simulation.
+    # Called by the simulation.
 
     def note_admission(self, asked: Asked, one: SequenceRequest) -> None:
-        """The core is asked (again)."""
+        """Note that an answer is submitted to the core, for the first time or again."""
         self.prompt_tokens += len(one.prompt_token_ids)
         self.readers.note_admission(asked)
 
     def note_preempted(self, victims: list[Sequence]) -> None:
-        """These were preempted because the simulation wanted it."""
+        """Note the sequences that the simulation preempted."""
         self.has_preempted = bool(victims)
         self._forced |= {sequence.seq_id for sequence in victims}
 
     def note_found(self) -> None:
-        """What those who run and were in no step yet found in the cache: they may leave before their first."""
+        """Note what running sequences without a step found in the cache: they may leave before their first step."""
         for sequence in self.sim.core.scheduler.running:
             asked = self.sim.by_seq_id.get(sequence.seq_id)
             if asked is None or (sequence.seq_id, sequence.num_preemptions) in self._started:
@@ -100,10 +100,10 @@ class Laws:
             if sequence.seq_id not in self._cached and sequence.num_preemptions == 0:
                 self._found[sequence.seq_id] = sequence.num_computed_tokens
 
-    # Moments.
+    # Moments of a step.
 
     def before_step(self) -> None:
-        """Remember how things stand."""
+        """Record the state before the step."""
         sim, scheduler = self.sim, self.sim.core.scheduler
         self.started_at = sim.clock()
         self._budget_before = scheduler.token_budget
@@ -127,9 +127,9 @@ class Laws:
         self._could_decode = {s.seq_id for s in self.running if self.flights.num_unplanned(s) == 1}
 
     def check_plan(self, plan: StepPlan) -> None:
-        """The core is about to launch this."""
+        """Check a plan that the core is about to launch."""
         sim = self.sim
-        # A step that ran out of memory is tried again in parts, when nothing is under way any more.
+        # A step that ran out of memory is tried again in parts, when no other step is in flight.
         is_part = not sim.runner.launched if self.was_flying else len(self.plans) > self.num_plans
         is_trial = self._check_trial(plan)
         self.note_found()
@@ -156,7 +156,7 @@ class Laws:
         self.flights.note(plan)
 
     def check_update(self, update: SequenceUpdate) -> Asked:
-        """The core says this. Returns whose news it is."""
+        """Check an update of the core. Returns its answer."""
         asked = self.answers.check(update)
         self.readers.check_update(asked, update)
         if update.is_last and update.token_ids and update.seq_id not in self._preempted:
@@ -164,7 +164,7 @@ class Laws:
         return asked
 
     def after_step(self) -> None:
-        """Everything else."""
+        """Check everything that holds after a step."""
         assert self.sim.core.has_work or not self.sim.runner.launched, "28: an uncollected step is no work"
         self.books.check(self.answers.failed)
         self._check_states()
@@ -179,7 +179,7 @@ class Laws:
         self.waits.after_step()
 
     def check_end(self) -> None:
-        """Nothing was asked for any more."""
+        """Check the engine after the last request has ended."""
         sim, stats = self.sim, self.sim.core.stats()
         assert not sim.core.has_work, "32: does not come to an end"
         assert all(asked.is_over for asked in sim.asked), "32: an answer without an end"
@@ -191,7 +191,7 @@ class Laws:
             (stats.generation_tokens, self.answers.tokens),
             (stats.parks, self.readers.parks.total()),
         ):
-            # News of whoever leaves during a step is counted, and not told any more.
+            # Updates of a sequence that leaves during a step are counted, and not delivered.
             assert seen <= counted <= seen + 2 * sim.num_late, f"30: {counted} counted, {seen} seen"
         assert self.least_prompt_tokens <= stats.prompt_tokens <= self.prompt_tokens, "30: prompt tokens"
         assert sim.num_unknown <= stats.unknown_ids <= sim.num_unknown + sim.num_late, "30: unknown ids"
@@ -201,7 +201,7 @@ class Laws:
     # Plans.
 
     def _check_trial(self, plan: StepPlan) -> bool:
-        """A suspect's step holds nothing else. Returns whether this is one."""
+        """A suspect's step holds no other sequence. Returns whether this plan is such a step."""
         asked = [self.sim.by_seq_id.get(chunk.seq_id) for chunk in plan.chunks]
         is_trial = any(one is not None and one.num_losses >= SUSPECT_LOSSES for one in asked)
         if is_trial:
@@ -213,8 +213,8 @@ class Laws:
         sim = self.sim
         asked, sequence = sim.by_seq_id.get(chunk.seq_id), sim.core._sequences.get(chunk.seq_id)
         assert asked is not None, "15: a plan with a sequence that was aborted or is over"
-        assert sequence is not None, "15: a plan with a sequence that nobody knows"
-        # Before a suspect is tried alone the step in flight is collected: its tokens are told only after this step.
+        assert sequence is not None, "15: a plan with an unknown sequence"
+        # Before a suspect is tried alone the step in flight is collected; its updates come only after this step.
         shown = (
             asked.answer[: sequence.num_output_tokens] if self.was_flying and not sim.runner.launched else asked.shown
         )
@@ -239,7 +239,7 @@ class Laws:
         self._check_start(asked, sequence, chunk)
 
     def _check_start(self, asked: Asked, sequence: Sequence, chunk: Chunk) -> None:
-        """What a sequence finds in the cache is what it would have written itself, and it may find it."""
+        """What a sequence finds in the cache is what it would have written itself, and its tenant may share it."""
         key = (sequence.seq_id, sequence.num_preemptions)
         has_begun = key in self._started and not self.books.is_all_found(asked, chunk)
         if has_begun or self.flights.chunk_of(sequence) is not None:
@@ -251,7 +251,7 @@ class Laws:
         self._cached.setdefault(sequence.seq_id, self._found.get(sequence.seq_id, chunk.start))
 
     def _check_order(self) -> None:
-        """Strictly in order: who is admitted goes before all who wait, and not much before those who came earlier."""
+        """Strictly in order: the admitted go before all that wait, and not long before those that came earlier."""
         scheduler = self.sim.core.scheduler
         before = {sequence.seq_id for sequence in self.running} - self._forced
         admitted = [s for s in scheduler.running if s.seq_id not in before]
@@ -262,7 +262,7 @@ class Laws:
             assert last.order_key < sequence.order_key, f"11: {last.seq_id} goes before {sequence.seq_id}"
             slack = self._ttft(sequence) + 2 * self.sim.shape.max_debt_seconds
             is_fair = last.request.arrived_at <= sequence.request.arrived_at + slack
-            assert is_fair, f"11: {sequence.seq_id} waits for one who came {slack} s later"
+            assert is_fair, f"11: {sequence.seq_id} waits for one that came {slack} s later"
 
     def _ttft(self, sequence: Sequence) -> float:
         classes = self.sim.core._config.classes
@@ -270,7 +270,7 @@ class Laws:
         return classes[sequence.request.latency_class].ttft_seconds - smallest
 
     def _check_preempted(self) -> None:
-        """Only for want of blocks, and the last in order first."""
+        """A sequence is preempted only for want of blocks, and the last in order first."""
         scheduler = self.sim.core.scheduler
         waiting = {s.seq_id for s in scheduler.waiting}
         victims = [s for s in self.running if s.seq_id in waiting - self._forced]
@@ -283,7 +283,7 @@ class Laws:
             assert all(s.order_key < victim.order_key for s in kept), f"12: {victim.seq_id} is not the last"
         assert self.num_wanted > self.num_free, "12: preempted with blocks to spare"
         before = {s.seq_id for s in self.running}
-        assert all(s.seq_id in before for s in kept), "12: somebody is admitted, and somebody preempted"
+        assert all(s.seq_id in before for s in kept), "12: an admission and a preemption in one step"
 
     # After a step.
 
@@ -311,7 +311,7 @@ class Laws:
         if is_idle or self.had_messages or self.was_flying or self.was_paused or not self.is_calm:
             return
         has_ended = any(s.state is State.FINISHED for s in (*self.running, *self.waiting))
-        assert len(self.plans) > self.num_plans or has_ended, "10: a step advanced nobody"
+        assert len(self.plans) > self.num_plans or has_ended, "10: a step advanced no sequence"
 
     def _check_decodes(self) -> None:
         if self.was_paused or self.sim.num_failures != self.num_failures:
@@ -323,19 +323,19 @@ class Laws:
                 assert self.flights.waits_for_token(sequence), f"10: {sequence.seq_id} could decode and was left out"
 
     def _waits_for_trial(self, sequence: Sequence) -> bool:
-        """Whether it is a suspect, and another one was tried in this step."""
+        """Whether the sequence is a suspect, and another suspect was tried in this step."""
         asked = self.sim.by_seq_id.get(sequence.seq_id)
         return self.has_tried and asked is not None and asked.num_losses >= SUSPECT_LOSSES
 
     def _check_quarantine(self) -> None:
-        """It is there when the books are damaged, and never else; who held blocks is gone, and who waited waits on."""
+        """It happens if and only if the books are damaged: holders of blocks end, waiting sequences stay."""
         sim = self.sim
         assert sim.core.stats().quarantines == sim.num_quarantines, "27: a quarantine without a cause"
         if sim.num_quarantines > self.num_quarantines:
-            assert not any(s.seq_id in sim.core._sequences for s in self.running), "27: held blocks, and goes on"
+            assert not any(s.seq_id in sim.core._sequences for s in self.running), "27: held blocks, and continues"
 
     def _check_out_of_memory(self) -> None:
-        """A step that failed is tried again in parts of half its size, all of it, and the next ones are smaller."""
+        """A step that failed is tried again in parts of half its size, all of it, and the next steps are smaller."""
         sim, shape, parts = self.sim, self.sim.shape, {plan.step_id for plan in self.parts}
         recent = [plan for plan in sim.runner.failed[-8:] if plan.step_id >= self.first_step_id]
         failed = [plan for plan in recent if plan.step_id not in parts]

@@ -1,9 +1,9 @@
 """The model of the simulation: cheap, exact, and with one right answer for every request.
 
 `SimRunner` keeps a "KV cache" of one number a token, which depends on all tokens before it; a new token is a checksum
-of all these numbers, read back through the block table, and of how it is to be sampled. A wrong block, slot, position,
-seed or lost token changes the answer. `Reference` is the same model without an engine: a loop over one request. (The
-echo runner does the same with prettier text, at five times the cost.)
+of all these numbers, read back through the block table, and of its sampling. A wrong block, slot, position, seed or
+lost token changes the answer. `Reference` is the same model without an engine: a loop over one request. (The echo
+runner does the same with readable text, at five times the cost.)
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from streamserve.protocol.requests import SamplingParams
 
 VOCAB_SIZE = 128
 EOS = 1
-# What a step of the fake device takes.
+# The duration of a step of the fake device.
 STEP_SECONDS = 8 / 1024
 TOKEN_SECONDS = 1 / 1024
-# What memory that nobody has written reads as.
+# The content of memory that was never written.
 POISON = -1
 _MIX = 6364136223846793005
 _MASK = 2**63 - 1
 
 
 def entry(before: int, position: int, token_id: int) -> int:
-    """Return what a token's place in the cache holds: a function of the token and of all before it."""
+    """Return a token's number in the cache: a function of the token and of all tokens before it."""
     return (before * _MIX + (position << 20 | token_id)) & _MASK
 
 
@@ -51,7 +51,7 @@ def entries(token_ids: tuple[int, ...]) -> array[int]:
 
 
 def draw(state: int, spec: SampleSpec, prompt: Iterable[int] = (), output: Iterable[int] = ()) -> int:
-    """Choose a token. All that the spec says, and all that is counted, has a part in it: nothing can be lost."""
+    """Choose a token. It depends on every field of the spec and on every count, so that a lost one shows."""
     if spec.temperature:
         state = crc32(b"%d %d" % (spec.seed, spec.position), state)
     if spec.repetition_penalty != 1.0:
@@ -63,11 +63,11 @@ def draw(state: int, spec: SampleSpec, prompt: Iterable[int] = (), output: Itera
 
 
 class SimRunner:
-    """Implements `Runner`, works in `launch`, and hands out in `collect`, as a device with one queue does.
+    """Implements `Runner`: computes in `launch`, and returns results in `collect`, as a device with one queue does.
 
     `is_faulty(seq_id)`: this chunk's numbers are not finite. `has_room(num_tokens)`: False runs the step out of memory,
-    late (in collect) if `is_late`, always with its slots spoilt. `meanwhile()` is called while a step is under way.
-    `is_void`: a step failed late, and what was launched on top of it is worth nothing.
+    late (in collect) if `is_late`, always with its slots spoilt. `meanwhile()` is called while a step runs. `is_void`:
+    a step failed late, and the results of steps launched on top of it are discarded.
     """
 
     vocab_size = VOCAB_SIZE
@@ -104,7 +104,7 @@ class SimRunner:
         return plan, StepResult(step_id=plan.step_id, sampled=tuple(sampled))
 
     def collect(self, handle: object) -> StepResult:
-        """Return what the step gave, in the order of launching."""
+        """Return the step's result, in the order of launching."""
         assert isinstance(handle, tuple)
         plan, result = handle
         self.meanwhile()
@@ -115,10 +115,10 @@ class SimRunner:
         return result
 
     def close(self) -> None:
-        """Nothing to free."""
+        """Do nothing: no memory is held."""
 
     def poison(self, block_id: int) -> None:
-        """Overwrite a block that nobody has any use for (the core's `on_evict`)."""
+        """Overwrite a block that has lost its content (the core's `on_evict`)."""
         start = block_id * self.block_size
         self.slots[start : start + self.block_size] = array("q", [POISON]) * self.block_size
 
@@ -140,7 +140,7 @@ class SimRunner:
         return Sampled(seq_id=chunk.seq_id, token_id=token_id, logprobs=logprobs)
 
     def _count(self, spec: SampleSpec, token_ids: tuple[int, ...]) -> tuple[Sequence[int], Sequence[int]]:
-        """Count as a device does: what a row is begun with, and then each step's own token."""
+        """Count as a device does: first the tokens that begin a row, then each step's own token."""
         if spec.counts_row is None:
             return (), ()
         if spec.prompt_token_ids:
@@ -173,7 +173,7 @@ class SimRunner:
 def reference(
     prompt: tuple[int, ...], sampling: SamplingParams, eos: frozenset[int], max_model_len: int
 ) -> tuple[tuple[int, ...], str]:
-    """Return all tokens of an answer, and why it ends: the same model, one request, no engine."""
+    """Return all tokens of an answer, and its finish reason: the same model, one request, no engine."""
     assert sampling.max_tokens is not None
     assert sampling.seed is not None
     stops = frozenset(sampling.stop_token_ids) | (frozenset() if sampling.ignore_eos else eos)

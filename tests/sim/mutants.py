@@ -1,8 +1,8 @@
 """Plant one fault at a time in a copy of the engine, and see whether the simulation notices.
 
 `python -m tests.sim.mutants` tries all, `... NAME NAME` some, `--list` shows them. Exits 1 if fewer than 95 % are
-caught, if the engine as it is fails, or if a fault's text is no longer there. (Idea: mutation testing, by hand: faults
-that somebody could really make, not every operator turned round.)
+caught, if the unchanged engine fails, or if a fault's text is no longer in the code. (Idea: mutation testing, by hand:
+plausible faults only, not every operator negated.)
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ MUTANTS = (
 )
 MIN_CAUGHT = 0.95
 NUM_SEEDS = 60
-# A fault may keep the engine from ending; the whole engine takes a tenth of this.
+# A fault may keep the engine from ending; the unchanged engine takes a tenth of this time.
 TIMEOUT_SECONDS = 240
 _COPIED = (
     "streamserve/__init__.py",
@@ -48,7 +48,7 @@ _NOT_COPIED = shutil.ignore_patterns("model", "__pycache__", "test_*.py")
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What became of one fault. `is_caught` is None where it could not be planted; `how` is the last line of output."""
+    """The result of one fault. `is_caught` is None where it could not be planted; `how` is the last line of output."""
 
     name: str
     is_caught: bool | None
@@ -67,7 +67,7 @@ def copy_engine(folder: Path) -> None:
 
 
 def plant(mutant: Mutant, folder: Path) -> str | None:
-    """Change the copy; return why that is impossible, or None."""
+    """Change the copy; return why it cannot be changed, or None."""
     path = folder / "streamserve" / "engine" / mutant.file
     text = path.read_text()
     count = text.count(mutant.old)
@@ -110,20 +110,20 @@ def try_all(mutants: tuple[Mutant, ...], num_seeds: int, num_workers: int) -> It
 
 
 def check_engine(num_seeds: int) -> tuple[bool, str]:
-    """Run the simulation on the engine as it is: with a fault of its own, every mutant would seem to be caught."""
+    """Run the simulation on the unchanged engine: if that fails, every mutant would count as caught."""
     with tempfile.TemporaryDirectory(prefix="streamserve-mutant-") as name:
         copy_engine(Path(name))
         return run_seeds(Path(name), num_seeds)
 
 
 def show(verdict: Verdict, law: int) -> None:
-    """Print one line."""
+    """Print one verdict."""
     word = {True: "caught", False: "SURVIVED", None: "NOT FOUND"}[verdict.is_caught]
     print(f"{word:9}  law {law:2}  {verdict.name}: {verdict.how[:150]}", flush=True)
 
 
 def judge(verdicts: list[Verdict]) -> int:
-    """Print the sum and return the exit status."""
+    """Print the totals and return the exit status."""
     lost = [one.name for one in verdicts if one.is_caught is None]
     survivors = [one.name for one in verdicts if one.is_caught is False]
     num_tried = len(verdicts) - len(lost)

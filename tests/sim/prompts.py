@@ -1,4 +1,4 @@
-"""`PromptLaws`: what a step computes of prompts, begun and waiting, and whose."""
+"""`PromptLaws`: which prompts a step computes, begun and waiting, and how much of them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def surely_fits(sim: Simulation, staying: list[Sequence], leaving: list[Sequence]) -> bool:
-    """Whether the first in the queue has room beside those that stay, reckoned so that it has without any doubt."""
+    """Whether the first in the queue certainly has room beside the sequences that stay (a conservative estimate)."""
     pool, size, head = sim.core.pool, sim.shape.block_size, sim.core.scheduler.waiting[0]
     own = sum(pool._blocks[block_id].ref_count == 1 for s in leaving for block_id in s.block_table)
     growth = sum(-(-(s.num_tokens + s.num_remaining_tokens) // size) for s in (*staying, head))
@@ -27,7 +27,7 @@ class PromptLaws:
         self.sim = sim
 
     def check(self, plan: StepPlan, decodes: list[Sequence]) -> None:
-        """Check how much, that there is any, and its order."""
+        """Check that prompts advance, by how much, and in which order."""
         decoding = {sequence.seq_id for sequence in decodes}
         planned = {chunk.seq_id: len(chunk.token_ids) for chunk in plan.chunks if chunk.seq_id not in decoding}
         self._check_progress(plan, planned)
@@ -35,7 +35,7 @@ class PromptLaws:
         self._check_share(planned)
 
     def _check_progress(self, plan: StepPlan, planned: dict[int, int]) -> None:
-        """If anybody has more than a token to compute, somebody's prompt is gone on with, as long as budget is left."""
+        """If any sequence has more than a token to compute, some prompt advances, as long as budget is left."""
         laws = self.sim.laws
         running = [s for s in self.sim.core.scheduler.running if not laws.sharing.waits(s)]
         longest = max((laws.flights.num_unplanned(s) for s in running), default=0)
@@ -43,7 +43,7 @@ class PromptLaws:
         assert longest < 2 or is_spent or planned, "10: prefill stands still"
 
     def _check_time(self, plan: StepPlan, planned: dict[int, int], decodes: list[Sequence]) -> None:
-        """A block at least; no more than the longest step allows, and beside decodes the time between two tokens."""
+        """At least a block; at most what the longest step and, beside decodes, the time between tokens allow."""
         laws, shape, num_prefill = self.sim.laws, self.sim.shape, sum(planned.values())
         if not laws.is_calm or self.sim.has_jumped:
             return
@@ -59,7 +59,7 @@ class PromptLaws:
     def _check_share(self, planned: dict[int, int]) -> None:
         """The first prompt is not passed by; of a step that it could take whole, it leaves a block or half."""
         laws, scheduler = self.sim.laws, self.sim.core.scheduler
-        lending = laws.sharing.writers_waited_for()  # they are computed in another's turn
+        lending = laws.sharing.writers_waited_for()  # their shared block is computed in the turn of another one
         lacks = {s.seq_id: laws.flights.num_unplanned(s) for s in scheduler.running if not laws.sharing.waits(s)}
         prompts = [s for s in scheduler.running if lacks.get(s.seq_id, 0) > max(1, planned.get(s.seq_id, 0))]
         if not planned or not laws.is_calm:
@@ -71,12 +71,12 @@ class PromptLaws:
             return
         first = min(prompts, key=lambda s: s.order_key)
         if any(seq_id in planned and key < first.order_key for seq_id, key in lending.items()):
-            return  # the step is that of one before it, by the writer it waits for
+            return  # the step belongs to an earlier sequence, through the writer that it waits for
         if any(s.state is State.FINISHED for s in (*laws.running, *laws.waiting)):
-            return  # it waited for the writer that has just parked, and has its turn in the next step
+            return  # it waited for a writer that has just parked, and has its turn in the next step
         chosen = [s for s in scheduler.running if s.seq_id in planned]
         later = [s.seq_id for s in chosen if s.order_key > first.order_key and s.seq_id not in lending]
-        if first.seq_id not in planned:  # those before it took all there was
+        if first.seq_id not in planned:  # the sequences before it took the whole budget
             assert not later, f"34: {first.seq_id} is passed by by {later}"
             return
         num_others = sum(planned.values()) - planned[first.seq_id]
@@ -88,7 +88,7 @@ class PromptLaws:
         assert not shorter, f"34: short prompts wait: {shorter}"
 
     def _could_start(self) -> bool:
-        """Whether the first in the queue surely could have been admitted: it was the first when the plan was made."""
+        """Whether the first in the queue could have been admitted: it was the first when the plan was made."""
         sim, scheduler = self.sim, self.sim.core.scheduler
         is_free = len(scheduler.running) < sim.shape.max_num_seqs and not sim.laws.has_preempted
         is_first = bool(scheduler.waiting) and not sim.laws.has_refused()

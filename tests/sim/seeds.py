@@ -16,12 +16,12 @@ from tests.sim.simulation import Simulation
 from tests.sim.workload import choose_mix, choose_shape, happen
 
 NUM_EVENTS = 250
-# Of so many seeds one is run twice.
+# One in so many seeds is run twice.
 REPEAT_EVERY = 10
 
 
 def run(seed: int) -> Simulation:
-    """Random events in a random engine, more steps than anything else, then the end."""
+    """Run random events in a random engine, mostly steps, to the end."""
     rng = random.Random(seed)
     sim, mix = Simulation(choose_shape(rng)), choose_mix(rng)
     for _ in range(NUM_EVENTS):
@@ -39,7 +39,7 @@ def check_repeats(seed: int) -> Simulation:
 
 
 def main() -> int:
-    """Run the seeds, count the steps, say where it broke."""
+    """Run the seeds, count the steps, print the seed that failed."""
     parser = argparse.ArgumentParser(prog="tests.sim.seeds", description=__doc__.splitlines()[0])
     parser.add_argument("--seed", type=int, help="only this one")
     parser.add_argument("--seeds", type=int, default=100, help="how many, from 0 on")

@@ -1,4 +1,4 @@
-"""`SharingLaws`: a block that several prompts share is written by one of them, and the others go on."""
+"""`SharingLaws`: a block that several prompts share is written by one of them, and the others reuse it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class SharingLaws:
-    """Knows by meaning, not by name, which full blocks are begun and not computed yet, and by whom."""
+    """Knows, by content rather than hash, which full blocks are begun and not computed yet, and their writers."""
 
     def __init__(self, sim: Simulation) -> None:
         self.sim = sim
@@ -22,7 +22,7 @@ class SharingLaws:
         self._begun: dict[Meaning, int] = {}
 
     def check_plan(self, plan: StepPlan) -> None:
-        """No chunk begins a block that another has begun, or that is there already."""
+        """No chunk begins a block that another sequence has begun, or that is cached already."""
         self._begun = {}
         if not self.sim.shape.prefix_caching:
             return
@@ -39,7 +39,7 @@ class SharingLaws:
             self._begin(sequence, end)
 
     def waits(self, sequence: Sequence) -> bool:
-        """Whether its next block is in flight, or being written by another in this plan, or is there and it is not."""
+        """Whether its next block is in flight, or written by another in this plan, or cached while a chunk flies."""
         launched = self._launched(sequence)
         means = self._next(self.sim.by_seq_id[sequence.seq_id], sequence, launched)
         if means is None:
@@ -49,7 +49,7 @@ class SharingLaws:
         return writer != sequence.seq_id or (has_flight and self.sim.laws.books.is_cached(means))
 
     def writers_waited_for(self) -> dict[int, tuple[float, int]]:
-        """Return who writes a block that others wait for, and the place in the order of the first of these."""
+        """Return the sequences that write a block for which others wait, and the order key of the first of these."""
         found: dict[int, tuple[float, int]] = {}
         for sequence in self.sim.core.scheduler.running:
             if self.waits(sequence):
@@ -65,7 +65,7 @@ class SharingLaws:
             self._begun.setdefault(meaning(asked, index, self._size), sequence.seq_id)
 
     def _next(self, asked: Asked, sequence: Sequence, start: int) -> Meaning | None:
-        """Return what the block means that a chunk from `start` begins, if the sequence could share it."""
+        """Return the content of the block that a chunk from `start` begins, if the sequence could share it."""
         index, begun = divmod(start, self._size)
         is_last = (index + 1) * self._size >= sequence.num_tokens
         return None if begun or is_last else meaning(asked, index, self._size)

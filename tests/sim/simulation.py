@@ -1,7 +1,7 @@
-"""`Simulation`: a core, what was asked of it, what may happen to it, and readers who read at their own pace.
+"""`Simulation`: a core, its requests, the faults that happen to it, and readers with a pace of their own.
 
-Plays the part of the streams above the core: a sequence that parks is asked for again by the rules of `Park`. What must
-hold is in laws.py; `step` sees that it does. Time is a fake clock, in powers of two so that sums are exact.
+Takes the place of the streams above the core: a sequence that parks is submitted again by the rules of `Park`. The laws
+are in laws.py; `step` checks them. Time is a fake clock, in powers of two so that sums are exact.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from tests.sim.laws import Laws
 from tests.sim.model import EOS, STEP_SECONDS, TOKEN_SECONDS, SimRunner, reference
 from tests.support.engines import FakeClock
 
-# More than enough for everything that was asked for, one token at a time, with preemptions.
+# More than enough for all requested tokens, one at a time, with preemptions.
 MAX_STEPS_TO_END = 4_000
 
-# An end that was told so many steps before a crash may have been lost with it.
+# An end that was delivered this many steps before a crash may have been lost with it.
 STEPS_TO_COMMIT = 10
 
 
 class Simulation:
-    """Everything happens through its methods; `step` checks."""
+    """All events are methods; `step` checks the laws."""
 
     def __init__(self, shape: Shape | None = None) -> None:
         self.shape = shape or Shape()
@@ -46,7 +46,7 @@ class Simulation:
         self._start_engine()
 
     def _start_engine(self) -> None:
-        """A new engine, which knows nothing; what is counted is counted from here."""
+        """Start an engine without state; counts start again."""
         shape = self.shape
         self.by_seq_id: dict[int, Asked] = {}
         self.is_paused = self.was_paused = self.has_changed_meanwhile = self.has_jumped = False
@@ -80,7 +80,7 @@ class Simulation:
         timeout: float | None = None,
         reads: float | None = None,
     ) -> Asked:
-        """A new request; `reads` tokens a step by somebody the engine is to know of."""
+        """Submit a request. With `reads` the engine knows of its reader, which takes that many tokens a step."""
         request = SequenceRequest(
             seq_id=0,
             prompt_token_ids=prompt,
@@ -100,35 +100,35 @@ class Simulation:
         return asked
 
     def open(self) -> list[Asked]:
-        """Those that the engine has, in order of asking."""
+        """The answers that the engine holds, in the order of their requests."""
         return [asked for asked in self.asked if asked.is_open]
 
     def abort(self, asked: Asked) -> None:
-        """Its reader leaves for good."""
+        """The reader leaves for good."""
         self._forget(asked)
         asked.is_over = True
 
     def leave(self, asked: Asked, num_steps: int = 0) -> None:
-        """Its reader leaves and comes back: the stream parks it. With 0 steps it is asked for again at once."""
+        """The reader leaves and comes back: the stream parks it. With 0 steps it is submitted again at once."""
         self._forget(asked)
         asked.returns_at = self.num_steps + num_steps
 
     def stop(self, asked: Asked) -> None:
-        """A stop string was found after half of what was shown."""
+        """A stop string was found after half of the shown text."""
         asked.stopped_at = len(asked.shown) // 2
         self.num_late += self.was_paused
         self.core.stop(asked.seq_id, asked.stopped_at)
 
     def set_rate(self, asked: Asked, rate: float) -> None:
-        """Its reader reads faster or slower from now on."""
+        """The reader reads faster or slower from now on."""
         asked.rate = rate
 
     def abort_unknown(self) -> None:
-        """An abort that comes too late."""
+        """Send an abort for a sequence that has ended."""
         self.num_unknown += 1
         self.core.abort(10**9)
 
-    # What operators, memory and the model do.
+    # Events of operators, memory and the model.
 
     def pause(self) -> None:
         """An operator pauses the engine."""
@@ -136,25 +136,25 @@ class Simulation:
         self.is_paused = self.was_paused = True
 
     def resume(self) -> None:
-        """And lets it go on."""
+        """An operator resumes the engine."""
         self.core.resume()
         self.is_paused = False
 
     def fail(self, asked: Asked) -> None:
-        """Its next chunk will fail."""
+        """The answer's next chunk will fail."""
         self._to_fail.add(asked.seq_id)
 
     def preempt(self, asked: Asked) -> None:
-        """Its blocks are taken away before the next step."""
+        """Take the sequence's blocks away before the next step."""
         self._to_preempt.add(asked.seq_id)
 
     def tighten(self, num_tokens: int, num_launches: int, *, is_late: bool) -> None:
-        """The next launches have memory for so many tokens only."""
+        """Give the next `num_launches` launches memory for `num_tokens` tokens only."""
         self._room = [num_tokens] * num_launches
         self.runner.is_late = is_late
 
     def corrupt(self) -> None:
-        """The books of the pool are damaged: the next step notices."""
+        """Damage the books of the pool: the next step notices."""
         scheduler, schedule = self.core.scheduler, self.core.scheduler.schedule
 
         def noticed(now: float) -> object:
@@ -168,16 +168,16 @@ class Simulation:
         scheduler.schedule = noticed  # type: ignore[assignment,method-assign]
 
     def crash(self) -> None:
-        """The engine is killed in its next step. The news of that step is lost, and so may be ends told just before."""
+        """Kill the engine in its next step. Its updates are lost, and possibly ends delivered shortly before."""
         self._is_dying = True
 
     def _replace_engine(self) -> None:
-        """Everybody who was answered is parked as lost, whoever had its last token but not its end too."""
+        """Park every open answer as lost, also one whose last token was shown without its end."""
         for ended_at, asked in self._ended:
             asked.is_over = ended_at < self.num_steps - STEPS_TO_COMMIT
         self._ended.clear()
         lost = self.open()
-        for asked in lost:  # every other one was lost in a step of its own before
+        for asked in lost:  # every other one was lost in an earlier step of its own
             asked.num_losses += 1 + asked.seq_id % 2
         self._start_engine()
         for asked in lost:
@@ -196,24 +196,24 @@ class Simulation:
         }.get(error, False)
 
     def _was_too_large(self, seq_id: int) -> bool:
-        """Whether its chunk was the largest of a step that failed again: a half of one that failed before."""
+        """Whether its chunk was the largest of a step that failed again, as half of one that failed before."""
         failed = self.runner.failed[-4:]
         largest = [max(plan.chunks, key=lambda chunk: len(chunk.token_ids)).seq_id for plan in failed[1:]]
         return seq_id in largest and sum(seq_id == c.seq_id for plan in failed for c in plan.chunks) > 1
 
     def defer(self, act: Callable[[Simulation, Asked], None], asked: Asked) -> None:
-        """Do it while the next step is under way, if the engine still has the answer then."""
+        """Call `act` while the next step runs, if the engine still has the answer then."""
         self.deferred.append(lambda: act(self, asked) if asked.is_open else None)
 
     def wait(self, seconds: float) -> None:
-        """Time passes, and nothing happens; in the midst of a step that seems to have taken as long."""
+        """Let time pass without an event; in the middle of a step the step takes that much longer."""
         self.clock.advance(seconds)
         self.has_jumped = self.has_jumped or bool(self.runner.launched)
 
-    # Time.
+    # Steps and time.
 
     def step(self) -> None:
-        """One step, and the laws."""
+        """Run one step, and check the laws."""
         self.num_steps += 1
         self.clock.advance(TOKEN_SECONDS)
         self._read()
@@ -229,7 +229,7 @@ class Simulation:
         self.was_paused, self.has_changed_meanwhile = self.is_paused, False
 
     def finish(self) -> None:
-        """Ask for nothing more, everybody reads: everything ends, and nothing is left."""
+        """Submit nothing more and read everything: all answers end, and the engine is empty."""
         self._room, self.deferred, self._is_dying = [], [], False
         if self.is_paused:
             self.resume()
@@ -263,7 +263,7 @@ class Simulation:
                 self._admit(asked)
 
     def _is_wanted(self, asked: Asked) -> bool:
-        """Whether a stream would ask for a parked answer now."""
+        """Whether a stream would submit a parked answer again now."""
         if asked.returns_at is not None:
             return asked.returns_at <= self.num_steps
         park, unread = asked.park, len(asked.shown) - (asked.received or 0)
@@ -324,7 +324,7 @@ class Simulation:
         return num_tokens <= room
 
     def _meanwhile(self) -> None:
-        """While a step is under way: time passes, and clients go on."""
+        """Let time pass and clients act while a step runs."""
         self.clock.advance(STEP_SECONDS + TOKEN_SECONDS * self.runner.launched[0].num_tokens)
         self.laws.note_found()
         deferred, self.deferred = self.deferred, []

@@ -19,7 +19,7 @@ MAX_EXAMPLES = 2_000 if IS_SOAK else 150
 
 
 class EngineMachine(RuleBasedStateMachine):
-    """Rules are what clients, operators, memory and models do; each ends in a step or comes before one."""
+    """Rules are actions of clients, operators, memory and models; each ends in a step or comes before one."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -95,7 +95,7 @@ class EngineMachine(RuleBasedStateMachine):
 
 
 def test_engine_machine(step_count: StepCount) -> None:
-    """Whatever hypothesis lets happen, the laws hold."""
+    """The laws hold after whatever hypothesis chooses."""
 
     class Counted(EngineMachine):
         def teardown(self) -> None:
@@ -116,7 +116,7 @@ def test_engine_machine(step_count: StepCount) -> None:
 
 @pytest.mark.parametrize("overlap", [False, True])
 def test_quiet_run(overlap: bool, step_count: StepCount) -> None:
-    """Without any fault every answer is whole, and nothing parks, fails or is preempted."""
+    """Without a fault every answer is whole, and no sequence parks, fails or is preempted."""
     sim = Simulation(Shape(num_blocks=200, overlap=overlap))
     for stem in STEMS:
         sim.ask(stem, SamplingParams(temperature=0.0, seed=0, max_tokens=20))

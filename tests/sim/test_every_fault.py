@@ -1,4 +1,4 @@
-"""One fixed scenario, and every fault at every step of it: what chance may not hit, this does."""
+"""One fixed scenario, and every fault at every step of it: covers what random runs may miss."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ FAULTS: dict[str, Callable[[Simulation, Asked], None]] = {
 
 
 def scenario(overlap: bool) -> Simulation:
-    """Four sequences that share beginnings, in too little memory, one of them read slowly."""
+    """Four sequences that share prefixes, in too little memory, one of them read slowly."""
     sim = Simulation(Shape(num_blocks=20, overlap=overlap, lead_tokens=8))
     for index, stem in enumerate(STEMS):
         sampling = SamplingParams(temperature=float(index % 2), seed=index, max_tokens=18, ignore_eos=True)
@@ -40,7 +40,7 @@ def scenario(overlap: bool) -> Simulation:
 @pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("name", FAULTS)
 def test_fault_at_every_step(name: str, overlap: bool, step_count: StepCount) -> None:
-    """Before and during step i, for every i: the laws hold, and everything ends."""
+    """Before and during step i, for every i: the laws hold, and all answers end."""
     for step in range(NUM_STEPS):
         for is_meanwhile in (False, True):
             sim = scenario(overlap)

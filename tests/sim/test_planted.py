@@ -1,4 +1,4 @@
-"""The planted faults keep up with the engine; whether they are caught, `make mutants` tells."""
+"""The planted faults still fit the engine; `make mutants` shows whether they are caught."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ README = Path(__file__).with_name("README.md").read_text()
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
 def test_fault_fits(mutant: Mutant) -> None:
-    """The text it changes stands once in the engine, and what comes of it is Python."""
+    """The text that it changes occurs once in the engine, and the changed file is valid Python."""
     path = ROOT / "streamserve" / "engine" / mutant.file
     text = path.read_text()
     assert text.count(mutant.old) == 1, f"refit {mutant.name!r} to {mutant.file}"
@@ -30,5 +30,5 @@ def test_every_law_has_a_fault() -> None:
 
 
 def test_names_are_unique() -> None:
-    """Survivors are named by them."""
+    """`make mutants` names survivors by them."""
     assert len({mutant.name for mutant in MUTANTS}) == len(MUTANTS)

@@ -1,4 +1,4 @@
-"""Long random runs of the engine core. `SIM_SEED=n` repeats one run, `SIM_STEPS=n` asks for so many steps."""
+"""Long random runs of the engine core. `SIM_SEED=n` repeats one run, `SIM_STEPS=n` runs that many steps."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ONE_SEED = os.environ.get("SIM_SEED")
     "shard", [0, 1, *(pytest.param(shard, marks=pytest.mark.proof) for shard in range(2, NUM_SHARDS))]
 )
 def test_random_runs(shard: int, step_count: StepCount) -> None:
-    """The laws hold after every step of random runs, and everything ends. A failure names its seed."""
+    """The laws hold after every step of random runs, and all answers end. A failure names its seed."""
     num_steps, seed = 0, shard * SEEDS_PER_SHARD
     while num_steps < STEPS_PER_SHARD:
         try:
@@ -40,7 +40,7 @@ def test_runs_repeat(seed: int, step_count: StepCount) -> None:
 @pytest.mark.proof
 @pytest.mark.skipif(ONE_SEED is not None, reason="SIM_SEED asks for one run")
 def test_everything_happens(step_count: StepCount) -> None:
-    """What the laws are about does happen in random runs: no law holds because nothing comes to try it."""
+    """The events that the laws are about happen in random runs: no law holds for lack of cases."""
     runs = [run(seed) for seed in range(120)]
     for sim in runs:
         step_count.add("seeds", sim)

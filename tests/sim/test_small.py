@@ -1,4 +1,4 @@
-"""Small scope, all of it: every order of a few acts, in an engine with room for hardly more than one sequence."""
+"""Small scope, exhaustively: every order of a few acts, in an engine with room for hardly more than one sequence."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.sim.simulation import Simulation
 
 ACTS = "abslp"
 DEPTH = 5
-# Public only for its first two tokens: two tenants meet in the cache, and must not share it.
+# Public for its first two tokens only: two tenants meet in the cache, and must not share it.
 NUM_PUBLIC = 2
 
 
@@ -30,7 +30,7 @@ def act(sim: Simulation, name: str) -> None:
 @pytest.mark.parametrize("first", "ab")
 @pytest.mark.parametrize("overlap", [False, True])
 def test_every_order(overlap: bool, first: str, step_count: StepCount) -> None:
-    """After each act a step: the laws hold, and everything ends."""
+    """With a step after each act, the laws hold, and all answers end."""
     for names in product(ACTS, repeat=DEPTH - 1):
         sim = Simulation(Shape(num_blocks=7, block_size=2, budget=4, max_num_seqs=2, lead_tokens=3, overlap=overlap))
         for name in (first, *names):

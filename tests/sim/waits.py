@@ -1,4 +1,4 @@
-"""`WaitLaws`: how long each sequence may wait for its first step, kept as a list of all that ever happened."""
+"""`WaitLaws`: how long each sequence may wait for its first step, computed from a list of all arrivals and refusals."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class WaitLaws:
-    """Sees each sequence as it is added, and each that is refused. `until`: when a sequence's time is up."""
+    """Records each sequence that is added or refused. `until`: when a sequence's time is up."""
 
     def __init__(self, sim: Simulation) -> None:
         self.sim = sim
@@ -23,7 +23,7 @@ class WaitLaws:
         self._refused_at: defaultdict[str, list[float]] = defaultdict(list)
 
     def watch(self, scheduler: Scheduler) -> None:
-        """See what this scheduler is given, and what it refuses."""
+        """Record what this scheduler is given, and what it refuses."""
         add, expired = scheduler.add, scheduler.expired
 
         def checked_add(sequence: Sequence, now: float) -> None:
@@ -45,11 +45,11 @@ class WaitLaws:
         scheduler.expired = noted_expired  # type: ignore[method-assign]
 
     def is_over(self, seq_id: int) -> bool:
-        """Whether a sequence's time was up when the step began; never, if it had shown something before."""
+        """Whether a sequence's time was up when the step began; never for a sequence that has shown a token."""
         return self.until.get(seq_id, float("inf")) < self.sim.laws.started_at
 
     def after_step(self) -> None:
-        """Who waits for a first step has time left, and no more than it should."""
+        """A sequence that waits for a first step has time left, and no more than it should have."""
         assert not self._wrong, self._wrong[0]
         for sequence in self.sim.core.scheduler.waiting:
             if self._waits(sequence) and self.sim.laws.is_calm:

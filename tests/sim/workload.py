@@ -1,6 +1,6 @@
-"""What happens in a random run: a shape of engine, a mix of events, and then one event after another.
+"""The events of a random run: a shape of engine, a mix of events, and then one event after another.
 
-Each seed has its own mix: some runs are all parks, and others have none (swarm testing, Groce et al. 2012).
+Each seed has its own mix: some runs are full of parks, and others have none (swarm testing, Groce et al. 2012).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Act = Callable[[random.Random, Simulation, Asked], None]
 
 
 def choose_shape(rng: random.Random) -> Shape:
-    """Return an engine: small enough that everything runs short in it."""
+    """Return an engine so small that every resource runs short in it."""
     block_size = rng.choice([2, 4, 4, 8])
     max_num_seqs = rng.choice([2, 4, 4, 6])
     return Shape(
@@ -38,7 +38,7 @@ def choose_shape(rng: random.Random) -> Shape:
 
 @dataclass(frozen=True, slots=True)
 class Mix:
-    """How often what happens, in one run."""
+    """How often each event happens, in one run."""
 
     asks: float
     acts: float
@@ -49,7 +49,7 @@ class Mix:
 
 
 def choose_mix(rng: random.Random) -> Mix:
-    """Return one: some kinds of events happen often, and others never."""
+    """Return a mix: some kinds of events happen often, and others never."""
     kinds = rng.sample(sorted(ACTS), k=rng.randint(2, len(ACTS)))
     return Mix(
         asks=rng.choice([0.05, 0.12, 0.2]),
@@ -62,7 +62,7 @@ def choose_mix(rng: random.Random) -> Mix:
 
 
 def ask(rng: random.Random, sim: Simulation, mix: Mix) -> None:
-    """Somebody asks for something; or for several answers to one prompt, or the same is asked in other classes."""
+    """Submit a request; or several answers to one prompt, or the same prompt in other classes."""
     prompt = rng.choice(STEMS)
     prompt = prompt[: rng.randint(1, len(prompt))]
     sampling = SamplingParams(
@@ -110,12 +110,12 @@ ACTS: dict[str, Act] = {
     "corrupt": lambda rng, sim, asked: sim.corrupt(),
     "wait": lambda rng, sim, asked: sim.wait(rng.choice([0.125, 2.0, 6.0])),
 }
-# Too often, and nothing else happens any more.
+# More often, and no other event would happen.
 RARE = {"corrupt": 0.1, "crash": 0.2, "pause": 0.3, "wait": 0.3}
 
 
 def happen(rng: random.Random, sim: Simulation, mix: Mix) -> None:
-    """Let something happen, or nothing, now or while the next step is under way."""
+    """Choose one event or none, now or while the next step runs."""
     if rng.random() < mix.asks:
         ask(rng, sim, mix)
     if rng.random() >= mix.acts or not sim.open():

@@ -63,7 +63,7 @@ def rss(server: Server) -> int:
         return int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
-def said(server: Server) -> list[str]:
+def printed_lines(server: Server) -> list[str]:
     """Return the lines that the app printed, in order."""
     return [line.removeprefix("SAID ") for line in server.output().splitlines() if line.startswith("SAID ")]
 

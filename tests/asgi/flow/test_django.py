@@ -12,7 +12,18 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.flow_driver import HELLO, daphne, exit_code, get, read_all, read_until, said, state, terminate, until
+from tests.support.flow_driver import (
+    HELLO,
+    daphne,
+    exit_code,
+    get,
+    printed_lines,
+    read_all,
+    read_until,
+    state,
+    terminate,
+    until,
+)
 from tests.support.servers import ROOT, Server, free_port, wait_until_listening
 
 _SETTINGS = """
@@ -87,11 +98,11 @@ def test_under_the_daphne_command(site: Path) -> None:
         read_until(client, HELLO)
         until(lambda: state(server)["transports"] == 2, "it is FlowServer", server)
         terminate(server)
-        until(lambda: "drain" in said(server), "it drains", server)
+        until(lambda: "drain" in printed_lines(server), "it drains", server)
         terminate(server)
         assert read_all(client) == (b"0\r\n\r\n", True)
         assert exit_code(server) == 0
-        assert said(server) == ["drain", "http.disconnect", "finally event-stream disconnect", "shutdown"]
+        assert printed_lines(server) == ["drain", "http.disconnect", "finally event-stream disconnect", "shutdown"]
 
 
 def test_under_runserver(site: Path) -> None:
@@ -101,7 +112,7 @@ def test_under_runserver(site: Path) -> None:
         terminate(server, signal.SIGINT)
         assert read_all(client) == (b"0\r\n\r\n", True)
         assert exit_code(server) == 0
-        assert said(server) == ["drain", "http.disconnect", "finally event-stream disconnect", "shutdown"]
+        assert printed_lines(server) == ["drain", "http.disconnect", "finally event-stream disconnect", "shutdown"]
 
 
 def test_a_reload_ends_at_once(site: Path) -> None:
@@ -110,9 +121,9 @@ def test_a_reload_ends_at_once(site: Path) -> None:
         with get(server, "/wait") as client:
             read_until(client, HELLO)
             settings = site / "site_app" / "settings.py"  # the autoreloader watches it only after a while
-            until(lambda: settings.touch() or "drain" in said(server), "it reloads", server)
+            until(lambda: settings.touch() or "drain" in printed_lines(server), "it reloads", server)
             assert read_all(client) == (b"0\r\n\r\n", True)
-        assert until(lambda: said(server)[3:] and said(server), "it has ended") == [
+        assert until(lambda: printed_lines(server)[3:] and printed_lines(server), "it has ended") == [
             "drain",
             "http.disconnect",
             "finally event-stream disconnect",

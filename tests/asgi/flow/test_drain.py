@@ -24,9 +24,9 @@ from tests.support.flow_driver import (
     flow,
     frame,
     get,
+    printed_lines,
     read_all,
     read_until,
-    said,
     state,
     stock,
     terminate,
@@ -53,7 +53,7 @@ def begin(server: Server, path: str = "/wait") -> socket.socket:
 def drain(server: Server) -> None:
     """Send SIGTERM; return when the app's drain hook has run."""
     terminate(server)
-    until(lambda: "drain" in said(server), "draining has begun", server)
+    until(lambda: "drain" in printed_lines(server), "draining has begun", server)
 
 
 def test_in_flight_responses_finish_and_new_ones_are_refused() -> None:
@@ -73,7 +73,7 @@ def test_in_flight_responses_finish_and_new_ones_are_refused() -> None:
         for client in clients:
             assert chunks(b"\r\n\r\n" + read_all(client)[0]) == (BYE, True)
         assert exit_code(server) == 0
-        assert said(server) == ["drain", *["finally event-stream disconnect"] * NUM_STREAMS, "shutdown"]
+        assert printed_lines(server) == ["drain", *["finally event-stream disconnect"] * NUM_STREAMS, "shutdown"]
 
 
 def test_an_app_with_a_hook_ends_by_itself() -> None:
@@ -83,7 +83,12 @@ def test_an_app_with_a_hook_ends_by_itself() -> None:
         terminate(server)
         assert [chunks(b"\r\n\r\n" + read_all(client)[0]) for client in clients] == [(BYE, True)] * NUM_STREAMS
         assert exit_code(server) == 0
-        assert said(server) == ["drain", "going away", *["finally event-stream disconnect"] * NUM_STREAMS, "shutdown"]
+        assert printed_lines(server) == [
+            "drain",
+            "going away",
+            *["finally event-stream disconnect"] * NUM_STREAMS,
+            "shutdown",
+        ]
 
 
 @pytest.mark.parametrize("receiving", ["disconnect", "none", "child"])
@@ -94,9 +99,9 @@ def test_an_event_stream_that_is_not_over_in_time(receiving: str) -> None:
         data, is_clean = read_all(client)
         assert (data, is_clean) == (b"0\r\n\r\n", True)
         assert exit_code(server) == 0
-        assert f"finally event-stream {receiving}" in said(server)
-        assert ("http.disconnect" in said(server)) == (receiving == "disconnect")
-        assert ("finally generator" in said(server)) == (receiving == "child")
+        assert f"finally event-stream {receiving}" in printed_lines(server)
+        assert ("http.disconnect" in printed_lines(server)) == (receiving == "disconnect")
+        assert ("finally generator" in printed_lines(server)) == (receiving == "child")
 
 
 @pytest.mark.parametrize("kind", ["plain", "length"])
@@ -109,7 +114,7 @@ def test_another_response_that_is_not_over_in_time(kind: str) -> None:
             data += read_all(client)[0]
         assert data.endswith(HELLO + b"\r\n" * (kind == "plain")), "no terminator, and nothing of 1000 bytes"
         assert exit_code(server) == 0
-        assert f"finally {kind} disconnect" in said(server)
+        assert f"finally {kind} disconnect" in printed_lines(server)
 
 
 def test_a_request_without_a_head_when_time_is_up() -> None:
@@ -121,7 +126,7 @@ def test_a_request_without_a_head_when_time_is_up() -> None:
         assert data.startswith(b"HTTP/1.1 503 ")
         assert b"Retry-After: 2\r\n" in data
         assert exit_code(server) == 0
-        assert "finally none disconnect" in said(server)
+        assert "finally none disconnect" in printed_lines(server)
 
 
 @pytest.mark.parametrize("receiving", ["disconnect", "none"])
@@ -132,8 +137,8 @@ def test_a_websocket_when_time_is_up(receiving: str) -> None:
         terminate(server)
         assert close_code(head + read_all(client)[0]) == 1012
         assert exit_code(server) == 0
-        assert ("websocket.disconnect 1012" in said(server)) == (receiving == "disconnect")
-        assert f"finally websocket {receiving}" in said(server)
+        assert ("websocket.disconnect 1012" in printed_lines(server)) == (receiving == "disconnect")
+        assert f"finally websocket {receiving}" in printed_lines(server)
 
 
 def test_a_websocket_that_is_not_accepted_when_time_is_up() -> None:
@@ -143,7 +148,7 @@ def test_a_websocket_that_is_not_accepted_when_time_is_up() -> None:
         terminate(server)
         assert read_all(client)[0].startswith(b"HTTP/1.1 503 ")
         assert exit_code(server) == 0
-        assert said(server).count("websocket.disconnect 1012") == 1
+        assert printed_lines(server).count("websocket.disconnect 1012") == 1
 
 
 def test_a_websocket_that_ends_in_time() -> None:
@@ -154,7 +159,12 @@ def test_a_websocket_that_ends_in_time() -> None:
         client.sendall(frame(8, b"\x03\xe9"))
         read_all(client)
         assert exit_code(server) == 0
-        assert said(server) == ["drain", "websocket.disconnect 1001", "finally websocket disconnect", "shutdown"]
+        assert printed_lines(server) == [
+            "drain",
+            "websocket.disconnect 1001",
+            "finally websocket disconnect",
+            "shutdown",
+        ]
 
 
 def test_a_late_reader_gets_all_that_was_sent() -> None:
@@ -172,7 +182,7 @@ def test_a_stalled_reader_does_not_delay_the_drain() -> None:
         until(lambda: state(server)["connections"] == 2, "it is there", server)
         terminate(server)
         assert exit_code(server) == 0
-        assert "shutdown" in said(server)
+        assert "shutdown" in printed_lines(server)
 
 
 @pytest.mark.parametrize("second", [signal.SIGTERM, signal.SIGINT])
@@ -183,7 +193,7 @@ def test_a_second_signal_ends_at_once(second: int) -> None:
         terminate(server, second)
         assert read_all(client) == (b"0\r\n\r\n", True)
         assert exit_code(server) == 0
-        assert said(server) == ["drain", "http.disconnect", "finally event-stream disconnect", "shutdown"]
+        assert printed_lines(server) == ["drain", "http.disconnect", "finally event-stream disconnect", "shutdown"]
 
 
 def test_ctrl_c_ends_at_once() -> None:
@@ -192,7 +202,7 @@ def test_ctrl_c_ends_at_once() -> None:
         terminate(server, signal.SIGINT)
         assert read_all(client) == (b"0\r\n\r\n", True)
         assert exit_code(server) == 0
-        assert said(server) == ["drain", "http.disconnect", "finally event-stream disconnect", "shutdown"]
+        assert printed_lines(server) == ["drain", "http.disconnect", "finally event-stream disconnect", "shutdown"]
 
 
 def test_an_idle_server_ends_at_once() -> None:
@@ -202,7 +212,7 @@ def test_an_idle_server_ends_at_once() -> None:
         terminate(server)
         assert read_all(client) == (b"", True)
         assert exit_code(server) == 0
-        assert said(server) == ["drain", "shutdown"]
+        assert printed_lines(server) == ["drain", "shutdown"]
 
 
 def test_stock_daphne_cuts_streams() -> None:
@@ -211,7 +221,7 @@ def test_stock_daphne_cuts_streams() -> None:
         terminate(server)
         assert read_all(client)[0] == b""
         exit_code(server)
-        assert "finally generator" not in said(server)
+        assert "finally generator" not in printed_lines(server)
 
 
 def test_an_app_that_cannot_start() -> None:

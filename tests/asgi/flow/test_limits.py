@@ -184,7 +184,7 @@ with flow("--vanish-seconds", "2", "--stall-seconds", "0") as server:
     for client in clients:
         read_until(client, b"\\r\\n\\r\\n")
     os.system("ip link set lo down")
-    heard = until(lambda: len(said(server)) >= 4 and said(server), "both are noticed", server)
+    heard = until(lambda: len(printed_lines(server)) >= 4 and printed_lines(server), "both are noticed", server)
     print(sorted(heard))
 """
 

@@ -27,7 +27,7 @@ def start(pool: BlockPool, seq_id: int, num_tokens: int, **fields: object) -> Se
 
 
 def compute(pool: BlockPool, sequence: Sequence) -> None:
-    """Pretend that a step wrote everything."""
+    """Mark the tokens as computed, as a step does."""
     num_written = sequence.num_uncomputed_tokens
     sequence.num_computed_tokens += num_written
     pool.cache_blocks(sequence, num_written)
@@ -94,7 +94,7 @@ def test_partly_filled_block_has_no_name() -> None:
 
 
 def test_tail_is_evicted_before_head() -> None:
-    """Of a freed sequence the last full block goes first, since without the head it is worth nothing."""
+    """Of a freed sequence the last full block is evicted first: without the head it cannot be reused."""
     pool = new_pool(num_blocks=4)
     sequence = start(pool, 1, 12)
     compute(pool, sequence)
@@ -119,7 +119,7 @@ def test_least_recently_used_is_evicted_first() -> None:
 
 
 def test_unnamed_blocks_are_reused_first_and_newest_first() -> None:
-    """What holds nothing reusable goes before what does."""
+    """Blocks without reusable content are evicted before cached ones."""
     pool = new_pool()
     named, unnamed = start(pool, 1, BLOCK), start(pool, 2, 3, salt="other")
     compute(pool, named)
@@ -139,7 +139,7 @@ def test_evicted_block_is_not_found() -> None:
 
 
 def test_forgotten_block_is_not_found_and_reused_first() -> None:
-    """Taking a name off a free block makes it worthless, and the books still add up."""
+    """An evicted free block is reused first, and the counts still add up."""
     pool = new_pool()
     sequence = start(pool, 1, 12)
     compute(pool, sequence)
@@ -151,7 +151,7 @@ def test_forgotten_block_is_not_found_and_reused_first() -> None:
 
 
 def test_duplicate_block_stays_unnamed() -> None:
-    """Two sequences that computed the same block at once: one name, one block."""
+    """Two sequences that computed the same block at once: one hash, one cached block."""
     pool = new_pool()
     first, second = start(pool, 1, 5), start(pool, 2, 5)
     compute(pool, first)
@@ -162,7 +162,7 @@ def test_duplicate_block_stays_unnamed() -> None:
 
 @pytest.mark.parametrize(("salt", "num_hit"), [("a", 8), ("b", 0), ("", 0)])
 def test_other_salt_finds_nothing(salt: str, num_hit: int) -> None:
-    """A tenant finds its own blocks and no other's."""
+    """A tenant finds its own blocks and no other tenant's."""
     pool = new_pool()
     compute(pool, start(pool, 1, 10, salt="a"))
     assert start(pool, 2, 10, salt=salt).num_computed_tokens == num_hit
@@ -236,7 +236,7 @@ def test_held_block_is_not_given_out(block_id: int) -> None:
 
 
 def test_more_blocks_than_there_are_is_a_mistake() -> None:
-    """The caller has compared with `num_free`."""
+    """The caller must compare with `num_free` first."""
     with pytest.raises(IntegrityError, match="none is free"):
         new_pool().allocate(11)
 
@@ -269,7 +269,7 @@ def count_less_cached_than_none(pool: BlockPool) -> None:
     "damage", [miscount_used, lose_free_block, count_more_cached_than_named, count_less_cached_than_none]
 )
 def test_counters_that_do_not_add_up_are_seen(damage: Callable[[BlockPool], None]) -> None:
-    """Without looking at any block: every step can afford it."""
+    """Without a look at any block: every step can afford the check."""
     pool = new_pool()
     compute(pool, start(pool, 1, 10))
     pool.check_counts()
@@ -278,8 +278,8 @@ def test_counters_that_do_not_add_up_are_seen(damage: Callable[[BlockPool], None
         pool.check_counts()
 
 
-def test_renewed_pool_is_empty_and_goes_on_counting() -> None:
-    """No block is held and no name is known; figures never go back."""
+def test_renewed_pool_is_empty_and_continues_counting() -> None:
+    """No block is held and no hash is known; counters never go back."""
     pool = new_pool(revision="r")
     compute(pool, start(pool, 1, 10))
     start(pool, 2, 10)
@@ -342,7 +342,7 @@ def stop_running(pool: BlockPool, sequence: Sequence) -> None:
     ],
 )
 def test_integrity_check_sees(damage: object) -> None:
-    """Every kind of damage to the books is found."""
+    """Every kind of damage to the pool's state is found."""
     pool = new_pool()
     sequence = start(pool, 1, 10)
     compute(pool, sequence)
@@ -352,7 +352,7 @@ def test_integrity_check_sees(damage: object) -> None:
         pool.check_integrity([sequence])
 
 
-def test_forgetting_is_told() -> None:
+def test_eviction_is_reported() -> None:
     """`on_evict` is called when a block's content is lost for reuse."""
     forgotten: list[int] = []
     pool = new_pool(num_blocks=4, on_evict=forgotten.append)

@@ -16,7 +16,7 @@ from tests.support.tiny_models import save_model  # noqa: E402  (after the skips
 
 @pytest.fixture(scope="package", autouse=True)
 def _quiet_and_small() -> None:
-    """Tiny tensors gain nothing from threads, and transformers' progress bars nothing from being seen."""
+    """Turn off threads and progress bars: tiny tensors gain nothing from them."""
     from transformers.utils import logging
 
     logging.disable_progress_bar()

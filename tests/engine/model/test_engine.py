@@ -35,12 +35,12 @@ def loaded(request: pytest.FixtureRequest, tiny_folder: Callable[[str], Path]) -
 
 
 def poison(runner: HFRunner, block_id: int) -> None:
-    """What a forgotten block holds from now on."""
+    """Overwrite an evicted block."""
     runner.kv.fill_block(block_id, float("nan"))
 
 
 def make_drive(runner: HFRunner, **config: Any) -> Drive:
-    """A core over `runner` whose freed and forgotten blocks are poisoned."""
+    """A core over `runner` whose freed and evicted blocks are poisoned."""
     drive = Drive(runner=runner, **{"overlap": False, **config})
     drive.core.pool._on_evict = partial(poison, runner)  # `Drive` poisons only its own echo runner
     return drive
@@ -71,7 +71,7 @@ def test_equals_generate(loaded: Any, chunk: int, caching: bool) -> None:
 
 @pytest.mark.parametrize("every", [1, 3])
 def test_preemption(loaded: Any, every: int) -> None:
-    """Preempting everybody every few steps changes no token."""
+    """Preempting all sequences every few steps changes no token."""
     model_type, runner = loaded
     drive = make_drive(runner, prefill_chunk=64)
 
@@ -84,7 +84,7 @@ def test_preemption(loaded: Any, every: int) -> None:
 
 @pytest.mark.parametrize("how", [GREEDY, SEEDED], ids=["greedy", "seeded"])
 def test_parked_every_few_steps(loaded: Any, how: Any) -> None:
-    """Parking is forgetting: aborted after every third step and asked again with what was shown, nothing changes."""
+    """Aborted after every third step and submitted again with the shown tokens, each answer is the same."""
     model_type, runner = loaded
     wanted = references(model_type) if how is GREEDY else answers(make_drive(runner), how)
     drive = make_drive(runner, prefill_chunk=64)
@@ -94,7 +94,7 @@ def test_parked_every_few_steps(loaded: Any, how: Any) -> None:
 
 @pytest.mark.parametrize("how", [GREEDY, SEEDED, PENALISED], ids=["greedy", "seeded", "penalised"])
 def test_overlapped(loaded: Any, how: Any) -> None:
-    """Steps launched on tokens that nobody has seen yet give the same tokens as steps taken in turn."""
+    """Steps launched on uncollected tokens give the same tokens as steps taken in turn."""
     _, runner = loaded
     wanted = answers(make_drive(runner), how)
     drive = make_drive(runner, overlap=True, prefill_chunk=7)

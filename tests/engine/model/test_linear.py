@@ -39,7 +39,7 @@ def test_packed_equals_plain(dtype: torch.dtype, num_rows: int, bias: bool) -> N
 
 
 def test_a_wrong_packing_is_noticed() -> None:
-    """The self-test tells a layer from another one."""
+    """The self-test distinguishes a layer from another one."""
     plain, other = nn.Linear(16, 8), nn.Linear(16, 8)
     packed = PackedLinear(plain.weight, plain.bias, packed_dtype_of(torch.float32))
     assert agrees(packed, plain.weight, plain.bias)

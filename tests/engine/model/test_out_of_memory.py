@@ -23,7 +23,7 @@ SPARE_BYTES = 256 << 20
 
 @contextmanager
 def spare_memory(num_bytes: int) -> Iterator[None]:
-    """Let this process have only so much more than it has now."""
+    """Limit this process to that much more memory than it has now."""
     limits = resource.getrlimit(resource.RLIMIT_AS)
     num_pages = int(Path("/proc/self/statm").read_text().split()[0])
     resource.setrlimit(resource.RLIMIT_AS, (num_pages * resource.getpagesize() + num_bytes, limits[1]))
@@ -50,7 +50,7 @@ def large_plan(num_sequences: int) -> StepPlan:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs Linux: only there a process can be held to so much memory")
 def test_a_runner_survives_a_step_that_does_not_fit(wide: Any) -> None:
-    """A plan too large for memory raises `StepOutOfMemory`, keeps nothing, and the next smaller plans run as ever."""
+    """A plan too large for memory raises `StepOutOfMemory`, keeps nothing, and the next smaller plans run as before."""
     wanted = Driver(wide, seed=1).run(prompts(VOCAB_SIZE), max_tokens=4, chunk=7)
     with spare_memory(SPARE_BYTES):
         for _ in range(3):
@@ -75,12 +75,12 @@ def test_a_runner_survives_a_step_that_does_not_fit(wide: Any) -> None:
     ],
 )
 def test_what_counts_as_out_of_memory(error: Exception, is_memory: bool) -> None:
-    """Only what allocators say; any other error means that the runner is broken."""
+    """Only errors of allocators; any other error means that the runner is broken."""
     assert is_out_of_memory(error) is is_memory
 
 
 def test_other_errors_pass_through(tiny_folder: Callable[[str], Path]) -> None:
-    """An error that is not about memory stays what it is."""
+    """An error that is not about memory passes through unchanged."""
     runner = load_tiny(tiny_folder("llama"))
     chunk = Chunk(seq_id=0, start=0, token_ids=(VOCAB_SIZE + 5,), block_table=(1,))
     with pytest.raises(IndexError):

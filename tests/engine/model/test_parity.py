@@ -54,7 +54,7 @@ def test_greedy_equals_generate(loaded: Any, chunk: int) -> None:
 
 
 def test_page_order_is_invisible(loaded: Any) -> None:
-    """Where the pages lie changes no token."""
+    """The order of the pages changes no token."""
     model_type, runner = loaded
     for seed in (1, 2):
         answers = Driver(runner, seed=seed).run(prompts(VOCAB_SIZE)[:2], max_tokens=4, chunk=16)

@@ -37,7 +37,7 @@ def spec_of(number: int, **fields: object) -> SampleSpec:
 
 
 def test_counting_on_is_counting_anew() -> None:
-    """Sequences begin, go on, begin again and give up their rows, in changing batches: the logits are the book's."""
+    """Sequences begin, continue, restart and release their rows, in changing batches: logits equal the reference."""
     rng = random.Random(3)
     counts = PenaltyCounts(VOCAB, torch.device("cpu"))
     texts: dict[int, tuple[list[int], list[int]]] = {}
@@ -69,7 +69,7 @@ def test_counting_on_is_counting_anew() -> None:
 
 @pytest.mark.parametrize("kind", range(len(KINDS)))
 def test_a_row_is_the_same_in_any_batch(kind: int) -> None:
-    """To the last bit: how long the other rows are changes nothing."""
+    """To the last bit: the length of the other rows changes nothing."""
     one = spec_of(kind, counts_row=0, prompt_token_ids=(1, 2, 3), output_token_ids=(3, 4, 4))
     other = spec_of(kind + 1, counts_row=1, prompt_token_ids=tuple(range(40)), output_token_ids=(5,) * 900)
     logits = torch.randn(1, VOCAB, generator=torch.Generator().manual_seed(kind))
@@ -83,7 +83,7 @@ def test_a_row_is_the_same_in_any_batch(kind: int) -> None:
 
 
 def test_what_cannot_be_chosen_stays_so() -> None:
-    """A banned token that was seen before is no likelier for its penalties."""
+    """A banned token that occurred before stays banned under its penalties."""
     counts = PenaltyCounts(4, torch.device("cpu"))
     spec = spec_of(3, counts_row=0, prompt_token_ids=(1,), output_token_ids=(2, 1))
     logits = torch.tensor([[0.0, float("-inf"), 1.0, 2.0]])

@@ -67,7 +67,7 @@ def test_a_poisoned_sequence_fails_alone(llama: Any) -> None:
     llama.kv.fill_block(bad.block_table[0], 0.0)
 
 
-def test_a_chunk_that_fails_without_sampling_is_told(llama: Any) -> None:
+def test_a_chunk_that_fails_without_sampling_is_reported(llama: Any) -> None:
     """Non-finite values in mid-prompt come back at once, so that the chunk's blocks are never cached."""
     driver = Driver(llama)
     one = driver.start(0, prompts(VOCAB_SIZE)[0], 1, **GREEDY)
@@ -79,7 +79,7 @@ def test_a_chunk_that_fails_without_sampling_is_told(llama: Any) -> None:
 
 
 def test_freed_pages_poisoned(llama: Any) -> None:
-    """With NaN in every block nobody owns, and in the unwritten rest of one's own, answers are the same."""
+    """With NaN in every unowned block, and in the unwritten rest of owned ones, answers are the same."""
     wanted = Driver(llama, seed=1).run(prompts(VOCAB_SIZE), max_tokens=6, chunk=7)
     for block_id in range(llama.num_blocks):
         llama.kv.fill_block(block_id, math.nan)
@@ -89,7 +89,7 @@ def test_freed_pages_poisoned(llama: Any) -> None:
 
 
 def test_sampled_answers_do_not_depend_on_the_batch(llama: Any) -> None:
-    """With a seed, a sequence gets the same tokens alone and among others, chunked and whole."""
+    """With a seed, a sequence gets the same tokens alone and in a batch, chunked and whole."""
     how = {"temperature": 0.9, "top_p": 0.9, "seed": 5}
     together = Driver(llama, seed=1).run(prompts(VOCAB_SIZE), max_tokens=10, chunk=7, **how)
     alone = [Driver(llama, seed=2).run([prompt], max_tokens=10, chunk=64, **how)[0] for prompt in prompts(VOCAB_SIZE)]
@@ -140,7 +140,7 @@ def test_pending_tokens(llama: Any, how: dict[str, Any]) -> None:
 
 
 def test_a_pending_token_after_a_numerical_error(llama: Any) -> None:
-    """A step launched on the token of a sequence that turns out poisoned runs, and its batch mates answer as ever."""
+    """A step launched on the token of a poisoned sequence runs, and its batch mates' answers do not change."""
     wanted = Driver(llama, seed=3).run(prompts(VOCAB_SIZE)[:1], max_tokens=3, chunk=64)[0]
     driver = Driver(llama, seed=3)
     good, bad = (driver.start(i, prompts(VOCAB_SIZE)[0], 6, **GREEDY) for i in range(2))
@@ -154,7 +154,7 @@ def test_a_pending_token_after_a_numerical_error(llama: Any) -> None:
 
 
 def test_overlap_is_for_gpus_unless_asked(tiny_folder: Callable[[str], Path]) -> None:
-    """A runner on a CPU says that it gains nothing by overlap; the config can have it say otherwise."""
+    """A runner on a CPU reports that it gains nothing from overlap; the config can override it."""
     model = ModelConfig(alias="m", path=str(tiny_folder("llama")), device="cpu")
     runners = [load_runner(model, EngineConfig(num_blocks=20, overlap=overlap)) for overlap in (None, False, True)]
     assert [runner.can_overlap for runner in runners] == [False, False, True]

@@ -1,4 +1,4 @@
-"""The sampler: what may be chosen, how often, and that a draw is nobody else's business."""
+"""The sampler: which tokens may be chosen, how often, and that each row's draw is independent of the others."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def spec(position: int = 0, seed: int = 0, **fields: Any) -> SampleSpec:
 
 
 def sample(logits: torch.Tensor, specs: Sequence[SampleSpec]) -> sampler.Draws:
-    """Draw, each spec with a row of counts of its own; a spec with a prompt has what its penalties count."""
+    """Draw, each spec with a row of counts of its own; a spec with a prompt has the counts of its penalties."""
     rows = [replace(one, counts_row=row if one.prompt_token_ids else None) for row, one in enumerate(specs)]
     counts = PenaltyCounts(logits.shape[1], logits.device)
     counts.update(rows, torch.zeros(len(rows), dtype=torch.int64))
@@ -37,7 +37,7 @@ def some_logits(num_rows: int = 1, seed: int = 0, vocab_size: int = VOCAB) -> to
 
 
 def reference(logits: np.ndarray, one: SampleSpec) -> np.ndarray:
-    """Probabilities (vocab_size,) by the book: ban, penalties, temperature, top-k, top-p, min-p."""
+    """Probabilities (vocab_size,) by definition: ban, penalties, temperature, top-k, top-p, min-p."""
     z = logits.astype(np.float64).copy()
     z[list(one.banned_token_ids)] = -np.inf
     for token in {*one.prompt_token_ids, *one.output_token_ids}:
@@ -102,7 +102,7 @@ CASES: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
 def test_distribution(case: dict[str, Any]) -> None:
-    """Tokens come as often as the plain reference says, and those it rules out never."""
+    """Tokens come as often as in the plain reference, and those it excludes never."""
     logits = some_logits(seed=4)
     wanted = reference(logits[0].numpy(), spec(**case))
     counts = draw(logits, case)
@@ -133,7 +133,7 @@ def test_sorting_chooses_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_sorting_keeps_ties_together_and_bears_nan() -> None:
-    """On a GPU every row is sorted: tokens as likely as the nucleus' last are in it, and a row of NaN harms nobody."""
+    """On a GPU every row is sorted: tokens as likely as the nucleus' last are in it; a row of NaN changes no other."""
     weights = torch.tensor([[0.2, 1.0, 0.5, 0.5], [math.nan] * 4])
     scores = torch.tensor([[9.0, 1.0, 2.0, 3.0], [math.nan] * 4])
     budget = torch.tensor([[1.2], [math.nan]])  # the first alone holds less than this, with one of the next it is full
@@ -164,7 +164,7 @@ def test_seed_and_position_both_count() -> None:
 
 
 def test_noise_is_fixed() -> None:
-    """The noise is part of the promise (same answer after a restart, on any device): these numbers never change."""
+    """The noise is part of the interface (same answer after a restart, on any device): these numbers never change."""
     keys = torch.tensor([row_key(42, 7), row_key(-1, 0)], dtype=torch.int32)
     noise = exponential(keys, 49_152)[:, [0, 1, 49_151]]
     wanted = NOISE_OF_VERSION_ONE
@@ -191,7 +191,7 @@ def test_noise_is_exponential() -> None:
 
 
 def test_greedy_ignores_the_rest() -> None:
-    """Temperature 0 is the likeliest token after bans and penalties, whatever top-k and the like say."""
+    """Temperature 0 gives the likeliest token after bans and penalties, whatever top-k and the like are."""
     logits = torch.tensor([[1.0, 5.0, 4.0, 3.0]])
     assert sample(logits, [spec(temperature=0.0, top_k=2, top_p=0.1)]).token_ids.tolist() == [1]
     assert sample(logits, [spec(temperature=0.0, banned_token_ids=(1,))]).token_ids.tolist() == [2]
@@ -200,7 +200,7 @@ def test_greedy_ignores_the_rest() -> None:
 
 
 def test_logits_are_left_alone() -> None:
-    """Sampling changes nothing in the caller's logits."""
+    """Sampling does not modify the caller's logits."""
     logits = some_logits(2)
     before = logits.clone()
     sample(logits, [spec(**CASES["penalties"]), spec(top_p=0.5, banned_token_ids=(1,))])
@@ -229,7 +229,7 @@ def test_logprobs_are_of_the_unmodified_logits() -> None:
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_a_bad_row_is_bad_alone(bad: float, temperature: float) -> None:
-    """A row with a number that is none is flagged; its neighbours draw as if it were not there."""
+    """A row with NaN is flagged; its neighbours' draws do not change."""
     logits = some_logits(3)
     specs = [spec(position=i, temperature=temperature, top_p=0.9) for i in range(3)]
     healthy = sample(logits, specs)

@@ -1,4 +1,4 @@
-"""Laws of a choice: ids in, events out, and a resumed choice continues exactly where readers are."""
+"""Laws of a choice: ids in, events out, and a resumed choice continues exactly at its readers' position."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_each_update_is_one_event() -> None:
 
 
 def test_update_without_tokens_is_no_event() -> None:
-    """Being scheduled is no news for readers."""
+    """Being scheduled is no event for readers."""
     assert choice().push(update()) is None
 
 

@@ -27,13 +27,13 @@ def text_of(ids: Sequence[int]) -> str:
 
 
 def decoded(data: bytes) -> str:
-    """Without what may be the beginning of a code point."""
+    """Without a possible beginning of a code point."""
     return codecs.getincrementaldecoder("utf-8")("replace").decode(data)
 
 
 @given(st.lists(st.integers(0, VOCAB_SIZE - 1), max_size=60))
 def test_random_ids(ids: list[int]) -> None:
-    """Whatever the tokens: what was shown is their bytes, decoded."""
+    """Whatever the tokens are, the shown text is their bytes, decoded."""
     assert "".join(feed_all(ids)) == text_of(ids)
 
 
@@ -82,7 +82,7 @@ def find(data: bytes) -> int:
 
 
 class CountingTokenizer(EchoTokenizer):
-    """Has no exact bytes, and notes how much is decoded at once."""
+    """Has no exact bytes, and records how much is decoded at once."""
 
     is_byte_exact = False
 
@@ -130,7 +130,7 @@ def test_only_a_possible_beginning_is_held_back() -> None:
 
 
 def test_held_text_is_flushed() -> None:
-    """If the answer ends first, what was held is shown."""
+    """If the answer ends first, the held text is shown."""
     assert watch(["END"], ["abE"]) == (["ab", "E"], False)
 
 

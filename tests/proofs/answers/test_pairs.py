@@ -1,4 +1,4 @@
-"""Whatever two things are done to answers while they are made: tokens, text and ends are those of the plain run."""
+"""Whatever two features change the making of an answer: tokens, text and ends are those of the plain run."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ def tiny(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 @each_way
 async def test_pairs_on_the_echo_engine(is_greedy: bool) -> None:
-    """A wrong block, slot, position or order would give another text: with every pair it is the same."""
+    """A wrong block, slot, position or order would give another text: with every pair the text is the same."""
     await prove(ECHO, is_greedy, pairs_of(FEATURES), num_seeds=scaled(20))
 
 
 @each_way
 async def test_pairs_on_a_real_model(tiny: Model, is_greedy: bool) -> None:
-    """A transformer in fp32 gives the same tokens, whatever its steps are made of and how often it starts again.
+    """A transformer in fp32 gives the same tokens, whatever its steps hold and how often it starts again.
 
     In CI each pair is tried one way, greedy or seeded.
     """
@@ -58,7 +58,7 @@ async def test_pairs_on_a_real_model(tiny: Model, is_greedy: bool) -> None:
 
 
 async def prove(model: Model, is_greedy: bool, pairs: list[tuple[Feature, Feature]], num_seeds: int) -> None:
-    """Try every pair with every seed; return what was counted."""
+    """Try every pair with every seed; return the counts."""
     counts: dict[str, int] = {}
     for seed in range(num_seeds):
         requests = workload(seed, is_greedy=is_greedy, num_ids=model.num_ids, max_tokens=model.max_tokens)
@@ -74,19 +74,19 @@ async def prove(model: Model, is_greedy: bool, pairs: list[tuple[Feature, Featur
 async def prove_pair(
     model: Model, pair: tuple[Feature, Feature], seed: int, asked: tuple[Any, Any], counts: dict[str, int]
 ) -> None:
-    """One pair, until each of the two has done something: which answers run together is left to the machine."""
+    """Try one pair until each feature has had an effect: which answers run together depends on the machine."""
     idle = {feature.name for feature in pair}
     for _ in range(MOST_TRIES):
-        idle -= await bitten(model, pair, seed, asked, counts)
+        idle -= await features_with_effect(model, pair, seed, asked, counts)
         if not idle:
             return
     raise AssertionError(f"{pair[0].name} x {pair[1].name}, {model.name}, workload {seed}: {idle} did nothing")
 
 
-async def bitten(
+async def features_with_effect(
     model: Model, pair: tuple[Feature, Feature], seed: int, asked: tuple[Any, Any], counts: dict[str, int]
 ) -> set[str]:
-    """The plain answers, on an engine of its own, and nothing left. Returns which features have done something."""
+    """Compare with the plain answers on a new engine, which ends empty. Returns the features that had an effect."""
     what = f"{pair[0].name} x {pair[1].name}, {model.name}, workload {seed}"
     requests, plain = asked
     plans = PlanCounts()
@@ -97,11 +97,11 @@ async def bitten(
         stats = client.stats()
     for name, count in (
         ("answers equal", sum(map(len, answers))),
-        ("tokens", sum(len(said.token_ids) for answer in answers for said in answer)),
+        ("tokens", sum(len(choice.token_ids) for answer in answers for choice in answer)),
         ("steps", stats.steps),
         ("parks", stats.parks),
         ("preemptions", stats.preemptions),
         ("prefix hits", stats.prefix_hits),
     ):
         counts[name] = counts.get(name, 0) + count
-    return {feature.name for feature in pair if feature.has_bitten(stats, plans)}
+    return {feature.name for feature in pair if feature.had_effect(stats, plans)}

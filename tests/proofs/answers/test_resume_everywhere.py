@@ -1,4 +1,4 @@
-"""Resume at every event of a stream, by every way there is, on the real site: what comes is what followed, no more."""
+"""Resume at every event of a stream, in every way there is, on the real site: exactly the later events come."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ pytestmark = [pytest.mark.timeout(3600)]
 KEY = "a-key-for-these-tests"
 HEADERS = {"Authorization": f"Bearer {KEY}"}
 NUM_TOKENS = 480 if IS_SOAK else 60
-# While it is being written: the engine is held after so many tokens, and these are asked for.
+# For streams in progress: the engine is held after so many tokens, and the reader resumes at these events.
 NUM_BEFORE = NUM_TOKENS // 2
 WHILE_RUNNING = sorted({1, 2, NUM_BEFORE // 3, NUM_BEFORE // 2, NUM_BEFORE, NUM_BEFORE + 1})
 SECONDS = 60.0
@@ -41,7 +41,7 @@ class Site:
 
 @dataclass(frozen=True)
 class Reference:
-    """A whole stream as its first reader got it."""
+    """A whole stream as its first reader received it."""
 
     id: str
     frames: list[Frame]
@@ -97,7 +97,7 @@ async def ask(http: httpx.AsyncClient) -> Reference:
 
 
 async def by_event_id(http: httpx.AsyncClient, reference: Reference, after: int) -> httpx.Response:
-    """Come back as an EventSource does. Before the first event there is no id."""
+    """Resume as an EventSource does. Before the first event there is no id."""
     headers = {"Last-Event-ID": f"{reference.log_id}-{after}"} if after else {}
     return await http.get(f"/streams/{reference.id}/events", headers=headers)
 
@@ -107,12 +107,12 @@ async def by_number(http: httpx.AsyncClient, reference: Reference, after: int) -
 
 
 async def by_new(http: httpx.AsyncClient, reference: Reference, after: int) -> httpx.Response:
-    """Come back to the address where the stream began."""
+    """Resume at the address where the stream began."""
     return await http.get("/streams/new?prompt=never", headers={"Last-Event-ID": f"{reference.log_id}-{after}"})
 
 
 async def is_the_tail(asking: Awaitable[httpx.Response], reference: Reference, after: int) -> None:
-    """The answer is the events after that one, to the last byte of their data; or that there are none."""
+    """The answer is the later events, to the last byte of their data; or a statement that there are none."""
     response = await asking
     if after == len(reference.frames):
         assert (response.status_code, response.content) == (204, b"")
@@ -124,7 +124,7 @@ async def is_the_tail(asking: Awaitable[httpx.Response], reference: Reference, a
 
 
 async def is_the_tail_as(format_: str, http: httpx.AsyncClient, reference: Reference, after: int) -> None:
-    """The text in another format is that of the events after that one, and the end is truthful."""
+    """The text in another format is that of the later events, and the end is right."""
     response = await http.get(f"/streams/{reference.id}/events?after={after}&format={format_}")
     if after == len(reference.frames):
         assert response.status_code == 204
@@ -135,7 +135,7 @@ async def is_the_tail_as(format_: str, http: httpx.AsyncClient, reference: Refer
 
 
 async def over_websocket(connection: ClientConnection, reference: Reference, after: int) -> list[dict[str, Any]]:
-    """Resume there, and return what comes up to the end."""
+    """Resume over a WebSocket, and return the messages up to the end."""
     await connection.send(json.dumps({"type": "resume", "id": reference.id, "after": after}))
     return [message async for message in events_of(connection, reference)]
 
@@ -157,7 +157,7 @@ def as_messages(frames: list[Frame]) -> list[tuple[str, str, Any]]:
 
 
 async def test_resume_at_every_event(site: Site, http: httpx.AsyncClient, websocket: ClientConnection) -> None:
-    """After each: twice, two readers at once, by id and by number; over the WebSocket; in the other formats."""
+    """After each event: twice, with two readers at once, by id and by number; over the WebSocket; in all formats."""
     reference = await ask(http)
     num_resumes = 0
     for after in range(len(reference.frames) + 1):
@@ -176,7 +176,7 @@ async def test_resume_at_every_event(site: Site, http: httpx.AsyncClient, websoc
 
 
 class Follower:
-    """Reads a stream that is still being written, and returns how far it has read."""
+    """Reads a stream in progress, and returns how far it has read."""
 
     def __init__(self, http: httpx.AsyncClient, reference: Reference, after: int, *, by_id: bool) -> None:
         headers = {"Last-Event-ID": f"{reference.log_id}-{after}"} if by_id else {}
@@ -188,7 +188,7 @@ class Follower:
         self._reading = asyncio.create_task(self._read())
 
     async def until(self, seq: int) -> list[Frame]:
-        """Wait until event `seq` has come; return all that came."""
+        """Wait until event `seq` has come; return all events so far."""
         async with asyncio.timeout(SECONDS):
             while not (frames := check_native_part(bytes(self._data), after=self._after)) or frames[-1].seq < seq:
                 self._news.clear()
@@ -210,7 +210,7 @@ class Follower:
 
 
 async def test_resume_while_it_is_written(site: Site, http: httpx.AsyncClient, websocket: ClientConnection) -> None:
-    """The engine stands in the middle: each reader has all that there is, then all of the rest."""
+    """The engine is held in the middle: each reader gets all events so far, then all of the rest."""
     reference = await ask(http)
     begun = site.engine.hold()
     first = await asyncio.create_task(_begin(http))

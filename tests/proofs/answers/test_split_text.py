@@ -16,7 +16,7 @@ ASK = {"prompt": "数える 🎉", "max_tokens": 400, "ignore_eos": "true", "see
 
 
 def read_bytes(site: Site, **query: str) -> bytes:
-    """Ask for an answer and read it a byte at a time; return its body."""
+    """Request an answer and read it a byte at a time; return its body."""
     data = bytearray()
     with socket.create_connection(("127.0.0.1", site.server.port), timeout=60) as client:
         lines = [f"GET /streams/new?{urlencode({**ASK, **query})} HTTP/1.1", "Host: 127.0.0.1", "Connection: close"]
@@ -30,7 +30,7 @@ def read_bytes(site: Site, **query: str) -> bytes:
 
 
 def test_the_engine_does_split_them() -> None:
-    """Else the test below would show nothing: most of these characters come as two tokens, neither of which is text."""
+    """Without this the test below proves nothing: most of these characters come as two tokens that are no text."""
     pieces = [EchoTokenizer().token_bytes(token_id) for token_id in range(VOCAB_SIZE)]
     halves = [piece for piece in pieces if len(piece) > 1 and "\ufffd" in piece.decode(errors="replace")]
     assert len(halves) >= len(SPLIT)

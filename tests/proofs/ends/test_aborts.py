@@ -1,6 +1,6 @@
 """An abort at any stage of an answer leaves nothing behind, and the answers beside it do not change.
 
-`BENCHES` has the clients that this is proved for.
+`BENCHES` lists the clients under test.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ NUM_WORKERS = 8
 NUM_COMPANIONS = 3
 NUM_SEATS = NUM_WORKERS + NUM_COMPANIONS
 COMPANION_TOKENS = 60
-# An answer that ends soon, if it is not aborted; and a prompt of ten steps and more.
+# An answer that ends soon, unless it is aborted; and a prompt of ten steps and more.
 SHORT, LONG_PROMPT = 6, 10 * NUM_SEATS
-# Workers find seats beside the companions; a step computes one token of each, or somewhat more of prompts.
+# Workers find seats beside the companions; a step computes one token of each, or a few more of prompts.
 ROOMY = replace(config_of(), prefix_caching=True, max_num_seqs=NUM_SEATS, max_num_batched_tokens=NUM_SEATS)
 STAGE_OF = {0: "before a token", SHORT - 1: "before the last token", SHORT: "after the end"}
-# Steps that an aborted answer takes part in afterwards, on average: the one under way, and its result on its way here;
-# in another process those of a few milliseconds more, in which the abort is on its way there.
+# Steps that an aborted answer takes part in afterwards, on average: the one in flight, and its result on the way back;
+# in another process those of a few milliseconds more, while the abort is on its way.
 MOST_LATE_STEPS = {"thread": 2, "process": 4}
-# Nobody finds a seat but the companions.
+# Only the companions find a seat.
 FULL = replace(ROOMY, max_num_seqs=NUM_COMPANIONS)
 
 
@@ -48,8 +48,8 @@ FULL = replace(ROOMY, max_num_seqs=NUM_COMPANIONS)
 class Bench:
     """A client under test. `abort_unknown` aborts an id that is not in use; `is_clean`: it remembers no request.
 
-    `stats` returns figures of now, also where the client's own are a moment old. `pids`: further processes that are to
-    hold nothing. Ids that no worker of an engine process can have given are ignored by it, and not counted.
+    `stats` returns current metrics, also where the client's own are a moment old. `pids`: further processes that must
+    hold nothing. The engine server ignores ids that no worker can have given, and does not count them.
     """
 
     client: EngineClient
@@ -61,18 +61,18 @@ class Bench:
     num_aborts: int = 0
     seen: dict[str, int] = field(default_factory=dict)
     numbers: itertools.count[int] = field(default_factory=itertools.count)
-    # Tokens that were here when their answer was aborted, and that the engine would make if it knew no abort.
+    # Tokens that were received when their answer was aborted, and that the engine would make without an abort.
     num_received: int = 0
     num_asked_for: int = 0
     _aborted: dict[int, Generation] = field(default_factory=dict)  # by id(), each once
     _next_tick: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def ask(self, prompt_len: int = 12) -> Generation:
-        """Ask for as long an answer as can be, to a prompt like no other."""
+        """Request the longest possible answer, to a prompt unlike any other."""
         return await self._ask(prompt_len, MODEL_LEN - prompt_len)
 
     async def ask_shortly(self) -> Generation:
-        """Ask for a short answer."""
+        """Request a short answer."""
         return await self._ask(12, SHORT)
 
     async def _ask(self, prompt_len: int, max_tokens: int) -> Generation:
@@ -82,7 +82,7 @@ class Bench:
         return await self.client.generate(request_of(prompt, max_tokens, seed=number))
 
     def tick(self, _: Event) -> None:
-        """A companion received an event: a step is over."""
+        """A companion received an event: a step has ended."""
         self.num_ticks += 1
         self._next_tick.set()
         self._next_tick = asyncio.Event()
@@ -94,7 +94,7 @@ class Bench:
             await self._next_tick.wait()
 
     def abort(self, generation: Generation, num_tokens: int) -> None:
-        """Cancel, and note how far its reader saw it come, and what it had not read yet."""
+        """Cancel, and note how many tokens its reader had received, and how many it had not read yet."""
         if id(generation) not in self._aborted:
             self._aborted[id(generation)] = generation
             self.num_received += num_tokens
@@ -117,7 +117,7 @@ COMPANIONS = [
 
 @asynccontextmanager
 async def thread_bench(config: EngineConfig) -> AsyncIterator[Bench]:
-    """The thread client. Its engine has no device to wait for: it is held to the pace of the aborts."""
+    """The thread client. Its engine has no device to wait for: the aborts set its pace."""
     loop = asyncio.get_running_loop()
     echo = replace(
         ECHO,
@@ -135,7 +135,7 @@ async def thread_bench(config: EngineConfig) -> AsyncIterator[Bench]:
 
 @asynccontextmanager
 async def process_bench(config: EngineConfig) -> AsyncIterator[Bench]:
-    """The process client. In the end the engine drains: with anything left there it would wait for ever."""
+    """The process client. At the end the engine drains: it would never finish if anything were left."""
     with tempfile.TemporaryDirectory(prefix="engine-") as folder:
         engine = replace(config, max_model_len=MODEL_LEN)
         spec = spec_in(folder, engine=engine, echo_step_seconds=0.002, drain_seconds=1e6, hang_seconds=2.0)
@@ -169,14 +169,14 @@ BENCHES: dict[str, Callable[[EngineConfig], AbstractAsyncContextManager[Bench]]]
 
 
 async def queued(bench: Bench) -> None:
-    """All seats are taken; it has waited for some steps."""
+    """All seats are taken; the request has waited for some steps."""
     generation = await bench.ask()
     await bench.ticks(2)
     bench.abort(generation, num_tokens=0)
 
 
 async def at_once(bench: Bench) -> None:
-    """It was accepted this moment; perhaps its first step is being planned."""
+    """It was accepted this moment; its first step may be in planning."""
     bench.abort(await bench.ask(), num_tokens=0)
 
 
@@ -194,7 +194,7 @@ async def decoding(bench: Bench) -> None:
 
 
 async def last_step(bench: Bench) -> None:
-    """All its tokens but one are there; the last may be under way, or on its way to us."""
+    """All its tokens but one have come; the last may be in flight, or on its way to the client."""
     generation = await bench.ask_shortly()
     bench.abort(generation, await read(generation, SHORT - 1))
 
@@ -219,7 +219,7 @@ async def unknown(bench: Bench) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """An engine in which aborts come at that stage, and the ways to abort, taken in turn by each of the workers."""
+    """An engine in which aborts come at that stage, and the ways to abort, taken in turn by each worker."""
 
     config: EngineConfig
     ways: tuple[Callable[[Bench], Awaitable[None]], ...]
@@ -238,7 +238,7 @@ STAGES = {
 
 
 async def read(generation: Generation, num_tokens: int) -> int:
-    """Read that many tokens; returns how many there were."""
+    """Read that many tokens; return how many there were."""
     num_read = 0
     while num_read < num_tokens:
         event = await anext(generation)
@@ -247,7 +247,7 @@ async def read(generation: Generation, num_tokens: int) -> int:
 
 
 async def companion(bench: Bench, request: GenerateRequest, reference: Answer, is_over: asyncio.Event) -> int:
-    """Ask the same again and again until it is over; returns how often. Each of its events is a tick."""
+    """Submit the same request until the test ends; return how often. Each of its events is a tick."""
     for number in itertools.count(1):
         assert await whole_answer(bench.client.generate, request, on_event=bench.tick) == reference
         if is_over.is_set():
@@ -260,7 +260,7 @@ async def companion(bench: Bench, request: GenerateRequest, reference: Answer, i
 async def test_aborts_leave_nothing(name: str, stage: str) -> None:
     """Afterwards no block, sequence, task or descriptor is left; the answers beside the aborts are the same.
 
-    What was aborted made no more tokens than had been received, and those of the steps until the engine knows of it.
+    The engine makes no further tokens for an aborted answer, except in the steps until the abort reaches it.
     """
     how = STAGES[stage]
     num_wanted = scaled(NUM_ABORTS) // len(STAGES) + 1
@@ -309,5 +309,5 @@ def is_empty(stats: EngineStats) -> bool:
 
 
 def held(bench: Bench) -> tuple[set[asyncio.Task[object]], list[int]]:
-    """The tasks there are, and how many descriptors, here and in the engine's process."""
+    """Return the existing tasks, and the number of descriptors here and in the engine's process."""
     return asyncio.all_tasks(), [len(os.listdir(f"/proc/{pid}/fd")) for pid in ("self", *bench.pids)]

@@ -1,9 +1,10 @@
-"""Ten thousand abrupt ends at the site: no later step has a reader that left, and nothing is left behind.
+"""Ten thousand abrupt ends at the site: no later step holds a sequence whose reader left, and nothing is left behind.
 
-The engine, a process of its own, is held in a step while its readers leave. When the site has seen that, it is asked
-for one more answer: it tells the engine things in order, so that once that answer is accepted the engine knows who has
-left. Then the step may end, and the next plan must hold none of them. Others leave while the engine runs: of each
-sequence the plans are counted that were made after the engine's process had been told, and hold it still.
+The engine, a process of its own, is held in a step while readers leave. When the site has noticed, it sends the engine
+one more request. Messages to the engine keep their order, so once that request is accepted the engine knows which
+readers left. Then the step may end, and the next plan must hold none of them. Other readers leave while the engine
+runs: for each sequence the test counts the plans that were made after the engine's process received the cancel, and
+still hold it.
 """
 
 from __future__ import annotations
@@ -33,21 +34,21 @@ STAGES = ("prefill", "first token", "middle", "queued", "last token", "running o
 NUM_READERS = 42  # of a stage at a time: six in each way
 NUM_ROUNDS = round(NUM_ENDS / (len(SERVERS) * len(STAGES) * NUM_READERS))
 NUM_MIDDLE, NUM_TOKENS = 4, 7
-# That many steps the engine takes while readers leave it. It runs no further ahead of them than 256 tokens.
+# So many steps run while readers leave. The engine runs at most 256 tokens ahead of them.
 NUM_FREE, MANY_TOKENS = 200, 400
-# More than it can need: a round takes at most 15 steps at each of four stages where the engine is held.
+# More than enough: a round takes at most 15 steps at each of four stages where the engine is held.
 COMPANION_TOKENS = (60 + NUM_FREE) * (NUM_ROUNDS + 2)
-# The plan that is being made while the engine's process is told.
+# The plan that is being made while the engine's process receives the cancel.
 MOST_PLANS = 1
 DEADLINE_SECONDS = 300.0 if IS_SOAK else 60.0
-# Nobody answers pings here, and the connection over which a server is asked what it holds is not to be closed.
+# These clients answer no pings, and the connection over which the test queries the server must not be closed.
 OPTIONS = {
     "daphne": ("--ping-interval", "3600"),
     "uvicorn": ("--timeout-keep-alive", "3600", "--ws-ping-interval", "3600"),
 }
 
 
-Leaver = tuple[Callable[[Any], None], Any]  # how it will leave, and its client
+Leaver = tuple[Callable[[Any], None], Any]  # how it leaves, and its client
 
 
 @dataclass
@@ -61,7 +62,7 @@ class Site:
     companion: HttpClient | None = None
     num_companion: int = 0  # of its tokens that the engine has made
     num_ends: int = 0
-    num_late: int = 0  # plans that held somebody who had left
+    num_late: int = 0  # plans that held a sequence whose reader had left
 
     def held(self) -> dict[str, Any]:
         """Return what the web process holds."""
@@ -69,18 +70,18 @@ class Site:
         return value
 
     def num_connections(self) -> int:
-        """Count the connections that the server has, ours not; one that it has closed is nobody's (inode 0)."""
+        """Count the server's connections without ours; a connection that it has closed has no owner (inode 0)."""
         lines = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
         port = f":{self.server.port:04X}"
         return sum(line[1].endswith(port) and line[9] != "0" for line in lines) - 2  # its listener, and ours
 
     def step(self, num_steps: int = 1) -> list[int]:
-        """Release the engine; return the sequences of the step it is held in next."""
+        """Release the engine; return the sequences of the step in which it is held next."""
         self.num_companion += num_steps
         return self.engine.step(num_steps)
 
     def ask(self, kind: type[Client], *, max_tokens: int, **fields: Any) -> Any:
-        """Connect and ask; the answer is accepted when this returns."""
+        """Connect and send the request; it is accepted when this returns."""
         client: Any = kind(self.server)
         client.ask({"prompt": "x" * 20, "max_tokens": max_tokens, "ignore_eos": True, **fields})
         client.read_until(client.meta)
@@ -119,7 +120,7 @@ def site(request: pytest.FixtureRequest, folder: Path) -> Iterator[Site]:
 
 
 def until(claim: Callable[[], bool], what: Callable[[], str]) -> None:
-    """Ask until it is so."""
+    """Query until `claim` holds."""
     deadline = time.monotonic() + DEADLINE_SECONDS
     while not claim():
         assert time.monotonic() < deadline, what()
@@ -147,7 +148,7 @@ def test_abrupt_ends(site: Site, request: pytest.FixtureRequest) -> None:
     print(
         f"\nabrupt ends, {request.node.callspec.id}: {site.num_ends:,} ({NUM_ROUNDS * NUM_READERS:,} each: "
         f"{', '.join(STAGES)}; FIN, RST, half-close; WebSocket close, FIN, RST, half-close); plans made after the"
-        f" engine was told, which held one of them: {site.num_late}; left: 0 sequences, 0 blocks, 0 tasks, 0"
+        f" engine received the cancel, which held one of them: {site.num_late}; left: 0 sequences, 0 blocks, 0 tasks, 0"
         " descriptors, 0 threads in both processes"
     )
 
@@ -160,7 +161,7 @@ def companion_starts(site: Site, prompt: dict[str, Any]) -> None:
 
 
 def companion_ends(site: Site) -> str:
-    """Nothing is held any more; return the companion's text."""
+    """Hold the engine no longer; return the companion's text."""
     assert site.companion is not None
     site.engine.open()
     text = text_of(check_native(site.companion.read_all()))
@@ -169,9 +170,9 @@ def companion_ends(site: Site) -> str:
 
 
 def at_rest(site: Site, *, most: dict[str, int] | None = None) -> dict[str, int]:
-    """Wait until all that is over has been put away, and there is no more of anything than `most`; return the counts.
+    """Wait until ended answers are cleaned up, and no count is above `most`; return the counts.
 
-    A thread that ends, or a descriptor, may take its time: before, there may be one too many of them, never too few.
+    A thread or a descriptor may take time to end: the counts before may be one too high, never too low.
     """
     seen: dict[str, Any] = {}
 
@@ -195,14 +196,14 @@ def at_rest(site: Site, *, most: dict[str, int] | None = None) -> dict[str, int]
 
 
 def one_round(site: Site, *, num_readers: int) -> None:
-    """So many leave at each stage."""
+    """So many readers leave at each stage."""
     for stage, reach in REACHED.items():
         leave(site, stage, reach(site, num_readers))
     leave_running(site, with_tokens(site, num_readers, 1, max_tokens=MANY_TOKENS))
 
 
 def come(site: Site, num_readers: int, max_tokens: int = NUM_TOKENS) -> list[Leaver]:
-    """So many ask at once, in turn in each way; half of their streams end at once when they leave, half are kept."""
+    """So many requests at once, in each way in turn; half of the streams end on a disconnect, half are kept."""
     clients = []
     for number in range(num_readers):
         kind, leave_so = WAYS[number % len(WAYS)]
@@ -212,7 +213,7 @@ def come(site: Site, num_readers: int, max_tokens: int = NUM_TOKENS) -> list[Lea
 
 
 def prefill(site: Site, num_readers: int, max_tokens: int = NUM_TOKENS) -> list[Leaver]:
-    """All their prompts are being computed."""
+    """All their prompts are in computation."""
     clients = come(site, num_readers, max_tokens)
     held = site.step()
     assert len(held) == num_readers + 1
@@ -222,7 +223,7 @@ def prefill(site: Site, num_readers: int, max_tokens: int = NUM_TOKENS) -> list[
 
 
 def with_tokens(site: Site, num_readers: int, num_tokens: int, max_tokens: int = NUM_TOKENS) -> list[Leaver]:
-    """All have read so many tokens; the next one is being computed."""
+    """All readers have so many tokens; the next one is in computation."""
     clients = prefill(site, num_readers, max_tokens)
     assert len(site.step(num_tokens)) == num_readers + 1
     for _, client in clients:
@@ -247,7 +248,7 @@ def middle_and_queued(site: Site, num_readers: int) -> list[Leaver]:
 
 
 def last_token(site: Site, num_readers: int) -> list[Leaver]:
-    """All have all their tokens but one, which is being computed."""
+    """All readers have all their tokens but one, which is in computation."""
     return with_tokens(site, num_readers, NUM_TOKENS - 1)
 
 
@@ -260,7 +261,7 @@ REACHED: dict[str, Callable[[Site, int], list[Leaver]]] = {
 
 
 def leave(site: Site, stage: str, clients: list[Leaver]) -> None:
-    """All leave while the engine is held; see the top of this file."""
+    """All readers leave while the engine is held; see the top of this file."""
     (before,) = site.engine.plans(-1)
     assert len({chunk[0] for chunk in before}) >= 2
     for leave_so, client in clients:
@@ -271,7 +272,7 @@ def leave(site: Site, stage: str, clients: list[Leaver]) -> None:
     held = site.step()
     known = {before[0][0], max(held)}
     site.num_late += len(set(held) - known)
-    assert len(held) == 2, f"{stage}: the next step holds {len(held) - 2} who had left"
+    assert len(held) == 2, f"{stage}: the next step holds {len(held) - 2} whose reader had left"
     assert site.step() == [before[0][0]]
     assert len(check_native(witness.read_all())) == 3
     stats, ((_, _, num_blocks),) = site.engine.state()["stats"], *site.engine.plans(-1)
@@ -279,12 +280,12 @@ def leave(site: Site, stage: str, clients: list[Leaver]) -> None:
     assert stats["blocks_used"] <= num_blocks, f"{stage}: more than the companion's blocks are in use"
     for _, client in [*clients, (fin, witness)]:
         client.socket.close()
-    assert site.engine.left() == [0] * len(clients), f"{stage}: the engine was not told once of each"
+    assert site.engine.left() == [0] * len(clients), f"{stage}: the engine received not one cancel for each"
     over(site, clients)
 
 
 def leave_running(site: Site, clients: list[Leaver]) -> None:
-    """All leave while the engine takes its steps."""
+    """All readers leave while the engine takes its steps."""
     wanted = site.engine.run(NUM_FREE)
     for leave_so, client in clients:
         leave_so(client)
@@ -292,12 +293,12 @@ def leave_running(site: Site, clients: list[Leaver]) -> None:
     until(lambda: site.engine.state()["open"] == 1, lambda: f"running on: {site.engine.state()}")
     for _, client in clients:
         client.socket.close()
-    site.engine.held(wanted)  # perhaps planned before the last of them had left
+    site.engine.held(wanted)  # possibly planned before the last of them had left
     site.num_companion += NUM_FREE
     assert len(site.step()) == 1
     counts = site.engine.left()
     assert len(counts) == len(clients)
-    assert max(counts) <= MOST_PLANS, f"running on: later plans that hold those who had left: {counts}"
+    assert max(counts) <= MOST_PLANS, f"while running: later plans that hold sequences of left readers: {counts}"
     site.num_late += sum(counts)
     over(site, clients)
 

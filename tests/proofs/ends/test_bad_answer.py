@@ -26,17 +26,17 @@ def test_an_exception_after_the_third_token(site: Site) -> None:
         assert [frame.event for frame in failed].count("error") == 1
         assert failed[-1].json["code"] == "internal_error"
         assert sum(len(frame.json["token_ids"]) for frame in failed if frame.event == "token") == 3
-        told = parse_sse(http.get("/streams/new", params={**ask, "format": "tokens"}).content)
-        assert told[-1].json["error"]["code"] == "internal_error"
-        assert "[DONE]" not in [frame.data for frame in told]
+        tokens = parse_sse(http.get("/streams/new", params={**ask, "format": "tokens"}).content)
+        assert tokens[-1].json["error"]["code"] == "internal_error"
+        assert "[DONE]" not in [frame.data for frame in tokens]
         for number in range(NUM_REQUESTS):
             whole = check_native(http.get("/streams/new", params=good).content)
-            assert said(whole) == said(expected), f"request {number}"
+            assert token_ids_of(whole) == token_ids_of(expected), f"request {number}"
     bare = {"connections": 1, "deliveries": 0, "running": 0, "blocks_used": 0}  # its own connection
     site.until(lambda: site.control() == bare, "all is reaped")
     site.until(lambda: site.num_descriptors() <= before, "no descriptor is left")
     print(f"\n{NUM_REQUESTS} requests after two exceptions: all served and reaped")
 
 
-def said(frames: list[Any]) -> list[int]:
+def token_ids_of(frames: list[Any]) -> list[int]:
     return [token_id for frame in frames if frame.event == "token" for token_id in frame.json["token_ids"]]

@@ -1,6 +1,7 @@
-"""A peer that has vanished is noticed and freed: server and reader in a network of their own, packets dropped.
+"""A vanished peer is noticed and freed: server and reader in a network of their own, packets dropped.
 
-Nobody says that it leaves: only the kernel's time-outs, set short, tell. The server needs `unshare -n` and iptables.
+The peer sends no sign of leaving: only the kernel's time-outs, set short, detect it. The server needs `unshare -n` and
+iptables.
 """
 
 from __future__ import annotations
@@ -40,12 +41,12 @@ def own_network() -> list[str]:
 
 
 def environment() -> dict[str, str]:
-    path = f"{os.environ['PATH']}:/usr/sbin:/sbin"  # where iptables lies, and not everybody looks
+    path = f"{os.environ['PATH']}:/usr/sbin:/sbin"  # the place of iptables, which is not on every PATH
     return {**os.environ, "PATH": path, "XTABLES_LOCKFILE": f"/tmp/streamserve-xtables-{os.getpid()}.lock"}
 
 
 def vanish(kind: str) -> dict[str, Any]:
-    """Run the program; return what it found."""
+    """Run the program; return its findings."""
     command = [*own_network(), sys.executable, "-m", "tests.proofs.support.vanishing", kind]
     done = subprocess.run(command, cwd=ROOT, env=environment(), text=True, capture_output=True, timeout=_SECONDS)
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
@@ -54,7 +55,7 @@ def vanish(kind: str) -> dict[str, Any]:
 
 
 def check(found: dict[str, Any], *, state: str, most_unread: int) -> None:
-    """It was noticed before the answer was whole, its sequence is in no later step, and all it had is free."""
+    """The server noticed before the answer was whole; its sequence is in no later step, its resources are free."""
     assert found.pop("steps_for_others") > 0
     assert found.pop("steps_unread") <= most_unread
     assert found == {
@@ -67,7 +68,7 @@ def check(found: dict[str, Any], *, state: str, most_unread: int) -> None:
 
 
 def test_flow_server_notices_whatever_is_under_way() -> None:
-    """Unacknowledged data (TCP_USER_TIMEOUT), and nothing at all (keepalive probes): parked, and aborted."""
+    """Unacknowledged data (TCP_USER_TIMEOUT), and an idle connection (keepalive probes): parked, and aborted."""
     found = vanish("flow")
     check(found["data under way"], state="parked", most_unread=40)
     check(found["silence"], state="finished", most_unread=0)

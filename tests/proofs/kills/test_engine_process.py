@@ -35,7 +35,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def serve(folder: Path, **variables: str) -> Iterator[Server]:
-    """Serve the demo site; what it has started ends with it."""
+    """Serve the demo site; its child processes end with it."""
     env = environment(folder, **variables)
     with daphne("project.asgi:application", env=env) as server:
         wait_until_ready(server.url)
@@ -78,7 +78,7 @@ def text_of(events: list[dict[str, Any]]) -> str:
 
 
 def test_the_web_process_never_imports_torch(helpdesk: Server, folder: Path) -> None:
-    """Nor what comes with it, though it has answered by the demo model. The engine did."""
+    """Nor the modules that come with it, though the demo model has answered. The engine process did import it."""
     answer = list(ask(helpdesk, messages=[{"role": "user", "content": "How do I pause my subscription?"}]))
     assert answer[-1]["event"] == "done"
     assert "Pause subscription" in text_of(answer)

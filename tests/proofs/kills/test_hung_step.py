@@ -20,7 +20,7 @@ from tests.support.engine_processes import ask, connected, spec_in
 pytestmark = [pytest.mark.timeout(400)]
 
 ENGINE = EngineConfig(block_size=4, num_blocks=2048, max_num_seqs=16, max_model_len=1024, step_seconds=1.0)
-# In the middle of the answers, after the steps that tell how long one takes: small ones, and such as hold a prompt.
+# In the middle of the answers, after the steps that teach the step-time model: small steps, and steps with a prompt.
 HANG_AT = 120
 # A step that waits is ended by the loop of its process; one that holds the GIL by the timer of CPU time.
 EXIT_STATUS = {"waiting": HUNG, "holding the GIL": -signal.SIGPROF}
@@ -28,8 +28,8 @@ LEARNING = [ask(f"{number} {'and so on ' * 6}", max_tokens=20) for number in ran
 
 
 @pytest.mark.parametrize("how", ["waiting", "holding the GIL"])
-async def test_a_step_that_never_ends_is_ended_and_readers_go_on(folder: Path, how: str) -> None:
-    """Its own process ends it, with its stack, before its workers lose patience; no other engine is ended."""
+async def test_a_step_that_never_ends_is_ended_and_readers_continue(folder: Path, how: str) -> None:
+    """Its own process ends it and dumps its stack, before its workers time out; no other engine is ended."""
     spec = spec_in(folder, engine=ENGINE, hang_seconds=60.0, made_at=1.0)
     fault = ["--hang-at", str(HANG_AT), *(["--hold-gil"] if how == "holding the GIL" else [])]
     requests = [ask(f"reader {seat}", temperature=seat % 2, seed=seat, max_tokens=200) for seat in range(len(STEADY))]

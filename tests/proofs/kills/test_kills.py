@@ -1,6 +1,6 @@
 """The engine process is killed or hangs, again and again, under sixteen streams: their readers see a pause.
 
-Numbers stay dense, nothing that was shown repeats or changes, and the answer is that of a quiet run.
+Numbers stay dense, shown text never repeats or changes, and the answer is that of a quiet run.
 """
 
 from __future__ import annotations
@@ -36,19 +36,19 @@ MOST_TOKENS = 800 if IS_SOAK else 400
 ENGINE = EngineConfig(block_size=8, num_blocks=2048, max_num_seqs=64, max_model_len=1024, lead_tokens=64)
 # However often it is killed, it is started again.
 TIRELESS = 10**9
-# What was promised, and the slack that a busy machine gets.
+# The documented limit, and slack for a busy machine.
 KILL_SECONDS, HANG_SECONDS, SLACK = 0.5, 15.0, 2
 
 
 def seed_of(name: str) -> int:
-    """Print the seed; KILLS_SEED replays what is not left to the machine."""
+    """Print the seed; KILLS_SEED replays what does not depend on the machine."""
     seed = int(os.environ.get("KILLS_SEED") or random.randrange(10**6))
     print(f"\nKILLS_SEED={seed} ({name})")
     return seed
 
 
 def sampling(number: int, rng: random.Random, stop: tuple[str, ...], most_tokens: int) -> SamplingParams:
-    """Greedy and seeded in turn; some end by a stop string, in the middle of much that nearly is one."""
+    """Greedy and seeded in turn; some end by a stop string, amid much text that nearly is one."""
     return SamplingParams(
         temperature=(0.0, 0.8, 1.2)[number % 3],
         seed=rng.randrange(2**40),
@@ -74,7 +74,7 @@ def echo_requests(rng: random.Random) -> list[GenerateRequest]:
 
 
 def helpdesk_requests(rng: random.Random) -> list[GenerateRequest]:
-    """What customers ask."""
+    """Questions of customers."""
     from project.demo_model.questions import QUESTIONS
 
     return [
@@ -89,7 +89,7 @@ def helpdesk_requests(rng: random.Random) -> list[GenerateRequest]:
 
 
 def helpdesk(folder: Path) -> LaunchConfig:
-    """The demo model, in fp32: it gives the same tokens whatever its steps are made of."""
+    """The demo model, in fp32: it gives the same tokens whatever its steps hold."""
     pytest.importorskip("torch", reason="needs the engine extra: pip install 'streamserve[engine]'")
     from project.settings import HELPDESK
 
@@ -98,7 +98,7 @@ def helpdesk(folder: Path) -> LaunchConfig:
 
 
 def check_counts(killer: Killer, signals: list[Signals], caplog: pytest.LogCaptureFixture) -> None:
-    """Each signal costs one engine, and nothing else does; only those that hang are found by their silence.
+    """Each signal costs one engine, and nothing else does; only hanging engines are detected by their silence.
 
     Of the steady readers, at least half are in mid-answer at each kill that is not an early one: those see a pause.
     """
@@ -121,7 +121,7 @@ async def test_kills_of_the_echo_engine(folder: Path, caplog: pytest.LogCaptureF
 
 
 async def test_kills_of_the_demo_model(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Fifteen times; all that is computed again gives the same tokens."""
+    """Fifteen times; recomputation gives the same tokens."""
     rng = random.Random(seed_of("demo model"))
     spec, signals = helpdesk(folder), signals_of(scaled(15), rng)
     killer = await kill_under_readers(spec, helpdesk_requests(rng), signals, rng, MOST_TOKENS // 2)
@@ -143,8 +143,8 @@ async def test_a_hang_with_the_patience_of_the_default(folder: Path) -> None:
     assert max(killer.noticed[SIGSTOP]) <= SLACK * HANG_SECONDS
 
 
-async def test_after_too_many_failures_readers_are_told_and_later_it_serves_again(folder: Path) -> None:
-    """Readers see a pause, then an honest error; /readyz and new requests answer 503; service returns by itself."""
+async def test_after_too_many_failures_readers_get_an_error_and_later_service_returns(folder: Path) -> None:
+    """Readers see a pause, then an error; /readyz and new requests answer 503; service returns by itself."""
     rng = random.Random(seed_of("failures"))
     spec = spec_in(folder, engine=ENGINE, max_failures=2, failure_seconds=5.0, echo_step_seconds=0.02)
     request = GenerateRequest(model="echo", prompt="So long", sampling=SamplingParams(max_tokens=400, ignore_eos=True))
@@ -153,14 +153,14 @@ async def test_after_too_many_failures_readers_are_told_and_later_it_serves_agai
     try:
         await ready(client)
         assert await readyz() == (200, "")
-        told = asyncio.gather(*(readers.read(seat, request) for seat in STEADY))
+        reading = asyncio.gather(*(readers.read(seat, request) for seat in STEADY))
         num_kills = await kill_until_given_up(client, readers)
         assert await readyz() == (503, "a model is failed")
         with pytest.raises(EngineUnavailable) as refused:
             await client.generate(request)
         assert refused.value.code == "engine_died"
         assert 0 < refused.value.retry_after <= 6
-        for transcript in await told:
+        for transcript in await reading:
             assert transcript.statuses == ["waiting", "resumed"] * (num_kills - 1) + ["waiting"]
             assert transcript.end is not None
             assert (transcript.end[0], transcript.end[1]["code"]) == ("error", "engine_died")
@@ -169,16 +169,14 @@ async def test_after_too_many_failures_readers_are_told_and_later_it_serves_agai
         assert await readyz() == (200, "")
         again = await asyncio.gather(*(readers.read(seat, request) for seat in STEADY))
         assert {one.end[0] for one in again if one.end is not None} == {"done"}
-        print(
-            f"failures: {num_kills} kills, {len(STEADY)} errors told, /readyz 200, 503, 200; {len(again)} answers after"
-        )
+        print(f"failures: {num_kills} kills, {len(STEADY)} errors, /readyz 200, 503, 200; {len(again)} answers after")
     finally:
         await readers.streams.aclose()
         await site.reset()
 
 
 async def kill_until_given_up(client: ProcessClient, readers: Readers) -> int:
-    """Kill each engine as soon as all readers have gone on, until the client stops trying; return how often."""
+    """Kill each engine as soon as all readers have continued, until the client stops trying; return how often."""
     for num_kills in range(1, 100):
         await readers.progress(0)
         pid = client.engine_pid
@@ -191,7 +189,7 @@ async def kill_until_given_up(client: ProcessClient, readers: Readers) -> int:
 
 
 def is_decided(client: ProcessClient, pid: int) -> bool:
-    """Tell whether there is another engine, or will be none."""
+    """Return whether another engine has started, or none will start."""
     return client.engine_pid not in (None, pid) or client.describe().state == "failed"
 
 

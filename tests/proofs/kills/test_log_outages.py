@@ -1,4 +1,4 @@
-"""The log is away at random moments, for random times, under 20 readers: what they have read = log = uninterrupted run.
+"""The log is away at random moments, for random times, under 20 readers: their text = log = uninterrupted run.
 
 SQLite without room; Redis killed, stalled, out of memory. Once the streams wait for the log, once they are cut and
 their readers return.
@@ -52,7 +52,7 @@ async def client() -> AsyncIterator[ThreadClient]:
 async def test_nothing_shown_is_lost_or_changed(
     outage: Outage, client: ThreadClient, outage_seconds: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Every reader, whenever the log was away and however often."""
+    """For every reader, whenever the log was away and however often."""
     monkeypatch.setattr(writer_module, "_MAX_RETRY_SECONDS", 0.2)
     seed = random.randrange(2**32)
     print(f"seed {seed}")
@@ -100,7 +100,7 @@ async def _texts(client: ThreadClient, log: EventLog) -> list[str]:
 
 
 async def _read(streams: Streams, stream: Stream) -> tuple[list[Frame], int, int]:
-    """Read to the terminal event, returning as a client does; return the frames, the returns and the notices."""
+    """Read to the terminal event, and return as a client does; return the frames, the returns and the notices."""
     frames: list[Frame] = []
     num_returns = num_notices = 0
     while not frames or frames[-1].event not in ("done", "error"):

@@ -1,4 +1,4 @@
-"""The engine process, killed at a step of chance, and one feature beside: tokens, text and ends of the plain run."""
+"""The engine process, killed at a random step, beside one other feature: tokens, text and ends of the plain run."""
 
 from __future__ import annotations
 
@@ -43,29 +43,29 @@ from tests.support.engine_processes import DEADLINE_SECONDS, connected, end_engi
 
 pytestmark = [pytest.mark.timeout(3600 if IS_SOAK else 400)]
 
-# Forced preemption reaches into a core; in another process it takes too little memory.
-PREEMPTION = replace(LITTLE_MEMORY, name="preemption", has_bitten=lambda stats, plans: stats.preemptions > 0)
-# Nor are its plans seen. Steps of at most seven tokens are many; each choice computes its prompt.
-SEVENS = replace(CHUNKS[1], has_bitten=lambda stats, plans: 7 * stats.steps >= computed_tokens(stats) > 0)
-THREE = replace(CHOICES, has_bitten=lambda stats, plans: stats.prompt_tokens > MOST_PROMPT_TOKENS)
+# Forced preemption reaches into a core; in another process too little memory has to cause it.
+PREEMPTION = replace(LITTLE_MEMORY, name="preemption", had_effect=lambda stats, plans: stats.preemptions > 0)
+# Nor can the test see the engine's plans. Steps of at most seven tokens are many; each choice computes its prompt.
+SEVENS = replace(CHUNKS[1], had_effect=lambda stats, plans: 7 * stats.steps >= computed_tokens(stats) > 0)
+THREE = replace(CHOICES, had_effect=lambda stats, plans: stats.prompt_tokens > MOST_PROMPT_TOKENS)
 FEATURES = (PARK, PREEMPTION, CACHE, SEVENS, THREE)
-# Whether little memory does something depends on which answers run together: on a busy machine, perhaps none.
+# Whether little memory has an effect depends on which answers run together: on a busy machine, perhaps none.
 MOST_TRIES = 5
-# Greedy and seeded requests, and what is answered to them when nothing is done.
+# Greedy and seeded requests, and their undisturbed answers.
 Asked = tuple[list[GenerateRequest], list[Answer]]
 
 
-# Of a calm run with one choice for each request: greedy and seeded ones.
+# Of an undisturbed run with one choice for each request: greedy and seeded ones.
 MOST_PROMPT_TOKENS = 2 * (30 + 21 + 37 + 13 + 1)
 
 
 def computed_tokens(stats: EngineStats) -> int:
-    """Prompts that were not cached, and all tokens but the last of each answer, roughly."""
+    """Prompt tokens that were not cached, and all tokens but the last of each answer, approximately."""
     return stats.prompt_tokens - stats.prefix_hits + stats.generation_tokens
 
 
 class Victim:
-    """A client whose engine is killed as a token comes; it asks again, as a stream does, when there is another."""
+    """A client whose engine is killed at a token; it submits again, as a stream does, when there is another engine."""
 
     def __init__(self, client: ProcessClient) -> None:
         self._client = client
@@ -73,7 +73,7 @@ class Victim:
         self.num_kills = 0
 
     def kill_after(self, num_tokens: int) -> None:
-        """Have the engine die after so many token events."""
+        """Kill the engine after so many token events."""
         self._num_left = num_tokens
 
     async def generate(self, request: GenerateRequest) -> Generation:
@@ -84,7 +84,7 @@ class Victim:
                     return await self._client.generate(request)
 
     def note(self, event: Event) -> None:
-        """Count, and kill when the time has come."""
+        """Count a token event, and kill the engine when it is due."""
         pid = self._client.engine_pid
         if isinstance(event, Token) and pid is not None and self._num_left:
             self._num_left -= 1
@@ -94,7 +94,7 @@ class Victim:
 
 
 async def prove(spec: LaunchConfig, feature: Feature, asked: Asked, rng: random.Random, counts: Counter[str]) -> None:
-    """Ask an engine that nothing happens to, and one that dies; again, if the feature has never done anything."""
+    """Compare an undisturbed engine and one that dies; repeat if the feature has never had an effect."""
     for _ in range(MOST_TRIES):
         await ask_twice(spec, feature, asked, rng, counts)
         if counts[feature.name]:
@@ -109,12 +109,12 @@ async def ask_twice(
         victim = Victim(client)
         for is_killed in (False, True):
             what = f"process client{', killed' * is_killed} x {feature.name}"
-            shown = sum(len(said.token_ids) for answer in plain for said in answer[: feature.n])
+            shown = sum(len(choice.token_ids) for answer in plain for choice in answer[: feature.n])
             victim.kill_after(rng.randint(1, shown // 2) if is_killed else 0)
             answers = await ask_all(victim.generate, requests, [feature], victim.note)
             assert_same(answers, plain, what)
             stats = await settled(client)
-            counts[feature.name] += feature.has_bitten(stats, PlanCounts())
+            counts[feature.name] += feature.had_effect(stats, PlanCounts())
             counts["answers"] += sum(map(len, answers))
             counts["tokens"] += shown
         assert victim.num_kills == 1
@@ -123,7 +123,7 @@ async def ask_twice(
 
 
 async def settled(client: ProcessClient) -> EngineStats:
-    """Return the figures of an engine that has nothing left to do."""
+    """Return the metrics of an engine that has no work left."""
     seen = client.stats()
     await until(lambda: client.stats() is not seen)
     await until(lambda: client.stats().running == client.stats().waiting == client.stats().blocks_used == 0)
@@ -137,7 +137,7 @@ def both_ways(seed: int, num_ids: int, max_tokens: int) -> list[GenerateRequest]
 
 
 def print_counts(model: str, num_seeds: int, counts: Counter[str]) -> None:
-    """Every feature must have done something, some time."""
+    """Every feature must have had an effect at some time."""
     assert all(counts[feature.name] for feature in FEATURES), counts
     print(
         f"\npairs with the process client, {model}, greedy and seeded together: {len(FEATURES)} features x calm and"
@@ -147,7 +147,7 @@ def print_counts(model: str, num_seeds: int, counts: Counter[str]) -> None:
 
 
 async def test_pairs_on_the_echo_engine(folder: Path) -> None:
-    """Whatever the engine does, it may die of it and another one takes over."""
+    """At any point of its work an engine may die, and another one takes over."""
     rng, counts = random.Random(0), Counter[str]()
     for seed in range(scaled(20)):
         requests = both_ways(seed, ECHO.num_ids, ECHO.max_tokens)

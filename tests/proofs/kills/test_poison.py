@@ -1,4 +1,4 @@
-"""A request that ends every engine which computes it: it ends alone, and the others' answers and the breaker do not."""
+"""A request that ends every engine which computes it ends alone; other answers and the circuit breaker do not."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def poisoned_spec(folder: Path, monkeypatch: pytest.MonkeyPatch) -> LaunchConfig
 
 @pytest.mark.parametrize("poison", [CRASHES, RAISES], ids=["crashes", "raises"])
 async def test_a_poisonous_request_ends_alone(folder: Path, poison: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It takes two engines with it among others, and one alone: then it ends in an error, and nothing else does."""
+    """It takes two engines with it beside others, and one alone: then it ends in an error, and no other answer does."""
     spec = poisoned_spec(folder, monkeypatch)
     requests = [ask(f"reader {seat}", temperature=seat % 2, seed=seat, max_tokens=150) for seat in SEATS]
     async with connected(spec) as client:
@@ -46,7 +46,7 @@ async def test_a_poisonous_request_ends_alone(folder: Path, poison: str, monkeyp
         assert [one.answer for one in seen] == [one.answer for one in calm]
         assert num_lost == SUSPECT_LOSSES + 1
         assert all(one.statuses == ["waiting", "resumed"] * (len(one.statuses) // 2) for one in seen)
-        # The breaker is shut: the model serves on, by the engine that it has.
+        # The circuit breaker is closed: the model serves on, with its present engine.
         pid, again = client.engine_pid, await asyncio.gather(*map(readers.read, SEATS, requests))
         assert [one.answer for one in again] == [one.answer for one in calm]
         assert (client.engine_pid, client.stats().lost_engines) == (pid, num_lost)
@@ -54,7 +54,7 @@ async def test_a_poisonous_request_ends_alone(folder: Path, poison: str, monkeyp
 
 
 async def test_two_poisonous_requests_end_and_the_rest_is_served(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both end in an error. The breaker stays shut: a loss that a suspect alone has caused is not counted."""
+    """Both end in an error. The breaker stays closed: a loss that a lone suspect has caused is not counted."""
     spec = poisoned_spec(folder, monkeypatch)
     healthy = ask("reader", seed=1, max_tokens=200)
     async with connected(spec) as client:

@@ -1,4 +1,4 @@
-"""A machine on which no process runs for a while: no engine is taken for hung. One that stands still alone is."""
+"""A machine on which no process runs for a while: no engine counts as hung. An engine that alone stands still does."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ DISTURBED_AT = 5
 
 @pytest.fixture
 def site(tmp_path: Path) -> Iterator[Server]:
-    """A web process and its engine, neither of which waits long for the other."""
+    """A web process and its engine, with short time-outs for each other."""
     for arguments in (["migrate", "--verbosity=0"], ["streamserve_key", "create", "--key", KEY]):
         done = manage(tmp_path, *arguments, **SETTINGS)
         assert done.returncode == 0, done.stderr
@@ -53,14 +53,14 @@ def disturbed(site: Server, disturb: Callable[[], None]) -> list[dict[str, Any]]
 
 
 def test_a_machine_that_stands_still_kills_no_engine(site: Server, tmp_path: Path) -> None:
-    """All processes are stopped for longer than any patience, three times; the answers go on where they were."""
+    """All processes are stopped for longer than any time-out, three times; the answers continue."""
     quiet = list(ask(site, **ASKED))
     engine = engine_of(site, tmp_path)
 
     def stand_still() -> None:
         for pid in (site.process.pid, engine):
             os.kill(pid, SIGSTOP)
-        time.sleep(2 * PATIENCE_SECONDS)  # this is what is tested
+        time.sleep(2 * PATIENCE_SECONDS)  # this wait is the case under test
         for pid in (site.process.pid, engine):
             os.kill(pid, SIGCONT)
 

@@ -23,19 +23,19 @@ from tests.support.engine_processes import ask, connected, spec_in, until
 
 pytestmark = [pytest.mark.timeout(3600 if IS_SOAK else 400)]
 
-NUM_OURS, NUM_SEATS, NUM_THEIRS = 3, 8, 12  # of theirs some wait for a seat
+NUM_OURS, NUM_SEATS, NUM_THEIRS = 3, 8, 12  # some of these wait for a seat
 ENGINE = EngineConfig(
     block_size=4, num_blocks=8192, max_num_seqs=NUM_SEATS, max_model_len=2048, classes=PATIENT, prefix_caching=False
 )
 OURS: list[GenerateRequest] = [
     ask(f"ours {number}", temperature=float(number), seed=number, max_tokens=300) for number in range(NUM_OURS)
 ]
-# The step that was being planned when the worker died, and one more for a busy machine.
+# The step that was in planning when the worker died, and one more for a busy machine.
 MOST_STEPS = 2
 
 
 async def test_a_dead_worker_costs_no_further_step(folder: Path) -> None:
-    """kill -9: no later plan holds a sequence of its, running or waiting, and what is ours gives the same tokens."""
+    """kill -9: no later plan holds a sequence of its, running or waiting, and our answers keep their tokens."""
     seed = random.randrange(10**6)
     rng, num_deaths, late = random.Random(seed), scaled(40), Counter[str]()
     spec = spec_in(folder, engine=ENGINE, autostart=False, echo_step_seconds=0.01, made_at=1.0)
@@ -55,7 +55,7 @@ async def test_a_dead_worker_costs_no_further_step(folder: Path) -> None:
 async def one_death(
     spec: LaunchConfig, client: ProcessClient, plans: Path, alone: list[Answer], rng: random.Random
 ) -> Counter[str]:
-    """Kill a worker at a moment of chance; return how many steps with its sequences were planned after that."""
+    """Kill a worker at a random moment; return how many steps with its sequences were planned after that."""
     ours = asyncio.create_task(ask_ours(client))
     await until(lambda: plans_of(plans)[-1][1] == NUM_OURS)
     moments = await asyncio.to_thread(live_and_die, spec, plans, rng.randrange(20))
@@ -68,7 +68,7 @@ async def one_death(
 
 
 def live_and_die(spec: LaunchConfig, plans: Path, num_steps: int) -> dict[str, float]:
-    """Have a worker at work for so many steps, and kill it; return when that was, and when it was dead."""
+    """Run a worker for so many steps, and kill it; return when that was, and when it was dead."""
     numbers = [str(NUM_THEIRS), str(NUM_SEATS - NUM_OURS)]
     command = [sys.executable, "-m", "tests.proofs.support.worker_program", *numbers]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as worker:
@@ -88,5 +88,5 @@ def live_and_die(spec: LaunchConfig, plans: Path, num_steps: int) -> dict[str, f
 
 
 async def ask_ours(client: ProcessClient) -> list[Answer]:
-    """Ask for our answers, all at once."""
+    """Submit our requests, all at once."""
     return await asyncio.gather(*(whole_answer(client.generate, one) for one in OURS))

@@ -1,7 +1,8 @@
-"""Two daphnes behind nginx, one engine process, one log, 20 readers: kill -9 of a worker, with events on the way.
+"""Two daphnes behind nginx, one engine process, one log, 20 readers: kill -9 of a worker, with events in flight.
 
-Readers know nginx only. Before each kill the dying worker's log stops (stalling_app.py), so that all its streams have
-events that the engine has made and nobody has: of half of them they are in the log, and their worker does not know it.
+Readers know nginx only. Before each kill the dying worker's log stops (stalling_app.py), so that each of its streams
+has events that the engine has made and no reader has. For half of the streams they are in the log, without an
+acknowledgement to their worker.
 """
 
 from __future__ import annotations
@@ -74,7 +75,7 @@ async def references(front: Front) -> list[str]:
 
 
 async def all_the_same(readers: list[Reader], texts: list[str], log: EventLog) -> None:
-    """What each has read is what the log has, and what an uninterrupted run gives."""
+    """Each reader's text is that of the log, and that of an uninterrupted run."""
     for reader, text in zip(readers, texts, strict=True):
         assert reader.is_over, f"stream {reader.id}: no end"
         assert text_of(reader.frames) == text == await logged_text(log, reader.log_id)
@@ -95,7 +96,7 @@ async def test_kills(front: Front, log: EventLog) -> None:
         coming_back = asyncio.create_task(asyncio.to_thread(front.site.start, kill % 2))
         await asyncio.gather(*reading)
         cut = [reader for reader in readers if not reader.is_over]
-        assert cut, "nobody was cut off"
+        assert cut, "no reader was cut off"
         num_cut += len(cut)
         await asyncio.gather(*(reader.to_the_end(front.url) for reader in cut))
         await all_the_same(readers, texts, log)
@@ -115,9 +116,10 @@ async def test_kills(front: Front, log: EventLog) -> None:
 
 
 async def test_restarts_of_redis(front: Front, log: EventLog) -> None:
-    """Redis, which writes each append to its disk, is killed with -9 under 20 readers: nothing that it took is lost.
+    """Redis, which writes each append to its disk, is killed with -9 under 20 readers: no acknowledged event is lost.
 
-    One worker's streams hang: Redis has events that their worker has not heard of, and gets others when it is back.
+    One worker's streams hang: Redis has events without an acknowledgement to their worker, and gets others when it is
+    back.
     """
     if front.redis is None:
         pytest.skip("the log is a file")

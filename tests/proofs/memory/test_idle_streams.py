@@ -31,12 +31,12 @@ def opened(site: Site, path: str, num: int) -> Iterator[list[httpx.Response]]:
 
 
 def costs(site: Site) -> tuple[int, int]:
-    """Return the threads and database connections that the server holds on to; what comes and goes is not counted."""
+    """Return the threads and database connections that the server keeps; short-lived ones are not counted."""
     return site.least(site.num_threads), site.least(site.num_database_connections)
 
 
 def warm_up(site: Site) -> None:
-    """Have every pool of threads grow as far as it does."""
+    """Let every thread pool grow to its limit."""
     with opened(site, "/streams/new?prompt=hello&max_tokens=2", 20) as answers:
         site.control("?hold=0")
         for answer in answers:
@@ -54,7 +54,7 @@ def test_idle_streams_of_logged_in_users_hold_nothing(site: Site) -> None:
         site.control("?hold=0")
         assert [check_native(answer.read())[-1].event for answer in answers] == ["done"] * NUM_USERS
     print(f"\n{NUM_USERS} idle streams: threads {before[0]} -> {during[0]}, connections {before[1]} -> {during[1]}")
-    assert during[0] <= before[0] + 2  # a pool may not have grown as far as it does
+    assert during[0] <= before[0] + 2  # a pool may not have grown to its limit
     assert during[1] <= before[1]
 
 

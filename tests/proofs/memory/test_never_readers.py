@@ -1,4 +1,4 @@
-"""Readers that ask the site for a large answer and never read it cost its server little and other readers nothing."""
+"""Readers that request a large answer and never read it cost the server little and other readers nothing."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ NUM_READERS = 50 if IS_SOAK else 20
 NUM_OTHERS = scaled(200)
 needs_soak = pytest.mark.skipif(not IS_SOAK, reason="needs STREAMSERVE_SOAK=1: takes minutes")
 # With 20 candidates a token is 2.5 kB on the wire, and a page of the log 64 of them: 20 MB. Without, 0.1 kB. uvicorn
-# counts what the kernel holds as read, some megabytes, and finds a plain answer read to its end.
+# counts what the kernel holds as read, some megabytes, and so a plain answer as read to its end.
 LARGE = {"prompt": "a large answer", "max_tokens": 8000, "ignore_eos": "true", "logprobs": 20}
 PLAIN = {"prompt": "a long answer", "max_tokens": 8000, "ignore_eos": "true"}
 SMALL = {"prompt": "a small answer", "max_tokens": 50, "ignore_eos": "true", "seed": 5}
@@ -56,7 +56,7 @@ def rss(site: Site) -> int:
 
 @contextlib.contextmanager
 def never_reading(site: Site, answer: dict[str, Any], num_readers: int) -> Iterator[None]:
-    """Have so many there, one after the other, until the engine does nothing for any of them; then let them leave."""
+    """Open so many such readers, one after the other, until the engine does nothing for them; then they leave."""
     with contextlib.ExitStack() as stack:
         for number in range(num_readers):
             stack.enter_context(contextlib.closing(asked(site, answer, number)))
@@ -67,12 +67,12 @@ def never_reading(site: Site, answer: dict[str, Any], num_readers: int) -> Itera
 
 
 def is_parked(site: Site) -> bool:
-    """Whether no generation is open, and none is asked for meanwhile: the kernel may take more."""
+    """Whether no generation is open, and none is requested meanwhile: the kernel may take more."""
     return all(held(site)["generations"] == 0 for _ in range(20))
 
 
 def asked(site: Site, answer: dict[str, Any], number: int) -> socket.socket:
-    """Ask for that answer, as that user, on a connection whose system takes little; read nothing."""
+    """Request that answer as that user, on a connection with a small receive buffer; read nothing."""
     client = connect(site.server)
     lines = [f"GET /streams/new?{urlencode(answer)} HTTP/1.1", "Host: 127.0.0.1"]
     lines += [f"Cookie: sessionid={site.sessions[number]}", "Sec-Fetch-Site: same-origin", "", ""]
@@ -88,11 +88,11 @@ def asked(site: Site, answer: dict[str, Any], number: int) -> socket.socket:
         pytest.param("uvicorn", LARGE, 256, id="uvicorn, 20 MB", marks=needs_soak),
     ],
 )
-def test_readers_who_never_read(name: str, answer: dict[str, Any], kilobytes: int, site: Site) -> None:
-    """The engine stops for each, each costs little, other answers are whole, and nothing is left when they leave."""
+def test_readers_that_never_read(name: str, answer: dict[str, Any], kilobytes: int, site: Site) -> None:
+    """The engine parks for each, each costs little, other answers are whole, and nothing is left when they leave."""
     with site.client(NUM_READERS) as other:
         whole = text_of(check_native(other.get("/streams/new", params=SMALL).content))
-        with never_reading(site, answer, 3):  # what the server needs once
+        with never_reading(site, answer, 3):  # the fixed cost of the server
             pass
         before = rss(site)
         with never_reading(site, answer, NUM_READERS):
@@ -103,5 +103,7 @@ def test_readers_who_never_read(name: str, answer: dict[str, Any], kilobytes: in
             site.until(lambda: held(site)["generations"] == 0, "the engine does nothing")
             assert held(site)["readers"] == NUM_READERS, "they were to be there still"
     size = f"{answer['max_tokens']} tokens, {answer.get('logprobs', 0)} candidates each"
-    print(f"\n{name}: {grown:.0f} kB for each of {NUM_READERS} who never read {size}; {NUM_OTHERS} others whole")
+    print(
+        f"\n{name}: {grown:.0f} kB for each of {NUM_READERS} that never read {size}; {NUM_OTHERS} other answers whole"
+    )
     assert grown <= kilobytes

@@ -1,4 +1,4 @@
-"""Pages hold what is written to them, wherever they lie, and nothing else is ever read."""
+"""Pages hold what is written to them, in any order, and unwritten pages are never read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A burst of the demo model: 256 chats at the same moment, all answered, by the engine as a site has it by default."""
+"""A burst on the demo model: 256 chats at the same moment, all answered, by the engine in its default configuration."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NUM_CHATS = 256
 
 
 async def test_a_burst_of_the_demo_model_is_answered() -> None:
-    """Nobody is refused, at the door or after it, cold: no answer has finished that a wait could be predicted from."""
+    """None is refused, at admission or later, cold: no answer has finished that a wait could be predicted from."""
     pytest.importorskip("torch")
     client = await ready(hf_client(ModelConfig(alias="demo", path=str(HELPDESK)), EngineConfig()))
 

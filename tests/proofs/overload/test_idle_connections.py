@@ -58,7 +58,7 @@ def status_of(connection: socket.socket) -> int:
 
 
 def test_good_clients_are_served_beside_idle_connections(site: Site) -> None:
-    """On both servers, while they are open and after they have gone; and nothing of them is left."""
+    """On both servers, while they are open and after they have closed; and nothing of them is left."""
     before = site.least(site.num_descriptors)
     num = num_possible()
     with opened(site, num), opened(site, NUM_SLOW, SLOW_HEAD), opened(site, NUM_SLOW, SLOW_BODY) as bodies:

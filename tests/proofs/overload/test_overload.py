@@ -1,4 +1,4 @@
-"""Ten times more requests than the engine can answer: each ends with an answer or an honest refusal, and none is lost.
+"""Ten times the requests that the engine can answer: each ends with an answer or a true refusal, and none is lost.
 
 The real client on its thread. Load is counted in steps, not in seconds: each step brings ten times as many requests as
 a step at capacity answered, however fast the machine is.
@@ -57,7 +57,7 @@ class Tally:
     longest_retry_after: int = 0
 
     async def follow(self, client: ThreadClient, request: GenerateRequest) -> None:
-        """Ask, read to the end, and count what that was."""
+        """Submit a request, read to the end, and count how it ended."""
         self.num_asked += 1
         try:
             self._count([event async for event in await client.generate(request)])
@@ -96,7 +96,7 @@ def endless_requests() -> Iterator[GenerateRequest]:
 
 
 class Load:
-    """Brings `per_step` requests with every step, in tasks of its group, whatever becomes of them."""
+    """Brings `per_step` requests with every step, in tasks of its group, regardless of how they end."""
 
     def __init__(self) -> None:
         self.loop = asyncio.get_running_loop()
@@ -118,7 +118,7 @@ class Load:
         self.bring(num_requests)
 
     def bring(self, num_requests: int) -> None:
-        """So many ask now."""
+        """Submit so many requests now."""
         for _ in range(num_requests):
             assert self.client is not None
             assert self.tasks is not None
@@ -127,7 +127,7 @@ class Load:
 
 @asynccontextmanager
 async def serving() -> AsyncIterator[tuple[ThreadClient, Load]]:
-    """An engine whose steps take two milliseconds and more, and a load that has not begun."""
+    """An engine whose steps take at least two milliseconds, and a load that has not begun."""
     load = Load()
     runner = EchoRunner(num_blocks=NUM_BLOCKS, block_size=16, pause=partial(sleep, STEP_SECONDS))
     load.client = client = ThreadClient("proof", load_of(runner), CONFIG, on_plan=load.on_plan)
@@ -138,7 +138,7 @@ async def serving() -> AsyncIterator[tuple[ThreadClient, Load]]:
 
 
 async def saturate(client: ThreadClient, load: Load, num_requests: int) -> Tally:
-    """As many at a time as fill every seat, and one more each that waits for it."""
+    """Keep every seat filled, and one more request waiting for each seat."""
     tally = Tally()
 
     async def keep_asking() -> None:
@@ -159,7 +159,7 @@ async def overload(load: Load, per_step: float) -> int:
     async with asyncio.TaskGroup() as load.tasks:
         load.per_step = per_step
         load.bring(1)
-        await asyncio.sleep(SECONDS / 3)  # this is how long it lasts; nothing is waited for
+        await asyncio.sleep(SECONDS / 3)  # the duration of the load; nothing is waited for
         before = resident_bytes()
         await asyncio.sleep(SECONDS * 2 / 3)
         growth = resident_bytes() - before
@@ -168,9 +168,9 @@ async def overload(load: Load, per_step: float) -> int:
 
 
 async def test_overload() -> None:
-    """Each ends truthfully; memory stays flat; a step gives nine tenths of what it gives at capacity, or more.
+    """Each ends with an answer or a true refusal; memory stays flat; a step gives at least 0.9 of that at capacity.
 
-    A Retry-After is truthful if it is at most a few times what answering all who wait takes at capacity.
+    A Retry-After is true if it is at most a few times the time in which all waiting requests are answered at capacity.
     """
     async with serving() as (client, load):
         began_at = monotonic()

@@ -19,14 +19,14 @@ SCARCE: dict[str, dict[str, Any]] = {
     "few seats": {"max_num_seqs": 2, "num_blocks": 257},
     "little memory": {"max_num_seqs": 8, "num_blocks": 60},
 }
-# Nobody parks: neither at the lead limit, nor for somebody who waits.
+# No sequence parks: neither at the lead limit, nor for a waiting one.
 NO_PARK: dict[str, Any] = {"lead_tokens": 10**6, "min_ahead_seconds": 1e9}
 ONLY_LEAD: dict[str, Any] = {"lead_tokens": LEAD_TOKENS, "min_ahead_seconds": 1e9}
 
 
 @dataclass(frozen=True)
 class Scene:
-    """One long answer whose reader looks away, and short ones whose readers keep up."""
+    """One long answer whose reader stops reading, and short ones whose readers keep up."""
 
     slow: SequenceRequest
     fast: list[SequenceRequest]
@@ -35,21 +35,21 @@ class Scene:
     def of(cls, seed: int) -> Scene:
         rng = random.Random(seed)
 
-        def somebody(seq_id: int, max_tokens: int) -> SequenceRequest:
+        def random_request(seq_id: int, max_tokens: int) -> SequenceRequest:
             how = sampling(max_tokens=max_tokens, temperature=rng.choice((0.0, 1.0)), seed=rng.randrange(2**40))
             prompt = [rng.randrange(128) for _ in range(rng.randint(8, 24))]
             return request(seq_id, prompt, sampling=how, reader_tokens=0)
 
-        slow = somebody(0, rng.randint(120, 160))
-        return cls(slow, [somebody(1 + number, rng.randint(20, 40)) for number in range(NUM_FAST)])
+        slow = random_request(0, rng.randint(120, 160))
+        return cls(slow, [random_request(1 + number, rng.randint(20, 40)) for number in range(NUM_FAST)])
 
     @property
-    def everybody(self) -> list[SequenceRequest]:
+    def requests(self) -> list[SequenceRequest]:
         return [self.slow, *self.fast]
 
     def play(self, drive: Drive) -> int:
-        """Run until the fast are served; they have read all after each step. Returns the steps that took."""
-        drive.add(*self.everybody)
+        """Run until the fast answers end; their readers read all after each step. Returns the number of steps."""
+        drive.add(*self.requests)
         while not all(drive.answers[one.seq_id].finish_reason for one in self.fast):
             drive.step()
             for one in self.fast:
@@ -59,18 +59,18 @@ class Scene:
 
 @cache
 def references(seed: int) -> dict[int, list[int]]:
-    """What everybody of a scene gets in an engine of its own."""
-    return {one.seq_id: alone(one, num_blocks=257) for one in Scene.of(seed).everybody}
+    """The answers of a scene, each from an engine of its own."""
+    return {one.seq_id: alone(one, num_blocks=257) for one in Scene.of(seed).requests}
 
 
-def read_on(drive: Drive, one: SequenceRequest, said: list[int]) -> list[int]:
-    """Its reader is back and reads whenever there is something; returns all it has in the end."""
+def read_on(drive: Drive, one: SequenceRequest, shown: list[int]) -> list[int]:
+    """The reader is back and reads whenever there is something; return all that it has at the end."""
     for seq_id in range(100, 200):
-        again = replace(one, seq_id=seq_id, output_token_ids=tuple(said), reader_tokens=len(said))
+        again = replace(one, seq_id=seq_id, output_token_ids=tuple(shown), reader_tokens=len(shown))
         answer = drive.run(again)[seq_id]
-        said = said + answer.token_ids
+        shown = shown + answer.token_ids
         if answer.finish_reason is not None:
-            return said
+            return shown
         assert answer.park is not None
     raise AssertionError("it never ended")
 
@@ -86,22 +86,22 @@ def test_slow_reader(what: str, overlap: bool) -> None:
         with_park = scene.play(drive)
         without = scene.play(Drive(overlap=overlap, **SCARCE[what], **NO_PARK))
         assert with_park < without, f"scene {seed}"
-        said = drive.answers[0].token_ids
-        assert len(said) == LEAD_TOKENS, f"scene {seed}"
+        shown = drive.answers[0].token_ids
+        assert len(shown) == LEAD_TOKENS, f"scene {seed}"
         assert decoded(drive) <= LEAD_TOKENS + overlap, f"scene {seed}"
         got = {one.seq_id: drive.answers[one.seq_id].token_ids for one in scene.fast}
-        got[scene.slow.seq_id] = read_on(drive, scene.slow, said)
+        got[scene.slow.seq_id] = read_on(drive, scene.slow, shown)
         assert got == references(seed), f"scene {seed}"
         drive.assert_empty()
         steps += with_park
         steps_without += without
     print(
         f"\nslow reader, {what}, {'overlapped' if overlap else 'in turn'}: {num_scenes} scenes, each stops at"
-        f" {LEAD_TOKENS} tokens; {NUM_FAST} others served in {steps / num_scenes:.0f} steps,"
+        f" {LEAD_TOKENS} tokens; {NUM_FAST} other answers in {steps / num_scenes:.0f} steps,"
         f" {steps_without / num_scenes:.0f} without park; all {num_scenes * (NUM_FAST + 1):,} answers the same"
     )
 
 
 def decoded(drive: Drive) -> int:
-    """The steps that made a token for the slow reader."""
+    """Return the number of steps that made a token for the slow reader."""
     return sum(chunk.seq_id == 0 and chunk.sample is not None for plan in drive.plans for chunk in plan.chunks)

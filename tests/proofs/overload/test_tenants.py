@@ -1,4 +1,4 @@
-"""Tenants with the same prompt of 2,048 tokens: what one has computed shortens nothing for another."""
+"""Tenants with the same prompt of 2,048 tokens: one tenant's computation shortens no other tenant's."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ NUM_ROUNDS = scaled(200)
 
 @asynccontextmanager
 async def serving() -> AsyncIterator[ThreadClient]:
-    """An engine with room for the prompts of a dozen tenants; a forgotten block is poisoned."""
+    """An engine with room for the prompts of a dozen tenants; an evicted block is poisoned."""
     runner = EchoRunner(num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE)
     config = EngineConfig(block_size=BLOCK_SIZE, max_num_seqs=8, classes=PATIENT, check_integrity=True)
     client = ThreadClient("proof", load_of(runner, max_len=4_096), config)
@@ -39,7 +39,7 @@ async def serving() -> AsyncIterator[ThreadClient]:
 
 
 async def ask(client: ThreadClient, tenant: str) -> tuple[int, tuple[int, ...]]:
-    """Ask for the prompt; returns how many of its tokens came from the cache, and the answer."""
+    """Submit the prompt; return how many of its tokens came from the cache, and the answer."""
     request = GenerateRequest(model="proof", prompt_token_ids=PROMPT, sampling=HOW, salt=tenant, tenant=tenant)
     *events, done = [event async for event in await client.generate(request)]
     assert isinstance(done, Done)
@@ -48,7 +48,7 @@ async def ask(client: ThreadClient, tenant: str) -> tuple[int, tuple[int, ...]]:
 
 
 async def test_in_any_order() -> None:
-    """A tenant's first request finds no cached block, however often another sent the same prompt; its next do."""
+    """A tenant's first request finds no cached block, however often another sent the same prompt; its later ones do."""
     rng, num_requests, num_cached, answers = random.Random(7), 0, 0, set()
     async with serving() as client:
         for number in range(NUM_ROUNDS):

@@ -14,9 +14,9 @@ SECONDS = scaled(1_200)
 MOST_WAITING = 256
 PROMPT_LEN = 40
 SMALLEST_TTFT = min(one.ttft_seconds for one in CLASSES.values())
-# Nobody gives up: the order alone decides who waits, and how long.
+# No request times out: the order alone decides which requests wait, and how long.
 PATIENT = {name: replace(one, max_queue_seconds=1e9) for name, one in CLASSES.items()}
-# The light tenant asks so often, and its prompt takes twenty steps of an idle engine.
+# The light tenant's interval between requests; its prompt takes twenty steps of an idle engine.
 SECONDS_BETWEEN = 3.0
 # The flood begins as a burst, which is waited for whatever tenant it is of.
 BURST_SECONDS = 1.25 * CLASSES["chat"].queue_seconds
@@ -52,7 +52,7 @@ class WaitBound:
         self._max_debt_seconds = config.max_debt_seconds
 
     def came(self, life: Life) -> None:
-        """It waits from now on."""
+        """Note that the request waits from now on."""
         self.waiting[life.request.seq_id] = life
 
     def admitted(self, life: Life) -> None:
@@ -82,7 +82,7 @@ def test_wait_bound() -> None:
             if len(bound.waiting) == MOST_WAITING:
                 num_refused += 1
             else:
-                bound.came(add_somebody(crowd, arrived_at))
+                bound.came(add_random_request(crowd, arrived_at))
     while crowd.core.has_work:
         crowd.step()
     assert {life.end for life in crowd.lives.values()} == {"length"}
@@ -95,8 +95,8 @@ def test_wait_bound() -> None:
     )
 
 
-def add_somebody(crowd: Crowd, arrived_at: float) -> Life:
-    """A request of any class, of a tenant that asks much, or less, or little."""
+def add_random_request(crowd: Crowd, arrived_at: float) -> Life:
+    """Add a request of any class, of a tenant with a heavy, medium or light load."""
     name = crowd.rng.choice(tuple(CLASSES))
     tenant = crowd.rng.choices(("flood", "some", "little"), (20, 5, 1))[0]
     return crowd.add(PROMPT_LEN, some_tokens(crowd), latency_class=name, tenant=tenant, arrived_at=arrived_at)
@@ -120,7 +120,7 @@ def test_light_tenant() -> None:
 
 
 def light_lives(flood_per_second: float) -> list[Life]:
-    """What became of a light tenant's requests, one every few seconds; the flood has been there before."""
+    """Return the requests of a light tenant, one every few seconds; the flood has begun before."""
     crowd = crowd_of(max_num_batched_tokens=STEP_TOKENS, seed=2)
     lives: list[Life] = []
     began_at = crowd.clock.now + BURST_SECONDS
@@ -131,7 +131,7 @@ def light_lives(flood_per_second: float) -> list[Life]:
         for arrived_at in crowd.late_arrivals(flood_per_second) if flood_per_second else ():
             if crowd.core.stats().waiting < MOST_WAITING:
                 crowd.add(PROMPT_LEN, some_tokens(crowd), tenant="flood", arrived_at=arrived_at)
-    return lives[:-1]  # the last may not have come to its end
+    return lives[:-1]  # the last may not have ended
 
 
 def waited(life: Life) -> int:

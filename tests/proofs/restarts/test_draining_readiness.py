@@ -40,7 +40,7 @@ def test_a_draining_worker_is_alive_and_not_ready(tmp_path: Path) -> None:
             assert client.get("/livez").status_code == 200
             refused = client.post("/streams", json=question)
             assert (refused.status_code, refused.headers["retry-after"]) == (503, "2")
-            assert next(pieces), "the stream goes on"
+            assert next(pieces), "the stream continues"
             terminate(worker)
             assert b"event: done" not in b"".join(pieces)
         assert exit_code(worker) == 0

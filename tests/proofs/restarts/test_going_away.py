@@ -67,14 +67,14 @@ class Reading:
 
 
 async def down(server: Server) -> int:
-    """Tell a server to go down; return its exit code."""
+    """Shut a server down; return its exit code."""
     server.process.send_signal(signal.SIGTERM)
     return await asyncio.to_thread(server.process.wait, DEADLINE_SECONDS)
 
 
 @pytest.mark.cut_streams("tokens and text have no farewell")
 async def test_readers_of_a_worker_that_goes_down(folder: Path, staying: Server) -> None:
-    """Each response ends truthfully in its dialect; native and tokens resume at the other worker without a gap."""
+    """Each response ends correctly in its dialect; native and tokens resume at the other worker without a gap."""
     with daphne("project.asgi:application", env=environment(folder, **SETTINGS)) as leaving:
         wait_until_ready(leaving.url)
         async with client(leaving) as http, client(staying) as other:
@@ -109,7 +109,7 @@ async def test_readers_of_a_worker_that_goes_down(folder: Path, staying: Server)
 
 
 async def went_on(http: httpx.AsyncClient, stream_id: str, event_id: str, format_: str = "native") -> bytes:
-    """Return what comes after that event, to the end."""
+    """Return the events after that one, to the end."""
     url = f"/streams/{stream_id}/events?format={format_}"
     response = await http.get(url, headers={"Last-Event-ID": event_id})
     assert response.status_code == 200, response.text

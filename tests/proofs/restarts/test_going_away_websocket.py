@@ -1,6 +1,6 @@
 """A worker shuts down with WebSockets open: each gets the place to resume at, and the other worker sends the rest.
 
-Real daphne with FlowServer, two processes on one FileLog, SIGTERM. Answers wait for acks, so that none is over before.
+Real daphne with FlowServer, two processes on one FileLog, SIGTERM. Answers wait for acks, so that none ends before.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def start(folder: Path) -> Iterator[Start]:
-    """Start a worker that waits so many seconds for answers in flight."""
+    """Start a worker whose drain waits so many seconds for answers."""
     with contextlib.ExitStack() as stack:
 
         def start(drain_seconds: float) -> Server:
@@ -71,7 +71,7 @@ def whole_text(server: Server, **fields: Any) -> str:
 
 
 def test_the_last_message_has_the_place_to_resume_from(start: Start, other: Server) -> None:
-    """One for each stream, then 1012, exit code 0; the other worker gives the rest: no word missing, none twice."""
+    """One for each stream, then 1012, exit code 0; the other worker sends the rest: no word missing, none twice."""
     worker = start(0)
     reference = {seed: whole_text(other, seed=seed) for seed in (7, 8)}
     with (
@@ -98,7 +98,7 @@ def test_the_last_message_has_the_place_to_resume_from(start: Start, other: Serv
 
 
 def test_an_answer_in_flight_may_finish(start: Start, other: Server) -> None:
-    """While the server waits: an idle socket is closed at once, a busy one starts nothing and is closed at its end."""
+    """During the drain an idle socket is closed at once, a busy one starts nothing and is closed at its end."""
     worker = start(600)
     reference = whole_text(other)
     with open_socket(worker.websocket_url, KEY) as socket, open_socket(worker.websocket_url, KEY) as idle:
@@ -115,8 +115,8 @@ def test_an_answer_in_flight_may_finish(start: Start, other: Server) -> None:
     assert worker.process.wait(END_SECONDS) == 0
 
 
-def test_a_conversation_goes_on_at_the_other_worker(start: Start, other: Server) -> None:
-    """A turn can be continued at the other worker while its answer runs; after it ended the error names the way out."""
+def test_a_conversation_continues_at_the_other_worker(start: Start, other: Server) -> None:
+    """A turn can be continued at the other worker while its answer runs; after its end the error names the way out."""
     worker = start(0)
     with open_socket(worker.websocket_url, KEY) as socket, open_socket(other.websocket_url, KEY) as elsewhere:
         finished = socket.ask("start", request=ASK)["id"]

@@ -1,4 +1,4 @@
-"""docs/deploy/nginx.conf before two workers, one of which goes: what is asked again, and what never is."""
+"""docs/deploy/nginx.conf before two workers, one of which drains: which requests are repeated, and which never."""
 
 from __future__ import annotations
 
@@ -11,7 +11,18 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.support.flow_driver import HELLO, exit_code, flow, get, read_until, said, state, terminate, until, websocket
+from tests.support.flow_driver import (
+    HELLO,
+    exit_code,
+    flow,
+    get,
+    printed_lines,
+    read_until,
+    state,
+    terminate,
+    until,
+    websocket,
+)
 from tests.support.nginx_server import nginx
 from tests.support.servers import ROOT, Server
 
@@ -53,9 +64,9 @@ def front(drain_seconds: str) -> Iterator[Front]:
 
 
 def drain(worker: Server) -> None:
-    """Send SIGTERM to a worker that a stream keeps; return when it takes nothing new."""
+    """Send SIGTERM to a worker that a stream keeps; return when it accepts nothing new."""
     terminate(worker)
-    until(lambda: "drain" in said(worker), "it drains", worker)
+    until(lambda: "drain" in printed_lines(worker), "it drains", worker)
 
 
 def taken(workers: list[Server]) -> tuple[Server, Server]:
@@ -82,8 +93,8 @@ def test_a_draining_worker_costs_no_request() -> None:
             assert not {"retry-after", "x-accel-redirect"} & set(response.headers)
 
 
-def test_who_asks_the_worker_itself_hears_of_no_redirect() -> None:
-    """The header is nginx's question, and one value alone is answered."""
+def test_a_request_without_the_nginx_header_gets_no_redirect() -> None:
+    """The redirect answers nginx's header only, with its one value."""
     with flow("--drain-seconds", FOR_LONG) as worker, get(worker, "/wait") as kept:
         read_until(kept, HELLO)
         drain(worker)
@@ -109,7 +120,7 @@ def test_two_draining_workers_are_a_503_with_retry_after() -> None:
 
 
 def test_a_worker_that_does_not_listen_costs_no_request() -> None:
-    """Nothing was sent to it: any request may go elsewhere."""
+    """Nothing was sent to it: any request may be sent to the other one."""
     with front(AT_ONCE) as site:
         gone, other = site.workers
         terminate(gone)
@@ -130,7 +141,7 @@ def test_a_post_that_was_begun_is_never_sent_again() -> None:
 
 
 def test_a_get_is_sent_again() -> None:
-    """As any browser would; the other worker answers."""
+    """The other worker answers, as with any browser's retry."""
     with front(AT_ONCE) as site:
         asking = site.begin("GET", "/wait?kind=none")
         dying, other = taken(site.workers)
@@ -142,8 +153,8 @@ def test_a_get_is_sent_again() -> None:
 
 
 @pytest.mark.parametrize("method", ["POST", "GET"])
-def test_what_a_drain_breaks_off_is_not_sent_again(method: str) -> None:
-    """Time is up and there is no head yet: that 503 is an answer, because the request was begun."""
+def test_a_request_that_a_drain_cut_off_is_not_sent_again(method: str) -> None:
+    """The drain's time is over before a head was sent: that 503 is an answer, because the request was begun."""
     with front(AT_ONCE) as site:
         asking = site.begin(method, "/wait?kind=none")
         ending, other = taken(site.workers)
@@ -176,13 +187,13 @@ async def app(scope, receive, send):
 """
 
 
-def test_who_is_in_the_queue_when_a_worker_stops_listening_is_refused(tmp_path: Path) -> None:
-    """Its system has let them in, with what they sent: a reset would be a request lost, as nginx may not repeat it."""
+def test_queued_connections_are_refused_when_a_worker_stops_listening(tmp_path: Path) -> None:
+    """The system has accepted their connections and bytes: a reset would lose requests that nginx may not repeat."""
     (tmp_path / "held_app.py").write_text(_HELD_APP)
     env = {"GO": str(tmp_path / "go"), "PYTHONPATH": f"{tmp_path}:{ROOT}"}
     with flow("--drain-seconds", AT_ONCE, app="held_app:app", env=env) as worker, ExitStack() as stack:
         assert httpx.get(worker.url, trust_env=False, timeout=60).text == "ok"
-        drain(worker)  # its loop stands still in the hook
+        drain(worker)  # its loop is blocked in the hook
         clients = [stack.enter_context(worker.connect()) for _ in range(10)]
         for client in clients:
             client.settimeout(60)

@@ -1,10 +1,10 @@
 """Two workers behind nginx and their engine are restarted, one after the other, again and again, while they are used.
 
-STREAMSERVE_OTHER_TREE=DIR lets the restarts go back and forth between the checkout in DIR and this one.
+STREAMSERVE_OTHER_TREE=DIR lets the restarts alternate between the checkout in DIR and this one.
 
-Workers and nginx: no request may fail, none is asked twice, and no stream ends early. A stream that outlasts the drain
-is ended between two events, and its reader resumes, as every reader of ours does. Engine: while there is none, what is
-new waits for the next one, and what has begun goes on there.
+Workers and nginx: no request may fail, none is sent twice, and no stream ends early. A stream that outlasts the drain
+is ended between two events, and its reader resumes, as every reader of ours does. Engine: while there is none, new
+requests wait for the next one, and begun answers continue there.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ from tests.support.stream_checks import Frame, check_native_part, text_of
 pytestmark = [pytest.mark.timeout(3600)]
 
 KEY = "a-key-for-these-tests"
-# Each start of a program takes the next checkout. With another version's here, the restarts go from one to the other.
+# Each start of a program takes the next checkout. With a second version here, the restarts alternate between the two.
 OTHER_TREE = os.environ.get("STREAMSERVE_OTHER_TREE", "")
 TREES = [Path(OTHER_TREE), ROOT] if OTHER_TREE else [ROOT]
 SETTINGS = {"DJANGO_SETTINGS_MODULE": "tests.support.sites.rolling_site"}
 NUM_ROUNDS = scaled(20, least=2)
-# In one round of four there are answers that outlast a drain; it takes the whole of it then.
+# In one round of four there are answers that outlast a drain, which then takes its whole time.
 LONG_EVERY = 4
 SECONDS = 120.0
 NUM_QUESTIONS = 5
@@ -53,7 +53,7 @@ def settings_of(tree: Path) -> dict[str, str]:
 
 
 class Program:
-    """A process of the site by the command of its systemd unit; it comes back where it was."""
+    """A process of the site by the command of its systemd unit; it restarts at the same place."""
 
     def __init__(self, folder: Path, log: Path, command: list[str], port: int = 0) -> None:
         self._command, self.log, self.port = command, log, port
@@ -68,13 +68,13 @@ class Program:
             self.process = subprocess.Popen(self._command, cwd=tree, env=env, stdout=log, stderr=subprocess.STDOUT)
 
     def stop(self) -> None:
-        """Send SIGTERM, as systemd does, and see that it ends well."""
+        """Send SIGTERM, as systemd does, and check its exit code."""
         assert self.process is not None
         self.process.send_signal(signal.SIGTERM)
         assert self.process.wait(SECONDS) == 0, self.log.read_text()[-3000:]
 
     def stop_now(self) -> None:
-        """Send a second SIGTERM after a second, which may also come when it has all but ended."""
+        """Send a second SIGTERM after a second, which may come when the process has nearly ended."""
         assert self.process is not None
         self.process.send_signal(signal.SIGTERM)
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -108,7 +108,7 @@ class Site:
         for worker in self.workers:
             worker.stop()
             self.start_worker(worker)
-        # One signal: what runs comes to its end first. Two: it ends now, and its answers go on at the next engine.
+        # One signal: running answers end first. Two: it ends now, and its answers continue at the next engine.
         (self.engine.stop_now if round_ % 2 == 0 else self.engine.stop)()
         self.engine.start()
         for worker in self.workers:
@@ -157,7 +157,7 @@ class Load:
         await self._openai.close()
 
     async def learn(self) -> None:
-        """Ask every question once while nothing happens."""
+        """Request every answer once without disturbance."""
         answers: dict[tuple[str, int], Awaitable[str]] = {}
         for number in range(NUM_QUESTIONS):
             answers["middle", number] = self._native(number, MIDDLE)
@@ -170,7 +170,7 @@ class Load:
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Use the site from all sides until the block ends; then let everything come to its end."""
+        """Use the site in all ways until the block ends; then wait for all answers to end."""
         works: list[Callable[[int], Awaitable[None]]] = [
             *[self._ask_native] * 6,
             *[self._ask_openai] * 3,
@@ -228,7 +228,7 @@ class Load:
         return "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
 
     async def _native(self, number: int, num_tokens: int) -> str:
-        """Read one answer as our page does: a POST, and after an end that was none, GETs with Last-Event-ID."""
+        """Read one answer as our page does: a POST, and after a cut GETs with Last-Event-ID."""
         question = {"prompt": f"question {number}", "max_tokens": num_tokens, "ignore_eos": True, "seed": number}
         stream_id, frames = await self._begin(question)
         while frames[-1].event not in {"done", "error"}:
@@ -263,7 +263,7 @@ def _question(number: int) -> dict[str, Any]:
     }
 
 
-async def test_rolling_restarts_cost_nobody_anything(site: Site) -> None:
+async def test_rolling_restarts_fail_no_request(site: Site) -> None:
     """Every request is answered, every answer is whole and the expected one, and every process ends with 0."""
     load = Load(site.url)
     await load.learn()

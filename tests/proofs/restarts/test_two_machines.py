@@ -78,7 +78,7 @@ class Machine:
 
 
 class Site:
-    """What both machines share, and the two."""
+    """Both machines, and what they share."""
 
     def __init__(self, folder: Path, redis: RedisServer) -> None:
         self.redis = redis
@@ -114,7 +114,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
 
 
 async def logged_text(site: Site, log_id: str) -> str:
-    """Return the text that the log holds, and see that it is dense and ends once."""
+    """Return the text that the log holds, and check that it is dense and ends once."""
     log = RedisLog(site.redis.url)
     events: list[Any] = []
     while page := await log.read(log_id, len(events)):
@@ -136,7 +136,7 @@ async def begun(machine: Machine) -> tuple[list[Reader], asyncio.Future[list[Non
 
 
 async def check(site: Site, readers: list[Reader]) -> None:
-    """What each has read = what the log has = an uninterrupted run at the second machine."""
+    """The text of each reader = the text of the log = an uninterrupted run at the second machine."""
     for reader in readers:
         assert reader.is_over
         logged = await logged_text(site, reader.frames[0].log_id)
@@ -144,7 +144,7 @@ async def check(site: Site, readers: list[Reader]) -> None:
 
 
 async def come_back(machine: Machine, readers: list[Reader]) -> None:
-    """Have those whose connection was cut read the rest there."""
+    """Let readers whose connection was cut read the rest there."""
     async with asyncio.timeout(SECONDS):
         for reader in readers:
             while not reader.is_over:
@@ -161,7 +161,7 @@ async def fence_of(site: Site, reader: Reader) -> int:
 
 
 async def test_a_stream_of_one_machine_is_read_at_the_other(site: Site) -> None:
-    """While it runs; both have the same."""
+    """While it runs; both have the same text."""
     readers, reading = await begun(site.one)
     async with client(site.two.server.url) as http:
         for reader in readers:
@@ -175,7 +175,7 @@ async def test_a_stream_of_one_machine_is_read_at_the_other(site: Site) -> None:
 
 
 async def test_a_machine_that_stands_still_is_fenced(site: Site) -> None:
-    """It comes back to readers of its own, whose text is the same; what it makes is refused, and nothing is doubled."""
+    """When it runs again its own readers get the same text; its appends are refused, and nothing is doubled."""
     readers, reading = await begun(site.one)
     site.one.signal(signal.SIGSTOP)
     try:
@@ -203,8 +203,8 @@ async def test_redis_restarted_under_streams(site: Site) -> None:
 
 @pytest.mark.cut_streams("a machine is killed")
 @pytest.mark.parametrize("kill", range(scaled(10)))
-async def test_readers_of_a_killed_machine_go_on_at_the_other(site: Site, kill: int) -> None:
-    """Once its keys are gone: the other asks its own engine, with the tokens that the log holds."""
+async def test_readers_of_a_killed_machine_continue_at_the_other(site: Site, kill: int) -> None:
+    """Once its keys have expired the other machine continues with its own engine, from the tokens in the log."""
     await asyncio.to_thread(site.one.start)
     readers, reading = await begun(site.one)
     site.one.kill()

@@ -55,7 +55,7 @@ async def begun(site: Site, number: int) -> tuple[Reader, asyncio.Task[None]]:
 
 
 async def test_a_second_tab_at_the_other_worker(site: Site) -> None:
-    """Follows live, and both have the same to the last byte of the text."""
+    """It follows live, and both have the same text to the last byte."""
     reader, reading = await begun(site, 3)
     second = Reader(3, NUM_TOKENS)
     async with client(site.servers[1].url) as http:
@@ -71,7 +71,7 @@ async def test_a_second_tab_at_the_other_worker(site: Site) -> None:
 
 
 async def test_stop_at_the_other_worker(site: Site) -> None:
-    """Ends it for its reader at the first one, whose worker finds that it may write no more."""
+    """It ends the answer for its reader at the first worker, whose writes are refused from then on."""
     reader, reading = await begun(site, 4)
     async with client(site.servers[1].url) as http:
         stopped = (await http.post(f"/streams/{reader.id}/stop", json={"seen_seq": 4})).json()
@@ -85,7 +85,7 @@ async def test_stop_at_the_other_worker(site: Site) -> None:
 
 
 async def test_another_tenant_finds_nothing_at_either_worker(site: Site) -> None:
-    """Whatever it asks, and by whichever id."""
+    """For every operation, and by either id."""
     reader, reading = await begun(site, 5)
     async with client(site.servers[0].url) as http:
         log_id = (await http.get(f"/streams/{reader.id}")).json()["log_id"]
@@ -102,7 +102,7 @@ async def test_another_tenant_finds_nothing_at_either_worker(site: Site) -> None
     assert reader.is_over
 
 
-async def test_what_nobody_comes_back_to_is_ended(site: Site) -> None:
+async def test_a_stream_without_returning_readers_is_ended(site: Site) -> None:
     """Its worker was killed: another ends it when the resume window is over."""
     reader, reading = await begun(site, 6)
     site.kill(0)

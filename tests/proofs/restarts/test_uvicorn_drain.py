@@ -17,7 +17,7 @@ from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import connect
 
 from tests.support.demo_site import environment, manage, processes_of
-from tests.support.flow_driver import get, read_all, read_until, said, until
+from tests.support.flow_driver import get, printed_lines, read_all, read_until, until
 from tests.support.servers import ROOT, Server, uvicorn, wait_until_ready
 from tests.support.stream_checks import check_native, check_native_part, going_away_of, text_of
 
@@ -26,7 +26,7 @@ HEADERS = {"Authorization": f"Bearer {KEY}"}
 SETTINGS = {"DJANGO_SETTINGS_MODULE": "tests.support.sites.two_workers_site"}
 FOR_LONG, AT_ONCE = ("--timeout-graceful-shutdown", "600"), ("--timeout-graceful-shutdown", "0")
 _SECONDS = 60.0
-# A process that ended by SIGTERM itself: uvicorn sends it to itself again when all is done. systemd takes it for clean.
+# A process that ended by SIGTERM: uvicorn sends it to itself again after its shutdown. systemd treats it as clean.
 BY_SIGTERM = -signal.SIGTERM
 
 
@@ -51,7 +51,7 @@ def question(num_tokens: int) -> dict[str, Any]:
 
 
 class Reader:
-    """Reads one response in a thread, to whatever end it comes."""
+    """Reads one response in a thread, up to its end of any kind."""
 
     def __init__(self, server: Server, path: str, body: dict[str, Any], *, has_begun: bytes = b"token") -> None:
         self.data, self.status, self.is_cut = b"", 0, False
@@ -70,7 +70,7 @@ class Reader:
             self.is_cut = True
 
     def begun(self) -> Reader:
-        """Wait until it has read something of the answer."""
+        """Wait until it has read part of the answer."""
         until(lambda: self._has_begun in self.data, "the answer has begun")
         return self
 
@@ -88,8 +88,8 @@ def is_refused(server: Server) -> bool:
     return False
 
 
-def test_what_ends_in_time_is_whole_and_nobody_new_comes_in(folder: Path) -> None:
-    """Both kinds of stream come to their end; new connections, also of /readyz, are refused meanwhile."""
+def test_streams_that_end_in_time_are_whole_and_new_connections_refused(folder: Path) -> None:
+    """Both kinds of stream end properly; new connections, also of /readyz, are refused meanwhile."""
     with site(folder, *FOR_LONG) as server:
         wait_until_ready(server.url)
         chat = {"messages": [{"role": "user", "content": "tell me"}], "max_tokens": 300, "ignore_eos": True}
@@ -105,7 +105,7 @@ def test_what_ends_in_time_is_whole_and_nobody_new_comes_in(folder: Path) -> Non
 
 
 @pytest.mark.cut_streams("uvicorn cuts what does not end in time")
-def test_what_does_not_end_in_time_is_let_go_and_goes_on_elsewhere(folder: Path) -> None:
+def test_an_unfinished_stream_is_cut_and_continues_at_another_worker(folder: Path) -> None:
     """A cut response ends in a farewell, or unterminated if it cannot be resumed; the next worker has the rest."""
     with site(folder, *AT_ONCE) as server:
         wait_until_ready(server.url)
@@ -187,11 +187,11 @@ wrapped = StreamMiddleware(bare)
 """
 
 
-@pytest.mark.parametrize(("app", "told"), [("bare", []), ("wrapped", ["finally"])])
-def test_who_hears_that_the_grace_is_over(tmp_path: Path, app: str, told: list[str]) -> None:
+@pytest.mark.parametrize(("app", "printed"), [("bare", []), ("wrapped", ["finally"])])
+def test_cleanup_code_when_the_grace_is_over(tmp_path: Path, app: str, printed: list[str]) -> None:
     """uvicorn cancels and does not wait: a `finally` runs while the app's own lifespan shuts down, which ours does.
 
-    Without a lifespan none runs, and one that awaits for long is not waited for. FlowServer waits for all.
+    Without a lifespan it does not run, and a long await in it is cut off. FlowServer waits for all.
     """
     (tmp_path / "apps.py").write_text(_APPS)
     path = {"PYTHONPATH": f"{tmp_path}:{ROOT}"}
@@ -200,4 +200,4 @@ def test_who_hears_that_the_grace_is_over(tmp_path: Path, app: str, told: list[s
         server.process.send_signal(signal.SIGTERM)
         assert b"0\r\n\r\n" not in read_all(client)[0]
         assert server.process.wait(_SECONDS) == BY_SIGTERM
-        assert said(server) == told
+        assert printed_lines(server) == printed

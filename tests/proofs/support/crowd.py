@@ -16,7 +16,7 @@ from streamserve.engine.sequence import SequenceRequest
 from tests.support.cores import request, sampling
 from tests.support.engines import FakeClock, WrappedRunner
 
-# What a step costs: as a small model on a processor of 2 cores.
+# The cost of a step, as with a small model on a processor of 2 cores.
 BASE_SECONDS, SECONDS_PER_TOKEN = 0.02, 0.0005
 
 
@@ -39,7 +39,7 @@ class TimedRunner(WrappedRunner):
 
 @dataclass
 class Life:
-    """One request's: after how many steps it came, in which it got its first token, and how it ended."""
+    """One request: its arrival, the step of its first token and its end, counted in steps."""
 
     request: SequenceRequest
     came_at_step: int
@@ -49,7 +49,7 @@ class Life:
 
 
 class Crowd:
-    """A core and the life of each request. `on_admitted` is called, in order, when a step first holds a request."""
+    """A core and its requests. `on_admitted` is called, in order, when a step first holds a request."""
 
     def __init__(self, *, num_blocks: int = 513, block_size: int = 16, seed: int = 0, **config: Any) -> None:
         self.clock = FakeClock()
@@ -63,7 +63,7 @@ class Crowd:
         self.on_admitted: Callable[[Life], None] = lambda life: None
 
     def add(self, prompt_len: int, max_tokens: int, **fields: Any) -> Life:
-        """A request with a prompt of its own comes now, or came at `arrived_at` during the last step."""
+        """Add a request with a prompt of its own, arriving now or at `arrived_at` during the last step."""
         fields.setdefault("arrived_at", self.clock.now)
         seq_id = len(self.lives)
         prompt = [seq_id % 251, seq_id // 251 % 251, *(self.rng.randrange(128) for _ in range(prompt_len - 2))]
@@ -74,7 +74,7 @@ class Crowd:
         return life
 
     def late_arrivals(self, per_second: float) -> Iterator[float]:
-        """Yield when requests came by chance, up to now. Ask after each step."""
+        """Yield random arrival times up to now. Call it after each step."""
         while self._next_arrival <= self.clock.now:
             yield self._next_arrival
             self._next_arrival += self.rng.expovariate(per_second)

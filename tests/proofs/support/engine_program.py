@@ -31,7 +31,7 @@ _ROOT = Path(__file__).resolve().parents[3]
 
 
 class HangingRunner(WrappedRunner):
-    """Never comes back from one of its steps."""
+    """One of its steps never returns."""
 
     def __init__(self, runner: Runner, *, at_step: int, holds_gil: bool) -> None:
         super().__init__(runner)
@@ -57,7 +57,7 @@ def _with_fault(load: Load, at_step: int, holds_gil: bool, progress: Progress) -
 
 
 async def serve(spec: LaunchConfig, options: argparse.Namespace) -> int:
-    """Do as `host.run`, with what the options ask for."""
+    """Run the engine server, with the faults of the options."""
     prepare_folder(engine_paths(spec))
     with locked(engine_paths(spec)) as is_ours, listening(engine_paths(spec)) as listener:
         assert is_ours
@@ -73,7 +73,7 @@ async def serve(spec: LaunchConfig, options: argparse.Namespace) -> int:
 
 @contextmanager
 def running(spec: LaunchConfig, *options: str) -> Iterator[subprocess.Popen[bytes]]:
-    """Run this program until it listens, and kill it in the end; its output goes where an engine's does."""
+    """Run this program until it listens, and kill it at the end; its output goes to the engine's own file."""
     command = [sys.executable, "-m", "tests.proofs.support.engine_program", *options]
     with (
         open_log(engine_paths(spec)) as log,
@@ -92,7 +92,7 @@ def running(spec: LaunchConfig, *options: str) -> Iterator[subprocess.Popen[byte
 
 
 def plans_of(path: Path) -> list[tuple[float, int]]:
-    """Return of each plan when it was made, by `time.monotonic()`, and how many chunks it had."""
+    """Return for each plan when it was made, by `time.monotonic()`, and how many chunks it had."""
     lines = path.read_text().splitlines(keepends=True)
     pairs = (line.split() for line in lines if line.endswith("\n"))
     return [(float(at), int(num_chunks)) for at, num_chunks in pairs]

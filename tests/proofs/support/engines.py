@@ -1,6 +1,6 @@
 """Engines on threads of this process for the proofs: the echo runner, or a tiny random fp32 model.
 
-Whatever block is freed is poisoned: who still reads it gets other tokens, or an error.
+Every freed block is poisoned: a read of it gives other tokens, or an error.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ class TinyTokenizer(EchoTokenizer):
         return super().token_bytes(token_id + VOCAB_SIZE - self.vocab_size)
 
     def is_special(self, token_id: int) -> bool:
-        """No id is left out of the text."""
+        """Every id is part of the text."""
         return False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Model:
-    """What an engine is made of, again and again."""
+    """The parts of an engine, which can be made again and again."""
 
     name: str
     num_ids: int
@@ -70,14 +70,14 @@ ECHO = Model(
 
 
 class _Lent(WrappedRunner):
-    """A runner that outlives its engines, with as many of its blocks as each wants."""
+    """A runner that outlives its engines; each engine gets the number of blocks it wants."""
 
     def __init__(self, runner: Runner, num_blocks: int) -> None:
         super().__init__(runner)
         self.num_blocks = num_blocks
 
     def close(self) -> None:
-        """Its model is for the next engine."""
+        """Keep the model for the next engine."""
 
 
 def tiny_model(folder: Path, model_type: str) -> Model:
@@ -106,7 +106,7 @@ def tiny_model(folder: Path, model_type: str) -> Model:
 async def serving(
     model: Model, config: EngineConfig, features: Iterable[Feature] = (), plans: PlanCounts | None = None
 ) -> AsyncIterator[ThreadClient]:
-    """An engine that is ready, and prepared as the features want; `plans` counts what it plans."""
+    """An engine that is ready, and prepared as the features require; `plans` counts what it plans."""
     runner = model.make_runner(config)
     client = ThreadClient("proof", load_of(runner, model.tokenizer, MODEL_LEN), config)
     try:
@@ -122,7 +122,7 @@ async def serving(
 
 
 def core_of(client: ThreadClient) -> EngineCore:
-    """The core on the client's thread; it may be prepared while it has nothing to do."""
+    """Return the core on the client's thread; it may be prepared while it has no work."""
     core = client._thread.core
     assert core is not None
     return core

@@ -24,13 +24,13 @@ from streamserve.engine.plan import StepPlan
 
 _ROOT = Path(__file__).resolve().parents[3]
 _READY_SECONDS = 60.0
-# A step that is not allowed within that time fails the test that forgot it.
+# A step that is not allowed within that time fails the test.
 _HOLD_SECONDS = 300.0
 _PAUSE_SECONDS = 0.005
 
 
 class Gate:
-    """Keeps of each plan which sequences it holds, and holds each step until it is allowed. Open at first."""
+    """Records the sequences of each plan, and holds each step until it is allowed. Open at first."""
 
     def __init__(self) -> None:
         self.plans: list[list[tuple[int, int, int]]] = []  # of each chunk: sequence, tokens, blocks
@@ -40,7 +40,7 @@ class Gate:
         self._changed = threading.Condition()  # guards the three above
 
     def __call__(self, plan: StepPlan) -> None:
-        """Run on the engine thread, before the step."""
+        """Record and hold the step. Runs on the engine thread before the step."""
         chunks = [(chunk.seq_id, len(chunk.token_ids), len(chunk.block_table)) for chunk in plan.chunks]
         with self._changed:
             self.plans.append(chunks)
@@ -49,10 +49,10 @@ class Gate:
                 raise TimeoutError(f"step {len(self.plans)} was never allowed")
             self.is_holding = False
             pause = _PAUSE_SECONDS if len(self.plans) < self._num_allowed < math.inf else 0.0
-        time.sleep(pause)  # between steps that run by number: who is to leave meanwhile is not outrun
+        time.sleep(pause)  # between steps that run by number: the engine must not outrun the leaving readers
 
     def hold(self) -> int:
-        """Hold the next step that is planned, or the one that is held; return how many plans there were."""
+        """Hold the next planned step, or keep the one that is held; return the number of plans."""
         with self._changed:
             self._num_allowed = len(self.plans) - self.is_holding
             return len(self.plans)
@@ -69,7 +69,7 @@ class Gate:
             self.left += [(seq_id, len(self.plans)) for seq_id in seq_ids]
 
     def take_left(self) -> list[int]:
-        """Return of each sequence since the last call how many plans hold it that were made after it was cancelled."""
+        """Return, for each sequence cancelled since the last call, how many later plans hold it."""
         with self._changed:
             left, self.left = self.left, []
             plans = [{seq_id for seq_id, _, _ in plan} for plan in self.plans]
@@ -77,16 +77,16 @@ class Gate:
 
 
 def held_by(pid: int | str) -> dict[str, Any]:
-    """Return what a process holds: its descriptors, by what they are open on, and how many threads."""
+    """Return a process's descriptors, by what they are open on, and its number of threads."""
     names = []
     for entry in Path(f"/proc/{pid}/fd").iterdir():
-        with contextlib.suppress(OSError):  # the folder's own is gone by now
+        with contextlib.suppress(OSError):  # the folder's own descriptor is closed by now
             names.append(os.readlink(entry).split(":")[0])
     return {"fds": sorted(names), "threads": len(os.listdir(f"/proc/{pid}/task"))}
 
 
 async def serve(path: str) -> int:
-    """Do as `manage.py streamserve_engine`, with the gate."""
+    """Run the command `manage.py streamserve_engine`, with the gate."""
     import django
 
     django.setup()
@@ -122,7 +122,7 @@ def _note_cancels(gate: Gate) -> None:
 
 
 class _Control:
-    """Answers the test."""
+    """Answers the test's requests on the socket."""
 
     def __init__(self, host: Any, gate: Gate) -> None:
         self._host, self._gate = host, gate
@@ -133,7 +133,7 @@ class _Control:
             writer.write(json.dumps(self._do(*words)).encode() + b"\n")
             await writer.drain()
         self._gate.allow(float("inf"))
-        self._host.stop("stopped")  # the test is over, however
+        self._host.stop("stopped")  # the test has ended, in any way
 
     def _do(self, name: str, number: str = "0") -> Any:
         match name:
@@ -155,7 +155,7 @@ class _Control:
 
 
 class GatedEngine:
-    """Runs this program; the other end of its socket. Made by `gated_engine`."""
+    """The test's end of the socket of a running program. Made by `gated_engine`."""
 
     def __init__(self, process: subprocess.Popen[bytes], path: Path) -> None:
         self.pid = process.pid
@@ -173,11 +173,11 @@ class GatedEngine:
         return int(self._ask("hold"))
 
     def open(self) -> None:
-        """Hold nothing any more."""
+        """Hold no step any more."""
         self._ask("allow inf")
 
     def step(self, num_steps: int = 1) -> list[int]:
-        """Let so many steps run, the held one first; wait until the next is held, and return whom it holds."""
+        """Let so many steps run, the held one first; wait until the next is held, and return its sequences."""
         return self.held(self.run(num_steps))
 
     def run(self, num_steps: int) -> int:
@@ -187,12 +187,12 @@ class GatedEngine:
         return int(wanted)
 
     def left(self) -> list[int]:
-        """Return of each sequence cancelled since the last call how many later plans hold it."""
+        """Return, for each sequence cancelled since the last call, how many later plans hold it."""
         counts: list[int] = self._ask("left")
         return counts
 
     def held(self, num_plans: int = 0) -> list[int]:
-        """Wait until a step is held, which is the `num_plans`th at least; return whose tokens it computes."""
+        """Wait until a step is held, which is at least the `num_plans`th; return the sequences it computes."""
         self.until(lambda state: state["is_holding"] and state["num_plans"] >= num_plans, "a step is held")
         return [chunk[0] for chunk in self.plans(-1)[0]]
 
@@ -207,7 +207,7 @@ class GatedEngine:
         return value
 
     def until(self, claim: Any, what: str) -> dict[str, Any]:
-        """Ask until `claim(state)` is true, and return that state."""
+        """Query until `claim(state)` is true, and return that state."""
         deadline = time.monotonic() + _READY_SECONDS
         while not claim(state := self.state()):
             assert time.monotonic() < deadline, f"not in time: {what}\n{state}"

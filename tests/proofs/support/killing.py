@@ -1,6 +1,6 @@
-"""Readers that ask for one answer after the other while the engine is killed again and again.
+"""Readers that request one answer after the other while the engine is killed again and again.
 
-Nothing here is timed but what is reported. Everything that must happen is waited for with a deadline: a hang fails.
+Times are reported and never asserted. Every expected event is waited for with a deadline: a hang fails.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from tests.proofs.support.transcripts import Transcript, over_follow, over_sse
 from tests.support.engine_processes import DEADLINE_SECONDS, connected, until
 
 NUM_SEATS = 16
-# Seats whose readers stand still now and then until the engine parks them, and whose readers go away and come back.
+# Seats whose readers pause now and then until the engine parks them, and whose readers leave and come back.
 SLOW, LEAVING = {3, 12}, {6, 9}
 STEADY = frozenset(range(NUM_SEATS)) - SLOW - LEAVING
-STAND_STILL, LEAVE = 0.04, 0.03  # how likely, at each event
+STAND_STILL, LEAVE = 0.04, 0.03  # the probability, at each event
 # Every event has a number of its own: none of them is joined to another.
 # Every event by itself, so that transcripts can be checked event by event.
 SETTINGS = StreamConfig(coalesce_seconds=0.0, max_finished=4 * NUM_SEATS, snapshot_events=0)
@@ -48,12 +48,12 @@ class Readers:
         self._rng = rng
         self._killed: tuple[int, float] | None = None
         self._kill = asyncio.Event()
-        self._gone_on: set[int] = set()  # seats that the engine of now has given tokens
+        self._gone_on: set[int] = set()  # seats that have tokens of the current engine
         self._num_since = 0
         self._is_over = False
 
     async def sit(self, seat: int, cases: list[tuple[GenerateRequest, Answer]]) -> None:
-        """Ask one answer after the other until it is over."""
+        """Request one answer after the other until the end of the test."""
         while not self._is_over:
             request, answer = self._rng.choice(cases)
             transcript = await self.read(seat, request)
@@ -61,11 +61,11 @@ class Readers:
             assert transcript.end[0] == "done", transcript.end
             assert transcript.answer == answer, f"seat {seat}: not the uninterrupted answer to {request}"
             self.num_answers += 1
-            self.num_tokens += sum(len(said.token_ids) for said in answer)
+            self.num_tokens += sum(len(choice.token_ids) for choice in answer)
             self.num_waits += transcript.statuses.count("waiting")
 
     async def read(self, seat: int, request: GenerateRequest) -> Transcript:
-        """Return what a reader of that seat is shown of an answer."""
+        """Return the transcript of an answer in that seat."""
         stream, transcript = await self._start(request), Transcript(request.n)
         while transcript.end is None:
             kill = self._kill
@@ -89,7 +89,7 @@ class Readers:
                     await until(lambda: stream.state != "running")
 
     async def _start(self, request: GenerateRequest) -> Stream:
-        """Ask, and ask again after `Retry-After`, as a client does."""
+        """Submit a request, and again after `Retry-After`, as a client does."""
         async with asyncio.timeout(DEADLINE_SECONDS):
             while True:
                 try:
@@ -101,7 +101,7 @@ class Readers:
                     await until(lambda: self._client.is_connected and self._client.describe().state == "ready")
 
     def _note_token(self, seat: int) -> None:
-        """Count what the engine of now has given; what a slow reader catches up with may be older."""
+        """Count the tokens of the current engine; a slow reader may still receive older ones."""
         pid = self._client.engine_pid
         if seat not in STEADY or pid is None or (self._killed is not None and pid == self._killed[0]):
             return
@@ -120,7 +120,7 @@ class Readers:
         self._wake()
 
     def finish(self) -> None:
-        """Have everybody read to the end what has begun."""
+        """Let all readers finish the answers that have begun."""
         self._is_over = True
         self._wake()
 
@@ -131,7 +131,7 @@ class Readers:
             self._kill.set()
 
     async def progress(self, num_tokens: int) -> None:
-        """Wait until each steady reader has been shown something by the engine of now, and all together so much."""
+        """Wait until each steady reader has tokens of the current engine, and all together so many."""
         await until(lambda: self._gone_on >= STEADY and self._num_since >= num_tokens)
 
 
@@ -148,8 +148,8 @@ class Killer:
     num_lost: int = 0  # engines, by the client's count
 
     async def kill_all(self, signals: Iterable[Signals]) -> None:
-        """Kill in turn. One in six dies as soon as it is there; then the next one may live for a while."""
-        was_early = True  # the first one has to prove something
+        """Kill in turn. One in six dies as soon as it has started; then the next one may live for a while."""
+        was_early = True  # the first engine has to serve something
         for how in signals:
             await until(lambda: self.client.engine_pid is not None)
             was_early = not was_early and self.rng.random() < 1 / 6
@@ -161,21 +161,21 @@ class Killer:
 
     async def _kill(self, how: Signals) -> None:
         pid = self.client.engine_pid
-        assert pid is not None, "it went by itself"
+        assert pid is not None, "it ended by itself"
         self.readers.kill(pid, how)
         now = time.monotonic()
         async with asyncio.timeout(DEADLINE_SECONDS):
-            while self.client.engine_pid == pid:  # noqa: ASYNC110  (as seen by who asks, not as told by an event)
+            while self.client.engine_pid == pid:  # noqa: ASYNC110  (as a caller sees it, without an event)
                 await asyncio.sleep(0.0005)
         self.noticed[how].append(time.monotonic() - now)
 
     def report(self, patience: float) -> str:
-        """Say what was counted and measured, in one line; `patience` is the client's `hang_seconds`."""
+        """Report the counts and measurements, in one line; `patience` is the client's `hang_seconds`."""
         readers, (kills, stops) = self.readers, (self.noticed[SIGKILL], self.noticed[SIGSTOP])
         return (
             f"{len(kills)} SIGKILL and {len(stops)} SIGSTOP ({self.num_early} as soon as it was there) under"
             f" {NUM_SEATS} streams: {readers.num_answers:,} answers ({readers.num_tokens:,} tokens) equal the"
-            f" uninterrupted ones; {readers.num_waits:,} waits told and ended, {readers.num_returns:,} readers went and"
+            f" uninterrupted ones; {readers.num_waits:,} waits ended, {readers.num_returns:,} readers went and"
             f" came back, {readers.num_refused:,} refused and asked again; 0 errors, 0 hangs, 0 repeats. SIGKILL"
             f" noticed: {_spread(kills)} (promised 0.5 s); SIGSTOP with {patience:g} s of patience: {_spread(stops)}"
             f" (promised 15 s with 10); next token: {_spread(readers.next_token)}"
@@ -221,7 +221,7 @@ async def kill_under_readers(
     rng: random.Random,
     most_tokens: int,
 ) -> Killer:
-    """Kill the engine of `spec` with those signals, at moments of chance, and return what came of it."""
+    """Kill the engine of `spec` with those signals, at random moments, and return the counts."""
     async with reading(spec, requests, rng) as readers:
         client = readers.streams.clients[spec.model.alias]
         assert isinstance(client, ProcessClient)

@@ -1,4 +1,4 @@
-"""Raw clients that ask the site for an answer, read a given part of it, and leave abruptly."""
+"""Raw clients that request an answer from the site, read a given part of it, and leave abruptly."""
 
 from __future__ import annotations
 
@@ -95,13 +95,13 @@ def fin(client: Client) -> None:
 
 
 def rst(client: Client) -> None:
-    """A killed process, a cable box."""
+    """A killed process, or a lost link."""
     client.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     client.socket.close()
 
 
 def half_close(client: Client) -> None:
-    """Nothing more will be asked; every ASGI server takes that for a disconnect."""
+    """The client sends no more; every ASGI server takes that for a disconnect."""
     client.socket.shutdown(socket.SHUT_WR)
 
 

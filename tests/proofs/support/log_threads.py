@@ -1,4 +1,4 @@
-"""Has the stream log begin all its threads, each of which opens the file once: then what is left can be counted."""
+"""Starts all threads of the stream log, each of which opens the file once, so that open files can be compared later."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def _beginning() -> asyncio.Task[None]:
 
 
 async def begun() -> None:
-    """Return once they have. Of the process's one runtime, whose log is a file."""
+    """Return when all threads of the process's one runtime have started; its log is a file."""
     await asyncio.shield(_beginning())
 
 

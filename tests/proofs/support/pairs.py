@@ -1,9 +1,9 @@
-"""Feature pairs: what may be done to an answer while it is made, two at a time, and what must then be the same.
+"""Feature pairs: two changes at a time to the making of an answer, and what must then be the same.
 
-A `Feature` changes the engine's config, what happens inside the engine, or how it is asked. `ask_all` asks any
-`EngineClient` as a stream does: again, with what was said so far, whenever the engine has parked a generation. What
-comes out is compared with `plain_answers`, where nothing was done. To add a client, start it with `config_of(features)`
-and give its `generate` to `ask_all`; to disturb it (kill its engine), do so while `ask_all` runs.
+A `Feature` changes the engine's config, what happens inside the engine, or the request. `ask_all` submits to any
+`EngineClient` as a stream does: again, with the tokens so far, whenever the engine has parked a generation. The result
+is compared with `plain_answers`, from an undisturbed engine. To add a client, start it with `config_of(features)` and
+give its `generate` to `ask_all`; to disturb it (kill its engine), do so while `ask_all` runs.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ MODEL_LEN = 128
 MOST_CHOICES = 3
 NUM_REQUESTS = 5  # of a workload
 LEAD_TOKENS = 5
-# Nobody's wait is too long, and nobody parks for somebody else: what a feature does is all that is done.
+# No wait is too long, and no sequence parks for a waiting one: the features have no side effects.
 PATIENT = {name: replace(one, max_queue_seconds=1e9) for name, one in CLASSES.items()}
 PLAIN: Mapping[str, Any] = {
     "block_size": BLOCK_SIZE,
@@ -50,12 +50,12 @@ Admit = Callable[[GenerateRequest], Awaitable[Generation]]
 
 @dataclass(slots=True)
 class PlanCounts:
-    """What was planned in a run, counted on the engine's thread. Another process's plans are not seen: all 0."""
+    """What was planned in a run, counted on the engine's thread. Another process's plans are not visible: all 0."""
 
     most_tokens: int = 0  # in a step
     num_partial: int = 0  # chunks that end before the end of a prompt
     num_pending: int = 0  # chunks on a token of a step that is not collected yet
-    num_short_of_blocks: int = 0  # steps beside which a sequence waited, with a seat to be had
+    num_short_of_blocks: int = 0  # steps beside which a sequence waited though a seat was free
     seq_ids: set[int] = field(default_factory=set)
 
     def note(self, core: EngineCore, plan: StepPlan) -> None:
@@ -70,11 +70,11 @@ class PlanCounts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Feature:
-    """One thing that must not change an answer. Two of one `group` exclude each other.
+    """One change that must not alter an answer. Two of one `group` exclude each other.
 
-    `config` and `n` say how the engine is made and asked; with `has_reader` it parks at the lead limit. `prepare`
-    reaches into a core on a thread of this process. `has_bitten` tells from what was counted in the run, never from the
-    config, whether it did anything.
+    `config` and `n` define the engine and the request; with `has_reader` it parks at the lead limit. `prepare` reaches
+    into a core on a thread of this process. `had_effect` decides from the counts of the run, never from the config,
+    whether the feature had an effect.
     """
 
     name: str
@@ -83,7 +83,7 @@ class Feature:
     n: int = 1
     has_reader: bool = False
     prepare: Callable[[EngineCore], None] | None = None
-    has_bitten: Callable[[EngineStats, PlanCounts], bool]
+    had_effect: Callable[[EngineStats, PlanCounts], bool]
 
 
 class Preempt:
@@ -96,8 +96,8 @@ class Preempt:
         return [one for one in running if self._is_due(one)]
 
     def _is_due(self, sequence: Sequence) -> bool:
-        said = sequence.num_output_tokens
-        mark = sequence.seq_id, said // 3 if said else -1
+        num_output = sequence.num_output_tokens
+        mark = sequence.seq_id, num_output // 3 if num_output else -1
         if mark in self._done or not sequence.num_computed_tokens:
             return False
         self._done.add(mark)
@@ -114,7 +114,7 @@ def _chunks_of(size: int) -> Feature:
         name=f"chunks of {size}",
         group="chunk",
         config=config,
-        has_bitten=lambda stats, plans: plans.num_partial > 0 and plans.most_tokens <= size,
+        had_effect=lambda stats, plans: plans.num_partial > 0 and plans.most_tokens <= size,
     )
 
 
@@ -123,44 +123,44 @@ PARK = Feature(
     group="park",
     config={"lead_tokens": LEAD_TOKENS},
     has_reader=True,
-    has_bitten=lambda stats, plans: stats.parks > 0,
+    had_effect=lambda stats, plans: stats.parks > 0,
 )
 PREEMPTION = Feature(
     name="preemption",
     group="preemption",
     prepare=_force_preemption,
-    has_bitten=lambda stats, plans: stats.preemptions > 0,
+    had_effect=lambda stats, plans: stats.preemptions > 0,
 )
 LITTLE_MEMORY = Feature(
     name="little memory",
     group="memory",
     config={"num_blocks": 18},  # the longest answer takes 16
-    has_bitten=lambda stats, plans: plans.num_short_of_blocks > 0,
+    had_effect=lambda stats, plans: plans.num_short_of_blocks > 0,
 )
 CACHE = Feature(
     name="prefix cache",
     group="cache",
     config={"prefix_caching": True},
-    has_bitten=lambda stats, plans: stats.prefix_hits > 0,
+    had_effect=lambda stats, plans: stats.prefix_hits > 0,
 )
 CHOICES = Feature(
     name="n > 1",
     group="n",
     n=MOST_CHOICES,
-    has_bitten=lambda stats, plans: len(plans.seq_ids) - stats.parks >= MOST_CHOICES * NUM_REQUESTS,
+    had_effect=lambda stats, plans: len(plans.seq_ids) - stats.parks >= MOST_CHOICES * NUM_REQUESTS,
 )
 OVERLAP = Feature(
     name="overlap",
     group="overlap",
     config={"overlap": True},
-    has_bitten=lambda stats, plans: plans.num_pending > 0,
+    had_effect=lambda stats, plans: plans.num_pending > 0,
 )
 CHUNKS = tuple(map(_chunks_of, (1, 7, 16)))
 FEATURES = (PARK, PREEMPTION, LITTLE_MEMORY, CACHE, *CHUNKS, CHOICES, OVERLAP)
 
 
 def pairs_of(features: Iterable[Feature]) -> list[tuple[Feature, Feature]]:
-    """All pairs that can be had together: of one sequence at a time none is short of memory."""
+    """Return all compatible pairs: with one sequence at a time memory is never short."""
     alone = {LITTLE_MEMORY.name, CHUNKS[0].name}
     return [
         (one, other)
@@ -170,7 +170,7 @@ def pairs_of(features: Iterable[Feature]) -> list[tuple[Feature, Feature]]:
 
 
 def config_of(features: Iterable[Feature] = ()) -> EngineConfig:
-    """The plain engine's config with what the features change."""
+    """Return the plain engine's config with the features' changes."""
     fields = dict(PLAIN)
     for feature in features:
         fields |= feature.config
@@ -178,18 +178,18 @@ def config_of(features: Iterable[Feature] = ()) -> EngineConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Said:
-    """One choice of an answer, as a reader has it in the end."""
+class ReceivedChoice:
+    """One choice of an answer, as its reader has it at the end."""
 
     token_ids: tuple[int, ...] = ()
     text: str = ""
     finish_reason: str | None = None
 
-    def take(self, token: Token) -> Said:
+    def take(self, token: Token) -> ReceivedChoice:
         return replace(self, token_ids=self.token_ids + token.token_ids, text=self.text + token.text)
 
 
-Answer = tuple[Said, ...]
+Answer = tuple[ReceivedChoice, ...]
 
 
 def workload(seed: int, *, is_greedy: bool, num_ids: int, max_tokens: int) -> list[GenerateRequest]:
@@ -238,36 +238,36 @@ async def whole_answer(
     has_reader: bool = False,
     on_event: Callable[[Event], None] = lambda event: None,
 ) -> Answer:
-    """Ask until it is answered; whenever the engine parks it, the reader reads all there is, and it is asked again."""
-    answer: Answer = (Said(),) * request.n
+    """Submit until the answer ends; whenever the engine parks it, the reader reads all and it is submitted again."""
+    answer: Answer = (ReceivedChoice(),) * request.n
     while True:
-        shown = tuple(said.token_ids for said in answer)
+        shown = tuple(choice.token_ids for choice in answer)
         readers = tuple(map(len, shown)) if has_reader else None
         generation = await admit(replace(request, output_token_ids=shown, reader_tokens=readers))
-        answer, done = await _listen(generation, answer, on_event)
+        answer, done = await _read_generation(generation, answer, on_event)
         if done is not None:
-            assert done.usage.completion_tokens == sum(len(said.token_ids) for said in answer)
+            assert done.usage.completion_tokens == sum(len(choice.token_ids) for choice in answer)
             return answer
-        assert generation.parked is not None, "it ended without a word"
+        assert generation.parked is not None, "it ended without a park or an end"
 
 
-async def _listen(
+async def _read_generation(
     generation: Generation, answer: Answer, on_event: Callable[[Event], None]
 ) -> tuple[Answer, Done | None]:
-    """Add an event; a choice that was over before repeats its end and nothing else."""
-    told = list(answer)
+    """Add a generation's events; a choice that had ended before repeats its end and nothing else."""
+    received = list(answer)
     async for event in generation:
         on_event(event)
         assert not isinstance(event, Error), event
         if isinstance(event, Done):
-            if len(told) == 1:
-                told[0] = replace(told[0], finish_reason=event.finish_reason)
-            return tuple(told), event
+            if len(received) == 1:
+                received[0] = replace(received[0], finish_reason=event.finish_reason)
+            return tuple(received), event
         if isinstance(event, Token) and answer[event.choice].finish_reason is None:
-            told[event.choice] = told[event.choice].take(event)
+            received[event.choice] = received[event.choice].take(event)
         elif isinstance(event, ChoiceDone):
-            told[event.choice] = replace(told[event.choice], finish_reason=event.finish_reason)
-    return tuple(told), None
+            received[event.choice] = replace(received[event.choice], finish_reason=event.finish_reason)
+    return tuple(received), None
 
 
 async def plain_answers(admit: Admit, requests: Iterable[GenerateRequest]) -> list[Answer]:
@@ -279,12 +279,12 @@ async def plain_answers(admit: Admit, requests: Iterable[GenerateRequest]) -> li
 
 
 def _with_seed_of(request: GenerateRequest, choice: int) -> GenerateRequest:
-    """The request that asks for one choice of another request alone."""
+    """Return the request for a single choice of another request."""
     assert request.sampling.seed is not None
     return replace(request, sampling=replace(request.sampling, seed=request.sampling.seed + choice))
 
 
 def assert_same(answers: Iterable[Answer], plain: Iterable[Answer], what: str) -> None:
-    """Every choice there is equals the plain one."""
+    """Every choice equals the plain one."""
     for number, (answer, reference) in enumerate(zip(answers, plain, strict=True)):
         assert answer == reference[: len(answer)], f"{what}: request {number} is answered otherwise"

@@ -1,4 +1,4 @@
-"""What readers of streams are shown, over `follow` or as server-sent events, checked event by event."""
+"""The events of a stream's reader, over `follow` or as server-sent events, checked one by one."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from streamserve.streams.reader.delivery import Delivery
 from streamserve.streams.reader.follow import follow
 from streamserve.streams.registry import Streams
 from streamserve.streams.stream import Stream
-from tests.proofs.support.pairs import Answer, Said
+from tests.proofs.support.pairs import Answer, ReceivedChoice
 from tests.support.sse_reader import read_events
 
-# A number in the log, the event's name, and what it says: the same however it came.
+# A number in the log, the event's name, and its data: the same over each transport.
 Shown = tuple[int, str, dict[str, Any]]
 
 
@@ -29,7 +29,7 @@ async def over_sse(streams: Streams, stream: Stream, after: int) -> AsyncIterato
             for read in read_events(frame):
                 data = json.loads(read.data)
                 if read.event == "meta" and "latency" in data:
-                    continue  # it is made of the `done` behind it, and is not in the log
+                    continue  # it is made from the `done` behind it, and is not in the log
                 log_id, _, seq = read.id.rpartition("-")
                 assert log_id == stream.log_id
                 yield int(seq), read.event, data
@@ -43,54 +43,54 @@ async def over_follow(streams: Streams, stream: Stream, after: int) -> AsyncIter
 
 
 class Transcript:
-    """The events one reader has: each number once, one end, and an end for every waiting status."""
+    """The events of one reader: each number once, one end, and an end for every waiting status."""
 
     def __init__(self, n: int) -> None:
-        self.answer: Answer = (Said(),) * n
+        self.answer: Answer = (ReceivedChoice(),) * n
         self.seq = 0
         self.statuses: list[str] = []
         self.end: tuple[str, dict[str, Any]] | None = None
 
     def take(self, shown: Shown) -> None:
-        """Add what comes next."""
+        """Add the next event."""
         seq, name, data = shown
         assert self.end is None, f"{name} after the end"
         assert seq == self.seq + 1, f"event {seq} after event {self.seq}"
         self.seq = seq
         match name:
             case "token":
-                self._change(data["choice"], lambda said: said.take(_token(data)))
+                self._change(data["choice"], lambda choice: choice.take(_token(data)))
             case "choice_done":
-                self._change(data["choice"], lambda said: replace(said, finish_reason=data["finish_reason"]))
+                self._change(data["choice"], lambda choice: replace(choice, finish_reason=data["finish_reason"]))
             case "status":
                 self._take_status(data["status"])
             case "done" | "error":
                 self._take_end(name, data)
 
-    def _change(self, choice: int, change: Any) -> None:
-        said = self.answer[choice]
-        assert said.finish_reason is None, "a choice goes on after its end"
-        self.answer = (*self.answer[:choice], change(said), *self.answer[choice + 1 :])
+    def _change(self, number: int, change: Any) -> None:
+        choice = self.answer[number]
+        assert choice.finish_reason is None, "a token after the end of a choice"
+        self.answer = (*self.answer[:number], change(choice), *self.answer[number + 1 :])
 
     def _take_status(self, status: str) -> None:
-        if status == "loading":  # the next engine was asked before it had its model
-            assert self.statuses[-1:] == ["waiting"], "nothing was lost, and it loads"
+        if status == "loading":  # the next engine received the request before it had its model
+            assert self.statuses[-1:] == ["waiting"], "loading without a waiting status"
             return
         if status in ("queued", "prefill", "generating"):
-            assert not any(said.token_ids for said in self.answer), f"{status} within the answer"
+            assert not any(choice.token_ids for choice in self.answer), f"{status} within the answer"
             return
         assert status in ("waiting", "resumed")
-        assert (status, self.statuses[-1:]) != ("waiting", ["waiting"]), "told twice to wait"
+        assert (status, self.statuses[-1:]) != ("waiting", ["waiting"]), "two waiting statuses in a row"
         self.statuses.append(status)
 
     def _take_end(self, name: str, data: dict[str, Any]) -> None:
         self.end = name, data
         if name == "error":
             return
-        assert self.statuses[-1:] != ["waiting"], "it went on without a word"
-        assert data["totalTokens"] == sum(len(said.token_ids) for said in self.answer)
+        assert self.statuses[-1:] != ["waiting"], "no status after the wait"
+        assert data["totalTokens"] == sum(len(choice.token_ids) for choice in self.answer)
         if len(self.answer) == 1:
-            self._change(0, lambda said: replace(said, finish_reason=data["finish_reason"]))
+            self._change(0, lambda choice: replace(choice, finish_reason=data["finish_reason"]))
 
 
 def _token(data: dict[str, Any]) -> Token:

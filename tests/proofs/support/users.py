@@ -57,7 +57,7 @@ class Site:
         )
 
     def control(self, query: str = "") -> dict[str, int]:
-        """Hold the engine or let it go; return what the server holds, the asking itself included."""
+        """Hold the engine or release it; return what the server holds, this request included."""
         value: dict[str, int] = httpx.get(f"{self.server.url}/control{query}", timeout=DEADLINE_SECONDS).json()
         return value
 
@@ -73,7 +73,7 @@ class Site:
         return sum(_target(link) == str(self.folder / "site.sqlite3") for link in links)
 
     def until(self, claim: Callable[[], Any], what: str) -> Any:
-        """Ask until `claim()` is true, and return its value."""
+        """Query until `claim()` is true, and return its value."""
         deadline = time.monotonic() + DEADLINE_SECONDS
         while time.monotonic() < deadline:
             if value := claim():
@@ -82,7 +82,7 @@ class Site:
         raise AssertionError(f"not within {DEADLINE_SECONDS:.0f} s: {what}\n{self.server.output()[-4000:]}")
 
     def least(self, measure: Callable[[], int]) -> int:
-        """Return the least of a number that has been so for a while: what is held, without what comes and goes."""
+        """Return the least value that a number keeps for a while: without short-lived ones."""
         seen: list[int] = []
 
         def is_known() -> bool:
@@ -97,8 +97,8 @@ def make_users(folder: Path) -> list[str]:
     """Make the site's database there, and its users; return their sessions."""
     done = manage(folder, "shell", "-v", "0", "-c", _MAKE_USERS, **_SETTINGS)
     assert done.returncode == 0, done.stderr
-    said = next(line for line in done.stdout.splitlines() if line.startswith("SESSIONS "))
-    sessions: list[str] = json.loads(said.removeprefix("SESSIONS "))
+    line = next(line for line in done.stdout.splitlines() if line.startswith("SESSIONS "))
+    sessions: list[str] = json.loads(line.removeprefix("SESSIONS "))
     return sessions
 
 

@@ -2,7 +2,7 @@
 
     python -m tests.proofs.support.vanishing flow|uvicorn      prints one JSON object: what became of each reader
 
-Vanished is who sends nothing any more, not even that it has: its packets and the server's are dropped, both ways.
+A vanished reader sends nothing any more, neither FIN nor RST: packets are dropped both ways.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from tests.support.stream_checks import check_native
 
 DEADLINE_SECONDS = 60.0
 APP = "tests.support.host_apps:starlette"
-# uvicorn sets nothing: the system gives up after so many repetitions (about 3 s).
+# uvicorn sets nothing: the system gives up after so many retransmissions (about 3 s).
 RETRIES = Path("/proc/sys/net/ipv4/tcp_retries2")
 _ESTABLISHED = "01"
 _ASK = b"GET /ask?prompt=gone HTTP/1.1\r\nHost: localhost\r\n\r\n"
@@ -85,14 +85,14 @@ def vanish(server: Server, request: bytes, *, num_steps: int) -> dict[str, Any]:
 
 
 def drop_packets_of(client: socket.socket) -> None:
-    """Lose whatever this connection sends or is sent."""
+    """Drop all packets of this connection, both ways."""
     port = str(client.getsockname()[1])
     for side in ("--sport", "--dport"):
         subprocess.run(["iptables", "-A", "INPUT", "-p", "tcp", side, port, "-j", "DROP"], check=True)
 
 
 def num_connections(server: Server, client: socket.socket) -> int:
-    """Count the server's sockets of that connection, as the kernel has them."""
+    """Count the server's sockets of that connection, as the kernel reports them."""
     wanted = (server.port, client.getsockname()[1])
     rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
     ports = [tuple(int(end.partition(":")[2], 16) for end in row[1:3]) for row in rows if row[3] == _ESTABLISHED]
@@ -106,7 +106,7 @@ def get(server: Server, path: str) -> dict[str, Any]:
 
 
 def until(server: Server, claim: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
-    """Ask for the state until `claim` holds for it."""
+    """Query the state until `claim` holds for it."""
     deadline = time.monotonic() + DEADLINE_SECONDS
     while not claim(state := get(server, "/state")):
         if time.monotonic() > deadline:

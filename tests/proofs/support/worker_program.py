@@ -1,4 +1,4 @@
-"""A web worker of which only the engine client is left: it asks for answers and reads them until it is killed.
+"""A web worker reduced to the engine client: it submits requests and reads answers until it is killed.
 
 python -m tests.proofs.support.worker_program NUM_REQUESTS NUM_SEATS < spec.json  prints a line when seats are taken
 """
@@ -16,7 +16,7 @@ from tests.support.engine_processes import ask, ready
 
 
 async def work(num_requests: int, num_seats: int) -> None:
-    """Read as many answers as there are seats for; the other requests wait."""
+    """Read as many answers as there are seats; the other requests wait."""
     client = await ready(ProcessClient(config_from_json(sys.stdin.buffer.read())))
     generations = [await client.generate(request(number)) for number in range(num_requests)]
     await asyncio.gather(*(anext(one) for one in generations[:num_seats]))

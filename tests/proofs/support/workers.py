@@ -1,4 +1,4 @@
-"""Two web processes of one site, which are killed and restarted, and readers that never ask for an event twice."""
+"""Two web processes of one site, which are killed and restarted, and readers that never request an event twice."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.support.stream_checks import Frame, check_native_part, text_of
 
 KEY, OTHER_KEY = "a-key-for-these-tests", "another-key-for-these"
 KEYS = (KEY, OTHER_KEY)
-# Beside others on two cores a worker needs a while; readers must not give up before the test's own limit.
+# A worker on two busy cores needs a while; readers must not give up before the test's own limit.
 SECONDS = 120.0
 STALLING = "tests.support.sites.stalling_app:application"
 _SETTINGS = {"DJANGO_SETTINGS_MODULE": "tests.support.sites.two_workers_site"}
@@ -57,12 +57,12 @@ class Site:
             stack.close()
 
     def stall(self, index: int, num_events: int) -> None:
-        """Have the log of that worker, which is a STALLING one, stop behind so many events of each stream."""
+        """Stop the log of that worker (a STALLING one) after so many more events of each stream."""
         self._note(index, "stalled").unlink(missing_ok=True)
         self._note(index, "stall").write_text(str(num_events))
 
     def go_on(self, index: int) -> None:
-        """Release the appends that are held there."""
+        """Release the held appends."""
         self._note(index, "stall").unlink()
 
     async def stalled(self, index: int) -> Counter[str]:
@@ -83,7 +83,7 @@ class Site:
 
 @contextlib.contextmanager
 def two_workers(folder: Path, *, log: str = "file", app: str = "project.asgi:application") -> Iterator[Site]:
-    """Run a site with its keys while the block runs; its engine is gone afterwards."""
+    """Run a site with its keys while the block runs; its engine has ended afterwards."""
     site = Site(folder, log=log, app=app)
     for arguments in (["migrate", "--verbosity=0"], *(["streamserve_key", "create", "--key", key] for key in KEYS)):
         done = manage(folder, *arguments, **site.variables)
@@ -104,14 +104,14 @@ def client(url: str, key: str = KEY) -> httpx.AsyncClient:
 
 
 class Reader:
-    """Reads one answer, at whichever address, and never asks for what it has."""
+    """Reads one answer, at any address, and never requests an event that it has."""
 
     def __init__(self, number: int, num_tokens: int) -> None:
         self.number, self.num_tokens = number, num_tokens
         self.id = ""
         self.frames: list[Frame] = []  # as of the last connection's end
         self.num_events = 0  # so far
-        self.waits: list[float] = []  # from asking again to the first event
+        self.waits: list[float] = []  # from the request to the first event
         self.num_refused = 0
         self._asked_at = 0.0
 
@@ -128,7 +128,7 @@ class Reader:
         return bool(self.frames) and self.frames[-1].event in {"done", "error"}
 
     async def begin(self, url: str) -> None:
-        """Ask the question and read until the end, or until the connection breaks."""
+        """Send the question and read until the end, or until the connection breaks."""
         fields = {"max_tokens": self.num_tokens, "ignore_eos": True, "seed": self.number}
         async with client(url) as http:
             await self._take(http.stream("POST", "/streams", json={"prompt": f"question {self.number}", **fields}))
@@ -139,20 +139,20 @@ class Reader:
             await self._take(http.stream("GET", f"/streams/{stream_id}/events"))
 
     async def go_on(self, url: str) -> None:
-        """Come back with the id of the last event, and read until the end, a cut or a refusal."""
+        """Resume with the id of the last event, and read until the end, a cut or a refusal."""
         self._asked_at = time.monotonic()
         headers = {"Last-Event-ID": self.frames[-1].id}
         async with client(url) as http:
             await self._take(http.stream("GET", f"/streams/{self.id}/events", headers=headers))
 
     async def to_the_end(self, url: str) -> None:
-        """Come back as often as it takes."""
+        """Resume as often as needed."""
         async with asyncio.timeout(SECONDS):
             while not self.is_over:
                 await self.go_on(url)
 
     async def seen(self, num_events: int) -> None:
-        """Wait until so many events have come on this connection, or it is over."""
+        """Wait until so many events have come on this connection, or it has ended."""
         async with asyncio.timeout(SECONDS):
             while self.num_events < num_events:  # noqa: ASYNC110
                 await asyncio.sleep(0.005)
@@ -161,7 +161,7 @@ class Reader:
         data, after = bytearray(), self.last_seq
         with contextlib.suppress(httpx.TransportError):
             async with answer as response:
-                if response.status_code == 503:  # the log is down: it says when to come again
+                if response.status_code == 503:  # the log is down: the status has a Retry-After
                     self.num_refused += 1
                     await asyncio.sleep(min(0.5, float(response.headers["retry-after"])))
                     return
@@ -186,7 +186,7 @@ async def quiet(url: str, number: int, num_tokens: int) -> str:
 
 
 async def logged_text(log: EventLog, log_id: str) -> str:
-    """Return the text that the log holds, and see that it is dense and ends once."""
+    """Return the text that the log holds, and check that it is dense and ends once."""
     events = []
     while page := await log.read(log_id, len(events)):
         events += page

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mutant:
-    """One fault: in `file` of `streamserve/engine/`, `old` (which stands there once) becomes `new`.
+    """One fault: in `file` of `streamserve/engine/`, `old` (which occurs there once) becomes `new`.
 
-    `law` is the number in README.md of the law it breaks; the simulation may well notice it by another.
+    `law` is the number in README.md of the law that it breaks; the simulation may notice it by another law.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""Faults of the core and its output: what is told, to whom, and how often."""
+"""Faults of the core and its output: which updates are delivered, for which sequence, and how often."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ MUTANTS = (
         new="            del self.sequences[seq_id]\n        self._updates",
     ),
     _output(
-        name="an abort is not heard",
+        name="an abort is ignored",
         law=15,
         old="            self._remove(sequence)\n        self._updates",
         new="            pass\n        self._updates",
     ),
     _output(
-        name="an abort leaves what was to be told",
+        name="an abort leaves pending updates",
         law=15,
         old="        self._updates = [update for update in self._updates if update.seq_id != seq_id]\n",
         new="",
     ),
     _core(
-        name="who leaves during a step hears its result",
+        name="a sequence aborted during a step gets its result",
         law=15,
         old="        self._drain()  # sequences aborted meanwhile get no update\n",
         new="",
@@ -62,7 +62,7 @@ MUTANTS = (
         ),
     ),
     _output(
-        name="a finished sequence goes on",
+        name="a finished sequence continues",
         law=15,
         old="        if update.is_last:\n            self._remove(sequence)",
         new="        if update.is_last and finish_reason is None:\n            self._remove(sequence)",
@@ -96,7 +96,7 @@ MUTANTS = (
         ),
     ),
     _output(
-        name="a failure is not told",
+        name="a failure is not reported",
         law=15,
         old="        error = _error_of(part.chunk, sampled)\n",
         new="        error = None\n",
@@ -108,13 +108,13 @@ MUTANTS = (
         new="        self.pool.cache_blocks(sequence, num_tokens)\n        sequence.mark_computed(num_tokens)\n",
     ),
     _output(
-        name="a token is told and not kept",
+        name="a token is in an update and not kept",
         law=13,
         old="        sequence.token_ids.append(sampled.token_id)\n",
         new="        if len(sequence.token_ids) % 7:\n            sequence.token_ids.append(sampled.token_id)\n",
     ),
     _output(
-        name="a token is told twice",
+        name="a token is twice in an update",
         law=13,
         old="        return (sampled.token_id,)\n",
         new="        return (sampled.token_id,) * (2 if self.num_generation_tokens % 50 == 0 else 1)\n",
@@ -144,7 +144,7 @@ MUTANTS = (
         new="logprobs = (None,) if",
     ),
     _output(
-        name="resumed after its last token, it goes on",
+        name="resumed after its last token, it continues",
         law=14,
         old="        if reason is not None:  # resumed after its last token",
         new="        if False:",
@@ -156,7 +156,7 @@ MUTANTS = (
         new="if sequence.request.deadline is not None and sequence.request.deadline <= now - 1:",
     ),
     _output(
-        name="a deadline ends those in the queue only",
+        name="a deadline ends waiting sequences only",
         law=19,
         old="        late = [one for one in self.sequences.values() if one.request.deadline is not None]",
         new=(
@@ -165,7 +165,7 @@ MUTANTS = (
         ),
     ),
     _output(
-        name="a deadline ends those who are not late",
+        name="a deadline ends sequences that are not late",
         law=16,
         old="if sequence.request.deadline is not None and sequence.request.deadline <= now:",
         new="if sequence.request.deadline is not None and sequence.request.deadline <= now + 0.1:",

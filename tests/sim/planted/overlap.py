@@ -1,4 +1,4 @@
-"""Faults of two steps under way: launched before the one before it is collected."""
+"""Faults of overlapping steps: one is launched before the previous one is collected."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ _output = partial(Mutant, file="output.py")
 
 MUTANTS = (
     _core(
-        name="three steps under way",
+        name="three steps in flight",
         law=28,
         old="self._most_in_flight = 1 if _overlaps(config, runner) else 0",
         new="self._most_in_flight = 2 if _overlaps(config, runner) else 0",
     ),
     _core(
-        name="two steps under way, unasked",
+        name="two steps in flight without overlap",
         law=28,
         old="self._most_in_flight = 1 if _overlaps(config, runner) else 0",
         new="self._most_in_flight = 1",
@@ -48,7 +48,7 @@ MUTANTS = (
         new="return self.sequence.state is State.RUNNING",
     ),
     _output(
-        name="the extra token after a stop is told",
+        name="the extra token after a stop is in an update",
         law=15,
         old="            if part.is_current and self.sequences.get(part.chunk.seq_id) is part.sequence:",
         new="            if True:",

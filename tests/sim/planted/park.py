@@ -1,4 +1,4 @@
-"""Faults of parking: for a lead, for somebody who waits, for a pause."""
+"""Faults of parking: at the lead limit, for a waiting sequence, for a pause."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ MUTANTS = (
         new="sequence.num_output_tokens < self._lead_tokens:",
     ),
     _output(
-        name="who is not waited for parks",
+        name="a sequence without a reader parks",
         law=22,
         old="        if reader is None or sequence.num_output_tokens - reader < self._lead_tokens:",
         new="        if sequence.num_output_tokens - (reader or 0) < self._lead_tokens:",
@@ -47,7 +47,7 @@ MUTANTS = (
         new="park = self._lead_park(sequence) if token_ids else None",
     ),
     _output(
-        name="a parked sequence goes on",
+        name="a parked sequence continues",
         law=15,
         old="        if update.is_last:\n            self._remove(sequence)",
         new="        if update.is_last and park is None:\n            self._remove(sequence)",
@@ -71,7 +71,7 @@ MUTANTS = (
         new="",
     ),
     _scheduler(
-        name="parked where nobody is ahead enough",
+        name="parked though no sequence is ahead enough",
         law=23,
         old="spare = [pair for pair in ahead if pair[1] >= self._config.min_ahead_seconds]",
         new="spare = [pair for pair in ahead if pair[1] >= 0]",
@@ -83,7 +83,7 @@ MUTANTS = (
         new="return min(spare, key=itemgetter(1))[0]",
     ),
     _scheduler(
-        name="nobody parks for those who wait",
+        name="no sequence parks for waiting ones",
         law=23,
         old="        if not spare:\n            return None",
         new="        return None",
@@ -95,7 +95,7 @@ MUTANTS = (
         new="",
     ),
     _scheduler(
-        name="a park for others ends too late",
+        name="a park for a waiting sequence ends too late",
         law=23,
         old='Park(reason="ahead", resume_seconds=seconds / 2)',
         new='Park(reason="ahead", resume_seconds=seconds)',
@@ -117,7 +117,7 @@ MUTANTS = (
         ),
     ),
     _output(
-        name="a pause parks nobody",
+        name="a pause parks no sequence",
         law=24,
         old=(
             "        for sequence in list(self.sequences.values()):\n            self.emit(sequence, now, park=_PAUSED)"
@@ -131,7 +131,7 @@ MUTANTS = (
         new="        elif False:\n",
     ),
     _output(
-        name="a pause is for ever",
+        name="a pause never ends",
         law=32,
         old="        self.is_paused = False\n\n    def expire_deadlines",
         new="        self.is_paused = True\n\n    def expire_deadlines",

@@ -1,4 +1,4 @@
-"""Faults of what follows faults: too little memory, and books that do not add up."""
+"""Faults of recovery: from too little memory, and from a failed integrity check."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ MUTANTS = (
         new="still_ready(tuple(suspects), self._sequences)",
     ),
     _core(
-        name="who is no suspect waits for those who are",
+        name="sequences wait for suspects",
         law=35,
         old="return still_ready(tuple(chunk for chunk in chunks if chunk not in suspects), self._sequences)",
         new="return ()",
@@ -132,7 +132,7 @@ MUTANTS = (
         new="    return [head], [replace(chunk, token_ids=chunk.token_ids[num_tokens:])]",
     ),
     _halves(
-        name="halves of one who is gone are run",
+        name="halves of an aborted sequence are run",
         law=15,
         old="        if sequence is None or not _is_ready(chunk, sequence):\n            continue\n",
         new=(
@@ -153,25 +153,25 @@ MUTANTS = (
         new="",
     ),
     _output(
-        name="a quarantine goes on with the old pool",
+        name="a quarantine continues with the old pool",
         law=27,
         old="        self.pool = self.pool.renewed()\n",
         new="",
     ),
     _output(
-        name="a quarantine forgets those who held blocks",
+        name="a quarantine does not end the holders of blocks",
         law=27,
         old='        for sequence in lost:\n            self.emit(sequence, now, error="internal_error")',
         new="        for sequence in lost:\n            del self.sequences[sequence.seq_id]",
     ),
     _output(
-        name="a quarantine ends those who wait",
+        name="a quarantine ends waiting sequences",
         law=27,
         old="        if self.is_suspect:\n            lost = ",
         new="        if True:\n            lost = ",
     ),
     _scheduler(
-        name="a quarantine leaves those who run",
+        name="a quarantine leaves running sequences",
         law=27,
         old="            if sequence.state is State.WAITING and not sequence.block_table:",
         new="            if sequence.state is State.WAITING or len(sequence.block_table) < 3:",

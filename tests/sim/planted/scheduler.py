@@ -1,4 +1,4 @@
-"""Faults of the scheduler: order, room, what a step may compute, whose debt it is."""
+"""Faults of the scheduler: order, room, the tokens of a step, the tenants' debts."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MUTANTS = (
         new="            prompts = begun + self.waiting[-may_start:] * may_start\n",
     ),
     _scheduler(
-        name="starvation: who does not fit is passed by",
+        name="starvation: a sequence that does not fit is passed by",
         law=11,
         old="                if victim is None:\n                    may_start = False\n                    continue",
         new=(
@@ -30,13 +30,13 @@ MUTANTS = (
         ),
     ),
     _scheduler(
-        name="starvation: who waits does so until the begun prompts are computed",
+        name="starvation: admission waits until the begun prompts are computed",
         law=34,
         old="        may_start = not budget.has_preempted\n",
         new="        may_start = not begun and not budget.has_preempted\n",
     ),
     _scheduler(
-        name="begun prompts first, then those that wait",
+        name="begun prompts first, then waiting ones",
         law=34,
         old="            sequence = min(prompts, key=_num_lacking if budget.is_shared else order_key)\n",
         new="            sequence = min(prompts, key=_num_lacking) if budget.is_shared else prompts[0]\n",
@@ -78,13 +78,13 @@ MUTANTS = (
         new="fit = _Fit(0.0, costs[_PER_TOKEN]",
     ),
     _scheduler(
-        name="who arrives last goes first",
+        name="the last to arrive goes first",
         law=11,
         old="sequence.order_key = request.arrived_at + ",
         new="sequence.order_key = -request.arrived_at + ",
     ),
     _scheduler(
-        name="the queue is in the order of coming back",
+        name="the queue is in the order of return",
         law=25,
         old="sequence.order_key = request.arrived_at + ",
         new="sequence.order_key = now + ",
@@ -108,7 +108,7 @@ MUTANTS = (
         new="            victim = self.running[0]\n            if victim is self.running[-1]:",
     ),
     _scheduler(
-        name="somebody is preempted before memory is out",
+        name="a sequence is preempted before memory is out",
         law=12,
         old="        while self._pool.num_free == 0:",
         new="        while self._pool.num_free <= 2 and len(self.running) > 1:",
@@ -126,7 +126,7 @@ MUTANTS = (
         new="        sequence.num_preemptions += 1",
     ),
     _scheduler(
-        name="a preempted sequence is not told from before",
+        name="a preempted sequence counts as not preempted",
         law=28,
         old="        sequence.num_preemptions += 1\n        self._enqueue(sequence)",
         new="        self._enqueue(sequence)",
@@ -150,7 +150,7 @@ MUTANTS = (
         new="        return needed <= num_free + 1",
     ),
     _scheduler(
-        name="cached blocks that nobody holds are thought to be there",
+        name="cached blocks without a holder count as held",
         law=16,
         old="num_held = sum(block.ref_count > 0 for block in prefix)",
         new="num_held = len(prefix)",
@@ -162,7 +162,7 @@ MUTANTS = (
         new="        if True:\n            growth = 99 + sum(",
     ),
     _scheduler(
-        name="admission goes on after a preemption",
+        name="admission continues after a preemption",
         law=11,
         old="        may_start = not budget.has_preempted\n",
         new="        may_start = True\n",
@@ -199,13 +199,13 @@ MUTANTS = (
         new="        for sequence in sorted((one for one in self.running if one.num_unplanned_tokens == 1), key=id):",
     ),
     _scheduler(
-        name="chunked prompts are not gone on with",
+        name="chunked prompts do not continue",
         law=10,
         old="        begun = [one for one in self.running if one.num_unplanned_tokens > 1]\n",
         new="        begun: list[Sequence] = []\n",
     ),
     _scheduler(
-        name="nobody is in the queue too long",
+        name="no sequence is in the queue too long",
         law=20,
         old="        return late\n",
         new="        return []\n",
@@ -217,13 +217,13 @@ MUTANTS = (
         new="sequence.expires_at = now + self._queue_seconds(request, now) / 2",
     ),
     _scheduler(
-        name="who was shown something is turned away",
+        name="an answer that has shown tokens is refused",
         law=20,
         old="        if not sequence.num_output_tokens:\n            sequence.expires_at",
         new="        if True:\n            sequence.expires_at",
     ),
     _scheduler(
-        name="who was scheduled is turned away",
+        name="a scheduled sequence is refused",
         law=20,
         old="if one.expires_at < now and one.scheduled_at is None]",
         new="if one.expires_at < now]",
@@ -265,7 +265,7 @@ MUTANTS = (
         new="any(one.is_new for one in self.waiting)",
     ),
     _scheduler(
-        name="the first scheduling is told again and again",
+        name="every start sets the scheduling time",
         law=21,
         old="        if sequence.scheduled_at is None:\n            sequence.scheduled_at = now\n",
         new="        if True:\n            sequence.scheduled_at = now\n",
@@ -277,13 +277,13 @@ MUTANTS = (
         new="        self.num_tokens -= 1\n",
     ),
     _budget(
-        name="prefill beside decodes takes what it wants",
+        name="prefill beside decodes has no limit",
         law=29,
         old="        return min(self.num_tokens, max(least, within))",
         new="        return self.num_tokens if self.has_decodes else min(self.num_tokens, max(least, within))",
     ),
     _budget(
-        name="nobody's prefill gets a token beside decodes",
+        name="no prefill gets a token beside decodes",
         law=10,
         old="        return min(self.num_tokens, max(least, within))",
         new="        return 0",
@@ -319,7 +319,7 @@ MUTANTS = (
         new="excess = self._total / num_tenants - self._tokens[tenant]",
     ),
     _fairness(
-        name="nobody has debts",
+        name="no tenant has debts",
         law=25,
         old="return excess / tokens_per_second",
         new="return 0.0",
@@ -331,13 +331,13 @@ MUTANTS = (
         new="num_tenants = len(self._tokens)",
     ),
     _fairness(
-        name="what is not for a tenant is charged to it",
+        name="a tenant is charged for other work",
         law=25,
         old="        self._tokens[tenant] += num_tokens\n        self._total",
         new='        self._tokens["a"] += num_tokens\n        self._total',
     ),
     _fairness(
-        name="debts are for ever",
+        name="debts never expire",
         law=25,
         old="while self._slices and self._slices[0][0] < first:",
         new="while self._slices and self._slices[0][0] < first - 1000:",

@@ -1,4 +1,4 @@
-"""Faults of a sequence: its tokens, where they stand, how the next is chosen."""
+"""Faults of a sequence: its tokens, their positions, the choice of the next one."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ MUTANTS = (
         new="        return is_last or self.num_tokens + 1 >= (max_model_len or sys.maxsize) or self.has_penalties",
     ),
     _sequence(
-        name="counts go on where other blocks were lost",
+        name="counts continue though blocks were lost",
         law=33,
         old="        self.is_pending = self.is_counted = False\n        self.counts_row = None\n",
         new="        self.is_pending = False\n        self.counts_row = None\n",
@@ -177,13 +177,13 @@ MUTANTS = (
         new="self.reader_tokens",
     ),
     _sequence(
-        name="a parked sequence goes round in circles",
+        name="a parked sequence is resumed in a loop",
         law=23,
         old="if self.reader_tokens is None or self.first_token_at is None or has_no_new_token:",
         new="if self.reader_tokens is None or self.first_token_at is None:",
     ),
     _sequence(
-        name="one that nobody reads may be parked",
+        name="a sequence without a reader may be parked",
         law=23,
         old=(
             "if self.reader_tokens is None or self.first_token_at is None or has_no_new_token:\n            return None"

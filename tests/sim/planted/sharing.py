@@ -1,4 +1,4 @@
-"""Faults of shared prefill: who writes a block that several prompts share, and who waits for it."""
+"""Faults of shared prefill: which sequence writes a shared block, and which ones wait for it."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ MUTANTS = (
         new="                pass\n",
     ),
     _pool(
-        name="what is taken over is told as computed",
+        name="a block taken over counts as computed",
         law=21,
         old="                sequence.num_cached_tokens += self.block_size\n",
         new="",

@@ -1,4 +1,4 @@
-"""Downloading a hub id: told in bytes, and given up when whoever waits has gone. The hub is one of ours, over HTTP."""
+"""Downloading a hub id: progress in bytes, and cancelled when no client waits. The hub is a local HTTP server."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class Hub(http.server.BaseHTTPRequestHandler):
             self.wfile.write(body)
 
     def log_message(self, *_args: Any) -> None:
-        """Say nothing."""
+        """Log nothing."""
 
 
 def _entry(name: str, data: bytes) -> dict[str, Any]:
@@ -98,8 +98,8 @@ def download(environment: dict[str, str], how: str) -> Any:
     return json.loads(done.stdout)
 
 
-def test_a_download_tells_its_bytes(hub: dict[str, str]) -> None:
-    """The files we read come, and no other; the bytes grow up to all there are."""
+def test_a_download_reports_its_bytes(hub: dict[str, str]) -> None:
+    """The needed files are downloaded, and no other; the bytes grow up to the total."""
     names, reports = download(hub, "whole")
     total = len(FILES["config.json"]) + len(FILES["model.safetensors"])
     assert names == ["config.json", "model.safetensors"]
@@ -110,5 +110,5 @@ def test_a_download_tells_its_bytes(hub: dict[str, str]) -> None:
 
 
 def test_a_download_can_be_given_up(hub: dict[str, str]) -> None:
-    """What progress raises comes out as it is: it is no failure of the hub."""
+    """An exception that progress raises passes through unchanged: it is no failure of the hub."""
     assert download(hub, "gone") == "gone"

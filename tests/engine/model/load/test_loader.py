@@ -1,4 +1,4 @@
-"""Loading: what is refused, and with which words."""
+"""Loading: what is refused, and with which messages."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_unknown_architecture(tmp_path: Path) -> None:
 
 
 def test_no_such_folder(tmp_path: Path) -> None:
-    """A path that is no folder says so; it is not taken for a hub id."""
+    """The error for a path without a folder names the path; it is not taken for a hub id."""
     with pytest.raises(ModelNotFound, match="no folder at"):
         load(tmp_path / "nothing")
     file = tmp_path / "file"
@@ -114,7 +114,7 @@ def test_pickles_are_refused(tmp_path: Path) -> None:
 
 
 def test_broken_weights(tmp_path: Path) -> None:
-    """A file that is cut short is a load error with its folder in it, not a stack trace from below."""
+    """A file that is cut short is a load error that names its folder, not an exception of a library."""
     save_model(tmp_path, "llama")
     file = tmp_path / "model.safetensors"
     file.write_bytes(file.read_bytes()[:1000])
@@ -144,7 +144,7 @@ def test_rope_that_depends_on_the_batch_is_capped() -> None:
 
 
 def test_choices() -> None:
-    """Unknown dtypes and absent devices are refused with what there is."""
+    """Unknown dtypes and absent devices are refused with the available ones."""
     assert choose_dtype("auto") == "auto"
     with pytest.raises(ModelLoadError, match="float32, bfloat16"):
         choose_dtype("int3")
@@ -154,7 +154,7 @@ def test_choices() -> None:
             choose_device("cuda")
 
 
-def test_what_a_runner_tells(tiny_folder: Callable[[str], Path]) -> None:
+def test_what_a_runner_reports(tiny_folder: Callable[[str], Path]) -> None:
     """A loaded runner knows its limits, its end tokens, its size and its revision; load progress reaches the end."""
     reports: list[tuple[str, float, int, int]] = []
 
@@ -178,8 +178,8 @@ def test_what_a_runner_tells(tiny_folder: Callable[[str], Path]) -> None:
     assert reports[-1] == ("probe", 1.0, 0, 0)
 
 
-def test_the_weights_are_told_in_bytes(tmp_path: Path) -> None:
-    """While weights are read, progress tells the bytes so far and in all, over several files, up to the end."""
+def test_the_weights_are_reported_in_bytes(tmp_path: Path) -> None:
+    """While weights are read, progress reports the bytes so far and in all, over several files, up to the end."""
     files = [tmp_path / name for name in ("a.safetensors", "b.safetensors")]
     for file in files:
         file.write_bytes(bytes(READ_BYTES + 1))

@@ -46,7 +46,7 @@ BUILDABLE: dict[str, dict[str, Any]] = {
 def test_wrong_types_are_caught_without_their_names(
     model_type: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With the list of names out of the way, each silently wrong type is still refused."""
+    """Without the list of names, each silently wrong type is still refused."""
     monkeypatch.setattr(support, "REFUSED", {})
     monkeypatch.setattr(support, "WINDOWED", {*support.WINDOWED, "chunked_attention", "linear_attention", "mamba"})
     save_model(tmp_path, model_type, **BUILDABLE[model_type])
@@ -67,7 +67,7 @@ MUTATIONS: dict[str, tuple[str, Callable[[Any], Any]]] = {
 def test_wrong_attention_is_caught(
     mutation: tuple[str, Callable[[Any], Any]], tiny_folder: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An attention that computes something else than the model means is refused by the model's name."""
+    """An attention that computes something other than the model's is refused by the model's name."""
     model_type, mutate = mutation
     attend = attention.PagedAttention._attend
 
