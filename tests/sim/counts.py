@@ -29,7 +29,9 @@ class CountLaws:
         if spec.counts_row is None:
             return
         shown = tuple(asked.shown)
-        if self.sim.laws.has_tried:  # with the tokens of the steps in flight, which are not in updates yet
+        laws = self.sim.laws
+        if laws.has_tried or (laws.was_flying and not self.sim.runner.launched):
+            # Before a suspect is tried alone the steps in flight are collected; their tokens are not in updates yet.
             shown = tuple(asked.answer[: sequence.num_output_tokens])
         num_noticed = self.sim.core._num_out_of_memory  # a step may fail late, after another was launched on top of it
         start = sequence.seq_id, sequence.num_preemptions, self.sim.num_failures + num_noticed
