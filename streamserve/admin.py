@@ -7,7 +7,7 @@ and any other one list and serve it.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from asgiref.sync import sync_to_async
 from django import forms
@@ -61,7 +61,7 @@ def in_words(seconds: float | None) -> str:
 def _record_action(request: HttpRequest, stream_id: str, words: str) -> None:
     """Write what staff did to the admin's log, where Django keeps its own entries: who, when, what."""
     LogEntry.objects.create(
-        user_id=int(request.user.pk or 0),
+        user_id=cast(int, request.user.pk),  # of any type that the user model has
         content_type=ContentType.objects.get_for_model(Stream if stream_id else Live, for_concrete_model=False),
         object_id=stream_id,
         object_repr=words[:200],

@@ -17,6 +17,7 @@ from datetime import datetime
 from typing import Any, Protocol
 
 from django.conf import settings as django_settings
+from django.contrib.auth import SESSION_KEY
 from django.core.signing import BadSignature, Signer
 from django.db.models.signals import post_delete, post_save
 from django.http import HttpRequest, HttpResponse, HttpResponseBase, parse_cookie
@@ -51,7 +52,7 @@ class Principal(Caller):
     kind: str  # "session", "key" or "anonymous"
     user_id: Any = None
     key_id: int | None = None
-    session_key: str = ""  # of a "session" caller
+    session_key: str = ""  # of the session that has signed a "session" caller in
     scopes: frozenset[str] = field(default_factory=frozenset)
     new_cookie: str = ""  # the value of VISITOR_COOKIE for an "anonymous" caller that sent none
 
@@ -61,6 +62,8 @@ class Session(Protocol):
 
     @property
     def session_key(self) -> str | None: ...
+
+    async def aget(self, key: str) -> Any: ...
 
 
 async def authenticate(
@@ -95,12 +98,23 @@ async def authenticate(
             tenant=tenant,
             owner=tenant,
             user_id=user.pk,
-            session_key=getattr(session, "session_key", None) or "",
+            session_key=await _login_key(session, user),
             scopes=frozenset({"chat", "watch"}),
         )
     if get_settings().anonymous:
         return visitor(headers)
     return None
+
+
+async def _login_key(session: Session | None, user: Any) -> str:
+    """Return the key of the session if it has signed `user` in; "" where a middleware of the site has.
+
+    Then the session has no login that could end. It is in memory, where the user was taken from it.
+    """
+    key = None if session is None else session.session_key
+    if session is None or not key or await session.aget(SESSION_KEY) != str(user.pk):
+        return ""
+    return key
 
 
 def key_in(headers: Mapping[str, str]) -> str | None:

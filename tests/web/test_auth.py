@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 from asgiref.sync import sync_to_async
+from django.contrib.auth import SESSION_KEY
+from django.contrib.sessions.backends.db import SessionStore
 from django.db.backends.utils import CursorWrapper
 from django.utils import timezone
 
@@ -168,3 +170,12 @@ def test_wrong_keys_count_by_address_and_minute() -> None:
         keys.note_wrong(address, "wrong")
     with pytest.raises(QuotaExceeded):
         keys.check("2001:db8::3", "wrong")
+
+
+async def test_only_the_session_that_has_signed_a_user_in_is_its_login(alice: Any, bob: Any) -> None:
+    """A user whom a middleware of the site names has no login in the session beside it, which could seem ended."""
+    session = SessionStore()
+    await session.aset(SESSION_KEY, str(alice.pk))
+    await session.asave()
+    keys = [getattr(await authenticate({}, user, session), "session_key", None) for user in (alice, bob)]
+    assert keys == [session.session_key, ""]
