@@ -75,6 +75,7 @@ class Chat {
       changed: (turn, stored) => {
         const answering = this.answers.get(turn);
         if (answering !== undefined) return answering.adopt(stored);
+        if (isLive(stored) && !isLive(turn)) return undefined; // its owner has read less than this tab
         Object.assign(turn, stored);
         this.views.get(turn).paint();
         return this.views.get(turn).show();

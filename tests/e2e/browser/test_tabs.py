@@ -14,6 +14,7 @@ from tests.support.browser import (
     answer_text,
     ask,
     log_text,
+    record_names,
     server_log,
     slow_down,
     stored_turns,
@@ -26,6 +27,35 @@ pytestmark = [pytest.mark.browser, pytest.mark.timeout(180)]
 
 # Over plain http on a network address there are no Web Locks, and the tabs ask each other.
 NO_LOCKS = "Object.defineProperty(Navigator.prototype, 'locks', { value: undefined });"
+
+# What this tab stores reaches the storage when `letGo` is called: until then no other tab hears of it.
+HOLD_BACK = """() => {
+  const { setItem } = Storage.prototype;
+  const held = [];
+  Storage.prototype.setItem = function (...pair) {
+    held.push([this, pair]);
+  };
+  window.letGo = () => {
+    Storage.prototype.setItem = setItem;
+    for (const [storage, pair] of held) setItem.apply(storage, pair);
+  };
+}"""
+
+# Set `news`: whether this tab shows the answer as finished, just after it has heard of an unfinished record.
+LISTEN = """() => {
+  window.news = new Promise((resolve) => {
+    window.addEventListener('storage', ({ newValue }) => {
+      if (newValue?.includes('"state":"streaming"')) resolve(!document.querySelector('.ss-foot').hidden);
+    });
+  });
+}"""
+
+# Store the answer as its owner does while it is still reading.
+STORE_AS_UNFINISHED = """(name) => {
+  const turn = JSON.parse(localStorage.getItem(name));
+  const unfinished = { ...turn, state: 'streaming', text: turn.text.slice(0, 60), revision: turn.revision + 1 };
+  localStorage.setItem(name, JSON.stringify(unfinished));
+}"""
 
 
 @pytest.fixture(params=["locks", "no locks"])
@@ -90,19 +120,59 @@ def test_another_tab_follows_and_takes_over_when_the_first_one_closes(tabs: tupl
     assert_whole(second)
 
 
+def test_a_follower_that_is_ahead_of_the_owner_keeps_the_end(tabs: tuple[Page, Page]) -> None:
+    """What a slower owner stores while it is still reading does not take back the end that the follower shows."""
+    first, second = tabs
+    ask(first, "Something long")
+    for page in tabs:
+        wait_for_status(page, "Answer complete")
+        expect(page.locator(".ss-foot")).to_be_visible()
+    (name,) = record_names(second)
+    whole = answer_text(second)
+    first.wait_for_function('(name) => localStorage.getItem(name).includes(\'"state":"done"\')', arg=name)
+    second.evaluate(LISTEN)
+    first.evaluate(STORE_AS_UNFINISHED, name)
+    assert second.evaluate("window.news")
+    assert answer_text(second) == whole
+
+
 def test_questions_asked_at_the_same_time_are_both_kept(tabs: tuple[Page, Page]) -> None:
+    """Neither tab knows of the other's question when it asks its own."""
     first, second = tabs
     ask(first, "Hello")  # a visitor's first question makes the session that both tabs share
     for page in tabs:
         expect(page.locator(".ss-foot:visible")).to_have_count(1, timeout=60_000)
-        page.get_by_label("Your question").fill(f"Asked by {'first' if page is first else 'second'}")
-    first.get_by_label("Your question").press("Enter")
-    second.get_by_label("Your question").press("Enter")
+        page.evaluate(HOLD_BACK)
+        slow_down(page, 8)  # neither answer ends before both questions are stored
+    ask(first, "Asked by first")
+    ask(second, "Asked by second")
+    assert questions(first) == ["Hello", "Asked by first"]
+    assert questions(second) == ["Hello", "Asked by second"]
+    for page in tabs:
+        page.evaluate("window.letGo()")
+        slow_down(page, None)
     for page in tabs:
         expect(page.locator(".ss-foot:visible")).to_have_count(3, timeout=60_000)
-        assert sorted(questions(page)) == ["Asked by first", "Asked by second", "Hello"]
+        assert questions(page) == ["Hello", "Asked by first", "Asked by second"]
         assert_whole(page)
-    assert questions(first) == questions(second)
+
+
+def test_a_question_stays_in_the_composer_while_another_tab_is_answered(tabs: tuple[Page, Page]) -> None:
+    """One answer at a time, as in one tab: Enter sends the question when that answer has ended."""
+    first, second = tabs
+    slow_down(first, 8)
+    slow_down(second, 8)
+    ask(first, "Asked by first")
+    expect(second.get_by_role("button", name="Stop")).to_be_visible()
+    ask(second, "Asked by second")
+    expect(second.get_by_label("Your question")).to_have_value("Asked by second")
+    assert questions(second) == ["Asked by first"]
+    wait_for_text(second, 60)
+    second.get_by_role("button", name="Stop").click()
+    wait_for_status(second, "Stopped")
+    second.get_by_label("Your question").press("Enter")
+    for page in tabs:
+        expect(page.locator(".ss-question p")).to_have_text(["Asked by first", "Asked by second"])
 
 
 def test_a_stop_in_the_following_tab_stops_both(tabs: tuple[Page, Page]) -> None:
