@@ -6,7 +6,7 @@ from dataclasses import replace
 from functools import cache
 
 from streamserve.engine.config import CLASSES, EngineConfig
-from tests.support.overload import Fate, Overload
+from tests.support.overload import Outcome, Overload
 
 CHATS = {"chat": 1.0}
 MIX = {"chat": 0.6, "completion": 0.25, "document": 0.15}
@@ -28,8 +28,8 @@ def overloaded(mix: dict[str, float]) -> Overload:
     return after(1.5 * (CHATS_PER_SECOND if mix is CHATS else MIXED_PER_SECOND), tuple(mix.items()))
 
 
-def begun(fates: list[Fate], latency_class: str) -> list[Fate]:
-    return [one for one in fates if one.latency_class == latency_class and one.first_at is not None]
+def begun(outcomes: list[Outcome], latency_class: str) -> list[Outcome]:
+    return [one for one in outcomes if one.latency_class == latency_class and one.first_at is not None]
 
 
 def test_the_rates_are_what_the_engine_can_do() -> None:
@@ -38,22 +38,22 @@ def test_the_rates_are_what_the_engine_can_do() -> None:
     for mix, expected in ((CHATS, CHATS_PER_SECOND), (MIX, MIXED_PER_SECOND)):
         overload = Overload(EngineConfig(max_num_seqs=8, max_waiting=100_000, classes=endless))
         overload.run(20.0, 60.0, mix)
-        assert expected * 0.75 < sum(one.ended_at is not None for one in overload.fates) / 60.0 < expected * 1.25
+        assert expected * 0.75 < sum(one.ended_at is not None for one in overload.outcomes) / 60.0 < expected * 1.25
 
 
 def test_no_answer_begins_late_in_an_overload() -> None:
     """After the first minute no first token is later than its budget + 2.5 s, though half too many chats come."""
-    fates = begun(overloaded(CHATS).fates, "chat")
-    late = [one for one in fates if (one.first_at or 0.0) > 60.0 and one.ttft > CLASSES["chat"].ttft_seconds + 2.5]
-    assert not late, f"{len(late)} of {len(fates)}, the latest after {max(one.ttft for one in late)} s"
+    outcomes = begun(overloaded(CHATS).outcomes, "chat")
+    late = [one for one in outcomes if (one.first_at or 0.0) > 60.0 and one.ttft > CLASSES["chat"].ttft_seconds + 2.5]
+    assert not late, f"{len(late)} of {len(outcomes)}, the latest after {max(one.ttft for one in late)} s"
 
 
 def test_an_overloaded_engine_is_busy() -> None:
     """It answers what it can: nine tenths of its capacity, nine tenths of these in their budget + 2 s."""
-    fates = [one for one in begun(overloaded(CHATS).fates, "chat") if one.asked_at > 60.0]
-    in_time = [one for one in fates if one.ttft <= CLASSES["chat"].ttft_seconds + 2.0]
-    assert len(fates) >= 0.9 * CHATS_PER_SECOND * (SECONDS - 60.0)
-    assert len(in_time) >= 0.9 * len(fates)
+    outcomes = [one for one in begun(overloaded(CHATS).outcomes, "chat") if one.asked_at > 60.0]
+    in_time = [one for one in outcomes if one.ttft <= CLASSES["chat"].ttft_seconds + 2.0]
+    assert len(outcomes) >= 0.9 * CHATS_PER_SECOND * (SECONDS - 60.0)
+    assert len(in_time) >= 0.9 * len(outcomes)
 
 
 def test_refusals_come_before_the_head() -> None:
@@ -68,7 +68,7 @@ def test_retry_after_is_the_wait() -> None:
     """The prediction is what the request just before does wait: half of them within a third of it, or a second."""
     overload = overloaded(CHATS)
     pairs = []
-    for before, refused in zip(overload.fates, overload.fates[1:], strict=False):
+    for before, refused in zip(overload.outcomes, overload.outcomes[1:], strict=False):
         if refused.retry_after and before.scheduled_at is not None:
             pairs.append((before.scheduled_at - before.asked_at, refused.retry_after))
     good = [waited for waited, predicted in pairs if abs(waited - predicted) <= max(1.0, predicted / 3)]
@@ -79,11 +79,11 @@ def test_retry_after_is_the_wait() -> None:
 
 def test_classes_share_an_overload() -> None:
     """In a mix every class is served, and in order: no class gets less than a fifth of what it asks for."""
-    fates = overloaded(MIX).fates
+    outcomes = overloaded(MIX).outcomes
     for name in MIX:
-        asked = [one for one in fates if one.latency_class == name]
+        asked = [one for one in outcomes if one.latency_class == name]
         assert len(begun(asked, name)) > len(asked) / 5, name
-    late = [one for one in begun(fates, "chat") if one.asked_at > 60.0 and one.ttft > 2 * (0.5 + 2.5)]
+    late = [one for one in begun(outcomes, "chat") if one.asked_at > 60.0 and one.ttft > 2 * (0.5 + 2.5)]
     assert not late
 
 
