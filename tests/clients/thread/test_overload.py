@@ -1,4 +1,4 @@
-"""Laws of an overload: who is refused, when, and how late the others are. Ten simulated minutes, on a fake clock."""
+"""Laws of an overload: which requests are refused, when, and how late the others are. Ten simulated minutes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.support.overload import Outcome, Overload
 CHATS = {"chat": 1.0}
 MIX = {"chat": 0.6, "completion": 0.25, "document": 0.15}
 SECONDS = 600.0
-# What the engine answers in a second while its queue is never empty (measured so, with nobody refused).
+# Answers of the engine in a second while its queue is never empty (measured without refusals).
 CHATS_PER_SECOND, MIXED_PER_SECOND = 3.27, 2.34
 
 
@@ -24,7 +24,7 @@ def after(per_second: float, mix: tuple[tuple[str, float], ...]) -> Overload:
 
 
 def overloaded(mix: dict[str, float]) -> Overload:
-    """What ten minutes at one and a half times of that are like."""
+    """Ten minutes at one and a half times that rate."""
     return after(1.5 * (CHATS_PER_SECOND if mix is CHATS else MIXED_PER_SECOND), tuple(mix.items()))
 
 
@@ -33,7 +33,7 @@ def begun(outcomes: list[Outcome], latency_class: str) -> list[Outcome]:
 
 
 def test_the_rates_are_what_the_engine_can_do() -> None:
-    """With nobody refused and the queue never empty, about this many answers end in a second."""
+    """Without refusals and with a queue that is never empty, about this many answers end in a second."""
     endless = {name: replace(one, max_queue_seconds=None) for name, one in CLASSES.items()}
     for mix, expected in ((CHATS, CHATS_PER_SECOND), (MIX, MIXED_PER_SECOND)):
         overload = Overload(EngineConfig(max_num_seqs=8, max_waiting=100_000, classes=endless))
@@ -49,7 +49,7 @@ def test_no_answer_begins_late_in_an_overload() -> None:
 
 
 def test_an_overloaded_engine_is_busy() -> None:
-    """It answers what it can: nine tenths of its capacity, nine tenths of these in their budget + 2 s."""
+    """It answers nine tenths of its capacity, nine tenths of these in their budget + 2 s."""
     outcomes = [one for one in begun(overloaded(CHATS).outcomes, "chat") if one.asked_at > 60.0]
     in_time = [one for one in outcomes if one.ttft <= CLASSES["chat"].ttft_seconds + 2.0]
     assert len(outcomes) >= 0.9 * CHATS_PER_SECOND * (SECONDS - 60.0)
@@ -57,7 +57,7 @@ def test_an_overloaded_engine_is_busy() -> None:
 
 
 def test_refusals_come_before_the_head() -> None:
-    """Nine tenths of those that are not answered were refused at once; the prediction was wrong for the others."""
+    """Nine tenths of the unanswered requests were refused at once; the prediction was wrong for the rest."""
     for mix in (CHATS, MIX):
         counts = overloaded(mix).counts()
         assert counts["refused"] > 300
@@ -65,7 +65,7 @@ def test_refusals_come_before_the_head() -> None:
 
 
 def test_retry_after_is_the_wait() -> None:
-    """The prediction is what the request just before does wait: half of them within a third of it, or a second."""
+    """The prediction is the wait of the request just before: half of them within a third of it, or a second."""
     overload = overloaded(CHATS)
     pairs = []
     for before, refused in zip(overload.outcomes, overload.outcomes[1:], strict=False):
@@ -78,7 +78,7 @@ def test_retry_after_is_the_wait() -> None:
 
 
 def test_classes_share_an_overload() -> None:
-    """In a mix every class is served, and in order: no class gets less than a fifth of what it asks for."""
+    """In a mix every class is served, and in order: each class gets at least a fifth of its requests."""
     outcomes = overloaded(MIX).outcomes
     for name in MIX:
         asked = [one for one in outcomes if one.latency_class == name]
@@ -88,8 +88,10 @@ def test_classes_share_an_overload() -> None:
 
 
 def test_a_burst_is_answered() -> None:
-    """256 chats at once, of an engine with eight seats that answers three a second and did so before: those that can
-    begin within half a minute are answered; no other is accepted; a minute later the same again."""
+    """256 chats at once, in an engine with eight seats that answers three a second.
+
+    Chats that can begin within half a minute are answered; no other is accepted; a minute later the same again.
+    """
     overload = Overload()
     overload.run(2.0, 60.0, CHATS)
     for _ in range(2):
@@ -103,7 +105,7 @@ def test_a_burst_is_answered() -> None:
 
 
 def test_a_burst_that_is_quick_is_answered_whole() -> None:
-    """160 completions at once on 64 seats, cold: nothing bounds them but their patience, and that is enough."""
+    """160 completions at once on 64 seats, cold: only their time limit bounds them, and it suffices."""
     overload = Overload(EngineConfig(max_num_seqs=64))
     burst = [overload.ask("completion") for _ in range(160)]
     overload.drain()
