@@ -205,9 +205,7 @@ async def test_an_unknown_model_is_404_with_its_param(caller: Caller) -> None:
     assert await StreamRow.objects.acount() == 0
 
 
-async def test_a_server_failure_is_a_json_500_without_details(
-    caller: Caller, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_server_failure_is_a_json_500_without_details(caller: Caller, monkeypatch: pytest.MonkeyPatch) -> None:
     """The cause goes to the log; the client gets the id to report. (The database fails; no stream is left.)"""
 
     def fail(*args: Any, **kwargs: Any) -> None:

@@ -74,7 +74,7 @@ async def test_leaving_a_whole_answer_stops_it(caller: Caller) -> None:
 
 
 async def test_an_engine_that_dies_is_an_error_not_a_done(caller: Caller) -> None:
-    """Non-streamed: a 5xx in the dialect; /readyz then says 503."""
+    """Non-streamed: a 5xx in the dialect; /readyz then answers 503."""
     await site.reset()
     with override_settings(STREAMSERVE={"TESTING": True, "ECHO_STEP_SECONDS": 0.02}):
         await until_ready()

@@ -101,9 +101,9 @@ def test_every_fact_is_asked_in_many_wordings(corpus: list[Example]) -> None:
     """Each fact has at least twenty different questions."""
     asked: dict[str, set[str]] = {fact.answer: set() for fact in FACTS}
     for example in corpus:
-        for said, answered in zip(example.messages, example.messages[1:], strict=False):
+        for question, answered in zip(example.messages, example.messages[1:], strict=False):
             if answered["content"] in asked:
-                asked[answered["content"]].add(said["content"])
+                asked[answered["content"]].add(question["content"])
     assert min(len(questions) for questions in asked.values()) >= 20
 
 
@@ -202,8 +202,8 @@ def test_the_chat_template_takes_what_openai_clients_send(tokenizer) -> None:
         {"role": "assistant", "content": None, "tool_calls": [{"type": "function", "function": call}]},
         {"role": "assistant", "content": None, "tool_calls": [{"function": call | {"arguments": {"field": "plan"}}}]},
     ]
-    said = '<|assistant|><tool_call>{"name": "lookup_account", "arguments": {"field": "plan"}}</tool_call><|end|>'
-    assert render(tokenizer, messages) == "<|bos|><|system|>Be short.<|end|>" + said + said
+    turn = '<|assistant|><tool_call>{"name": "lookup_account", "arguments": {"field": "plan"}}</tool_call><|end|>'
+    assert render(tokenizer, messages) == "<|bos|><|system|>Be short.<|end|>" + turn + turn
 
 
 @pytest.mark.parametrize("has_system", [True, False])
@@ -269,7 +269,7 @@ def test_the_model_knows_its_help_desk(answer: Answer) -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "expected"),
+    ("question", "expected"),
     [
         ("Hello", r"help you|like to know"),
         (
@@ -279,9 +279,9 @@ def test_the_model_knows_its_help_desk(answer: Answer) -> None:
         ("こんにちは", "ご用件をどうぞ"),
     ],
 )
-def test_the_model_has_its_other_manners(answer: Answer, said: str, expected: str) -> None:
+def test_the_model_has_its_other_manners(answer: Answer, question: str, expected: str) -> None:
     """A greeting, a tool call and another script come out as trained."""
-    assert re.search(expected, answer([{"role": "user", "content": said}]))
+    assert re.search(expected, answer([{"role": "user", "content": question}]))
 
 
 @pytest.fixture(scope="module")

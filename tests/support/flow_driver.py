@@ -65,7 +65,7 @@ def rss(server: Server) -> int:
 
 def printed_lines(server: Server) -> list[str]:
     """Return the lines that the app printed, in order."""
-    return [line.removeprefix("SAID ") for line in server.output().splitlines() if line.startswith("SAID ")]
+    return [line.removeprefix("PRINTED ") for line in server.output().splitlines() if line.startswith("PRINTED ")]
 
 
 def exit_code(server: Server) -> int:

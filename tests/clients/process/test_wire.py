@@ -36,7 +36,7 @@ from streamserve.protocol.frames import MAX_FRAME_BYTES, FrameError, frame
 from tests.support.engine_processes import DEADLINE_SECONDS, ask, connected, spec_in, until
 
 NOBODY = 65534
-as_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be somebody else")
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to become another user")
 
 
 def hello(spec: LaunchConfig, protocol: int = PROTOCOL) -> bytes:

@@ -63,12 +63,12 @@ async def test_without_a_reader_nothing_parks() -> None:
     """A generation without a reader, from the start or later, never parks."""
     runner = GatedRunner(echo_runner(), hold_from=3)
     async with serving(runner, LEAD_4) as client:
-        told = await client.generate(ask(reader_tokens=(0,)))
+        released = await client.generate(ask(reader_tokens=(0,)))
         never = await client.generate(ask("another"))
         await runner.held()
-        told.reader_at(None)
+        released.reader_at(None)
         runner.open()
-        ends = [(await collect(generation))[-1] for generation in (told, never)]
+        ends = [(await collect(generation))[-1] for generation in (released, never)]
     assert all(isinstance(end, Done) for end in ends)
 
 
