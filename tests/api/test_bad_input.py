@@ -1,4 +1,4 @@
-"""Every wrong body there is, over the wire to a real daphne: a 4xx in the dialect each, and the engine serves on."""
+"""Every wrong body, over the wire to a real daphne: a 4xx in the dialect each, and the engine serves on."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Laws of `Call`: what a query and a body may be, whoever serves it."""
+"""Laws of `Call`: what a query and a body may be, with either server."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LIMITS = Limits(max_body_bytes=10)
 
 
 class Body:
-    """A body in pieces; `num_read` of them were asked for."""
+    """A body in pieces; `num_read` of them have been read."""
 
     def __init__(self, *pieces: bytes) -> None:
         self.pieces = pieces
@@ -41,7 +41,7 @@ def call(*pieces: bytes, query: str = "", **headers: str) -> tuple[Call, Body]:
 
 
 def test_a_parameter_given_twice_is_named() -> None:
-    """The query is a value a name; which of two was meant is not guessed."""
+    """The query has one value for a name; no value of two is preferred."""
     assert call(query="a=1&b=&c=%C3%A9")[0].query() == {"a": "1", "b": "", "c": "é"}
     with pytest.raises(BadRequest, match="'b' is given 3 times") as raised:
         call(query="a=1&b=2&b=2&b=3")[0].query()

@@ -1,4 +1,4 @@
-"""Laws of latency classes: who names one, and which name counts. Through Django to the engine, on every way in."""
+"""Laws of latency classes: where a class is named, and which name counts. Through Django to the engine."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ DEFAULTS = {
 
 
 def answered() -> dict[str, int]:
-    """How many answers of each class the engines gave."""
+    """Return how many answers of each class the engines gave."""
     clients = site.get_site().clients.values()
     counts = [(name, int(one["num_answers"])) for client in clients for name, one in client.stats().classes.items()]
     return {name: sum(count for other, count in counts if other == name) for name, count in counts if count}
@@ -57,7 +57,7 @@ async def test_a_request_names_its_class(alice_key: str, name: str) -> None:
 )
 @pytest.mark.usefixtures("defaults")
 async def test_a_tier_is_a_class(alice_key: str, tier: str, name: str) -> None:
-    """The tiers of the public API; auto is what the site has by default."""
+    """The tiers of the public API; auto is the site's default."""
     caller = Caller(key=alice_key)
     await body_of(await caller.post("/v1/chat/completions", {**CHAT, "service_tier": tier}))
     assert answered() == {name: 1}
@@ -77,7 +77,7 @@ async def test_a_wrong_class_is_named(alice_key: str) -> None:
 
 @pytest.mark.usefixtures("defaults")
 async def test_defaults_of_model_and_route(alice_key: str) -> None:
-    """A model's class is that of requests which name none; a route's goes before it; the request's before both."""
+    """A model's class applies to requests without one; a route's goes before it; the request's before both."""
     caller = Caller(key=alice_key)
     await body_of(await caller.post("/streams", {**CHAT, "model": "plain"}))
     await body_of(await caller.post("/streams", {**CHAT, "model": "slow"}))
@@ -89,7 +89,7 @@ async def test_defaults_of_model_and_route(alice_key: str) -> None:
 
 @pytest.mark.usefixtures("defaults")
 async def test_a_key_has_a_class(alice: Any) -> None:
-    """A key's class goes before route and model; a request of it may still name another."""
+    """A key's class goes before route and model; a request with it may still name another."""
     key = (await _make(alice, "completion"))[1]
     caller = Caller(key=key)
     await body_of(await caller.post("/v1/chat/completions", {**CHAT, "model": "slow"}))

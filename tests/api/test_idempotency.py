@@ -45,7 +45,7 @@ async def asked(caller: Caller, path: str, body: Any, key: str = "one") -> tuple
 
 
 async def test_the_same_request_has_the_same_answer(engine: None, caller: Caller) -> None:
-    """A request that is sent again is shown the first answer, from its beginning; another key starts another."""
+    """A request that is sent again gets the first answer, from its beginning; another key starts another."""
     (first, text), (again, same), (other, _) = [await asked(caller, "/streams", ASK, key) for key in ("a", "a", "b")]
     assert again["X-Stream-Id"] == first["X-Stream-Id"]
     assert text_of(check_native(same)) == text_of(check_native(text))
@@ -130,7 +130,7 @@ async def test_a_key_is_kept_as_long_as_the_events(engine: None, caller: Caller)
 
 
 async def test_a_refused_request_keeps_no_key(engine: None, caller: Caller) -> None:
-    """A request that no answer came of can be corrected under the same key."""
+    """A request without an answer can be corrected under the same key."""
     refused, _ = await asked(caller, "/streams", {**ASK, "model": "none"})
     response, _ = await asked(caller, "/streams", ASK)
     assert (refused.status_code, response.status_code) == (404, 200)
@@ -176,7 +176,7 @@ async def test_two_workers_start_one_answer(scripted: ScriptedClient) -> None:
 
 
 async def test_a_worker_that_dies_before_the_first_event_keeps_no_key(scripted: ScriptedClient) -> None:
-    """A record without an event, whose worker is dead, holds nobody up: its key starts a new answer."""
+    """A record without an event, whose worker is dead, blocks nothing: its key starts a new answer."""
     workers = Workers(scripted)
     log = workers.streams[0].log
     commit, log.commit = log.commit, lambda batches: asyncio.Event().wait()
@@ -192,7 +192,7 @@ async def test_a_worker_that_dies_before_the_first_event_keeps_no_key(scripted: 
 
 
 async def test_a_failed_start_frees_the_lock(scripted: ScriptedClient) -> None:
-    """The next request with the key starts the answer that the first one failed to."""
+    """After a failed start the next request with the key starts the answer."""
     workers = Workers(scripted)
     scripted.refusals.append(BadRequest("no"))
     with pytest.raises(BadRequest):

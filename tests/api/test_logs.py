@@ -1,4 +1,4 @@
-"""Laws of log lines: a site's LOGGING rules them, whatever it does with structlog."""
+"""Laws of log lines: a site's LOGGING controls them, whatever it does with structlog."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_a_line_is_an_event_with_its_fields(caplog: pytest.LogCaptureFixture) ->
 
 
 def test_the_sites_level_holds(caplog: pytest.LogCaptureFixture) -> None:
-    """What LOGGING does not want is not even rendered."""
+    """A line below the level of LOGGING is not even rendered."""
     caplog.set_level(logging.WARNING, logger=NAME)
     get_logger(NAME).info("stream_finished")
     get_logger(NAME).warning("stream_log_lost")
@@ -49,7 +49,7 @@ def test_an_exception_brings_its_traceback_and_place(caplog: pytest.LogCaptureFi
 
 
 def test_bound_fields_are_in_the_line(caplog: pytest.LogCaptureFixture) -> None:
-    """What a site binds for a request, by structlog's context variables, is in our lines too."""
+    """Fields that a site binds for a request, by structlog's context variables, are in our lines too."""
     with structlog.contextvars.bound_contextvars(trace="t1"):
         get_logger(NAME).info("stream_watched")
     assert caplog.records[0].getMessage() == "stream_watched trace=t1"

@@ -1,4 +1,4 @@
-"""What callers are told: the name of the mistake, and the way out."""
+"""Error messages: they name the mistake and the way out."""
 
 from __future__ import annotations
 
@@ -60,8 +60,8 @@ async def test_an_unknown_stream_is_named_alike_whatever_its_id_looks_like(
     assert "32 hex digits" in error["message"]
 
 
-async def test_an_unknown_field_is_told_what_is_known(caller: Caller) -> None:
-    """A slip of the pen gets the field that was meant, any other name all that there are, or where to find them."""
+async def test_an_unknown_field_error_names_the_known_ones(caller: Caller) -> None:
+    """A near miss gets the nearest field, any other name all known ones, or where to find them."""
     slip = await error_of(await caller.post("/streams", {"prompt": "x", "max_token": 1}), 400)
     assert slip["message"] == "Unknown field max_token. The nearest known field is max_tokens."
     other = await error_of(await caller.post("/v1/chat/completions", {"foo": 1}), 400)
@@ -73,7 +73,7 @@ async def test_an_unknown_field_is_told_what_is_known(caller: Caller) -> None:
 
 
 @pytest.mark.parametrize("path", ["/streams", "/v1/chat/completions", "/v1/models/nope"])
-async def test_an_unknown_model_is_told_which_there_are(caller: Caller, path: str) -> None:
+async def test_an_unknown_model_error_names_the_known_ones(caller: Caller, path: str) -> None:
     body = {"model": "nope", "messages": [{"role": "user", "content": "hi"}]}
     response = await (caller.get(path) if "models" in path else caller.post(path, body))
     error = await error_of(response, 404)

@@ -1,4 +1,4 @@
-"""`GET /v1/models/{id}` as the official client asks it, of both sites that serve `ROUTES`."""
+"""`GET /v1/models/{id}` as the official client calls it, on both sites that serve `ROUTES`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The native routes through Django alone (no StreamMiddleware): what they answer, resume and refuse."""
+"""The native routes through Django alone (no StreamMiddleware): answers, resumes and refusals."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def ask(**fields: Any) -> dict[str, Any]:
 
 
 async def test_an_answer_streams_with_ids_and_headers(caller: Caller) -> None:
-    """SSE from `: ok` to `done`, and no cache or proxy is left a choice."""
+    """SSE from `: ok` to `done`, with headers that leave caches and proxies no choice."""
     response = await caller.post("/streams", ask())
     body = await body_of(response)
     assert body.startswith(b": ok\n\n")
@@ -52,8 +52,8 @@ async def test_tokens_and_text_are_the_same_answer(caller: Caller) -> None:
     assert "".join(frame.json["token"] for frame in tokens[:-1]) == native == text.decode()
 
 
-async def test_a_row_tells_what_became_of_it(caller: Caller) -> None:
-    """Owner, counts, times; the request is forgotten, the text was never kept."""
+async def test_a_row_records_how_its_stream_ended(caller: Caller) -> None:
+    """Owner, counts, times; the request is deleted, and the text was never kept."""
     await site.reset()
     with override_settings(STREAMSERVE={"TESTING": True, "ECHO_STEP_SECONDS": 0.02}):
         await until_ready()
@@ -71,7 +71,7 @@ async def test_a_row_tells_what_became_of_it(caller: Caller) -> None:
 
 
 async def test_the_state_of_a_stream(caller: Caller) -> None:
-    """Figures of now from memory, of then from the row."""
+    """Current numbers from memory, final ones from the row."""
     response = await caller.post("/streams", ask())
     await body_of(response)
     path = f"/streams/{response['X-Stream-Id']}"
@@ -100,8 +100,8 @@ async def test_events_resume_after_any_event(caller: Caller) -> None:
         assert by_id["Streamserve-From"] == str(frame.seq + 1)
 
 
-async def test_who_has_seen_the_end_gets_204(caller: Caller) -> None:
-    """That stops an EventSource."""
+async def test_a_reader_that_has_the_end_gets_204(caller: Caller) -> None:
+    """It stops an EventSource."""
     response = await caller.post("/streams", ask())
     last = check_native(await body_of(response))[-1]
     assert (await caller.get(f"/streams/{response['X-Stream-Id']}/events?after={last.seq}")).status_code == 204
@@ -125,7 +125,7 @@ async def test_events_that_are_gone_are_410_or_204(caller: Caller) -> None:
 
 
 async def test_an_event_source_starts_and_resumes(caller: Caller) -> None:
-    """GET /streams/new starts one; with the id of its event it goes on with the same one."""
+    """GET /streams/new starts one; with the id of its event it continues the same one."""
     response = await caller.get("/streams/new?prompt=tell+me&max_tokens=12&seed=3")
     frames = check_native(await body_of(response))
     again = await caller.get("/streams/new?prompt=tell+me", **{"last-event-id": frames[1].id})
@@ -182,7 +182,7 @@ async def test_the_body_is_looked_at_before_it_is_read(caller: Caller) -> None:
     "query", ["after=-1", "after=x", "after=1e3", "after=1&after=2", "format=xml", "after=" + "9" * 99]
 )
 async def test_a_wrong_query_is_400(caller: Caller, query: str) -> None:
-    """Of numbers, words and repetition."""
+    """For numbers, words and repetition."""
     response = await caller.post("/streams", ask())
     await body_of(response)
     wrong = await caller.get(f"/streams/{response['X-Stream-Id']}/events?{query}")
@@ -191,7 +191,7 @@ async def test_a_wrong_query_is_400(caller: Caller, query: str) -> None:
 
 
 async def test_an_after_from_the_future_is_gone(caller: Caller) -> None:
-    """An event that never was cannot be resumed from."""
+    """An event that does not exist yet cannot be resumed from."""
     response = await caller.post("/streams", ask())
     await body_of(response)
     assert (await caller.get(f"/streams/{response['X-Stream-Id']}/events?after=9999")).status_code == 410
@@ -205,10 +205,8 @@ async def test_an_unknown_model_is_404_with_its_param(caller: Caller) -> None:
     assert await StreamRow.objects.acount() == 0
 
 
-async def test_a_failure_of_ours_is_a_json_500_that_says_nothing(
-    caller: Caller, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The cause goes to the log, the client gets the id to ask about. (The database fails; no stream is left.)"""
+async def test_a_server_failure_is_a_json_500_without_details(caller: Caller, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The cause goes to the log; the client gets the id to report. (The database fails; no stream is left.)"""
 
     def fail(*args: Any, **kwargs: Any) -> None:
         raise RuntimeError("disk /secret/path is full")
@@ -235,7 +233,7 @@ async def test_readyz_says_what_the_page_needs(caller: Caller) -> None:
 
 
 async def test_the_page_has_a_strict_policy_and_its_context(alice: Any) -> None:
-    """No inline script can run; the element is told where things are."""
+    """No inline script can run; the element gets its addresses from the page."""
     caller = Caller()
     await caller.client.aforce_login(alice)
     page = await caller.get("/")
@@ -248,8 +246,8 @@ async def test_the_page_has_a_strict_policy_and_its_context(alice: Any) -> None:
     assert b"<script>" not in page.content
 
 
-async def test_a_stream_whose_process_died_is_not_said_to_run(caller: Caller, alice: Any) -> None:
-    """Its row says running; nobody produces it any more."""
+async def test_a_stream_whose_process_died_is_not_shown_as_running(caller: Caller, alice: Any) -> None:
+    """Its row is in state running; no process produces it any more."""
     row = {"id": "a" * 32, "log_id": "b" * 12, "owner": "x", "tenant": f"user:{alice.pk}", "model": "echo"}
     await StreamRow.objects.acreate(**row)
     state = (await caller.get(f"/streams/{'a' * 32}")).json()

@@ -1,4 +1,4 @@
-"""`/v1/*` through Django alone: shapes, errors, and that leaving is stopping."""
+"""`/v1/*` through Django alone: shapes, errors, and that a disconnect stops the answer."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ async def test_leaving_a_whole_answer_stops_it(caller: Caller) -> None:
 
 
 async def test_an_engine_that_dies_is_an_error_not_a_done(caller: Caller) -> None:
-    """Non-streamed: a 5xx in the dialect; /readyz then says 503."""
+    """Non-streamed: a 5xx in the dialect; /readyz then answers 503."""
     await site.reset()
     with override_settings(STREAMSERVE={"TESTING": True, "ECHO_STEP_SECONDS": 0.02}):
         await until_ready()
@@ -91,7 +91,7 @@ async def test_an_engine_that_dies_is_an_error_not_a_done(caller: Caller) -> Non
 async def test_a_step_that_raises_ends_streams_in_error_and_refuses_new_ones(
     caller: Caller, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The engine thread dies in a step: a stream that was shown tokens ends in `error`; then 503, and not ready."""
+    """The engine thread dies in a step: a stream with shown tokens ends in `error`; then 503, and not ready."""
     await site.reset()
     whole = EchoRunner.launch
 

@@ -1,4 +1,4 @@
-"""`/v1` answers whose caller means to come back are as durable as native ones, and are replayed as chunks."""
+"""`/v1` answers whose caller can resume are as durable as native ones, and are replayed as chunks."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ async def state_of(caller: Caller, stream_id: str) -> tuple[str, str | None]:
 async def test_a_reader_that_leaves_parks_or_stops_the_answer(
     caller: Caller, fields: dict[str, Any], headers: dict[str, str], parks: bool
 ) -> None:
-    """Without a word of the caller closing is stopping, as in the public API; a key or a field asks for more."""
+    """By default closing stops the answer, as in the public API; a key or a field changes that."""
     response = await caller.post("/v1/chat/completions", ask(max_tokens=400, **fields), **headers)
     await read_some(response, 3)
     [stream] = site.get_site().streams.all()
@@ -84,7 +84,7 @@ async def test_a_reader_that_leaves_parks_or_stops_the_answer(
         assert await state_of(caller, stream.id) == ("finished", "abandoned")
 
 
-async def test_another_process_goes_on_in_chunks(caller: Caller) -> None:
+async def test_another_process_continues_in_chunks(caller: Caller) -> None:
     """Cut after some chunks, the process gone: the rest comes after the last id, and the parts are the whole."""
     whole = await body_of(await caller.post("/v1/chat/completions", ask(), **KEY))
     response = await caller.post("/v1/chat/completions", ask(), **{"Idempotency-Key": "another"})
@@ -102,7 +102,7 @@ async def test_another_process_goes_on_in_chunks(caller: Caller) -> None:
 @pytest.mark.parametrize("fields", [{}, {"n": 2}, {"stream_options": {"include_usage": True}}])
 @pytest.mark.parametrize("elsewhere", [False, True])
 async def test_a_replay_is_the_answer_again(caller: Caller, fields: dict[str, Any], elsewhere: bool) -> None:
-    """The same chunks with the same ids, here and in another process, whatever was asked for."""
+    """The same chunks with the same ids, here and in another process, in any format."""
     response = await caller.post("/v1/chat/completions", ask(**fields), **KEY)
     whole = await body_of(response)
     if elsewhere:

@@ -1,4 +1,4 @@
-"""Folders for engine processes; whatever still listens there after a test is killed."""
+"""Folders for engine processes; an engine that still listens there after a test is killed."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ def folder() -> Iterator[Path]:
 
 @pytest.fixture(scope="module")
 def shared_engine() -> Iterator[LaunchConfig]:
-    """The spec of one running engine for all tests of a file that leave it as it is."""
+    """The spec of one running engine, for all tests of a file that leave it unchanged."""
     yield from _running()
 
 
 @pytest.fixture(scope="module")
 def slow_engine() -> Iterator[LaunchConfig]:
-    """The same, with steps so long that a test can do something before the next one ends."""
+    """The same, with steps so long that a test can act before the next one ends."""
     yield from _running(echo_step_seconds=0.03)
 
 

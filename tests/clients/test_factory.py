@@ -56,7 +56,7 @@ async def test_echo_takes_the_config() -> None:
     await client.aclose()
 
 
-async def test_missing_model_is_said() -> None:
+async def test_missing_model_is_an_error() -> None:
     """A missing folder fails the load, with a message without internals."""
     client = hf_client(ModelConfig(alias="m", path="/nowhere/at/all"))
     client.start()
@@ -103,7 +103,7 @@ def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-async def test_hf_client_says_what_transformers_says(tiny_folder: Path) -> None:
+async def test_hf_client_and_transformers_give_the_same_text(tiny_folder: Path) -> None:
     """Through thread, scheduler, pages and detokenizer: greedy tokens and text of `transformers.generate`."""
     import torch
     import transformers

@@ -1,4 +1,4 @@
-"""Every body of the corpus gets exactly its error, and no JSON gets an exception that is not ours."""
+"""Every body of the corpus gets exactly its error, and no JSON causes an exception outside the tree."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_the_corpus_is_large_and_names_are_unique():
 
 @pytest.mark.parametrize("bad", [bad for bad in CORPUS if bad.by_server], ids=lambda bad: bad.name)
 def test_what_the_server_judges_is_otherwise_right(bad: BadBody):
-    """The dialects take these bodies; only the model, or the content type, is wrong."""
+    """The dialects accept these bodies; only the model, or the content type, is wrong."""
     for dialect in PARSE:
         assert parse(dialect, bad.body).messages
 

@@ -1,4 +1,4 @@
-"""docs/formats.md maps other streams to fields that ours has."""
+"""docs/formats.md maps other projects' streams to fields that exist here."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import get_args
 from streamserve.protocol import events
 
 DOC = Path(__file__).parents[2] / "docs" / "formats.md"
-# What `payload()` names otherwise than the class does, or adds.
+# Names in `payload()` that differ from the class, or are added.
 ADDED = {"snapshot": {"text"}}
 FIELDS = {
     kind.type: {field.name for field in dataclasses.fields(kind)} | ADDED.get(kind.type, set())
@@ -30,5 +30,5 @@ def test_every_field_that_the_page_names_exists() -> None:
     assert [f"{event}.{field}" for event, field in named if field not in FIELDS.get(event, set())] == []
 
 
-def test_every_row_says_something() -> None:
+def test_no_row_is_empty() -> None:
     assert [theirs for theirs, ours in rows() if not ours.strip("| ")] == []

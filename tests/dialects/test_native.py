@@ -260,13 +260,13 @@ def test_the_wire_of_each_event(event: Event, data: str):
 
 
 def test_meta_comes_again_before_done_for_a_reader_in_the_middle():
-    """An encoder that is told of the stream needs not to have seen `meta`; an error has no second one."""
+    """An encoder that knows the stream does not need to have seen `meta`; an error has no second one."""
 
-    class Told:
+    class Known:
         id, model, created = "s" * 32, "helpdesk", 17
 
     done = Done(finish_reason="stop", usage=Usage(prompt_tokens=9, cached_tokens=4), latency=1.25)
-    frames = read_events([NativeEncoder(LOG_ID, Told()).encode(LoggedEvent(9, done))])
+    frames = read_events([NativeEncoder(LOG_ID, Known()).encode(LoggedEvent(9, done))])
     assert [(one.event, one.id) for one in frames] == [("meta", ""), ("done", f"{LOG_ID}-9")]
     assert json.loads(frames[0].data) == {
         "model": "helpdesk",
@@ -277,7 +277,7 @@ def test_meta_comes_again_before_done_for_a_reader_in_the_middle():
         "latency": 1.25,
         "latency_ms": 1250.0,
     }
-    assert NativeEncoder(LOG_ID, Told()).encode(LoggedEvent(9, Error(code="c", message="m"))).count(b"event:") == 1
+    assert NativeEncoder(LOG_ID, Known()).encode(LoggedEvent(9, Error(code="c", message="m"))).count(b"event:") == 1
 
 
 def test_the_notice_that_the_server_goes_away():
@@ -340,7 +340,7 @@ def test_coalescing_loses_no_text(pieces: list[tuple[str, int]], max_tokens: int
 
 @given(st.lists(st.tuples(st.integers(1, 5), st.integers(0, 1)), max_size=20), st.integers(1, 8))
 def test_coalescing_joins_all_it_may(pieces: list[tuple[int, int]], max_tokens: int):
-    """Neighbours of one choice stay apart only where they would be too many together."""
+    """Neighbours of one choice stay apart only where together they would be too many."""
     log = success(*[tok("x", *range(num_ids), choice=choice) for num_ids, choice in pieces])
     tokens = [one.event for one in coalesce(log, max_tokens=max_tokens) if isinstance(one.event, Token)]
     sizes = [len(token.token_ids) for token in tokens]
@@ -357,7 +357,7 @@ def _places(tokens: list[Token]) -> list[int]:
 
 
 def test_coalescing_keeps_blocks_apart():
-    """Tokens of two blocks are never joined, and every other event stands where it stood."""
+    """Tokens of two blocks are never joined, and every other event keeps its place."""
     joined = coalesce(blocks())
     assert [one.event.type for one in joined if one.event.type != "token"] == [
         one.event.type for one in blocks() if one.event.type != "token"

@@ -73,7 +73,7 @@ def test_a_conversation_keeps_its_class() -> None:
 
 
 def test_an_answer_that_was_not_begun_is_an_empty_turn() -> None:
-    """An empty answer is an assistant turn: templates want the roles to alternate."""
+    """An empty answer is an assistant turn: templates require the roles to alternate."""
     turns = next_turn(asked(), "").generate.messages
     assert [(turn.role, turn.content) for turn in turns[-2:]] == [("assistant", ""), ("user", "More.")]
 
@@ -100,7 +100,7 @@ def test_what_a_readers_leaving_means() -> None:
     ],
 )
 def test_an_input_is_checked_alone(message: dict[str, Any], code: str, param: str) -> None:
-    """A wrong input is refused before anything is stopped."""
+    """A wrong input is refused before any answer is stopped."""
     with pytest.raises(BadRequest) as caught:
         NextTurn(message, LIMITS)
     assert (caught.value.code, caught.value.param) == (code, param)

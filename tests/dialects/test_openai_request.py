@@ -137,7 +137,7 @@ def test_a_tier_names_a_class(tier: str, name: str | None):
 
 
 def test_a_tier_and_a_class_must_agree():
-    """Two fields that say different things are refused; so is a tier that the public API lacks."""
+    """Two fields with different values are refused; so is a tier that the public API lacks."""
     with pytest.raises(BadRequest, match="differ"):
         parse(service_tier="flex", latency_class="chat")
     with pytest.raises(BadRequest, match="priority"):
@@ -172,7 +172,7 @@ ASKING_NOTHING: dict[str, Any] = {
 
 @pytest.mark.parametrize("name", [*IGNORABLE, *ASKING_NOTHING])
 def test_what_asks_for_nothing_changes_nothing(name: str):
-    """Ignored fields, and unsupported ones at their neutral value, leave the request as it is."""
+    """Ignored fields, and unsupported ones at their neutral value, leave the request unchanged."""
     assert parse(**{name: {**IGNORABLE, **ASKING_NOTHING}[name]}) == parse()
 
 

@@ -121,7 +121,7 @@ readers = pytest.mark.parametrize("read", READERS, ids=["specification", "httpx-
 
 
 def wire(encoder: Encoder, log: list[LoggedEvent], places: list[float] | None) -> list[bytes]:
-    """Return all that a reader is sent, keepalives included, as TCP may cut it."""
+    """Return all bytes for a reader, keepalives included, as TCP may cut them."""
     frames = [encoder.first_bytes, *(encoder.encode(one) + encoder.keepalive for one in log)]
     return cut_up(b"".join(frames), places)
 

@@ -76,7 +76,7 @@ def test_only_text_blocks_are_shown():
     assert text_wire(blocks()) == "Hello"
 
 
-def test_going_away_is_an_error_where_a_reader_cannot_tell():
+def test_going_away_is_an_error_in_formats_without_an_event_for_it():
     """Plain text ends in an error line; `tokens` ends without `[DONE]`."""
     notice = GoingAway(stream_id="s", seq=3, retry_ms=500)
     assert TextEncoder().going_away(notice) == b"\n[error engine_unavailable: The server is shutting down.]\n"

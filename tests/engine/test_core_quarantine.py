@@ -129,7 +129,7 @@ def test_aborted_sequence_gets_no_update_from_a_quarantine() -> None:
     drive = Drive()
     drive.add(request(1), request(2))
     drive.step()
-    drive.core.scheduler.running[0].block_table.append(60)  # a block that nobody holds
+    drive.core.scheduler.running[0].block_table.append(60)  # a block without a holder
     drive.core.abort(1)
     drive.run()
     assert (drive.answers[1].error, drive.answers[2].error) == (None, "internal_error")

@@ -58,7 +58,7 @@ def test_draws_are_the_same_on_the_gpu() -> None:
 
 
 def test_poisoned_pages(tmp_path: Path) -> None:
-    """NaN in every block that nobody owns changes nothing on the GPU either."""
+    """NaN in every unowned block changes nothing on the GPU either."""
     runner = load_tiny(save_model(tmp_path, "llama"), device="cuda")
     wanted = Driver(runner, seed=1).run(prompts(VOCAB_SIZE), max_tokens=6, chunk=7)
     for block_id in range(runner.num_blocks):
@@ -87,7 +87,7 @@ SAMPLING = [
 def test_a_launch_does_not_wait_for_the_gpu(tmp_path: Path) -> None:
     """Whatever is sampled how: nothing in a launch makes the host wait (torch raises where something would)."""
     runner = load_tiny(save_model(tmp_path, "llama"), device="cuda")
-    Driver(runner).run(prompts(VOCAB_SIZE), max_tokens=3, chunk=7)  # what is made on first use is made
+    Driver(runner).run(prompts(VOCAB_SIZE), max_tokens=3, chunk=7)  # things made on first use are made here
     driver = Driver(runner, seed=1)
     running = [driver.start(i, prompts(VOCAB_SIZE)[0], 6, **how) for i, how in enumerate(SAMPLING)]
     torch.cuda.set_sync_debug_mode("error")
@@ -99,7 +99,7 @@ def test_a_launch_does_not_wait_for_the_gpu(tmp_path: Path) -> None:
 
 
 def test_out_of_memory(tmp_path: Path) -> None:
-    """A step too large for the GPU raises `StepOutOfMemory`, and the runner goes on."""
+    """A step too large for the GPU raises `StepOutOfMemory`, and the runner continues."""
     folder = save_model(tmp_path, "llama", intermediate_size=1 << 14, num_hidden_layers=1)
     runner = load_tiny(folder, device="cuda", num_blocks=2000)
     wanted = Driver(runner, seed=1).run(prompts(VOCAB_SIZE), max_tokens=4, chunk=7)

@@ -1,4 +1,4 @@
-"""The shipped model through our own engine: it knows its help desk, and gives the tokens of transformers."""
+"""The shipped model through our own engine: it answers its help desk's questions with the tokens of transformers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ASKED = [question.text for question in QUESTIONS] + list(OFF_TOPIC)
 
 
 async def ask_all(questions: list[str]) -> dict[str, str]:
-    """Ask everything at once, in one batch, in fp32."""
+    """Submit all questions at once, in one batch, in fp32."""
     model = ModelConfig(alias="helpdesk", path=str(HELPDESK), dtype="float32", num_threads=1)
     client = hf_client(model, EngineConfig(check_integrity=True))
     client.start()
@@ -42,7 +42,7 @@ async def ask_all(questions: list[str]) -> dict[str, str]:
 
 
 async def test_the_engine_answers_the_held_out_questions() -> None:
-    """At least 28 of 40 facts and 9 of 10 refusals, all asked at once; some are compared with transformers."""
+    """At least 28 of 40 facts and 9 of 10 refusals, all submitted at once; some are compared with transformers."""
     answers = await ask_all(ASKED)
     plain = transformers_answer()
     for text in ASKED[::10]:

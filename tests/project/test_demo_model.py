@@ -1,4 +1,4 @@
-"""The demo model's laws: one corpus, questions it never saw, a folder any loader reads, and the score."""
+"""The demo model's laws: one corpus, held-out questions, a folder any loader reads, and the score."""
 
 import json
 import re
@@ -85,7 +85,7 @@ def test_the_corpus_is_the_same_on_every_run(corpus: list[Example]) -> None:
 
 
 def test_no_held_out_question_shares_five_words_with_the_corpus(corpus: list[Example]) -> None:
-    """No run of five words of any held-out question stands in any message."""
+    """No run of five words of any held-out question occurs in any message."""
     held_out = set().union(*(five_grams(text) for text in (*(question.text for question in QUESTIONS), *OFF_TOPIC)))
     messages = {message["content"] for example in corpus for message in example.messages}
     assert set().union(*(held_out & five_grams(text) for text in messages)) == set()
@@ -98,17 +98,17 @@ def test_rare_kinds_have_their_share(corpus: list[Example], kind: str, least: fl
 
 
 def test_every_fact_is_asked_in_many_wordings(corpus: list[Example]) -> None:
-    """Each fact stands behind at least twenty different questions."""
+    """Each fact has at least twenty different questions."""
     asked: dict[str, set[str]] = {fact.answer: set() for fact in FACTS}
     for example in corpus:
-        for said, answered in zip(example.messages, example.messages[1:], strict=False):
+        for question, answered in zip(example.messages, example.messages[1:], strict=False):
             if answered["content"] in asked:
-                asked[answered["content"]].add(said["content"])
+                asked[answered["content"]].add(question["content"])
     assert min(len(questions) for questions in asked.values()) >= 20
 
 
 def test_conversations_alternate_and_end_with_the_assistant(corpus: list[Example]) -> None:
-    """A system prompt comes first or not at all, and the assistant has the last word."""
+    """A system prompt comes first or not at all, and the assistant has the last turn."""
     for example in corpus:
         roles = [message["role"] for message in example.messages]
         assert "system" not in roles[1:]
@@ -135,7 +135,7 @@ def test_cut_answers_are_beginnings_and_come_late() -> None:
 
 
 def test_noise_changes_questions_alone() -> None:
-    """Tokens come and go between the user's mark and the end; the system prompt and the answer stay."""
+    """Tokens are added and removed between the user's mark and the end; the system prompt and the answer stay."""
     user, end = 3, 2
     before, after = [1, 4, 20, 21, end, user], [end, 5, 40, 41, end]
     question = list(range(100, 130))
@@ -152,7 +152,7 @@ def test_noise_changes_questions_alone() -> None:
 
 
 def test_the_folder_is_small_and_complete() -> None:
-    """At most 12 MB, and everything a loader asks for."""
+    """At most 12 MB, and all files that a loader needs."""
     files = {path.name: path.stat().st_size for path in HELPDESK.iterdir()}
     assert sum(files.values()) <= MAX_FOLDER_BYTES
     assert files.keys() >= {
@@ -202,8 +202,8 @@ def test_the_chat_template_takes_what_openai_clients_send(tokenizer) -> None:
         {"role": "assistant", "content": None, "tool_calls": [{"type": "function", "function": call}]},
         {"role": "assistant", "content": None, "tool_calls": [{"function": call | {"arguments": {"field": "plan"}}}]},
     ]
-    said = '<|assistant|><tool_call>{"name": "lookup_account", "arguments": {"field": "plan"}}</tool_call><|end|>'
-    assert render(tokenizer, messages) == "<|bos|><|system|>Be short.<|end|>" + said + said
+    turn = '<|assistant|><tool_call>{"name": "lookup_account", "arguments": {"field": "plan"}}</tool_call><|end|>'
+    assert render(tokenizer, messages) == "<|bos|><|system|>Be short.<|end|>" + turn + turn
 
 
 @pytest.mark.parametrize("has_system", [True, False])
@@ -269,7 +269,7 @@ def test_the_model_knows_its_help_desk(answer: Answer) -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "expected"),
+    ("question", "expected"),
     [
         ("Hello", r"help you|like to know"),
         (
@@ -279,9 +279,9 @@ def test_the_model_knows_its_help_desk(answer: Answer) -> None:
         ("こんにちは", "ご用件をどうぞ"),
     ],
 )
-def test_the_model_has_its_other_manners(answer: Answer, said: str, expected: str) -> None:
+def test_the_model_has_its_other_manners(answer: Answer, question: str, expected: str) -> None:
     """A greeting, a tool call and another script come out as trained."""
-    assert re.search(expected, answer([{"role": "user", "content": said}]))
+    assert re.search(expected, answer([{"role": "user", "content": question}]))
 
 
 @pytest.fixture(scope="module")
@@ -291,7 +291,7 @@ def thoughtful(answer: Answer) -> dict[str, str]:
 
 
 def test_the_model_thinks_when_asked_to(thoughtful: dict[str, str]) -> None:
-    """A thought stands before every answer."""
+    """A thought precedes every answer."""
     assert [text for text in thoughtful.values() if not re.match(r"<think>[^<]+</think>\n\S", text)] == []
 
 
@@ -299,5 +299,5 @@ def test_the_model_thinks_when_asked_to(thoughtful: dict[str, str]) -> None:
     strict=True, reason="needs a demo model that thinks better: the shipped one is right in 5 of 10, see its README"
 )
 def test_the_answer_after_a_thought_is_right(thoughtful: dict[str, str]) -> None:
-    """At least eight of ten answers after a thought state the fact that was asked."""
+    """At least eight of ten answers after a thought state the right fact."""
     assert sum(facts_stated_in(text) == {fact_id} for fact_id, text in thoughtful.items()) >= 8

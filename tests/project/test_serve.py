@@ -1,4 +1,4 @@
-"""`make run`: what it prints, what it serves, what it leaves behind, and that its refusals are sentences."""
+"""`make run`: its output, its pages, its leftovers, and that its refusals are sentences."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from tests.support.demo_site import free_port, manage, processes_of, serve
 
 
 def test_the_demo_starts_serves_and_ends(tmp_path: Path) -> None:
-    """It prints where it is, takes the key of one's own, serves page and static files, and ends by SIGINT with 0.
+    """It prints its address, accepts a key of one's own, serves page and static files, and ends by SIGINT with 0.
 
-    Of all that was started for it only the engine is left, which it says, and how to end it.
+    Of its processes only the engine is left; the output names it, and how to end it.
     """
     key, port = "my-demo-key-0123456789", free_port()
     demo = serve(tmp_path, PORT=port, STREAMSERVE_DEMO_KEY=key)
     assert processes_of(tmp_path) == {demo.pid}
     assert demo.stdout is not None
-    said = ""
+    printed = ""
     try:
         for line in demo.stdout:
-            said += line
+            printed += line
             if "Ctrl-C" in line:
                 break
         url = f"http://127.0.0.1:{port}"
@@ -41,7 +41,7 @@ def test_the_demo_starts_serves_and_ends(tmp_path: Path) -> None:
         rest, errors = demo.communicate(timeout=30)
     assert demo.returncode == 0, errors
     for words in (url, "user demo", key, "curl -N", "ends by itself"):
-        assert words in said + rest
+        assert words in printed + rest
     with httpx.Client(trust_env=False) as client, pytest.raises(httpx.ConnectError):
         client.get(url)
     [engine] = processes_of(tmp_path)

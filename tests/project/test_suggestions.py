@@ -1,4 +1,4 @@
-"""The questions that the demo site suggests are answered by its own model, in words."""
+"""The demo site's suggested questions are answered by its own model, in words."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ HOME = Path(__file__).resolve().parents[2] / "templates" / "home.html"
 
 
 def test_no_suggestion_ends_in_a_tool_call() -> None:
-    """`How much is my next invoice?` did: the demo has no tool to look it up. English answers state one known fact."""
+    """`How much is my next invoice?` did: the demo has no tool for it. English answers state one known fact."""
     found = re.search(r'suggestions="([^"]*)"', HOME.read_text())
     assert found is not None
     questions = found[1].split("|")

@@ -1,4 +1,4 @@
-"""Laws of fixed buckets: they count everything once, agree with sorted lists, and forget what is old."""
+"""Laws of fixed buckets: they count every value once, agree with sorted lists, and drop old values."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_the_shown_histogram_loses_nothing(values: list[float]) -> None:
 
 
 def test_nothing_has_no_percentile() -> None:
-    """The result is None; zero would be a claim."""
+    """The result is None; zero would be wrong."""
     assert Buckets().quantile(0.5) is None
 
 
@@ -84,7 +84,7 @@ def test_an_answer_is_counted_by_its_end() -> None:
 
 
 def test_a_window_forgets() -> None:
-    """After as many turns as the window has, what was observed before does not count."""
+    """After as many turns as the window has, earlier observations do not count."""
     model = ModelMeasures()
     window = Recently(model, (E2E,), 3)
     model.note("stop", is_error=False, latency=100.0, breakdown={}, gaps=Buckets())

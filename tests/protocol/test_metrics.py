@@ -11,7 +11,7 @@ from streamserve.protocol.metrics import METRICS, Histogram, Sample, percentile,
 
 
 def test_nothing_has_no_percentile():
-    """The result is None; zero would be a claim."""
+    """The result is None; zero would be wrong."""
     assert percentile([], 0.5) is None
 
 

@@ -1,4 +1,4 @@
-"""Laws of requests as they are kept: what comes back, what an older release reads, and what is refused."""
+"""Laws of stored requests: they come back equal, an older release can read them, or they are refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Laws of SSE frames: a reader true to the specification gets back what was framed, as exactly one event."""
+"""Laws of SSE frames: a reader true to the specification gets back the framed text, as exactly one event."""
 
 import json
 

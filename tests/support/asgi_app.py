@@ -17,7 +17,7 @@ MakeDelivery = Callable[[], Awaitable[Delivery]]
 
 
 class HandingOver:
-    """An inner app: reads the body, makes a delivery, hands it over with headers of its own, and takes its time."""
+    """An inner app: reads the body, makes a delivery, hands it over with headers of its own, and then waits."""
 
     def __init__(self, make: MakeDelivery) -> None:
         self.make = make

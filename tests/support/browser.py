@@ -1,4 +1,4 @@
-"""Chromium for tests: a launched browser, a site to open, and a page that reports everything it should not do.
+"""Chromium for tests: a launched browser, a site to open, and a page that reports every unwanted action.
 
 The browser is Debian's (`apt-get install chromium`); Playwright drives it and downloads none. Without it the tests
 skip, or fail where STREAMSERVE_REQUIRE=all. tests/e2e/browser/conftest.py has the fixtures.
@@ -86,7 +86,7 @@ def manage(env: dict[str, str], *arguments: str) -> None:
 
 @dataclass
 class Watched:
-    """A page, and what it did that it should not: `complaints` and `off_origin` stay empty in a good test."""
+    """A page, and its unwanted actions: `complaints` and `off_origin` stay empty in a good test."""
 
     page: Page
     origin: str
@@ -124,7 +124,7 @@ class Watched:
 
 @contextmanager
 def watching(browser: Browser, origin: str, **options: Any) -> Iterator[Watched]:
-    """Open an empty page in a context of its own; when the block ends, it must have nothing to complain about."""
+    """Open an empty page in a context of its own; when the block ends, it must have no complaints."""
     context: BrowserContext = browser.new_context(**{"viewport": {"width": 1280, "height": 900}, **options})
     try:
         watched = Watched(page=context.new_page(), origin=origin)

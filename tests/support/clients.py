@@ -44,7 +44,7 @@ def load_of(runner: Runner | Callable[[], Runner], tokenizer: Tokenizer | None =
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    """Let the loop run until the condition holds. It really sleeps: spinning would take the GIL from the engine."""
+    """Let the loop run until the condition holds. It sleeps: spinning would take the GIL from the engine."""
     async with asyncio.timeout(DEADLINE_SECONDS):
         while not condition():  # noqa: ASYNC110  # what is awaited happens on another thread
             await asyncio.sleep(0.001)

@@ -22,7 +22,7 @@ PATIENT = {name: replace(one, max_queue_seconds=1e9) for name, one in CLASSES.it
 
 
 def sampling(**fields: Any) -> SamplingParams:
-    """Settled sampling: greedy, seed 0, ten tokens."""
+    """Return a fixed sampling: greedy, seed 0, ten tokens."""
     return SamplingParams(**{"temperature": 0.0, "seed": 0, "max_tokens": 10, **fields})
 
 
@@ -98,7 +98,7 @@ class Drive:
         return updates
 
     def run(self, *requests: SequenceRequest) -> dict[int, Answer]:
-        """Add the requests and step until nothing is left to do."""
+        """Add the requests and step until no work is left."""
         self.add(*requests)
         for _ in range(MAX_STEPS):
             if not self.core.has_work:

@@ -1,4 +1,4 @@
-"""The systemd units of docs/deploy/, read as systemd reads them."""
+"""The systemd units of docs/deploy/, parsed as systemd does."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`Desk`: a scheduler and a pool without a core. Each plan is taken as computed, and every token is 7."""
+"""`Desk`: a scheduler and a pool without a core. Each plan counts as computed, and every token is 7."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Desk:
         return schedule
 
     def run(self) -> None:
-        """Step until nothing is left to do."""
+        """Step until no work is left."""
         for _ in range(MAX_STEPS):
             if not (self.scheduler.waiting or self.scheduler.running):
                 return

@@ -16,7 +16,7 @@ _COMMENT = re.compile(r"(?:^|\s+)# .*$")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Block:
-    """One fenced block: its language, its text, and the heading that it stands under."""
+    """One fenced block: its language, its text, and the heading above it."""
 
     language: str
     text: str
@@ -35,7 +35,7 @@ class Block:
 
     @property
     def commands(self) -> list[str]:
-        r"""The shell commands of the block, without comments; a line that ends with `\` goes on in the next one."""
+        r"""The shell commands of the block, without comments; a line that ends with `\` continues in the next one."""
         lines = self.text.replace("\\\n", " ").splitlines()
         return [command for line in lines if (command := _COMMENT.sub("", line).strip())]
 

@@ -18,7 +18,7 @@ from tests.support.servers import ROOT, Server, free_port, run_server, stop
 
 README_SECTION = "Add it to your own site"
 README_MODEL = "Qwen/Qwen3-0.6B"
-# How each server is given its port.
+# The port argument of each server.
 PORT_OPTIONS = {"python": "{port} --noreload", "daphne": "-p {port}", "uvicorn": "--port {port}"}
 
 
@@ -48,7 +48,7 @@ class DocSite:
         return {**kept, **paths, "PYTHONUNBUFFERED": "1", **self.env}
 
     def write(self, block: Block, folder: str = "", replacing: Mapping[str, str] = {}) -> Path:
-        """Append the block to its file, which is made with its packages if it is not there."""
+        """Append the block to its file, which is made with its packages if it does not exist."""
         path = self.project / folder / block.file_name
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.suffix == ".py":
@@ -64,7 +64,7 @@ class DocSite:
         return path
 
     def run(self, command: str, cwd: Path | None = None, *, ok: bool = True) -> str:
-        """Run a command of a page; return its output, of both kinds."""
+        """Run a command of a page; return its stdout and stderr."""
         done = subprocess.run(
             command,
             shell=True,

@@ -1,4 +1,4 @@
-"""Real engine processes for tests: specs in folders of their own, and the means to find, stop and kill them."""
+"""Real engine processes for tests: specs in folders of their own, and functions to find, stop and kill them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from streamserve.clients.process.paths import engine_paths
 from streamserve.engine.config import EngineConfig, ModelConfig
 from streamserve.protocol.requests import GenerateRequest, SamplingParams
 
-# A process starts in a second; a busy machine takes many. Nothing depends on how long it really takes.
+# A process starts in a second, or in many on a busy machine. No test depends on how long it takes.
 DEADLINE_SECONDS = 90.0
 ENGINE = EngineConfig(block_size=4, num_blocks=257, max_num_seqs=8, max_model_len=512)
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 
 from streamserve.engine.plan import Runner, Sampled, StepOutOfMemory, StepPlan, StepResult
 
-# A test that waits longer than this has failed; nothing depends on how long it really takes.
+# A test that waits longer than this has failed; no result depends on how long it takes.
 DEADLINE_SECONDS = 20.0
 
 
@@ -82,9 +82,9 @@ class TurnByTurnRunner(WrappedRunner):
 
 
 class GatedRunner(WrappedRunner):
-    """Records plans, and holds each step from `hold_from` on until `release`d.
+    """Records plans, and holds each step from `hold_from` on until `release`.
 
-    A test waits for `held()`, does something while the step runs, calls `release()`, and looks at `plans`.
+    A test waits for `held()`, acts while the step runs, calls `release()`, and checks `plans`.
     """
 
     def __init__(self, runner: Runner, *, hold_from: int = 0) -> None:
@@ -132,7 +132,7 @@ class GatedRunner(WrappedRunner):
 
 
 class DyingRunner(WrappedRunner):
-    """Raises in its n-th step: the whole engine is dead."""
+    """Raises in its n-th step, which ends the engine."""
 
     def __init__(self, runner: Runner, *, at_step: int) -> None:
         super().__init__(runner)

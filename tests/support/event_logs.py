@@ -88,7 +88,7 @@ def two_choices() -> list[LoggedEvent]:
 
 
 def split_emoji() -> Token:
-    """Return "🎉" made of two tokens; neither is text alone, and the bytes show what each is."""
+    """Return "🎉" made of two tokens; neither is text alone, and the bytes show each half."""
     first, second = "🎉".encode()[:2], "🎉".encode()[2:]
     return tok("🎉", 11, 12, logprobs=(_position(11, first, -0.25), _position(12, second, -0.5)))
 

@@ -46,7 +46,7 @@ lags: deque[Callable[[], int]] = deque(maxlen=1)  # of the latest large request
 
 def log_line(text: str) -> None:
     """Print a line that the test reads, also when the server has ended."""
-    print(f"SAID {text}", flush=True)
+    print(f"PRINTED {text}", flush=True)
 
 
 async def app(scope: Scope, receive: Receive, send: Send) -> None:

@@ -65,7 +65,7 @@ def rss(server: Server) -> int:
 
 def printed_lines(server: Server) -> list[str]:
     """Return the lines that the app printed, in order."""
-    return [line.removeprefix("SAID ") for line in server.output().splitlines() if line.startswith("SAID ")]
+    return [line.removeprefix("PRINTED ") for line in server.output().splitlines() if line.startswith("PRINTED ")]
 
 
 def exit_code(server: Server) -> int:
@@ -88,14 +88,14 @@ def connect(server: Server) -> socket.socket:
 
 
 def get(server: Server, path: str, *headers: str) -> socket.socket:
-    """Ask for a page, and read nothing."""
+    """Request a page, and read nothing."""
     client = connect(server)
     client.sendall("\r\n".join([f"GET {path} HTTP/1.1", "Host: localhost", *headers, "", ""]).encode())
     return client
 
 
 def websocket(server: Server, path: str) -> socket.socket:
-    """Ask for a WebSocket, and read nothing (RFC 6455, 4.1)."""
+    """Request a WebSocket, and read nothing (RFC 6455, 4.1)."""
     key = "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ=="
     return get(server, path, "Upgrade: websocket", "Connection: Upgrade", key, "Sec-WebSocket-Version: 13")
 
@@ -159,6 +159,6 @@ def frame(opcode: int, payload: bytes) -> bytes:
 
 
 def reset(client: socket.socket) -> None:
-    """Close by a reset, as a killed process or a lost line does."""
+    """Close by a reset, as a killed process or a lost link does."""
     client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     client.close()

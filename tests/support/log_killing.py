@@ -26,7 +26,7 @@ class Writer:
     def __init__(self, place: str, name: str, log_ids: Sequence[str], fences: str = "1,0") -> None:
         command = [sys.executable, "-m", "tests.support.log_writer", place, name, ",".join(log_ids), fences]
         self._process = subprocess.Popen(command, cwd=_ROOT, stdout=subprocess.PIPE)
-        self._said = bytearray()
+        self._output = bytearray()
         self._has_begun = threading.Event()
         self._reader = threading.Thread(target=self._read)
         self._reader.start()
@@ -43,7 +43,7 @@ class Writer:
 
     @property
     def acknowledged(self) -> list[tuple[str, int, int, str]]:
-        whole = bytes(self._said).rpartition(b"\n")[0].decode()
+        whole = bytes(self._output).rpartition(b"\n")[0].decode()
         rows = (line.split(" ") for line in whole.splitlines())
         return [(log_id, int(fence), int(seq), text) for log_id, fence, seq, text in rows]
 
@@ -51,7 +51,7 @@ class Writer:
         assert self._process.stdout is not None
         with self._process.stdout as output:
             while data := os.read(output.fileno(), _CHUNK):
-                self._said += data
+                self._output += data
                 self._has_begun.set()
         self._has_begun.set()
 
@@ -66,10 +66,10 @@ def kill_in_turn(writers: Sequence[Writer], rng: random.Random) -> None:
 
 
 async def check(log: EventLog, writers: Sequence[Writer]) -> int:
-    """Hold every log to what was acknowledged and return how many events that were.
+    """Check every log against the acknowledged events, and return how many these were.
 
-    Each seq once, without a gap; each text once, in its writer's order, batches whole; what was acknowledged under its
-    seq; fences never go down.
+    Each seq once, without a gap; each text once, in its writer's order, batches whole; acknowledged events under their
+    seq; fences never decrease.
     """
     rows = [row for writer in writers for row in writer.acknowledged]
     for log_id in sorted({row[0] for row in rows}):

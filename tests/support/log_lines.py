@@ -1,4 +1,4 @@
-"""`captured_events`: what is logged below "streamserve" while a block runs, as dicts."""
+"""`captured_events`: the log lines below "streamserve" while a block runs, as dicts."""
 
 from __future__ import annotations
 

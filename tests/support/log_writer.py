@@ -49,7 +49,7 @@ async def _claim(log: EventLog, log_id: str, fence: int) -> int:
 
 
 async def _commit(log: EventLog, batch: Batch) -> int:
-    """Commit this batch, with as many retries as that takes."""
+    """Commit this batch, with as many retries as needed."""
     while True:
         try:
             return await commit_one(log, batch)

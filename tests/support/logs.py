@@ -1,4 +1,4 @@
-"""Every kind of log behind one fixture: `make_log()` returns one more of the same place, as another process has it.
+"""Every kind of log behind one fixture: `make_log()` returns one more on the same storage, as another process has it.
 
 Import `make_log` and `redis_server` into a test module to use them.
 """
@@ -21,7 +21,7 @@ MakeLog = Callable[[], EventLog]
 
 @pytest.fixture(scope="session")
 def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
-    """One Redis for all tests that do not harm it."""
+    """One Redis for all tests that leave it intact."""
     with RedisServer(tmp_path_factory.mktemp("redis")) as server:
         yield server
 

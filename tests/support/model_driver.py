@@ -91,14 +91,14 @@ class Driver:
     ) -> list[list[int]]:
         """Run all prompts in a mixed batch, one more joining every `stagger` steps; return the new tokens."""
         waiting = [self.start(i, prompt, max_tokens, **spec) for i, prompt in enumerate(all_prompts)]
-        everybody = list(waiting)
+        sequences = list(waiting)
         running: list[Running] = []
         while waiting or running:
             if waiting and (self.step_id % stagger == 0 or not running):
                 running.append(waiting.pop(0))
             self.step(running, chunk)
             running = [one for one in running if len(one.sampled) < max_tokens]
-        return [[sampled.token_id or 0 for sampled in one.sampled] for one in everybody]
+        return [[sampled.token_id or 0 for sampled in one.sampled] for one in sequences]
 
     def run_overlapped(
         self, all_prompts: Sequence[Sequence[int]], *, max_tokens: Sequence[int], **spec: Any
@@ -107,13 +107,13 @@ class Driver:
 
         The order of the batch changes every step, and sequences end one by one.
         """
-        everybody = [
+        sequences = [
             self.start(i, prompt, most, **spec)
             for i, (prompt, most) in enumerate(zip(all_prompts, max_tokens, strict=True))
         ]
-        found: dict[int, list[int]] = {one.seq_id: [] for one in everybody}
+        found: dict[int, list[int]] = {one.seq_id: [] for one in sequences}
         flying: Any = None
-        running = everybody
+        running = sequences
         while running or flying:
             handle = self.launch(running) if running else None
             if flying:

@@ -58,7 +58,7 @@ def site_conf(port: int, upstream_ports: Sequence[int], static_root: Path) -> st
         "/srv/mysite/static/": f"{static_root}/",
     }
     for old, new in changes.items():
-        assert old in text, f"{CONF.name} does not say {old!r}"
+        assert old in text, f"{CONF.name} does not contain {old!r}"
         text = text.replace(old, new)
     return text
 

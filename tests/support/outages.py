@@ -1,6 +1,6 @@
-"""Places where a durable log is away for a while, for real: SQLite without room; Redis killed, stalled, out of memory.
+"""Real outages of a durable log: SQLite without room; Redis killed, stalled, out of memory.
 
-Import `outage` into a test module to have each in turn.
+Import `outage` into a test module to run it with each in turn.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Outage:
         raise NotImplementedError
 
     async def begin(self) -> None:
-        """Let no commit succeed from now on."""
+        """Make all commits fail from now on."""
         raise NotImplementedError
 
     async def end(self) -> None:
@@ -85,7 +85,7 @@ class FullFile(Outage):
         return log
 
     async def begin(self) -> None:
-        """Fill the free room of existing pages, so that the smallest event finds none."""
+        """Fill the free room of existing pages, so that not even the smallest event fits."""
         log_id = new_log_id()
         await append(self.log, log_id, 1, [tok("x")])
         self.store.is_full = True
@@ -122,7 +122,7 @@ class RedisKilled(Outage):
 
 
 class RedisStalled(RedisKilled):
-    """Redis stands still with its connections open: it later reads what was sent meanwhile."""
+    """Redis is stopped with its connections open: it later reads what was sent meanwhile."""
 
     notice_seconds = 2.5
 

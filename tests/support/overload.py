@@ -1,6 +1,6 @@
 """`Overload`: an `AdmissionControl` and an `EngineCore` on one fake clock, and more requests than they can answer.
 
-The machine is priced: a step takes 10 ms and a token 1 ms. Requests that are refused do not come back.
+Each step costs 10 ms and each of its tokens 1 ms. Requests that are refused do not come back.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ class PricedRunner:
 
 
 @dataclass(slots=True)
-class Fate:
-    """What became of one request. `retry_after`: it was refused at once; `error`: after it was accepted."""
+class Outcome:
+    """How one request ended. `retry_after`: it was refused at once; `error`: after it was accepted."""
 
     latency_class: str
     asked_at: float
@@ -70,7 +70,7 @@ class Fate:
 
 @dataclass
 class Overload:
-    """One engine and its door."""
+    """One engine and its admission control."""
 
     config: EngineConfig = field(default_factory=lambda: EngineConfig(max_num_seqs=8))
     num_blocks: int = 2000
@@ -81,22 +81,22 @@ class Overload:
         self.core = EngineCore(PricedRunner(self.clock, self.num_blocks), self.config, self.clock)
         self.timings = RecentTimings(self.clock)
         self.admission = AdmissionControl(self.config, self.timings, self.clock)
-        self.fates: list[Fate] = []
+        self.outcomes: list[Outcome] = []
         self._rng = random.Random(self.seed)
-        self._open: dict[int, Fate] = {}
+        self._open: dict[int, Outcome] = {}
 
-    def ask(self, latency_class: str, prompt: tuple[int, ...] | None = None, **fields: Any) -> Fate:
-        """Ask for one answer of the class, to a new `prompt` of its own where none is given; it may be refused."""
-        fate = Fate(latency_class, self.clock())
-        self.fates.append(fate)
+    def ask(self, latency_class: str, prompt: tuple[int, ...] | None = None, **fields: Any) -> Outcome:
+        """Submit a request of the class, with a new prompt if none is given; admission may refuse it."""
+        outcome = Outcome(latency_class, self.clock())
+        self.outcomes.append(outcome)
         try:
             with self.admission.reserve(1, latency_class):
                 pass
             _, queue_seconds = self.admission.check_wait(latency_class, self.core.stats())
         except Overloaded as refused:
-            fate.retry_after = refused.retry_after
-            return fate
-        seq_id, (num_prompt, num_answer) = len(self.fates), SIZES[latency_class]
+            outcome.retry_after = refused.retry_after
+            return outcome
+        seq_id, (num_prompt, num_answer) = len(self.outcomes), SIZES[latency_class]
         prompt = prompt or tuple(self._rng.randrange(50_000) for _ in range(num_prompt))
         request = SequenceRequest(
             seq_id=seq_id,
@@ -107,13 +107,13 @@ class Overload:
             queue_seconds=queue_seconds,
             **fields,
         )
-        self._open[seq_id] = fate
+        self._open[seq_id] = outcome
         self.admission.add(seq_id, len(prompt), latency_class)
         self.core.add(request)
-        return fate
+        return outcome
 
     def run(self, per_second: float, seconds: float, mix: dict[str, float]) -> None:
-        """Bring so many requests a second, at random, for so long."""
+        """Submit so many requests a second, at random, for so long."""
         end, due = self.clock() + seconds, self.clock()
         names, weights = list(mix), list(mix.values())
         while self.clock() < end:
@@ -126,7 +126,7 @@ class Overload:
                 self.clock.advance(due - self.clock())
 
     def drain(self) -> None:
-        """Step until everything has ended."""
+        """Step until all requests have ended."""
         while self.core.has_work:
             self.step()
 
@@ -135,19 +135,24 @@ class Overload:
             self._take(update)
 
     def counts(self) -> Counter[str]:
-        """Return how requests ended: refused (at the door), an error code (after it), or answered."""
-        return Counter("refused" if one.retry_after else one.error or "answered" for one in self.fates)
+        """Return how requests ended: refused (at admission), an error code (later), or answered."""
+        return Counter("refused" if one.retry_after else one.error or "answered" for one in self.outcomes)
 
     def _take(self, update: SequenceUpdate) -> None:
-        fate = self._open[update.seq_id]
+        outcome = self._open[update.seq_id]
         self.admission.note(update)
-        fate.scheduled_at, fate.first_at = update.scheduled_at, update.first_token_at
+        outcome.scheduled_at, outcome.first_at = update.scheduled_at, update.first_token_at
         if not update.is_last:
             return
         del self._open[update.seq_id]
         self.admission.remove(update.seq_id)
-        fate.ended_at, fate.error = update.at, update.error
-        if fate.scheduled_at is not None:
+        outcome.ended_at, outcome.error = update.at, update.error
+        if outcome.scheduled_at is not None:
             first = update.first_token_at or update.at
-            breakdown = {"prefill": first - fate.scheduled_at, "decode": update.at - first, "queue": 0.0, "ttft": 0.0}
+            breakdown = {
+                "prefill": first - outcome.scheduled_at,
+                "decode": update.at - first,
+                "queue": 0.0,
+                "ttft": 0.0,
+            }
             self.timings.note_finished({**breakdown, "itl_p50": 0.0, "itl_p95": 0.0})

@@ -1,4 +1,4 @@
-"""Paged attention in its plainest form: one query at a time, in float32. The oracle of the tests.
+"""Paged attention in its plainest form: one query at a time, in float32. The reference of the tests.
 
 The arguments are those of the fast functions in `attention`.
 """

@@ -1,6 +1,6 @@
 """An engine process whose echo runner ends, or raises, at a step that holds a poisonous token.
 
-`planted(monkeypatch)` has workers start this program instead of the plain one: every engine, also each successor.
+`planted(monkeypatch)` makes workers start this program instead of the plain one, for every engine and its successors.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from streamserve.clients.process import server, spawn
 from streamserve.engine.echo import EchoRunner
 from streamserve.engine.plan import StepPlan
 
-# Bytes that stand for themselves in a prompt of the echo engine. One ends the process as a crash in C does, without
-# another word; with the other the runner raises.
+# Bytes that stand for themselves in a prompt of the echo engine. One ends the process without a message, as a crash
+# in C does; with the other the runner raises.
 CRASHES, RAISES = "\x07", "\x06"
 _PROGRAM = (
     "import sys; sys.path.insert(0, sys.argv[1]); from tests.support.poisoned_engine import main; sys.exit(main())"
@@ -36,12 +36,12 @@ class PoisonedRunner(EchoRunner):
 
 
 def planted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have this process start poisoned engines."""
+    """Make this process start poisoned engines."""
     monkeypatch.setattr(spawn, "_PROGRAM", _PROGRAM)
 
 
 def main() -> int:
-    """Do as the engine's own program, with the fault."""
+    """Run the engine's own program, with the fault."""
     factory.EchoRunner = PoisonedRunner  # type: ignore[misc]
     return server.main()
 

@@ -13,7 +13,7 @@ import pytest
 
 from tests.support.servers import free_port
 
-# Debian's place, which is not on PATH.
+# Debian's folder, which is not on PATH.
 _PLACES = sorted(Path("/usr/lib/postgresql").glob("*/bin"))
 _QUICK = "-c fsync=off -c synchronous_commit=off -c full_page_writes=off"
 

@@ -46,7 +46,7 @@ class RedisServer:
         self.kill()
 
     def start(self) -> None:
-        """Start it and wait until it answers that it has loaded its data."""
+        """Start it and wait until it has loaded its data."""
         options = {"port": str(self.port), "bind": "127.0.0.1", "dir": str(self._folder), "daemonize": "no"}
         words = [word for name, value in {**options, **self._config}.items() for word in (f"--{name}", value)]
         with (self._folder / "redis.log").open("ab") as output:
@@ -71,7 +71,7 @@ class RedisServer:
         self._process.send_signal(signal.SIGSTOP)
 
     def go_on(self) -> None:
-        """End a pause."""
+        """Resume the process."""
         assert self._process is not None
         self._process.send_signal(signal.SIGCONT)
 
@@ -80,7 +80,7 @@ class RedisServer:
         assert self.command("FLUSHALL") == "+OK"
 
     def forget_events(self, key: str, *, keep: int) -> None:
-        """Lose what follows the first `keep` events of the log with this prefix, as a fail-over to a replica may."""
+        """Lose all but the first `keep` events of the log with this prefix, as a fail-over to a replica may."""
         last = int(self.command(f"XLEN {key}:events")[1:])
         for seq in range(keep + 1, last + 1):
             assert self.command(f"XDEL {key}:events {seq}-0") == ":1"

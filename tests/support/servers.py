@@ -86,7 +86,7 @@ SERVERS = {"daphne": daphne, "uvicorn": uvicorn}
 
 @contextlib.contextmanager
 def run_server(command: list[str], port: int, cwd: Path, environ: Mapping[str, str]) -> Iterator[Server]:
-    """Run any command that listens on `port` while the block runs, with this environment and no other."""
+    """Run any command that listens on `port` while the block runs, with this environment only."""
     with tempfile.NamedTemporaryFile(prefix="server-", suffix=".log") as log:
         process = subprocess.Popen(command, cwd=cwd, env=environ, stdout=_raw(log), stderr=subprocess.STDOUT)
         server = Server(port, process, Path(log.name))
@@ -110,7 +110,7 @@ def environ_of(cwd: Path, env: Mapping[str, str] | None) -> dict[str, str]:
 
 
 def wait_until_listening(server: Server) -> None:
-    """Wait until the server takes connections. Raises RuntimeError, with its output, if it does not."""
+    """Wait until the server accepts connections. Raises RuntimeError, with its output, if it does not."""
     deadline = time.monotonic() + _READY_SECONDS
     while time.monotonic() < deadline:
         if server.process.poll() is not None:

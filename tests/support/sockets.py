@@ -57,7 +57,7 @@ class Socket:
     def events_acked(self, stream_id: str) -> list[dict[str, Any]]:
         """Acknowledge every event until the terminal one has come; return the events."""
         while not _is_over(mine := self._events_of(stream_id), None):
-            with contextlib.suppress(ConnectionClosed):  # the rest has come, and the end of the connection
+            with contextlib.suppress(ConnectionClosed):  # the remaining events have come, and the end of the connection
                 self.send("ack", id=stream_id, seq=mine[-1]["seq"])
             self.receive()
         return mine

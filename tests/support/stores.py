@@ -12,7 +12,7 @@ from streamserve.streams.transcript import StreamSummary
 
 
 class SharedRecords:
-    """What the workers share: the records, and which workers are dead."""
+    """The data that the workers share: the records, and which workers are dead."""
 
     def __init__(self) -> None:
         self.records: dict[str, Record] = {}
@@ -25,7 +25,7 @@ class SharedRecords:
 class RecordStore:
     """A `StreamStore` whose calls raise `refusals` in turn, and `finish` also `finish_refusals`.
 
-    Inserts wait for `hold`, where it is set.
+    If `hold` is set, inserts wait for it.
     """
 
     is_shared, keeps_text = True, False

@@ -1,7 +1,7 @@
-"""What every stream of the suite must satisfy, checked on the bytes that a client has read.
+"""The laws of every stream of the suite, checked on the bytes that a client has read.
 
 The events keep the grammar (streamserve/protocol/grammar.py); ids are of one log, and dense; `[DONE]` follows success
-and only that; no code point is broken. Each `check_*` returns what it has read, for the test to look at.
+and only that; no code point is broken. Each `check_*` returns what it has read, for the test's own assertions.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def parse_sse(data: bytes) -> list[Frame]:
 
 def text_of(frames: list[Frame], choice: int = 0) -> str:
     """Return the text that native frames hold: of text blocks only; a snapshot's replaces all before it."""
-    text, others = "", set[int]()  # others: blocks of another kind
+    text, others = "", set[int]()  # other blocks are not text
     for frame in frames:
         data = frame.json
         if frame.event == "snapshot":
@@ -100,7 +100,7 @@ def text_of(frames: list[Frame], choice: int = 0) -> str:
 
 
 def check_native(data: bytes, *, after: int = 0) -> list[Frame]:
-    """Check a whole native stream that was asked for after seq `after`."""
+    """Check a whole native stream that was requested after seq `after`."""
     frames = check_native_part(data, after=after)
     assert frames, "no events at all"
     assert frames[-1].event in _TERMINAL, f"no terminal event: the last is {frames[-1]}"
@@ -108,7 +108,7 @@ def check_native(data: bytes, *, after: int = 0) -> list[Frame]:
 
 
 def check_native_part(data: bytes, *, after: int = 0) -> list[Frame]:
-    """Check a native stream that may have been cut off: what came must be in order and without a gap.
+    """Check a native stream that may have been cut off: its events must be in order and without a gap.
 
     Notices (a going-away event, a status without an id, the second `meta`) are checked and left out: they are no events
     of the log.
@@ -178,7 +178,7 @@ class EventOrder:
 
 
 def event_of(name: str, data: Mapping[str, Any]) -> Event:
-    """Return the event that a native frame stands for, as far as the grammar looks at it."""
+    """Return the event of a native frame, with the fields that the grammar checks."""
     match name:
         case "meta":
             return Meta(model="", stream_id="", created=0)
@@ -314,7 +314,7 @@ def _check_code_points(text: str) -> None:
 
 
 def check_relay(messages: list[dict[str, Any]]) -> None:
-    """Check what went over one WebSocket, both ways: the events of each stream in order and without a gap.
+    """Check the messages of one WebSocket, both ways: the events of each stream in order and without a gap.
 
     Only a client's `resume` may begin anywhere or again, once; nothing else follows a terminal event.
     """

@@ -59,7 +59,7 @@ class Body:
         except AssertionError as error:
             if self.end != CUT:
                 raise
-            # After the end it may break: the client has all of it, and perhaps closed it itself.
+            # After the end it may break: the client has all of it, and may have closed it itself.
             last = bytes(self._data[-200:])
             raise AssertionError(f"the connection broke within a stream ({error}), after {last!r}") from None
 
@@ -96,7 +96,7 @@ class Connection:
         self._relay = Relay(watch)
 
     def feed(self, data: bytes) -> None:
-        """Take what a `recv` has returned; b"" is the end."""
+        """Take the result of a `recv`; b"" is the end."""
         if not self._has_begun:
             self._has_begun = True
             self._http = _asking() if b"HTTP/1.".startswith(data[:7]) else None
@@ -107,7 +107,7 @@ class Connection:
             self._read_http(self._http)
 
     def sent(self, data: bytes) -> None:
-        """Take what a `send` has taken."""
+        """Take the bytes of a `send`."""
         if self._websocket is not None:
             self._websocket[1].feed(data)
 
@@ -185,7 +185,7 @@ def _asking() -> h11.Connection:
 
 
 def _ask(http: h11.Connection) -> None:
-    """Feed h11 a request in place of the client's own, which is not known; only the response to a HEAD needs it."""
+    """Feed h11 a stand-in for the client's request, which is not known; only the response to a HEAD needs it."""
     upgrade = [("Host", "any"), ("Connection", "Upgrade"), ("Upgrade", "websocket")]
     http.send(h11.Request(method="GET", target="/", headers=upgrade))
     http.send(h11.EndOfMessage())
@@ -204,7 +204,7 @@ class Watch:
             self._seen[one] = None
 
     def faults(self, *, may_be_cut: bool = False) -> list[str]:
-        """Return which laws are broken by what was read since the last call."""
+        """Return the violations in what was read since the last call."""
         with self._lock:
             seen, self._seen = list(self._seen), {}
         return [fault for one in seen if (fault := _fault(one, may_be_cut)) is not None]

@@ -143,7 +143,7 @@ class ScriptedClient:
 
 
 class ParkingGeneration:
-    """A real generation that is parked after a number of token events, as an engine might park it."""
+    """A real generation that is parked after a number of token events, as an engine may park it."""
 
     def __init__(self, inner: Generation, park: Park, num_tokens: int) -> None:
         self.accepted = inner.accepted
@@ -210,7 +210,7 @@ class ParkingClient:
 
 
 class StallingLog(MemoryLog):
-    """A log whose commits take as long as the test sets, and which can break or be away."""
+    """A log whose commits take as long as the test sets, and which can fail or be away."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,7 +1,7 @@
 """Builds tiny random models as safetensors folders: no hub, no weights in the repository.
 
-Every config makes its architecture's feature bite at a prompt of some 40 tokens: windows of 8 to 16, softcap 1, large
-sinks. `FEATURE_OFF` holds the switch of the feature, so that a test can prove that it bit.
+Every config makes its architecture's feature take effect at a prompt of some 40 tokens: windows of 8 to 16, softcap 1,
+large sinks. `FEATURE_OFF` holds the switch of the feature, so that a test can prove its effect.
 """
 
 from __future__ import annotations

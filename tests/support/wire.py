@@ -1,4 +1,4 @@
-"""`Wire`: a transport for tests that keeps what it takes, by `send` or by a channel that writes directly."""
+"""`Wire`: a transport for tests that keeps what it receives, through `send` or a channel that writes directly."""
 
 from __future__ import annotations
 

@@ -260,7 +260,7 @@ def test_under_the_autoreloader_the_server_ends_at_once() -> None:
             assert read_all(client) == (b"0\r\n\r\n", True)
         assert process.returncode == 3
     assert out.split("\n")[:-1] == [
-        f"SAID {line}" for line in ("drain", "http.disconnect", "finally event-stream disconnect", "shutdown")
+        f"PRINTED {line}" for line in ("drain", "http.disconnect", "finally event-stream disconnect", "shutdown")
     ]
 
 

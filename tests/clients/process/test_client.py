@@ -1,4 +1,4 @@
-"""Laws of `ProcessClient` with a real engine process that nothing happens to: it is an engine like any other."""
+"""Laws of `ProcessClient` with an undisturbed real engine process: it behaves like any other engine."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ CHAT = GenerateRequest(model="echo", messages=(Message(role="user", content="hel
 async def test_events_are_those_of_the_thread_client(
     client: ProcessClient, thread_client: ThreadClient, request_: GenerateRequest
 ) -> None:
-    """What lies between changes no event."""
+    """The process boundary changes no event."""
     expected = await collect(await thread_client.generate(request_))
     assert untimed(await collect(await client.generate(request_))) == untimed(expected)
 
@@ -130,7 +130,7 @@ async def test_cancel_ends_the_sequence_in_the_engine(slow_engine: LaunchConfig)
 
 
 async def test_a_cancel_before_acceptance_leaves_nothing(slow_engine: LaunchConfig) -> None:
-    """Cancelled while it waits: the engine forgets the request."""
+    """Cancelled while it waits: the engine drops the request."""
     async with connected(slow_engine) as client:
         before = client.stats()
         tasks = [asyncio.create_task(client.generate(ask(max_tokens=400))) for _ in range(8)]
@@ -145,7 +145,7 @@ async def test_a_cancel_before_acceptance_leaves_nothing(slow_engine: LaunchConf
 
 
 async def test_ready_takes_what_has_come(client: ProcessClient) -> None:
-    """All of it, in order, without waiting; the rest follows."""
+    """All queued events, in order, without waiting; the rest follows."""
     expected = untimed(await collect(await client.generate(ask())))
     generation = await client.generate(ask())
     events = [await anext(generation)]
@@ -157,7 +157,7 @@ async def test_ready_takes_what_has_come(client: ProcessClient) -> None:
 
 
 async def test_a_reader_that_stops_reading_parks_the_answer(client: ProcessClient) -> None:
-    """No more than the lead is decoded; the resumed answer equals one that is read."""
+    """No more than the lead is decoded; the resumed answer equals an answer read without a pause."""
     whole = await collect(await client.generate(ask(max_tokens=400)))
     generation = await client.generate(ask(max_tokens=400, reader_tokens=(0,)))
     first = await collect(generation)
@@ -170,7 +170,7 @@ async def test_a_reader_that_stops_reading_parks_the_answer(client: ProcessClien
 
 
 async def test_a_reader_that_keeps_up_never_parks_the_answer(folder: Path) -> None:
-    """`reader_at` reaches the engine, in well over a second that 64 steps take."""
+    """`reader_at` reaches the engine in time: 64 steps take well over a second."""
     spec = spec_in(folder, engine=replace(ENGINE, lead_tokens=64), echo_step_seconds=0.02)
     async with connected(spec) as client:
         generation = await client.generate(ask(max_tokens=80, reader_tokens=(0,)))
@@ -197,7 +197,7 @@ async def test_two_workers_share_one_engine(shared_engine: LaunchConfig, client:
 
 
 async def test_what_an_operator_does_holds_for_all_workers(slow_engine: LaunchConfig) -> None:
-    """Pause parks everything everywhere and refuses; resume takes it back."""
+    """A pause parks all generations of all workers and refuses requests; resume ends it."""
     async with connected(slow_engine) as client, connected(slow_engine) as other:
         generation = await other.generate(ask(max_tokens=400))
         await anext(generation)
@@ -244,7 +244,7 @@ async def test_closing_leaves_nothing_here_and_the_engine_alone(shared_engine: L
 
 
 def test_a_worker_never_imports_torch() -> None:
-    """The client, the server and their imports do without torch."""
+    """The client, the server and their imports work without torch."""
     code = "import sys, streamserve.clients.process.client as _, streamserve.clients.process.server as _; "
     code += "sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -1,6 +1,6 @@
-"""What happens to engine processes, and what their workers make of it: kill, hang, race, idleness, drain, replacement.
+"""Kills, hangs, races, idleness, drains and replacements of engine processes, as their workers see them.
 
-Every test starts real processes. They wait for what must happen, and for nothing else.
+Every test starts real processes and waits for events, not for a fixed time.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from tests.support.poisoned_engine import CRASHES, RAISES, planted
 
 pytestmark = pytest.mark.proof
 
-SLOW = 0.03  # seconds a step: a test can do something before an answer is over
+SLOW = 0.03  # seconds a step: a test can act before an answer ends
 LONG = 400
 HELPDESK = Path(__file__).resolve().parents[3] / "project/demo_model/helpdesk"
 
@@ -49,13 +49,13 @@ def engine_of(spec: LaunchConfig) -> int:
 
 
 async def sign_of_life(client: ProcessClient) -> None:
-    """Wait for the next one; they come a second apart."""
+    """Wait for the next heartbeat; they come a second apart."""
     seen = client.stats()
     await until(lambda: client.stats() is not seen)
 
 
 async def finish(client: ProcessClient, shown: tuple[int, ...], max_tokens: int) -> tuple[int, ...]:
-    """Ask as a stream does until the answer is whole; return all its tokens."""
+    """Submit as a stream does until the answer is whole; return all its tokens."""
     while True:
         await ready(client)
         try:
@@ -69,8 +69,8 @@ async def finish(client: ProcessClient, shown: tuple[int, ...], max_tokens: int)
             return shown
 
 
-async def test_a_killed_engine_is_replaced_and_answers_go_on(folder: Path) -> None:
-    """kill -9 in mid-answer: what was shown is a beginning, and the next engine gives exactly the rest."""
+async def test_a_killed_engine_is_replaced_and_answers_continue(folder: Path) -> None:
+    """kill -9 in mid-answer: the shown tokens are a prefix, and the next engine gives exactly the rest."""
     spec = spec_in(folder)
     async with connected(spec) as client:
         whole = token_ids(await collect(await client.generate(ask(max_tokens=60))))
@@ -121,7 +121,7 @@ async def test_a_hung_engine_is_killed_and_replaced(folder: Path) -> None:
 
 
 async def test_an_engine_that_hangs_while_it_loads_is_replaced_as_soon(folder: Path) -> None:
-    """A stopped engine computes nothing: that it loads gives it no more time than `hang_seconds`."""
+    """A stopped engine computes nothing: loading gives it no more time than `hang_seconds`."""
     pytest.importorskip("torch", reason="needs the engine extra: pip install 'streamserve[engine]'")
     model = ModelConfig(alias="echo", path=str(HELPDESK), parity_probe=False, num_threads=1)
     spec = spec_in(folder, model=model, hang_seconds=4.0)
@@ -170,7 +170,7 @@ async def test_a_request_that_kills_engines_cannot_do_so_for_ever(
 
 
 async def test_sampling_that_a_door_has_missed_ends_no_engine(folder: Path) -> None:
-    """It is checked again in the engine's own process, and refused with the name of the field."""
+    """The engine's own process checks it again, and refuses it with the name of the field."""
     async with connected(spec_in(folder)) as client:
         pid = client.engine_pid
         with pytest.raises(BadRequest, match="top_k") as refused:
@@ -199,8 +199,8 @@ async def test_a_loss_is_counted_for_what_was_in_the_step(
         assert waiting.parked == Park(reason="lost", is_counted=False, was_alone=False)
 
 
-async def test_a_model_that_cannot_be_loaded_says_why(folder: Path) -> None:
-    """The reason comes through, and it is not tried over and over."""
+async def test_a_model_that_cannot_be_loaded_names_the_reason(folder: Path) -> None:
+    """The reason reaches the worker, and the load is not repeated."""
     model = ModelConfig(alias="echo", path=str(folder / "no-such-model"))
     client = ProcessClient(spec_in(folder, model=model))
     client.start()
@@ -228,7 +228,7 @@ async def test_an_engine_that_cannot_start_is_given_up(folder: Path) -> None:
 
 
 async def test_workers_that_start_together_get_one_engine(folder: Path) -> None:
-    """The race for the lock has one winner; the losers use it."""
+    """The race for the lock has one winner; the losers use its engine."""
     spec = spec_in(folder)
     clients = [ProcessClient(spec) for _ in range(4)]
     try:
@@ -263,7 +263,7 @@ async def test_an_idle_engine_ends_and_is_started_again(folder: Path) -> None:
 
 
 async def test_an_engine_is_not_idle_while_a_worker_is_there(folder: Path) -> None:
-    """However little it asks: it lives on for longer than `idle_seconds`."""
+    """However few its requests are: it lives longer than `idle_seconds`."""
     spec = spec_in(folder, idle_seconds=1.0)
     async with connected(spec) as client:
         old = engine_of(spec)
@@ -273,7 +273,7 @@ async def test_an_engine_is_not_idle_while_a_worker_is_there(folder: Path) -> No
 
 
 async def test_sigterm_drains(folder: Path) -> None:
-    """What has begun comes to its end, new requests are refused, the process ends; that is no failure."""
+    """Begun answers end properly, new requests are refused, the process ends; that is no failure."""
     spec = spec_in(folder, echo_step_seconds=SLOW, max_failures=1, autostart=False)
     await spawn(spec)
     async with connected(spec) as client:
@@ -302,7 +302,7 @@ async def test_a_drain_does_not_wait_for_ever(folder: Path) -> None:
 
 
 async def test_ctrl_c_does_not_end_an_engine_that_a_worker_started(folder: Path) -> None:
-    """It is in a session of its own, and ignores SIGINT that reaches it all the same."""
+    """It has a session of its own, and ignores any SIGINT that still reaches it."""
     async with connected(spec_in(folder)) as client:
         pid = engine_of(spec_in(folder))
         assert os.getsid(pid) != os.getsid(0)
@@ -339,7 +339,7 @@ async def test_a_replacement_is_announced_while_the_old_engine_drains(folder: Pa
         seen = []
         while new.describe().state != "ready":
             if new.describe().stage == "replacing":
-                generation.cancel()  # the drain has nothing to wait for any more
+                generation.cancel()  # the drain has nothing left to wait for
             if new.describe().stage != "connecting":
                 seen.append(new.describe())
             await asyncio.sleep(0.01)
@@ -350,7 +350,7 @@ async def test_a_replacement_is_announced_while_the_old_engine_drains(folder: Pa
 
 
 async def test_older_settings_make_do_with_the_engine(folder: Path) -> None:
-    """A worker that has not been restarted yet does not take the engine away from those that have."""
+    """A worker that has not been restarted yet does not replace the engine of those that have."""
     new_spec = spec_in(folder, made_at=2.0)
     old_spec = replace(new_spec, engine=replace(ENGINE, max_model_len=256), made_at=1.0)
     async with connected(new_spec) as new:
@@ -405,7 +405,7 @@ async def test_two_sites_of_one_user_keep_apart(folder: Path) -> None:
 
 
 async def test_closing_while_an_engine_starts_leaves_no_child(folder: Path) -> None:
-    """The starter is not left to be reaped."""
+    """The starter is reaped."""
     before = children()
     client = ProcessClient(spec_in(folder, idle_seconds=0.1))
     client.start()
@@ -415,5 +415,5 @@ async def test_closing_while_an_engine_starts_leaves_no_child(folder: Path) -> N
 
 
 def children() -> set[str]:
-    """The ids of this process's children, those that have ended and are not reaped included."""
+    """The ids of this process's children, including ended ones that are not reaped."""
     return {pid for path in Path("/proc/self/task").glob("*/children") for pid in path.read_text().split()}

@@ -70,7 +70,7 @@ def test_only_younger_and_other_settings_replace(is_equal: bool, worker_made_at:
 
 
 def test_the_paths_depend_on_site_and_alias_alone(folder: Path) -> None:
-    """Workers with different settings meet; different models and sites do not."""
+    """Workers with different settings share an engine; different models and sites do not."""
     spec = spec_in(folder)
     assert engine_paths(spec) == engine_paths(replace(spec, engine=EngineConfig(), made_at=1.0))
     other = replace(spec, model=ModelConfig(alias="a/../b", path="echo"))
@@ -84,7 +84,7 @@ def test_without_a_folder_it_is_ours_among_the_temporary_ones(folder: Path) -> N
     assert engine_paths(spec_in(folder, runtime_dir="")).socket.parent == expected
 
 
-def test_a_folder_that_others_can_write_is_refused(folder: Path) -> None:
+def test_a_folder_that_other_users_can_write_is_refused(folder: Path) -> None:
     """A folder with wrong permissions, or a link, is refused."""
     place = engine_paths(spec_in(folder))
     run = folder / "run"
@@ -129,7 +129,7 @@ def test_a_process_without_the_lock_ends_without_failure(folder: Path) -> None:
 
 
 def test_a_long_log_is_put_aside(folder: Path) -> None:
-    """One that is short is added to."""
+    """One that is short is appended to."""
     place = engine_paths(spec_in(folder))
     for text in (b"a", b"b"):
         with open_log(place) as log:
@@ -156,7 +156,7 @@ def test_failures_are_given_up_within_the_window_only() -> None:
 
 
 def test_after_giving_up_one_failure_is_enough_for_a_while() -> None:
-    """Half open: the try that follows has to hold."""
+    """Half open: a single failure of the next try opens it again."""
     failures = CircuitBreaker(3, 10.0)
     failures.trip(0.0)
     failures.note(11.0)
@@ -199,7 +199,7 @@ class Looking:
 
 
 def test_an_engine_with_work_and_no_steps_is_given_up() -> None:
-    """Not while it steps, nor when it has nothing to do."""
+    """Not while it steps, nor when it has no work."""
     looking = Looking()
     for steps, running in ((1, 2), (2, 2), (3, 0), (3, 0)):
         assert looking.look(11.0, steps=steps, running=running) == 0
@@ -219,7 +219,7 @@ def test_a_step_is_given_up_after_the_time_it_may_take() -> None:
 
 
 def test_time_in_which_no_process_runs_does_not_count() -> None:
-    """A stopped machine, a paused VM: the checks stop as well, for an hour. A hang afterwards is noticed as ever."""
+    """On a stopped machine or a paused VM the checks stop as well, for an hour. A later hang is noticed as before."""
     looking = Looking()
     looking.watchdog.on_step(in_step(2.0))
     for _ in range(3):
@@ -230,7 +230,7 @@ def test_time_in_which_no_process_runs_does_not_count() -> None:
 
 
 def test_a_step_that_computes_may_take_longer() -> None:
-    """`BUSY_FACTOR` times as long: a weak CPU. One that only waits may not."""
+    """`BUSY_FACTOR` times as long: a weak CPU. A step that only waits may not."""
     looking = Looking()
     looking.watchdog.on_step(in_step(2.0))
     assert looking.look(2.0 * (BUSY_FACTOR - 1), busy=1.0) == 0
@@ -251,7 +251,7 @@ a_step_that_hangs()
 
 
 def test_a_step_that_hangs_ends_the_process_and_shows_where() -> None:
-    """Though it never lets go of the GIL."""
+    """Even if it never releases the GIL."""
     command = [sys.executable, "-c", _HANG.format(seconds=0.05)]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     assert result.returncode == -signal.SIGPROF
@@ -268,7 +268,7 @@ _STATES = {
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 @pytest.mark.parametrize("state", _STATES)
 def test_the_activity_of_a_process(state: str) -> None:
-    """A process that sleeps or is stopped is not busy; one that computes is, or that waits for a core."""
+    """A process that sleeps or is stopped is not busy; one that computes, or waits for a core, is."""
     program = f"print(flush=True); {_STATES[state]}" if state != "computing" else f"print(flush=True)\n{_STATES[state]}"
     with subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         try:
@@ -287,7 +287,7 @@ def test_the_activity_of_a_process(state: str) -> None:
 
 
 def test_a_peer_is_silent_by_the_looks_at_it() -> None:
-    """One long gap between two looks counts as a short one, and data begins the count again."""
+    """One long gap between two checks counts as a short one, and data resets the count."""
     stall = StallClock(1.0)
     assert [stall.look(now) for now in (0.0, 0.5, 1.5, 500.0)] == [0.0, 0.5, 1.5, 2.5]
     stall.reset()
@@ -295,7 +295,7 @@ def test_a_peer_is_silent_by_the_looks_at_it() -> None:
     assert stall.look(501.5, busy_seconds=1.0) == pytest.approx(0.5 + 1 / BUSY_FACTOR)
 
 
-def test_the_record_says_what_was_in_flight(folder: Path) -> None:
+def test_the_record_names_what_was_in_flight(folder: Path) -> None:
     """Of that engine process only; a step whose ids do not fit is not recorded."""
     path = folder / "x.flight"
     with flight_record(path) as record:

@@ -1,6 +1,6 @@
-"""However an engine starts, OpenMP's threads spin for a bounded time, unless the environment says how they wait.
+"""However an engine starts, OpenMP's threads spin for a bounded time, unless the environment sets their wait policy.
 
-libgomp prints what it has read when it is loaded (OMP_DISPLAY_ENV), which is when torch is imported.
+libgomp prints its settings when it is loaded (OMP_DISPLAY_ENV), which is when torch is imported.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tests.support.engine_processes import connected, spec_in
 SPIN_COUNT = re.compile(r"GOMP_SPINCOUNT = '(\d+)'")
 BOUNDED = bound_spin({})["GOMP_SPINCOUNT"]
 HELPDESK = ROOT / "project/demo_model/helpdesk"
-# What a notebook does.
+# As a notebook does.
 ON_A_THREAD = f"""
 import time
 from streamserve.clients.factory import make_client
@@ -47,7 +47,7 @@ def a_plain_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def started_by_a_worker(folder: Path) -> str:
-    """What the client does that finds no engine."""
+    """As a client does that finds no engine."""
     model = ModelConfig(alias="echo", path=str(HELPDESK), parity_probe=False, num_threads=1)
     spec = spec_in(folder, model=model, engine=EngineConfig(num_blocks=64))
     async with connected(spec):

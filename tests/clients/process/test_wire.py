@@ -1,4 +1,4 @@
-"""What an engine process makes of peers that are broken, foreign, of another version, or do not read."""
+"""An engine process and peers that are broken, foreign, of another version, or do not read."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from streamserve.protocol.frames import MAX_FRAME_BYTES, FrameError, frame
 from tests.support.engine_processes import DEADLINE_SECONDS, ask, connected, spec_in, until
 
 NOBODY = 65534
-as_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be somebody else")
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to become another user")
 
 
 def hello(spec: LaunchConfig, protocol: int = PROTOCOL) -> bytes:
@@ -45,7 +45,7 @@ def hello(spec: LaunchConfig, protocol: int = PROTOCOL) -> bytes:
 
 @asynccontextmanager
 async def dialled(spec: LaunchConfig, first: bytes | None = None) -> AsyncIterator[Connection]:
-    """A connection of our own making, which has sent `first` (a good greeting) and is closed in the end."""
+    """A hand-made connection, which has sent `first` (a good greeting) and is closed at the end."""
     loop, path = asyncio.get_running_loop(), str(engine_paths(spec).socket)
     _, connection = await loop.create_unix_connection(Connection, path)
     connection.send(hello(spec) if first is None else first)
@@ -58,7 +58,7 @@ async def dialled(spec: LaunchConfig, first: bytes | None = None) -> AsyncIterat
 
 
 async def answer(connection: Connection) -> messages.ToWorker:
-    """Return the next message that is no sign of life."""
+    """Return the next message that is no heartbeat."""
     while True:
         payload = await connection.receive()
         assert payload is not None, "the connection is lost"
@@ -124,7 +124,7 @@ async def test_positions_for_fewer_choices_than_there_are_end_the_connection(slo
 
 
 async def welcomed(connection: Connection) -> messages.ToWorker:
-    """Take the welcome; return the next message that is no sign of life."""
+    """Take the welcome; return the next message that is no heartbeat."""
     payload = await connection.receive()
     assert payload is not None
     messages.decode_welcome(payload)

@@ -13,7 +13,7 @@ from streamserve.protocol.errors import Overloaded
 from streamserve.protocol.stats import CoreStats
 from tests.support.engines import FakeClock
 
-# What the core says while something waits: a token takes a hundredth of a second. A chat may wait half a minute.
+# The core's statistics while something waits: a token takes a hundredth of a second. A chat may wait half a minute.
 BUSY = CoreStats(queued_tokens=1000, queued_seconds=10.0)
 IDLE = CoreStats()
 
@@ -31,7 +31,7 @@ def scheduled(seq_id: int, num_cached_tokens: int = 0) -> SequenceUpdate:
 
 
 def test_a_place_is_held_while_a_prompt_is_read() -> None:
-    """What is being read waits already, and gives its place back also when reading fails."""
+    """A prompt in tokenisation counts as waiting, and gives its place back also when tokenisation fails."""
     bounds = bounds_of(max_num_seqs=1, max_waiting=1)
 
     def fail_to_read() -> None:
@@ -46,7 +46,7 @@ def test_a_place_is_held_while_a_prompt_is_read() -> None:
 
 
 def test_a_seat_that_is_taken_is_no_place() -> None:
-    """Free seats lengthen the queue; a sequence that runs takes one, and its end gives it back."""
+    """Free seats lengthen the queue; a running sequence takes one, and its end gives it back."""
     bounds = bounds_of(max_num_seqs=1, max_waiting=1)
     bounds.add(1, 10)
     bounds.note(scheduled(1))
@@ -70,7 +70,7 @@ def test_each_class_has_its_own_places() -> None:
 
 
 def test_prompts_that_take_too_long_are_refused() -> None:
-    """More seconds of prompts wait than a chat may: it is refused, to come back when they are computed."""
+    """The waiting prompts take longer than a chat may wait: it is refused, with the time until they are computed."""
     bounds = bounds_of()
     bounds.add(1, 2900)
     assert bounds.check_wait("chat", BUSY) == (1, 30.0)
@@ -102,7 +102,7 @@ def test_a_full_batch_is_waited_for() -> None:
 
 
 def test_memory_may_hold_fewer_than_there_are_seats() -> None:
-    """Four sequences fill the blocks: a seat comes free half as often as eight seats would say."""
+    """Four sequences fill the blocks: a seat comes free half as often as with eight seats."""
     bounds = bounds_of(max_num_seqs=8)
     bounds._timings.note_finished(
         {"prefill": 0.0, "decode": 40.0, "queue": 0.0, "ttft": 1.0, "itl_p50": 0, "itl_p95": 0}
@@ -128,14 +128,14 @@ def test_only_those_before_it_count() -> None:
 
 
 def test_a_resumed_answer_is_not_refused() -> None:
-    """It was accepted once: it waits its turn."""
+    """It was accepted once: it waits in the queue."""
     bounds = bounds_of()
     bounds.add(1, 50_000)
     assert bounds.check_wait("chat", BUSY, may_refuse=False) == (1, 30.0)
 
 
 def test_retry_after_is_at_most_two_minutes() -> None:
-    """However long it takes: SDKs ignore more."""
+    """However long the wait is: SDKs ignore more."""
     bounds = bounds_of()
     bounds.add(1, 1_000_000)
     with pytest.raises(Overloaded) as caught:
@@ -143,7 +143,7 @@ def test_retry_after_is_at_most_two_minutes() -> None:
     assert caught.value.retry_after == 120
 
 
-def test_a_prompt_that_waits_for_nobody_is_taken() -> None:
+def test_a_prompt_with_an_empty_queue_is_accepted() -> None:
     """An empty queue accepts a prompt of any length."""
     bounds = bounds_of()
     bounds.check_wait("chat", BUSY)
@@ -163,7 +163,7 @@ def test_what_a_token_takes_is_remembered() -> None:
 
 
 def test_prompts_that_are_cached_take_little() -> None:
-    """Where late prompts were found in the prefix cache for nine tenths, those that wait count for that much less."""
+    """Where late prompts were found in the prefix cache for nine tenths, waiting ones count for that much less."""
     bounds = bounds_of()
     for seq_id in range(100):
         bounds.add(seq_id, 1000)
@@ -176,7 +176,7 @@ def test_prompts_that_are_cached_take_little() -> None:
 
 
 def test_a_refusal_counts_as_one_of_the_queue() -> None:
-    """The engine refuses what waited too long: the queue is then empty, and no burst for that."""
+    """The engine refuses requests that waited too long: the queue is then empty, which is no burst."""
     clock = FakeClock(100.0)
     bounds = AdmissionControl(EngineConfig(), RecentTimings(clock), clock)
     bounds.check_wait("chat", IDLE)

@@ -21,7 +21,7 @@ from tests.support.engines import DEADLINE_SECONDS, FaultyRunner, GatedRunner
 
 
 async def test_streams_tokens_then_done() -> None:
-    """A generation is tokens, then one `done` with usage and figures, then nothing."""
+    """A generation is tokens, then one `done` with usage and timings, then nothing."""
     async with serving() as client:
         generation = await client.generate(ask())
         events = await collect(generation)
@@ -85,7 +85,7 @@ async def test_stop_string_ends_the_text_and_frees_the_sequence() -> None:
 @pytest.mark.parametrize("cut", [0, 1, 5, 11, 12])
 @pytest.mark.parametrize("stop", [(), ("q",)])
 async def test_resumed_request_yields_only_what_is_new(cut: int, stop: tuple[str, ...]) -> None:
-    """With the tokens already shown, the rest of the same answer comes: no gap, nothing twice."""
+    """With the shown tokens, the rest of the same answer comes: no gap, nothing twice."""
     async with serving() as client:
         whole = await collect(await client.generate(ask(stop=stop)))
         shown: list[Event] = []
@@ -115,7 +115,7 @@ async def test_warm_fills_the_cache() -> None:
 
 
 async def test_warm_reports_that_it_failed() -> None:
-    """By an error of the catalogue: the step's own, and a pause in the midst of it."""
+    """With an error of the catalogue: the step's own, and a pause in the middle of it."""
     async with serving(FaultyRunner(echo_runner(), lambda step, seq_id: True)) as client:
         with pytest.raises(StreamserveError) as caught:
             await client.warm(ask())
@@ -133,7 +133,7 @@ async def test_warm_reports_that_it_failed() -> None:
 
 
 async def test_warm_is_no_answer() -> None:
-    """It has no part in what recent answers took."""
+    """It does not count in the metrics of recent answers."""
     async with serving() as client:
         await client.warm(ask())
         await until(lambda: client._admission.is_empty)
@@ -143,7 +143,7 @@ async def test_warm_is_no_answer() -> None:
 
 
 async def test_tokenize() -> None:
-    """`tokenize` gives the ids that `generate` would see."""
+    """`tokenize` gives the ids of `generate`."""
     async with serving() as client:
         assert await client.tokenize(ask("hi")) == (104, 105)
 
@@ -192,7 +192,7 @@ async def test_cancel_ends_a_waiting_anext() -> None:
 
 
 async def test_cancelling_while_tokenising_leaves_nothing() -> None:
-    """A request that is withdrawn before it is accepted never reaches the engine."""
+    """A request that is cancelled before it is accepted never reaches the engine."""
     gate = threading.Event()
 
     class Slow(EchoTokenizer):
@@ -311,7 +311,7 @@ async def test_one_wake_per_step(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def test_logprobs_and_stats() -> None:
-    """Log-probabilities come with their tokens; the figures count what was done."""
+    """Log-probabilities come with their tokens; the statistics count the work."""
     async with serving() as client:
         events = await collect(await client.generate(ask(logprobs=2)))
         stats = client.stats()

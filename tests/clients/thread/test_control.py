@@ -1,4 +1,4 @@
-"""Laws of what an operator asks of a `ThreadClient`: pause, resume, drain."""
+"""Laws of an operator's controls of a `ThreadClient`: pause, resume, drain."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ async def refused(client: ThreadClient, **fields: Any) -> str:
 
 
 async def test_pause_parks_all_and_refuses_all() -> None:
-    """Once `control` returns every generation has parked, the engine holds nothing and takes nothing."""
+    """Once `control` returns every generation has parked, the engine is empty and accepts nothing."""
     runner = GatedRunner(echo_runner(), hold_from=3)
     async with serving(runner) as client:
         running = await client.generate(ask(max_tokens=100))
@@ -41,8 +41,8 @@ async def test_pause_parks_all_and_refuses_all() -> None:
         assert client._admission.is_empty
 
 
-async def test_resume_goes_on_with_the_same_answer() -> None:
-    """After a pause in the middle, asking again gives the rest."""
+async def test_resume_continues_the_same_answer() -> None:
+    """After a pause in the middle, a new request gives the rest."""
     runner = GatedRunner(echo_runner(), hold_from=3)
     async with serving(runner) as client:
         generation = await client.generate(ask(max_tokens=40))
@@ -59,7 +59,7 @@ async def test_resume_goes_on_with_the_same_answer() -> None:
 
 
 async def test_drain_lets_those_that_run_end() -> None:
-    """What runs comes to its end, what had begun may come back, what is new is refused until `resume`."""
+    """Running answers end, begun ones may resume, new ones are refused until `resume`."""
     runner = GatedRunner(echo_runner(), hold_from=3)
     async with serving(runner) as client:
         generation = await client.generate(ask())
@@ -77,7 +77,7 @@ async def test_drain_lets_those_that_run_end() -> None:
 
 
 async def test_drain_ends_a_pause_for_those_that_had_begun() -> None:
-    """Paused, then draining: parked answers may come back and end."""
+    """Paused, then draining: parked answers may resume and end."""
     async with serving() as client:
         await client.control("pause")
         await client.control("drain")
@@ -85,7 +85,7 @@ async def test_drain_ends_a_pause_for_those_that_had_begun() -> None:
 
 
 async def test_tokenize_needs_no_open_door() -> None:
-    """Counting tokens asks nothing of the engine."""
+    """Counting tokens needs no capacity of the engine."""
     async with serving() as client:
         await client.control("pause")
         assert await client.tokenize(ask("hi")) == (104, 105)
@@ -104,7 +104,7 @@ async def test_repeated_and_unknown_actions() -> None:
 
 
 async def test_paused_while_loading_comes_up_paused() -> None:
-    """What an operator asks of an engine that still loads holds once it is there."""
+    """An operator's action on an engine that still loads takes effect once it is loaded."""
     gate = threading.Event()
 
     def load(progress: Progress) -> Any:
@@ -139,8 +139,8 @@ async def test_an_engine_that_is_gone_cannot_be_controlled() -> None:
             await client.control("resume")
 
 
-async def test_who_asks_may_leave() -> None:
-    """An operator's request that is withdrawn takes effect all the same, and breaks nothing."""
+async def test_a_client_may_leave_while_it_waits() -> None:
+    """An operator's cancelled call still takes effect, and breaks nothing."""
     runner = GatedRunner(echo_runner(), hold_from=2)
     async with serving(runner) as client:
         generation = await client.generate(ask(max_tokens=100))
@@ -158,15 +158,15 @@ async def test_who_asks_may_leave() -> None:
 
 async def test_each_step_is_announced_and_ended() -> None:
     """`on_step` gets how long a step may take before it runs, and None after it."""
-    heard: list[Flight] = []
+    flights: list[Flight] = []
     armed: list[bool] = []
 
     def on_plan(plan: StepPlan) -> None:
-        armed.append(bool(heard) and (heard[-1].seconds_allowed or 0) > 0)
+        armed.append(bool(flights) and (flights[-1].seconds_allowed or 0) > 0)
 
-    client = ThreadClient("echo", load_of(echo_runner()), CONFIG, on_plan=on_plan, on_step=heard.append)
+    client = ThreadClient("echo", load_of(echo_runner()), CONFIG, on_plan=on_plan, on_step=flights.append)
     await ready(client)
     await collect(await client.generate(ask(max_tokens=3)))
     await client.aclose()
     assert armed == [True] * 3
-    assert heard[-1].seconds_allowed is None
+    assert flights[-1].seconds_allowed is None

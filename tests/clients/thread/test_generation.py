@@ -18,23 +18,23 @@ from tests.support.clients import collect, text
 LEAD = Park(reason="lead", resume_at_lead=128)
 
 
-class Heard:
-    """The engine's side: records what the generation requests."""
+class RecordingEngine:
+    """Takes the engine's place: records the generation's calls."""
 
     def __init__(self) -> None:
-        self.said: list[tuple[Any, ...]] = []
+        self.calls: list[tuple[Any, ...]] = []
 
     def abort(self, seq_id: int) -> None:
-        self.said.append(("abort", seq_id))
+        self.calls.append(("abort", seq_id))
 
     def stop(self, seq_id: int, at: int) -> None:
-        self.said.append(("stop", seq_id, at))
+        self.calls.append(("stop", seq_id, at))
 
     def reader_at(self, seq_id: int, num_tokens: int | None) -> None:
-        self.said.append(("reader_at", seq_id, num_tokens))
+        self.calls.append(("reader_at", seq_id, num_tokens))
 
 
-def generation_of(heard: Heard, *, n: int = 1, shown: str = "", **sampling: Any) -> LocalGeneration:
+def generation_of(engine: RecordingEngine, *, n: int = 1, shown: str = "", **sampling: Any) -> LocalGeneration:
     """Return a generation whose sequences are 10, 11, ..."""
     params = SamplingParams(max_tokens=99, seed=1, **sampling)
     tokenizer = EchoTokenizer()
@@ -42,7 +42,7 @@ def generation_of(heard: Heard, *, n: int = 1, shown: str = "", **sampling: Any)
         10 + index: Choice(tokenizer, params, index=index, shown_token_ids=tuple(shown.encode())) for index in range(n)
     }
     accepted = Accepted(num_prompt_tokens=3, max_tokens=99, seed=1)
-    return LocalGeneration(accepted, choices, accepted_at=0.0, engine=heard)
+    return LocalGeneration(accepted, choices, accepted_at=0.0, engine=engine)
 
 
 def update(letters: str = "", *, seq_id: int = 10, **fields: Any) -> SequenceUpdate:
@@ -51,42 +51,42 @@ def update(letters: str = "", *, seq_id: int = 10, **fields: Any) -> SequenceUpd
 
 async def test_park_ends_the_iterator_after_what_was_queued() -> None:
     """The tokens come, no terminal event does, and `parked` has the reason."""
-    heard = Heard()
-    generation = generation_of(heard)
+    engine = RecordingEngine()
+    generation = generation_of(engine)
     generation.take(update("ab"))
     generation.take(update("c", park=LEAD))
     events = await collect(generation)
     assert text(events) == "abc"
     assert all(isinstance(event, Token) for event in events)
-    assert (generation.parked, generation.is_open, heard.said) == (LEAD, False, [])
+    assert (generation.parked, generation.is_open, engine.calls) == (LEAD, False, [])
 
 
 async def test_one_parked_choice_parks_all() -> None:
-    """The other choices are aborted, and what they still send is not shown."""
-    heard = Heard()
-    generation = generation_of(heard, n=3)
+    """The other choices are aborted, and their later updates are not shown."""
+    engine = RecordingEngine()
+    generation = generation_of(engine, n=3)
     generation.take(update("a", seq_id=10))
     generation.take(update("b", seq_id=11, park=LEAD))
     generation.take(update("c", seq_id=12))
     events = await collect(generation)
     assert [text(events, choice) for choice in range(3)] == ["a", "b", ""]
-    assert heard.said == [("abort", 10), ("abort", 12)]
+    assert engine.calls == [("abort", 10), ("abort", 12)]
     assert generation.parked == LEAD
 
 
 async def test_a_choice_that_is_over_does_not_park() -> None:
     """A stop string in the token that reached the lead limit is the end of the choice, not a park."""
-    heard = Heard()
-    generation = generation_of(heard, stop=("!",))
+    engine = RecordingEngine()
+    generation = generation_of(engine, stop=("!",))
     generation.take(update("a!", park=LEAD))
     *_, done = await collect(generation)
     assert isinstance(done, Done)
-    assert (done.finish_reason, generation.parked, heard.said) == ("stop", None, [])
+    assert (done.finish_reason, generation.parked, engine.calls) == ("stop", None, [])
 
 
 async def test_finished_choices_do_not_keep_the_others_from_parking() -> None:
     """One choice has ended, the last one parks: the generation parks after the `choice_done` of the first."""
-    generation = generation_of(Heard(), n=2)
+    generation = generation_of(RecordingEngine(), n=2)
     generation.take(update("a", finish_reason="length"))
     generation.take(update("b", seq_id=11, park=LEAD))
     events = await collect(generation)
@@ -96,10 +96,10 @@ async def test_finished_choices_do_not_keep_the_others_from_parking() -> None:
 
 async def test_held_back_text_stays_held_across_a_park() -> None:
     """A park releases no held text: the resumed choice holds it back as before, and the whole text is equal."""
-    first = generation_of(Heard(), stop=("bcd",))
+    first = generation_of(RecordingEngine(), stop=("bcd",))
     first.take(update("ab", park=LEAD))
     before = await collect(first)
-    second = generation_of(Heard(), shown="ab", stop=("bcd",))
+    second = generation_of(RecordingEngine(), shown="ab", stop=("bcd",))
     second.take(update("cx", finish_reason="length"))
     after = await collect(second)
     assert (text(before), text(after)) == ("a", "bcx")
@@ -107,7 +107,7 @@ async def test_held_back_text_stays_held_across_a_park() -> None:
 
 async def test_nothing_follows_an_end() -> None:
     """A park after an error, and an error after a park, change nothing."""
-    failed, parked = generation_of(Heard()), generation_of(Heard())
+    failed, parked = generation_of(RecordingEngine()), generation_of(RecordingEngine())
     failed.take(update(error="numerical_error"))
     failed.take(update(park=LEAD))
     parked.take(update(park=LEAD))
@@ -118,25 +118,25 @@ async def test_nothing_follows_an_end() -> None:
 
 
 async def test_an_ended_sequence_is_not_aborted() -> None:
-    """What the engine has ended needs no abort: unknown ids stay a sign of something wrong."""
-    heard = Heard()
-    generation_of(heard).take(update(error="numerical_error"))
-    generation_of(heard).take(update("a", finish_reason="length"))
-    assert heard.said == []
+    """An ended sequence needs no abort: unknown ids remain a sign of a fault."""
+    engine = RecordingEngine()
+    generation_of(engine).take(update(error="numerical_error"))
+    generation_of(engine).take(update("a", finish_reason="length"))
+    assert engine.calls == []
 
 
 async def test_a_failed_choice_aborts_the_others() -> None:
-    """One choice fails: the request ends, and the engine forgets the rest, once."""
-    heard = Heard()
-    generation = generation_of(heard, n=3)
+    """One choice fails: the request ends, and the engine aborts the rest, once."""
+    engine = RecordingEngine()
+    generation = generation_of(engine, n=3)
     generation.take(update(seq_id=11, error="numerical_error"))
     generation.cancel()
-    assert heard.said == [("abort", 10), ("abort", 12)]
+    assert engine.calls == [("abort", 10), ("abort", 12)]
 
 
 async def test_ready_takes_what_is_there() -> None:
     """`ready` gives all queued events at once and never waits; the iterator continues after them."""
-    generation = generation_of(Heard())
+    generation = generation_of(RecordingEngine())
     assert generation.ready() == []
     generation.take(update("a"))
     generation.take(update("b"))
@@ -147,8 +147,8 @@ async def test_ready_takes_what_is_there() -> None:
 
 
 async def test_ready_takes_no_more_than_it_is_asked_for() -> None:
-    """The rest is there for the next time, by `ready` or the iterator, and is not announced again."""
-    generation = generation_of(Heard())
+    """The rest stays for the next call of `ready` or the iterator, and is not announced again."""
+    generation = generation_of(RecordingEngine())
     calls: list[bool] = []
     generation.on_news = lambda: calls.append(generation.is_open)
     for letter in "abcd":
@@ -162,9 +162,9 @@ async def test_ready_takes_no_more_than_it_is_asked_for() -> None:
     assert calls == [True, True]
 
 
-async def test_a_waiting_reader_goes_on_after_ready() -> None:
+async def test_a_waiting_reader_continues_after_ready() -> None:
     """A waiting `anext` is woken by the next event, also after a `ready`."""
-    generation = generation_of(Heard())
+    generation = generation_of(RecordingEngine())
     generation.take(update("a"))
     generation.ready()
     generation.take(update("b"))
@@ -175,7 +175,7 @@ async def test_a_waiting_reader_goes_on_after_ready() -> None:
 
 async def test_news_is_announced_once_until_taken() -> None:
     """Any number of events are one call; after `ready` the next is a call again; the end is always one."""
-    generation = generation_of(Heard())
+    generation = generation_of(RecordingEngine())
     calls: list[bool] = []
     generation.on_news = lambda: calls.append(generation.is_open)
     for letter in "abc":
@@ -192,7 +192,7 @@ async def test_news_is_announced_once_until_taken() -> None:
 
 async def test_an_update_without_text_is_no_news() -> None:
     """An update that a sequence was scheduled is not announced."""
-    generation = generation_of(Heard())
+    generation = generation_of(RecordingEngine())
     calls: list[None] = []
     generation.on_news = lambda: calls.append(None)
     generation.take(update(num_cached_tokens=2))
@@ -202,7 +202,7 @@ async def test_an_update_without_text_is_no_news() -> None:
 
 async def test_cancel_is_no_news() -> None:
     """`cancel` does not call `on_news`."""
-    generation = generation_of(Heard())
+    generation = generation_of(RecordingEngine())
     calls: list[None] = []
     generation.on_news = lambda: calls.append(None)
     generation.cancel()
@@ -211,25 +211,25 @@ async def test_cancel_is_no_news() -> None:
 
 async def test_reader_positions_reach_what_still_runs() -> None:
     """Each choice has its own position; finished ones need none; None frees all."""
-    heard = Heard()
-    generation = generation_of(heard, n=3)
+    engine = RecordingEngine()
+    generation = generation_of(engine, n=3)
     generation.take(update(seq_id=11, finish_reason="length"))
     generation.reader_at((5, 6, 7))
     generation.reader_at(None)
     generation.cancel()
     generation.reader_at((9, 9, 9))
-    assert heard.said[:4] == [
+    assert engine.calls[:4] == [
         ("reader_at", 10, 5),
         ("reader_at", 12, 7),
         ("reader_at", 10, None),
         ("reader_at", 12, None),
     ]
-    assert heard.said[4:] == [("abort", 10), ("abort", 12)]
+    assert engine.calls[4:] == [("abort", 10), ("abort", 12)]
 
 
 @pytest.mark.parametrize(("shown", "park", "is_whole"), [("", None, True), ("", LEAD, False), ("a", None, False)])
 async def test_only_whole_runs_count_as_answers(shown: str, park: Park | None, is_whole: bool) -> None:
-    """A run before or after a park is no measure of a whole answer."""
-    generation = generation_of(Heard(), shown=shown)
+    """A run before or after a park does not measure a whole answer."""
+    generation = generation_of(RecordingEngine(), shown=shown)
     generation.take(update("b", park=park, finish_reason=None if park else "length"))
     assert generation.is_whole is is_whole

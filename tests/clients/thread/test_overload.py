@@ -1,4 +1,4 @@
-"""Laws of an overload: who is refused, when, and how late the others are. Ten simulated minutes, on a fake clock."""
+"""Laws of an overload: which requests are refused, when, and how late the others are. Ten simulated minutes."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from dataclasses import replace
 from functools import cache
 
 from streamserve.engine.config import CLASSES, EngineConfig
-from tests.support.overload import Fate, Overload
+from tests.support.overload import Outcome, Overload
 
 CHATS = {"chat": 1.0}
 MIX = {"chat": 0.6, "completion": 0.25, "document": 0.15}
 SECONDS = 600.0
-# What the engine answers in a second while its queue is never empty (measured so, with nobody refused).
+# Answers of the engine in a second while its queue is never empty (measured without refusals).
 CHATS_PER_SECOND, MIXED_PER_SECOND = 3.27, 2.34
 
 
@@ -24,40 +24,40 @@ def after(per_second: float, mix: tuple[tuple[str, float], ...]) -> Overload:
 
 
 def overloaded(mix: dict[str, float]) -> Overload:
-    """What ten minutes at one and a half times of that are like."""
+    """Ten minutes at one and a half times that rate."""
     return after(1.5 * (CHATS_PER_SECOND if mix is CHATS else MIXED_PER_SECOND), tuple(mix.items()))
 
 
-def begun(fates: list[Fate], latency_class: str) -> list[Fate]:
-    return [one for one in fates if one.latency_class == latency_class and one.first_at is not None]
+def begun(outcomes: list[Outcome], latency_class: str) -> list[Outcome]:
+    return [one for one in outcomes if one.latency_class == latency_class and one.first_at is not None]
 
 
 def test_the_rates_are_what_the_engine_can_do() -> None:
-    """With nobody refused and the queue never empty, about this many answers end in a second."""
+    """Without refusals and with a queue that is never empty, about this many answers end in a second."""
     endless = {name: replace(one, max_queue_seconds=None) for name, one in CLASSES.items()}
     for mix, expected in ((CHATS, CHATS_PER_SECOND), (MIX, MIXED_PER_SECOND)):
         overload = Overload(EngineConfig(max_num_seqs=8, max_waiting=100_000, classes=endless))
         overload.run(20.0, 60.0, mix)
-        assert expected * 0.75 < sum(one.ended_at is not None for one in overload.fates) / 60.0 < expected * 1.25
+        assert expected * 0.75 < sum(one.ended_at is not None for one in overload.outcomes) / 60.0 < expected * 1.25
 
 
 def test_no_answer_begins_late_in_an_overload() -> None:
     """After the first minute no first token is later than its budget + 2.5 s, though half too many chats come."""
-    fates = begun(overloaded(CHATS).fates, "chat")
-    late = [one for one in fates if (one.first_at or 0.0) > 60.0 and one.ttft > CLASSES["chat"].ttft_seconds + 2.5]
-    assert not late, f"{len(late)} of {len(fates)}, the latest after {max(one.ttft for one in late)} s"
+    outcomes = begun(overloaded(CHATS).outcomes, "chat")
+    late = [one for one in outcomes if (one.first_at or 0.0) > 60.0 and one.ttft > CLASSES["chat"].ttft_seconds + 2.5]
+    assert not late, f"{len(late)} of {len(outcomes)}, the latest after {max(one.ttft for one in late)} s"
 
 
 def test_an_overloaded_engine_is_busy() -> None:
-    """It answers what it can: nine tenths of its capacity, nine tenths of these in their budget + 2 s."""
-    fates = [one for one in begun(overloaded(CHATS).fates, "chat") if one.asked_at > 60.0]
-    in_time = [one for one in fates if one.ttft <= CLASSES["chat"].ttft_seconds + 2.0]
-    assert len(fates) >= 0.9 * CHATS_PER_SECOND * (SECONDS - 60.0)
-    assert len(in_time) >= 0.9 * len(fates)
+    """It answers nine tenths of its capacity, nine tenths of these in their budget + 2 s."""
+    outcomes = [one for one in begun(overloaded(CHATS).outcomes, "chat") if one.asked_at > 60.0]
+    in_time = [one for one in outcomes if one.ttft <= CLASSES["chat"].ttft_seconds + 2.0]
+    assert len(outcomes) >= 0.9 * CHATS_PER_SECOND * (SECONDS - 60.0)
+    assert len(in_time) >= 0.9 * len(outcomes)
 
 
 def test_refusals_come_before_the_head() -> None:
-    """Nine tenths of those that are not answered were refused at once; the prediction was wrong for the others."""
+    """Nine tenths of the unanswered requests were refused at once; the prediction was wrong for the rest."""
     for mix in (CHATS, MIX):
         counts = overloaded(mix).counts()
         assert counts["refused"] > 300
@@ -65,10 +65,10 @@ def test_refusals_come_before_the_head() -> None:
 
 
 def test_retry_after_is_the_wait() -> None:
-    """The prediction is what the request just before does wait: half of them within a third of it, or a second."""
+    """The prediction is the wait of the request just before: half of them within a third of it, or a second."""
     overload = overloaded(CHATS)
     pairs = []
-    for before, refused in zip(overload.fates, overload.fates[1:], strict=False):
+    for before, refused in zip(overload.outcomes, overload.outcomes[1:], strict=False):
         if refused.retry_after and before.scheduled_at is not None:
             pairs.append((before.scheduled_at - before.asked_at, refused.retry_after))
     good = [waited for waited, predicted in pairs if abs(waited - predicted) <= max(1.0, predicted / 3)]
@@ -78,18 +78,20 @@ def test_retry_after_is_the_wait() -> None:
 
 
 def test_classes_share_an_overload() -> None:
-    """In a mix every class is served, and in order: no class gets less than a fifth of what it asks for."""
-    fates = overloaded(MIX).fates
+    """In a mix every class is served, and in order: each class gets at least a fifth of its requests."""
+    outcomes = overloaded(MIX).outcomes
     for name in MIX:
-        asked = [one for one in fates if one.latency_class == name]
+        asked = [one for one in outcomes if one.latency_class == name]
         assert len(begun(asked, name)) > len(asked) / 5, name
-    late = [one for one in begun(fates, "chat") if one.asked_at > 60.0 and one.ttft > 2 * (0.5 + 2.5)]
+    late = [one for one in begun(outcomes, "chat") if one.asked_at > 60.0 and one.ttft > 2 * (0.5 + 2.5)]
     assert not late
 
 
 def test_a_burst_is_answered() -> None:
-    """256 chats at once, of an engine with eight seats that answers three a second and did so before: those that can
-    begin within half a minute are answered; no other is accepted; a minute later the same again."""
+    """256 chats at once, in an engine with eight seats that answers three a second.
+
+    Chats that can begin within half a minute are answered; no other is accepted; a minute later the same again.
+    """
     overload = Overload()
     overload.run(2.0, 60.0, CHATS)
     for _ in range(2):
@@ -103,7 +105,7 @@ def test_a_burst_is_answered() -> None:
 
 
 def test_a_burst_that_is_quick_is_answered_whole() -> None:
-    """160 completions at once on 64 seats, cold: nothing bounds them but their patience, and that is enough."""
+    """160 completions at once on 64 seats, cold: only their time limit bounds them, and it suffices."""
     overload = Overload(EngineConfig(max_num_seqs=64))
     burst = [overload.ask("completion") for _ in range(160)]
     overload.drain()

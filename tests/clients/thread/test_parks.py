@@ -1,4 +1,4 @@
-"""Laws of parking through a `ThreadClient`: when a generation parks, and that asking again gives the same answer."""
+"""Laws of parking through a `ThreadClient`: when a generation parks, and that a new request gives the same answer."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ OVERLAPS = pytest.mark.parametrize("overlap", [False, True], ids=["one step at a
 
 
 async def read_all(client: ThreadClient, n: int = 1, **fields: Any) -> tuple[list[Event], int]:
-    """Resume repeatedly, as a stream does whose reader has read everything; return the events and how often."""
+    """Resume repeatedly, as a stream does whose reader has read all events; return the events and how often."""
     events: list[Event] = []
     for num_parks in range(100):
         shown = tuple(ids(events, choice) for choice in range(n))
@@ -35,7 +35,7 @@ async def read_all(client: ThreadClient, n: int = 1, **fields: Any) -> tuple[lis
 
 
 @OVERLAPS
-async def test_a_reader_who_reads_nothing_parks_the_generation_at_the_lead_limit(overlap: bool) -> None:
+async def test_a_reader_that_reads_nothing_parks_the_generation_at_the_lead_limit(overlap: bool) -> None:
     """Exactly `lead_tokens` come, then the iterator ends, and the engine holds nothing."""
     async with serving(echo_runner(can_overlap=overlap), LEAD_4) as client:
         generation = await client.generate(ask(reader_tokens=(0,)))
@@ -48,7 +48,7 @@ async def test_a_reader_who_reads_nothing_parks_the_generation_at_the_lead_limit
     assert (generation.parked.reason, generation.parked.resume_at_lead) == ("lead", 2)
 
 
-async def test_a_reader_who_moves_on_moves_the_limit() -> None:
+async def test_a_reader_that_advances_moves_the_limit() -> None:
     """After three tokens are read, the engine generates three more before it parks."""
     runner = GatedRunner(echo_runner(), hold_from=3)
     async with serving(runner, LEAD_4) as client:
@@ -63,12 +63,12 @@ async def test_without_a_reader_nothing_parks() -> None:
     """A generation without a reader, from the start or later, never parks."""
     runner = GatedRunner(echo_runner(), hold_from=3)
     async with serving(runner, LEAD_4) as client:
-        told = await client.generate(ask(reader_tokens=(0,)))
+        released = await client.generate(ask(reader_tokens=(0,)))
         never = await client.generate(ask("another"))
         await runner.held()
-        told.reader_at(None)
+        released.reader_at(None)
         runner.open()
-        ends = [(await collect(generation))[-1] for generation in (told, never)]
+        ends = [(await collect(generation))[-1] for generation in (released, never)]
     assert all(isinstance(end, Done) for end in ends)
 
 
@@ -120,7 +120,7 @@ async def test_a_wait_beyond_the_limit_is_an_error_event() -> None:
 
 
 async def test_a_class_may_have_a_timeout() -> None:
-    """A request that names no timeout has its class's; one that does has its own."""
+    """A request without a timeout has its class's; one with a timeout keeps it."""
     clock, runner = FakeClock(), GatedRunner(echo_runner(), hold_from=2)
     config = replace(CONFIG, classes={**CONFIG.classes, "chat": LatencyClass(ttft_seconds=0.5, timeout_seconds=5.0)})
     client = await ready(ThreadClient("echo", load_of(runner), config, clock=clock))
@@ -135,7 +135,7 @@ async def test_a_class_may_have_a_timeout() -> None:
 
 
 async def test_reruns_do_not_count_as_answers() -> None:
-    """Latencies are of whole answers; a run of one that parked counts only for how long it ran."""
+    """Latencies are of whole answers; a run of one that parked counts only for its running time."""
     async with serving(config=LEAD_4) as client:
         await read_all(client)
         assert len(client._timings._breakdowns) == 0

@@ -1,4 +1,4 @@
-"""Laws of the public prefix: what the server itself put before a chat is computed once; nothing of a caller's is."""
+"""Laws of the public prefix: the server's own text before a chat is computed once; no text of a caller is shared."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ async def test_another_tenant_hits_the_public_blocks_and_none_beyond(beyond: int
 
 
 @pytest.mark.parametrize("turn", ["a", "0", "abc", "0123", ""])
-async def test_what_a_rendering_tries_is_nobodys_turn(turn: str) -> None:
-    """A caller whose turn begins as the probes do shares no more than another."""
+async def test_what_a_rendering_tries_is_no_turn(turn: str) -> None:
+    """A caller whose turn begins as the probes do shares no more than another caller."""
     system = "s" * (5 * SIZE - 4)  # the next token would fill the block
     async with serving() as client:
         await cached(client, chat(system, turn, tenant="a"))
@@ -60,7 +60,7 @@ async def test_what_a_rendering_tries_is_nobodys_turn(turn: str) -> None:
 
 
 async def test_a_callers_system_prompt_is_its_own() -> None:
-    """Though it is the server's, word for word: else its speed would tell that the server has it."""
+    """Even word for word the server's prompt: otherwise its speed would reveal the server's prompt."""
     system = "s" * 40
     mine = (Message(role="system", content=system), Message(role="user", content=QUESTION))
     async with serving() as client:
@@ -97,7 +97,7 @@ class Dated(EchoTokenizer):
 
 
 def test_a_rendering_is_made_once_and_again_when_the_date_changes() -> None:
-    """Nothing is rendered twice for the next caller; on the next day the shared part is as long as before."""
+    """A rendering is cached for the next caller; on the next day the shared part is as long as before."""
     tokenizer = Dated()
     prefixes = PublicPrefixes(tokenizer)
 

@@ -1,4 +1,4 @@
-"""Laws of the recent figures."""
+"""Laws of the recent metrics."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ def test_running_seconds_are_a_mean() -> None:
     assert figures.latency()["ttft_p95"] == 1.0
 
 
-def test_classes_show_budgets_beside_measurements() -> None:
-    """Each class has what it aims at; those that answered, what was measured, and how many were in time."""
+def test_classes_show_budgets_and_measurements() -> None:
+    """Each class has its targets; classes with answers also have measurements, and how many were in time."""
     figures = RecentTimings(FakeClock())
     for ttft, decode, name in ((0.4, 2.0, "chat"), (0.4, 9.0, "chat"), (0.8, 2.0, "chat"), (1.0, 1.0, "batch")):
         breakdown = {"queue": 0.0, "prefill": ttft, "decode": decode, "ttft": ttft, "itl_p50": 0.0, "itl_p95": 0.0}

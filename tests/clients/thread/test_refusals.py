@@ -1,4 +1,4 @@
-"""Laws of what a `ThreadClient` takes and refuses: sizes, ids, the bounds of its queue."""
+"""Laws of the requests that a `ThreadClient` accepts and refuses: sizes, ids, the bounds of its queue."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from streamserve.protocol.requests import GenerateRequest
 from tests.support.clients import CONFIG, ask, collect, echo_runner, serving, until
 from tests.support.engines import DEADLINE_SECONDS, GatedRunner, PacedRunner
 
-# Batch rows wait as long as the machine takes; a chat for next to nothing, and goes behind them.
+# Batch rows wait without a limit; a chat for next to nothing, and goes behind them.
 IMPATIENT = {"batch": LatencyClass(ttft_seconds=0.1), "chat": LatencyClass(ttft_seconds=1.0, max_queue_seconds=1e-9)}
 
 
@@ -53,7 +53,7 @@ async def test_ids_the_model_lacks_are_refused(fields: dict[str, Any]) -> None:
     ],
 )
 async def test_sampling_is_checked_again_at_the_engine(name: str, value: Any) -> None:
-    """What a door has missed is that request's 400: it never reaches a step, which it would end for all."""
+    """A value that the API has missed is that request's 400: it never reaches a step, which it would end for all."""
     async with serving() as client:
         with pytest.raises(BadRequest) as caught:
             await client.generate(ask(**{name: value}))
@@ -81,7 +81,7 @@ async def test_unknown_class_is_refused() -> None:
 
 
 async def test_a_need_that_the_engine_lacks_is_refused() -> None:
-    """A newer worker's request is not answered without what it cannot do without."""
+    """A newer worker's request with an unmet need is refused."""
     async with serving() as client:
         with pytest.raises(UnmetNeeds, match="grammar"):
             await client.generate(replace(ask(), needs=("grammar",)))
@@ -145,7 +145,7 @@ async def test_default_max_tokens_is_clamped(default: int | None, expected: int)
 
 
 async def test_queue_is_bounded() -> None:
-    """Beyond the free seats and max_waiting, requests are refused with a time to come back; room comes back too."""
+    """Beyond the free seats and max_waiting, requests are refused with a Retry-After; room comes back too."""
     runner = GatedRunner(echo_runner())
     async with serving(runner, replace(CONFIG, max_num_seqs=2, max_waiting=3)) as client:
         accepted = [await client.generate(ask(f"{number}")) for number in range(5)]
@@ -163,7 +163,7 @@ async def test_queue_is_bounded() -> None:
 
 
 async def test_the_time_of_the_queue_is_bounded() -> None:
-    """Once the engine knows how long prompts take, who would wait longer than its class may is refused at once."""
+    """Once the step-time model exists, requests that would wait longer than their class may are refused at once."""
     config = replace(CONFIG, max_num_seqs=1, classes=IMPATIENT)
     runner = GatedRunner(PacedRunner(echo_runner(), seconds_per_token=0.0005))
     async with serving(runner, config) as client:
@@ -179,7 +179,7 @@ async def test_the_time_of_the_queue_is_bounded() -> None:
 
 
 async def test_tokenising_is_bounded() -> None:
-    """A prompt that waits to be read has a place in the queue already."""
+    """A prompt that waits for its tokenisation has a place in the queue already."""
     gate = threading.Event()
 
     class Slow(EchoTokenizer):

@@ -42,7 +42,7 @@ async def test_an_answer_that_waits_for_nothing_has_no_status() -> None:
 
 
 async def test_a_full_batch_queues_what_comes() -> None:
-    """An answer that a step was planned without gets its place, and again when that has halved."""
+    """An answer that a step was planned without shows its place, and again when that has halved."""
     runner = GatedRunner(echo_runner())
     async with serving(runner, ONE_AT_A_TIME) as client:
         answers = await waiting_behind(client, runner, 7)
@@ -57,7 +57,7 @@ async def test_a_full_batch_queues_what_comes() -> None:
 
 
 async def test_several_choices_have_one_place() -> None:
-    """An answer of several choices is shown the place of the one that is first in line."""
+    """An answer of several choices shows the place of the one that is first in line."""
     runner = GatedRunner(echo_runner())
     async with serving(runner, ONE_AT_A_TIME) as client:
         first = await client.generate(ask(max_tokens=2))
@@ -100,7 +100,7 @@ async def test_what_was_queued_and_then_read_shows_both() -> None:
 
 
 async def test_an_answer_that_continues_shows_none_of_it() -> None:
-    """A reader that has tokens to read sees nothing of the queue that the rest of its answer waits in."""
+    """A reader that has tokens to read sees nothing of the queue in which the rest of its answer waits."""
     runner = GatedRunner(echo_runner(), hold_from=3)
     async with serving(runner, ONE_AT_A_TIME) as client:
         shown = ids(await collect(await client.generate(ask(max_tokens=3))))
@@ -115,7 +115,7 @@ async def test_an_answer_that_continues_shows_none_of_it() -> None:
 
 
 async def test_an_abort_in_the_queue_moves_the_others_up() -> None:
-    """The place counts who is there: one that leaves is not waited for."""
+    """The place counts present answers only."""
     runner = GatedRunner(echo_runner())
     async with serving(runner, ONE_AT_A_TIME) as client:
         answers = await waiting_behind(client, runner, 4, max_tokens=9)

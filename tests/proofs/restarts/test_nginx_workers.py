@@ -170,7 +170,7 @@ _HELD_APP = """
 import os, time
 
 def hold():
-    print("SAID drain", flush=True)
+    print("PRINTED drain", flush=True)
     while not os.path.exists(os.environ["GO"]):
         time.sleep(0.01)
 

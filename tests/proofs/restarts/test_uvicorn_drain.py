@@ -180,7 +180,7 @@ async def bare(scope, receive, send):
     try:
         await asyncio.Event().wait()
     finally:
-        print("SAID finally", flush=True)
+        print("PRINTED finally", flush=True)
         await asyncio.Event().wait()
 
 wrapped = StreamMiddleware(bare)

@@ -1,4 +1,4 @@
-"""The demo site, and beside it GET /held: what this process holds: streams, readers, tasks, descriptors, threads.
+"""The demo site with GET /held: the streams, readers, tasks, descriptors and threads of this process.
 
 The first GET /held fills the thread pools, so that its numbers can be compared with later ones.
 """

@@ -1,4 +1,4 @@
-"""Settings: the tests' site in production: DEBUG off, an engine process that nothing starts. DATABASE, STATE: paths."""
+"""Settings: the tests' site in production: no DEBUG, an engine process that nothing starts. DATABASE, STATE: paths."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Settings: the demo site with an echo engine that takes its time, and watchdogs that have little patience."""
+"""Settings: the demo site with a slow echo engine, and watchdogs with short time-outs."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ _make_log = site.log_for
 
 
 class _StallingLog:
-    """A log like the one inside it, but for its commits."""
+    """A log that delegates everything but its commits."""
 
     def __init__(self, log: Any, folder: Path) -> None:
         self._log = log
@@ -40,9 +40,9 @@ class _StallingLog:
             return await self._log.commit(batches)  # type: ignore[no-any-return]
         now = [batch for batch in batches if ord(batch.log_id[0]) % 2 == 1]
         await self._log.commit(now)
-        fates = [(batch, "unacknowledged" if batch in now else "unwritten") for batch in batches]
+        states = [(batch, "unacknowledged" if batch in now else "unwritten") for batch in batches]
         with self._stalled.open("a") as out:
-            out.write("".join(f"{batch.log_id} {len(batch.events)} {fate}\n" for batch, fate in fates))
+            out.write("".join(f"{batch.log_id} {len(batch.events)} {state}\n" for batch, state in states))
         while self._sign.exists():  # noqa: ASYNC110  (the test is another process)
             await asyncio.sleep(0.01)
         return await self._log.commit(batches)  # type: ignore[no-any-return]

@@ -1,4 +1,4 @@
-"""Settings: the demo site with an echo engine that takes its time, for two web processes on one state folder.
+"""Settings: the demo site with a slow echo engine, for two web processes on one state folder.
 
 The environment may name another log: LOG.
 """

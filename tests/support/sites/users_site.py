@@ -50,7 +50,7 @@ class BrittleTokenizer(EchoTokenizer):
 
 
 class BadTokenRunner(WrappedRunner):
-    """Yields that token as the fourth one of a prompt that asks for it."""
+    """Yields that token as the fourth one of a prompt that contains `FAIL`."""
 
     def __init__(self, runner: Any) -> None:
         super().__init__(runner)

@@ -1,4 +1,4 @@
-"""Settings: a site with pages of its own, which hold chat elements and stand under a prefix. It asks for a login."""
+"""Settings: a site with pages of its own, which hold chat elements under a prefix and require a login."""
 
 from __future__ import annotations
 
