@@ -6,8 +6,8 @@ sequences that run, so one that was aborted, parked, preempted or failed is wait
 that waited writes the block itself. Knows sequences and block hashes, which hold the salt; no order and no budget.
 Engine thread only. (Idea: SGLang's in-batch prefix caching, which holds such requests back in the queue.)
 
-Nobody waits in a circle: who waits for block i has all blocks before i; the writer of i has begun i, so it waits, if at
-all, for no block up to i, and its own next one lies behind i.
+Waits never form a circle. A sequence that waits for block i has all blocks before i. The writer of block i has begun
+it, so it can only wait for a later block.
 """
 
 from __future__ import annotations

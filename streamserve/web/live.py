@@ -101,7 +101,7 @@ class LiveFigures:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def frame(self) -> bytes:
-        """Return the `figures` event of this second: whoever asks first has it made, and the others get the same."""
+        """Return the `figures` event of this second. The first viewer's call makes it; all viewers get the same."""
         now = time.monotonic()
         if self._frame is None or (self._frame.done() and now - self._frame_at >= 0.9 * EVERY_SECONDS):
             self._frame_at = now
