@@ -30,7 +30,8 @@ LEARNING = [ask(f"{number} {'and so on ' * 6}", max_tokens=20) for number in ran
 @pytest.mark.parametrize("how", ["waiting", "holding the GIL"])
 async def test_a_step_that_never_ends_is_ended_and_readers_continue(folder: Path, how: str) -> None:
     """Its own process ends it and dumps its stack, before its workers time out; no other engine is ended."""
-    spec = spec_in(folder, engine=ENGINE, hang_seconds=60.0, made_at=1.0)
+    # Steps take a while, so that the engine accepts the requests before it hangs.
+    spec = spec_in(folder, engine=ENGINE, hang_seconds=60.0, made_at=1.0, echo_step_seconds=0.005)
     fault = ["--hang-at", str(HANG_AT), *(["--hold-gil"] if how == "holding the GIL" else [])]
     requests = [ask(f"reader {seat}", temperature=seat % 2, seed=seat, max_tokens=200) for seat in range(len(STEADY))]
     with running(spec, *fault) as first:
