@@ -161,7 +161,7 @@ def test_abrupt_ends_leave_nothing(server: Server, way: str, phase: str) -> None
     """However and whenever a client leaves, no connection, task or descriptor stays, and the app gets a disconnect."""
     ask, leave = LEAVING[way]
     until(lambda: is_bare(server), "a clean start", server)
-    before, heard = state(server), len(printed_lines(server))
+    before, num_lines = state(server), len(printed_lines(server))
     clients = [ask(server, PHASES[phase][ask is websocket]) for _ in range(NUM_ENDS // len(CASES))]
     until(lambda: state(server)["called"] > before["called"] + len(clients), "all are there", server)
     if phase == "open" or (ask is websocket and phase == "blocked"):
@@ -178,7 +178,7 @@ def test_abrupt_ends_leave_nothing(server: Server, way: str, phase: str) -> None
     assert state(server)["fds"] == before["fds"]
     if phase != "blocked":
         word = "websocket.disconnect" if ask is websocket else "http.disconnect"
-        assert sum(line.startswith(word) for line in printed_lines(server)[heard:]) == len(clients)
+        assert sum(line.startswith(word) for line in printed_lines(server)[num_lines:]) == len(clients)
 
 
 @pytest.mark.parametrize("code", [1005, 1006, 1015, 999, 2000, 5000])

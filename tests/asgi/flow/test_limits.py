@@ -184,8 +184,8 @@ with flow("--vanish-seconds", "2", "--stall-seconds", "0") as server:
     for client in clients:
         read_until(client, b"\\r\\n\\r\\n")
     os.system("ip link set lo down")
-    heard = until(lambda: len(printed_lines(server)) >= 4 and printed_lines(server), "both are noticed", server)
-    print(sorted(heard))
+    lines = until(lambda: len(printed_lines(server)) >= 4 and printed_lines(server), "both are noticed", server)
+    print(sorted(lines))
 """
 
 

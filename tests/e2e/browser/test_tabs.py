@@ -28,7 +28,7 @@ pytestmark = [pytest.mark.browser, pytest.mark.timeout(180)]
 # Over plain http on a network address there are no Web Locks, and the tabs ask each other.
 NO_LOCKS = "Object.defineProperty(Navigator.prototype, 'locks', { value: undefined });"
 
-# What this tab stores reaches the storage when `letGo` is called: until then no other tab hears of it.
+# What this tab stores reaches the storage when `letGo` is called: until then no other tab sees it.
 HOLD_BACK = """() => {
   const { setItem } = Storage.prototype;
   const held = [];
@@ -41,7 +41,7 @@ HOLD_BACK = """() => {
   };
 }"""
 
-# Set `news`: whether this tab shows the answer as finished, just after it has heard of an unfinished record.
+# Set `news`: whether this tab shows the answer as finished, just after it has read an unfinished record.
 LISTEN = """() => {
   window.news = new Promise((resolve) => {
     window.addEventListener('storage', ({ newValue }) => {

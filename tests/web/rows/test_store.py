@@ -262,7 +262,7 @@ async def test_stop_from_the_other_worker(one: Worker, two: Worker, gate: Gate) 
     gate.open()
     frames = check_native(await asyncio.wait_for(reading, 10))
     assert frames[-1].json["finish_reason"] == "cancelled"
-    await until(lambda: one.streams.find(stream.id).terminal is not None, "the first has heard of it")
+    await until(lambda: one.streams.find(stream.id).terminal is not None, "the first has its end")
     await in_row(stream.id, state="finished", finish_reason="cancelled")
     await found.stop(2)
     assert found.terminal.kept_seq == 4
