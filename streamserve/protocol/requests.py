@@ -14,14 +14,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
+from itertools import chain
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
 
 from streamserve.protocol.errors import BadRequest, UnmetNeeds
 
-# What a request may need of the release that serves it. Nothing yet: the first is added with the field that it guards.
-KNOWN_NEEDS: frozenset[str] = frozenset()
+# What a request may need of the release that serves it: fields that change the answer and that 0.1.0 does not know.
+KNOWN_NEEDS = frozenset({"blocks", "grammar", "sampling", "tools"})
 
 # Roles of a message by which the caller has a system prompt of its own ("developer" is OpenAI's newer word).
 SYSTEM_ROLES = ("system", "developer")
@@ -36,6 +38,10 @@ class SamplingParams:
     `temperature` 0 is greedy. `top_k` 0, `top_p` 1, `min_p` 0, penalties 0 / 0 / 1 mean off. `max_tokens` None means
     as many as fit (clamped at acceptance). `logprobs` None is off, 0 the chosen token only, k the k likeliest as well.
     `seed` None lets acceptance draw one, which is then fixed for the life of the stream.
+    `logit_bias` adds to the logits of token ids, before everything else. Only `allowed_token_ids` may be chosen, where
+    there are any; the token sequences of `bad_words` never are. `include_stop` keeps the stop string that ended the
+    answer in its text. `prompt_logprobs` k asks for the log-probabilities of the prompt's own tokens and the k
+    likeliest at each place; None is off.
     """
 
     temperature: float = 1.0
@@ -52,6 +58,48 @@ class SamplingParams:
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     logprobs: int | None = None
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    allowed_token_ids: tuple[int, ...] = ()
+    bad_words: tuple[str, ...] = ()
+    include_stop: bool = False
+    prompt_logprobs: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tool:
+    """A function that the model may call. `parameters` is the JSON schema of its arguments; `strict` enforces it."""
+
+    name: str
+    description: str = ""
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+    strict: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolChoice:
+    """Whether the model may ("auto"), must ("required") or must not ("none") call a tool.
+
+    `names` are the tools that it may call, () all of them: a named choice is "required" with one name.
+    """
+
+    mode: str = "auto"
+    names: tuple[str, ...] = ()
+
+
+GRAMMAR_KINDS = ("json_schema", "json_object", "regex", "choice", "lark")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grammar:
+    """What the text of an answer must match. `kind` is one of GRAMMAR_KINDS.
+
+    `value` is the JSON schema, as JSON text; the regular expression; the choices, as the JSON text of a list of
+    strings; or the Lark grammar. "json_object" has "". With thoughts or tool calls beside it, it holds for the text
+    blocks only.
+    """
+
+    kind: str
+    value: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,6 +127,9 @@ class GenerateRequest:
     token, when there was one. `reader_tokens[choice]` is how many output tokens the furthest reader has received; None
     lets the engine compute ahead of its readers. `num_losses` says how often an engine has ended in a step with this
     answer since its last new token. `needs` names what the request cannot do without.
+    `tools` are shown to the model by its chat template; with `parallel_tool_calls` False it calls one at most.
+    `continue_final_message`: the last message is the beginning of the answer, and is not closed. `echo`: the answer
+    begins with the text of the prompt.
     `has_public_system`: the first message is the server's own (`with_system`), and its blocks need no salt; no body
     sets it.
     """
@@ -103,6 +154,12 @@ class GenerateRequest:
     num_losses: int = 0
     needs: tuple[str, ...] = ()
     has_public_system: bool = False
+    tools: tuple[Tool, ...] = ()
+    tool_choice: ToolChoice = field(default_factory=ToolChoice)
+    parallel_tool_calls: bool = True
+    grammar: Grammar | None = None
+    continue_final_message: bool = False
+    echo: bool = False
 
 
 def with_system(request: GenerateRequest, system: str) -> GenerateRequest:
@@ -168,12 +225,41 @@ def _refuse_unknown(needs: tuple[str, ...]) -> None:
         raise UnmetNeeds(message, param="needs")
 
 
+# Fields that 0.1.0 does not have, by the need that guards them: its rows have none of them at their default.
+_ADDED_FIELDS: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "tools": ("tools", "tool_choice", "parallel_tool_calls"),
+        "grammar": ("grammar",),
+        "sampling": ("continue_final_message", "echo"),
+    }
+)
+_ADDED_SAMPLING = ("logit_bias", "allowed_token_ids", "bad_words", "include_stop", "prompt_logprobs")
+
+
+def with_needs(request: GenerateRequest) -> GenerateRequest:
+    """Return the request with the needs that its own fields imply, and those that it has already."""
+    plain = GenerateRequest(model=request.model)
+    needs = {need for need, names in _ADDED_FIELDS.items() if any(_differs(request, plain, name) for name in names)}
+    if any(_differs(request.sampling, plain.sampling, name) for name in _ADDED_SAMPLING):
+        needs.add("sampling")
+    return replace(request, needs=tuple(sorted({*request.needs, *needs}))) if needs else request
+
+
+def _differs(one: object, other: object, name: str) -> bool:
+    return bool(getattr(one, name) != getattr(other, name))
+
+
 def encode_request(request: GenerateRequest) -> dict[str, Any]:
     """Return the request as JSON values, for `decode_request` of this release or of the one before."""
+    request = with_needs(request)
+    plain = GenerateRequest(model=request.model)
     kept: dict[str, Any] = msgspec.to_builtins(request, enc_hook=dict)
-    for name in ("needs", "has_public_system"):
-        if not kept[name]:
+    for name in ("needs", "has_public_system", *chain.from_iterable(_ADDED_FIELDS.values())):
+        if not _differs(request, plain, name):
             del kept[name]
+    for name in _ADDED_SAMPLING:
+        if not _differs(request.sampling, plain.sampling, name):
+            del kept["sampling"][name]
     del kept["num_losses"]  # counted by the process that has the stream
     return kept
 

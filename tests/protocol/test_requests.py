@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,8 +11,11 @@ import pytest
 from streamserve.protocol.errors import Refused, UnmetNeeds, headers_of, to_body
 from streamserve.protocol.requests import (
     GenerateRequest,
+    Grammar,
     Message,
     SamplingParams,
+    Tool,
+    ToolChoice,
     check_needs,
     decode_request,
     encode_request,
@@ -61,10 +65,34 @@ def test_a_public_system_prompt_is_kept() -> None:
     assert decode_request(kept(with_system(request, "Be kind."))) == with_system(request, "Be kind.")
 
 
-@pytest.mark.parametrize("changes", [{"needs": ["grammar"]}, {"needs": ["grammar", "tools"], "grammar": {"root": "x"}}])
+GUARDED = [
+    ("tools", {"tools": (Tool(name="look_up", parameters={"type": "object"}),)}),
+    ("tools", {"tool_choice": ToolChoice(mode="none")}),
+    ("tools", {"parallel_tool_calls": False}),
+    ("grammar", {"grammar": Grammar(kind="regex", value="[0-9]+")}),
+    ("sampling", {"continue_final_message": True}),
+    ("sampling", {"echo": True}),
+    ("sampling", {"sampling": SamplingParams(logit_bias=((7, -2.5),))}),
+    ("sampling", {"sampling": SamplingParams(allowed_token_ids=(1, 2))}),
+    ("sampling", {"sampling": SamplingParams(bad_words=("no",))}),
+    ("sampling", {"sampling": SamplingParams(include_stop=True)}),
+    ("sampling", {"sampling": SamplingParams(prompt_logprobs=0)}),
+]
+
+
+@pytest.mark.parametrize(("need", "changes"), GUARDED)
+def test_a_field_that_0_1_0_lacks_is_a_need(need: str, changes: dict[str, Any]) -> None:
+    """0.1.0 must refuse the row, and this release gets back what was kept."""
+    request = replace(GenerateRequest(model="m", prompt="a"), **changes)
+    row = kept(request)
+    assert row["needs"] == [need]
+    assert decode_request(row) == replace(request, needs=(need,))
+
+
+@pytest.mark.parametrize("changes", [{"needs": ["canvas"]}, {"needs": ["canvas", "brush"], "canvas": {"root": "x"}}])
 def test_an_unknown_need_is_refused(changes: dict[str, object]) -> None:
     """The need is not dropped, with or without the field that it is about; a newer worker may serve the request."""
-    with pytest.raises(UnmetNeeds, match="needs grammar") as caught:
+    with pytest.raises(UnmetNeeds, match="needs (brush, )?canvas") as caught:
         decode_request(kept(**changes))
     body = to_body(caught.value)
     assert (body.code, body.param, body.http_status) == ("unmet_needs", "needs", 503)
@@ -74,13 +102,13 @@ def test_an_unknown_need_is_refused(changes: dict[str, object]) -> None:
 def test_acceptance_refuses_an_unknown_need() -> None:
     """A request that crosses the engine's socket is checked too: it may come from a newer worker."""
     check_needs(REQUEST)
-    with pytest.raises(Refused, match="tools"):
-        check_needs(GenerateRequest(model="m", prompt="a", needs=("tools",)))
+    with pytest.raises(Refused, match="brush"):
+        check_needs(GenerateRequest(model="m", prompt="a", needs=("brush",)))
 
 
 @pytest.mark.parametrize(
     "value",
-    [kept(n="2"), kept(mood="good"), kept(needs="grammar"), kept(needs=[1]), kept(needs=7), {"n": 1}, [], "x", None],
+    [kept(n="2"), kept(mood="good"), kept(needs="canvas"), kept(needs=[1]), kept(needs=7), {"n": 1}, [], "x", None],
 )
 def test_what_is_no_request_is_a_value_error(value: object) -> None:
     """A wrong type, a missing field, or an unknown field that no need explains is no request."""

@@ -289,7 +289,7 @@ async def test_a_worker_that_lacks_what_a_request_needs_keeps_it(one: Worker, tw
     """An older worker shows a newer one's stream, but does not resume it without what it needs, nor end it."""
     stream, reading = await held(one, gate, asked(max_tokens=30), 4)
     row = await StreamRow.objects.aget(pk=stream.id)
-    await StreamRow.objects.filter(pk=stream.id).aupdate(request={**row.request, "needs": ["grammar"], "grammar": "x"})
+    await StreamRow.objects.filter(pk=stream.id).aupdate(request={**row.request, "needs": ["canvas"], "canvas": "x"})
     assert check_native_part(await two.read(stream.id, 0, 3))[-1].seq >= 3
     record = record_of(await StreamRow.objects.aget(pk=stream.id))
     assert record.request is None
@@ -304,7 +304,7 @@ async def test_an_unmet_need_is_no_end(one: Worker, two: Worker, gate: Gate) -> 
     stream, reading = await held(one, gate, asked(max_tokens=30), 4)
     await left(reading)
     row = await StreamRow.objects.aget(pk=stream.id)
-    await StreamRow.objects.filter(pk=stream.id).aupdate(request={**row.request, "needs": ["grammar"]})
+    await StreamRow.objects.filter(pk=stream.id).aupdate(request={**row.request, "needs": ["canvas"]})
     one.release_lock()
     reading = asyncio.create_task(two.read(stream.id))
     await until(lambda: two.streams.find(stream.id) is not None, "the older worker has it")
