@@ -10,11 +10,8 @@ from tests.support.servers import ROOT
 
 FOLDER = ROOT / "docs" / "deploy"
 WEB, ENGINE = FOLDER / "streamserve-web@.service", FOLDER / "streamserve-engine@.service"
-# The placeholders in the units, and their values in tests.
-_PYTHON_HERE = {
-    "/srv/mysite/venv/bin/python": [sys.executable],
-    "/srv/mysite/venv/bin/daphne": [sys.executable, "-m", "daphne"],
-}
+# The placeholders in the units, and what a Python is given for them.
+_ARGUMENTS = {"/srv/mysite/venv/bin/python": [], "/srv/mysite/venv/bin/daphne": ["-m", "daphne"]}
 
 
 def read_unit(path: Path) -> dict[str, str]:
@@ -25,7 +22,7 @@ def read_unit(path: Path) -> dict[str, str]:
     return unit
 
 
-def command_of(path: Path, instance: str) -> list[str]:
-    """Return the unit's command for the demo site, on this Python."""
+def command_of(path: Path, instance: str, python: str = sys.executable) -> list[str]:
+    """Return the unit's command for the demo site, on that Python."""
     program, *arguments = shlex.split(read_unit(path)["ExecStart"].replace("%i", instance))
-    return [*_PYTHON_HERE[program], *(argument.replace("mysite.asgi", "project.asgi") for argument in arguments)]
+    return [python, *_ARGUMENTS[program], *(argument.replace("mysite.asgi", "project.asgi") for argument in arguments)]

@@ -1,6 +1,7 @@
 """Two workers behind nginx and their engine are restarted, one after the other, again and again, while they are used.
 
-STREAMSERVE_OTHER_TREE=DIR lets the restarts alternate between the checkout in DIR and this one.
+STREAMSERVE_OTHER_TREE=DIR builds two wheels, of the checkout in DIR and of this one, and installs each in a venv of its
+own. The restarts alternate between the two, on one database and one log.
 
 Workers and nginx: no request may fail, none is sent twice, and no stream ends early. A stream that outlasts the drain
 is ended between two events, and its reader resumes, as every reader of ours does. Engine: while there is none, new
@@ -15,6 +16,8 @@ import itertools
 import os
 import signal
 import subprocess
+import threading
+import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
@@ -24,48 +27,41 @@ import httpx
 import openai
 import pytest
 
+from streamserve.keys import MADE
 from tests.proofs.scale import scaled
 from tests.support.demo_site import ROOT, environment, manage, processes_of
 from tests.support.deploy_units import ENGINE, WEB, command_of
+from tests.support.installed_site import Site, install
 from tests.support.nginx_server import nginx
 from tests.support.servers import Server, free_port, wait_until_listening, wait_until_ready
 from tests.support.stream_checks import Frame, check_native_part, text_of
 
 pytestmark = [pytest.mark.timeout(3600)]
 
-KEY = "a-key-for-these-tests"
-# Each start of a program takes the next checkout. With a second version here, the restarts alternate between the two.
 OTHER_TREE = os.environ.get("STREAMSERVE_OTHER_TREE", "")
-TREES = [Path(OTHER_TREE), ROOT] if OTHER_TREE else [ROOT]
 SETTINGS = {"DJANGO_SETTINGS_MODULE": "tests.support.sites.rolling_site"}
-NUM_ROUNDS = scaled(20, least=2)
+NUM_ROUNDS = scaled(20, least=2)  # even: with two versions, the last restart goes back
 # In one round of four there are answers that outlast a drain, which then takes its whole time.
 LONG_EVERY = 4
 SECONDS = 120.0
+RESTART_SECONDS = 1.0  # RestartSec of the engine's unit
 NUM_QUESTIONS = 5
 SHORT, MIDDLE, LONG = 15, 60, 600  # tokens: 0.3 s, 1.2 s, 12 s; a drain is 6 s
-
-
-def settings_of(tree: Path) -> dict[str, str]:
-    """Return the settings of the site, by their name in that checkout."""
-    has_sites = (tree / "tests/support/sites/rolling_site.py").exists()
-    return {"DJANGO_SETTINGS_MODULE": "tests.support.sites.rolling_site" if has_sites else "tests.proofs.rolling_site"}
 
 
 class Program:
     """A process of the site by the command of its systemd unit; it restarts at the same place."""
 
-    def __init__(self, folder: Path, log: Path, command: list[str], port: int = 0) -> None:
-        self._command, self.log, self.port = command, log, port
+    def __init__(self, folder: Path, log: Path, unit: Path, instance: str) -> None:
+        self._unit, self._instance, self.log = unit, instance, log
         self._folder = folder
-        self._trees = itertools.cycle(TREES)
         self.process: subprocess.Popen[bytes] | None = None
 
-    def start(self) -> None:
-        tree = next(self._trees)
-        env = environment(self._folder, **settings_of(tree))
+    def start(self, version: Site) -> None:
+        env = environment(self._folder, DJANGO_SETTINGS_MODULE=version.settings("rolling_site"))
+        command = command_of(self._unit, self._instance, version.python)
         with self.log.open("ab") as log:
-            self.process = subprocess.Popen(self._command, cwd=tree, env=env, stdout=log, stderr=subprocess.STDOUT)
+            self.process = subprocess.Popen(command, cwd=version.folder, env=env, stdout=log, stderr=subprocess.STDOUT)
 
     def stop(self) -> None:
         """Send SIGTERM, as systemd does, and check its exit code."""
@@ -88,66 +84,132 @@ class Program:
             self.process.wait()
 
 
-class Site:
-    """nginx, two workers, one engine."""
+class Engine(Program):
+    """The engine, which the unit's `Restart=always` starts again whenever it ends, of the version that is installed."""
 
     def __init__(self, folder: Path) -> None:
-        ports = [free_port(), free_port()]
-        self.workers = [Program(folder, folder / f"web-{port}.txt", command_of(WEB, str(port)), port) for port in ports]
-        self.engine = Program(folder, folder / "engine.txt", command_of(ENGINE, "echo"))
-        self.url = ""
+        super().__init__(folder, folder / "engine.txt", ENGINE, "echo")
+        self.version = Site(folder=ROOT)
+        self.num_starts = 0
+        self._is_over = threading.Event()
+        self._supervisor = threading.Thread(target=self._supervise)
 
-    def start_worker(self, worker: Program) -> None:
-        worker.start()
+    def begin(self, version: Site) -> None:
+        self.version = version
+        self.start(version)
+        self._supervisor.start()
+
+    def start(self, version: Site) -> None:
+        super().start(version)
+        self.num_starts += 1
+
+    def _supervise(self) -> None:
+        while not self._is_over.wait(0.1):
+            assert self.process is not None
+            if self.process.poll() is not None and not self._is_over.wait(RESTART_SECONDS):
+                self.start(self.version)
+
+    def wait_for_start(self, num_starts: int) -> None:
+        """Wait until it has started so often."""
+        deadline = time.monotonic() + SECONDS
+        while self.num_starts < num_starts:
+            assert time.monotonic() < deadline, self.log.read_text()[-3000:]
+            time.sleep(0.05)
+
+    def end(self) -> None:
+        """Stop the supervisor, and kill what runs."""
+        self._is_over.set()
+        if self._supervisor.is_alive():
+            self._supervisor.join()
+        self.kill()
+
+
+class Deployment:
+    """nginx, two workers, one engine. An upgrade replaces `version` on disk before anything restarts."""
+
+    def __init__(self, versions: list[Site], folder: Path) -> None:
+        self.workers: dict[int, Program] = {}
+        for port in (free_port(), free_port()):
+            self.workers[port] = Program(folder, folder / f"web-{port}.txt", WEB, str(port))
+        self.engine = Engine(folder)
+        self.url = self.key = ""
+        self._versions = itertools.cycle(versions)
+        self._version = self._first = next(self._versions)
+
+    def start(self) -> None:
+        self.engine.begin(self._version)
+        for port in self.workers:
+            self._start_worker(port)
+
+    def _start_worker(self, port: int) -> None:
+        worker = self.workers[port]
+        worker.start(self._version)
         assert worker.process is not None
-        wait_until_listening(Server(worker.port, worker.process, worker.log))
-        wait_until_ready(f"http://127.0.0.1:{worker.port}")
+        wait_until_listening(Server(port, worker.process, worker.log))
+        wait_until_ready(f"http://127.0.0.1:{port}")
 
     def restart(self, round_: int) -> None:
-        """One after the other: worker, worker, engine; each is waited for before the next."""
-        for worker in self.workers:
+        """One after the other: worker, worker, engine; each is waited for before the next. Engine first to go back."""
+        before, self._version = self._version, next(self._versions)
+        self.engine.version = self._version
+        is_going_back = before is not self._version and self._version is self._first
+        if is_going_back:
+            self._restart_engine(round_)
+        for port, worker in self.workers.items():
             worker.stop()
-            self.start_worker(worker)
-        # One signal: running answers end first. Two: it ends now, and its answers continue at the next engine.
+            self._start_worker(port)
+        if not is_going_back:
+            self._restart_engine(round_)
+
+    def _restart_engine(self, round_: int) -> None:
+        """Send one signal: running answers end first. Or two: it ends now, and they continue at the next engine."""
+        num_starts = self.engine.num_starts
         (self.engine.stop_now if round_ % 2 == 0 else self.engine.stop)()
-        self.engine.start()
-        for worker in self.workers:
-            wait_until_ready(f"http://127.0.0.1:{worker.port}")
+        self.engine.wait_for_start(num_starts + 1)
+        for port in self.workers:
+            wait_until_ready(f"http://127.0.0.1:{port}")
+
+    def end(self) -> None:
+        for worker in self.workers.values():
+            worker.kill()
+        self.engine.end()
 
 
 @pytest.fixture
-def site(tmp_path: Path) -> Iterator[Site]:
-    for arguments in (["migrate", "--verbosity=0"], ["streamserve_key", "create", "--key", KEY]):
+def site(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
+    versions = [Site(folder=ROOT)]
+    if OTHER_TREE:
+        versions = [install(tree, tmp_path_factory.mktemp("version")) for tree in (Path(OTHER_TREE), ROOT)]
+    site = Deployment(versions, tmp_path)
+    for arguments in (["migrate", "--verbosity=0"], ["streamserve_key", "create"]):
         done = manage(tmp_path, *arguments, **SETTINGS)
         assert done.returncode == 0, done.stderr
-    site = Site(tmp_path)
+    site.key = next(MADE.finditer(done.stdout)).group()
     try:
-        site.engine.start()
-        for worker in site.workers:
-            site.start_worker(worker)
-        with nginx([worker.port for worker in site.workers]) as site.url:
+        site.start()
+        with nginx(list(site.workers)) as site.url:
             yield site
     finally:
-        for program in [*site.workers, site.engine]:
-            program.kill()
+        site.end()
         assert processes_of(tmp_path) == set()
 
 
 class Load:
     """Users of the site during the restarts. Each answer is compared with the undisturbed site's."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, key: str) -> None:
         self.counts: Counter[str] = Counter()
         self.failures: list[str] = []
         self.is_over = self.is_long = False
+        self.round = 0
         self._url = url
         self._expected: dict[tuple[str, int], str] = {}
-        headers = {"Authorization": f"Bearer {KEY}"}
+        headers = {"Authorization": f"Bearer {key}"}
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
         self._http = httpx.AsyncClient(base_url=url, headers=headers, timeout=SECONDS, limits=limits, trust_env=False)
         self._openai = openai.AsyncOpenAI(
             base_url=f"{url}/v1",
-            api_key=KEY,
+            api_key=key,
             max_retries=0,
             http_client=openai.DefaultAsyncHttpxClient(trust_env=False, limits=limits),
         )
@@ -194,7 +256,7 @@ class Load:
             try:
                 await work(number % NUM_QUESTIONS)
             except (httpx.HTTPError, openai.OpenAIError, AssertionError) as error:
-                self.failures.append(f"{work.__name__}: {type(error).__name__}: {error}"[:2000])
+                self.failures.append(f"round {self.round}: {work.__name__}: {type(error).__name__}: {error}"[:2000])
 
     def _check(self, name: str, number: int, text: str) -> None:
         self.counts[name] += 1
@@ -263,17 +325,18 @@ def _question(number: int) -> dict[str, Any]:
     }
 
 
-async def test_rolling_restarts_fail_no_request(site: Site) -> None:
+async def test_rolling_restarts_fail_no_request(site: Deployment) -> None:
     """Every request is answered, every answer is whole and the expected one, and every process ends with 0."""
-    load = Load(site.url)
+    load = Load(site.url, site.key)
     await load.learn()
     async with load.running():
         for round_ in range(NUM_ROUNDS):
-            load.is_long = round_ % LONG_EVERY == 0
+            load.round, load.is_long = round_, round_ % LONG_EVERY == 0
             before = load.counts.total()
             await asyncio.to_thread(site.restart, round_)
             assert load.counts.total() > before, "the load has come to a stand"
     await load.aclose()
     print(f"\n{NUM_ROUNDS} restarts of two workers and the engine: {dict(load.counts)}; {len(load.failures)} failures")
+    print(*Counter(load.failures).most_common(20), sep="\n")
     assert load.failures == []
     assert load.counts["resumed"] > 0, "no answer outlasted a drain: nothing was tried of that"
