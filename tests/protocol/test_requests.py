@@ -92,7 +92,7 @@ def test_a_field_that_0_1_0_lacks_is_a_need(need: str, changes: dict[str, Any]) 
 @pytest.mark.parametrize("changes", [{"needs": ["canvas"]}, {"needs": ["canvas", "brush"], "canvas": {"root": "x"}}])
 def test_an_unknown_need_is_refused(changes: dict[str, object]) -> None:
     """The need is not dropped, with or without the field that it is about; a newer worker may serve the request."""
-    with pytest.raises(UnmetNeeds, match="needs (brush, )?canvas") as caught:
+    with pytest.raises(UnmetNeeds, match=r"needs (brush, )?canvas") as caught:
         decode_request(kept(**changes))
     body = to_body(caught.value)
     assert (body.code, body.param, body.http_status) == ("unmet_needs", "needs", 503)
