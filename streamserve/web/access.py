@@ -12,6 +12,8 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from django.conf import settings as django_settings
+from django.contrib.auth.middleware import auser, get_user
+from django.contrib.sessions.backends.db import SessionStore as DatabaseSession
 from django.http import HttpRequest
 from django.http.request import split_domain_port, validate_host
 from django.middleware.csrf import CsrfViewMiddleware
@@ -22,6 +24,7 @@ from streamserve.api.routes import ANYONE, CHAT_CALLERS, Access, Route
 from streamserve.conf import get_settings
 from streamserve.protocol.errors import Forbidden, StreamserveError, Unauthorized
 from streamserve.web.auth import Principal, authenticate, key_in
+from streamserve.web.rows import orm
 from streamserve.web.site import get_site
 
 SAFE_METHODS = ("GET", "HEAD")
@@ -39,8 +42,7 @@ async def admit(access: Access, request: HttpRequest, headers: Mapping[str, str]
         return await _known_caller(request, headers)
     if access.callers == ANYONE or (access.open_in_debug and django_settings.DEBUG):
         return ANONYMOUS
-    has_user = hasattr(request, "auser") and key_in(headers) is None  # a key alone decides: no session is read
-    user = await request.auser() if has_user else None
+    user = await _user_of(request) if key_in(headers) is None else None  # a key alone decides: no session is read
     address = request.META.get("REMOTE_ADDR") or ""
     session, wrong_keys = getattr(request, "session", None), get_site().wrong_keys
     known = await authenticate(headers, user, session, address=address, wrong_keys=wrong_keys)
@@ -56,6 +58,21 @@ async def admit(access: Access, request: HttpRequest, headers: Mapping[str, str]
     else:
         check_csrf(request)
     return principal
+
+
+async def _user_of(request: HttpRequest) -> Any:
+    """Return the signed-in user, or None where the site has no users.
+
+    Django loads a session on a thread that it makes for the request. One of the database is loaded on the ORM's.
+    """
+    if not hasattr(request, "auser"):
+        return None
+    session = getattr(request, "session", None)
+    if session is None or session.session_key is None or not isinstance(session, DatabaseSession):
+        return await request.auser()
+    if getattr(request.auser, "func", None) is not auser:  # the site's own
+        return await request.auser()
+    return await orm.call(get_user, request)
 
 
 async def _known_caller(request: HttpRequest, headers: Mapping[str, str]) -> Caller:

@@ -13,6 +13,7 @@ from django.contrib.staticfiles.handlers import ASGIStaticFilesHandler
 from django.core.asgi import get_asgi_application
 from django.core.handlers.asgi import ASGIHandler
 from django.core.signals import request_finished, request_started
+from django.middleware.csrf import CSRF_SECRET_LENGTH
 from django.test import AsyncClient
 from django.test.utils import override_settings
 
@@ -61,6 +62,15 @@ def shape_of(client: Client) -> tuple[int, dict[str, str]]:
     return client.start["status"], out
 
 
+async def signed_in(user: Any) -> dict[str, str]:
+    """Return the headers of a page that this user has open."""
+    browser = AsyncClient()
+    await browser.aforce_login(user)
+    token = "t" * CSRF_SECRET_LENGTH
+    cookies = {settings.CSRF_COOKIE_NAME: token, **{one.key: one.value for one in browser.cookies.values()}}
+    return {"cookie": "; ".join(f"{name}={value}" for name, value in cookies.items()), "x-csrftoken": token}
+
+
 async def test_responses_are_django_s(engine: None, chain: str, alice_key: str, alice: Any) -> None:
     """Status and headers are those of Django's own handler, for every kind of caller and for refusals."""
     browser = AsyncClient()
@@ -95,8 +105,12 @@ async def test_responses_are_django_s(engine: None, chain: str, alice_key: str, 
         assert shape_of(await asked(front, method, path, body, **headers)) == theirs, (method, path, headers)
 
 
-async def test_a_request_makes_no_thread(engine: None, alice_key: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Once everything is warm, twenty answers to a key start no thread; with Django's own handler each starts one."""
+@pytest.mark.parametrize("caller", ["key", "session"])
+async def test_a_request_makes_no_thread(
+    engine: None, alice_key: str, alice: Any, caller: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once everything is warm, twenty answers start no thread; with Django's own handler each starts one."""
+    headers = {"authorization": f"Bearer {alice_key}"} if caller == "key" else await signed_in(alice)
     num_started = 0
     start = threading.Thread.start
 
@@ -108,7 +122,7 @@ async def test_a_request_makes_no_thread(engine: None, alice_key: str, monkeypat
     async def answers(app: Any, num: int) -> int:
         before = num_started
         for _ in range(num):
-            client = await asked(app, "POST", "/streams", ASK, authorization=f"Bearer {alice_key}")
+            client = await asked(app, "POST", "/streams", ASK, **headers)
             check_native(client.body)
         return num_started - before
 
