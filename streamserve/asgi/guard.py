@@ -70,7 +70,7 @@ class GuardedApp:
         if scope["type"] == "lifespan":
             await self._app(scope, receive, send)
             return
-        client = _limited_client(scope)
+        client = limited_client((scope.get("client") or ("",))[0] or "")
         bound = (
             self._guard.bound_of(scope["path"].removeprefix(scope.get("root_path", "")))
             if scope["type"] == "http"
@@ -179,9 +179,9 @@ def client_of(address: str) -> str:
     return str(ip.ipv4_mapped or ("::1" if ip.is_loopback else ipaddress.IPv6Address(int(ip) >> 64 << 64)))
 
 
-def _limited_client(scope: Scope) -> str:
-    """Return the client that is limited; "" for a unix socket or a loopback address."""
-    client = client_of((scope.get("client") or ("",))[0] or "")
+def limited_client(address: str) -> str:
+    """Return the client that is limited; "" for a unix socket or a loopback address: a proxy may stand there."""
+    client = client_of(address)
     return "" if not client or ipaddress.ip_address(client).is_loopback else client
 
 

@@ -11,7 +11,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 
-from streamserve.asgi.guard import client_of
+from streamserve.asgi.guard import limited_client
 from streamserve.protocol.errors import QuotaExceeded
 
 WINDOW_SECONDS = 60.0
@@ -32,9 +32,9 @@ class WrongKeys:
     def check(self, address: str, key: str) -> None:
         """Raise QuotaExceeded if `address` has sent too many wrong keys in this window and `key` is not known as right.
 
-        An empty address (a unix socket) is not limited.
+        A unix socket and a loopback address are not limited: all clients of a proxy may come from there.
         """
-        address = client_of(address)
+        address = limited_client(address)
         started_at, num_wrong = self._windows.get(address, (0.0, 0))
         left = started_at + WINDOW_SECONDS - self._clock()
         if not address or num_wrong < self._limit or left <= 0 or _digest(key) in self._right:
@@ -48,7 +48,9 @@ class WrongKeys:
     def note_wrong(self, address: str, key: str) -> None:
         """Count a wrong key."""
         self._right.pop(_digest(key), None)
-        address = client_of(address)
+        address = limited_client(address)
+        if not address:
+            return
         now = self._clock()
         started_at, num_wrong = self._windows.pop(address, (now, 0))
         if now - started_at >= WINDOW_SECONDS:

@@ -356,15 +356,23 @@ async def test_a_program_with_another_scheme_is_no_visitor(anonymous_site: None,
 
 
 async def test_wrong_keys_are_limited(engine: None, lonely_key: str, ops_key: str) -> None:
-    """After 20 wrong keys in a minute an address gets 429; a key that was right before is still taken from there."""
+    """After 20 wrong keys in a minute an address gets 429; a key that was right before is still taken from there.
 
-    async def status(key: str) -> int:
-        return int((await Caller(key=key).get("/v1/models")).status_code)
+    A loopback address is a proxy's that names no client: one client's wrong keys harm none of the others.
+    """
+
+    async def status(key: str, address: str = "203.0.113.7") -> int:
+        client = AsyncClient()
+        scope = client._base_scope
+        client._base_scope = lambda **request: {**scope(**request), "client": (address, 1)}
+        return int((await client.get("/v1/models", headers={"authorization": f"Bearer {key}"})).status_code)
 
     assert await status(lonely_key) == 200
     assert [await status("x" * 40) for _ in range(21)] == [401] * 20 + [429]
     assert await status(lonely_key) == 200
     assert await status(ops_key) == 429
+    assert [await status("x" * 40, "127.0.0.1") for _ in range(21)] == [401] * 21
+    assert await status(ops_key, "127.0.0.1") == 403  # a key of another scope
 
 
 async def test_visitors_share_a_limit(transactional_db: Any) -> None:
