@@ -1,30 +1,40 @@
 """streamserve: stream language-model answers from a Django site, with an engine of its own.
 
     from streamserve import acomplete, complete, stream      docs/python.md
+    from streamserve import Run, pipeline, run_pipeline      docs/pipelines.md
 
 They are imported on first use (PEP 562): the package itself imports neither Django nor the engine.
 """
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from streamserve import _moved as _moved
 
 if TYPE_CHECKING:
+    from streamserve.clients.pipeline.registry import pipeline as pipeline
+    from streamserve.clients.pipeline.run import Run as Run
     from streamserve.web.calls.answers import acomplete as acomplete
     from streamserve.web.calls.answers import complete as complete
     from streamserve.web.calls.answers import stream as stream
+    from streamserve.web.calls.runs import run_pipeline as run_pipeline
 
 __version__ = "0.1.0"
 
-_CALLS = ("acomplete", "complete", "stream")
+_HOMES = {
+    "acomplete": "streamserve.web.calls.answers",
+    "complete": "streamserve.web.calls.answers",
+    "stream": "streamserve.web.calls.answers",
+    "run_pipeline": "streamserve.web.calls.runs",
+    "pipeline": "streamserve.clients.pipeline.registry",
+    "Run": "streamserve.clients.pipeline.run",
+}
 
 
 def __getattr__(name: str) -> Any:
-    """Import a function of the Python API."""
-    if name not in _CALLS:
+    """Import a name of the Python API."""
+    if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from streamserve.web.calls import answers
-
-    return getattr(answers, name)
+    return getattr(import_module(_HOMES[name]), name)

@@ -17,6 +17,13 @@ class StreamIdConverter(StringConverter):
     regex = CONVERTERS["stream_id"]
 
 
+class NameConverter(StringConverter):
+    """The name of a pipeline."""
+
+    regex = CONVERTERS["pipeline_name"]
+
+
 register_converter(StreamIdConverter, "stream_id")
+register_converter(NameConverter, "pipeline_name")
 
 urlpatterns = [path(route.path, view_of(route), name=route.name or None) for route in ROUTES]

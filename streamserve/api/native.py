@@ -14,7 +14,7 @@ from streamserve.protocol.ids import parse_event_id
 from streamserve.streams.reader.delivery import Delivery
 from streamserve.streams.store import Once
 
-_PROMPT_IN_URL = (
+PROMPT_IN_URL = (
     "Answers are not started by GET here, because the prompt would be in the access logs. POST it to /streams, and "
     "follow /streams/<X-Stream-Id>/events; or turn PROMPT_IN_URL on in STREAMSERVE."
 )
@@ -32,7 +32,7 @@ async def new_stream(call: Call, site: Site) -> Reply:
     event_id = call.headers.get("last-event-id")
     if not event_id:
         if not site.takes_prompt_in_url:
-            raise Forbidden(_PROMPT_IN_URL, code="prompt_in_url_off")
+            raise Forbidden(PROMPT_IN_URL, code="prompt_in_url_off")
         return await _start(call, site, native.parse_query(call.query(), site.limits, default_model=site.default_model))
     parsed = parse_event_id(event_id)
     if parsed is None:

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
-from streamserve.api import native, openai, ops
+from streamserve.api import native, openai, ops, pipelines
 from streamserve.api.call import Call, Reply, json_reply
 from streamserve.dialects import native as native_dialect
 from streamserve.dialects import openai_chat
@@ -25,7 +25,7 @@ OPS_CALLERS = ("session", "key")
 ANYONE = ("anyone",)
 
 # The variable parts of a path, in the syntax of Django's urlconf.
-CONVERTERS = {"stream_id": "[0-9a-f]{32}", "path": ".+"}
+CONVERTERS = {"stream_id": "[0-9a-f]{32}", "path": ".+", "pipeline_name": "[A-Za-z0-9][A-Za-z0-9._-]{0,63}"}
 _PART = re.compile(r"<(\w+):(\w+)>")
 _UNNAMED = "other"  # in `/metrics`: addresses where nothing is
 
@@ -125,6 +125,8 @@ ROUTES = (
     _native(f"streams/{_ID}/stop", native.stop_stream, _CHAT, methods=("POST",), name="stop_stream"),
     _native(f"streams/{_ID}/watch", native.watch, _WATCH, name="watch_stream"),
     _native("streams/<path:path>", ops.unknown, _OPEN, methods=_ANY, needs_site=False),
+    _native("pipelines", pipelines.pipelines, _CHAT, name="pipelines"),
+    _native("pipelines/<pipeline_name:name>", pipelines.run, _CHAT, methods=("GET", "POST"), name="pipeline"),
     _openai("v1/chat/completions", openai.chat_completions, _CHAT, methods=("POST",), name="chat_completions"),
     _openai(f"v1/streams/{_ID}/events", openai.stream_events, _CHAT, name="chat_stream_events"),
     _openai("v1/models", openai.models, _CHAT, name="models"),

@@ -21,6 +21,9 @@ class Generation(Protocol):
     the reason, and when to ask again with the tokens so far. `num_cached_tokens`: found in the prefix cache, as far as
     known by now; after a resume shown output tokens may be among them.
 
+    `can_resume`: a request with the tokens so far continues it. Otherwise (a pipeline) it goes on while its readers are
+    away, and ends with its process.
+
     `on_news` is called on the loop when there are events to take after `ready` or `__anext__` left none, and at the
     end, but not for `cancel`. Events that came before it was set are there already: the caller takes them first.
     """
@@ -29,6 +32,7 @@ class Generation(Protocol):
     parked: Park | None
     num_cached_tokens: int
     on_news: Callable[[], None] | None
+    can_resume: bool
 
     @property
     def is_open(self) -> bool:

@@ -13,6 +13,7 @@ from typing import Any
 from streamserve.dialects.fields import (
     Reader,
     Table,
+    any_object,
     boolean,
     integer,
     list_of,
@@ -75,6 +76,7 @@ def request_fields(limits: Limits) -> Mapping[str, Reader]:
         "timeout_seconds": number(0.1, limits.max_timeout_seconds),
         "latency_class": one_of(*LATENCY_CLASSES),
         "metadata": _metadata(limits),
+        "input": any_object,
     }
 
 
@@ -92,13 +94,14 @@ def build(values: Mapping[str, Any], limits: Limits, *, default_model: str) -> G
         chat_template_kwargs=values.get("chat_template_kwargs", {}),
         timeout_seconds=values.get("timeout_seconds"),
         latency_class=values.get("latency_class", LATENCY_CLASSES[0]),
+        input=values.get("input", {}),
     )
 
 
 def refuse_conflicts(values: Mapping[str, Any]) -> None:
     """Raise `BadRequest` for fields that are valid alone and not together."""
     has_messages, has_prompt = "messages" in values, "prompt" in values
-    if not has_messages and not has_prompt:
+    if not has_messages and not has_prompt and "input" not in values:
         raise BadRequest("Send messages, or prompt.", code="missing_field", param="messages")
     if has_messages and has_prompt:
         raise conflict("Send messages or prompt, not both.", "prompt")

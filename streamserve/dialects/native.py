@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from streamserve.dialects.fields import integer, one_of, read, text
+from streamserve.dialects.fields import boolean, integer, one_of, read, text
 from streamserve.dialects.generate import build, conflict, request_fields, sampling_fields
 from streamserve.protocol.errors import BadRequest, ErrorBody
 from streamserve.protocol.events import Done, GoingAway, LoggedEvent, Meta, Token
@@ -90,6 +90,12 @@ def _with_page_system(request: GenerateRequest, system: str) -> GenerateRequest:
     if any(message.role in SYSTEM_ROLES for message in request.messages):
         raise conflict("sealed_system is the system prompt; messages must not bring another.", "messages")
     return replace(request, messages=(Message(role="system", content=system), *request.messages))
+
+
+def read_flag(body: Mapping[str, Any], name: str, *, default: bool) -> bool:
+    """Return a field that is true or false; null and absent are `default`."""
+    value = body.get(name)
+    return default if value is None else boolean(value, name)
 
 
 def parse_query(query: Mapping[str, str], limits: Limits, *, default_model: str) -> NativeRequest:

@@ -12,6 +12,7 @@
     ├── Gone 410                   the stream's events have expired
     ├── TooLarge 413               body over the limit
     ├── UnsupportedMedia 415       not JSON, or compressed
+    ├── ProducerLost 500           the process that made the answer is gone
     ├── KeyReused 422              an Idempotency-Key was sent before, with another body
     ├── Cancelled 499              stopped or abandoned before a whole answer was there
     ├── TimedOut 504               the request's own timeout_seconds ran out
@@ -37,6 +38,7 @@ class StreamserveError(Exception):
 
     http_status = 500
     code = "internal_error"
+    is_retryable = False  # as the `error` event of an answer that has begun
 
     def __init__(self, message: str, *, code: str | None = None, param: str | None = None) -> None:
         super().__init__(message)
@@ -121,6 +123,13 @@ class UnsupportedMedia(StreamserveError):
     code = "unsupported_media_type"
 
 
+class ProducerLost(StreamserveError):
+    """The process that made the answer is gone, and no other can continue it."""
+
+    code = "producer_lost"
+    is_retryable = True
+
+
 class KeyReused(StreamserveError):
     """An Idempotency-Key belongs to the body that it came with first."""
 
@@ -147,6 +156,7 @@ class Refused(StreamserveError):
 
     http_status = 503
     code = "overloaded"
+    is_retryable = True
 
     def __init__(
         self, message: str, *, code: str | None = None, param: str | None = None, retry_after: int = 1

@@ -23,7 +23,7 @@ import msgspec
 from streamserve.protocol.errors import BadRequest, UnmetNeeds
 
 # What a request may need of the release that serves it: fields that change the answer and that 0.1.0 does not know.
-KNOWN_NEEDS = frozenset({"blocks", "grammar", "sampling", "tools"})
+KNOWN_NEEDS = frozenset({"blocks", "grammar", "pipeline", "sampling", "tools"})
 
 # Roles of a message by which the caller has a system prompt of its own ("developer" is OpenAI's newer word).
 SYSTEM_ROLES = ("system", "developer")
@@ -119,6 +119,8 @@ LATENCY_CLASSES = ("chat", "completion", "document", "batch")
 class GenerateRequest:
     """One request to a model: exactly one of `messages`, `prompt` and `prompt_token_ids` is set.
 
+    A pipeline is requested like a model, and takes `input`, a JSON object, beside or instead of them.
+
     `salt` keeps prefix-cache blocks apart between tenants ("" only where the server itself made the whole prompt).
     `output_token_ids[choice]` are tokens already shown to readers: an unparked or re-admitted stream sends them back,
     and generation continues after them. `unset` names the sampling fields that the caller left open: the model's
@@ -160,6 +162,7 @@ class GenerateRequest:
     grammar: Grammar | None = None
     continue_final_message: bool = False
     echo: bool = False
+    input: Mapping[str, Any] = field(default_factory=dict)
 
 
 def with_system(request: GenerateRequest, system: str) -> GenerateRequest:
@@ -231,6 +234,7 @@ _ADDED_FIELDS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "tools": ("tools", "tool_choice", "parallel_tool_calls"),
         "grammar": ("grammar",),
         "sampling": ("continue_final_message", "echo"),
+        "pipeline": ("input",),
     }
 )
 _ADDED_SAMPLING = ("logit_bias", "allowed_token_ids", "bad_words", "include_stop", "prompt_logprobs")

@@ -209,7 +209,7 @@ class Producer(Replica):
                 self._show_waiting(MESSAGES["paused"] if refused.code == "engine_paused" else refused.message)
             return
         except StreamserveError as error:
-            self.end_with(Error(code=error.code, message=error.message))
+            self.end_with(Error(code=error.code, message=error.message, retryable=error.is_retryable))
             return
         if self._is_ending or not self._is_wanted or self._is_cut:
             generation.cancel()

@@ -187,7 +187,7 @@ class Stream(Producer):
         if self.on_disconnect == "abort":
             self.end_with(_ABANDONED)
             return
-        if self._generation is not None:
+        if self._generation is not None and self._generation.can_resume:
             self._cancel()
             self.parking.begin(NO_READER, self.transcript.num_tokens, time.monotonic())
         self._timers.disarm("first_reader")

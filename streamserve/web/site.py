@@ -37,6 +37,7 @@ from streamserve.web.audit import WatchAudit
 from streamserve.web.auth import salt_of
 from streamserve.web.live import LiveFigures
 from streamserve.web.permissions import PermissionChecks, watching_user
+from streamserve.web.pipelines import pipeline_clients
 from streamserve.web.rows import orm
 from streamserve.web.rows.reaper import Reaper, RowAges
 from streamserve.web.rows.store import RowStore
@@ -131,12 +132,13 @@ class DjangoSite:
         if settings.log.startswith(LOG_SCHEMES):
             self.checking = loop.create_task(check_log(self.log), name="check of the log", context=Context())
         self.liveness = liveness_for(settings)
-        self.clients: dict[str, EngineClient] = {alias: client_for(settings, alias) for alias in settings.models}
+        models: dict[str, EngineClient] = {alias: client_for(settings, alias) for alias in settings.models}
+        self.clients = {**models, **pipeline_clients(settings, models)}
         store = RowStore(self.liveness, keeps_text=settings.store)
         self.streams = Streams(self.clients, self.log, settings.streams, store=store, limits=settings.limits)
         self._start_once = StartOnce(self.streams)
         self.audit = WatchAudit(self.streams)
-        self.live = LiveFigures(self.clients, self.streams, are_shared=settings.log != "memory")
+        self.live = LiveFigures(models, self.streams, are_shared=settings.log != "memory")
         self.live.start()
         self.permissions = PermissionChecks(self.streams, self.audit)
         self.reaper = None if self.liveness is None else Reaper(self.streams, self.liveness, row_ages(settings))
@@ -183,7 +185,7 @@ class DjangoSite:
     def default_class(self, route: str, model: str) -> str:
         """Return the latency class of requests that name none: the route's, the model's, or that of chats."""
         served = self.settings.models.get(model)
-        own = served.latency_class if served is not None else ""
+        own = served.latency_class if served is not None else getattr(self.clients.get(model), "latency_class", "")
         return self.settings.route_classes.get(route) or own or LATENCY_CLASSES[0]
 
     async def find(self, caller: Caller, *, stream_id: str = "", log_id: str = "") -> Found:

@@ -100,6 +100,7 @@ _OTHERS = (
     ("ignore_eos", BOTH, ("bool",)),
     ("chat_template_kwargs", BOTH, ("dict",)),
     ("metadata", BOTH, ("dict",)),
+    ("input", BOTH, ("dict",)),
     ("latency_class", BOTH, ("str",)),
     ("format", NATIVE, ("str",)),
     ("on_disconnect", BOTH, ("str",)),

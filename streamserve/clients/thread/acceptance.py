@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from itertools import chain
 
 from streamserve.clients.thread.public_prefix import PublicPrefixes
-from streamserve.engine.config import EngineConfig
+from streamserve.engine.config import EngineConfig, LatencyClass
 from streamserve.engine.plan import Runner
 from streamserve.engine.scheduler import max_servable_tokens
 from streamserve.engine.sequence import SequenceRequest
@@ -99,14 +99,7 @@ class Prepared:
 
 def prepare(engine: LoadedEngine, config: EngineConfig, request: GenerateRequest) -> Prepared:
     """Make a request ready, or raise BadRequest. Tokens already shown is fed to the choices silently."""
-    check_needs(request)
-    if request.n < 1:
-        raise BadRequest(f"n is {request.n}; the engine takes 1 or more.", code="invalid_value", param="n")
-    latency_class = config.classes.get(request.latency_class)
-    if latency_class is None:
-        raise BadRequest(f"latency_class is one of {', '.join(config.classes)}.", param="latency_class")
-    if request.reader_tokens is not None and len(request.reader_tokens) != request.n:
-        raise BadRequest(f"reader_tokens has one number for each of the {request.n} choices.", param="reader_tokens")
+    latency_class = _checked_class(config, request)
     prompt = encode(engine.tokenizer, request)
     num_public_tokens = engine.public_prefixes.num_tokens(request, prompt.token_ids)
     num_prompt_tokens = len(prompt.token_ids)
@@ -136,6 +129,22 @@ def prepare(engine: LoadedEngine, config: EngineConfig, request: GenerateRequest
         timeout_seconds=latency_class.timeout_seconds if request.timeout_seconds is None else request.timeout_seconds,
         num_tokens=request.n * num_prompt_tokens + sum(map(len, shown)),
     )
+
+
+def _checked_class(config: EngineConfig, request: GenerateRequest) -> LatencyClass:
+    """Return the request's latency class. Raises BadRequest for what no prompt and no model make right."""
+    check_needs(request)
+    if request.input:
+        message = f"input is for pipelines, and {request.model} is a model. Send messages or prompt."
+        raise BadRequest(message, code="invalid_value", param="input")
+    if request.n < 1:
+        raise BadRequest(f"n is {request.n}; the engine takes 1 or more.", code="invalid_value", param="n")
+    latency_class = config.classes.get(request.latency_class)
+    if latency_class is None:
+        raise BadRequest(f"latency_class is one of {', '.join(config.classes)}.", param="latency_class")
+    if request.reader_tokens is not None and len(request.reader_tokens) != request.n:
+        raise BadRequest(f"reader_tokens has one number for each of the {request.n} choices.", param="reader_tokens")
+    return latency_class
 
 
 def encode(tokenizer: Tokenizer, request: GenerateRequest) -> Prompt:

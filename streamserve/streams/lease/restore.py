@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import cast
 
 from streamserve.clients.base import EngineClient, Generation
-from streamserve.protocol.errors import NotFound, StreamserveError
+from streamserve.protocol.errors import NotFound, ProducerLost, StreamserveError
 from streamserve.protocol.requests import GenerateRequest
 from streamserve.streams.config import StreamConfig
 from streamserve.streams.lease.lease import Lease
@@ -93,7 +93,7 @@ def _unable(record: Record) -> EngineClient:
     if record.refusal is not None:
         error = record.refusal
     elif record.request is None:
-        error = StreamserveError("The server can no longer continue this answer. Ask again.", code="producer_lost")
+        error = ProducerLost("The server can no longer continue this answer. Ask again.")
     else:
         error = NotFound(f"There is no model {record.model!r} here any more.", code="model_not_found", param="model")
     return cast(EngineClient, _Unable(error))

@@ -124,6 +124,10 @@ class Answer:
         await self._start(await self._acaller(), "park")
         return self
 
+    async def abegin(self) -> Stream:
+        """Begin an answer that ends with its reader, and return its stream."""
+        return await self._start(await self._acaller(), "abort")
+
     def response(self, format: str = "native") -> HttpResponseBase:
         """Return the response of a view that streams the answer: server-sent events in this `format`."""
         caller = self._caller("await aresponse()")

@@ -1,0 +1,147 @@
+"""`Answering`: one answer of a model within a run, across the engine's parks. asyncio.
+
+The engine may end an answer early, as for any stream: because its reader is behind, an operator pauses, or it is lost.
+The answer then goes on from the model's own tokens, whatever the run's filters have shown.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import replace
+
+from streamserve.clients.base import EngineClient, Generation
+from streamserve.clients.pipeline.speech import Speech
+from streamserve.protocol.errors import EngineUnavailable, error_for
+from streamserve.protocol.events import TEXT, BlockStart, BlockStop, Done, Error, Event, Status, Token
+from streamserve.protocol.park import Park
+from streamserve.protocol.requests import GenerateRequest
+
+_POLL_SECONDS = 0.1
+# How long a run waits for an engine that loads or is replaced.
+_ENGINE_SECONDS = 60.0
+
+
+class Answering:
+    """See above. `speech` None: the answer is not shown, and does not wait for readers."""
+
+    def __init__(self, client: EngineClient, request: GenerateRequest, speech: Speech | None) -> None:
+        self._client, self._request, self._speech = client, request, speech
+        self._text: list[str] = []
+        self._token_ids: list[int] = []
+        self._other_blocks: set[int] = set()  # indexes of blocks that are not text
+        self._first_token_at: float | None = None
+        self._first = 0  # tokens of the run that were shown before this answer
+        self._has_turn = False
+
+    async def run(self) -> tuple[str, Done]:
+        """Return text and end of the answer. Raises StreamserveError, and Stopped by a filter."""
+        try:
+            while True:
+                generation = await self._accepted()
+                try:
+                    done = await self._take_all(generation)
+                finally:
+                    generation.cancel()
+                    if self._speech is not None:
+                        self._speech.generation.on_read = None
+                if done is not None:
+                    return "".join(self._text), done
+                assert generation.parked is not None
+                await self._wait(generation.parked)
+        finally:
+            if self._has_turn and self._speech is not None:
+                self._speech.turn.release()
+
+    async def _accepted(self) -> Generation:
+        """Ask the engine to begin, or to continue; wait for one that is on its way."""
+        until = time.monotonic() + _ENGINE_SECONDS
+        while True:
+            shown, num_read = (tuple(self._token_ids),) if self._token_ids else (), self._num_read()
+            request = replace(
+                self._request,
+                output_token_ids=shown,
+                first_token_at=self._first_token_at,
+                reader_tokens=None if num_read is None else (num_read,),
+            )
+            try:
+                generation = await self._client.generate(request)
+            except EngineUnavailable:
+                if self._client.describe().state == "failed" or time.monotonic() > until:
+                    raise
+                if self._speech is not None and self._has_turn:
+                    await self._speech.show(Status(status="loading", message="The model is being loaded."))
+                await asyncio.sleep(_POLL_SECONDS)
+                continue
+            if not self._token_ids:  # what was decided for it stays when it goes on
+                accepted = generation.accepted
+                sampling = replace(request.sampling, seed=accepted.seed, max_tokens=accepted.max_tokens)
+                unset = tuple(name for name in ("seed", "max_tokens") if getattr(request.sampling, name) is None)
+                self._request = replace(self._request, sampling=sampling, unset=request.unset + unset)
+            return generation
+
+    async def _take_all(self, generation: Generation) -> Done | None:
+        """Take the events of one admission; None if the engine has parked it."""
+        if self._speech is not None:
+            self._speech.generation.on_read = lambda: self._report(generation)
+        async for event in generation:
+            if isinstance(event, Error):
+                raise error_for(event.code, event.message, retryable=event.retryable)
+            if isinstance(event, Done):
+                if self._speech is not None:
+                    await self._take_turn()
+                    self._speech.count(event.usage, event.finish_reason)
+                return event
+            self._note(event)
+            if self._speech is not None:
+                await self._take_turn()
+                await self._show(event)
+        return None
+
+    def _note(self, event: Event) -> None:
+        if isinstance(event, BlockStart) and event.kind != TEXT:
+            self._other_blocks.add(event.index)
+        elif isinstance(event, Token):
+            if event.index not in self._other_blocks:
+                self._text.append(event.text)
+            self._token_ids += event.token_ids
+            if self._first_token_at is None:
+                self._first_token_at = time.monotonic()
+
+    async def _show(self, event: Event) -> None:
+        assert self._speech is not None
+        if isinstance(event, Token | BlockStart | BlockStop):
+            await self._speech.take(event)
+        elif isinstance(event, Status):
+            await self._speech.show(event)
+
+    async def _take_turn(self) -> None:
+        """Wait until the answers before this one are shown whole."""
+        if not self._has_turn and self._speech is not None:
+            await self._speech.turn.acquire()
+            self._has_turn, self._first = True, self._speech.num_tokens
+
+    def _num_read(self) -> int | None:
+        """Return how many tokens of this answer the reader has; None if it does not wait for readers."""
+        if self._speech is None or self._speech.generation.num_read is None:
+            return None
+        return max(0, min(len(self._token_ids), self._speech.generation.num_read - self._first))
+
+    def _report(self, generation: Generation) -> None:
+        num_read = self._num_read()
+        generation.reader_at(None if num_read is None else (num_read,))
+
+    async def _wait(self, park: Park) -> None:
+        """Wait until the engine can be asked to go on."""
+        if park.reason != "lead":
+            await asyncio.sleep(max(_POLL_SECONDS, park.resume_seconds))
+            return
+        assert self._speech is not None
+        moved = asyncio.Event()
+        self._speech.generation.on_read = moved.set
+        try:
+            while (num_read := self._num_read()) is not None and len(self._token_ids) - num_read > park.resume_at_lead:
+                moved.clear()
+                await moved.wait()
+        finally:
+            self._speech.generation.on_read = None

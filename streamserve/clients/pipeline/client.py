@@ -1,0 +1,160 @@
+"""`PipelineClient`: a pipeline in the place of a model, so that every delivery serves it as one. asyncio.
+
+A request to it starts a run; the run asks the site's models. It has no engine of its own: it is ready when its model
+is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from contextvars import Context
+from dataclasses import replace
+from typing import Any
+
+from streamserve.clients.base import EngineClient
+from streamserve.clients.pipeline.filters import Chain, Stopped
+from streamserve.clients.pipeline.generation import PipelineGeneration
+from streamserve.clients.pipeline.registry import Pipeline
+from streamserve.clients.pipeline.run import Run
+from streamserve.clients.pipeline.speech import Speech
+from streamserve.protocol.errors import BadRequest, EngineUnavailable, ProducerLost, StreamserveError, no_model
+from streamserve.protocol.events import Error, Event
+from streamserve.protocol.limits import Limits
+from streamserve.protocol.requests import GenerateRequest, check_needs, check_sampling
+from streamserve.protocol.stats import EngineStats, ModelDescription
+
+logger = logging.getLogger("streamserve.pipelines")
+
+Call = Callable[..., Awaitable[Any]]
+_LOST = "This run has lost the process that it ran in, and cannot be continued. Ask again."
+
+
+class PipelineClient:
+    """See `EngineClient` in clients/base.py. `clients` are the site's, `call` runs a synchronous function elsewhere."""
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        clients: Mapping[str, EngineClient],
+        *,
+        default_model: str,
+        limits: Limits | None = None,
+        call: Call = asyncio.to_thread,
+    ) -> None:
+        self.alias = pipeline.name
+        self._pipeline, self._clients = pipeline, clients
+        self._model = pipeline.model or default_model
+        self._limits, self._call = limits or Limits(), call
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._is_closed = False
+
+    async def generate(self, request: GenerateRequest) -> PipelineGeneration:
+        """Start a run. Raises what a model that cannot answer raises, and ProducerLost for a run that had begun."""
+        check_needs(request)
+        check_sampling(request.sampling)
+        if request.output_token_ids:
+            raise ProducerLost(_LOST)
+        if request.n != 1:
+            raise BadRequest("A pipeline gives one answer: leave n out.", code="invalid_value", param="n")
+        self._refuse_without_model()
+        seed = request.sampling.seed
+        seed = secrets.randbits(63) if seed is None else seed
+        most = request.sampling.max_tokens or self._limits.max_tokens
+        generation = PipelineGeneration(max_tokens=most, seed=seed)
+        if request.reader_tokens is None:
+            generation.num_read = None
+        request = replace(request, sampling=replace(request.sampling, seed=seed))
+        speech = Speech(generation, Chain([make() for make in self._pipeline.filters]))
+        run = Run(request, speech, self._clients, model=self._model, limits=self._limits, call=self._call)
+        task = asyncio.get_running_loop().create_task(
+            self._run(run, speech), name=f"pipeline {self.alias} {request.stream_id}", context=Context()
+        )
+        generation.task = task
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return generation
+
+    async def tokenize(self, request: GenerateRequest) -> tuple[int, ...]:
+        """Return the prompt's token ids for the pipeline's model."""
+        return await self._client.tokenize(replace(request, model=self._model))
+
+    async def warm(self, request: GenerateRequest) -> None:
+        """Prefill a prompt of the pipeline's model."""
+        await self._client.warm(replace(request, model=self._model))
+
+    def start(self) -> None:
+        """Start loading the pipeline's model."""
+        self._client.start()
+
+    async def control(self, action: str) -> None:
+        """Refuse: operators control the model."""
+        message = f"{self.alias} is a pipeline. Control its model, {self._model}."
+        raise BadRequest(message, code="invalid_value", param="model")
+
+    def describe(self) -> ModelDescription:
+        """Return the model's state, under the pipeline's name."""
+        return replace(self._client.describe(), alias=self.alias)
+
+    def stats(self) -> EngineStats:
+        """Return no counts: they are the model's."""
+        return EngineStats()
+
+    async def aclose(self) -> None:
+        """End every run."""
+        self._is_closed = True
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def as_json(self) -> dict[str, str]:
+        """Return what lists show of it."""
+        return {"name": self.alias, "model": self._model, "description": self._pipeline.description}
+
+    @property
+    def latency_class(self) -> str:
+        """The class of requests that name none; "" for none of its own."""
+        return self._pipeline.latency_class
+
+    @property
+    def _client(self) -> EngineClient:
+        client = self._clients.get(self._model)
+        if client is None:
+            raise no_model(self._model, self._clients)
+        return client
+
+    def _refuse_without_model(self) -> None:
+        """Raise before the answer begins where its model cannot answer: the pipeline would fail in the middle."""
+        if self._is_closed:
+            raise EngineUnavailable("The server is shutting down.")
+        self._client.start()
+        model = self._client.describe()
+        if model.state == "failed":
+            raise EngineUnavailable(f"model {self._model} is not available. {model.message}".strip(), retry_after=5)
+
+    async def _run(self, run: Run, speech: Speech) -> None:
+        """Run the author's function to its end; the events end with `done` or `error`."""
+        started_at = time.monotonic()
+        ending: Event
+        try:
+            result = await self._pipeline.function(run)
+            await run.finish(result)
+            speech.close_block()
+            ending = speech.done(latency=time.monotonic() - started_at)
+        except Stopped:
+            speech.cut_block()
+            ending = speech.done(latency=time.monotonic() - started_at, finish_reason="content_filter")
+        except StreamserveError as error:
+            ending = Error(code=error.code, message=error.message, retryable=error.is_retryable)
+        except asyncio.CancelledError:
+            raise
+        except Exception:
+            logger.exception("the pipeline %s failed on stream %s", self.alias, run.stream_id)
+            message = f"The pipeline failed on this request. The server's log has the cause under {run.stream_id}."
+            ending = Error(code="pipeline_failed", message=message)
+        finally:
+            await run.aclose()
+        speech.generation.put(ending)

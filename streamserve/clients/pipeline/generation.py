@@ -1,0 +1,102 @@
+"""`PipelineGeneration`: the events of one run of a pipeline, as the stream pulls them. On the event loop of its client.
+
+    Run ── emit ──► [ events not taken ] ── ready ──► the stream
+
+A run cannot be continued from its tokens, as an answer of a model can: it is never parked, and it goes on while its
+readers are away. It makes no more than they may read: `emit` waits while `MAX_WAITING` events are not taken, as in an
+outage of the log, and the model is given the readers' position.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Sequence
+
+from streamserve.protocol.events import Event, is_terminal
+from streamserve.protocol.park import Accepted, Park
+
+MAX_WAITING = 256
+
+
+class PipelineGeneration:
+    """See `Generation` in clients/base.py. `task` is the run's; set by the client once it is started."""
+
+    can_resume = False
+
+    def __init__(self, max_tokens: int, seed: int) -> None:
+        self.accepted = Accepted(num_prompt_tokens=0, max_tokens=max_tokens, seed=seed)
+        self.parked: Park | None = None
+        self.num_cached_tokens = 0
+        self.on_news: Callable[[], None] | None = None
+        self.task: asyncio.Task[None] | None = None
+        self.is_open = True
+        self.num_read: int | None = 0  # tokens that the furthest reader has; None: the run does not wait for readers
+        self.on_read: Callable[[], None] | None = None
+        self._events: deque[Event] = deque()
+        self._has_room = asyncio.Event()
+        self._has_room.set()
+        self._has_news = asyncio.Event()
+        self._is_announced = False
+
+    def __aiter__(self) -> PipelineGeneration:
+        return self
+
+    async def __anext__(self) -> Event:
+        while not self._events:
+            if not self.is_open:
+                raise StopAsyncIteration
+            self._is_announced = False
+            self._has_news.clear()
+            await self._has_news.wait()
+        (event,) = self.ready(1)
+        return event
+
+    def ready(self, most: int | None = None) -> list[Event]:
+        """Take the events that are there now, or the first `most`."""
+        num = len(self._events) if most is None else min(most, len(self._events))
+        events = [self._events.popleft() for _ in range(num)]
+        if not self._events:
+            self._is_announced = False
+        if len(self._events) < MAX_WAITING:
+            self._has_room.set()
+        return events
+
+    def reader_at(self, num_tokens: Sequence[int] | None, is_away: bool = False) -> None:
+        """Note how many tokens the furthest reader has."""
+        self.num_read = None if num_tokens is None else num_tokens[0]
+        if self.on_read is not None:
+            self.on_read()
+
+    def cancel(self) -> None:
+        """End the run at the next point where it waits. Nothing that it emits after this is shown."""
+        self.is_open = False
+        self._events.clear()
+        self._has_room.set()
+        if self.task is not None:
+            self.task.cancel()
+
+    # For the run
+
+    def put(self, event: Event) -> None:
+        """Show an event without waiting. Nothing follows a terminal one."""
+        if not self.is_open:
+            return
+        self._events.append(event)
+        self.is_open = not is_terminal(event)
+        if len(self._events) >= MAX_WAITING:
+            self._has_room.clear()
+        self._has_news.set()
+        if not self._is_announced:
+            self._is_announced = True
+            if self.on_news is not None:
+                self.on_news()
+
+    async def emit(self, event: Event) -> None:
+        """Show an event; wait while too many are not taken."""
+        await self.room()
+        self.put(event)
+
+    async def room(self) -> None:
+        """Wait while too many events are not taken."""
+        await self._has_room.wait()

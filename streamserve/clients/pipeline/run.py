@@ -1,0 +1,191 @@
+"""`Run`: what the author of a pipeline works with: steps, citations, answers of models. asyncio; of one run.
+
+    passages = await run.step("Looking up your bill", search, run.question, of=2)
+    run.cite("help", id="7", title="Billing")
+    answer = await run.generate([{"role": "user", "content": ...}], max_tokens=200)
+
+Every `await` here ends with the run: by its deadline, a stop, or a reader who does not come back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import json
+import logging
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from streamserve.clients.base import EngineClient
+from streamserve.clients.pipeline.answers import Answering
+from streamserve.clients.pipeline.speech import Speech
+from streamserve.dialects.fields import read
+from streamserve.dialects.generate import build, request_fields, sampling_fields
+from streamserve.protocol.errors import StreamserveError, no_model
+from streamserve.protocol.events import Citation, Status, Usage
+from streamserve.protocol.limits import Limits
+from streamserve.protocol.requests import GenerateRequest, Message
+
+logger = logging.getLogger("streamserve.pipelines")
+
+Messages = Sequence[Mapping[str, Any]]
+_MAX_CITATIONS = 1000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """A whole answer of a model. `str()` of it is its text."""
+
+    text: str
+    finish_reason: str
+    usage: Usage
+
+    def __str__(self) -> str:
+        return self.text
+
+
+class Run:
+    """One run of a pipeline. `input` is what the caller sent as such, `messages` the conversation, if it is one."""
+
+    def __init__(
+        self,
+        request: GenerateRequest,
+        speech: Speech,
+        clients: Mapping[str, EngineClient],
+        *,
+        model: str,
+        limits: Limits,
+        call: Callable[..., Awaitable[Any]],
+    ) -> None:
+        self.input: Mapping[str, Any] = request.input
+        self.messages: tuple[Message, ...] = request.messages or ()
+        self.stream_id, self.tenant, self.model = request.stream_id, request.tenant, model
+        self.deadline = None if request.timeout_seconds is None else time.monotonic() + request.timeout_seconds
+        self._request, self._speech, self._clients = request, speech, clients
+        self._limits, self._call = limits, call
+        self._num_steps = self._num_citations = 0
+        self._warming: set[asyncio.Task[None]] = set()
+
+    @property
+    def question(self) -> str:
+        """The text of the last message of the user, or the prompt."""
+        asked = [message.content for message in self.messages if message.role == "user"]
+        return asked[-1] if asked else self._request.prompt or ""
+
+    async def step(
+        self, name: str, function: Callable[..., Any], *args: Any, of: int | None = None, **options: Any
+    ) -> Any:
+        """Show the step `name`, run `function`, and return its result. Synchronous ones run on a thread.
+
+        Readers see "Step 2 of 4" where `of` says how many there are.
+        """
+        self._num_steps += 1
+        await self._speech.show(Status(status="step", step=self._num_steps, of=of, message=name))
+        if inspect.iscoroutinefunction(function):
+            return await function(*args, **options)
+        result = await self._call(function, *args, **options)
+        return await result if inspect.isawaitable(result) else result
+
+    def cite(self, source: str, *, id: str, title: str | None = None, url: str | None = None) -> None:
+        """Show a source of the answer, as soon as it is known."""
+        self._num_citations += 1
+        if self._num_citations > _MAX_CITATIONS:
+            raise ValueError(f"a run cites {_MAX_CITATIONS:,} sources at most")
+        self._speech.generation.put(Citation(source=source, id=str(id), title=title, url=url))
+
+    async def say(self, text: str) -> None:
+        """Show text that no model has made."""
+        await self._speech.say(text)
+
+    async def generate(
+        self, messages: str | Messages | None = None, *, model: str = "", show: bool = True, **fields: Any
+    ) -> Answer:
+        """Have a model answer, show the answer unless `show` is False, and return it whole.
+
+        `fields` are those of POST /streams: max_tokens, temperature, stop. Several may run side by side; those that are
+        shown follow each other. Without messages: the caller's own. Raises StreamserveError.
+        """
+        client, request = self._prepare(messages, model, fields)
+        answering = Answering(client, request, self._speech if show else None)
+        text, done = await answering.run()
+        return Answer(text=text, finish_reason=done.finish_reason, usage=done.usage)
+
+    def warm(self, messages: str | Messages, *, model: str = "") -> None:
+        """Have the prefix of a later `generate` computed meanwhile. Failing, it costs nothing but the time."""
+        client, request = self._prepare(messages, model, {})
+        task = asyncio.get_running_loop().create_task(_warm(client, request))
+        self._warming.add(task)
+        task.add_done_callback(self._warming.discard)
+
+    async def trim(self, passages: Sequence[str], max_tokens: int, *, model: str = "") -> list[str]:
+        """Return the first passages that have at most `max_tokens` tokens together; show what was left out.
+
+        They are counted as they are joined by an empty line. A passage is kept whole or not at all.
+        """
+        client, _ = self._prepare("-", model, {})
+        kept, num_tokens = list(passages), 0
+        while kept:
+            request = replace(self._request, model=client.alias, messages=None, prompt="\n\n".join(kept))
+            num_tokens = len(await client.tokenize(request))
+            if num_tokens <= max_tokens:
+                break
+            # As many as fit if all are alike, but one less at least.
+            kept = kept[: min(len(kept) - 1, len(kept) * max_tokens // num_tokens + 1)]
+        if len(kept) < len(passages):
+            message = f"The context was cut to {len(kept)} of {len(passages)} passages ({max_tokens:,} tokens)."
+            await self._speech.show(Status(status="trimmed", step=len(kept), of=len(passages), message=message))
+        return kept
+
+    # For the client
+
+    async def finish(self, result: Any) -> None:
+        """Show what the function has returned, if it has shown nothing: text as it is, anything else as JSON."""
+        if result is None or self._speech.has_text:
+            return
+        await self.say(result if isinstance(result, str) else json.dumps(result, ensure_ascii=False))
+
+    async def aclose(self) -> None:
+        """End what still runs in the background."""
+        for task in self._warming:
+            task.cancel()
+        await asyncio.gather(*self._warming, return_exceptions=True)
+
+    def _prepare(
+        self, messages: str | Messages | None, model: str, fields: Mapping[str, Any]
+    ) -> tuple[EngineClient, GenerateRequest]:
+        """Return the model's client and a checked request with the caller's tenant, class and time left."""
+        client = self._clients.get(model or self.model)
+        if client is None or client.alias == self._request.model:
+            raise no_model(model or self.model, self._clients)
+        body: dict[str, Any] = dict(fields)
+        if isinstance(messages, str):
+            body["messages"] = [{"role": "user", "content": messages}]
+        elif messages is not None:
+            body["messages"] = list(messages)
+        else:
+            body["prompt"] = self._request.prompt or "-"
+        values = read(body, {**sampling_fields(self._limits), **request_fields(self._limits)})
+        request = build(values, self._limits, default_model=client.alias)
+        if messages is None and self.messages:
+            request = replace(request, messages=self.messages, prompt=None)
+        own = self._request
+        left = None if self.deadline is None else max(0.1, self.deadline - time.monotonic())
+        return client, replace(
+            request,
+            model=client.alias,
+            tenant=own.tenant,
+            salt=own.salt,
+            stream_id=own.stream_id,
+            latency_class=fields.get("latency_class", own.latency_class),
+            timeout_seconds=left,
+            arrived_at=time.monotonic(),
+        )
+
+
+async def _warm(client: EngineClient, request: GenerateRequest) -> None:
+    try:
+        await client.warm(request)
+    except StreamserveError as error:
+        logger.info("a prefix was not warmed: %s", error)

@@ -1,0 +1,112 @@
+"""`Speech`: what a run shows, in order: the text of its answers through the filters, blocks, usage.
+
+One answer is shown at a time: those that are generated side by side follow each other. Tokens keep the ids that the
+model gave, whatever a filter has made of their text. On the event loop; knows no model.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from streamserve.clients.pipeline.filters import Chain, Stopped
+from streamserve.clients.pipeline.generation import PipelineGeneration
+from streamserve.protocol.events import TEXT, BlockStart, BlockStop, Done, Event, Token, Usage
+
+
+class Speech:
+    """The shown side of one run."""
+
+    def __init__(self, generation: PipelineGeneration, chain: Chain) -> None:
+        self.generation = generation
+        self.turn = asyncio.Lock()  # held by the answer that is shown
+        self.num_tokens = 0  # shown so far
+        self.finish_reason = "stop"
+        self._chain = chain
+        self._prompt_tokens = self._cached_tokens = self._reasoning_tokens = 0
+        self._open: str | None = None  # the kind of the block that is open; None before the first and between two
+        self._index = 0  # of the open block, or of the next one
+        self._is_implied = False  # block 0 is open without a block_start
+
+    @property
+    def has_text(self) -> bool:
+        """Whether any block was opened."""
+        return self._open is not None or self._index > 0
+
+    async def show(self, event: Event) -> None:
+        """Show a status or a citation."""
+        await self.generation.emit(event)
+
+    async def take(self, event: Event) -> None:
+        """Show an event of the answer whose turn it is. Raises Stopped."""
+        if isinstance(event, BlockStart):
+            await self._start(event.kind, event)
+        elif isinstance(event, BlockStop):
+            self.close_block(event)
+        elif isinstance(event, Token):
+            if self._open is None:
+                await self._start(TEXT)
+            self.num_tokens += len(event.token_ids)
+            try:
+                text = self._chain.feed(event.text) if self._open == TEXT else event.text
+            except Stopped as stopped:
+                self._put_text(stopped.text, event.token_ids)
+                raise Stopped from None
+            self._put_text(text, event.token_ids)
+            await self.generation.room()
+
+    async def say(self, text: str) -> None:
+        """Show text that no model has made. Raises Stopped."""
+        await self.take(Token(text=text, token_ids=()))
+
+    def close_block(self, stop: BlockStop | None = None) -> None:
+        """End the open block; show what the filters held back of a text. Raises Stopped."""
+        if self._open is None:
+            return
+        if self._open == TEXT:
+            try:
+                rest = self._chain.flush()
+            except Stopped as stopped:
+                self._put_text(stopped.text)
+                raise Stopped from None
+            self._put_text(rest)
+        if not self._is_implied:
+            signature = None if stop is None else stop.signature
+            self.generation.put(BlockStop(choice=0, index=self._index, signature=signature))
+        self._open, self._is_implied = None, False
+        self._index += 1
+
+    def cut_block(self) -> None:
+        """End the open block without what the filters hold: the answer was stopped."""
+        if self._open is not None and not self._is_implied:
+            self.generation.put(BlockStop(choice=0, index=self._index))
+        self._open = None
+
+    def count(self, usage: Usage, finish_reason: str) -> None:
+        """Add the counts of an answer that was shown to its end."""
+        self._prompt_tokens += usage.prompt_tokens
+        self._cached_tokens += usage.cached_tokens
+        self._reasoning_tokens += usage.reasoning_tokens
+        self.finish_reason = finish_reason
+
+    def done(self, *, latency: float, finish_reason: str = "") -> Done:
+        """Return the event of a whole answer: its tokens are those that were shown."""
+        usage = Usage(
+            prompt_tokens=self._prompt_tokens,
+            completion_tokens=self.num_tokens,
+            cached_tokens=self._cached_tokens,
+            reasoning_tokens=self._reasoning_tokens,
+        )
+        return Done(finish_reason=finish_reason or self.finish_reason, usage=usage, latency=latency)
+
+    async def _start(self, kind: str, start: BlockStart | None = None) -> None:
+        """Open a block. A first text block needs no `block_start`, as in a plain answer."""
+        self.close_block()
+        self._is_implied = start is None and self._index == 0
+        self._open = kind
+        if not self._is_implied:
+            id, name = (None, None) if start is None else (start.id, start.name)
+            await self.generation.emit(BlockStart(choice=0, index=self._index, kind=kind, id=id, name=name))
+
+    def _put_text(self, text: str, token_ids: tuple[int, ...] = ()) -> None:
+        if text or token_ids:
+            self.generation.put(Token(text=text, token_ids=token_ids, index=self._index))

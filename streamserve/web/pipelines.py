@@ -1,0 +1,43 @@
+"""The site's pipelines: found in `<app>/pipelines.py` of each installed app, and served beside its models."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from channels.db import database_sync_to_async
+from django.core.exceptions import ImproperlyConfigured
+from django.utils.module_loading import autodiscover_modules
+
+from streamserve.clients.base import EngineClient
+from streamserve.clients.pipeline.client import PipelineClient
+from streamserve.clients.pipeline.registry import PIPELINES
+from streamserve.conf import SiteConfig
+
+
+def find_pipelines() -> None:
+    """Import the module `pipelines` of each installed app, which registers what it has."""
+    autodiscover_modules("pipelines")
+
+
+def pipeline_clients(settings: SiteConfig, models: Mapping[str, EngineClient]) -> dict[str, EngineClient]:
+    """Return a client for each registered pipeline. Raises ImproperlyConfigured for one that no request could reach."""
+    clients: dict[str, EngineClient] = {}
+    for name, pipeline in PIPELINES.items():
+        if name in models:
+            raise ImproperlyConfigured(f"The pipeline {name!r} has the name of a model. Give it another name.")
+        if pipeline.model and pipeline.model not in models:
+            known = ", ".join(models)
+            raise ImproperlyConfigured(f"The pipeline {name!r} uses the model {pipeline.model!r}; there are {known}.")
+        clients[name] = PipelineClient(
+            pipeline,
+            models,
+            default_model=settings.default_model,
+            limits=settings.limits,
+            call=_call_elsewhere,
+        )
+    return clients
+
+
+async def _call_elsewhere(function: object, *args: object, **options: object) -> object:
+    """Run a synchronous function on a thread of its own, with Django's connections closed after it."""
+    return await database_sync_to_async(function, thread_sensitive=False)(*args, **options)

@@ -1,0 +1,59 @@
+"""docs/pipelines.md: its pipeline answers the request of its curl line, and its filters filter."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from streamserve.clients.pipeline.registry import PIPELINES, forget
+from streamserve.web import site
+from tests.conftest import Caller, until_ready
+from tests.support.doc_blocks import blocks_of
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+@dataclass
+class Passage:
+    """What the page's search finds."""
+
+    pk: int = 7
+    title: str = "Prices"
+    text: str = "A plan costs 3 euros."
+
+    def get_absolute_url(self) -> str:
+        return f"/help/{self.pk}/"
+
+
+async def test_the_page_s_pipeline_answers_its_curl_line(
+    transactional_db: Any, alice_key: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Steps, citations and text as the page shows them; the second block's filters are made for each run."""
+    search = ModuleType("help.search")
+    search.best_passages = lambda question: [Passage()]  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "help.search", search)
+    blocks = blocks_of("docs/pipelines.md")
+    python = [block.text for block in blocks if block.language == "python"]
+    curl = next(block.text for block in blocks if block.language == "sh")
+    body = json.loads(re.search(r"-d '(.*)'", curl)[1])  # type: ignore[index]
+    try:
+        exec(python[0].replace('model="chat"', 'model="echo"'), {"__name__": "help.pipelines"})  # noqa: S102  (the page is ours)
+        await until_ready()
+        answer = (await Caller(key=alice_key).post("/pipelines/billing", {**body, "max_tokens": 8})).json()
+        await site.reset()
+        assert answer["text"]
+        assert answer["citations"] == [{"source": "help", "id": "7", "title": "Prices", "url": "/help/7/"}]
+        assert [step["message"] for step in answer["steps"]] == ["Looking up your question", "Writing the answer"]
+        forget("billing")
+        source = python[1].replace('model="chat"', 'model="echo"')
+        exec(f"from streamserve import Run, pipeline\n{source}", {"__name__": "help.pipelines"})  # noqa: S102  (the page is ours)
+        chain = [make() for make in PIPELINES["billing"].filters]
+        assert chain[1].feed("mail bob@site.org now") + chain[1].flush() == "mail [e-mail] now"
+    finally:
+        forget("billing")
