@@ -14,9 +14,10 @@ a second. "Served": the first token within the class's budget + 2 s, and after t
     fcfs              first come, first served; refused after 2.5 s
     fcfs, endless     the same, never refused
 
-Columns: served by heads, with the lowest and the highest of the seeds; by work; by class; answers that ended; area
-(delivered ÷ wanted over time); first token (- where most got none); where the machine's time went; parks, pauses of a
-decoding sequence, and preemptions a minute. bounds.py defines "at most" and "neutral".
+Columns: served by heads, with the lowest and the highest of the seeds, and ÷ neutral; by work; by class; answers that
+ended; area (delivered ÷ wanted over time); first token (- where most got none); where the machine's time went; parks,
+pauses (a step without a sequence that decoded in the one before), and preemptions a minute. bounds.py defines "at most"
+and "neutral".
 
 A 300 s run takes 10 to 100 s. `--quick` is one of 60 s for each contender. `--results FILE` keeps what has run, and a
 later call continues from there. `--fit DIR` measures the step cost of a model on this machine and simulates with it.
@@ -135,7 +136,7 @@ def measure(machine: Machine, workload: Workload, results: Results, options: arg
     all_bounds = [one for job in jobs[BOUNDS] if isinstance(one := results.get(job), Bounds)]
     print_head(workload, all_bounds)
     for name in options.contenders:
-        print_line(name, _scores(results, jobs[name]))
+        print_line(name, _scores(results, jobs[name]), all_bounds)
 
 
 def _scores(results: Results, jobs: Sequence[Job]) -> list[Score]:

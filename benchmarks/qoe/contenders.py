@@ -18,6 +18,8 @@ from streamserve.engine.config import CLASSES, EngineConfig, LatencyClass
 
 NEVER = 1 << 40
 OURS, RECEIVED_ONLY, IN_TIME, FCFS, ENDLESS = "ours", "ours, received", "in time", "fcfs", "fcfs, endless"
+# What a chat's first token may take, as a queue without classes would have it.
+FCFS_SECONDS = 2.5
 # The first token comes so long after the first step, at most, that a request need not wait longer for that.
 _STEP_SECONDS = 0.4
 
@@ -35,12 +37,13 @@ def contenders() -> dict[str, Contender]:
     ours = EngineConfig()
     plain = replace(ours, lead_tokens=NEVER, min_ahead_seconds=float(NEVER))
     in_time = replace(plain, classes=classes_in_time())
+    one_queue = replace(plain, classes=one_class(FCFS_SECONDS), max_debt_seconds=0.0)
     return {
         OURS: Contender(ours, READ),
         RECEIVED_ONLY: Contender(ours, RECEIVED),
         IN_TIME: Contender(in_time, UNKNOWN),
-        FCFS: Contender(replace(plain, classes=one_class(FIRST_SLACK_SECONDS), max_debt_seconds=0.0), UNKNOWN),
-        ENDLESS: Contender(replace(plain, classes=one_class(float(NEVER)), max_debt_seconds=0.0), UNKNOWN),
+        FCFS: Contender(one_queue, UNKNOWN),
+        ENDLESS: Contender(replace(one_queue, classes=one_class(float(NEVER))), UNKNOWN),
     }
 
 
@@ -50,9 +53,9 @@ def classes_in_time() -> Mapping[str, LatencyClass]:
     return {name: replace(one, max_queue_seconds=one.ttft_seconds + late) for name, one in CLASSES.items()}
 
 
-def one_class(late_seconds: float) -> Mapping[str, LatencyClass]:
-    """Return classes that are alike; a request waits for its first step 0.5 s and `late_seconds` at most."""
+def one_class(queue_seconds: float) -> Mapping[str, LatencyClass]:
+    """Return classes that are alike to the order; a request waits for its first step so long at most."""
     return {
-        name: replace(one, ttft_seconds=0.5, max_queue_seconds=0.5 + late_seconds, max_late_seconds=late_seconds)
+        name: replace(one, ttft_seconds=0.5, max_queue_seconds=queue_seconds, max_late_seconds=queue_seconds)
         for name, one in CLASSES.items()
     }

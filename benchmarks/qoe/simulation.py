@@ -1,7 +1,8 @@
 """The real `EngineCore` with simulated readers and a simulated clock: the time of a step comes from a cost model.
 
 `streams.parking.Parking` itself decides when a parked answer is requested again, and readers report their position as
-often as `streams.readers.ReaderLag` does. Not simulated: transport, tokenizers, the client's bounds on the queue.
+often as `streams.readers.ReaderLag` does, and no more often than a page acknowledges or a server polls. Not simulated:
+transport, tokenizers, the client's bounds on the queue.
 """
 
 from __future__ import annotations
@@ -25,13 +26,15 @@ from streamserve.protocol.requests import SamplingParams
 from streamserve.streams.parking import Parking
 
 _EOS = 0
-# As in streams/readers.py: a position is reported in these steps, the second one when all is read.
-_REPORT_STEP, _REPORT_STEP_WHEN_READ = 32, 8
+# As in streams/readers.py: a position that has moved by fewer tokens is not reported.
+REPORT_STEP = 5
 
 # What the engine is given as a reader's position.
 READ = "read"  # what it has read: a page that acknowledges as it shows
 RECEIVED = "received"  # all that was sent: a fast connection without acknowledgements
 UNKNOWN = "unknown"  # nothing
+# So often at most: a page acknowledges once a second, a server asks what is taken four times.
+_SECONDS_BETWEEN = {READ: 1.0, RECEIVED: 0.25, UNKNOWN: 0.0}
 
 
 class Clock:
@@ -93,6 +96,7 @@ class _Stream:
         self.seq_id: int | None = None
         self.first_token_at: float | None = None
         self.reported = 0
+        self.reported_at = -math.inf
         self.is_due = False  # a look at its position is planned
         self.prompt = tuple(random.Random(visit.number).choices(range(1, 50_000), k=visit.prompt_len))
 
@@ -165,9 +169,10 @@ class Simulation:
     def _plan_look(self, stream: _Stream) -> None:
         """Plan the next look at a position: when a report is due, unless more tokens come before."""
         num_tokens, reported, read_at = len(stream.token_ids), stream.reported, stream.reading.read_at
-        if stream.is_due or self._acks == UNKNOWN or num_tokens - reported < _REPORT_STEP_WHEN_READ:
+        if stream.is_due or self._acks == UNKNOWN or num_tokens - reported < REPORT_STEP:
             return
-        at = read_at[min(reported + _REPORT_STEP, num_tokens) - 1] if self._acks == READ else self.clock.now
+        at = read_at[reported + REPORT_STEP - 1] if self._acks == READ else self.clock.now
+        at = max(at, stream.reported_at + _SECONDS_BETWEEN[self._acks])
         stream.is_due = True
         heapq.heappush(self._looks, (at, stream.visit.number, stream))
 
@@ -178,9 +183,8 @@ class Simulation:
             if stream.seq_id is None:
                 continue
             position = self._position(stream)
-            moved = position - stream.reported
-            if moved >= _REPORT_STEP or (moved >= _REPORT_STEP_WHEN_READ and position == len(stream.token_ids)):
-                stream.reported = position
+            if position - stream.reported >= REPORT_STEP:
+                stream.reported, stream.reported_at = position, self.clock.now
                 self.core.reader_at(stream.seq_id, position)
             self._plan_look(stream)
 
