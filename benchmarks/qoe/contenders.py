@@ -1,0 +1,61 @@
+"""The contenders: policies of the same engine, by its configuration and by what it is told about readers.
+
+ours              the engine as it comes; a reader's position is what it has read (a page that acknowledges)
+ours, received    the same; a reader's position is all that was sent to it (a fast connection)
+in time           no positions, no parks; the order key, and each class refused when its first token would be late
+fcfs              the same with one class for the order: first come, first served; refused after 2.5 s
+fcfs, endless     the same, never refused: the queue of engines without a bound in time
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from benchmarks.qoe.readers import FIRST_SLACK_SECONDS
+from benchmarks.qoe.simulation import READ, RECEIVED, UNKNOWN
+from streamserve.engine.config import CLASSES, EngineConfig, LatencyClass
+
+NEVER = 1 << 40
+OURS, RECEIVED_ONLY, IN_TIME, FCFS, ENDLESS = "ours", "ours, received", "in time", "fcfs", "fcfs, endless"
+# What a chat's first token may take, as a queue without classes would have it.
+FCFS_SECONDS = 2.5
+# The first token comes so long after the first step, at most, that a request need not wait longer for that.
+_STEP_SECONDS = 0.4
+
+
+@dataclass(frozen=True, slots=True)
+class Contender:
+    """A policy: the engine's configuration, and the meaning of a reader's position (see `simulation`)."""
+
+    config: EngineConfig
+    acks: str
+
+
+def contenders() -> dict[str, Contender]:
+    """Return the contenders in the order of the tables."""
+    ours = EngineConfig()
+    plain = replace(ours, lead_tokens=NEVER, min_ahead_seconds=float(NEVER))
+    in_time = replace(plain, classes=classes_in_time())
+    one_queue = replace(plain, classes=one_class(FCFS_SECONDS), max_debt_seconds=0.0)
+    return {
+        OURS: Contender(ours, READ),
+        RECEIVED_ONLY: Contender(ours, RECEIVED),
+        IN_TIME: Contender(in_time, UNKNOWN),
+        FCFS: Contender(one_queue, UNKNOWN),
+        ENDLESS: Contender(replace(one_queue, classes=one_class(float(NEVER))), UNKNOWN),
+    }
+
+
+def classes_in_time() -> Mapping[str, LatencyClass]:
+    """Return the classes, each with a queue that ends when the first token would no longer be in time."""
+    late = FIRST_SLACK_SECONDS - _STEP_SECONDS
+    return {name: replace(one, max_queue_seconds=one.ttft_seconds + late) for name, one in CLASSES.items()}
+
+
+def one_class(queue_seconds: float) -> Mapping[str, LatencyClass]:
+    """Return classes that are alike to the order; a request waits for its first step so long at most."""
+    return {
+        name: replace(one, ttft_seconds=0.5, max_queue_seconds=queue_seconds, max_late_seconds=queue_seconds)
+        for name, one in CLASSES.items()
+    }

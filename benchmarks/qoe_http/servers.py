@@ -1,0 +1,140 @@
+"""The servers that `benchmarks.qoe_http` measures: the demo site with an engine of its own, and vLLM."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.machine import progress
+from benchmarks.paths_site import Site, free_port
+
+ROOT = Path(__file__).resolve().parents[2]
+MODEL = "measured"
+MAX_MODEL_LEN = 2048
+NUM_BLOCKS = 2048
+_READY_SECONDS, _END_SECONDS = 300.0, 10.0
+# `classes`: alike for the order and refused after 2.5 s, as `contenders.one_class` has it. Nothing parks.
+SETTINGS = """
+STREAMSERVE["MODELS"] = {{{model!r}: {{
+    "PATH": {path!r}, "DTYPE": {dtype!r}, "NUM_THREADS": {num_threads},
+    "ENGINE": {{"MAX_NUM_SEQS": {seats}, "NUM_BLOCKS": {num_blocks}, "MAX_MODEL_LEN": {max_model_len}}},
+}}}}
+STREAMSERVE["LIMITS"] = {{"MAX_STREAMS_PER_PRINCIPAL": 10_000}}
+LOGGING["loggers"] = {{}}
+if {is_fcfs}:
+    STREAMSERVE["MODELS"][{model!r}]["ENGINE"] |= {{
+        "LEAD_TOKENS": 1_000_000, "MIN_AHEAD_SECONDS": 1_000_000, "MAX_DEBT_SECONDS": 0,
+    }}
+    STREAMSERVE["CLASSES"] = {{
+        name: {{"TTFT_SECONDS": 0.5, "MAX_QUEUE_SECONDS": 2.5, "MAX_LATE_SECONDS": 2.0}}
+        for name in ("chat", "completion", "document")
+    }}
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Model:
+    """What every server serves. `num_threads`: of the engine, None for all cores."""
+
+    folder: Path
+    dtype: str
+    seats: int
+    num_threads: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """A server that answers on a port of 127.0.0.1."""
+
+    port: int
+    key: str
+
+
+@contextlib.contextmanager
+def site(model: Model, folder: Path, *, is_fcfs: bool) -> Iterator[Server]:
+    """Serve the demo site with an engine process and one daphne worker under FlowServer while the block runs."""
+    folder.mkdir()
+    own = Site(folder, ROOT, step_seconds=0.0)
+    with (folder / "paths_settings.py").open("a") as settings:
+        settings.write(
+            SETTINGS.format(
+                model=MODEL,
+                path=str(model.folder),
+                dtype=model.dtype,
+                num_threads=model.num_threads,
+                seats=model.seats,
+                num_blocks=NUM_BLOCKS,
+                max_model_len=MAX_MODEL_LEN,
+                is_fcfs=is_fcfs,
+            )
+        )
+    own.prepare()
+    port = free_port()
+    daphne = ["-m", "daphne", "-b", "127.0.0.1", "-p", str(port), "--verbosity", "0", "project.asgi:application"]
+    with contextlib.ExitStack() as stack:
+        for name, command in (("engine", ["manage.py", "streamserve_engine"]), ("worker", daphne)):
+            stack.enter_context(_process(folder / f"{name}.txt", [sys.executable, *command], own.environ))
+        _wait(f"http://127.0.0.1:{port}/readyz", folder / "engine.txt")
+        yield Server(port, own.key)
+
+
+@contextlib.contextmanager
+def vllm(model: Model, folder: Path, command: Path) -> Iterator[Server]:
+    """Serve the model with vLLM, by its command `vllm`, with as many seats and as much memory for keys and values."""
+    folder.mkdir()
+    port = free_port()
+    arguments = [str(command), "serve", str(model.folder), "--served-model-name", MODEL, "--host", "127.0.0.1"]
+    arguments += ["--port", str(port), "--max-num-seqs", str(model.seats), "--max-model-len", str(MAX_MODEL_LEN)]
+    arguments += ["--disable-log-stats"]
+    environ = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "DJANGO"))}
+    environ |= {"VLLM_CPU_KVCACHE_SPACE": "2", "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1"}
+    cores = sorted(os.sched_getaffinity(0))
+    environ["VLLM_CPU_OMP_THREADS_BIND"] = f"{cores[0]}-{cores[-1]}"
+    openmp = next((command.parent.parent / "lib").glob("libiomp5.so"), None)
+    if openmp is not None:  # without it vLLM warns that it is slow
+        environ["LD_PRELOAD"] = str(openmp)
+    with _process(folder / "vllm.txt", arguments, environ):
+        _wait(f"http://127.0.0.1:{port}/health", folder / "vllm.txt")
+        yield Server(port, "none")
+
+
+@contextlib.contextmanager
+def _process(log: Path, command: list[str], environ: dict[str, str]) -> Iterator[None]:
+    with log.open("wb") as output:
+        process = subprocess.Popen(command, cwd=ROOT, env=environ, stdout=output, stderr=output, start_new_session=True)
+    try:
+        yield
+    finally:
+        _end(process)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """End a process and, if it does not end soon, its children with it."""
+    process.send_signal(signal.SIGTERM)
+    try:
+        process.wait(_END_SECONDS)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def _wait(url: str, log: Path) -> None:
+    """Wait until the address answers 200. No proxy of the environment comes between."""
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    progress(f"waiting for {log.parent.name}")
+    deadline = time.monotonic() + _READY_SECONDS
+    while True:
+        with contextlib.suppress(OSError), opener.open(url, timeout=5) as response:
+            if response.status == 200:
+                return
+        if time.monotonic() > deadline:
+            raise RuntimeError(f"{log.parent.name} is not ready:\n{log.read_text(errors='replace')[-4000:]}")
+        time.sleep(0.2)
