@@ -60,9 +60,12 @@ def _message_table(limits: Limits) -> Table:
         "tool_calls": list_of(_tool_call, low=0, high=_MAX_TOOL_CALLS),
         "reasoning_content": some_text,
         "reasoning": some_text,
-        # Fields of a reply that the official clients append to the history as it came; null or ignored.
+        # Fields of a reply that clients append to the history as it came; null or ignored.
         "refusal": some_text,
         "annotations": any_list,
+        "parsed": _anything,  # the official client's `.parse`
+        "provider_specific_fields": any_object,  # litellm
+        "thinking_blocks": any_list,
         "audio": _unsupported,
         "function_call": _unsupported,
     }
@@ -126,14 +129,18 @@ def _any_text(value: Any, param: str) -> str:
     return value
 
 
+def _anything(value: Any, param: str) -> Any:
+    return value
+
+
 def _tool_call(value: Any, param: str) -> dict[str, Any]:
     """Read `{"id", "type": "function", "function": {"name", "arguments"}}`; all three names are required."""
-    table: Table = {"id": _NAME, "type": one_of("function"), "function": any_object}
+    table: Table = {"id": _NAME, "type": one_of("function"), "function": any_object, "index": _anything}
     fields = read(any_object(value, param), table, prefix=param + ".")
     inner = param + ".function."
-    function = read(
-        required(fields, "function", prefix=param + "."), {"name": _NAME, "arguments": _any_text}, prefix=inner
-    )
+    parts: Table = {"name": _NAME, "arguments": _any_text, "parsed_arguments": _anything}
+    function = read(required(fields, "function", prefix=param + "."), parts, prefix=inner)
+    function.pop("parsed_arguments", None)
     for name in ("name", "arguments"):
         required(function, name, prefix=inner)
     return {"id": required(fields, "id", prefix=param + "."), "type": "function", "function": function}

@@ -1,8 +1,9 @@
 """The OpenAI chat dialect: the log as `chat.completion.chunk` frames, or collected into one `chat.completion`.
 
 Shapes as the official client's types have them (openai 3.52, `types/chat`). A failure after the head is one
-`data: {"error": {…}}`, which makes that client raise, and then no `[DONE]`. Thinking and tool calls are left out: this
-API's requests cannot ask for them yet. Pure folds; bodies are parsed in `openai_request`.
+`data: {"error": {…}}`, which makes that client raise, and then no `[DONE]`. Text blocks are `content`. Thinking is
+`reasoning_content`, a field that other servers added; the public API has none. A tool_use block is one of `tool_calls`:
+its id and name first, then its arguments piece by piece. Pure folds; bodies are parsed in `openai_request`.
 """
 
 from __future__ import annotations
@@ -11,10 +12,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from streamserve.dialects.base import GOING_DOWN, TextBlocks, ending
+from streamserve.dialects.base import GOING_DOWN, ending
 from streamserve.dialects.openai_request import ChatRequest, parse
 from streamserve.protocol.errors import ErrorBody, error_for, to_body
 from streamserve.protocol.events import (
+    TEXT,
     BlockStart,
     ChoiceDone,
     Done,
@@ -31,6 +33,7 @@ from streamserve.protocol.requests import GenerateRequest
 from streamserve.protocol.sse import CONTENT_TYPE, FIRST_BYTES, KEEPALIVE, frame, one_line_json
 
 __all__ = [
+    "REASONING_FIELDS",
     "ChatEncoder",
     "ChatRequest",
     "collect",
@@ -44,6 +47,14 @@ __all__ = [
 
 # With obfuscation a delta's JSON is filled up to a multiple of this, so that its size says little about its text.
 _OBFUSCATED_CHARS = 64
+THINKING, TOOL_USE = "thinking", "tool_use"
+# The setting REASONING_FIELD → the fields of a delta or message that have the thinking.
+REASONING_FIELDS = {
+    "reasoning_content": ("reasoning_content",),
+    "reasoning": ("reasoning",),
+    "both": ("reasoning_content", "reasoning"),
+}
+_DEFAULT_REASONING = REASONING_FIELDS["reasoning_content"]
 _ERROR_TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 
 
@@ -70,6 +81,29 @@ class IsStream(Protocol):
     def request(self) -> GenerateRequest: ...
 
 
+class _Blocks:
+    """A fold: the kind of each token's block, and the number of each choice's newest call."""
+
+    def __init__(self) -> None:
+        self._kinds: dict[tuple[int, int], str] = {}  # (choice, index) of the blocks that are not text
+        self._num_calls: dict[int, int] = {}
+
+    def note(self, block: BlockStart) -> None:
+        """Take the kind of a block that begins."""
+        if block.kind != TEXT:
+            self._kinds[block.choice, block.index] = block.kind
+        if block.kind == TOOL_USE:
+            self._num_calls[block.choice] = self._num_calls.get(block.choice, 0) + 1
+
+    def kind_of(self, token: Token) -> str:
+        """Return the kind of the token's block: text without a `BlockStart`."""
+        return self._kinds.get((token.choice, token.index), TEXT) if self._kinds else TEXT
+
+    def call_of(self, choice: int) -> int:
+        """Return the number of the choice's newest call, from 0."""
+        return self._num_calls[choice] - 1
+
+
 class ChatEncoder:
     """One reader's chunks: per choice a role chunk, deltas, a finish chunk; then usage if asked for; then `[DONE]`."""
 
@@ -87,13 +121,15 @@ class ChatEncoder:
         created: int,
         include_usage: bool = False,
         include_obfuscation: bool = False,
+        reasoning_fields: tuple[str, ...] = _DEFAULT_REASONING,
         n: int = 1,
     ) -> None:
         self._log_id = log_id
         self._head = {"id": completion_id, "object": "chat.completion.chunk", "created": created, "model": model}
         self._include_usage, self._include_obfuscation = include_usage, include_obfuscation
+        self._reasoning_fields = reasoning_fields
         self._n = n
-        self._blocks = TextBlocks()
+        self._blocks = _Blocks()
         self._started: set[int] = set()
         self._finished: set[int] = set()
 
@@ -115,22 +151,42 @@ class ChatEncoder:
         if isinstance(event, ChoiceDone):
             return self._finish(event.choice, event.finish_reason)
         if isinstance(event, BlockStart):
-            self._blocks.note(event)
+            return self._begin(event)
         if isinstance(event, Meta):
             self._head["created"] = event.created  # the log's, also in a process that has only the row
         return self._end(event) if is_terminal(event) else []
 
-    def _delta(self, token: Token) -> list[str]:
-        if token not in self._blocks or not (token.text or token.logprobs):
+    def _begin(self, block: BlockStart) -> list[str]:
+        """Note the block; the first chunk of a call has all but its arguments."""
+        self._blocks.note(block)
+        if block.kind != TOOL_USE:
             return []
-        chunk = self._choice(token.choice, {"content": token.text}, logprobs=_logprobs_json([token]))
-        return [*self._start(token.choice), _obfuscated(chunk) if self._include_obfuscation else chunk]
+        function = {"name": block.name or "", "arguments": ""}
+        call = {"index": self._blocks.call_of(block.choice), "id": block.id, "type": "function", "function": function}
+        return self._show(block.choice, {"tool_calls": [call]})
 
-    def _start(self, choice: int) -> list[str]:
+    def _delta(self, token: Token) -> list[str]:
+        kind = self._blocks.kind_of(token)
+        if kind == TEXT and (token.text or token.logprobs):
+            return self._show(token.choice, {"content": token.text}, logprobs=_logprobs_json([token]))
+        if kind == THINKING and token.text:
+            return self._show(token.choice, dict.fromkeys(self._reasoning_fields, token.text))
+        if kind == TOOL_USE and token.text:
+            call = {"index": self._blocks.call_of(token.choice), "function": {"arguments": token.text}}
+            return self._show(token.choice, {"tool_calls": [call]})
+        return []
+
+    def _show(self, choice: int, delta: dict[str, Any], *, logprobs: Any = None) -> list[str]:
+        chunk = self._choice(choice, delta, logprobs=logprobs)
+        start = self._start(choice, "" if "content" in delta else None)
+        return [*start, _obfuscated(chunk) if self._include_obfuscation else chunk]
+
+    def _start(self, choice: int, content: str | None = "") -> list[str]:
+        """Return the choice's first chunk, once. Its content is null where the answer does not begin with text."""
         if choice in self._started:
             return []
         self._started.add(choice)
-        return [self._choice(choice, {"role": "assistant", "content": "", "refusal": None})]
+        return [self._choice(choice, {"role": "assistant", "content": content, "refusal": None})]
 
     def _finish(self, choice: int, reason: str) -> list[str]:
         if choice in self._finished:
@@ -157,7 +213,7 @@ class ChatEncoder:
     def _chunk(self, choices: list[dict[str, Any]], usage: Usage | None = None) -> str:
         chunk: dict[str, Any] = {**self._head, "choices": choices}
         if self._include_usage:
-            chunk["usage"] = None if usage is None else usage.as_json()
+            chunk["usage"] = None if usage is None else _usage_json(usage)
         return one_line_json(chunk)
 
 
@@ -173,42 +229,73 @@ def identity(stream: IsStream) -> dict[str, Any]:
     return {"completion_id": completion_id, "model": stream.model, "created": stream.created, "n": stream.request.n}
 
 
-def encoder_for(stream: IsStream, *, include_usage: bool = False, include_obfuscation: bool = False) -> ChatEncoder:
-    """Return the encoder of that stream: the same bytes for a reader of the answer and for one that resumes it."""
-    return ChatEncoder(
-        stream.log_id, include_usage=include_usage, include_obfuscation=include_obfuscation, **identity(stream)
-    )
+def encoder_for(stream: IsStream, **options: Any) -> ChatEncoder:
+    """Return the encoder of that stream: the same bytes for a reader of the answer and for one that resumes it.
+
+    `options` are those of `ChatEncoder`: `include_usage`, `include_obfuscation`, `reasoning_fields`.
+    """
+    return ChatEncoder(stream.log_id, **options, **identity(stream))
 
 
 @dataclass(slots=True)
 class _Choice:
     """One choice of a completion being collected."""
 
-    tokens: list[Token] = field(default_factory=list)
+    tokens: list[Token] = field(default_factory=list)  # of its text
+    thinking: list[str] = field(default_factory=list)
+    calls: list[tuple[BlockStart, list[str]]] = field(default_factory=list)  # with their arguments
     finish_reason: str | None = None
 
-    def as_json(self, index: int, default_reason: str) -> dict[str, Any]:
+    def take(self, token: Token, kind: str) -> None:
+        """Add a token of a block of that kind; later releases may have kinds that are not shown."""
+        if kind == TEXT:
+            self.tokens.append(token)
+        elif kind == THINKING:
+            self.thinking.append(token.text)
+        elif kind == TOOL_USE:
+            self.calls[-1][1].append(token.text)
+
+    def as_json(self, index: int, default_reason: str, reasoning_fields: tuple[str, ...]) -> dict[str, Any]:
         content = "".join(token.text for token in self.tokens)
+        message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
+        if self.thinking:
+            message |= dict.fromkeys(reasoning_fields, "".join(self.thinking))
+        if self.calls:
+            message |= {"content": content or None, "tool_calls": [_call_json(*call) for call in self.calls]}
         return {
             "index": index,
-            "message": {"role": "assistant", "content": content, "refusal": None},
+            "message": message,
             "logprobs": _logprobs_json(self.tokens),
             "finish_reason": self.finish_reason or default_reason,
         }
 
 
-def collect(events: Iterable[LoggedEvent], *, completion_id: str, model: str, created: int, n: int) -> dict[str, Any]:
+def _call_json(block: BlockStart, arguments: Sequence[str]) -> dict[str, Any]:
+    function = {"name": block.name or "", "arguments": "".join(arguments)}
+    return {"id": block.id, "type": "function", "function": function}
+
+
+def collect(
+    events: Iterable[LoggedEvent],
+    *,
+    completion_id: str,
+    model: str,
+    created: int,
+    n: int,
+    reasoning_fields: tuple[str, ...] = _DEFAULT_REASONING,
+) -> dict[str, Any]:
     """Return the whole log as one `chat.completion`; raise the error that it ended in."""
     choices = [_Choice() for _ in range(n)]
-    blocks = TextBlocks()
+    blocks = _Blocks()
     done: Done | None = None
     for logged in events:
         event = logged.event
         if isinstance(event, Token):
-            if event in blocks:
-                choices[event.choice].tokens.append(event)
+            choices[event.choice].take(event, blocks.kind_of(event))
         elif isinstance(event, BlockStart):
             blocks.note(event)
+            if event.kind == TOOL_USE:
+                choices[event.choice].calls.append((event, []))
         elif isinstance(event, ChoiceDone):
             choices[event.choice].finish_reason = event.finish_reason
         elif is_terminal(event):
@@ -219,9 +306,14 @@ def collect(events: Iterable[LoggedEvent], *, completion_id: str, model: str, cr
         "object": "chat.completion",
         "created": created,
         "model": model,
-        "choices": [choice.as_json(index, done.finish_reason) for index, choice in enumerate(choices)],
-        "usage": done.usage.as_json(),
+        "choices": [one.as_json(index, done.finish_reason, reasoning_fields) for index, one in enumerate(choices)],
+        "usage": _usage_json(done.usage),
     }
+
+
+def _usage_json(usage: Usage) -> dict[str, Any]:
+    """Return the counts with both details, which the native shape leaves out where they are 0."""
+    return {**usage.as_json(), "completion_tokens_details": {"reasoning_tokens": usage.reasoning_tokens}}
 
 
 def _successful(event: Event) -> Done:

