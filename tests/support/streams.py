@@ -55,6 +55,8 @@ async def until(claim: Callable[[], bool], what: str) -> None:
 class ScriptedGeneration:
     """Yields what the test pushes, and ends where the test ends it."""
 
+    can_park = True
+
     def __init__(self, request: GenerateRequest) -> None:
         self.parked: Park | None = None
         self.num_cached_tokens = 0
@@ -144,6 +146,8 @@ class ScriptedClient:
 
 class ParkingGeneration:
     """A real generation that is parked after a number of token events, as an engine may park it."""
+
+    can_park = True
 
     def __init__(self, inner: Generation, park: Park, num_tokens: int) -> None:
         self.accepted = inner.accepted

@@ -102,6 +102,8 @@ class LocalGeneration:
     (but not for `cancel`). Events that came before it was set are there already: the caller takes them first.
     """
 
+    can_park = True
+
     def __init__(
         self,
         accepted: Accepted,
