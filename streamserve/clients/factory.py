@@ -1,4 +1,4 @@
-"""Ready-made clients: `echo_client` without weights, `hf_client` for a model folder.
+"""Ready-made clients: `echo_client` without weights, `hf_client` for a model folder, `remote_client` for a server.
 
 Lives above the engine; torch is imported while loading, on the engine thread, and never before.
 """
@@ -12,6 +12,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
+from streamserve.clients.base import EngineClient
+from streamserve.clients.remote.config import RemoteConfig
 from streamserve.clients.scripted import ScriptedRunner, ScriptedTokenizer, answering
 from streamserve.clients.thread.acceptance import EngineFacts, LoadedEngine
 from streamserve.clients.thread.client import ThreadClient
@@ -59,6 +61,13 @@ def echo_client(
         on_plan=on_plan,
         on_step=on_step,
     )
+
+
+def remote_client(config: RemoteConfig) -> EngineClient:
+    """Return a client of a model that a server elsewhere runs; made on the event loop that uses it."""
+    from streamserve.clients.remote.client import RemoteClient  # its connections need httpx
+
+    return RemoteClient(config)
 
 
 def hf_client(model: ModelConfig, config: EngineConfig | None = None, *, on_step: OnStep | None = None) -> ThreadClient:
