@@ -150,7 +150,6 @@ class RemoteClient:
             prompt_tokens=figures.prompt_tokens,
             generation_tokens=figures.generation_tokens,
             parks=figures.num_parks,
-            lost_engines=figures.counts.lost,
             tokens_per_second=figures.tokens_per_second(),
             latency=figures.latency(),
             upstream={
