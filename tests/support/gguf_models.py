@@ -15,7 +15,7 @@ _CHAT_TEMPLATE = (
 
 
 def write_gguf(path: Path) -> Path:
-    """Write the model to `path` and return it. Its tokens are the bytes and three of a chat."""
+    """Write the model to `path` and return it. Its tokens are the bytes and three of a chat; it says letters only."""
     import gguf
     import numpy as np
 
@@ -41,13 +41,15 @@ def write_gguf(path: Path) -> Path:
     writer.add_add_bos_token(False)
     writer.add_chat_template(_CHAT_TEMPLATE)
 
-    def add(name: str, *shape: int) -> None:
+    def add(name: str, *shape: int, rows: slice | None = None) -> None:
         values: Any = np.ones(shape) if len(shape) == 1 else random.normal(0.0, 0.3, shape)
+        if rows is not None:  # the others' logits are 0, and the largest of many is above
+            values[: rows.start] = values[rows.stop :] = 0.0
         writer.add_tensor(name, values.astype(np.float32))
 
     add("token_embd.weight", len(tokens), _WIDTH)
     add("output_norm.weight", _WIDTH)
-    add("output.weight", len(tokens), _WIDTH)
+    add("output.weight", len(tokens), _WIDTH, rows=slice(ord("A"), ord("z") + 1))
     for layer in range(_NUM_LAYERS):
         add(f"blk.{layer}.attn_norm.weight", _WIDTH)
         add(f"blk.{layer}.ffn_norm.weight", _WIDTH)

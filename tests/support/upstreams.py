@@ -1,18 +1,20 @@
-"""Servers that a remote client talks to: one on a real socket whose answers a test writes byte by byte, and chunks."""
+"""Servers that a remote client talks to: one on a real socket whose bytes a test writes, and llama-server."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from streamserve.clients.remote.client import RemoteClient
 from streamserve.clients.remote.config import RemoteConfig
 from streamserve.protocol.requests import GenerateRequest, Message, SamplingParams
 from tests.support.engines import DEADLINE_SECONDS
+from tests.support.gguf_models import write_gguf
 
 STREAM_HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
 LAST_CHUNK = b"0\r\n\r\n"
@@ -208,6 +210,21 @@ async def remote(upstream: Upstream, **fields: Any) -> AsyncIterator[RemoteClien
     finally:
         await client.aclose()
         await upstream.stop()
+
+
+@contextmanager
+def llama_server(folder: Path) -> Iterator[str]:
+    """Serve a tiny random model by llama.cpp's server, in this process; yields the base of its routes."""
+    from xllamacpp import CommonParams, Server
+
+    params = CommonParams()
+    params.model.path = str(write_gguf(folder / "tiny.gguf"))
+    params.hostnames, params.port = ["127.0.0.1"], 0
+    params.n_ctx, params.n_parallel, params.cpuparams.n_threads = 2048, 2, 1
+    params.warmup, params.verbosity = False, -1
+    server = Server(params)
+    yield f"{server.listening_address}/v1"
+    del server
 
 
 async def until(condition: Callable[[], object]) -> None:

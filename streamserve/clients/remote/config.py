@@ -59,6 +59,7 @@ SERVERS: Mapping[str, Dialect] = MappingProxyType(
             },
             takes_template_kwargs=True,
             continues=True,
+            drops_generation_prompt=True,
         ),
         "streamserve": Dialect(fields=_same(*_USUAL), takes_template_kwargs=True, continues=True),
     }

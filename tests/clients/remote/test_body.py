@@ -165,7 +165,7 @@ def test_a_format_that_a_server_lacks_is_refused() -> None:
     [
         ("vllm", {"continue_final_message": True, "add_generation_prompt": False}),
         ("sglang", {"continue_final_message": True, "add_generation_prompt": False}),
-        ("llama-server", {"continue_final_message": True}),
+        ("llama-server", {"continue_final_message": True, "add_generation_prompt": False}),
         ("streamserve", {"continue_final_message": True}),
     ],
 )
