@@ -110,13 +110,13 @@ def _load_hf(model: ModelConfig, config: EngineConfig, progress: Progress) -> Lo
     try:
         progress("files", 0.0)
         folder = str(resolve(model.path, progress=progress))
-        tokenizer = HFTokenizer(folder)
+        tokenizer = HFTokenizer(folder, model.chat_template)
         runner: Any = load_runner(replace(model, path=folder), config, progress)
     except ModelLoadError as error:  # its message is written for operators
         raise EngineUnavailable(str(error), code="load_failed") from error
     facts = EngineFacts(
         max_model_len=runner.max_model_len,
-        eos_token_ids=frozenset(runner.eos_token_ids) or tokenizer.eos_token_ids,
+        eos_token_ids=frozenset(runner.eos_token_ids) | tokenizer.eos_token_ids,
         num_parameters=runner.num_parameters,
         dtype=runner.dtype,
         device=runner.device,
