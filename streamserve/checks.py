@@ -15,7 +15,8 @@ from django.core.checks import CheckMessage, Error, Warning, register
 from django.db import DatabaseError
 from django.utils.module_loading import import_string
 
-from streamserve.conf import ECHO_PATH, LOG_SCHEMES, SiteConfig, get_problems, get_settings
+from streamserve.clients.remote.api_key import read_key
+from streamserve.conf import ECHO_PATH, LOG_SCHEMES, ServedModel, SiteConfig, get_problems, get_settings
 from streamserve.engine.config import EngineConfig
 from streamserve.streams.lease.liveness import host_of, own_host
 
@@ -29,12 +30,18 @@ _PROBLEM_IDS = {"key": "streamserve.E001", "value": "streamserve.E002", "missing
 
 @register()
 def check_settings(app_configs: Any, **kwargs: Any) -> list[CheckMessage]:
-    """E001 unknown key, E002 wrong value, E003 missing value; then the checks of models, memory and log."""
+    """E001 unknown key, E002 wrong value, E003 missing value; then the checks of models, memory, servers and log."""
     problems = get_problems()
     if problems:
         return [Error(one.message, hint=one.hint, id=_PROBLEM_IDS[one.kind]) for one in problems]
     conf = get_settings()
-    return [*_check_models(conf), *_check_memory(conf), *_check_log(conf), *_check_anonymous(conf)]
+    return [
+        *_check_models(conf),
+        *_check_memory(conf),
+        *_check_remote(conf),
+        *_check_log(conf),
+        *_check_anonymous(conf),
+    ]
 
 
 @register()
@@ -138,7 +145,7 @@ async def _complaints(conf: SiteConfig) -> list[str]:
 
 def _check_models(conf: SiteConfig) -> Iterator[CheckMessage]:
     """E004: packages that a local model needs are missing. E005: its folder is missing."""
-    local = {alias: entry.model.path for alias, entry in conf.models.items() if entry.model.path != ECHO_PATH}
+    local = {alias: entry.model.path for alias, entry in conf.models.items() if is_local(entry)}
     absent = [name for name in _ENGINE_PACKAGES if find_spec(name) is None]
     if local and absent:
         yield Error(
@@ -155,9 +162,32 @@ def _check_models(conf: SiteConfig) -> Iterator[CheckMessage]:
             )
 
 
+def _check_remote(conf: SiteConfig) -> Iterator[CheckMessage]:
+    """E009: httpx, which models with a URL need, is missing. E010: the variable of a server's key is not set."""
+    remotes = [entry.remote for entry in conf.models.values() if entry.remote is not None]
+    if remotes and find_spec("httpx") is None:
+        yield Error(
+            f"The model {remotes[0].alias!r} runs on a server elsewhere, and the package httpx is not installed.",
+            hint='pip install "streamserve[remote]"',
+            id="streamserve.E009",
+        )
+    for remote in remotes:
+        if remote.api_key_env and not read_key(remote):
+            yield Error(
+                f"The environment has no {remote.api_key_env}, which the model {remote.alias!r} takes its key from.",
+                hint=f"Set {remote.api_key_env} for the web processes, or take API_KEY_ENV out.",
+                id="streamserve.E010",
+            )
+
+
+def is_local(entry: ServedModel) -> bool:
+    """Return whether an engine of ours has to load the model's weights."""
+    return entry.remote is None and entry.model.path != ECHO_PATH
+
+
 def _check_memory(conf: SiteConfig) -> Iterator[CheckMessage]:
     """W007: the engines together take more memory than the machine has. Each sizes itself alone."""
-    local = [entry for entry in conf.models.values() if entry.model.path != ECHO_PATH]
+    local = [entry for entry in conf.models.values() if is_local(entry)]
     shares = [entry.engine.memory_share for entry in local if entry.engine.memory_share is not None]
     num_greedy = sum(entry.model.device == "cuda" and _has_no_bound(entry.engine) for entry in local)
     if len(local) > 1 and (sum(shares) > 1 or num_greedy > 1):

@@ -22,6 +22,7 @@ from django.core.signals import setting_changed
 
 from streamserve.asgi.flow.config import FlowConfig
 from streamserve.clients.process.config import LaunchConfig, ProcessConfig
+from streamserve.clients.remote.config import AUTO, SERVERS, RemoteConfig
 from streamserve.conf_reader import Problem, Reader, field_names, nearest
 from streamserve.engine.config import CLASSES, EngineConfig, LatencyClass, ModelConfig
 from streamserve.protocol.limits import Limits
@@ -45,13 +46,15 @@ _ENGINE_START_SECONDS = 10.0
 class ServedModel:
     """One entry of MODELS: the model, its engine's config (ENGINE, and the model's own ENGINE), its system prompt.
 
-    `latency_class` is that of requests that name none; "": that of chats.
+    `latency_class` is that of requests that name none; "": that of chats. `remote`: the server elsewhere that runs the
+    model; then `model.path` is its address, and there is no engine of ours.
     """
 
     model: ModelConfig
     engine: EngineConfig
     system: str = ""
     latency_class: str = ""
+    remote: RemoteConfig | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -221,6 +224,13 @@ class _Reader(Reader):
             self.wrong(f'{where}["SYSTEM"] is {type(system).__name__}.', "It takes the text of a system prompt.")
             system = ""
         latency_class = options.pop("LATENCY_CLASS", "")
+        self.one_of(latency_class, ("", *classes), f'{where}["LATENCY_CLASS"]')
+        if "URL" in options:
+            remote = self._remote(str(alias), options, where, has_engine=bool(own_engine))
+            path = ModelConfig(alias=str(alias), path=remote.url)
+            return ServedModel(
+                model=path, engine=EngineConfig(), system=system, latency_class=str(latency_class), remote=remote
+            )
         if not isinstance(alias, str) or not alias or not isinstance(options.get("PATH"), str) or not options["PATH"]:
             self.wrong(f"{where} needs a PATH.", "Give a folder, a hub id such as org/name, or 'echo'.")
             return None
@@ -229,8 +239,29 @@ class _Reader(Reader):
         self.one_of(model.dtype, DTYPES, f'{where}["DTYPE"]')
         self.one_of(model.device, DEVICES, f'{where}["DEVICE"]')
         engine, _ = self._engine(own_engine, f'{where}["ENGINE"]', classes, shared)
-        self.one_of(latency_class, ("", *classes), f'{where}["LATENCY_CLASS"]')
         return ServedModel(model=model, engine=engine, system=system, latency_class=str(latency_class))
+
+    def _remote(self, alias: str, options: Mapping[str, Any], where: str, *, has_engine: bool) -> RemoteConfig:
+        """Return the config of a model with a URL."""
+        if "PATH" in options or has_engine:
+            key = "PATH" if "PATH" in options else "ENGINE"
+            self.wrong(f"{where} has URL and {key}.", "A model with a URL runs on a server elsewhere. Take one out.")
+        given = {key: value for key, value in options.items() if key != "PATH"}
+        url = given.get("URL")
+        if not isinstance(url, str) or not _is_base_url(url):
+            self.wrong(
+                f'{where}["URL"] is {_without_login(url)!r}.',
+                "It takes the base of the server's OpenAI routes, such as http://10.0.0.5:8000/v1, without a login "
+                "(name the key's variable in API_KEY_ENV), query or fragment.",
+            )
+            given["URL"] = "http://localhost"
+        try:
+            remote = self.dataclass(RemoteConfig, given, where, fixed={"alias": alias})
+        except ValueError as error:
+            self.wrong(f"{where}: {error}.", "See docs/remote.md.")
+            remote = RemoteConfig(alias=alias, url="http://localhost")
+        self.one_of(remote.server, (AUTO, *SERVERS), f'{where}["SERVER"]')
+        return remote
 
     def _answers(self, raw: object, where: str) -> dict[str, str] | None:
         """Return what an echo engine answers. {}: the question; None: words that depend on every token."""
@@ -326,5 +357,21 @@ class _Reader(Reader):
 
 
 def _as_echo(entry: ServedModel) -> ServedModel:
-    """Return the model as an echo engine, which needs no weights."""
-    return dataclasses.replace(entry, model=dataclasses.replace(entry.model, path=ECHO_PATH))
+    """Return the model as an echo engine, which needs no weights and no server."""
+    return dataclasses.replace(entry, model=dataclasses.replace(entry.model, path=ECHO_PATH), remote=None)
+
+
+def _is_base_url(url: str) -> bool:
+    """Return whether `url` is an http(s) address that routes can be appended to."""
+    try:
+        parts = urlsplit(url)
+        has_host = bool(parts.hostname) and (parts.port is None or parts.port > 0)
+    except ValueError:
+        return False
+    is_bare = not (parts.query or parts.fragment or "@" in parts.netloc or "\\" in url)
+    return parts.scheme in ("http", "https") and has_host and is_bare
+
+
+def _without_login(url: object) -> object:
+    """Return an address without what stands before its last @, so that no password gets into a message."""
+    return url.rpartition("@")[2] if isinstance(url, str) else url

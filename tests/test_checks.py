@@ -189,6 +189,17 @@ def test_a_redis_log_needs_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
         assert ids() == {"streamserve.E008"}
 
 
+def test_a_model_elsewhere_needs_httpx_and_its_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    """E009 and E010; it needs neither a folder nor the packages of an engine of ours."""
+    model = {"URL": "http://127.0.0.1:9/v1", "API_KEY_ENV": "NO_SUCH_KEY"}
+    with override_settings(STREAMSERVE={"MODELS": {"big": model}}):
+        assert ids() == {"streamserve.E010"}
+        monkeypatch.setenv("NO_SUCH_KEY", "sk-1")
+        assert ids() == set()
+        monkeypatch.setattr(checks, "find_spec", lambda name: None)
+        assert ids() == {"streamserve.E009"}
+
+
 def test_a_site_served_by_stock_daphne_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """W008: FlowServer is off, or does not fit this daphne."""
     import daphne.server

@@ -10,6 +10,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.test.utils import override_settings
 
 from streamserve.api.routes import ROUTES
+from streamserve.clients.remote.config import RemoteConfig
 from streamserve.conf import ROUTES_WITH_CLASSES, get_settings, read
 from streamserve.engine.config import CLASSES, WARM
 from streamserve.protocol.requests import LATENCY_CLASSES
@@ -126,6 +127,62 @@ def test_a_models_engine_overrides_the_shared_one() -> None:
     models = read(raw)[0].models
     assert (models["a"].engine.max_num_seqs, models["a"].engine.block_size) == (8, 16)
     assert (models["b"].engine.max_num_seqs, models["b"].engine.block_size) == (2, 16)
+
+
+URL = "http://10.0.0.5:8000/v1"
+
+
+def test_a_model_may_run_elsewhere() -> None:
+    """A URL takes the place of PATH; the model's prompt and class are the site's all the same."""
+    raw = {
+        "URL": URL,
+        "REMOTE_MODEL": "org/big",
+        "API_KEY_ENV": "BIG_KEY",
+        "SYSTEM": "Be brief.",
+        "LATENCY_CLASS": "batch",
+    }
+    settings, found = read({"MODELS": {"big": raw}}, base_dir=BASE)
+    assert found == ()
+    served = settings.models["big"]
+    assert (served.system, served.latency_class, served.model.path) == ("Be brief.", "batch", URL)
+    assert served.remote == RemoteConfig(alias="big", url=URL, remote_model="org/big", api_key_env="BIG_KEY")
+    assert read({"MODELS": {"big": raw}, "TESTING": True})[0].models["big"].remote is None
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"URL": ""},
+        {"URL": 5},
+        {"URL": "10.0.0.5:8000"},
+        {"URL": "ftp://10.0.0.5/v1"},
+        {"URL": "http://"},
+        {"URL": "http://host:99999/v1"},
+        {"URL": "http://host/v1?key=1"},
+        {"URL": "http://host/v1#x"},
+        {"URL": "http://safe.example.org\\@evil.example.org/v1"},
+        {"URL": URL, "PATH": "org/big"},
+        {"URL": URL, "ENGINE": {"MAX_NUM_SEQS": 2}},
+        {"URL": URL, "SERVER": "triton"},
+        {"URL": URL, "MAX_CONCURRENT": 0},
+        {"URL": URL, "SILENCE_SECONDS": 0},
+        {"URL": URL, "LATENCY_CLASS": "fast"},
+    ],
+    ids=str,
+)
+def test_a_wrong_server_is_a_problem_with_a_hint(options: dict[str, Any]) -> None:
+    """An address that routes cannot be appended to, a bound of nothing, and what an engine of ours needs."""
+    found = problems({"MODELS": {"big": options}})
+    assert [kind for kind, _, _ in found] == ["value"]
+    assert all(hint for _, _, hint in found)
+
+
+def test_a_password_in_an_address_is_not_repeated() -> None:
+    """The message of the check has the host, and not what stands before it."""
+    [(kind, message, hint)] = problems({"MODELS": {"big": {"URL": "http://me:secret@10.0.0.5/v1"}}})
+    assert kind == "value"
+    assert "secret" not in message + hint
+    assert "API_KEY_ENV" in hint
 
 
 def test_a_class_has_defaults() -> None:

@@ -28,6 +28,8 @@ def _engine_samples(clients: Mapping[str, EngineClient]) -> Iterator[Sample]:
         labels = {"model_name": alias}
         for name, value in _engine_metrics(client.stats()).items():
             yield Sample(name=name, value=value, labels=labels)
+        for name, value in client.stats().upstream.items():
+            yield Sample(name=f"upstream_{name}", value=value, labels=labels)
         state = client.describe().state
         yield Sample(name="engine_ready", value=float(state == "ready"), labels=labels)
         yield Sample(name="engine_paused", value=float(state == "paused"), labels=labels)

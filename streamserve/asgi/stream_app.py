@@ -29,9 +29,10 @@ from streamserve.asgi.request import ClientLeft, Request
 from streamserve.asgi.site import LocalSite
 from streamserve.asgi.types import Receive, Scope, Send
 from streamserve.clients.base import EngineClient
-from streamserve.clients.factory import make_client
+from streamserve.clients.factory import make_client, remote_client
 from streamserve.clients.process.client import ProcessClient
 from streamserve.clients.process.config import LaunchConfig
+from streamserve.clients.remote.config import RemoteConfig
 from streamserve.engine.config import EngineConfig, ModelConfig
 from streamserve.protocol.errors import MethodNotAllowed, StreamserveError, Unauthorized
 from streamserve.protocol.limits import Limits
@@ -43,7 +44,7 @@ from streamserve.streams.stream import Stream
 
 logger = logging.getLogger("streamserve.asgi")
 
-Model = str | ModelConfig | EngineClient
+Model = str | ModelConfig | RemoteConfig | EngineClient
 # Takes the ASGI scope; None is an unknown caller: 401. Runs on the event loop, so it must not block. A StreamserveError
 # that it raises becomes the response.
 Authenticate = Callable[[Scope], Caller | Awaitable[Caller | None] | None]
@@ -67,7 +68,8 @@ def anyone(scope: Scope) -> Caller:
 class StreamApp:
     """An ASGI app.
 
-    `models`: alias → a folder, a hub id or "echo"; a `ModelConfig`; or an `EngineClient`, which is closed with the app.
+    `models`: alias → a folder, a hub id or "echo"; a `ModelConfig`; a `RemoteConfig`, for a server elsewhere; or an
+    `EngineClient`, which is closed with the app.
     `authenticate(scope)` returns the `Caller`, or None for a 401; it may be async. `authenticate=anyone` accepts every
     request. `state_dir`: engines are separate processes, shared by all workers with this folder; None: they run in this
     process. `prefix`: a path before all routes, where no mount removes it. `default_model` "": the first.
@@ -181,6 +183,8 @@ class StreamApp:
         return self._site
 
     def _client(self, alias: str, model: Model) -> EngineClient:
+        if isinstance(model, RemoteConfig):
+            return remote_client(replace(model, alias=alias))
         if isinstance(model, str):
             model = ModelConfig(alias=alias, path=model)
         if not isinstance(model, ModelConfig):

@@ -21,8 +21,7 @@ class Generation(Protocol):
     the reason, and when to ask again with the tokens so far. `num_cached_tokens`: found in the prefix cache, as far as
     known by now; after a resume shown output tokens may be among them.
 
-    `can_resume`: a request with the tokens so far continues it. Otherwise (a pipeline) it goes on while its readers are
-    away, and ends with its process.
+    `can_park` is False while no new request could continue it after a `cancel`: its reader's return is waited for.
 
     `on_news` is called on the loop when there are events to take after `ready` or `__anext__` left none, and at the
     end, but not for `cancel`. Events that came before it was set are there already: the caller takes them first.
@@ -32,7 +31,10 @@ class Generation(Protocol):
     parked: Park | None
     num_cached_tokens: int
     on_news: Callable[[], None] | None
-    can_resume: bool
+
+    @property
+    def can_park(self) -> bool:
+        """Whether a request with what was shown so far would continue it."""
 
     @property
     def is_open(self) -> bool:

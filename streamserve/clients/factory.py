@@ -1,4 +1,4 @@
-"""Ready-made clients: `echo_client` without weights, `hf_client` for a model folder.
+"""Ready-made clients: `echo_client` without weights, `hf_client` for a model folder, `remote_client` for a server.
 
 Lives above the engine; torch is imported while loading, on the engine thread, and never before.
 """
@@ -12,6 +12,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
+from streamserve.clients.base import EngineClient
+from streamserve.clients.remote.config import RemoteConfig
 from streamserve.clients.scripted import ScriptedRunner, ScriptedTokenizer, answering
 from streamserve.clients.thread.acceptance import EngineFacts, LoadedEngine
 from streamserve.clients.thread.client import ThreadClient
@@ -61,6 +63,13 @@ def echo_client(
     )
 
 
+def remote_client(config: RemoteConfig) -> EngineClient:
+    """Return a client of a model that a server elsewhere runs; made on the event loop that uses it."""
+    from streamserve.clients.remote.client import RemoteClient  # its connections need httpx
+
+    return RemoteClient(config)
+
+
 def hf_client(model: ModelConfig, config: EngineConfig | None = None, *, on_step: OnStep | None = None) -> ThreadClient:
     """Return a client of a Hugging Face model folder."""
     config = config or EngineConfig()
@@ -101,13 +110,13 @@ def _load_hf(model: ModelConfig, config: EngineConfig, progress: Progress) -> Lo
     try:
         progress("files", 0.0)
         folder = str(resolve(model.path, progress=progress))
-        tokenizer = HFTokenizer(folder)
+        tokenizer = HFTokenizer(folder, model.chat_template)
         runner: Any = load_runner(replace(model, path=folder), config, progress)
     except ModelLoadError as error:  # its message is written for operators
         raise EngineUnavailable(str(error), code="load_failed") from error
     facts = EngineFacts(
         max_model_len=runner.max_model_len,
-        eos_token_ids=frozenset(runner.eos_token_ids) or tokenizer.eos_token_ids,
+        eos_token_ids=frozenset(runner.eos_token_ids) | tokenizer.eos_token_ids,
         num_parameters=runner.num_parameters,
         dtype=runner.dtype,
         device=runner.device,

@@ -93,6 +93,7 @@ class ModelConfig:
     """Which model, and in what numeric form. `path` is a folder or a hub id, or "echo" for the engine without weights.
 
     `dtype`: "auto" (the checkpoint's), "float32" or "bfloat16". `device`: "auto" (CUDA if there is one), "cpu", "cuda".
+    `chat_template` names the one to use of a model with several ("": "default"; with tools "tool_use", if it has that).
     `packed` None: oneDNN-packed linears wherever they apply (CPU). `answers`, for "echo" only: what it answers, by
     words of the question, and else the question itself (clients/scripted.py); None: words that depend on every token.
     """
@@ -103,5 +104,6 @@ class ModelConfig:
     device: str = "auto"
     packed: bool | None = None
     parity_probe: bool = True
+    chat_template: str = ""
     num_threads: int | None = None
     answers: dict[str, str] | None = None

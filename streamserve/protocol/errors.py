@@ -20,7 +20,8 @@
         ├── QuotaExceeded 429
         ├── Overloaded 503
         ├── UnmetNeeds 503         the request needs what this release lacks; a newer worker has it
-        └── EngineUnavailable 503  the engine is loading, failed or gone
+        ├── EngineUnavailable 503  the engine is loading, failed or gone
+        └── CannotContinue 503     an answer that was cut off here has to be asked for again
 
 Pure values: no I/O, no framework. Exception text of other libraries never reaches a message; it is logged instead.
 """
@@ -186,6 +187,12 @@ class EngineUnavailable(Refused):
     """The engine is loading, has failed, or is being replaced."""
 
     code = "engine_unavailable"
+
+
+class CannotContinue(Refused):
+    """The answer was cut off, and its engine cannot continue it where it was."""
+
+    code = "cannot_continue"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

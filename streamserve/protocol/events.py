@@ -25,7 +25,7 @@ BLOCK_KINDS = (TEXT, "thinking", "tool_use")
 
 # Fields that the release before this one does not have. They are left out of bytes and payloads at their default, so
 # that an event that does not use them has the bytes it always had.
-ADDED_FIELDS = frozenset({"stop_string", "reasoning_tokens"})
+ADDED_FIELDS = frozenset({"stop_string", "reasoning_tokens", "has_token_ids"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +81,10 @@ class Usage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Meta:
-    """The stream's first event: which model answers, under which id."""
+    """The stream's first event: which model answers, under which id.
+
+    `has_token_ids` False: no token of the stream has ids; each token with text is counted as one.
+    """
 
     type: ClassVar[str] = "meta"
     model: str
@@ -89,16 +92,18 @@ class Meta:
     created: int
     prompt_tokens: int = 0
     cached_tokens: int = 0
+    has_token_ids: bool = True
 
     def payload(self) -> dict[str, Any]:
         """Return the JSON object of the native event."""
-        return {
+        out: dict[str, Any] = {
             "model": self.model,
             "stream_id": self.stream_id,
             "created": self.created,
             "prompt_tokens": self.prompt_tokens,
             "cached_tokens": self.cached_tokens,
         }
+        return out if self.has_token_ids else {**out, "has_token_ids": False}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,9 +133,10 @@ class Token:
     """New text of one block, whole code points only, with the ids that made it. Every block's delta is a token.
 
     `text` may be "" while a code point or a possible stop string is incomplete, and for ids of markup (`token_ids`
-    then still count); it may be longer than its ids when held-back text is released. In a tool_use block it is part of
-    the arguments. `choice` is 0 to n-1, `index` counts this choice's blocks. Each sampled id stands in exactly one
-    event: a readmitted stream sends the ids of its events back to the engine.
+    then still count); it may be longer than its ids when held-back text is released. In a stream whose `meta` says so
+    no token has ids. In a tool_use block it is part of the arguments. `choice` is 0 to n-1, `index` counts this
+    choice's blocks. Each sampled id stands in exactly one event: a readmitted stream sends the ids of its events back
+    to the engine.
     """
 
     type: ClassVar[str] = "token"

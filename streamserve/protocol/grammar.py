@@ -55,7 +55,7 @@ class Law(StrEnum):
     CHOICE_DONE_ONCE = "a choice is done once, and nothing of it follows"
     ALL_CHOICES_DONE = "where one choice is done before a successful done, all are"
     CITATION_OF_KNOWN_BLOCK = "a citation names no block, or one of its choice that has begun"
-    EACH_ID_ONCE = "the ids of all tokens are as many as usage counts"
+    EACH_ID_ONCE = "the ids of all tokens are as many as usage counts, or meta says that there are none"
 
 
 class GrammarError(ValueError):
@@ -203,6 +203,7 @@ class Grammar:
         self._fresh = ChoiceState.UNSEEN if is_part else ChoiceState.FRESH
         self._choices: dict[int, _Choice] = {}
         self._num_ids: int | None = None if is_part else 0  # None: not all were seen
+        self._has_ids = True
 
     def feed(self, event: Event) -> None:
         """Take the event's transition in the stream, and in its choice."""
@@ -213,8 +214,10 @@ class Grammar:
         self.state = after
         if isinstance(event, Token | BlockStart | BlockStop | ChoiceDone):
             self._choice(event.choice).feed(event)
-            if isinstance(event, Token) and self._num_ids is not None:
-                self._num_ids += len(event.token_ids)
+            if isinstance(event, Token):
+                self._count_ids(event)
+        elif isinstance(event, Meta):
+            self._has_ids = event.has_token_ids
         elif isinstance(event, Citation) and event.choice is not None:
             self._choice(event.choice).feed(event)
         elif isinstance(event, Snapshot):
@@ -223,6 +226,12 @@ class Grammar:
                 self._choice(number).restore(choice)
         elif isinstance(event, Done):
             self._check_done(event)
+
+    def _count_ids(self, token: Token) -> None:
+        if token.token_ids and not self._has_ids:
+            raise GrammarError(Law.EACH_ID_ONCE, f"{token} in a stream without ids")
+        if self._num_ids is not None:
+            self._num_ids += len(token.token_ids)
 
     def end(self) -> None:
         """Check that the stream has ended."""
@@ -233,7 +242,7 @@ class Grammar:
         return self._choices.setdefault(number, _Choice(self._fresh))
 
     def _check_done(self, done: Done) -> None:
-        if self._num_ids is not None and self._num_ids != done.usage.completion_tokens:
+        if self._has_ids and self._num_ids is not None and self._num_ids != done.usage.completion_tokens:
             raise GrammarError(Law.EACH_ID_ONCE, f"{self._num_ids} ids, {done.usage.completion_tokens} counted")
         if not is_success(done):
             return

@@ -11,12 +11,16 @@ SUSPECT_LOSSES = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Accepted:
-    """What acceptance fixes: sizes, the seed and the clamped max_tokens. Cached tokens are known at first schedule."""
+    """What acceptance fixes: sizes, the seed and the clamped max_tokens. Cached tokens are known at first schedule.
+
+    `has_token_ids` False: a server elsewhere makes the answer, and gives its text without ids.
+    """
 
     num_prompt_tokens: int
     max_tokens: int
     seed: int
     queue_position: int = 0
+    has_token_ids: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,6 +21,7 @@ from typing import Any
 import msgspec
 
 from streamserve.protocol.errors import BadRequest, UnmetNeeds
+from streamserve.protocol.events import BlockText
 
 # What a request may need of the release that serves it: fields that change the answer and that 0.1.0 does not know.
 KNOWN_NEEDS = frozenset({"blocks", "grammar", "pipeline", "sampling", "tools"})
@@ -111,6 +112,14 @@ class Message:
     extra: Mapping[str, Any] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShownChoice:
+    """What readers were shown of one choice whose engine gives no token ids: its blocks, in `num_tokens` tokens."""
+
+    blocks: tuple[BlockText, ...] = ()
+    num_tokens: int = 0
+
+
 # What a request may name as its `latency_class`; docs/settings.md has their budgets.
 LATENCY_CLASSES = ("chat", "completion", "document", "batch")
 
@@ -123,12 +132,13 @@ class GenerateRequest:
 
     `salt` keeps prefix-cache blocks apart between tenants ("" only where the server itself made the whole prompt).
     `output_token_ids[choice]` are tokens already shown to readers: an unparked or re-admitted stream sends them back,
-    and generation continues after them. `unset` names the sampling fields that the caller left open: the model's
-    generation config fills those it has a default for, acceptance `seed` and `max_tokens`. `arrived_at` is
-    `time.monotonic()` of the first arrival (one clock for all processes of a machine), `first_token_at` of the first
-    token, when there was one. `reader_tokens[choice]` is how many output tokens the furthest reader has received; None
-    lets the engine compute ahead of its readers. `num_losses` says how often an engine has ended in a step with this
-    answer since its last new token. `needs` names what the request cannot do without.
+    and generation continues after them; `shown[choice]` is the same for an engine that gives no ids. `unset` names the
+    sampling fields that the caller left open: the model's generation config fills those it has a default for,
+    acceptance `seed` and `max_tokens`. `arrived_at` is `time.monotonic()` of the first arrival (one clock for all
+    processes of a machine), `first_token_at` of the first token, when there was one. `reader_tokens[choice]` is how
+    many output tokens the furthest reader has received; None lets the engine compute ahead of its readers. `num_losses`
+    says how often an engine has ended in a step with this answer since its last new token. `needs` names what the
+    request cannot do without.
     `tools` are shown to the model by its chat template; with `parallel_tool_calls` False it calls one at most.
     `continue_final_message`: the last message is the beginning of the answer, and is not closed. `echo`: the answer
     begins with the text of the prompt.
@@ -163,6 +173,7 @@ class GenerateRequest:
     continue_final_message: bool = False
     echo: bool = False
     input: Mapping[str, Any] = field(default_factory=dict)
+    shown: tuple[ShownChoice, ...] = ()
 
 
 def with_system(request: GenerateRequest, system: str) -> GenerateRequest:
@@ -264,7 +275,7 @@ def encode_request(request: GenerateRequest) -> dict[str, Any]:
     for name in _ADDED_SAMPLING:
         if not _differs(request.sampling, plain.sampling, name):
             del kept["sampling"][name]
-    del kept["num_losses"]  # counted by the process that has the stream
+    del kept["num_losses"], kept["shown"]  # counted by the process that has the stream; in the log
     return kept
 
 

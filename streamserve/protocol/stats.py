@@ -72,9 +72,11 @@ class EngineStats(CoreStats):
     `lost_engines`: how many died, hung or did not start since this worker began. `classes` has for each latency class
     its budgets (`ttft_budget`, and `total_budget` where it has one) and what the last answers took: `num_answers`,
     `ttft_p50`, `ttft_p95`, `total_p50`, `total_p95` in seconds, and `in_time`, the share within both budgets.
+    `upstream` has the counts of a remote model's client, by the names of its metrics (clients/remote/figures.py).
     """
 
     tokens_per_second: float = 0.0
     latency: dict[str, float] = field(default_factory=dict)
     lost_engines: int = 0
     classes: dict[str, dict[str, float]] = field(default_factory=dict)
+    upstream: dict[str, float] = field(default_factory=dict)

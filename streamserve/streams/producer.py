@@ -14,7 +14,7 @@ from functools import partial
 from itertools import count
 
 from streamserve.clients.base import EngineClient, Generation
-from streamserve.protocol.errors import Refused, StreamserveError
+from streamserve.protocol.errors import CannotContinue, Refused, StreamserveError
 from streamserve.protocol.events import TERMINALS, Done, Error, Event, LoggedEvent, Meta, Status
 from streamserve.protocol.frames import encode_event
 from streamserve.protocol.park import Accepted, Park
@@ -192,6 +192,7 @@ class Producer(Replica):
         request = replace(
             self.request,
             output_token_ids=self.transcript.token_ids,
+            shown=self.transcript.shown,
             first_token_at=self.transcript.timings.first_at,
             reader_tokens=self.lag.reader_tokens,
             num_losses=self.parking.num_losses,
@@ -200,7 +201,8 @@ class Producer(Replica):
             generation = await self._client.generate(request)
         except Refused as refused:
             seconds = self.parking.refuse(refused, time.monotonic())
-            if refused.code == "engine_died" or seconds > self._config.resume_window_seconds:
+            is_final = isinstance(refused, CannotContinue) or refused.code == "engine_died"
+            if is_final or seconds > self._config.resume_window_seconds:
                 self.end_with(Error(code=refused.code, message=refused.message, retryable=True))
             elif refused.code == "engine_loading":
                 self._show_waiting(LOADING)  # a park for another reason was not shown

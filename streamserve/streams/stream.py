@@ -187,7 +187,7 @@ class Stream(Producer):
         if self.on_disconnect == "abort":
             self.end_with(_ABANDONED)
             return
-        if self._generation is not None and self._generation.can_resume:
+        if self._generation is not None and self._generation.can_park:
             self._cancel()
             self.parking.begin(NO_READER, self.transcript.num_tokens, time.monotonic())
         self._timers.disarm("first_reader")
@@ -206,7 +206,13 @@ class Stream(Producer):
 
     async def open(self) -> None:
         """Commit `meta`, the first event, and begin to wait for a reader. `run` must follow. Raises LogUnavailable."""
-        meta = Meta(model=self.model, stream_id=self.id, created=self.created, prompt_tokens=self.usage.prompt_tokens)
+        meta = Meta(
+            model=self.model,
+            stream_id=self.id,
+            created=self.created,
+            prompt_tokens=self.usage.prompt_tokens,
+            has_token_ids=self.transcript.has_token_ids,
+        )
         self._own.append(meta)
         self._writer.mark(self)
         while self.last_seq == 0:

@@ -15,9 +15,22 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from streamserve.protocol.events import ChoiceDone, Done, Error, Event, Meta, Token, Usage
+from streamserve.protocol.events import (
+    TEXT,
+    BlockStart,
+    BlockStop,
+    BlockText,
+    ChoiceDone,
+    Done,
+    Error,
+    Event,
+    Meta,
+    Token,
+    Usage,
+)
 from streamserve.protocol.measures import Buckets
 from streamserve.protocol.park import Accepted
+from streamserve.protocol.requests import ShownChoice
 
 if TYPE_CHECKING:
     from streamserve.streams.stream import Stream
@@ -161,6 +174,7 @@ def summarize(stream: Stream) -> StreamSummary:
 
 
 _OF_A_CHOICE = (Token, ChoiceDone)
+_ONE_WITHOUT_ID = (0,)  # counted, and never shown
 
 
 class _ChoiceTokens:
@@ -194,8 +208,34 @@ class _ChoiceTokens:
         return min(self._counts[index - 1] + seq - self._seqs[index - 1], most)
 
 
+class _ChoiceBlocks:
+    """One choice's blocks with their text, which a stream without token ids is continued by."""
+
+    def __init__(self) -> None:
+        self._blocks: list[tuple[BlockText, list[str]]] = []
+
+    def note(self, event: Token | BlockStart | BlockStop) -> None:
+        if isinstance(event, BlockStart):
+            begun = BlockText(index=event.index, kind=event.kind, text="", id=event.id, name=event.name, is_open=True)
+            self._blocks.append((begun, []))
+        elif isinstance(event, BlockStop):
+            block, pieces = self._blocks[-1]
+            self._blocks[-1] = (replace(block, is_open=False), pieces)
+        else:
+            if not self._blocks:  # the implied one
+                self._blocks.append((BlockText(index=0, kind=TEXT, text="", is_open=True), []))
+            self._blocks[-1][1].append(event.text)
+
+    @property
+    def blocks(self) -> tuple[BlockText, ...]:
+        return tuple(replace(block, text="".join(pieces)) for block, pieces in self._blocks)
+
+
 class Transcript:
-    """The state of one stream's log. `note` takes every committed event, in order."""
+    """The state of one stream's log. `note` takes every committed event, in order.
+
+    In a stream whose `meta` says that there are no token ids, each token with text counts as one, and the text is kept.
+    """
 
     def __init__(self, accepted: Accepted, n: int, started_at: float) -> None:
         self.timings = Timings(started_at)
@@ -204,6 +244,7 @@ class Transcript:
         self._num_prompt_tokens = accepted.num_prompt_tokens
         self._num_cached_tokens: int | None = None
         self._choices = [_ChoiceTokens() for _ in range(n)]
+        self._blocks: dict[int, _ChoiceBlocks] | None = None if accepted.has_token_ids else {}
 
     def is_repeated(self, event: Event) -> bool:
         """Return whether a resumed generation repeats an event of a choice that had finished."""
@@ -212,9 +253,12 @@ class Transcript:
     def note(self, event: Event, seq: int, *, is_ours: bool = True) -> None:
         """Count a committed event. One with `is_ours` False was read from the log, so its time is not known."""
         if isinstance(event, Token):
-            choices, index = self._choices, event.choice
-            (choices[index] if index < len(choices) else self._choice(index)).note(event.token_ids, seq)
-            self.num_tokens += len(event.token_ids)
+            choices, index, token_ids = self._choices, event.choice, event.token_ids
+            if self._blocks is not None:
+                token_ids = _ONE_WITHOUT_ID if event.text else ()
+                self._note_text(event)
+            (choices[index] if index < len(choices) else self._choice(index)).note(token_ids, seq)
+            self.num_tokens += len(token_ids)
             if is_ours:
                 self.timings.note(time.monotonic(), index)
             else:
@@ -223,8 +267,15 @@ class Transcript:
             self._choice(event.choice).is_finished = self.has_finished = True
         elif isinstance(event, Meta):
             self._num_prompt_tokens = event.prompt_tokens
+            self._blocks = None if event.has_token_ids else {}
+        elif self._blocks is not None and isinstance(event, BlockStart | BlockStop):
+            self._note_text(event)
         if not is_ours and self.num_tokens:
             self._num_cached_tokens = self._num_cached_tokens or 0  # later cache hits may be this answer's own blocks
+
+    def _note_text(self, event: Token | BlockStart | BlockStop) -> None:
+        assert self._blocks is not None
+        self._blocks.setdefault(event.choice, _ChoiceBlocks()).note(event)
 
     def _choice(self, index: int) -> _ChoiceTokens:
         """Return the tokens of a choice; add it if needed, as the record of a finished stream does not have `n`."""
@@ -239,8 +290,24 @@ class Transcript:
 
     @property
     def token_ids(self) -> tuple[tuple[int, ...], ...]:
-        """The output tokens of each choice."""
-        return tuple(tuple(choice.token_ids) for choice in self._choices)
+        """The output tokens of each choice; () where there are no ids."""
+        return tuple(tuple(choice.token_ids) for choice in self._choices) if self._blocks is None else ()
+
+    @property
+    def shown(self) -> tuple[ShownChoice, ...]:
+        """What was shown of each choice of a stream without token ids; () of any other."""
+        if self._blocks is None:
+            return ()
+        empty = _ChoiceBlocks()
+        return tuple(
+            ShownChoice(blocks=self._blocks.get(index, empty).blocks, num_tokens=len(choice.token_ids))
+            for index, choice in enumerate(self._choices)
+        )
+
+    @property
+    def has_token_ids(self) -> bool:
+        """Whether the stream's tokens have ids."""
+        return self._blocks is None
 
     @property
     def num_output_tokens(self) -> tuple[int, ...]:

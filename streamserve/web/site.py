@@ -22,7 +22,7 @@ from streamserve.api.call import Body, Call, Caller, Found
 from streamserve.api.idempotency import StartOnce
 from streamserve.api.logs import get_logger
 from streamserve.clients.base import EngineClient
-from streamserve.clients.factory import make_client
+from streamserve.clients.factory import make_client, remote_client
 from streamserve.clients.process.client import ProcessClient
 from streamserve.conf import LOG_SCHEMES, SiteConfig, get_settings
 from streamserve.protocol.errors import NotFound, no_stream
@@ -51,7 +51,13 @@ ACTIONS = ("pause", "resume", "drain")
 
 
 def client_for(settings: SiteConfig, alias: str) -> EngineClient:
-    """Return a new client of the model's engine, which CLIENT puts into its own process or into this one."""
+    """Return a new client of the model's engine, which CLIENT puts into its own process or into this one.
+
+    The engine of a model with a URL is a server elsewhere.
+    """
+    remote = settings.models[alias].remote
+    if remote is not None:
+        return remote_client(remote)
     if settings.client == "process":
         make_state_dir(settings)
         return ProcessClient(settings.engine_spec(alias))

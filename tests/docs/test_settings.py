@@ -13,6 +13,7 @@ import pytest
 from streamserve import checks
 from streamserve.asgi.flow.config import FlowConfig
 from streamserve.clients.process.config import ProcessConfig
+from streamserve.clients.remote.config import RemoteConfig
 from streamserve.conf import SiteConfig
 from streamserve.engine.config import CLASSES, WARM, EngineConfig, LatencyClass, ModelConfig
 from streamserve.protocol.limits import Limits
@@ -22,9 +23,13 @@ DOCS = Path(__file__).resolve().parents[2] / "docs" / "settings.md"
 _ROW = re.compile(r"^\| (`[A-Z_]+`(?:, `[A-Z_]+`)*) \| (.+?) \|", re.MULTILINE)
 
 
-@pytest.mark.parametrize(
-    "cls", [SiteConfig, EngineConfig, FlowConfig, LatencyClass, ModelConfig, ProcessConfig, Limits, StreamConfig]
-)
+CLASSES_OF_KEYS = [
+    *(SiteConfig, EngineConfig, FlowConfig, LatencyClass, ModelConfig, RemoteConfig),
+    *(ProcessConfig, Limits, StreamConfig),
+]
+
+
+@pytest.mark.parametrize("cls", CLASSES_OF_KEYS)
 def test_every_key_is_documented(cls: Any) -> None:
     """A new field needs its line."""
     text = DOCS.read_text()
@@ -37,6 +42,7 @@ def test_every_key_is_documented(cls: Any) -> None:
     [
         ("`FLOW`", FlowConfig, set()),
         ("`MODELS`", ModelConfig, {"ALIAS", "PATH", "ANSWERS"}),  # ANSWERS: of a site's model, {}
+        ("A model elsewhere", RemoteConfig, {"ALIAS", "URL"}),
         ("`ENGINE`", EngineConfig, {"CLASSES"}),
         ("`STREAMS`", StreamConfig, {"ENGINE_WAIT_SECONDS"}),  # made of the drain's
         ("`LIMITS`", Limits, set()),

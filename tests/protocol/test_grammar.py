@@ -26,6 +26,7 @@ from streamserve.protocol.events import (
 from streamserve.protocol.grammar import GrammarError, Law, check_events
 
 META = Meta(model="m", stream_id="s", created=1)
+NO_IDS = Meta(model="m", stream_id="s", created=1, has_token_ids=False)
 STATUS = Status(status="prefill")
 ERROR = Error(code="timeout", message="Time is up.")
 UNKNOWN = Unknown(kind="mood", fields=b"\x80")
@@ -80,6 +81,7 @@ RIGHT: dict[str, list[Event]] = {
     "a kind of a later release": [META, start(kind="image"), tok(), stop(), done(1)],
     "citations": [META, cite(None, None), tok(), cite(0), cite(), start(1), cite(0), cite(1), stop(1), cite(), done(1)],
     "unknown events": [META, UNKNOWN, tok(), UNKNOWN, done(1)],
+    "tokens without ids": [NO_IDS, tok(num_ids=0), tok(num_ids=0), done(5)],
     "cut short in a block": [META, start(), tok(), done(1, "cancelled")],
     "failed in a block": [META, start(), tok(), ERROR],
     "one choice done, then a stop": [META, tok(), tok(0, 1), choice_done(0), done(2, "abandoned")],
@@ -130,6 +132,7 @@ WRONG: dict[str, tuple[Law, list[Event]]] = {
     "a citation of a block to come": (Law.CITATION_OF_KNOWN_BLOCK, [META, tok(), cite(1), done(1)]),
     "a citation of block -1": (Law.CITATION_OF_KNOWN_BLOCK, [META, tok(), cite(-1), done(1)]),
     "an id shown twice": (Law.EACH_ID_ONCE, [META, tok(), tok(), done(1)]),
+    "an id in a stream without ids": (Law.EACH_ID_ONCE, [NO_IDS, tok(), done(1)]),
     "an id that was not shown": (Law.EACH_ID_ONCE, [META, tok(), done(2)]),
     "an id too many of a stop": (Law.EACH_ID_ONCE, [META, tok(num_ids=2), done(1, "cancelled")]),
     "a token after a snapshot's last block": (

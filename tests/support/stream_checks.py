@@ -181,7 +181,7 @@ def event_of(name: str, data: Mapping[str, Any]) -> Event:
     """Return the event of a native frame, with the fields that the grammar checks."""
     match name:
         case "meta":
-            return Meta(model="", stream_id="", created=0)
+            return Meta(model="", stream_id="", created=0, has_token_ids=data.get("has_token_ids", True))
         case "status":
             return Status(status=data.get("status", ""))
         case "token":
@@ -228,18 +228,22 @@ def _check_ids(frames: list[Frame], after: int) -> None:
         assert frames[-1].json["code"] == "log_lost", frames[-1]
         frames = frames[:-1]
     assert len({frame.log_id for frame in frames}) <= 1, "ids of two logs in one stream"
-    before = after
+    before, has_ids = after, any(frame.json["token_ids"] for frame in frames if frame.event == "token")
     for frame in frames:
-        assert before < frame.seq <= before + _span(frame, before), f"seq {frame.seq} after {before}: {frame}"
+        assert before < frame.seq <= before + _span(frame, before, has_ids=has_ids), (
+            f"seq {frame.seq} after {before}: {frame}"
+        )
         before = frame.seq
 
 
-def _span(frame: Frame, before: int) -> int:
-    """Return by how much the frame's id may be ahead of the last one."""
+def _span(frame: Frame, before: int, *, has_ids: bool) -> int:
+    """Return by how much the frame's id may be ahead of the last one. Without ids a token has a character at least."""
     if frame.event == "snapshot":
         assert frame.seq == frame.json["seq"], frame
         return frame.seq - before
-    return max(1, len(frame.json["token_ids"])) if frame.event == "token" else 1
+    if frame.event == "token":
+        return max(1, len(frame.json["token_ids"] if has_ids else frame.json["text"]))
+    return 1
 
 
 def check_stream(data: bytes, *, after: int, is_whole: bool) -> None:
@@ -322,6 +326,7 @@ def check_relay(messages: list[dict[str, Any]]) -> None:
     resumed: dict[str, list[int]] = {}
     orders: dict[str, EventOrder] = {}
     texts: dict[tuple[str, int], str] = {}
+    with_ids = {one["id"] for one in messages if one.get("event") == "token" and one["data"]["token_ids"]}
     for place, message in enumerate(messages):
         own_id = message["id"]
         if message["type"] == "resume":
@@ -337,7 +342,9 @@ def check_relay(messages: list[dict[str, Any]]) -> None:
         frame = Frame(message["event"], json.dumps(message["data"]), message["event_id"])
         assert frame.seq == message["seq"], message
         starts = [*resumed.get(own_id, ()), before.get(own_id, 0)]
-        fits = [start for start in starts if start is not None and start < frame.seq <= start + _span(frame, start)]
+        has_ids = own_id in with_ids
+        known = [start for start in starts if start is not None]
+        fits = [start for start in known if start < frame.seq <= start + _span(frame, start, has_ids=has_ids)]
         assert fits, f"seq {frame.seq} of {own_id} after {starts}: {frame}"
         if fits[0] in resumed.get(own_id, ()):
             resumed[own_id].remove(fits[0])

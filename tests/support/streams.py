@@ -55,7 +55,7 @@ async def until(claim: Callable[[], bool], what: str) -> None:
 class ScriptedGeneration:
     """Yields what the test pushes, and ends where the test ends it."""
 
-    can_resume = True
+    can_park = True
 
     def __init__(self, request: GenerateRequest) -> None:
         self.parked: Park | None = None
@@ -147,7 +147,7 @@ class ScriptedClient:
 class ParkingGeneration:
     """A real generation that is parked after a number of token events, as an engine may park it."""
 
-    can_resume = True
+    can_park = True
 
     def __init__(self, inner: Generation, park: Park, num_tokens: int) -> None:
         self.accepted = inner.accepted

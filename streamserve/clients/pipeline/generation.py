@@ -22,7 +22,7 @@ MAX_WAITING = 256
 class PipelineGeneration:
     """See `Generation` in clients/base.py. `task` is the run's; set by the client once it is started."""
 
-    can_resume = False
+    can_park = False
 
     def __init__(self, max_tokens: int, seed: int) -> None:
         self.accepted = Accepted(num_prompt_tokens=0, max_tokens=max_tokens, seed=seed)

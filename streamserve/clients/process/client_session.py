@@ -45,7 +45,7 @@ class ProcessGeneration:
     n * max_tokens is the bound. Queued events stay encoded: with log-probabilities one is four times as large decoded.
     """
 
-    can_resume = True
+    can_park = True
 
     def __init__(self, request_id: int, accepted: Accepted, session: ClientSession, stream_id: str = "") -> None:
         self.accepted = accepted

@@ -102,7 +102,7 @@ class LocalGeneration:
     (but not for `cancel`). Events that came before it was set are there already: the caller takes them first.
     """
 
-    can_resume = True
+    can_park = True
 
     def __init__(
         self,

@@ -51,15 +51,19 @@ _METASPACE = "▁"
 
 
 class HFTokenizer:
-    """See `Tokenizer`."""
+    """See `Tokenizer`. `chat_template`: the name of the template to use, of a model that has several; "": "default".
 
-    def __init__(self, path: str) -> None:
+    A request with tools is rendered by the template named "tool_use", where there is one.
+    """
+
+    def __init__(self, path: str, chat_template: str = "") -> None:
         from tokenizers import Tokenizer
         from transformers import AutoTokenizer
 
         self._hf = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
         if not self._hf.is_fast:
             raise EngineUnavailable(_NOT_FAST.format(path=path), code="load_failed")
+        _choose_template(self._hf, chat_template, path)
         self._render_lock = threading.Lock()  # a template is Python: two at once would only take turns
         self._renderer = _as_renderer(self._hf)
         self._encoders: LifoQueue[Any] = LifoQueue()  # those that encode no chat just now
@@ -140,6 +144,26 @@ class HFTokenizer:
         if self.strips_leading_space:
             ours = ours.removeprefix(" ")
         return bool(ours == self.decode(ids))
+
+
+def _choose_template(hf: Any, name: str, path: str) -> None:
+    """Make the named template the default one; raise where there is none of that name, or no default."""
+    templates = hf.chat_template
+    if not isinstance(templates, dict):
+        if name:
+            has = "one chat template, without a name" if templates else "no chat template"
+            raise _template_error(f"{path} has {has}. Take CHAT_TEMPLATE out.")
+        return
+    known = ", ".join(sorted(templates))
+    chosen = name or ("default" if len(templates) > 1 else next(iter(templates), "default"))
+    if chosen not in templates:
+        reason = f"no chat template {name!r}" if name else "several chat templates and no default"
+        raise _template_error(f"{path} has {reason}. Set CHAT_TEMPLATE to one of: {known}.")
+    hf.chat_template = {**templates, "default": templates[chosen]}
+
+
+def _template_error(message: str) -> EngineUnavailable:
+    return EngineUnavailable(message, code="load_failed")
 
 
 def _as_renderer(hf: Any) -> Any:

@@ -71,6 +71,8 @@ class Command(BaseCommand):
         chosen = settings.models.get(model) or ServedModel(
             model=ModelConfig(alias=model, path=model), engine=settings.engine
         )
+        if chosen.remote is not None:
+            raise CommandError(f"The model {model!r} runs on a server elsewhere, at {chosen.remote.url}.")
         if chosen.model.path == ECHO_PATH:
             raise CommandError("The echo engine has no weights and keeps no keys. Name a model folder or a hub id.")
         device = device or ("cuda" if chosen.model.device == "cuda" else "cpu")

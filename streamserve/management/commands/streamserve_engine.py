@@ -107,6 +107,9 @@ def _config_of(alias: str | None) -> LaunchConfig:
     alias = alias or settings.default_model
     if alias not in settings.models:
         raise CommandError(f"There is no model {alias!r}. MODELS has: {known}.")
+    remote = settings.models[alias].remote
+    if remote is not None:
+        raise CommandError(f"The model {alias!r} runs on a server elsewhere, at {remote.url}: there is no engine here.")
     return dataclasses.replace(settings.engine_spec(alias), autostart=False)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from streamserve.engine.text.detokenizer import make_detokenizer
-from streamserve.protocol.errors import BadRequest, NoChatTemplate, PromptTooLong
+from streamserve.protocol.errors import BadRequest, EngineUnavailable, NoChatTemplate, PromptTooLong
 from streamserve.protocol.requests import GenerateRequest, Message
 from tests.support.engines import DEADLINE_SECONDS
 
@@ -227,3 +227,61 @@ def test_an_encoder_is_given_back_when_it_fails(chat: HFTokenizer) -> None:
         chat.encode(ask(("user", "hi")))
     assert chat._encoders.qsize() == NUM_ENCODERS + 1
     chat._encoders.get()
+
+
+NAMED = {
+    "default": "{% for m in messages %}<|user|>{{ m.content }}{% endfor %}",
+    "rag": "RAG {% for m in messages %}{{ m.content }}{% endfor %}",
+    "tool_use": "TOOLS {{ tools[0].function.name }}{% for m in messages %}{{ m.content }}{% endfor %}",
+}
+
+
+def rendered(tokenizer: HFTokenizer) -> str:
+    return tokenizer.decode(tokenizer.encode(ask(("user", "hello"))).token_ids)
+
+
+def saved_with(folder: Path, templates: dict[str, str]) -> str:
+    """Save a tokenizer with named chat templates; return its folder."""
+    hf = PreTrainedTokenizerFast(tokenizer_object=byte_level(), eos_token="<eos>")
+    hf.chat_template = dict(templates)
+    hf.save_pretrained(folder)
+    return str(folder)
+
+
+def test_a_named_template_is_chosen(tmp_path: Path) -> None:
+    """Of several templates the default one is used, or the one that the setting names."""
+    path = saved_with(tmp_path, NAMED)
+    assert rendered(HFTokenizer(path)) == "hello"  # <|user|> is a special token
+    assert rendered(HFTokenizer(path, "rag")) == "RAG hello"
+
+
+def test_tools_have_their_own_template(tmp_path: Path) -> None:
+    """transformers takes "tool_use" where tools are given, whatever the setting names."""
+    hf = HFTokenizer(saved_with(tmp_path, NAMED), "rag")._hf
+    tools = [{"type": "function", "function": {"name": "look_up", "parameters": {}}}]
+    messages = [{"role": "user", "content": "hello"}]
+    assert hf.apply_chat_template(messages, tools=tools, tokenize=False) == "TOOLS look_uphello"
+    assert hf.apply_chat_template(messages, tokenize=False) == "RAG hello"
+
+
+@pytest.mark.parametrize(
+    ("templates", "name", "message"),
+    [
+        (NAMED, "rags", r"no chat template 'rags'.*default, rag, tool_use"),
+        ({"a": "x", "b": "y"}, "", r"several chat templates and no default.*one of: a, b"),
+    ],
+)
+def test_a_template_that_is_not_there_is_a_load_error(
+    tmp_path: Path, templates: dict[str, str], name: str, message: str
+) -> None:
+    """The message names those that are there, and the setting."""
+    with pytest.raises(EngineUnavailable, match=message) as caught:
+        HFTokenizer(saved_with(tmp_path, templates), name)
+    assert caught.value.code == "load_failed"
+
+
+def test_a_name_for_the_only_template_is_a_load_error(chat: HFTokenizer, tmp_path: Path) -> None:
+    """A model with one template has no names to choose from."""
+    chat._hf.save_pretrained(tmp_path)
+    with pytest.raises(EngineUnavailable, match=r"without a name\. Take CHAT_TEMPLATE out"):
+        HFTokenizer(str(tmp_path), "rag")

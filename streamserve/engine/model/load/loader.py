@@ -5,7 +5,7 @@ Knows transformers; not the KV memory, not plans. Runs once, before the engine t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -132,7 +132,7 @@ def _read_weights(folder: Path, config: Any, dtype: torch.dtype | str, device: t
 
     logging.disable_progress_bar()  # `progress` reports it instead
     try:
-        model = AutoModelForCausalLM.from_pretrained(
+        model, found = AutoModelForCausalLM.from_pretrained(
             folder,
             config=config,
             dtype=dtype,
@@ -140,12 +140,24 @@ def _read_weights(folder: Path, config: Any, dtype: torch.dtype | str, device: t
             trust_remote_code=False,
             local_files_only=True,
             attn_implementation="eager",
+            output_loading_info=True,
         )
     except (ValueError, KeyError, OSError, ImportError, RuntimeError, SafetensorError) as error:
         raise ModelLoadError(
             f"The {config.model_type} model in {folder} could not be loaded: {_first_line(error)}"
         ) from error
+    _refuse_missing(folder, found["missing_keys"])
     return model.to(device).eval().requires_grad_(False)
+
+
+def _refuse_missing(folder: Path, names: Collection[str]) -> None:
+    """Raise for weights that no file has: transformers makes up random ones, and only warns."""
+    if names:
+        shown = ", ".join(sorted(names)[:3])
+        raise ModelLoadError(
+            f"{folder} lacks {len(names)} of its weights ({shown}{', …' if len(names) > 3 else ''}). "
+            "Finish the download, or copy all of its files."
+        )
 
 
 def _pack(model: Any, model_config: ModelConfig, device: torch.device, progress: Progress) -> int:

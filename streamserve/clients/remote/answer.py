@@ -1,0 +1,302 @@
+"""`Answer`: the chunks of a chat or text completion → events: text, thoughts and tool calls as blocks, and the usage.
+
+    delta.content, text              → tokens of a text block (block 0 without a `block_start`, where it is the first)
+    delta.reasoning_content          → tokens of a thinking block (also under vLLM's newer name `reasoning`)
+    delta.tool_calls[i]              → a tool_use block for each call; its arguments are the block's tokens
+
+Chunks are checked against types, so a server that sends something else is found here, as `UpstreamBroken`. Pure.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from streamserve.clients.remote.errors import UpstreamBroken, UpstreamError, clean
+from streamserve.protocol.events import (
+    TEXT,
+    BlockStart,
+    BlockStop,
+    BlockText,
+    ChoiceDone,
+    Event,
+    PositionLogprobs,
+    Token,
+    TokenLogprob,
+    Usage,
+)
+from streamserve.protocol.requests import ShownChoice
+
+DONE = "[DONE]"
+# Calls, and turns between thoughts and text, in one answer.
+_MAX_BLOCKS = 256
+_FINISH_REASONS = {
+    **{reason: reason for reason in ("stop", "length", "tool_calls", "content_filter")},
+    "function_call": "tool_calls",
+}
+_FAILED = ("abort", "error")  # SGLang's, and others', for an answer that the server has given up
+
+
+class _Function(msgspec.Struct):
+    name: str | None = None
+    arguments: str | None = None
+
+
+class _ToolCall(msgspec.Struct):
+    index: int = 0
+    id: str | None = None
+    function: _Function | None = None
+
+
+class _Delta(msgspec.Struct):
+    content: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    tool_calls: list[_ToolCall] | None = None
+
+
+class _Candidate(msgspec.Struct):
+    token: str
+    logprob: float
+    bytes: list[int] | None = None
+    id: int | None = None
+    top_logprobs: list[_Candidate] | None = None
+
+
+class _Logprobs(msgspec.Struct):
+    content: list[_Candidate] | None = None
+
+
+class _Choice(msgspec.Struct):
+    index: int = 0
+    delta: _Delta | None = None
+    text: str | None = None
+    finish_reason: str | None = None
+    stop_reason: str | int | None = None
+    logprobs: _Logprobs | None = None
+
+
+class _PromptDetails(msgspec.Struct):
+    cached_tokens: int | None = None
+
+
+class _CompletionDetails(msgspec.Struct):
+    reasoning_tokens: int | None = None
+
+
+class _Usage(msgspec.Struct):
+    prompt_tokens: int = 0
+    completion_tokens: int | None = 0
+    prompt_tokens_details: _PromptDetails | None = None
+    completion_tokens_details: _CompletionDetails | None = None
+
+
+class _Chunk(msgspec.Struct):
+    choices: list[_Choice] | None = None
+    usage: _Usage | None = None
+    error: msgspec.Raw = msgspec.Raw(b"null")
+    message: str | None = None  # of an older vLLM's error, which is the whole object
+    object: str | None = None
+
+
+_CHUNK = msgspec.json.Decoder(_Chunk)
+
+
+class _ChoiceAnswer:
+    """One choice: its open block, how many tokens it has, and how it ended."""
+
+    def __init__(self, number: int, shown: ShownChoice) -> None:
+        self.number = number
+        self.num_tokens = shown.num_tokens
+        self.finish_reason: str | None = None
+        self.stop_string: str | None = None
+        self._open = next((block for block in shown.blocks if block.is_open), None)
+        self._num_blocks = len(shown.blocks)
+        # Block 0 that has begun without a `block_start` is not stopped either.
+        self._is_implied = self._open is not None and self._open.index == 0 and self._open.kind == TEXT
+        self._call_index = 0
+
+    def take(self, delta: _Delta, logprobs: tuple[PositionLogprobs, ...] | None, out: list[Event]) -> None:
+        """Append the events of one delta."""
+        thought = delta.reasoning_content or delta.reasoning
+        if thought:
+            self._token("thinking", thought, logprobs, out)
+            logprobs = None
+        if delta.content:
+            self._token(TEXT, delta.content, logprobs, out)
+        for call in delta.tool_calls or ():
+            self._call(call, out)
+
+    def finish(self, out: list[Event]) -> None:
+        """Append the end of the open block."""
+        self._close(out)
+
+    def _token(self, kind: str, text: str, logprobs: tuple[PositionLogprobs, ...] | None, out: list[Event]) -> None:
+        if self._open is None or self._open.kind != kind:
+            self._begin(kind, out)
+        assert self._open is not None
+        out.append(
+            Token(text=text, token_ids=(), index=self._open.index, choice=self.number, logprobs=logprobs or None)
+        )
+        self.num_tokens += 1
+
+    def _call(self, call: _ToolCall, out: list[Event]) -> None:
+        function = call.function or _Function()
+        is_open = self._open is not None and self._open.kind == "tool_use" and self._call_index == call.index
+        if is_open and self._open is not None and call.id and call.id != self._open.id:
+            is_open = False  # several calls that all say index 0
+        if not is_open:
+            if not function.name:
+                raise UpstreamBroken("a tool call without a name")
+            self._call_index = call.index
+            self._begin("tool_use", out, id=call.id or f"call_{self.number}_{self._num_blocks}", name=function.name)
+        if function.arguments:
+            assert self._open is not None
+            out.append(Token(text=function.arguments, token_ids=(), index=self._open.index, choice=self.number))
+            self.num_tokens += 1
+
+    def _begin(self, kind: str, out: list[Event], *, id: str | None = None, name: str | None = None) -> None:
+        self._close(out)
+        if self._num_blocks >= _MAX_BLOCKS:
+            raise UpstreamBroken(f"more than {_MAX_BLOCKS} blocks in one answer")
+        index, self._num_blocks = self._num_blocks, self._num_blocks + 1
+        self._is_implied = index == 0 and kind == TEXT
+        self._open = BlockText(index=index, kind=kind, text="", id=id, name=name, is_open=True)
+        if not self._is_implied:
+            out.append(BlockStart(choice=self.number, index=index, kind=kind, id=id, name=name))
+
+    def _close(self, out: list[Event]) -> None:
+        if self._open is not None and not self._is_implied:
+            out.append(BlockStop(choice=self.number, index=self._open.index))
+        self._open = None
+
+    @property
+    def is_text_only(self) -> bool:
+        """Whether all there is so far is one text block, or nothing."""
+        return self._num_blocks == 0 or (self._num_blocks == 1 and self._is_implied)
+
+
+class Answer:
+    """Fed the data of each event, it returns our events. `usage` is the server's last one, None before one came."""
+
+    def __init__(self, n: int, shown: tuple[ShownChoice, ...] = ()) -> None:
+        self._choices = [
+            _ChoiceAnswer(index, shown[index] if index < len(shown) else ShownChoice()) for index in range(n)
+        ]
+        self._num_shown = self.num_tokens
+        self.usage: Usage | None = None
+        self.is_done = False  # the server's own end mark has come
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens with text so far, those shown before included."""
+        return sum(choice.num_tokens for choice in self._choices)
+
+    @property
+    def tokens_of_choices(self) -> tuple[int, ...]:
+        """The same of each choice."""
+        return tuple(choice.num_tokens for choice in self._choices)
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether this response has given a token."""
+        return self.num_tokens > self._num_shown
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether every choice has its finish reason."""
+        return all(choice.finish_reason is not None for choice in self._choices)
+
+    @property
+    def is_text_only(self) -> bool:
+        """Whether there is only the text of one choice so far, or nothing."""
+        return len(self._choices) == 1 and self._choices[0].is_text_only
+
+    @property
+    def finish_reason(self) -> str:
+        """How the first choice ended."""
+        return self._choices[0].finish_reason or "stop"
+
+    @property
+    def stop_string(self) -> str | None:
+        """The stop string that ended the only choice, where the server names it."""
+        return self._choices[0].stop_string if len(self._choices) == 1 else None
+
+    def feed(self, data: str) -> list[Event]:
+        """Return the events of one chunk. Raises UpstreamBroken, UpstreamError."""
+        if data.strip() == DONE:
+            self.is_done = True
+            return []
+        try:
+            chunk = _CHUNK.decode(data)
+        except (ValueError, RecursionError) as error:
+            raise UpstreamBroken(f"a chunk that is not what it should be: {clean(str(error))}") from error
+        self._refuse_error(chunk)
+        if chunk.usage is not None:
+            self._count(chunk.usage)
+        out: list[Event] = []
+        for choice in chunk.choices or ():
+            if not 0 <= choice.index < len(self._choices):
+                raise UpstreamBroken(f"choice {choice.index}, of {len(self._choices)}")
+            self._take(choice, self._choices[choice.index], out)
+        return out
+
+    def total(self) -> Usage:
+        """Return the usage of the whole answer: the server's, and what was shown before this response."""
+        usage = self.usage
+        if usage is None:
+            return Usage(completion_tokens=self.num_tokens)
+        return Usage(
+            prompt_tokens=max(0, usage.prompt_tokens - self._num_shown),
+            completion_tokens=usage.completion_tokens + self._num_shown,
+            cached_tokens=usage.cached_tokens,
+            reasoning_tokens=usage.reasoning_tokens,
+        )
+
+    def _take(self, choice: _Choice, ours: _ChoiceAnswer, out: list[Event]) -> None:
+        if ours.finish_reason is not None:
+            return  # nothing follows it; some servers repeat the empty delta
+        delta = choice.delta or _Delta(content=choice.text)
+        ours.take(delta, _logprobs(choice.logprobs), out)
+        if choice.finish_reason in _FAILED:
+            raise UpstreamError(f"finish_reason {choice.finish_reason}")
+        if choice.finish_reason is not None:
+            ours.finish_reason = _FINISH_REASONS.get(choice.finish_reason, "stop")
+            ours.stop_string = choice.stop_reason if isinstance(choice.stop_reason, str) else None
+            ours.finish(out)
+            if len(self._choices) > 1:
+                out.append(
+                    ChoiceDone(choice=ours.number, finish_reason=ours.finish_reason, stop_string=ours.stop_string)
+                )
+
+    def _count(self, usage: _Usage) -> None:
+        prompt, completion = usage.prompt_tokens_details, usage.completion_tokens_details
+        self.usage = Usage(
+            prompt_tokens=max(0, usage.prompt_tokens),
+            completion_tokens=max(0, usage.completion_tokens or 0),
+            cached_tokens=max(0, (prompt.cached_tokens if prompt else 0) or 0),
+            reasoning_tokens=max(0, (completion.reasoning_tokens if completion else 0) or 0),
+        )
+
+    def _refuse_error(self, chunk: _Chunk) -> None:
+        if bytes(chunk.error) != b"null":
+            raise UpstreamError(clean(bytes(chunk.error).decode("utf-8", "replace")))
+        if chunk.object == "error":
+            raise UpstreamError(clean(chunk.message))
+
+
+def _logprobs(given: _Logprobs | None) -> tuple[PositionLogprobs, ...] | None:
+    """Return the positions' candidates. Most servers name no token ids here: 0 stands for them."""
+    if given is None or given.content is None:
+        return None
+    return tuple(
+        PositionLogprobs(chosen=_candidate(one), top=tuple(map(_candidate, one.top_logprobs or ())))
+        for one in given.content
+    )
+
+
+def _candidate(one: _Candidate) -> TokenLogprob:
+    try:
+        raw = one.token.encode() if one.bytes is None else bytes(one.bytes)
+    except ValueError as error:
+        raise UpstreamBroken("a token's bytes that are no bytes") from error
+    return TokenLogprob(token_id=max(0, one.id or 0), token=one.token, bytes_=raw, logprob=one.logprob)

@@ -1,0 +1,116 @@
+"""`RemoteConfig`: a model that a server elsewhere runs, and how long that server is waited for. Values only.
+
+`SERVERS` names the software there, because servers differ in what they take beside OpenAI's own fields: `Dialect` has
+what each of them does with them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dialect:
+    """What one kind of server takes. `fields`: our sampling fields under its names; any other is refused.
+
+    `grammars`: kinds of grammar it takes, under its field names. `continues`: it continues a last message of the
+    assistant; with `drops_generation_prompt` only where it is asked for no new turn. `counts`: it gives the usage so
+    far in each chunk when asked to.
+    """
+
+    fields: Mapping[str, str] = field(default_factory=dict)
+    grammars: Mapping[str, str] = field(default_factory=dict)
+    takes_template_kwargs: bool = False
+    continues: bool = False
+    drops_generation_prompt: bool = False
+    counts: bool = False
+
+
+def _same(*names: str) -> dict[str, str]:
+    return {name: name for name in names}
+
+
+_USUAL = ("top_k", "min_p", "repetition_penalty", "min_tokens", "stop_token_ids", "ignore_eos", "logit_bias")
+
+SERVERS: Mapping[str, Dialect] = MappingProxyType(
+    {
+        "openai": Dialect(fields=_same("logit_bias")),
+        "vllm": Dialect(
+            fields={**_same(*_USUAL, "allowed_token_ids", "bad_words"), "include_stop": "include_stop_str_in_output"},
+            grammars={"regex": "regex", "choice": "choice", "lark": "grammar"},
+            takes_template_kwargs=True,
+            continues=True,
+            drops_generation_prompt=True,
+            counts=True,
+        ),
+        "sglang": Dialect(
+            fields=_same(*_USUAL),
+            grammars=_same("regex"),
+            takes_template_kwargs=True,
+            continues=True,
+            drops_generation_prompt=True,
+        ),
+        "llama-server": Dialect(
+            fields={
+                **_same("top_k", "min_p", "ignore_eos", "logit_bias"),
+                "repetition_penalty": "repeat_penalty",
+            },
+            takes_template_kwargs=True,
+            continues=True,
+            drops_generation_prompt=True,
+        ),
+        "streamserve": Dialect(fields=_same(*_USUAL), takes_template_kwargs=True, continues=True),
+    }
+)
+AUTO = "auto"
+# `owned_by` of a server's models → its name here.
+OWNERS = {"vllm": "vllm", "sglang": "sglang", "llamacpp": "llama-server", "streamserve": "streamserve"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RemoteConfig:
+    """Where a model is served, and the bounds of its use by one process.
+
+    `url` is the base of its OpenAI routes, such as http://10.0.0.5:8000/v1. `remote_model`: its name there ("": the
+    alias). `api_key_env` names the environment variable of the key. `server`: what runs there, one of SERVERS, or
+    "auto": asked by `GET /models`.
+    At most `max_concurrent` requests run and `max_waiting` wait for a place, each for `queue_seconds`.
+    `connect_seconds`, `first_token_seconds` and `silence_seconds` (between two reads, after the first token) bound the
+    phases of a request. `lead_tokens`: what is not read from the server beyond what the reader has received; after
+    `hold_seconds` of that the connection is closed, where the answer can be continued. `max_line_bytes` bounds a line
+    of the response. `warm_connections` are kept open while there are requests, and the server is asked for its state
+    every `poll_seconds`. `ca_file`: the certificates that an https server's is checked by ("": those of certifi).
+    """
+
+    alias: str
+    url: str
+    remote_model: str = ""
+    api_key_env: str = ""
+    server: str = AUTO
+    max_concurrent: int = 64
+    max_waiting: int = 256
+    queue_seconds: float = 30.0
+    warm_connections: int = 2
+    connect_seconds: float = 5.0
+    first_token_seconds: float = 120.0
+    silence_seconds: float = 60.0
+    lead_tokens: int = 256
+    hold_seconds: float = 10.0
+    max_line_bytes: int = 1024 * 1024
+    poll_seconds: float = 15.0
+    ca_file: str = ""
+
+    def __post_init__(self) -> None:
+        for name in ("max_concurrent", "lead_tokens", "max_line_bytes"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}; it takes 1 or more")
+        for name in ("queue_seconds", "connect_seconds", "first_token_seconds", "silence_seconds", "poll_seconds"):
+            if getattr(self, name) <= 0:
+                raise ValueError(f"{name} is {getattr(self, name)}; it takes more than 0")
+
+    @property
+    def model(self) -> str:
+        """The model's name at its server."""
+        return self.remote_model or self.alias

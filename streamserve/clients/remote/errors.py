@@ -1,0 +1,108 @@
+"""What a server elsewhere answers instead of an event stream → an error of ours, and a line in the log.
+
+Its own words reach a caller only where they are about the caller's request (400, 413, 422), cut and without control
+characters. What is about the site's configuration (a wrong key, a wrong address) is logged, and the caller is told that
+the model is not available. The key is in no message. Pure but for the log.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import re
+from collections.abc import Mapping
+from email.utils import parsedate_to_datetime
+from typing import Any
+
+import msgspec
+
+from streamserve.protocol.errors import BadRequest, EngineUnavailable, Overloaded, StreamserveError, TooLarge
+
+logger = logging.getLogger("streamserve.remote")
+
+# Of the body of an error response: what is read of it, and how much of its message is shown.
+MAX_ERROR_BYTES = 64 * 1024
+_MAX_SHOWN_CHARS = 500
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]+")
+_PARAM = re.compile(r"[A-Za-z0-9_.\[\]-]{1,100}")
+_RETRY_SECONDS = 5
+
+
+class UpstreamBroken(Exception):
+    """The server's response is not what it should be; the message is for the operator."""
+
+
+class UpstreamLost(Exception):
+    """The connection ended, or nothing came in time; the message is for the operator."""
+
+
+class UpstreamError(Exception):
+    """The server ended the answer by an error of its own, after the response had begun; the message is for the log."""
+
+
+def unavailable(
+    alias: str, *, code: str = "engine_unavailable", retry_after: int = _RETRY_SECONDS
+) -> EngineUnavailable:
+    """Return the error for a server that cannot be used now; the reason is in the log."""
+    return EngineUnavailable(
+        f"model {alias} is not available. Try again in a moment.", code=code, retry_after=retry_after
+    )
+
+
+def error_of(alias: str, status: int, headers: Mapping[str, str], body: bytes, now: float) -> StreamserveError:
+    """Return the error that a response with this status is. `now` is wall time, for a date in Retry-After."""
+    message, param = _message_of(body)
+    if status in (400, 422):
+        return BadRequest(message or "the model's server refuses this request.", code="upstream_refused", param=param)
+    if status == 413:
+        return TooLarge(message or "the model's server refuses a request of this size.")
+    if status in (429, 503):
+        seconds = retry_after(headers.get("retry-after", ""), now)
+        logger.warning("model %s: its server is busy (%d): %s", alias, status, message)
+        return Overloaded(f"model {alias} is busy. Try again in {seconds} s.", retry_after=seconds)
+    if status in (401, 403):
+        logger.error("model %s: its server refuses our key (%d): %s. Check API_KEY_ENV.", alias, status, message)
+        return unavailable(alias, retry_after=30)
+    if 300 <= status < 400:
+        logger.error(
+            "model %s: its server redirects (%d), which is not followed: give the address itself in URL.", alias, status
+        )
+        return unavailable(alias, retry_after=30)
+    if status == 404:
+        logger.error("model %s: its server does not know the route or the model (404): %s.", alias, message)
+        return unavailable(alias, retry_after=30)
+    logger.error("model %s: its server answers %d: %s", alias, status, message)
+    return unavailable(alias)
+
+
+def retry_after(value: str, now: float) -> int:
+    """Return the seconds of a Retry-After header, a number or a date; a guess for anything else."""
+    try:
+        return max(1, min(120, math.ceil(float(value))))
+    except (ValueError, OverflowError):
+        pass
+    try:
+        return max(1, min(120, math.ceil(parsedate_to_datetime(value).timestamp() - now)))
+    except (TypeError, ValueError, IndexError):
+        return _RETRY_SECONDS
+
+
+def clean(text: object) -> str:
+    """Return another server's text as one line of bounded length; "" for anything but text."""
+    return _CONTROL.sub(" ", text)[:_MAX_SHOWN_CHARS].strip() if isinstance(text, str) else ""
+
+
+def _message_of(body: bytes) -> tuple[str, str | None]:
+    """Return message and param of an error body: OpenAI's shape, vLLM's older flat one, or FastAPI's `detail`."""
+    try:
+        value: Any = msgspec.json.decode(body)
+    except (ValueError, RecursionError):
+        return "", None
+    inner = value.get("error", value) if isinstance(value, dict) else value
+    if isinstance(inner, str):
+        return clean(inner), None
+    if not isinstance(inner, dict):
+        return "", None
+    param = inner.get("param")
+    known = param if isinstance(param, str) and _PARAM.fullmatch(param) else None
+    return clean(inner.get("message") or inner.get("detail")), known

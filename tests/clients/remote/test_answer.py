@@ -1,0 +1,205 @@
+"""Laws of `Answer`: chunks of a completion become events that keep the grammar, and anything else is refused."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from streamserve.clients.remote.answer import Answer
+from streamserve.clients.remote.errors import UpstreamBroken, UpstreamError
+from streamserve.protocol.events import (
+    BlockStart,
+    BlockStop,
+    BlockText,
+    ChoiceDone,
+    Done,
+    Event,
+    Meta,
+    Token,
+    Usage,
+)
+from streamserve.protocol.grammar import check_events
+from streamserve.protocol.requests import ShownChoice
+
+META = Meta(model="m", stream_id="s", created=1, has_token_ids=False)
+
+
+def chunk(index: int = 0, finish_reason: str | None = None, **delta: Any) -> str:
+    return json.dumps({"choices": [{"index": index, "delta": delta, "finish_reason": finish_reason}]})
+
+
+def call(name: str | None = None, arguments: str | None = None, *, index: int = 0, id: str | None = None) -> str:
+    function = {"name": name, "arguments": arguments}
+    return chunk(tool_calls=[{"index": index, "id": id, "type": "function", "function": function}])
+
+
+def events_of(*chunks: str, n: int = 1, shown: tuple[ShownChoice, ...] = ()) -> list[Event]:
+    """Return the events of the chunks; they keep the grammar."""
+    answer = Answer(n, shown)
+    events = [event for one in chunks for event in answer.feed(one)]
+    if not shown:
+        check_events([META, *events, Done(finish_reason=answer.finish_reason)])
+    return events
+
+
+def token(text: str, index: int = 0, choice: int = 0) -> Token:
+    return Token(text=text, token_ids=(), index=index, choice=choice)
+
+
+STOP = chunk(finish_reason="stop")
+
+
+def test_plain_text_has_no_block_events() -> None:
+    """A plain answer is tokens only, whatever empty deltas stand around it."""
+    assert events_of(chunk(role="assistant", content=""), chunk(content="a"), chunk(content=None), STOP) == [token("a")]
+
+
+@pytest.mark.parametrize("field", ["reasoning_content", "reasoning"])
+def test_thoughts_are_a_block_of_their_own(field: str) -> None:
+    """Under both names; the text after them is a block that begins and ends."""
+    events = events_of(chunk(**{field: "Hm"}), chunk(**{field: "m"}), chunk(content="Yes"), STOP)
+    assert events == [
+        BlockStart(choice=0, index=0, kind="thinking"),
+        token("Hm"),
+        token("m"),
+        BlockStop(choice=0, index=0),
+        BlockStart(choice=0, index=1, kind="text"),
+        token("Yes", 1),
+        BlockStop(choice=0, index=1),
+    ]
+
+
+def test_each_tool_call_is_a_block() -> None:
+    """The id and the name begin it, the arguments are its tokens; text before it is the implied block 0."""
+    events = events_of(
+        chunk(content="Let me look."),
+        call("get", "", id="c1"),
+        call(None, '{"a":'),
+        call(None, "1}"),
+        call("put", "{}", index=1, id="c2"),
+        chunk(finish_reason="tool_calls"),
+    )
+    assert events == [
+        token("Let me look."),
+        BlockStart(choice=0, index=1, kind="tool_use", id="c1", name="get"),
+        token('{"a":', 1),
+        token("1}", 1),
+        BlockStop(choice=0, index=1),
+        BlockStart(choice=0, index=2, kind="tool_use", id="c2", name="put"),
+        token("{}", 2),
+        BlockStop(choice=0, index=2),
+    ]
+
+
+def test_calls_that_all_say_index_0_are_told_apart_by_their_ids() -> None:
+    """Some servers number every call 0."""
+    events = events_of(call("get", "{}", id="c1"), call("put", "{}", id="c2"), chunk(finish_reason="tool_calls"))
+    assert [event.name for event in events if isinstance(event, BlockStart)] == ["get", "put"]
+
+
+def test_choices_end_one_by_one() -> None:
+    """With several choices each has its own blocks and its own end."""
+    events = events_of(chunk(1, content="b"), chunk(0, content="a"), chunk(1, "stop"), chunk(0, "length"), n=2)
+    assert events == [
+        token("b", choice=1),
+        token("a"),
+        ChoiceDone(choice=1, finish_reason="stop"),
+        ChoiceDone(choice=0, finish_reason="length"),
+    ]
+
+
+def test_a_continued_answer_goes_on_in_its_block() -> None:
+    """The implied text block does not begin again; tokens are counted on."""
+    shown = (ShownChoice(blocks=(BlockText(index=0, kind="text", text="So ", is_open=True),), num_tokens=2),)
+    answer = Answer(1, shown)
+    assert answer.feed(chunk(content="it goes")) == [token("it goes")]
+    assert answer.feed(STOP) == []
+    assert (answer.num_tokens, answer.has_begun, answer.is_text_only) == (3, True, True)
+
+
+def test_usage_is_the_servers() -> None:
+    """Counts come from the server, in any chunk, the last one counts; without any the tokens are counted."""
+    answer = Answer(1)
+    answer.feed(chunk(content="a"))
+    assert answer.total() == Usage(completion_tokens=1)
+    details = {"prompt_tokens_details": {"cached_tokens": 4}, "completion_tokens_details": {"reasoning_tokens": 2}}
+    answer.feed(json.dumps({"choices": [], "usage": {"prompt_tokens": 9, "completion_tokens": 1}}))
+    answer.feed(json.dumps({"choices": None, "usage": {"prompt_tokens": 9, "completion_tokens": 7, **details}}))
+    assert answer.total() == Usage(prompt_tokens=9, completion_tokens=7, cached_tokens=4, reasoning_tokens=2)
+
+
+def test_log_probabilities_come_through() -> None:
+    """Candidates keep their bytes; a token without an id has 0."""
+    top = [{"token": "b", "logprob": -2.0, "bytes": [98]}]
+    logprobs = {"content": [{"token": "a", "logprob": -0.5, "bytes": [97], "top_logprobs": top}]}
+    value = {"choices": [{"index": 0, "delta": {"content": "a"}, "logprobs": logprobs}]}
+    [event] = Answer(1).feed(json.dumps(value))
+    assert isinstance(event, Token)
+    assert event.logprobs is not None
+    assert event.logprobs[0].as_json() == {
+        "token": "a", "logprob": -0.5, "bytes": [97],
+        "top_logprobs": [{"token": "b", "logprob": -2.0, "bytes": [98]}],
+    }  # fmt: skip
+
+
+def test_text_completions() -> None:
+    """`text` of a completion is a delta of text."""
+    value = {"choices": [{"index": 0, "text": "abc", "finish_reason": None}]}
+    assert Answer(1).feed(json.dumps(value)) == [token("abc")]
+
+
+def test_the_stop_string_is_named() -> None:
+    """vLLM's `stop_reason` names it; the id of an end token there is none."""
+    answer = Answer(1)
+    value: dict[str, Any] = {"index": 0, "delta": {}, "finish_reason": "stop", "stop_reason": "###"}
+    answer.feed(json.dumps({"choices": [value]}))
+    assert (answer.finish_reason, answer.stop_string) == ("stop", "###")
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        "{",
+        "[1]",
+        "null",
+        '{"choices": 3}',
+        '{"choices": [{"index": 1, "delta": {"content": "x"}}]}',
+        '{"choices": [{"index": -1, "delta": {"content": "x"}}]}',
+        '{"choices": [{"index": 0, "delta": {"content": 5}}]}',
+        '{"choices": [{"index": 0, "delta": {"content": "\\ud800"}}]}',
+        '{"choices": [{"index": 0, "delta": {"tool_calls": [{"index": 0}]}}]}',
+        '{"a":' * 100_000,
+        '{"choices": [{"index": 0, "delta": {"content": "a"}, "logprobs": {"content": [{"token": "a", "logprob": 1,'
+        ' "bytes": [300]}]}}]}',
+    ],
+    ids=lambda data: data[:40],
+)
+def test_what_is_no_chunk_is_refused(data: str) -> None:
+    """Whatever the server sends, the outcome is one named error."""
+    with pytest.raises(UpstreamBroken):
+        Answer(1).feed(data)
+
+
+def test_blocks_without_end_are_refused() -> None:
+    """An answer has a bounded number of blocks."""
+    answer = Answer(1)
+    for number in range(256):
+        answer.feed(call("f", "{}", index=number, id=str(number)))
+    with pytest.raises(UpstreamBroken, match="256 blocks"):
+        answer.feed(call("f", "{}", index=256, id="256"))
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        '{"error": {"message": "out of memory", "code": 500}}',
+        '{"object": "error", "message": "out of memory", "code": 500}',
+        '{"choices": [{"index": 0, "delta": {}, "finish_reason": "abort"}]}',
+    ],
+)
+def test_an_error_of_the_server_is_no_chunk(data: str) -> None:
+    """In OpenAI's shape, in vLLM's older one, and as a finish reason."""
+    with pytest.raises(UpstreamError):
+        Answer(1).feed(data)

@@ -1,0 +1,207 @@
+"""Laws of the request's way out: every field is sent under the server's name, left out, or refused by name."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from streamserve.clients.remote.body import CHAT, COMPLETIONS, body_of, can_continue
+from streamserve.clients.remote.config import SERVERS
+from streamserve.protocol.errors import BadRequest, CannotContinue
+from streamserve.protocol.events import BlockText
+from streamserve.protocol.requests import (
+    GenerateRequest,
+    Grammar,
+    Message,
+    SamplingParams,
+    ShownChoice,
+    Tool,
+    ToolChoice,
+)
+from tests.support.upstreams import chat
+
+SO_FAR = ShownChoice(blocks=(BlockText(index=0, kind="text", text="So far", is_open=True),), num_tokens=3)
+
+
+def body(request: GenerateRequest, server: str = "vllm") -> dict[str, Any]:
+    _, out = body_of(request, "org/model", server, SERVERS[server])
+    json.dumps(out)
+    return out
+
+
+def test_a_chat_is_openais() -> None:
+    """Only what the caller has set is sent, beside the usage that is always asked for."""
+    unset = ("top_p", "presence_penalty", "frequency_penalty", "seed")
+    route, out = body_of(chat(stop=("###",), unset=unset), "org/model", "openai", SERVERS["openai"])
+    assert route == CHAT
+    assert out == {
+        "model": "org/model",
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        "messages": [{"role": "user", "content": "Hello?"}],
+        "temperature": 0.0,
+        "max_tokens": 64,
+        "stop": ["###"],
+    }
+
+
+def test_what_acceptance_filled_in_is_not_sent() -> None:
+    """A resumed request has a seed and max_tokens that the caller left open: the server's own hold."""
+    out = body(chat(seed=0, max_tokens=0, unset=("seed", "max_tokens", "temperature")))
+    assert not {"seed", "max_tokens", "temperature"} & out.keys()
+
+
+def test_a_prompt_is_a_completion() -> None:
+    """As text or as ids."""
+    sampling = SamplingParams(max_tokens=3)
+    for prompt in ({"prompt": "Once"}, {"prompt_token_ids": (1, 2)}):
+        route, out = body_of(GenerateRequest(model="m", sampling=sampling, **prompt), "m", "vllm", SERVERS["vllm"])
+        assert (route, out["prompt"]) == (COMPLETIONS, "Once" if "prompt" in prompt else [1, 2])
+
+
+SETTINGS: dict[str, Any] = {
+    "top_k": 5, "min_p": 0.1, "repetition_penalty": 1.1, "min_tokens": 2, "stop_token_ids": (7,), "ignore_eos": True,
+    "logit_bias": ((5, -1.0),), "allowed_token_ids": (1, 2), "bad_words": ("no",), "include_stop": True,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("server", SERVERS)
+@pytest.mark.parametrize("name", SETTINGS)
+def test_each_extra_field_is_sent_or_refused(server: str, name: str) -> None:
+    """None is dropped: a dropped field would change the answer silently."""
+    request = chat(**{name: SETTINGS[name]})
+    if name in SERVERS[server].fields:
+        value = body(request, server)[SERVERS[server].fields[name]]
+        assert value == ({"5": -1.0} if name == "logit_bias" else json.loads(json.dumps(SETTINGS[name])))
+        return
+    with pytest.raises(BadRequest, match=f"{name} is not supported by this model's server") as caught:
+        body(request, server)
+    assert caught.value.param == name
+
+
+def test_what_no_server_has_is_refused() -> None:
+    """Log-probabilities of the prompt, and of a prompt's completion."""
+    for request in (
+        chat(prompt_logprobs=1),
+        GenerateRequest(model="m", prompt="x", sampling=SamplingParams(logprobs=1)),
+        chat(echo=True),
+    ):
+        with pytest.raises(BadRequest):
+            body(request)
+    with pytest.raises(BadRequest):
+        body(chat(chat_template_kwargs={"enable_thinking": False}), "openai")
+
+
+def test_tools_go_through() -> None:
+    """Schemas, strictness, the choice, and calls and results of earlier turns in OpenAI's shape."""
+    tools = (Tool(name="get", description="Gets.", parameters={"type": "object"}, strict=True), Tool(name="put"))
+    made = {"tool_calls": [{"id": "c1", "type": "function", "function": {"name": "get", "arguments": {"a": 1}}}]}
+    messages = (
+        Message(role="user", content="Go"),
+        Message(role="assistant", content="", extra=made),
+        Message(role="tool", content="7", extra={"tool_call_id": "c1"}),
+    )
+    out = body(chat(tools=tools, messages=messages, parallel_tool_calls=False))
+    get = {"name": "get", "parameters": {"type": "object"}, "description": "Gets.", "strict": True}
+    assert out["tools"] == [
+        {"type": "function", "function": get},
+        {"type": "function", "function": {"name": "put", "parameters": {}}},
+    ]
+    assert (out["tool_choice"], out["parallel_tool_calls"]) == ("auto", False)
+    assert out["messages"][1]["tool_calls"][0]["function"]["arguments"] == '{"a":1}'
+    assert out["messages"][2] == {"role": "tool", "content": "7", "tool_call_id": "c1"}
+
+
+@pytest.mark.parametrize(
+    ("choice", "sent", "names"),
+    [
+        (ToolChoice(mode="none"), "none", ["get", "put"]),
+        (ToolChoice(mode="required"), "required", ["get", "put"]),
+        (ToolChoice(mode="required", names=("put",)), {"type": "function", "function": {"name": "put"}}, ["put"]),
+        (ToolChoice(mode="auto", names=("put",)), "auto", ["put"]),
+    ],
+)
+def test_the_choice_of_tools(choice: ToolChoice, sent: Any, names: list[str]) -> None:
+    """A named choice names the tool; where only some are allowed, only those are shown."""
+    out = body(chat(tools=(Tool(name="get"), Tool(name="put")), tool_choice=choice))
+    assert out["tool_choice"] == sent
+    assert [tool["function"]["name"] for tool in out["tools"]] == names
+
+
+@pytest.mark.parametrize(
+    ("grammar", "server", "sent"),
+    [
+        (Grammar(kind="json_object"), "openai", {"response_format": {"type": "json_object"}}),
+        (
+            Grammar(kind="json_schema", value='{"type":"object"}'),
+            "llama-server",
+            {
+                "response_format": {
+                    "type": "json_schema",
+                    "json_schema": {"name": "answer", "schema": {"type": "object"}, "strict": True},
+                }
+            },
+        ),
+        (Grammar(kind="regex", value="a+"), "vllm", {"structured_outputs": {"regex": "a+"}}),
+        (Grammar(kind="regex", value="a+"), "sglang", {"regex": "a+"}),
+        (Grammar(kind="choice", value='["a","b"]'), "vllm", {"structured_outputs": {"choice": ["a", "b"]}}),
+    ],
+)
+def test_formats_go_through(grammar: Grammar, server: str, sent: dict[str, Any]) -> None:
+    """Each kind under the server's own name."""
+    assert sent.items() <= body(chat(grammar=grammar), server).items()
+
+
+def test_a_format_that_a_server_lacks_is_refused() -> None:
+    """It is never dropped."""
+    with pytest.raises(BadRequest, match="of the kind regex"):
+        body(chat(grammar=Grammar(kind="regex", value="a+")), "openai")
+
+
+@pytest.mark.parametrize(
+    ("server", "flags"),
+    [
+        ("vllm", {"continue_final_message": True, "add_generation_prompt": False}),
+        ("sglang", {"continue_final_message": True, "add_generation_prompt": False}),
+        ("llama-server", {"continue_final_message": True, "add_generation_prompt": False}),
+        ("streamserve", {"continue_final_message": True}),
+    ],
+)
+def test_a_partial_answer_is_sent_back(server: str, flags: dict[str, bool]) -> None:
+    """As the beginning of the assistant's turn; what was shown counts against max_tokens."""
+    out = body(chat(shown=(SO_FAR,)), server)
+    assert out["messages"][-1] == {"role": "assistant", "content": "So far"}
+    assert flags.items() <= out.items()
+    assert out["max_tokens"] == 61
+
+
+def test_a_callers_own_beginning_is_continued_too() -> None:
+    """What was shown follows it in the same turn."""
+    turns = (Message(role="user", content="Go"), Message(role="assistant", content="Well, "))
+    out = body(chat(messages=turns, continue_final_message=True, shown=(SO_FAR,)))
+    assert out["messages"][-1]["content"] == "Well, So far"
+    assert body(chat(messages=turns, continue_final_message=True))["messages"][-1]["content"] == "Well, "
+    with pytest.raises(BadRequest):
+        body(chat(messages=turns, continue_final_message=True), "openai")
+
+
+def test_a_prompt_is_continued_by_its_text() -> None:
+    """On any server; one of ids only by none, as the text has no ids."""
+    sampling = SamplingParams(max_tokens=10)
+    out = body(GenerateRequest(model="m", prompt="Once ", shown=(SO_FAR,), sampling=sampling), "openai")
+    assert (out["prompt"], out["max_tokens"]) == ("Once So far", 7)
+    with pytest.raises(CannotContinue):
+        body(GenerateRequest(model="m", prompt_token_ids=(1,), shown=(SO_FAR,)))
+
+
+def test_what_can_be_continued() -> None:
+    """Text of one choice, where the server can; nothing shown can be asked for again; thoughts and calls cannot."""
+    thought = ShownChoice(blocks=(BlockText(index=0, kind="thinking", text="Hm", is_open=True),), num_tokens=1)
+    vllm, openai = SERVERS["vllm"], SERVERS["openai"]
+    assert can_continue(chat(), SO_FAR, vllm)
+    assert can_continue(chat(), ShownChoice(), openai)
+    assert not can_continue(chat(), SO_FAR, openai)
+    assert not can_continue(chat(), thought, vllm)
+    assert not can_continue(chat(n=2), SO_FAR, vllm)

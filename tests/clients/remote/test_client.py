@@ -1,0 +1,494 @@
+"""Laws of a remote client against a server on a real socket, good or bad: answers, refusals, limits, back-pressure."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from typing import Any
+
+import pytest
+
+from streamserve.clients.remote.client import RemoteClient
+from streamserve.clients.remote.config import RemoteConfig
+from streamserve.protocol.errors import (
+    BadRequest,
+    EngineUnavailable,
+    Overloaded,
+    Refused,
+    StreamserveError,
+    TooLarge,
+)
+from streamserve.protocol.events import BlockText, Done, Error, Event, Meta, Status, Token, Usage
+from streamserve.protocol.grammar import check_events
+from streamserve.protocol.requests import ShownChoice
+from tests.support.clients import collect, text
+from tests.support.upstreams import (
+    DONE,
+    LAST_CHUNK,
+    PLAIN,
+    STREAM_HEAD,
+    WHOLE,
+    Asked,
+    Upstream,
+    chat,
+    chunk,
+    delta,
+    event,
+    raw,
+    remote,
+    response,
+    says,
+    until,
+    usage,
+)
+
+META = Meta(model="m", stream_id="s", created=1, has_token_ids=False)
+ERROR = {"error": {"message": "temperature is too warm", "param": "temperature", "code": 400}}
+JSON = "Content-Type: application/json"
+
+
+async def never(asked: Asked, writer: asyncio.StreamWriter) -> None:
+    """Answer nothing, ever."""
+    await asyncio.Event().wait()
+
+
+def begins(*parts: bytes) -> Any:
+    """Return an answer that begins and then stays silent."""
+
+    async def answer(asked: Asked, writer: asyncio.StreamWriter) -> None:
+        writer.write(STREAM_HEAD + b"".join(chunk(part) for part in parts))
+        await asyncio.Event().wait()
+
+    return answer
+
+
+async def outcome(client: RemoteClient, **fields: Any) -> tuple[str, bool, str]:
+    """Return code, whether it may be tried again, and message of the error that a request ends in, here or there."""
+    try:
+        generation = await client.generate(chat(**fields))
+    except StreamserveError as error:
+        return error.code, isinstance(error, Refused), error.message
+    events: list[Event] = await collect(generation)  # type: ignore[arg-type]
+    if generation.parked is not None:
+        return generation.parked.reason, True, ""
+    assert isinstance(events[-1], Error), events
+    return events[-1].code, events[-1].retryable, events[-1].message
+
+
+async def turns(num: int = 50) -> None:
+    """Let the loop run on."""
+    for _ in range(num):
+        await asyncio.sleep(0)
+
+
+async def ask(client: RemoteClient, **fields: Any) -> list[Event]:
+    events = await collect(await client.generate(chat(**fields)))  # type: ignore[arg-type]
+    check_events([META, *events])
+    return events
+
+
+async def test_an_answer_comes_through() -> None:
+    """Tokens without ids, and the server's usage; the connection is used again."""
+    upstream = Upstream(says(*WHOLE))
+    async with remote(upstream, warm_connections=1) as client:
+        for _ in range(3):
+            events = await ask(client)
+            assert text(events) == "Hello."
+            assert isinstance(events[-1], Done)
+            assert events[-1].usage == Usage(prompt_tokens=5, completion_tokens=3, cached_tokens=2)
+            await until(lambda: client.stats().running == 0)
+        assert upstream.num_connections == 1
+        stats = client.stats()
+    assert (stats.prompt_tokens, stats.generation_tokens, stats.upstream["requests"]) == (15, 6, 3)
+
+
+async def test_connections_are_open_before_the_first_request() -> None:
+    """As many as WARM_CONNECTIONS, by asking for the models."""
+    upstream = Upstream(says(*WHOLE))
+    async with remote(upstream, warm_connections=3) as client:
+        assert upstream.num_connections == 3
+        await asyncio.gather(*(ask(client) for _ in range(3)))
+        assert upstream.num_connections == 3
+
+
+async def test_the_key_goes_to_the_server_only(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It comes from the environment, and stands in no message, log line or description."""
+    monkeypatch.setenv("UPSTREAM_KEY", "sk-secret-1")
+    caplog.set_level(logging.DEBUG)
+    upstream = Upstream(raw(response("401 Unauthorized", b'{"error":{"message":"wrong key"}}', JSON)))
+    async with remote(upstream, api_key_env="UPSTREAM_KEY") as client:
+        with pytest.raises(EngineUnavailable) as caught:
+            await ask(client)
+        assert upstream.posts[0].headers["authorization"] == "Bearer sk-secret-1"
+        shown = [caught.value.message, caplog.text, repr(client.describe()), repr(RemoteConfig(alias="m", url="x"))]
+    assert "sk-secret-1" not in "".join(shown)
+    assert "refuses our key (401)" in caplog.text
+    assert "key" not in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("status", "headers", "kind", "http_status", "code", "param", "retry_after"),
+    [
+        ("400 Bad Request", (), BadRequest, 400, "upstream_refused", "temperature", None),
+        ("422 Unprocessable Entity", (), BadRequest, 400, "upstream_refused", "temperature", None),
+        ("413 Too Large", (), TooLarge, 413, "body_too_large", None, None),
+        ("429 Too Many", ("Retry-After: 7",), Overloaded, 503, "overloaded", None, 7),
+        ("503 Busy", ("Retry-After: 1e9",), Overloaded, 503, "overloaded", None, 120),
+        ("503 Busy", ("Retry-After: soon",), Overloaded, 503, "overloaded", None, 5),
+        ("503 Busy", ("Retry-After: Thu, 01 Jan 1970 00:00:00 GMT",), Overloaded, 503, "overloaded", None, 1),
+        ("401 Unauthorized", (), EngineUnavailable, 503, "engine_unavailable", None, 30),
+        ("403 Forbidden", (), EngineUnavailable, 503, "engine_unavailable", None, 30),
+        ("404 Not Found", (), EngineUnavailable, 503, "engine_unavailable", None, 30),
+        ("302 Found", ("Location: http://127.0.0.1:1/",), EngineUnavailable, 503, "engine_unavailable", None, 30),
+        ("500 Error", (), EngineUnavailable, 503, "engine_unavailable", None, 5),
+    ],
+)
+async def test_refusals_are_ours(
+    status: str,
+    headers: tuple[str, ...],
+    kind: type[StreamserveError],
+    http_status: int,
+    code: str,
+    param: str | None,
+    retry_after: int | None,
+) -> None:
+    """What concerns the request is the caller's, in the server's words; what concerns the site is not shown."""
+    upstream = Upstream(raw(response(status, json.dumps(ERROR).encode(), JSON, *headers)), says(*WHOLE))
+    async with remote(upstream) as client:
+        with pytest.raises(kind) as caught:
+            await ask(client)
+        error = caught.value
+        assert (error.http_status, error.code, error.param) == (http_status, code, param)
+        assert getattr(error, "retry_after", None) == retry_after
+        assert ("too warm" in error.message) == (http_status in (400, 413))
+        assert len(upstream.posts) == 1  # no redirect was followed
+        assert text(await ask(client)) == "Hello."
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        (b'{"error": {"message": "a\\r\\n\\u0000b", "param": "<b>"}}', "a b"),
+        (b'{"message": "flat"}', "flat"),
+        (b'{"detail": "of FastAPI"}', "of FastAPI"),
+        (b'{"error": "a text"}', "a text"),
+        (b"<html>", "the model's server refuses this request."),
+        (b"[" * 100_000, "the model's server refuses this request."),
+        (json.dumps({"error": {"message": "x" * 1000}}).encode(), "x" * 500),
+    ],
+    ids=lambda value: str(value[:20]),
+)
+async def test_the_servers_words_are_bounded_and_on_one_line(body: bytes, message: str) -> None:
+    """A refusal of any shape is a sentence; what names no field of ours is no `param`."""
+    async with remote(Upstream(raw(response("400 Bad Request", body, JSON)))) as client:
+        with pytest.raises(BadRequest) as caught:
+            await ask(client)
+    assert (caught.value.message, caught.value.param) == (message, None)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        raw(response("200 OK", b'{"choices": []}', JSON)),
+        raw(response("200 OK", b"hello", "Content-Type: text/html")),
+        raw(STREAM_HEAD.replace(b"Transfer", b"Content-Encoding: gzip\r\nTransfer") + chunk(b"\x1f\x8b") + LAST_CHUNK),
+        raw(b"220 mail.example.org ESMTP\r\n", keeps=False),
+        says(b"data: {oops\n\n"),
+        says(b"data: \xff\n\n"),
+        says(b"data: " + b"x" * 70_000, whole=False),
+        says(event({"error": {"message": "CUDA error at /srv/secret.py"}})),
+        says(event({"choices": [{"index": 9, "delta": {"content": "x"}}]})),
+        raw(STREAM_HEAD + b"zz\r\nno chunk\r\n", keeps=False),
+    ],
+    ids=["json", "html", "gzip", "smtp", "no json", "no utf-8", "long line", "error event", "index", "no chunk"],
+)
+async def test_a_broken_response_ends_its_own_answer_only(answer: Any, caplog: pytest.LogCaptureFixture) -> None:
+    """The caller gets one retryable error without the server's words, and the next request is answered."""
+    upstream = Upstream(answer)
+    async with remote(upstream, max_line_bytes=65_536) as client:
+        _, is_retryable, message = await outcome(client)
+        assert is_retryable
+        assert "secret" not in message
+        upstream.answers = [says(*WHOLE)]
+        assert text(await ask(client)) == "Hello."
+    assert caplog.records
+
+
+async def test_code_points_cut_by_reads_and_exotic_line_ends() -> None:
+    """The text comes through whole, whatever the reads."""
+    stream = b"".join([delta(content="né😀"), delta(content="\u2028z"), *WHOLE[3:]]).replace(b"\n", b"\r\n")
+    parts = [stream[index : index + 1] for index in range(len(stream))]
+    async with remote(Upstream(says(*parts))) as client:
+        assert text(await ask(client)) == "né😀\u2028z"
+
+
+async def test_a_stop_closes_the_connection() -> None:
+    """The server sees that its client has left, so it computes no more; the place is free again."""
+    upstream = Upstream(begins(*PLAIN))
+    async with remote(upstream, max_concurrent=1) as client:
+        generation = await client.generate(chat())
+        assert (await anext(generation)).text == "Hel"  # type: ignore[union-attr]
+        generation.cancel()
+        async with asyncio.timeout(10):
+            await upstream.gone[0].wait()
+        await until(lambda: client.stats().running == 0)
+        assert not generation.is_open
+        assert generation.ready() == []
+
+
+async def test_a_caller_that_leaves_before_the_head_closes_it_too() -> None:
+    """A request that is cancelled while it waits to be accepted leaves nothing at the server."""
+    upstream = Upstream(never)
+    async with remote(upstream) as client:
+        task = asyncio.create_task(client.generate(chat()))
+        await until(lambda: upstream.posts)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        async with asyncio.timeout(10):
+            await upstream.gone[0].wait()
+
+
+async def test_a_slow_reader_holds_the_server() -> None:
+    """What is not taken stays at the server: its writes wait, and what is held here has a bound."""
+    sent = num_unsent = 0
+
+    async def floods(asked: Asked, writer: asyncio.StreamWriter) -> None:
+        nonlocal sent, num_unsent
+        writer.write(STREAM_HEAD)
+        while True:
+            writer.write(chunk(delta(content="x" * 1000)))
+            num_unsent = writer.transport.get_write_buffer_size()
+            await writer.drain()
+            sent += 1
+
+    async with remote(Upstream(floods)) as client:
+        generation = await client.generate(chat())
+        await until(lambda: num_unsent > 64 * 1024)  # asyncio's own limit: its write waits
+        await turns()
+        before = sent
+        assert 64 <= len(generation._events) <= 64 + 64
+        assert client.stats().upstream["holds"] == 1
+        await until(lambda: generation.ready() and sent > before)
+        generation.cancel()
+
+
+async def test_a_reader_behind_holds_the_server() -> None:
+    """No more than `lead_tokens` beyond what the reader has received are read; then it is read on."""
+    parts = [delta(content=str(number % 10)) for number in range(40)]
+
+    async def answer(asked: Asked, writer: asyncio.StreamWriter) -> None:
+        writer.write(STREAM_HEAD)
+        for part in (*parts, *WHOLE[3:]):
+            writer.write(chunk(part))
+            await writer.drain()
+            await turns(20)  # reads of their own
+        writer.write(LAST_CHUNK)
+
+    async with remote(Upstream(answer), lead_tokens=8) as client:
+        generation = await client.generate(chat(reader_tokens=(0,)))
+        await until(lambda: not generation.has_room)
+        await turns(2000)
+        held = sum(isinstance(one, Token) for one in generation.ready())
+        assert 8 <= held < 30
+        generation.reader_at(None)
+        rest = await collect(generation)  # type: ignore[arg-type]
+    assert len(text(rest)) == 40 - held
+    assert isinstance(rest[-1], Done)
+
+
+async def test_a_reader_that_stays_behind_parks_the_answer() -> None:
+    """After HOLD_SECONDS the connection is closed, so that the server is free; the stream asks again later."""
+    upstream = Upstream(begins(*[delta(content="x")] * 20))
+    async with remote(upstream, lead_tokens=8, hold_seconds=0.01) as client:
+        generation = await client.generate(chat(reader_tokens=(0,)))
+        events = await collect(generation)  # type: ignore[arg-type]
+        async with asyncio.timeout(10):
+            await upstream.gone[0].wait()
+        assert client.stats().parks == 1
+    assert all(isinstance(one, Token) for one in events)
+    assert generation.parked is not None
+    assert (generation.parked.reason, generation.parked.resume_at_lead) == ("lead", 4)
+
+
+async def test_what_the_server_cannot_continue_is_held_instead() -> None:
+    """Without a way to continue, a slow reader's connection stays open."""
+    upstream = Upstream(begins(*[delta(content="x")] * 20), owned_by="someone")
+    async with remote(upstream, lead_tokens=8, hold_seconds=0.01) as client:
+        generation = await client.generate(chat(reader_tokens=(0,)))
+        await until(lambda: client.stats().upstream["holds"])
+        await until(lambda: generation.is_ahead)
+        await turns(2000)
+        assert (generation.is_open, generation.can_park) == (True, False)
+        assert not upstream.gone[0].is_set()
+        generation.cancel()
+
+
+@pytest.mark.parametrize(
+    ("answer", "fields", "code"),
+    [
+        (never, {"first_token_seconds": 0.05}, "upstream_timeout"),
+        (begins(delta(role="assistant")), {"first_token_seconds": 0.05}, "upstream_timeout"),
+        (begins(delta(reasoning_content="Hm")), {"silence_seconds": 0.05}, "cannot_continue"),
+    ],
+    ids=["no head", "no token", "silence in a thought"],
+)
+async def test_each_phase_has_a_limit(answer: Any, fields: dict[str, float], code: str) -> None:
+    """The first token, and the silence after it; the connection is closed."""
+    upstream = Upstream(answer)
+    async with remote(upstream, **fields) as client:
+        found = await outcome(client)
+        assert found[:2] == (code, True)
+        async with asyncio.timeout(10):
+            await upstream.gone[0].wait()
+
+
+async def test_a_server_that_cannot_be_reached_is_refused_at_once() -> None:
+    """Its model counts as failed, with the reason for the operator; when it is there, the next request is answered."""
+    upstream = Upstream(says(*WHOLE))
+    await upstream.start()
+    port = int(upstream.url.rsplit(":", 1)[1].split("/")[0])
+    await upstream.stop()
+    client = RemoteClient(RemoteConfig(alias="m", url=f"http://127.0.0.1:{port}/v1"))
+    try:
+        with pytest.raises(EngineUnavailable) as caught:
+            await client.generate(chat())
+        assert (client.describe().state, caught.value.retry_after) == ("failed", 2)
+        assert "cannot connect" in client.describe().message
+        assert str(port) not in caught.value.message
+        await upstream.start(port)
+        await until(lambda: client.describe().state == "ready")
+        assert text(await ask(client)) == "Hello."
+    finally:
+        await client.aclose()
+        await upstream.stop()
+
+
+async def test_a_kept_connection_that_was_closed_is_not_an_error() -> None:
+    """A server that closes a connection when the next request comes is asked again."""
+    upstream = Upstream(says(*WHOLE), raw(b"", keeps=False), says(*WHOLE))
+    async with remote(upstream, warm_connections=1) as client:
+        assert text(await ask(client)) == "Hello."
+        await until(lambda: client.stats().running == 0)
+        assert text(await ask(client)) == "Hello."
+        assert client.stats().upstream["retries"] == 1
+    assert len(upstream.posts) == 3
+
+
+async def test_a_connection_that_breaks_again_and_again_is_an_error() -> None:
+    """A request is sent three times at most, and over a new connection once."""
+    upstream = Upstream(raw(b"", keeps=False))
+    async with remote(upstream, warm_connections=1) as client:
+        assert (await outcome(client))[:2] == ("engine_unavailable", True)
+        assert len(upstream.posts) == 2  # the kept connection, then a new one
+        assert client.stats().upstream["lost"] == 1
+
+
+async def test_requests_beyond_the_places_wait_in_order() -> None:
+    """They see their place in the queue; one more than may wait is refused, before anything is sent."""
+    go = asyncio.Event()
+
+    async def waits(asked: Asked, writer: asyncio.StreamWriter) -> None:
+        await go.wait()
+        writer.write(STREAM_HEAD + b"".join(map(chunk, WHOLE)) + LAST_CHUNK)
+
+    upstream = Upstream(waits)
+    async with remote(upstream, max_concurrent=1, max_waiting=2) as client:
+        first = asyncio.create_task(client.generate(chat("0")))
+        await until(lambda: upstream.posts)
+        waiting = [await client.generate(chat(str(number))) for number in (1, 2)]
+        await until(lambda: client.stats().waiting == 2)
+        with pytest.raises(Overloaded, match="2 answers are waiting"):
+            await client.generate(chat("3"))
+        assert (client.stats().running, len(upstream.posts)) == (1, 1)
+        go.set()
+        answers = [await collect(one) for one in (await first, *waiting)]  # type: ignore[arg-type]
+    assert [text(events) for events in answers] == ["Hello."] * 3
+    assert answers[1][:2] == [Status(status="queued", step=1), Status(status="generating")]
+    assert [asked.body["messages"][0]["content"] for asked in upstream.posts] == ["0", "1", "2"]
+
+
+async def test_a_place_that_never_comes_is_a_refusal() -> None:
+    """A request waits for QUEUE_SECONDS."""
+    async with remote(Upstream(never), max_concurrent=1, queue_seconds=0.05) as client:
+        first = asyncio.create_task(client.generate(chat()))
+        await until(lambda: client.stats().running)
+        events: list[Event] = await collect(await client.generate(chat()))  # type: ignore[arg-type]
+        first.cancel()
+    assert isinstance(events[-1], Error)
+    assert (events[-1].code, events[-1].retryable) == ("queue_timeout", True)
+
+
+async def test_a_client_that_closes_ends_its_answers() -> None:
+    """Each ends in an error, and every connection is closed."""
+    upstream = Upstream(begins(*PLAIN))
+    async with remote(upstream) as client:
+        generation = await client.generate(chat())
+        await until(lambda: generation.answer.has_begun)
+        await client.aclose()
+        events: list[Event] = await collect(generation)  # type: ignore[arg-type]
+        await until(lambda: upstream.num_open == 0)
+        with pytest.raises(EngineUnavailable):
+            await client.generate(chat())
+    assert isinstance(events[-1], Error)
+    assert events[-1].code == "engine_closed"
+
+
+async def test_the_server_is_recognised() -> None:
+    """By `owned_by`; the model's context length is shown, and a model that it lacks is a warning for the operator."""
+    for owned_by, server in (("vllm", "vllm"), ("llamacpp", "llama-server"), ("acme", "openai")):
+        async with remote(Upstream(never, owned_by=owned_by)) as client:
+            description = client.describe()
+            assert (description.dtype, description.max_model_len, description.message) == (server, 512, "")
+    async with remote(Upstream(never), remote_model="other") as client:
+        assert "no model 'other'" in client.describe().message
+    async with remote(Upstream(never), server="sglang") as client:
+        assert client.describe().dtype == "sglang"
+
+
+async def test_a_wrong_key_is_seen_before_any_request(caplog: pytest.LogCaptureFixture) -> None:
+    """The model counts as failed."""
+    upstream = Upstream(never)
+    upstream.models_status = "401 Unauthorized"
+    async with remote(upstream) as client:
+        assert client.describe().state == "failed"
+        assert "refuses our key" in client.describe().message
+        with pytest.raises(EngineUnavailable):
+            await client.generate(chat())
+    assert len(upstream.posts) == 0
+    assert "refuses our key" in caplog.text
+
+
+async def test_what_was_shown_in_full_is_not_asked_for_again() -> None:
+    """A connection that was lost after the last token that was asked for ends the answer here."""
+    upstream = Upstream(never)
+    shown = (ShownChoice(blocks=(BlockText(index=0, kind="text", text="x" * 9, is_open=True),), num_tokens=9),)
+    async with remote(upstream) as client:
+        events: list[Event] = await collect(await client.generate(chat(max_tokens=9, shown=shown)))  # type: ignore[arg-type]
+    assert events == [Done(finish_reason="length", usage=Usage(completion_tokens=9))]
+    assert upstream.posts == []
+
+
+async def test_operators_pause_the_server_there() -> None:
+    """The site does not pause a server that others may use."""
+    async with remote(Upstream(never)) as client:
+        with pytest.raises(BadRequest, match="runs on a server elsewhere"):
+            await client.control("pause")
+        with pytest.raises(BadRequest):
+            await client.tokenize(chat())
+
+
+async def test_a_prompt_is_warmed_by_one_token() -> None:
+    """`warm` computes the prompt there; it raises what the server says."""
+    upstream = Upstream(
+        says(delta(content="x"), delta(finish_reason="length"), usage(), DONE),
+        raw(response("503 Busy", b"", "Retry-After: 3")),
+    )
+    async with remote(upstream) as client:
+        await client.warm(chat(max_tokens=50))
+        assert upstream.posts[0].body["max_tokens"] == 1
+        with pytest.raises(Overloaded):
+            await client.warm(chat())

@@ -1,0 +1,92 @@
+"""A remote client against our own endpoint in another process: a site whose model is another site's."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Iterator
+
+import httpx
+import pytest
+
+from streamserve.asgi import anyone, app
+from streamserve.clients.remote.client import RemoteClient
+from streamserve.clients.remote.config import RemoteConfig
+from streamserve.protocol.errors import BadRequest
+from streamserve.protocol.events import Done, Event
+from tests.support.clients import collect, text
+from tests.support.servers import Server, uvicorn
+from tests.support.upstreams import chat, until
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    with uvicorn("tests.support.own_upstream:application") as server:
+        yield server
+
+
+@pytest.fixture
+async def client(server: Server) -> AsyncIterator[RemoteClient]:
+    client = RemoteClient(RemoteConfig(alias="here", url=f"{server.url}/v1", remote_model="m"))
+    client.start()
+    await until(lambda: client.describe().state != "loading")
+    yield client
+    await client.aclose()
+
+
+async def ask(client: RemoteClient, question: str, **fields: object) -> list[Event]:
+    return await collect(await client.generate(chat(question, **fields)))  # type: ignore[arg-type]
+
+
+async def test_the_answer_of_the_other_site(client: RemoteClient) -> None:
+    """Every character of it, and its usage."""
+    assert client.describe().dtype == "streamserve"
+    question = "Grüße, 😀 and\nall the rest: it goes on for a while, so that there are many tokens."
+    events = await ask(client, question, max_tokens=200)
+    assert text(events) == question
+    assert isinstance(events[-1], Done)
+    assert events[-1].finish_reason == "stop"
+    assert events[-1].usage.completion_tokens == len(question.encode()) + 1  # a token for each byte, and the end
+
+
+async def test_its_refusal_is_the_callers(client: RemoteClient) -> None:
+    """A prompt that is too long there is too long here, in its words and with its param."""
+    with pytest.raises(BadRequest, match="this model takes") as caught:
+        await client.generate(chat("x" * 9000))
+    assert caught.value.param == "prompt"
+
+
+async def test_choices(client: RemoteClient) -> None:
+    """Several choices come through, each whole."""
+    events = await ask(client, "Twice", n=2)
+    assert [text(events, choice) for choice in (0, 1)] == ["Twice", "Twice"]
+
+
+async def test_a_stop_ends_the_answer_there(client: RemoteClient) -> None:
+    """The other site takes the next request although it serves few."""
+    for _ in range(40):  # more than MAX_STREAMS_PER_PRINCIPAL
+        generation = await client.generate(chat("Stop me, " * 100, max_tokens=900))
+        await anext(generation)
+        generation.cancel()
+        await until(lambda: client.stats().running == 0)
+    assert text(await ask(client, "Still there?")) == "Still there?"
+
+
+async def test_a_site_serves_the_other_sites_model(server: Server) -> None:
+    """Through both sites, in both dialects; the first event says that there are no token ids."""
+    here = app(models={"here": RemoteConfig(alias="", url=f"{server.url}/v1", remote_model="m")}, authenticate=anyone)
+    transport = httpx.ASGITransport(app=here)
+    question = {"messages": [{"role": "user", "content": "Pass it on."}]}
+    async with here, httpx.AsyncClient(transport=transport, base_url="http://here") as http:
+        whole = await http.post("/v1/chat/completions", json={"model": "here", **question})
+        assert whole.json()["choices"][0]["message"]["content"] == "Pass it on."
+        assert whole.json()["usage"]["completion_tokens"] == 12
+        stream = await http.post("/streams", json=question)
+        frames = [line.removeprefix("data: ") for line in stream.text.split("\n") if line.startswith("data: ")]
+        events = [json.loads(frame) for frame in frames]
+        assert events[0]["has_token_ids"] is False
+        assert "".join(event.get("text", "") for event in events) == "Pass it on."
+        refused = await http.post("/v1/chat/completions", json={**question, "min_tokens": 9, "max_tokens": 5})
+        assert refused.status_code == 400
+        too_long = {"messages": [{"role": "user", "content": "x" * 9000}]}
+        refused = await http.post("/streams", json=too_long)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (400, "upstream_refused")
