@@ -96,6 +96,7 @@ def _load_hf(model: ModelConfig, config: EngineConfig, progress: Progress) -> Lo
     limit_spin()  # read by torch's OpenMP runtime, which the next line may load
     from streamserve.engine.model.load.source import ModelLoadError, resolve, sampling_defaults
     from streamserve.engine.model.runner import load_runner
+    from streamserve.engine.text.formats.choose import choose_format
     from streamserve.engine.text.hf_tokenizer import HFTokenizer
 
     try:
@@ -114,4 +115,5 @@ def _load_hf(model: ModelConfig, config: EngineConfig, progress: Progress) -> Lo
         revision=runner.revision,
         sampling_defaults=sampling_defaults(Path(folder)),
     )
-    return LoadedEngine(runner=cast(Runner, runner), tokenizer=tokenizer, facts=facts)
+    format_ = choose_format(tokenizer, model.format)
+    return LoadedEngine(runner=cast(Runner, runner), tokenizer=tokenizer, facts=facts, format=format_)

@@ -95,6 +95,7 @@ class ModelConfig:
     `dtype`: "auto" (the checkpoint's), "float32" or "bfloat16". `device`: "auto" (CUDA if there is one), "cpu", "cuda".
     `packed` None: oneDNN-packed linears wherever they apply (CPU). `answers`, for "echo" only: what it answers, by
     words of the question, and else the question itself (clients/scripted.py); None: words that depend on every token.
+    `format` names how the output marks thoughts and tool calls (engine/text/formats/); None: what the tokenizer shows.
     """
 
     alias: str
@@ -105,3 +106,4 @@ class ModelConfig:
     parity_probe: bool = True
     num_threads: int | None = None
     answers: dict[str, str] | None = None
+    format: str | None = None

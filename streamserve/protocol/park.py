@@ -11,12 +11,16 @@ SUSPECT_LOSSES = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Accepted:
-    """What acceptance fixes: sizes, the seed and the clamped max_tokens. Cached tokens are known at first schedule."""
+    """What acceptance fixes: sizes, the seed and the clamped max_tokens. Cached tokens are known at first schedule.
+
+    `needs`: what a release that continues the answer has to know, beside the request's own.
+    """
 
     num_prompt_tokens: int
     max_tokens: int
     seed: int
     queue_position: int = 0
+    needs: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -107,7 +107,7 @@ class Producer(Replica):
                         events.append(self._as_kept(event))
                         is_end = True
                         break
-                    if not (self.transcript.has_finished and self.transcript.is_repeated(event)):
+                    if not (self.transcript.may_repeat and self.transcript.is_repeated(event)):
                         events.append(event)
                 if not ready and not generation.is_open and not events:
                     self._is_drained = True
@@ -300,4 +300,5 @@ def _as_accepted(request: GenerateRequest, generation: Generation) -> GenerateRe
     accepted = generation.accepted
     unset = tuple(name for name in ("seed", "max_tokens") if getattr(request.sampling, name) is None)
     sampling = replace(request.sampling, seed=accepted.seed, max_tokens=accepted.max_tokens)
-    return replace(request, sampling=sampling, unset=request.unset + unset)
+    needs = tuple(sorted({*request.needs, *accepted.needs}))
+    return replace(request, sampling=sampling, unset=request.unset + unset, needs=needs)
