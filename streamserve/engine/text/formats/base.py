@@ -44,11 +44,17 @@ class Markup(NamedTuple):
     text: str
 
 
-Part = Opened | Written | Closed | Markup
+class Made(NamedTuple):
+    """Text of the open block that stands for markup before it: arguments that the model left out, or quoted."""
+
+    text: str
+
+
+Part = Opened | Written | Closed | Markup | Made
 
 
 class Parser(Protocol):
-    """The state of one answer between the blocks. The texts of all its parts, joined, are what it was fed.
+    """The state of one answer between the blocks. The texts of all its parts but `Made`, joined, are what it was fed.
 
     `num_calls` counts the whole tool calls so far.
     """

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from streamserve.engine.text.detokenizer import StopStrings
-from streamserve.engine.text.formats.base import Closed, Opened, Parser, Part, Tags, Written
+from streamserve.engine.text.formats.base import Closed, Made, Opened, Parser, Part, Tags, Written
 from streamserve.protocol.events import TEXT, BlockStart, BlockStop, Event, Token
 from streamserve.protocol.ids import tool_call_id
 
@@ -107,14 +107,14 @@ class BlockWriter:
             if isinstance(part, Closed):
                 out += self._flush_stop()
                 self._is_closed = True
-            elif isinstance(part, Opened) or (isinstance(part, Written) and not self._takes_text()):
+            elif isinstance(part, Opened) or (isinstance(part, Written | Made) and not self._takes_text()):
                 out += self._flush_stop()
                 if out or self.is_stopped:
                     return out
                 self._begin(part if isinstance(part, Opened) else Opened(TEXT))
                 if not isinstance(part, Opened):
                     continue
-            elif isinstance(part, Written):
+            elif isinstance(part, Written | Made):
                 out += self._filtered(part.text, is_checked=is_checked)
             self._waiting.popleft()
         if self.is_stopped:

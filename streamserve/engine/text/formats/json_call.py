@@ -10,7 +10,7 @@ import json
 import re
 from typing import Any
 
-from streamserve.engine.text.formats.base import Markup, Written
+from streamserve.engine.text.formats.base import Made, Markup, Written
 
 _SPACE = re.compile(r"[ \t\n\r]*")
 _STRING = re.compile(r'[^"\\\x00-\x1f]*')
@@ -20,6 +20,9 @@ _CONSTANTS = ("true", "false", "null")
 _MAX_WORD = 400  # characters of a number: a longer one is none that a tool could read
 _MAX_DEPTH = 200  # arrays and objects in each other
 _MAX_FRAME = 4_096  # characters of a call before its name is known, and of a key
+
+_ARGUMENTS = ("arguments", "parameters")
+_KEYS = (*_ARGUMENTS, "name", "type", "id")
 
 # What a value waits for.
 _VALUE, _FIRST_ITEM, _FIRST_KEY, _KEY, _COLON, _AFTER, _IN_STRING, _ESCAPE, _HEX, _IN_WORD = range(10)
@@ -131,22 +134,22 @@ class JsonValue:
 class CallReader:
     """One call. `parts` has what was read, in order; the caller takes them once `name` is known.
 
-    `arguments_keys` are the names that the arguments may have. With `name` given the text is the arguments alone.
+    With `name` given the text is the arguments alone. `is_bare`: nothing but its keys tells a call from another object.
     """
 
-    def __init__(
-        self, name: str | None = None, *, arguments_keys: tuple[str, ...] = ("arguments", "parameters")
-    ) -> None:
+    def __init__(self, name: str | None = None, *, is_bare: bool = False) -> None:
         self.name = name
-        self.parts: list[Written | Markup] = []
+        self.parts: list[Written | Markup | Made] = []
         self.is_whole = self.is_broken = False
-        self._arguments_keys = arguments_keys
+        self.has_arguments = self.has_whole_arguments = False
+        self._is_bare = is_bare
         self._has_frame = name is None
-        self._key = "" if self._has_frame else arguments_keys[0]
+        self._key = "" if self._has_frame else _ARGUMENTS[0]
         self._state = _VALUE if self._has_frame else _IN_WORD  # of the frame; _IN_WORD: in the value of `_key`
         self._value = JsonValue()
         self._source = ""  # of the key or the name that is read
-        self._has_arguments = False
+        self._is_quoted, self._quoted = False, ""
+        self._is_left_out = False
         self._num_framed = 0
 
     def feed(self, text: str, start: int) -> int:
@@ -165,15 +168,33 @@ class CallReader:
                 self._add(Markup, text[before:at])
             self._num_framed += 0 if self.name is not None else at - before
             self.is_broken = self.is_broken or self._num_framed > _MAX_FRAME
-        if self.is_whole and not self._has_arguments:
-            self._has_arguments = True
-            self.parts.append(Written("{}"))  # no text of the model: callers parse what a call's text is
+        if self.is_broken and self.name is not None and self.has_whole_arguments:
+            self.is_broken, self.is_whole = False, True  # only the rest of the frame is missing
+        if self.is_whole:
+            self.end()
         return at
+
+    def end(self) -> None:
+        """Take the call as whole, with the arguments that it has, or none."""
+        self.is_whole = True
+        if not self.has_arguments:
+            self.has_arguments = self.has_whole_arguments = self._is_left_out = True
+            self.parts.append(Made("{}"))
+
+    @property
+    def is_given(self) -> bool:
+        """Whether the name was given, and the text is the arguments alone."""
+        return not self._has_frame
+
+    @property
+    def has_own_arguments(self) -> bool:
+        """Whether the model wrote arguments, and did not leave them out."""
+        return self.has_arguments and not self._is_left_out
 
     @property
     def is_certain(self) -> bool:
         """Whether this is a call, whatever follows: its name is known, and it does not begin with anything else."""
-        return self.name is not None and (self._has_frame or self._has_arguments)
+        return self.name is not None and (self._has_frame or self.has_arguments)
 
     def _add(self, kind: type[Written] | type[Markup], text: str) -> None:
         if text:
@@ -203,24 +224,41 @@ class CallReader:
         self.is_broken = self._value.is_broken
         if self._value.is_whole:
             self._key, self._state = str(_decoded(self._source)), _COLON
+            self.is_broken = self._is_bare and self._key not in _KEYS
         return end
 
     def _take_value(self, text: str, at: int) -> int:
-        if self._key not in self._arguments_keys:
+        if self._key not in _ARGUMENTS:
             return self._take_other(text, at)
         if not self._source:  # arguments are one object, given once; white space before it is no part of them
             begin = _SPACE.match(text, at).end()  # type: ignore[union-attr]
             self._add(Markup, text[at:begin])
             if begin == len(text):
                 return begin
-            if text[begin] != "{" or self._has_arguments:
+            if text[begin] not in ('{"' if self._has_frame else "{") or self.has_arguments:
                 self.is_broken = True
                 return begin
-            self._has_arguments, self._source, at = True, "{", begin
+            self._is_quoted, self._source = text[begin] == '"', text[begin]
+            self.has_arguments, at = not self._is_quoted, begin
         end = self._value.feed(text, at)
-        self._add(Written, text[at:end])
+        if self._is_quoted:
+            self._take_quoted(text[at:end])
+        else:
+            self._add(Written, text[at:end])
         self._end_value()
+        self.has_whole_arguments = self._value.is_whole and self.has_arguments
         return end
+
+    def _take_quoted(self, text: str) -> None:
+        """Take arguments that are a string of JSON, as some models write them."""
+        self._add(Markup, text)
+        self._quoted += text
+        if self._value.is_whole:
+            arguments = _decoded(self._quoted)
+            self.is_broken = not isinstance(_decoded(str(arguments)), dict)
+            if not self.is_broken:
+                self.has_arguments = True
+                self.parts.append(Made(str(arguments)))
 
     def _take_other(self, text: str, at: int) -> int:
         """Take the value of a key that is not the arguments'."""
@@ -246,5 +284,5 @@ class CallReader:
 def _decoded(source: str) -> Any:
     try:
         return json.loads(source)
-    except ValueError:  # not after the value was found whole
+    except (ValueError, RecursionError):
         return ""

@@ -71,11 +71,13 @@ THINK = ModelMarkup(
     thought=_THINK_TEXT,
 )
 
+_LLAMA_NEXT = r"\s*(?:;|\n)\s*(?=\{)"
+
 LLAMA3 = ModelMarkup(
     name="llama3",
     regions=(
-        Region(kind=TOOL_USE, opening=r"«<|python_tag|>»\s*(?=\{)", separator=r"\s*;\s*"),
-        Region(kind=TOOL_USE, opening=r"\s*(?=\{)", separator=r"\s*;\s*", is_first=True),
+        Region(kind=TOOL_USE, opening=r"«<|python_tag|>»\s*(?=\{)", separator=_LLAMA_NEXT),
+        Region(kind=TOOL_USE, opening=r"\s{0,8}(?=\{)", separator=_LLAMA_NEXT, is_first=True),
     ),
     is_it=lambda template, has_tag: has_tag("<|python_tag|>"),
     call='{"name": $name, "parameters": $arguments}',

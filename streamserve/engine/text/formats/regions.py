@@ -147,9 +147,16 @@ class RegionParser:
         self._is_final = True
         parts = self.feed("")
         while self._region is not None and self._region.region.kind == TOOL_USE and not self._is_started:
+            reader = self._reader
+            if reader is not None and reader.is_given and not self._source.strip():
+                reader.end()  # a name alone
+                self._step_in_call(self._region)
+                break
             self._give_up()
             parts += self.feed("")
-        return parts
+        if self._reader is not None and self._reader.has_whole_arguments and self._is_started:
+            self.num_calls += 1  # only its frame is cut off
+        return [*parts, *self.feed("")]
 
     def _step(self) -> bool:
         """Take what can be taken of the text that is held; return whether to look again."""
@@ -243,22 +250,24 @@ class RegionParser:
         """Begin a call that the first `num` held characters open. They are kept until its name is certain."""
         self._opening, self._held = self._held[:num], self._held[num:]
         self._source, self._is_started = "", False
-        self._reader = CallReader(name)
+        self._reader = CallReader(name, is_bare=self._region is not None and self._region.region.is_first)
 
     def _step_in_call(self, patterns: _Patterns) -> bool:
         reader = self._reader
         assert reader is not None
         if reader.is_whole:
             return self._step_after_call(patterns)
-        end = reader.feed(self._held, 0)
+        if reader.name is not None and not reader.has_arguments and self._ends_without_arguments(reader, patterns):
+            return False
+        end = 0 if reader.is_whole else reader.feed(self._held, 0)
         taken, self._held = self._held[:end], self._held[end:]
         if not self._is_started:
             self._source += taken
-            if not reader.is_certain:
-                return self._give_up() if reader.is_broken else False
             name = self._tags.shown(reader.name or "")
-            if patterns.region.is_first and not self._is_tool(name):
-                return self._give_up()
+            is_other = patterns.region.is_first and bool(name) and not self._is_tool(name)
+            is_open = not reader.is_certain or (patterns.region.is_first and not reader.has_own_arguments)
+            if is_other or is_open:
+                return self._give_up() if is_other or reader.is_broken or reader.is_whole else False
             self._is_started = True
             self._parts.append(Opened(TOOL_USE, name))
             if self._opening:
@@ -269,9 +278,21 @@ class RegionParser:
         if reader.is_whole or reader.is_broken:
             self._parts.append(Closed())
             self.num_calls += reader.is_whole
+            reader.has_whole_arguments = False  # counted
         if reader.is_broken:
             self._region = None
         return reader.is_whole or reader.is_broken
+
+    def _ends_without_arguments(self, reader: CallReader, patterns: _Patterns) -> bool:
+        """Take a named call that its closing follows at once; return whether that is not decided yet."""
+        if not reader.is_given or patterns.closing is None:
+            return False
+        match = patterns.closing.match(self._held, partial=not self._is_final)
+        if match is None or (match.partial and self._held.isspace()):
+            return False
+        if not match.partial:
+            reader.end()
+        return bool(match.partial)
 
     def _step_after_call(self, patterns: _Patterns) -> bool:
         """Look for another call of the region, or for its closing; without either it is over."""
