@@ -142,6 +142,8 @@ class _Rules:
             self.add("TEXT", r"/[^{\s](?s:.*)/")
             return f"(TEXT? | {self.calls(tools, is_parallel)})"
         self.add("TEXT", "/(?s:.*)/")
+        if self._markup.answer != "$text":
+            return f"({self._written(self._markup.answer, {'text': 'TEXT'})} | {self.calls(tools, is_parallel)})"
         if tag[1] in self._tags.ids:
             return f"TEXT ({self.calls(tools, is_parallel)})?"
         self.add("until_call", f"/(?s:.*){_escaped(tag[1])}/", options="[lazy]")
@@ -173,7 +175,7 @@ def _literal(text: str) -> str:
 
 def _escaped(text: str) -> str:
     """Return a regular expression of Lark, without its slashes, that is `text`."""
-    return re.sub(r"([^\w\s])", r"\\\1", text) if text.isascii() else re.escape(text).replace("/", r"\/")
+    return re.escape(text).replace("/", r"\/")
 
 
 def _json(schema: Mapping[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""The grammar of a whole output, compiled by llguidance: what it holds to is what the parser reads as the blocks asked for."""
+"""The grammar of a whole output, compiled by llguidance: it takes what the parser reads as the blocks asked for."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 
 pytest.importorskip("transformers", reason="needs the engine extra: pip install streamserve[engine]")
-llguidance = pytest.importorskip("llguidance", reason="needs llguidance")
+pytest.importorskip("llguidance", reason="needs llguidance")
+
+import llguidance
 
 from streamserve.engine.text.formats.choose import choose_format
 from streamserve.engine.text.hf_tokenizer import HFTokenizer
@@ -75,8 +77,10 @@ def accepts(answer: Answer, output: str) -> bool:
     assert not is_error, (messages, grammar.value)
     matcher = llguidance.LLMatcher(tokenizer, compiled)
     ids = ids_of(answer.tokenizer, output)
-    return matcher.validate_tokens(list(ids)) == len(ids) and bool(matcher.consume_tokens(list(ids))) and (
-        matcher.is_accepting()
+    return (
+        matcher.validate_tokens(list(ids)) == len(ids)
+        and bool(matcher.consume_tokens(list(ids)))
+        and (matcher.is_accepting())
     )
 
 

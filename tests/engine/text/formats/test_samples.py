@@ -1,4 +1,4 @@
-"""Answers of real models as blocks, whole and cut at every place. Their sources stand beside them in tests/data/formats."""
+"""Answers of real models as blocks, whole and cut at every place; tests/data/formats names their sources."""
 
 from __future__ import annotations
 
