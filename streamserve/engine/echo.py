@@ -11,9 +11,10 @@ from __future__ import annotations
 import hashlib
 import math
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
+from types import MappingProxyType
 from typing import Any
 
 from streamserve.engine.plan import PENDING, Chunk, RawLogprobs, Sampled, SampleSpec, StepPlan, StepResult
@@ -200,6 +201,7 @@ class EchoTokenizer:
     has_chat_template = True
     chat_template = ""
     response_template: dict[str, Any] | None = None
+    added_ids: Mapping[str, int] = MappingProxyType({})
     is_byte_exact = True
     strips_leading_space = True
 

@@ -74,7 +74,7 @@ class HFTokenizer:
         self.eos_token_ids: frozenset[int] = frozenset({self._hf.eos_token_id} - {None})
         added = self._rust.get_added_tokens_decoder()
         self._special = frozenset(token_id for token_id, token in added.items() if token.special)
-        self._added_ids = {token.content: token_id for token_id, token in added.items()}
+        self.added_ids = {token.content: token_id for token_id, token in added.items()}
         decoder = json.loads(self._rust.to_str()).get("decoder") or {}
         self.strips_leading_space = _strips_leading_space(decoder)
         self._bytes = _bytes_of_ids(self._rust, decoder)
@@ -135,7 +135,7 @@ class HFTokenizer:
 
     def tag_id(self, text: str) -> int | None:
         """Return the id of an added token, None for text that is none."""
-        return self._added_ids.get(text)
+        return self.added_ids.get(text)
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Return the text of tokens, specials left out."""

@@ -84,17 +84,22 @@ class OutputFormat(Protocol):
 class Tags:
     """The tags that a tokenizer has as one token, each with the character that stands for it in a parser's text.
 
-    `is_hidden(id)`: the token is left out of plain text.
+    `is_hidden(id)`: the token is left out of plain text. With `is_text` a tag's own text stands for it.
     """
 
     def __init__(
-        self, texts: Iterable[str], token_id: Callable[[str], int | None], is_hidden: Callable[[int], bool]
+        self,
+        texts: Iterable[str],
+        token_id: Callable[[str], int | None],
+        is_hidden: Callable[[int], bool],
+        *,
+        is_text: bool = False,
     ) -> None:
         self.ids: dict[str, int] = {}
         for text in dict.fromkeys(texts):
             if (one := token_id(text)) is not None:
                 self.ids[text] = one
-        self._marks = {text: chr(_FIRST_MARK + index) for index, text in enumerate(self.ids)}
+        self._marks = {text: text if is_text else chr(_FIRST_MARK + index) for index, text in enumerate(self.ids)}
         self._texts = {mark: text for text, mark in self._marks.items()}
         self.marks: Mapping[int, str] = {self.ids[text]: mark for text, mark in self._marks.items()}
         self.has_hidden = any(map(is_hidden, self.ids.values()))

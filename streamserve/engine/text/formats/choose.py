@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from importlib import import_module
 from typing import Any, Protocol
 
 from streamserve.engine.text.formats.base import OutputFormat
 from streamserve.engine.text.formats.known import ALIASES, KNOWN
 from streamserve.engine.text.formats.markup import MarkedFormat, PlainFormat, TaggedTokenizer
+from streamserve.engine.text.formats.template import TemplateFormat
 from streamserve.protocol.errors import EngineUnavailable
 
 logger = logging.getLogger(__name__)
@@ -22,6 +24,10 @@ class TemplatedTokenizer(TaggedTokenizer, Protocol):
     chat_template: str
     response_template: dict[str, Any] | None
 
+    @property
+    def added_ids(self) -> Mapping[str, int]:
+        """The added tokens by their text."""
+
 
 def choose_format(tokenizer: TemplatedTokenizer, setting: str | None = None) -> OutputFormat:
     """Return the format. `setting` is a name of NAMES, or the dotted path of a function that makes one.
@@ -32,6 +38,11 @@ def choose_format(tokenizer: TemplatedTokenizer, setting: str | None = None) -> 
         return _imported(setting, tokenizer)
     if setting is not None:
         return _named(ALIASES.get(setting, setting), tokenizer)
+    if tokenizer.response_template:
+        try:
+            return TemplateFormat(tokenizer.response_template, tokenizer, tokenizer.added_ids)
+        except Exception:  # a template may be anything, also one of a later version
+            logger.warning("the tokenizer's response_template cannot be used; the format is looked for", exc_info=True)
     for markup in KNOWN:
         if markup.is_it(tokenizer.chat_template, lambda text: tokenizer.tag_id(text) is not None):
             return MarkedFormat(markup, tokenizer)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from streamserve.engine.text.formats.regions import TEXT, THINKING, TOOL_USE, Region
+from streamserve.engine.text.formats.regions import CALLS, TEXT, THINKING, TOOL_USE, Region
 
 _NAME = r"(?P<name>[^\s\[\]{}<>\uD800-\uDFFF]{1,128})"
 
@@ -150,7 +150,7 @@ DEEPSEEK_R1 = ModelMarkup(
             opening=_DEEPSEEK_CALL + rf"{_NAME}«<｜tool▁sep｜>»\s*(?=\{{)",
             closing=r"\s*«<｜tool▁call▁end｜>»",
         ),
-        Region(kind="", opening=r"\s*«<｜tool▁calls▁end｜>»"),
+        Region(kind=CALLS, opening=r"\s*«<｜tool▁calls▁end｜>»"),
     ),
     is_it=lambda template, has_tag: "<｜tool▁calls▁begin｜>" in template,
     thought=_THINK_TEXT,

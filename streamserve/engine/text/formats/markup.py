@@ -131,15 +131,19 @@ class MarkedFormat:
         return self._regions.left_open_in(self.tags.marked(last.content))
 
     def _tail(self, prompt: Prompt) -> str:
-        """Return the text of a prompt's last tokens, a tag as its character."""
-        out, data = "", b""
-        for token_id in prompt.token_ids[-_TAIL:]:
-            mark = self.tags.marks.get(token_id)
-            if mark is None:
-                data += self._tokenizer.token_bytes(token_id)
-            else:
-                out, data = out + data.decode(errors="replace") + mark, b""
-        return out + data.decode(errors="replace")
+        return tail_of(prompt, self.tags, self._tokenizer)
+
+
+def tail_of(prompt: Prompt, tags: Tags, tokenizer: Tokenizer, *, num_tokens: int | None = _TAIL) -> str:
+    """Return the text of a prompt's last tokens, None: of all, a tag as its character."""
+    out, data = "", b""
+    for token_id in prompt.token_ids[-num_tokens:] if num_tokens else prompt.token_ids:
+        mark = tags.marks.get(token_id)
+        if mark is None:
+            data += tokenizer.token_bytes(token_id)
+        else:
+            out, data = out + data.decode(errors="replace") + mark, b""
+    return out + data.decode(errors="replace")
 
 
 def tools_of(request: GenerateRequest) -> Callable[[str], bool] | None:

@@ -9,17 +9,29 @@ that its arguments do not parse, and the rest is text. (Idea of partial matches:
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from streamserve.engine.text.formats.base import Closed, Markup, Opened, Part, Tags, Written
+from streamserve.engine.text.formats.base import Closed, Made, Markup, Opened, Part, Tags, Written
 from streamserve.engine.text.formats.json_call import CallReader
 from streamserve.protocol.events import BLOCK_KINDS
 
 TEXT, THINKING, TOOL_USE = BLOCK_KINDS
+# Regions that are their opening alone: markup between calls, and between blocks of any kind.
+CALLS, BETWEEN = "calls", "between"
 _MAX_OPENING = 1_024  # characters: a longer one is text
+_MAX_WHOLE = 65_536  # characters of a region whose calls are read as a whole
+_MAX_CLOSING = 256
 _MOST_BEGINS = 65_536  # characters whose beginnings are remembered
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """A whole tool call. `arguments` is a JSON object as text."""
+
+    name: str
+    arguments: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,8 +40,9 @@ class Region:
 
     A tool_use region holds calls, `separator` between them: each the JSON object of a whole call, or its arguments
     where `opening` has the group `name`. Without `closing` it ends with its last call. `is_first`: it stands at the
-    beginning of the answer only, and calls no tool that the request does not have. A region without a `kind` is its
-    opening alone: markup between calls.
+    beginning of the answer only, and calls no tool that the request does not have. One of kind CALLS or BETWEEN is its
+    opening alone. `can_grow`: an opening at the end of the text may still become longer. `read` returns the calls of a
+    region's text where they come as a whole, None if they do not parse.
     """
 
     kind: str
@@ -37,6 +50,8 @@ class Region:
     closing: str = ""
     separator: str = ""
     is_first: bool = False
+    can_grow: bool = False
+    read: Callable[[str, Mapping[str, str]], list[Call] | None] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +133,7 @@ class RegionParser:
         self.num_calls = 0
         self._regions = regions
         self._tags = regions.tags
-        self._watched = [one for one in regions.all if is_tool is not None or one.region.kind in (TEXT, THINKING)]
+        self._watched = [one for one in regions.all if is_tool is not None or one.region.kind not in (TOOL_USE, CALLS)]
         self._is_tool = is_tool or (lambda name: False)
         self._held = ""  # not decided yet
         self._parts: list[Part] = []
@@ -130,6 +145,8 @@ class RegionParser:
         self._opening = self._source = ""
         self._is_started = False
         self._reader: CallReader | None = None
+        self._captures: dict[str, str] = {}
+        self._num_searched = 0  # characters of it that hold no closing
         if starts_in is not None:
             self._region = regions.all[starts_in]
             self._parts.append(Opened(self._region.region.kind))
@@ -168,6 +185,8 @@ class RegionParser:
             return False
         if self._region is None:
             return self._step_outside()
+        if self._region.region.read is not None:
+            return self._step_to_calls(self._region, self._region.region.read)
         if self._region.region.kind == TOOL_USE:
             return self._step_in_call(self._region)
         return self._step_in_text(self._region)
@@ -179,8 +198,10 @@ class RegionParser:
             self._write(start)
         if match is None or patterns is None:
             return False
-        if not match.partial:
-            self._open(patterns, match.end() - start, match.groupdict().get("name"))
+        grows = patterns.region.can_grow and match.end() - start == len(self._held) and not self._is_final
+        if not match.partial and not grows:
+            self._captures = {name: text for name, text in match.groupdict().items() if text is not None}
+            self._open(patterns, match.end() - start, self._captures.get("name"))
             return True
         if len(self._held) > _MAX_OPENING:
             self._write(1)
@@ -218,12 +239,15 @@ class RegionParser:
     def _open(self, patterns: _Patterns, num: int, name: str | None) -> None:
         """Enter the region that the first `num` held characters open."""
         self._is_first = False
-        if not patterns.region.kind:
+        if patterns.region.kind not in BLOCK_KINDS:
             self._markup(num)
             self._skips_space = True
             return
         self._region = patterns
-        if patterns.region.kind == TOOL_USE:
+        if patterns.region.read is not None:
+            self._opening, self._source, self._is_started, self._reader = self._held[:num], "", False, None
+            self._held, self._num_searched = self._held[num:], 0
+        elif patterns.region.kind == TOOL_USE:
             self._begin_call(num, None if name is None else self._tags.shown(name).strip())
         else:
             self._parts.append(Opened(patterns.region.kind))
@@ -243,6 +267,24 @@ class RegionParser:
             return False
         self._markup(match.end() - start)
         self._parts.append(Closed())
+        self._leave()
+        return True
+
+    def _step_to_calls(self, patterns: _Patterns, read: Callable[[str, Mapping[str, str]], list[Call] | None]) -> bool:
+        """Read the calls of a region once its closing is there; at the end of the answer without it."""
+        match = None if patterns.closing is None else patterns.closing.search(self._held, self._num_searched)
+        self._num_searched = max(0, len(self._held) - _MAX_CLOSING)
+        if match is None and not self._is_final:
+            return self._give_up() if len(self._held) > _MAX_WHOLE else False
+        body = self._held if match is None else self._held[: match.start()]
+        calls = read(body, self._captures)
+        if calls is None:
+            return self._give_up()
+        for call in calls:
+            self._parts += (Opened(TOOL_USE, call.name), Made(call.arguments), Closed())
+        self.num_calls += len(calls)
+        self._held = self._opening + self._held
+        self._markup(len(self._opening) + (len(body) if match is None else match.end()))
         self._leave()
         return True
 
