@@ -1,4 +1,4 @@
-"""The format that a tokenizer describes in its `response_template`, on transformers' own samples (test_chat_parsing.py)."""
+"""The format that a tokenizer describes in its `response_template`, on samples of transformers itself."""
 
 from __future__ import annotations
 
