@@ -25,6 +25,7 @@ from streamserve.clients.process.config import LaunchConfig, ProcessConfig
 from streamserve.clients.remote.config import AUTO, SERVERS, RemoteConfig
 from streamserve.conf_reader import Problem, Reader, field_names, nearest
 from streamserve.engine.config import CLASSES, EngineConfig, LatencyClass, ModelConfig
+from streamserve.engine.text.formats.choose import NAMES as FORMAT_NAMES
 from streamserve.protocol.limits import Limits
 from streamserve.protocol.requests import LATENCY_CLASSES
 from streamserve.streams.config import StreamConfig
@@ -238,6 +239,8 @@ class _Reader(Reader):
         model = self.dataclass(ModelConfig, options, where, fixed={"alias": alias, "answers": answers})
         self.one_of(model.dtype, DTYPES, f'{where}["DTYPE"]')
         self.one_of(model.device, DEVICES, f'{where}["DEVICE"]')
+        if model.format is not None and "." not in str(model.format):
+            self.one_of(model.format, FORMAT_NAMES, f'{where}["FORMAT"]')
         engine, _ = self._engine(own_engine, f'{where}["ENGINE"]', classes, shared)
         return ServedModel(model=model, engine=engine, system=system, latency_class=str(latency_class))
 

@@ -38,7 +38,12 @@ def make_client(
     """Return a client for a model, in this process; `path="echo"` needs no weights (and may be slowed down)."""
     if model.path == "echo":
         return echo_client(
-            model.alias, config, answers=model.answers, step_delay_seconds=step_delay_seconds, on_step=on_step
+            model.alias,
+            config,
+            answers=model.answers,
+            format_name=model.format,
+            step_delay_seconds=step_delay_seconds,
+            on_step=on_step,
         )
     return hf_client(model, config, on_step=on_step)
 
@@ -48,15 +53,19 @@ def echo_client(
     config: EngineConfig | None = None,
     *,
     answers: Mapping[str, str] | None = None,
+    format_name: str | None = None,
     step_delay_seconds: float = 0.0,
     on_plan: Callable[[StepPlan], None] | None = None,
     on_step: OnStep | None = None,
 ) -> ThreadClient:
-    """Return a client of the echo engine. It loads at once, but still has to be started."""
+    """Return a client of the echo engine. It loads at once, but still has to be started.
+
+    `format_name`: the tags of that format in `answers` mark thoughts and tool calls, as a real model's do.
+    """
     config = config or EngineConfig()
     return ThreadClient(
         alias,
-        partial(_load_echo, config, step_delay_seconds, answers=answers),
+        partial(_load_echo, config, step_delay_seconds, answers=answers, format_name=format_name),
         config,
         on_plan=on_plan,
         on_step=on_step,
@@ -82,6 +91,7 @@ def _load_echo(
     progress: Progress,
     *,
     answers: Mapping[str, str] | None = None,
+    format_name: str | None = None,
 ) -> LoadedEngine:
     progress("ready", 1.0)
     make = EchoRunner if answers is None else partial(ScriptedRunner, answering(answers))
@@ -98,13 +108,19 @@ def _load_echo(
         device="cpu",
         revision="echo",
     )
-    return LoadedEngine(runner=runner, tokenizer=tokenizer, facts=facts)
+    format_ = None
+    if format_name is not None:
+        from streamserve.engine.text.formats.choose import choose_format
+
+        format_ = choose_format(tokenizer, format_name)
+    return LoadedEngine(runner=runner, tokenizer=tokenizer, facts=facts, format=format_)
 
 
 def _load_hf(model: ModelConfig, config: EngineConfig, progress: Progress) -> LoadedEngine:
     limit_spin()  # read by torch's OpenMP runtime, which the next line may load
     from streamserve.engine.model.load.source import ModelLoadError, resolve, sampling_defaults
     from streamserve.engine.model.runner import load_runner
+    from streamserve.engine.text.formats.choose import choose_format
     from streamserve.engine.text.hf_tokenizer import HFTokenizer
 
     try:
@@ -123,4 +139,5 @@ def _load_hf(model: ModelConfig, config: EngineConfig, progress: Progress) -> Lo
         revision=runner.revision,
         sampling_defaults=sampling_defaults(Path(folder)),
     )
-    return LoadedEngine(runner=cast(Runner, runner), tokenizer=tokenizer, facts=facts)
+    format_ = choose_format(tokenizer, model.format)
+    return LoadedEngine(runner=cast(Runner, runner), tokenizer=tokenizer, facts=facts, format=format_)

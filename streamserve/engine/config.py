@@ -96,6 +96,7 @@ class ModelConfig:
     `chat_template` names the one to use of a model with several ("": "default"; with tools "tool_use", if it has that).
     `packed` None: oneDNN-packed linears wherever they apply (CPU). `answers`, for "echo" only: what it answers, by
     words of the question, and else the question itself (clients/scripted.py); None: words that depend on every token.
+    `format` names how the output marks thoughts and tool calls (engine/text/formats/); None: what the tokenizer shows.
     """
 
     alias: str
@@ -107,3 +108,4 @@ class ModelConfig:
     chat_template: str = ""
     num_threads: int | None = None
     answers: dict[str, str] | None = None
+    format: str | None = None

@@ -11,9 +11,11 @@ from __future__ import annotations
 import hashlib
 import math
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
+from types import MappingProxyType
+from typing import Any
 
 from streamserve.engine.plan import PENDING, Chunk, RawLogprobs, Sampled, SampleSpec, StepPlan, StepResult
 from streamserve.engine.text.tokenizer import Prompt, checked_bytes, checked_ids
@@ -197,6 +199,9 @@ class EchoTokenizer:
     vocab_size = VOCAB_SIZE
     eos_token_ids = frozenset({EOS, END_OF_TURN})
     has_chat_template = True
+    chat_template = ""
+    response_template: dict[str, Any] | None = None
+    added_ids: Mapping[str, int] = MappingProxyType({})
     is_byte_exact = True
     strips_leading_space = True
 
@@ -218,6 +223,10 @@ class EchoTokenizer:
         if 0 <= token_id < 256:
             return bytes([token_id])
         return _PIECES[token_id - _FIRST_PIECE] if _FIRST_PIECE <= token_id < VOCAB_SIZE else b""
+
+    def tag_id(self, text: str) -> int | None:
+        """Return None: no tag is one token."""
+        return None
 
     def is_special(self, token_id: int) -> bool:
         """Return whether a token is left out of the text."""

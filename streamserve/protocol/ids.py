@@ -1,4 +1,4 @@
-"""Event ids on the wire, `log_id-seq`, and request ids.
+"""Event ids on the wire, `log_id-seq`, request ids, and the ids of tool calls.
 
 `log_id` is unique over all streams and `seq` is dense from 1, so an id alone is a reader's cursor. `Last-Event-ID` is a
 caller's text: it either parses, or counts as no id at all. Pure.
@@ -6,6 +6,7 @@ caller's text: it either parses, or counts as no id at all. Pure.
 
 from __future__ import annotations
 
+import hashlib
 import re
 import secrets
 
@@ -33,3 +34,9 @@ def is_stream_id(text: str) -> bool:
 def request_id_of(given: str) -> str:
     """Return the caller's `X-Request-Id` if it is well formed, else a random id."""
     return given if _REQUEST_ID.fullmatch(given) else secrets.token_hex(16)
+
+
+def tool_call_id(answer: str, choice: int, index: int) -> str:
+    """Return the id of the tool call in block `index`: always the same one, so that a resumed answer repeats it."""
+    digest = hashlib.sha256(f"{answer}/{choice}/{index}".encode()).hexdigest()
+    return f"call_{digest[:24]}"

@@ -14,6 +14,7 @@ class Accepted:
     """What acceptance fixes: sizes, the seed and the clamped max_tokens. Cached tokens are known at first schedule.
 
     `has_token_ids` False: a server elsewhere makes the answer, and gives its text without ids.
+    `needs`: what a release that continues the answer has to know, beside the request's own.
     """
 
     num_prompt_tokens: int
@@ -21,6 +22,7 @@ class Accepted:
     seed: int
     queue_position: int = 0
     has_token_ids: bool = True
+    needs: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -68,6 +68,7 @@ class Producer(Replica):
         self._own: deque[Event] = deque()  # to be committed, before what the generation has
         self._in_flight: Batch | None = None
         self._failure: Exception | None = None  # of a commit, for the task to act on
+        self._has_resumed = False  # the generation is not the stream's first: it may repeat what the log has
         self._is_drained = False  # the generation has ended, and all it had is taken
         self._has_backlog = False  # it had more than fits into a batch
         self._max_events = MAX_BATCH_EVENTS  # of the next batch, from how large those of the last one were
@@ -107,7 +108,7 @@ class Producer(Replica):
                         events.append(self._as_kept(event))
                         is_end = True
                         break
-                    if not (self.transcript.has_finished and self.transcript.is_repeated(event)):
+                    if not (self._has_resumed and self.transcript.is_repeated(event)):
                         events.append(event)
                 if not ready and not generation.is_open and not events:
                     self._is_drained = True
@@ -219,7 +220,7 @@ class Producer(Replica):
         self.lag.begin(request.reader_tokens)
         if self.parking.end():
             self._own.append(Status(status="resumed"))
-        self._generation = generation
+        self._generation, self._has_resumed = generation, True
         self._is_drained = self._has_backlog = False
         generation.on_news = partial(self._writer.mark, self)
         self._note_position()
@@ -302,4 +303,5 @@ def _as_accepted(request: GenerateRequest, generation: Generation) -> GenerateRe
     accepted = generation.accepted
     unset = tuple(name for name in ("seed", "max_tokens") if getattr(request.sampling, name) is None)
     sampling = replace(request.sampling, seed=accepted.seed, max_tokens=accepted.max_tokens)
-    return replace(request, sampling=sampling, unset=request.unset + unset)
+    needs = tuple(sorted({*request.needs, *accepted.needs}))
+    return replace(request, sampling=sampling, unset=request.unset + unset, needs=needs)

@@ -173,7 +173,7 @@ def summarize(stream: Stream) -> StreamSummary:
     )
 
 
-_OF_A_CHOICE = (Token, ChoiceDone)
+_OF_A_CHOICE = (Token, BlockStart, BlockStop, ChoiceDone)
 _ONE_WITHOUT_ID = (0,)  # counted, and never shown
 
 
@@ -187,6 +187,10 @@ class _ChoiceTokens:
     def __init__(self) -> None:
         self.token_ids = array("I")
         self.is_finished = False
+        # The newest blocks that have begun, have ended, and were given text without ids; -1 before the first.
+        self.started = self.stopped = self.ended = -1
+        self.thinking = -1  # the newest thinking block
+        self.num_reasoning_tokens = 0
         self._seqs, self._befores, self._counts = array("I"), array("I"), array("I")
         self._last_seq = -1
 
@@ -240,42 +244,76 @@ class Transcript:
     def __init__(self, accepted: Accepted, n: int, started_at: float) -> None:
         self.timings = Timings(started_at)
         self.num_tokens = 0
-        self.has_finished = False  # one choice of several
+        self.may_repeat = False  # a choice of several has finished, or there are blocks
+        self.has_blocks = False
         self._num_prompt_tokens = accepted.num_prompt_tokens
         self._num_cached_tokens: int | None = None
         self._choices = [_ChoiceTokens() for _ in range(n)]
         self._blocks: dict[int, _ChoiceBlocks] | None = None if accepted.has_token_ids else {}
 
     def is_repeated(self, event: Event) -> bool:
-        """Return whether a resumed generation repeats an event of a choice that had finished."""
-        return isinstance(event, _OF_A_CHOICE) and self._choices[event.choice].is_finished
+        """Return whether a resumed generation repeats an event that the log has.
+
+        That is every event of a choice that had finished, and those that a block writer gives with an id that was not
+        shown yet, or after the last one (engine/text/formats/blocks.py).
+        """
+        if not self.may_repeat or not isinstance(event, _OF_A_CHOICE):
+            return False
+        choice = self._choice(event.choice)
+        if choice.is_finished or self._blocks is not None:  # without ids it goes on from the text, and repeats none
+            return choice.is_finished
+        if isinstance(event, BlockStart):
+            return event.index <= choice.started
+        if isinstance(event, BlockStop):
+            return event.index <= choice.stopped
+        if isinstance(event, Token) and not event.token_ids and choice.token_ids:
+            return event.index <= choice.ended
+        return False
 
     def note(self, event: Event, seq: int, *, is_ours: bool = True) -> None:
         """Count a committed event. One with `is_ours` False was read from the log, so its time is not known."""
+        if self._blocks is not None and isinstance(event, Token | BlockStart | BlockStop):
+            self._note_text(event)
         if isinstance(event, Token):
             choices, index, token_ids = self._choices, event.choice, event.token_ids
             if self._blocks is not None:
                 token_ids = _ONE_WITHOUT_ID if event.text else ()
-                self._note_text(event)
-            (choices[index] if index < len(choices) else self._choice(index)).note(token_ids, seq)
+            choice = choices[index] if index < len(choices) else self._choice(index)
+            choice.note(token_ids, seq)
+            if self.has_blocks:
+                self._note_in_block(choice, event)
             self.num_tokens += len(token_ids)
             if is_ours:
                 self.timings.note(time.monotonic(), index)
             else:
                 self.timings.skip(time.monotonic())
         elif isinstance(event, ChoiceDone):
-            self._choice(event.choice).is_finished = self.has_finished = True
+            self._choice(event.choice).is_finished = self.may_repeat = True
+        elif isinstance(event, BlockStart):
+            self.has_blocks = self.may_repeat = True
+            choice = self._choice(event.choice)
+            choice.started = event.index
+            if event.kind == "thinking":
+                choice.thinking = event.index
+        elif isinstance(event, BlockStop):
+            self._choice(event.choice).stopped = event.index
         elif isinstance(event, Meta):
             self._num_prompt_tokens = event.prompt_tokens
             self._blocks = None if event.has_token_ids else {}
-        elif self._blocks is not None and isinstance(event, BlockStart | BlockStop):
-            self._note_text(event)
         if not is_ours and self.num_tokens:
             self._num_cached_tokens = self._num_cached_tokens or 0  # later cache hits may be this answer's own blocks
 
     def _note_text(self, event: Token | BlockStart | BlockStop) -> None:
         assert self._blocks is not None
         self._blocks.setdefault(event.choice, _ChoiceBlocks()).note(event)
+
+    @staticmethod
+    def _note_in_block(choice: _ChoiceTokens, token: Token) -> None:
+        """Count what a token is in its block."""
+        if not token.token_ids:
+            choice.ended = token.index
+        elif token.index == choice.thinking:
+            choice.num_reasoning_tokens += len(token.token_ids)
 
     def _choice(self, index: int) -> _ChoiceTokens:
         """Return the tokens of a choice; add it if needed, as the record of a finished stream does not have `n`."""
@@ -330,6 +368,7 @@ class Transcript:
             prompt_tokens=self._num_prompt_tokens,
             completion_tokens=self.num_tokens,
             cached_tokens=self._num_cached_tokens or 0,
+            reasoning_tokens=sum(choice.num_reasoning_tokens for choice in self._choices),
         )
 
     def with_metrics(self, done: Done, usage: Usage | None = None) -> Done:

@@ -18,6 +18,8 @@ from streamserve.engine.plan import Runner
 from streamserve.engine.scheduler import max_servable_tokens
 from streamserve.engine.sequence import SequenceRequest
 from streamserve.engine.text.choice import Choice
+from streamserve.engine.text.formats.base import OutputFormat, Parser
+from streamserve.engine.text.formats.blocks import AnswerSource
 from streamserve.engine.text.tokenizer import Prompt, Tokenizer
 from streamserve.protocol.errors import BadRequest, PromptTooLong, StreamserveError
 from streamserve.protocol.requests import GenerateRequest, SamplingParams, check_needs, check_sampling
@@ -43,11 +45,15 @@ class EngineFacts:
 
 @dataclass(slots=True, kw_only=True)
 class LoadedEngine:
-    """The result of `load`. `max_tokens`: the largest prompt + max_tokens that can ever run."""
+    """The result of `load`. `max_tokens`: the largest prompt + max_tokens that can ever run.
+
+    `format` finds the thoughts and tool calls in the model's output; without one it is text.
+    """
 
     runner: Runner
     tokenizer: Tokenizer
     facts: EngineFacts
+    format: OutputFormat | None = None
     max_tokens: int = field(init=False)
     public_prefixes: PublicPrefixes = field(init=False)
 
@@ -61,7 +67,7 @@ class LoadedEngine:
 class Prepared:
     """A request ready for the engine: ids, resolved sampling and timeout, and the text side of each choice.
 
-    `num_tokens`: of all choices, those that are known already and are to be computed.
+    `num_tokens`: of all choices, those that are known already and are to be computed. `needs`: see `Accepted`.
     """
 
     request: GenerateRequest
@@ -71,6 +77,7 @@ class Prepared:
     eos_token_ids: frozenset[int]
     timeout_seconds: float | None
     num_tokens: int
+    needs: tuple[str, ...] = ()
 
     def sequence_request(self, seq_id: int, index: int, accepted_at: float, queue_seconds: float) -> SequenceRequest:
         """Make the engine's part of one choice, which may wait so long; choices differ in their seeds."""
@@ -109,17 +116,8 @@ def prepare(engine: LoadedEngine, config: EngineConfig, request: GenerateRequest
     )
     check_sampling(sampling)  # the model's own defaults, too
     _check_ids(request, prompt, engine.runner.vocab_size)
-    shown = (*request.output_token_ids, *[()] * (request.n - len(request.output_token_ids)))
-    choices = tuple(
-        Choice(
-            engine.tokenizer,
-            sampling,
-            index=index,
-            shown_token_ids=shown[index],
-            strip_leading_space=request.messages is not None,
-        )
-        for index in range(request.n)
-    )
+    source = _source(engine.format, request, prompt, sampling)
+    choices = _choices(engine.tokenizer, request, sampling, source)
     return Prepared(
         request=request,
         prompt=replace(prompt, num_public_tokens=num_public_tokens),
@@ -127,7 +125,8 @@ def prepare(engine: LoadedEngine, config: EngineConfig, request: GenerateRequest
         choices=choices,
         eos_token_ids=engine.facts.eos_token_ids,
         timeout_seconds=latency_class.timeout_seconds if request.timeout_seconds is None else request.timeout_seconds,
-        num_tokens=request.n * num_prompt_tokens + sum(map(len, shown)),
+        num_tokens=request.n * num_prompt_tokens + sum(map(len, request.output_token_ids)),
+        needs=() if source is None else ("blocks",),
     )
 
 
@@ -145,6 +144,40 @@ def _checked_class(config: EngineConfig, request: GenerateRequest) -> LatencyCla
     if request.reader_tokens is not None and len(request.reader_tokens) != request.n:
         raise BadRequest(f"reader_tokens has one number for each of the {request.n} choices.", param="reader_tokens")
     return latency_class
+
+
+def _choices(
+    tokenizer: Tokenizer, request: GenerateRequest, sampling: SamplingParams, source: AnswerSource | None
+) -> tuple[Choice, ...]:
+    """Make the text side of each choice, in the state in which its readers saw it last."""
+    shown = (*request.output_token_ids, *[()] * (request.n - len(request.output_token_ids)))
+    return tuple(
+        Choice(
+            tokenizer,
+            sampling,
+            index=index,
+            shown_token_ids=shown[index],
+            strip_leading_space=request.messages is not None,
+            source=source,
+        )
+        for index in range(request.n)
+    )
+
+
+def _source(
+    format_: OutputFormat | None, request: GenerateRequest, prompt: Prompt, sampling: SamplingParams
+) -> AnswerSource | None:
+    """Return what the choices need for their blocks, None where the whole output is text."""
+    if format_ is None or format_.parser(request, prompt) is None:
+        return None
+
+    def make_parser() -> Parser:
+        parser = format_.parser(request, prompt)
+        assert parser is not None
+        return parser
+
+    answer = f"{request.stream_id}/{sampling.seed}"
+    return AnswerSource(tags=format_.tags, make_parser=make_parser, answer=answer, has_echo=request.echo)
 
 
 def encode(tokenizer: Tokenizer, request: GenerateRequest) -> Prompt:

@@ -85,6 +85,7 @@ class ThreadClient:
             max_tokens=prepared.sampling.max_tokens,
             seed=prepared.sampling.seed,
             queue_position=queue_position,
+            needs=prepared.needs,
         )
         choices = {next(self._seq_ids): choice for choice in prepared.choices}
         generation = LocalGeneration(

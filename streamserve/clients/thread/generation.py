@@ -188,9 +188,7 @@ class LocalGeneration:
         if update.error is not None:
             self.fail(error_event(update.error))
             return
-        token = choice.push(update)
-        if token is not None:
-            self._events.append(token)
+        self._events.extend(choice.push(update))
         if choice.finish_reason is not None:
             self._finish_choice(choice, update)
         elif update.park is not None:  # the other choices end with the one that the engine has parked
@@ -228,6 +226,7 @@ class LocalGeneration:
             prompt_tokens=self.accepted.num_prompt_tokens,
             completion_tokens=sum(one.num_tokens for one in choices),
             cached_tokens=self.num_cached_tokens,
+            reasoning_tokens=sum(one.num_reasoning_tokens for one in choices),
         )
         self._events.append(
             Done(

@@ -1,16 +1,21 @@
 """`Choice`: the text side of one sequence. Token ids go in, `Token` events come out, stop strings are found.
 
+Where the model marks thoughts and tool calls, `formats/` finds them, and the events of their blocks come out too.
+
 Runs on any thread of the client but the engine thread; knows no core. A choice that is given the ids readers have
 already received continues in the state it had then, and yields only what is new.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from streamserve.engine.output import SequenceUpdate
 from streamserve.engine.plan import RawLogprobs
 from streamserve.engine.text.detokenizer import StopStrings, make_detokenizer
+from streamserve.engine.text.formats.blocks import AnswerSource, BlockWriter
 from streamserve.engine.text.tokenizer import Tokenizer
-from streamserve.protocol.events import PositionLogprobs, Token, TokenLogprob
+from streamserve.protocol.events import Event, PositionLogprobs, Token, TokenLogprob
 from streamserve.protocol.requests import SamplingParams
 
 
@@ -29,6 +34,7 @@ class Choice:
         index: int = 0,
         shown_token_ids: tuple[int, ...] = (),
         strip_leading_space: bool = False,
+        source: AnswerSource | None = None,
     ) -> None:
         self.index = index
         self.finish_reason: str | None = None
@@ -36,25 +42,122 @@ class Choice:
         self.num_tokens = 0
         self._tokenizer = tokenizer
         self._sampling = sampling
+        self._strip = strip_leading_space
         self._detokenizer = make_detokenizer(tokenizer, strip_leading_space=strip_leading_space)
         self._stop = StopStrings(sampling.stop) if sampling.stop else None
+        self._source = source
+        self._token_ids: list[int] = []  # with blocks: all of them, to find the end's events again
+        self._writer = None if source is None else BlockWriter(source, self._stop, choice=index)
         for token_id in shown_token_ids:
             if self.stopped_at is None:
-                self._feed(token_id)
+                self._feed(token_id) if self._writer is None else self._feed_block(self._writer, token_id)
 
-    def push(self, update: SequenceUpdate) -> Token | None:
-        """Take an update; return its tokens and the text they release, or None if there is neither."""
+    @property
+    def num_reasoning_tokens(self) -> int:
+        """How many of the tokens stand in thinking blocks."""
+        return 0 if self._writer is None else self._writer.num_reasoning_tokens
+
+    def push(self, update: SequenceUpdate) -> list[Event]:
+        """Take an update; return its tokens and the text they release, and the blocks that begin and end."""
         if self.finish_reason is not None:
-            return None
+            return []
+        if self._writer is not None:
+            return self._push_blocks(self._writer, update)
         text, num_kept = self._feed_all(update)
         # The last token and the end come together: an end without a token repeats one that was shown before a resume.
         if update.finish_reason is not None and update.token_ids and self.stopped_at is None:
             text += self._flush()
         self.finish_reason = update.finish_reason if self.stopped_at is None else "stop"
         if not text and not num_kept:
-            return None
+            return []
         token_ids = update.token_ids[:num_kept]
-        return Token(text=text, token_ids=token_ids, choice=self.index, logprobs=self._logprobs(update, token_ids))
+        logprobs = self._logprobs(update, token_ids)
+        return [Token(text=text, token_ids=token_ids, choice=self.index, logprobs=logprobs)]
+
+    def _push_blocks(self, writer: BlockWriter, update: SequenceUpdate) -> list[Event]:
+        """Take an update of an answer in blocks."""
+        events: list[Event] = []
+        is_end = update.finish_reason is not None
+        for number, token_id in enumerate(update.token_ids, 1):
+            is_last = is_end and number == len(update.token_ids)
+            is_eos = is_last and update.finish_reason == "stop"
+            events += self._feed_block(writer, token_id, is_last=is_last, is_eos=is_eos)
+            if self.stopped_at is not None:
+                break
+        if is_end and not update.token_ids:
+            events = self._end_again(update)
+        self._set_finish_reason(writer, update.finish_reason)
+        return self._joined(events, update)
+
+    def _set_finish_reason(self, writer: BlockWriter, reason: str | None) -> None:
+        if self.stopped_at is not None:
+            self.finish_reason = "stop"
+        elif reason == "stop" and writer.num_calls:
+            self.finish_reason = "tool_calls"
+        else:
+            self.finish_reason = reason
+
+    def _feed_block(
+        self, writer: BlockWriter, token_id: int, *, is_last: bool = False, is_eos: bool = False
+    ) -> list[Event]:
+        """Return the events of one id; those of the last one end the answer."""
+        self.num_tokens += 1
+        self._token_ids.append(token_id)
+        text = "" if is_eos else self._text_of(token_id)
+        if is_last and not is_eos:
+            text += self._detokenizer.flush()
+        take = writer.finish if is_last else writer.feed
+        events = take(token_id, text, is_checked=self.num_tokens > self._sampling.min_tokens)
+        if writer.is_stopped:
+            self.stopped_at = self.num_tokens
+            events += writer.close()
+        return events
+
+    def _text_of(self, token_id: int) -> str:
+        """Return the text that is certain now, a tag as its character."""
+        assert self._source is not None
+        mark = self._source.tags.marks.get(token_id)
+        if mark is None:
+            return self._detokenizer.feed(token_id)
+        return self._detokenizer.flush() + mark  # half a code point before a tag is no text
+
+    def _end_again(self, update: SequenceUpdate) -> list[Event]:
+        """Return the events of the end that come after the last token's own: readers were shown that one."""
+        if not self._token_ids:
+            return []
+        shown, last = tuple(self._token_ids[:-1]), self._token_ids[-1]
+        again = Choice(
+            self._tokenizer,
+            self._sampling,
+            index=self.index,
+            shown_token_ids=shown,
+            strip_leading_space=self._strip,
+            source=self._source,
+        )
+        reason = update.finish_reason if self.stopped_at is None else "length"  # it completed the stop string
+        events = again.push(replace(update, token_ids=(last,), logprobs=(), finish_reason=reason))
+        places = [place for place, event in enumerate(events) if isinstance(event, Token) and event.token_ids]
+        return events[places[-1] + 1 :]
+
+    def _joined(self, events: list[Event], update: SequenceUpdate) -> list[Event]:
+        """Return the events with neighbouring tokens of one block as one, and the tokens' log-probabilities."""
+        out: list[Event] = []
+        for event in events:
+            last = out[-1] if out else None
+            if isinstance(event, Token) and isinstance(last, Token) and last.index == event.index:
+                out[-1] = replace(last, text=last.text + event.text, token_ids=last.token_ids + event.token_ids)
+            else:
+                out.append(event)
+        if self._sampling.logprobs is None:
+            return out
+        num_before = 0
+        for place, event in enumerate(out):
+            if isinstance(event, Token):
+                at = slice(num_before, num_before + len(event.token_ids))
+                part = replace(update, token_ids=update.token_ids[at], logprobs=update.logprobs[at])
+                out[place] = replace(event, logprobs=self._logprobs(part, event.token_ids))
+                num_before = at.stop
+        return out
 
     def _feed_all(self, update: SequenceUpdate) -> tuple[str, int]:
         """Feed tokens up to a stop string; return the text and how many tokens count."""

@@ -19,7 +19,7 @@ from typing import Any
 
 from streamserve.engine.text.tokenizer import Prompt, checked_bytes, checked_ids
 from streamserve.protocol.errors import BadRequest, EngineUnavailable, NoChatTemplate
-from streamserve.protocol.requests import GenerateRequest, Message
+from streamserve.protocol.requests import GenerateRequest, Message, Tool
 
 logger = logging.getLogger(__name__)
 
@@ -73,10 +73,12 @@ class HFTokenizer:
         self._rust.no_truncation()
         self._rust.no_padding()
         self.has_chat_template: bool = self._hf.chat_template is not None
+        self.chat_template = _joined_template(self._hf.chat_template)
+        self.response_template: dict[str, Any] | None = getattr(self._hf, "response_template", None)
         self.eos_token_ids: frozenset[int] = frozenset({self._hf.eos_token_id} - {None})
-        self._special = frozenset(
-            token_id for token_id, token in self._rust.get_added_tokens_decoder().items() if token.special
-        )
+        added = self._rust.get_added_tokens_decoder()
+        self._special = frozenset(token_id for token_id, token in added.items() if token.special)
+        self.added_ids = {token.content: token_id for token_id, token in added.items()}
         decoder = json.loads(self._rust.to_str()).get("decoder") or {}
         self.strips_leading_space = _strips_leading_space(decoder)
         self._bytes = _bytes_of_ids(self._rust, decoder)
@@ -99,6 +101,10 @@ class HFTokenizer:
         if not self.has_chat_template:
             raise NoChatTemplate("this model has no chat template. Send `prompt` instead of `messages`.")
         kwargs = _checked_kwargs(request)
+        if request.tools and request.tool_choice.mode != "none":
+            kwargs["tools"] = [_tool_as_dict(tool) for tool in request.tools]
+        if request.continue_final_message:
+            kwargs["continue_final_message"] = True
         kwargs.setdefault("add_generation_prompt", not kwargs.get("continue_final_message", False))
         checked_bytes("".join(message.content for message in messages))
         try:
@@ -130,6 +136,10 @@ class HFTokenizer:
     def is_special(self, token_id: int) -> bool:
         """Return whether a token is left out of the text."""
         return token_id in self._special
+
+    def tag_id(self, text: str) -> int | None:
+        """Return the id of an added token, None for text that is none."""
+        return self.added_ids.get(text)
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Return the text of tokens, specials left out."""
@@ -240,8 +250,21 @@ def _checked_kwargs(request: GenerateRequest) -> dict[str, Any]:
     return dict(request.chat_template_kwargs)
 
 
+def _joined_template(template: Any) -> str:
+    """Return all of a model's chat templates: it may have one for tools."""
+    if isinstance(template, dict):
+        return "\n".join(map(str, template.values()))
+    return template or ""
+
+
 def _as_dict(message: Message) -> dict[str, Any]:
     return {**message.extra, "role": message.role, "content": message.content}
+
+
+def _tool_as_dict(tool: Tool) -> dict[str, Any]:
+    """Return a tool in OpenAI's shape, which chat templates read."""
+    function = {"name": tool.name, "description": tool.description, "parameters": dict(tool.parameters)}
+    return {"type": "function", "function": function}
 
 
 def _refusal(error: Exception) -> str:

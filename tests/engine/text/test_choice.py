@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -23,6 +25,13 @@ def choice(*stop: str, shown: tuple[int, ...] = (), **fields: object) -> Choice:
     return Choice(ECHO, sampling(stop=stop, **fields), shown_token_ids=shown)
 
 
+def event_of(one: Choice, news: SequenceUpdate) -> Token | None:
+    """Return the one event of an update of plain text, or None."""
+    events = one.push(news)
+    assert len(events) <= 1
+    return cast(Token, events[0]) if events else None
+
+
 def ids(text: str) -> list[int]:
     return list(text.encode())
 
@@ -32,7 +41,7 @@ def texts(one: Choice, token_ids: list[int], finish_reason: str = "length") -> l
     out = []
     for index, token_id in enumerate(token_ids):
         reason = finish_reason if index == len(token_ids) - 1 else None
-        token = one.push(update(token_id, finish_reason=reason))
+        token = event_of(one, update(token_id, finish_reason=reason))
         if token is not None:
             out.append(token.text)
     return out
@@ -40,12 +49,12 @@ def texts(one: Choice, token_ids: list[int], finish_reason: str = "length") -> l
 
 def test_each_update_is_one_event() -> None:
     """Tokens without text yet still count, with their ids."""
-    assert choice().push(update(0xC3)) == Token(text="", token_ids=(0xC3,))
+    assert choice().push(update(0xC3)) == [Token(text="", token_ids=(0xC3,))]
 
 
 def test_update_without_tokens_is_no_event() -> None:
     """Being scheduled is no event for readers."""
-    assert choice().push(update()) is None
+    assert choice().push(update()) == []
 
 
 def test_eos_is_counted_and_not_shown() -> None:
@@ -72,9 +81,9 @@ def test_stop_string_across_tokens() -> None:
 def test_tokens_behind_a_stop_string_are_dropped() -> None:
     """Of several tokens in one update, those after the stop string are neither shown nor counted."""
     one = choice("b")
-    token = one.push(update(*ids("abcd")))
+    token = event_of(one, update(*ids("abcd")))
     assert token == Token(text="a", token_ids=tuple(ids("ab")))
-    assert one.push(update(*ids("efg"), finish_reason="length")) is None
+    assert one.push(update(*ids("efg"), finish_reason="length")) == []
     assert one.num_tokens == 2
 
 
@@ -96,7 +105,7 @@ def test_logprobs_carry_exact_bytes() -> None:
     """Half a code point is exact in bytes; its text is a replacement character."""
     one = choice(logprobs=1)
     raw = RawLogprobs(chosen=-0.5, top=((0xC3, -0.5),))
-    token = one.push(update(0xC3, logprobs=(raw,)))
+    token = event_of(one, update(0xC3, logprobs=(raw,)))
     assert token is not None
     assert token.logprobs is not None
     (position,) = token.logprobs
@@ -110,7 +119,7 @@ def test_resume_continues_without_gap_or_repeat(token_ids: list[int], data: st.D
     whole = texts(choice("aab", "bé"), token_ids)
     cut = data.draw(st.integers(0, len(token_ids)))
     first = choice("aab", "bé")
-    before = [token.text for token_id in token_ids[:cut] if (token := first.push(update(token_id)))]
+    before = [token.text for token_id in token_ids[:cut] if (token := event_of(first, update(token_id)))]
     if first.finish_reason is not None or cut == len(token_ids):
         return
     second = choice("aab", "bé", shown=tuple(token_ids[:cut]))
@@ -120,7 +129,7 @@ def test_resume_continues_without_gap_or_repeat(token_ids: list[int], data: st.D
 def test_resume_after_the_end_repeats_nothing() -> None:
     """Held text was shown with the last token; a resume behind it shows nothing more."""
     one = choice("xyz", shown=tuple(ids("axy")))
-    assert one.push(update(finish_reason="length")) is None
+    assert one.push(update(finish_reason="length")) == []
     assert one.finish_reason == "length"
 
 
@@ -128,5 +137,5 @@ def test_resume_after_a_stop_string() -> None:
     """A choice whose shown ids hold a stop string has `stopped_at`."""
     one = choice("b", shown=tuple(ids("ab")))
     assert one.stopped_at == 2
-    assert one.push(update(finish_reason="stop")) is None
+    assert one.push(update(finish_reason="stop")) == []
     assert one.finish_reason == "stop"

@@ -1,0 +1,169 @@
+"""An answer in blocks keeps its log whatever cuts it, a park or a lost engine, within a thought or a call too."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import aclosing
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("regex", reason="needs the engine extra: pip install streamserve[engine]")
+
+from streamserve.clients.base import EngineClient, Generation
+from streamserve.clients.factory import echo_client
+from streamserve.clients.process.client import ProcessClient
+from streamserve.clients.thread.client import ThreadClient
+from streamserve.dialects.base import TextBlocks
+from streamserve.engine.config import EngineConfig, ModelConfig
+from streamserve.protocol.events import BlockStart, Done, Event, Meta, Status, Token
+from streamserve.protocol.grammar import check_events
+from streamserve.protocol.ids import tool_call_id
+from streamserve.protocol.park import Park
+from streamserve.protocol.requests import GenerateRequest, Message, Tool
+from streamserve.streams.log.base import MemoryLog
+from streamserve.streams.registry import Streams
+from streamserve.streams.stream import Stream
+from tests.support.engine_processes import spec_in
+from tests.support.streams import ParkingGeneration, ask, until, untimed
+
+ANSWER = (
+    '<think>\nTwo calls.\n</think>\n\nI ask.<tool_call>\n{"name": "add", "arguments": {"a": 2}}\n</tool_call>'
+    '\n<tool_call>{"name": "add", "arguments": {"a":'
+    " 3}}</tool_call>"
+)
+KINDS = ["thinking", "text", "tool_use", "tool_use"]
+LOST = Park(reason="lost", is_counted=False)
+
+
+def question(**fields: object) -> GenerateRequest:
+    message = Message(role="user", content="add")
+    return ask(**{"prompt": None, "messages": (message,), "tools": (Tool(name="add"),), "max_tokens": 400, **fields})
+
+
+class CutGeneration(ParkingGeneration):
+    """A generation that ends after a number of events, whatever they are."""
+
+    def ready(self, most: int | None = None) -> list[Event]:
+        if not self._num_left:
+            return super().ready(most)
+        events = self._inner.ready(1)
+        self._num_left -= len(events)
+        return events
+
+
+class CutClient:
+    """An engine that is lost after `num_events` events of its first answer."""
+
+    alias = "echo"
+
+    def __init__(self, inner: EngineClient, num_events: int) -> None:
+        self._inner, self._num_events = inner, num_events
+        self.requests: list[GenerateRequest] = []
+
+    async def generate(self, request: GenerateRequest) -> Generation:
+        self.requests.append(request)
+        generation = await self._inner.generate(request)
+        return CutGeneration(generation, LOST, self._num_events) if len(self.requests) == 1 else generation
+
+
+async def ready_echo() -> ThreadClient:
+    config = EngineConfig(check_integrity=True)
+    client = echo_client(config=config, answers={"add": ANSWER}, format_name="qwen3")
+    client.start()
+    await until(lambda: client.describe().state == "ready", "the echo engine is ready")
+    return client
+
+
+async def log_of(client: EngineClient, **fields: object) -> tuple[list[Event], Stream]:
+    """Return the events of a stream's log, without statuses, times and ids of calls."""
+    async with aclosing(Streams({"echo": client}, MemoryLog())) as streams:
+        stream = await streams.start(question(**fields), owner="u", tenant="t", on_disconnect="finish")
+        async with asyncio.timeout(60):
+            await stream.ended.wait()
+        events = [logged.event for logged in await streams.log.read(stream.log_id, 0)]
+        check_events(events)
+        return [unnamed(stream, event) for event in events if not isinstance(event, Meta | Status)], stream
+
+
+def unnamed(stream: Stream, event: Event) -> Event:
+    """Return an event without its times, or its call's id, which the stream, the seed and the place make."""
+    if isinstance(event, BlockStart) and event.kind == "tool_use":
+        assert event.id == tool_call_id(f"{stream.id}/1", event.choice, event.index)
+        return replace(event, id=None)
+    return untimed(event)
+
+
+def answer_text(events: list[Event]) -> str:
+    """Return the text of the text blocks."""
+    blocks, pieces = TextBlocks(), list[str]()
+    for event in events:
+        if isinstance(event, BlockStart):
+            blocks.note(event)
+        elif isinstance(event, Token) and event in blocks:
+            pieces.append(event.text)
+    return "".join(pieces)
+
+
+async def test_a_lost_engine_changes_no_block() -> None:
+    """Wherever the engine is lost, the log is the one of an answer that was not cut; the row names its need."""
+    async with aclosing(await ready_echo()) as client:
+        whole, stream = await log_of(client)
+        assert [event.kind for event in whole if isinstance(event, BlockStart)] == KINDS
+        assert stream.request.needs == ("blocks",)
+        done = whole[-1]
+        assert isinstance(done, Done)
+        assert done.finish_reason == "tool_calls"
+        index = next(event.index for event in whole if isinstance(event, BlockStart) and event.kind == "thinking")
+        thought = sum(len(event.token_ids) for event in whole if isinstance(event, Token) and event.index == index)
+        assert done.usage.reasoning_tokens == thought > len("Two calls.")
+        places = [place for place, event in enumerate(whole, 1) if not isinstance(event, Token)]
+        near = {place + step for place in places for step in (-1, 0, 1)}
+        for num_events in sorted({one for one in near if 0 < one < len(whole)} | set(range(1, len(whole), 23))):
+            cut = CutClient(client, num_events)
+            again, stream = await log_of(cut)
+            assert again == whole, num_events
+            if len(cut.requests) > 1:
+                assert cut.requests[1].needs == ("blocks",)
+
+
+async def test_choices_have_their_own_blocks() -> None:
+    """Each choice numbers its blocks, and its calls have ids of their own."""
+    async with aclosing(await ready_echo()) as client:
+        events, _ = await log_of(client, n=2)
+        starts = [event for event in events if isinstance(event, BlockStart)]
+        for choice in (0, 1):
+            assert [event.kind for event in starts if event.choice == choice] == KINDS
+
+
+async def test_stop_strings_end_text_only() -> None:
+    """A stop string in a thought and in arguments stops nothing; in text it does."""
+    async with aclosing(await ready_echo()) as client:
+        kept, _ = await log_of(client, stop=("Two", '"a"'))
+        assert [event.kind for event in kept if isinstance(event, BlockStart)] == KINDS
+        events, _ = await log_of(client, stop=("ask",))
+        assert answer_text(events) == "I "
+        done = events[-1]
+        assert isinstance(done, Done)
+        assert done.finish_reason == "stop"
+
+
+async def test_no_tools_no_calls() -> None:
+    """Without tools, or with tool_choice none, the tags of calls are text."""
+    async with aclosing(await ready_echo()) as client:
+        events, _ = await log_of(client, tools=())
+        assert [event.kind for event in events if isinstance(event, BlockStart)] == ["thinking", "text"]
+        assert answer_text(events) == ANSWER.partition("</think>\n\n")[2]
+
+
+async def test_an_engine_process_gives_the_same_blocks(tmp_path: Path) -> None:
+    """Blocks go through an engine process as they come from one on a thread."""
+    model = ModelConfig(alias="echo", path="echo", answers={"add": ANSWER}, format="qwen3")
+    async with (
+        aclosing(await ready_echo()) as thread,
+        aclosing(ProcessClient(spec_in(tmp_path, model=model))) as client,
+    ):
+        client.start()
+        await until(lambda: client.describe().state == "ready", "the engine's process is ready")
+        assert (await log_of(client))[0] == (await log_of(thread))[0]
