@@ -14,13 +14,15 @@ from itertools import chain
 
 from streamserve.clients.thread.public_prefix import PublicPrefixes
 from streamserve.engine.config import EngineConfig, LatencyClass
+from streamserve.engine.grammar.compiler import GrammarCompiler
+from streamserve.engine.grammar.matcher import Matcher
 from streamserve.engine.plan import Runner
 from streamserve.engine.scheduler import max_servable_tokens
 from streamserve.engine.sequence import SequenceRequest
 from streamserve.engine.text.choice import Choice
 from streamserve.engine.text.tokenizer import Prompt, Tokenizer
 from streamserve.protocol.errors import BadRequest, PromptTooLong, StreamserveError
-from streamserve.protocol.requests import GenerateRequest, SamplingParams, check_needs, check_sampling
+from streamserve.protocol.requests import GenerateRequest, Grammar, SamplingParams, check_needs, check_sampling
 
 logger = logging.getLogger(__name__)
 
@@ -50,18 +52,21 @@ class LoadedEngine:
     facts: EngineFacts
     max_tokens: int = field(init=False)
     public_prefixes: PublicPrefixes = field(init=False)
+    grammars: GrammarCompiler = field(init=False)
 
     def __post_init__(self) -> None:
         runner = self.runner
         self.public_prefixes = PublicPrefixes(self.tokenizer)
         self.max_tokens = max_servable_tokens(self.facts.max_model_len, runner.num_blocks, runner.block_size)
+        self.grammars = GrammarCompiler(self.tokenizer, runner.vocab_size, self.facts.eos_token_ids)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prepared:
     """A request ready for the engine: ids, resolved sampling and timeout, and the text side of each choice.
 
-    `num_tokens`: of all choices, those that are known already and are to be computed.
+    `num_tokens`: of all choices, those that are known already and are to be computed. `grammar`: what the whole output
+    must match; then `constrain` sets `matchers`, one for each choice.
     """
 
     request: GenerateRequest
@@ -71,6 +76,8 @@ class Prepared:
     eos_token_ids: frozenset[int]
     timeout_seconds: float | None
     num_tokens: int
+    grammar: Grammar | None = None
+    matchers: tuple[Matcher, ...] = ()
 
     def sequence_request(self, seq_id: int, index: int, accepted_at: float, queue_seconds: float) -> SequenceRequest:
         """Make the engine's part of one choice, which may wait so long; choices differ in their seeds."""
@@ -94,6 +101,7 @@ class Prepared:
             stream_id=request.stream_id,
             num_losses=request.num_losses,
             queue_seconds=queue_seconds,
+            matcher=self.matchers[index] if self.matchers else None,
         )
 
 
@@ -116,7 +124,8 @@ def prepare(engine: LoadedEngine, config: EngineConfig, request: GenerateRequest
             sampling,
             index=index,
             shown_token_ids=shown[index],
-            strip_leading_space=request.messages is not None,
+            # The text of a grammar is its tokens' bytes, to the first one.
+            strip_leading_space=request.messages is not None and request.grammar is None,
         )
         for index in range(request.n)
     )
@@ -128,6 +137,7 @@ def prepare(engine: LoadedEngine, config: EngineConfig, request: GenerateRequest
         eos_token_ids=engine.facts.eos_token_ids,
         timeout_seconds=latency_class.timeout_seconds if request.timeout_seconds is None else request.timeout_seconds,
         num_tokens=request.n * num_prompt_tokens + sum(map(len, shown)),
+        grammar=request.grammar,
     )
 
 
@@ -145,6 +155,20 @@ def _checked_class(config: EngineConfig, request: GenerateRequest) -> LatencyCla
     if request.reader_tokens is not None and len(request.reader_tokens) != request.n:
         raise BadRequest(f"reader_tokens has one number for each of the {request.n} choices.", param="reader_tokens")
     return latency_class
+
+
+def constrain(engine: LoadedEngine, prepared: Prepared) -> Prepared:
+    """Compile the grammar, and move each choice's matcher over the tokens that were shown of it.
+
+    Slow: the grammar may have to be proved first. Raises BadRequest, or Overloaded if too many wait for that.
+    """
+    if prepared.grammar is None:
+        return prepared
+    request, sampling = prepared.request, prepared.sampling
+    ends = {*sampling.stop_token_ids, *(() if sampling.ignore_eos else prepared.eos_token_ids)}
+    shown = (*request.output_token_ids, *[()] * (request.n - len(request.output_token_ids)))
+    texts = [ids[:-1] if ids and ids[-1] in ends else ids for ids in shown]
+    return replace(prepared, matchers=engine.grammars.matchers(prepared.grammar, texts))
 
 
 def encode(tokenizer: Tokenizer, request: GenerateRequest) -> Prompt:
