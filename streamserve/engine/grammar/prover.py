@@ -46,6 +46,7 @@ class Prover:
         self._limits = limits
         self._lock = threading.Lock()  # guards the process and its pipes
         self._process: subprocess.Popen[bytes] | None = None
+        self._is_closed = False
 
     @property
     def pid(self) -> int | None:
@@ -68,7 +69,8 @@ class Prover:
             return int(found["num_bytes"])
 
     def close(self) -> None:
-        """End the worker; a text that it has is refused."""
+        """End the worker for good; a text that it has is refused."""
+        self._is_closed = True
         process = self._process
         if process is not None:
             process.kill()  # without the lock, which a running proof holds
@@ -79,6 +81,8 @@ class Prover:
         if self._process is not None and self._process.poll() is None:
             return self._process
         self._end()
+        if self._is_closed:
+            raise _unavailable()
         self._process = process = subprocess.Popen(
             [sys.executable, "-P", "-c", _PROGRAM, _ROOT], stdin=subprocess.PIPE, stdout=subprocess.PIPE
         )
@@ -92,9 +96,7 @@ class Prover:
             self._ask(process, settings, _START_SECONDS)
         except _NoAnswer:
             self._end()
-            raise EngineUnavailable(
-                "the process that compiles grammars did not start. Try again later.", code="grammar_unavailable"
-            ) from None
+            raise _unavailable() from None
         return process
 
     def _ask(self, process: subprocess.Popen[bytes], value: Mapping[str, Any], seconds: float) -> Any:
@@ -131,3 +133,8 @@ class Prover:
                     pipe.close()
                 except OSError:  # what was left to write has no reader
                     logger.debug("a worker ended with a text unread")
+
+
+def _unavailable() -> EngineUnavailable:
+    message = "the process that compiles grammars does not run. Try again later."
+    return EngineUnavailable(message, code="grammar_unavailable")
