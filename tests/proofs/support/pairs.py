@@ -221,24 +221,24 @@ def workload(seed: int, *, is_greedy: bool, num_ids: int, max_tokens: int) -> li
 _PATTERNS = (
     "( [a-z]+){3,9}.?",
     "( [a-z]+){2,40}",
-    "(.|\n){12,}",
+    "",  # none: a neighbour that need not wait for its tokens
     "( [a-z]+|[,.?!-]|\n)+",
-    "([^a-m]|[a-z]{3}|\n){2,}",
+    "( [a-z]+| [^ a-z]+|[,.?!-]|\n){2,}",
 )
 
 
 def constrained(requests: Iterable[GenerateRequest]) -> list[GenerateRequest]:
-    """Return a workload's requests, each with a grammar."""
-    patterns = cycle(_PATTERNS)
-    return [replace(one, grammar=Grammar(kind="regex", value=next(patterns))) for one in requests]
+    """Return a workload's requests, all but one of five with a grammar."""
+    pairs = zip(requests, cycle(_PATTERNS), strict=False)
+    return [replace(one, grammar=Grammar(kind="regex", value=made)) if made else one for one, made in pairs]
 
 
 def assert_matching(requests: Iterable[GenerateRequest], answers: Iterable[Answer]) -> None:
     """Whatever ended by itself matches; what a stop string or max_tokens cut need not."""
     for request, answer in zip(requests, answers, strict=True):
+        may_be_cut = bool(request.sampling.stop or request.sampling.stop_token_ids)
         for choice in answer:
-            if choice.finish_reason == "stop" and not (request.sampling.stop or request.sampling.stop_token_ids):
-                assert request.grammar is not None
+            if request.grammar is not None and choice.finish_reason == "stop" and not may_be_cut:
                 assert re.fullmatch(request.grammar.value, choice.text), choice
 
 
