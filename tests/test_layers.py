@@ -19,7 +19,13 @@ BASE = ("conf.py", "conf_reader.py", "models.py", "managers.py", "keys.py")
 FOLDERS = {"migrations": "base", "management": "top", "templatetags": "top"}
 WITHOUT_DJANGO = LAYERS[: LAYERS.index("base")]
 DJANGO = {"django", "channels", "daphne", "asgiref"}
-LIBRARIES = {"torch": "engine/model", "transformers": "engine", "tokenizers": "engine", "safetensors": "engine/model"}
+LIBRARIES = {
+    "torch": "engine/model",
+    "transformers": "engine",
+    "tokenizers": "engine",
+    "safetensors": "engine/model",
+    "llguidance": "engine/grammar",
+}
 # These reach an engine through `clients` only, and share values with it through `protocol`; its config is a value too.
 ABOVE_CLIENTS = {"streams", "api", "web", "asgi"}
 NO_ASYNCIO = {"protocol", "dialects", "engine"}

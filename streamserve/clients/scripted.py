@@ -14,7 +14,7 @@ from array import array
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from streamserve.engine.echo import ASSISTANT, END_OF_TURN, USER, EchoRunner, EchoTokenizer
+from streamserve.engine.echo import ASSISTANT, END_OF_TURN, USER, EchoRunner, EchoTokenizer, is_allowed
 from streamserve.engine.plan import Chunk, Sampled, SampleSpec
 from streamserve.engine.text.tokenizer import Prompt
 from streamserve.protocol.requests import GenerateRequest
@@ -51,7 +51,8 @@ class ScriptedRunner(EchoRunner):
         answer = self._answer(_text(ids[_last(ids[: begin - 1], USER) + 1 : begin - 1])).encode()
         num_given = num_tokens - begin
         token_id = answer[num_given] if num_given < len(answer) else END_OF_TURN
-        if token_id in spec.banned_token_ids or num_given > len(answer):
+        is_over = num_given > len(answer)
+        if is_over or token_id in spec.banned_token_ids or not is_allowed(token_id, spec):
             return super()._sample(chunk, spec)
         return Sampled(seq_id=chunk.seq_id, token_id=token_id)
 

@@ -23,6 +23,7 @@ from streamserve.dialects.fields import (
     text,
     wrong_type,
 )
+from streamserve.dialects.grammar_fields import grammar
 from streamserve.dialects.messages import messages
 from streamserve.protocol.errors import BadRequest, PromptTooLong
 from streamserve.protocol.limits import Limits
@@ -66,7 +67,7 @@ def sampling_fields(limits: Limits) -> Mapping[str, Reader]:
 
 @lru_cache(maxsize=8)
 def request_fields(limits: Limits) -> Mapping[str, Reader]:
-    """Return the readers of the other fields: model, prompt, choices, template variables, timeout, class, metadata."""
+    """Return the readers of the other fields: model, prompt, choices, timeout, class, grammar, metadata."""
     return {
         "model": text(1, _MAX_MODEL_CHARS),
         "messages": messages(limits),
@@ -77,6 +78,7 @@ def request_fields(limits: Limits) -> Mapping[str, Reader]:
         "latency_class": one_of(*LATENCY_CLASSES),
         "metadata": _metadata(limits),
         "input": any_object,
+        "grammar": grammar(limits),
     }
 
 
@@ -95,6 +97,7 @@ def build(values: Mapping[str, Any], limits: Limits, *, default_model: str) -> G
         timeout_seconds=values.get("timeout_seconds"),
         latency_class=values.get("latency_class", LATENCY_CLASSES[0]),
         input=values.get("input", {}),
+        grammar=values.get("grammar"),
     )
 
 

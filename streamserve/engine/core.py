@@ -290,6 +290,7 @@ class EngineCore:
             quarantines=self._num_quarantines,
             token_budget=self.scheduler.token_budget,
             is_paused=output.is_paused,
+            grammar_waits=output.num_grammar_waits,
         )
 
 

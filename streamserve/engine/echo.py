@@ -59,6 +59,7 @@ _PIECES: list[bytes] = [
 VOCAB_SIZE = _FIRST_PIECE + len(_PIECES)
 _FIRST_SPLIT = VOCAB_SIZE - 2 * len(_SPLIT)
 _ROLES = {"system": SYSTEM, "user": USER, "assistant": ASSISTANT}
+_CLOSING = b'"}],'  # what ends a text, an object, a list, a value
 # Candidates per position; enough for top-20 log-probabilities.
 _NUM_CANDIDATES = 24
 _NUM_DRAWS = 32  # some are drawn twice
@@ -71,8 +72,9 @@ _MIX = 6364136223846793005  # Knuth's multiplier for 64-bit sequences
 class EchoRunner:
     """Implements `Runner` on lists of ints. `pause` is called once per step (a delay, for demonstrations).
 
-    Top-k and the seed are honoured; top-p, min-p and penalties change nothing here. It takes a second plan before the
-    first is collected, as a GPU does; `can_overlap`: whether the core does so by default, though it gains nothing.
+    Top-k, the seed and masks are honoured; top-p, min-p and penalties change nothing here. It takes a second plan
+    before the first is collected, as a GPU does; `can_overlap`: whether the core does so by default, though it gains
+    nothing.
     """
 
     vocab_size = VOCAB_SIZE
@@ -142,7 +144,10 @@ class EchoRunner:
 
     def _sample(self, chunk: Chunk, spec: SampleSpec) -> Sampled:
         state = hashlib.sha256(self._read(chunk)).digest()
-        scores = _scores(state, chunk.token_ids[-1], frozenset(spec.banned_token_ids))
+        if spec.mask is None:
+            scores = _scores(state, chunk.token_ids[-1], frozenset(spec.banned_token_ids))
+        else:
+            scores = _allowed_scores(state, spec)
         token_id = _choose(scores, spec)
         return Sampled(seq_id=chunk.seq_id, token_id=token_id, logprobs=_logprobs(scores, token_id, spec.logprobs))
 
@@ -160,6 +165,29 @@ def _scores(state: bytes, last_token_id: int, banned: frozenset[int]) -> dict[in
     if not candidates:
         candidates = [token for token in range(_FIRST_PIECE, VOCAB_SIZE) if token not in banned]
     return {token_id: -0.5 * rank for rank, token_id in enumerate(candidates[:_NUM_CANDIDATES])}
+
+
+def _allowed_scores(state: bytes, spec: SampleSpec) -> dict[int, float]:
+    """Return candidates among what a grammar allows.
+
+    Mostly words, where these are allowed. Every fourth time the ends of an answer and what closes or parts values come
+    first, so that no text is endless.
+    """
+    allowed = {token_id for token_id in range(VOCAB_SIZE) if is_allowed(token_id, spec)}
+    allowed = allowed.difference(spec.banned_token_ids) or allowed  # a ban never leaves nothing
+    drawn = list(map(_candidate, array("Q", hashlib.shake_256(state).digest(8 * _NUM_DRAWS))))
+    closing = [*spec.mask_end_ids, *_CLOSING]
+    first = [*closing, *drawn] if state[0] % 4 == 0 else [*drawn, *closing]
+    rest = sorted(allowed, key=lambda token_id: (token_id * _MIX + state[1]) & _MAX_SLOT)
+    candidates = [token_id for token_id in dict.fromkeys([*first, *rest]) if token_id in allowed]
+    return {token_id: -0.5 * rank for rank, token_id in enumerate(candidates[:_NUM_CANDIDATES])}
+
+
+def is_allowed(token_id: int, spec: SampleSpec) -> bool:
+    """Whether a grammar allows a token; without one everything is."""
+    if spec.mask is None or token_id in spec.mask_end_ids:
+        return True
+    return bool(spec.mask[token_id // 8] >> token_id % 8 & 1)
 
 
 def _candidate(draw: int) -> int:

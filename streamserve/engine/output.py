@@ -7,9 +7,11 @@ Engine thread only.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from streamserve.engine.config import EngineConfig
+from streamserve.engine.grammar.matcher import Matcher, advance
 from streamserve.engine.in_flight import Launched, Part
 from streamserve.engine.kv.pool import BlockPool
 from streamserve.engine.plan import Chunk, RawLogprobs, Sampled, StepResult
@@ -22,7 +24,8 @@ from streamserve.protocol.park import Park
 class SequenceUpdate:
     """What is new of one sequence. The last has one of `finish_reason` ("stop", "length"), `error` (a code) and `park`.
 
-    After "stop" the last token is the eos or stop token: counted, but no part of the text. `num_cached_tokens`,
+    After "stop" the last token is the eos or stop token: counted, but no part of the text; unless the answer
+    `is_complete`: then it is the last token of a text that matches its grammar. `num_cached_tokens`,
     `scheduled_at` and `first_token_at` are repeated in each update; an update without tokens means that the sequence
     waits, was scheduled, has more of its prompt computed, or ended. Times are the core's clock; `at` is the end of the
     step. `place`: a step was planned without the sequence, which is so far from the front of the queue (1 is next).
@@ -41,6 +44,7 @@ class SequenceUpdate:
     first_token_at: float | None = None
     place: int | None = None
     num_prefilled: int | None = None
+    is_complete: bool = False
 
     @property
     def is_last(self) -> bool:
@@ -70,6 +74,7 @@ class OutputProcessor:
         self.num_prompt_tokens = 0
         self.num_generation_tokens = 0
         self.num_parks = 0
+        self.num_grammar_waits = 0
         self.max_model_len = config.max_model_len or _NO_MODEL_LIMIT
         self._lead_tokens = config.lead_tokens
         self._scheduler = scheduler
@@ -153,9 +158,12 @@ class OutputProcessor:
         for tenant, number in num_tokens.items():
             self._scheduler.charge(tenant, number, now)
         sampled = {one.seq_id: one for one in result.sampled}
-        for part in step.parts:
-            if part.is_current and self.sequences.get(part.chunk.seq_id) is part.sequence:
-                self._process_part(part, sampled.get(part.chunk.seq_id), now)
+        parts = [
+            part for part in step.parts if part.is_current and self.sequences.get(part.chunk.seq_id) is part.sequence
+        ]
+        advance(_moves(parts, sampled))
+        for part in parts:
+            self._process_part(part, sampled.get(part.chunk.seq_id), now)
 
     def fail(self, sequence: Sequence, error: str, now: float) -> None:
         """End one sequence with an error code. All its blocks are evicted: any of them may be the cause."""
@@ -202,6 +210,7 @@ class OutputProcessor:
             first_token_at=sequence.first_token_at,
             place=place,
             num_prefilled=num_prefilled,
+            is_complete=finish_reason == "stop" and sequence.is_complete,
         )
         self._updates.append(update)
         self.num_parks += park is not None
@@ -216,7 +225,7 @@ class OutputProcessor:
     def _process_part(self, part: Part, sampled: Sampled | None, now: float) -> None:
         """Record one sequence's part of a step."""
         sequence, num_tokens = part.sequence, len(part.chunk.token_ids)
-        error = _error_of(part.chunk, sampled)
+        error = _error_of(part, sampled)
         if error is not None:
             self.fail(sequence, error, now)
             return
@@ -260,6 +269,7 @@ class OutputProcessor:
         return sequence
 
     def _remove(self, sequence: Sequence) -> None:
+        self.num_grammar_waits += sequence.num_grammar_waits
         del self.sequences[sequence.seq_id]
         if sequence.state is not State.FINISHED:
             self._scheduler.finish(sequence)
@@ -275,8 +285,19 @@ def _newly_prefilled(sequence: Sequence, num_tokens: int) -> int | None:
     return after if has_moved or before == sequence.num_cached_tokens else None
 
 
-def _error_of(chunk: Chunk, sampled: Sampled | None) -> str | None:
-    """Return the runner's error code, or "runner_error" where its result is missing."""
+def _moves(parts: list[Part], sampled: Mapping[int, Sampled]) -> Iterator[tuple[Matcher, int]]:
+    """Yield the matchers of a step with their new tokens; an end is no part of the text."""
+    for part in parts:
+        matcher, one = part.sequence.matcher, sampled.get(part.chunk.seq_id)
+        if matcher is None or one is None or one.token_id is None:
+            continue
+        if one.token_id not in part.sequence.stop_token_ids():
+            yield matcher, one.token_id
+
+
+def _error_of(part: Part, sampled: Sampled | None) -> str | None:
+    """Return the runner's error code, "runner_error" where its result is missing, or the matcher's."""
     if sampled is None:
-        return "runner_error" if chunk.sample is not None else None
-    return sampled.error
+        return "runner_error" if part.chunk.sample is not None else None
+    matcher = part.sequence.matcher
+    return sampled.error or (None if matcher is None else matcher.error)

@@ -26,8 +26,10 @@ class SampleSpec:
 
     The draw is `argmax(log p + Gumbel(seed, position, token))`: fixed given equal logits, whatever the batch.
     `position` is the absolute index of the token to be chosen (= number of tokens known before it).
-    `banned_token_ids` (eos and stop ids before min_tokens) must not be chosen. Order of transforms: ban, penalties,
-    temperature, top-k, top-p, min-p.
+    `banned_token_ids` (eos and stop ids before min_tokens) must not be chosen. `mask` has one bit for each id, the
+    lowest first, that a grammar allows; `mask_end_ids` are allowed beside these. Where nothing that is allowed is left
+    by bans, the bans are lifted: no row is without a token. Order of transforms: ban, mask, penalties, temperature,
+    top-k, top-p, min-p.
     `counts_row` is where the runner counts the sequence's tokens for its penalties; None without penalties. A spec with
     `prompt_token_ids` begins the row afresh: these and `output_token_ids` are all tokens before `position`. A later one
     has neither: the chunk's only token, pending or not, is the one that the row lacks.
@@ -47,6 +49,8 @@ class SampleSpec:
     prompt_token_ids: Sequence[int] = ()
     output_token_ids: Sequence[int] = ()
     banned_token_ids: tuple[int, ...] = ()
+    mask: bytes | None = None
+    mask_end_ids: tuple[int, ...] = ()
     logprobs: int | None = None
 
 

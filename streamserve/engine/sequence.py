@@ -20,6 +20,7 @@ from streamserve.protocol.park import SUSPECT_LOSSES
 from streamserve.protocol.requests import SamplingParams
 
 if TYPE_CHECKING:
+    from streamserve.engine.grammar.matcher import Matcher
     from streamserve.engine.kv.pool import BlockPool
 
 
@@ -33,7 +34,7 @@ class SequenceRequest:
     many output tokens the reader has received by now; None: the engine does not wait for readers. `first_token_at`:
     when the answer's first token was generated, if that was before this admission. `num_losses`: how often an engine
     has ended in a step with it since its last new token. `queue_seconds`: how long it may wait for its first step;
-    None: as the scheduler's queue stands.
+    None: as the scheduler's queue stands. `matcher`: what the answer must match, after `output_token_ids`; it changes.
     """
 
     seq_id: int
@@ -52,6 +53,7 @@ class SequenceRequest:
     stream_id: str = ""
     num_losses: int = 0
     queue_seconds: float | None = None
+    matcher: Matcher | None = None
 
 
 class State(Enum):
@@ -88,6 +90,9 @@ class Sequence:
 
     With penalties a running sequence has a row of counts in the runner, `counts_row`, as it has blocks. `is_counted`:
     the row holds every token that a launched step has seen; otherwise the next draw begins it afresh.
+
+    With a grammar the next mask depends on the pending token: the sequence waits for it. `num_grammar_waits` counts how
+    often it was left out of a step for that, which happens only with overlap.
     """
 
     request: SequenceRequest
@@ -102,6 +107,7 @@ class Sequence:
     is_pending: bool = False
     counts_row: int | None = None
     is_counted: bool = False
+    num_grammar_waits: int = 0
     order_key: tuple[float, int] = (0.0, 0)
     expires_at: float = math.inf
     scheduled_at: float | None = None
@@ -122,6 +128,16 @@ class Sequence:
         self.token_ids = [*self.request.prompt_token_ids, *self.request.output_token_ids]
         self.first_token_at = self.request.first_token_at
         self.reader_tokens = self.request.reader_tokens
+
+    @property
+    def matcher(self) -> Matcher | None:
+        """What the answer must match, after its known tokens."""
+        return self.request.matcher
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the text matches its grammar as it is, and nothing more may follow."""
+        return self.matcher is not None and self.matcher.is_complete
 
     @property
     def num_tokens(self) -> int:
@@ -209,17 +225,23 @@ class Sequence:
         """Return why the sequence is over, or None. The eos or stop token is its last token and no part of the text."""
         if self.max_tokens == 0:
             return None if self.num_uncomputed_tokens else "length"
-        has_min_tokens = self.num_output_tokens > self.request.sampling.min_tokens
-        if has_min_tokens and self.token_ids[-1] in self._stop_token_ids():
+        # In a grammar an end is allowed before min_tokens only where nothing else is.
+        has_min_tokens = self.matcher is not None or self.num_output_tokens > self.request.sampling.min_tokens
+        if has_min_tokens and self.token_ids[-1] in self.stop_token_ids():
+            return "stop"
+        if self.is_complete:
             return "stop"
         if self.num_output_tokens >= self.max_tokens or self.num_tokens >= max_model_len:
             return "length"
         return None
 
     def must_wait(self, max_model_len: int | None) -> bool:
-        """Whether the pending token must be known first, as it may be the last token."""
+        """Whether the pending token must be known first: it may be the last one, or a grammar needs it."""
         if not self.is_pending:
             return False
+        if self.matcher is not None:
+            self.num_grammar_waits += 1
+            return True
         is_last = self.num_output_tokens + 1 >= self.max_tokens
         return is_last or self.num_tokens + 1 >= (max_model_len or sys.maxsize)
 
@@ -242,7 +264,8 @@ class Sequence:
         begins_counts = self.counts_row is not None and not self.is_counted
         banned: tuple[int, ...] = ()
         if self.num_output_tokens + self.is_pending < sampling.min_tokens:
-            banned = tuple(sorted(self._stop_token_ids()))
+            banned = tuple(sorted(self.stop_token_ids()))
+        matcher = self.matcher
         return SampleSpec(
             position=self.num_tokens + self.is_pending,
             seed=sampling.seed,
@@ -257,10 +280,13 @@ class Sequence:
             prompt_token_ids=prompt if begins_counts else (),
             output_token_ids=tuple(self.token_ids[len(prompt) :]) if begins_counts else (),
             banned_token_ids=banned,
+            mask=None if matcher is None else matcher.mask,
+            mask_end_ids=tuple(sorted(self.stop_token_ids())) if matcher is not None and matcher.may_end else (),
             logprobs=sampling.logprobs,
         )
 
-    def _stop_token_ids(self) -> Iterable[int]:
+    def stop_token_ids(self) -> Iterable[int]:
+        """Return the ids that end the answer."""
         sampling = self.request.sampling
         return (
             sampling.stop_token_ids

@@ -27,6 +27,7 @@ class Limits:
     max_metadata_chars: int = 512
     max_template_kwargs: int = 16
     max_tools: int = 128
+    max_grammar_chars: int = 65_536
     max_streams_per_principal: int = 16
     max_streams_anonymous: int = 8
     max_connections: int = 10_000  # requests and WebSockets in progress in a process; 0 is no bound

@@ -40,7 +40,8 @@ class CoreStats:
     `blocks_used` are held by running sequences; `blocks_cached` are reclaimable and hold reusable prefixes.
     `queued_tokens` are those that waiting sequences still have to compute, `queued_seconds` how long that takes by the
     step-time model (0 until there is one). `parks` counts sequences that the engine itself parked, `out_of_memory` and
-    `quarantines` steps that ended so; `token_budget` is what a step may compute now.
+    `quarantines` steps that ended so; `token_budget` is what a step may compute now. `grammar_waits` counts how often a
+    sequence with a grammar was left out of an overlapped step, of the answers that have ended.
     """
 
     running: int = 0
@@ -63,6 +64,7 @@ class CoreStats:
     quarantines: int = 0
     token_budget: int = 0
     is_paused: bool = False
+    grammar_waits: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -37,7 +37,19 @@ class BadBody:
 
 def bad_bodies() -> list[BadBody]:
     """Return the whole corpus; names are unique, and so are bodies within a dialect."""
-    makers = (_not_json, _numbers, _wrong_types, _texts, _prompts, _messages, _unknown, _conflicts, _openai, _server)
+    makers = (
+        _not_json,
+        _numbers,
+        _wrong_types,
+        _texts,
+        _grammars,
+        _prompts,
+        _messages,
+        _unknown,
+        _conflicts,
+        _openai,
+        _server,
+    )
     return [bad for maker in makers for bad in maker()]
 
 
@@ -102,6 +114,7 @@ _OTHERS = (
     ("chat_template_kwargs", BOTH, ("dict",)),
     ("metadata", BOTH, ("dict",)),
     ("input", BOTH, ("dict",)),
+    ("grammar", BOTH, ("dict",)),
     ("latency_class", BOTH, ("str",)),
     ("format", NATIVE, ("str",)),
     ("on_disconnect", BOTH, ("str",)),
@@ -280,6 +293,29 @@ def _texts() -> Iterator[BadBody]:
     ):
         (name,) = kwargs
         yield _one(f"{template} {json.dumps(kwargs)}", template, kwargs, code=code, param=f"{template}.{name}")
+
+
+def _grammars() -> Iterator[BadBody]:
+    """Yield grammars that are none by their fields; what only a compiler finds is in tests/engine/grammar."""
+    cases: tuple[tuple[dict[str, object], str, str], ...] = (
+        ({}, "missing_field", ".type"),
+        ({"type": "xml"}, "invalid_value", ".type"),
+        ({"type": "json_schema"}, "missing_field", ".schema"),
+        ({"type": "json_schema", "schema": "{}"}, "invalid_type", ".schema"),
+        ({"type": "json_schema", "schema": {"description": "a" * 65_536}}, "invalid_value", ".schema"),
+        ({"type": "json_schema", "schema": {}, "strict": True}, "unknown_field", ".strict"),
+        ({"type": "json_object", "schema": {}}, "conflicting_fields", ".schema"),
+        ({"type": "regex"}, "missing_field", ".pattern"),
+        ({"type": "regex", "pattern": ""}, "invalid_value", ".pattern"),
+        ({"type": "regex", "pattern": "a" * 65_537}, "invalid_value", ".pattern"),
+        ({"type": "choice", "choices": []}, "invalid_value", ".choices"),
+        ({"type": "choice", "choices": ["a", ""]}, "invalid_value", ".choices[1]"),
+        ({"type": "choice", "choices": ["a", 1]}, "invalid_type", ".choices[1]"),
+        ({"type": "lark", "pattern": "a"}, "conflicting_fields", ".pattern"),
+    )
+    for grammar, code, where in cases:
+        name = f"grammar {json.dumps(grammar)[:60]}"
+        yield _one(name, "grammar", grammar, code=code, param="grammar" + where)
 
 
 def _prompts() -> Iterator[BadBody]:

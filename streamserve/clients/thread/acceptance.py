@@ -14,6 +14,8 @@ from itertools import chain
 
 from streamserve.clients.thread.public_prefix import PublicPrefixes
 from streamserve.engine.config import EngineConfig, LatencyClass
+from streamserve.engine.grammar.compiler import GrammarCompiler
+from streamserve.engine.grammar.matcher import Matcher
 from streamserve.engine.plan import Runner
 from streamserve.engine.scheduler import max_servable_tokens
 from streamserve.engine.sequence import SequenceRequest
@@ -22,7 +24,7 @@ from streamserve.engine.text.formats.base import OutputFormat, Parser
 from streamserve.engine.text.formats.blocks import AnswerSource
 from streamserve.engine.text.tokenizer import Prompt, Tokenizer
 from streamserve.protocol.errors import BadRequest, PromptTooLong, StreamserveError
-from streamserve.protocol.requests import GenerateRequest, SamplingParams, check_needs, check_sampling
+from streamserve.protocol.requests import GenerateRequest, Grammar, SamplingParams, check_needs, check_sampling
 
 logger = logging.getLogger(__name__)
 
@@ -56,11 +58,13 @@ class LoadedEngine:
     format: OutputFormat | None = None
     max_tokens: int = field(init=False)
     public_prefixes: PublicPrefixes = field(init=False)
+    grammars: GrammarCompiler = field(init=False)
 
     def __post_init__(self) -> None:
         runner = self.runner
         self.public_prefixes = PublicPrefixes(self.tokenizer)
         self.max_tokens = max_servable_tokens(self.facts.max_model_len, runner.num_blocks, runner.block_size)
+        self.grammars = GrammarCompiler(self.tokenizer, runner.vocab_size, self.facts.eos_token_ids)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +72,7 @@ class Prepared:
     """A request ready for the engine: ids, resolved sampling and timeout, and the text side of each choice.
 
     `num_tokens`: of all choices, those that are known already and are to be computed. `needs`: see `Accepted`.
+    `grammar`: what the whole output must match; then `constrain` sets `matchers`, one for each choice.
     """
 
     request: GenerateRequest
@@ -78,6 +83,8 @@ class Prepared:
     timeout_seconds: float | None
     num_tokens: int
     needs: tuple[str, ...] = ()
+    grammar: Grammar | None = None
+    matchers: tuple[Matcher, ...] = ()
 
     def sequence_request(self, seq_id: int, index: int, accepted_at: float, queue_seconds: float) -> SequenceRequest:
         """Make the engine's part of one choice, which may wait so long; choices differ in their seeds."""
@@ -101,6 +108,7 @@ class Prepared:
             stream_id=request.stream_id,
             num_losses=request.num_losses,
             queue_seconds=queue_seconds,
+            matcher=self.matchers[index] if self.matchers else None,
         )
 
 
@@ -116,8 +124,9 @@ def prepare(engine: LoadedEngine, config: EngineConfig, request: GenerateRequest
     )
     check_sampling(sampling)  # the model's own defaults, too
     _check_ids(request, prompt, engine.runner.vocab_size)
+    grammar = engine.format.grammar(request, prompt) if engine.format is not None else request.grammar
     source = _source(engine.format, request, prompt, sampling)
-    choices = _choices(engine.tokenizer, request, sampling, source)
+    choices = _choices(engine.tokenizer, request, sampling, source, is_free=grammar is None)
     return Prepared(
         request=request,
         prompt=replace(prompt, num_public_tokens=num_public_tokens),
@@ -127,6 +136,7 @@ def prepare(engine: LoadedEngine, config: EngineConfig, request: GenerateRequest
         timeout_seconds=latency_class.timeout_seconds if request.timeout_seconds is None else request.timeout_seconds,
         num_tokens=request.n * num_prompt_tokens + sum(map(len, request.output_token_ids)),
         needs=() if source is None else ("blocks",),
+        grammar=grammar,
     )
 
 
@@ -147,7 +157,12 @@ def _checked_class(config: EngineConfig, request: GenerateRequest) -> LatencyCla
 
 
 def _choices(
-    tokenizer: Tokenizer, request: GenerateRequest, sampling: SamplingParams, source: AnswerSource | None
+    tokenizer: Tokenizer,
+    request: GenerateRequest,
+    sampling: SamplingParams,
+    source: AnswerSource | None,
+    *,
+    is_free: bool,
 ) -> tuple[Choice, ...]:
     """Make the text side of each choice, in the state in which its readers saw it last."""
     shown = (*request.output_token_ids, *[()] * (request.n - len(request.output_token_ids)))
@@ -157,7 +172,8 @@ def _choices(
             sampling,
             index=index,
             shown_token_ids=shown[index],
-            strip_leading_space=request.messages is not None,
+            # The text of a grammar is its tokens' bytes, to the first one.
+            strip_leading_space=request.messages is not None and is_free,
             source=source,
         )
         for index in range(request.n)
@@ -178,6 +194,20 @@ def _source(
 
     answer = f"{request.stream_id}/{sampling.seed}"
     return AnswerSource(tags=format_.tags, make_parser=make_parser, answer=answer, has_echo=request.echo)
+
+
+def constrain(engine: LoadedEngine, prepared: Prepared) -> Prepared:
+    """Compile the grammar, and move each choice's matcher over the tokens that were shown of it.
+
+    Slow: the grammar may have to be proved first. Raises BadRequest, or Overloaded if too many wait for that.
+    """
+    if prepared.grammar is None:
+        return prepared
+    request, sampling = prepared.request, prepared.sampling
+    ends = {*sampling.stop_token_ids, *(() if sampling.ignore_eos else prepared.eos_token_ids)}
+    shown = (*request.output_token_ids, *[()] * (request.n - len(request.output_token_ids)))
+    texts = [ids[:-1] if ids and ids[-1] in ends else ids for ids in shown]
+    return replace(prepared, matchers=engine.grammars.matchers(prepared.grammar, texts))
 
 
 def encode(tokenizer: Tokenizer, request: GenerateRequest) -> Prompt:

@@ -13,13 +13,14 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
 
-from streamserve.clients.thread.acceptance import LoadedEngine, encode, prepare
+from streamserve.clients.thread.acceptance import LoadedEngine, constrain, encode, prepare
 from streamserve.clients.thread.admission import AdmissionControl, RecentTimings
 from streamserve.clients.thread.engine_thread import EngineThread, Load
 from streamserve.clients.thread.generation import LocalGeneration, error_event
 from streamserve.clients.thread.output_router import OutputRouter
 from streamserve.engine.config import WARM, EngineConfig
 from streamserve.engine.core import EngineCore
+from streamserve.engine.grammar.compiler import NUM_PROVERS
 from streamserve.engine.plan import OnStep, StepPlan
 from streamserve.protocol.errors import BadRequest, EngineUnavailable, error_for
 from streamserve.protocol.events import Error
@@ -63,6 +64,8 @@ class ThreadClient:
         self._seq_ids = itertools.count(1)
         self._operator_state = "ready"  # the state of a loaded engine, by the last action of an operator
         self._tokenizers = ThreadPoolExecutor(_TOKENIZER_THREADS, thread_name_prefix=f"tokenize-{alias}")
+        # Apart from those: a grammar may take seconds to compile. A thread is made when there is a first one.
+        self._compilers = ThreadPoolExecutor(NUM_PROVERS, thread_name_prefix=f"grammar-{alias}")
 
     async def generate(self, request: GenerateRequest) -> LocalGeneration:
         """Accept the request or raise: BadRequest (never fits, bad template), Refused (not now)."""
@@ -72,6 +75,10 @@ class ThreadClient:
             prepared = await asyncio.get_running_loop().run_in_executor(
                 self._tokenizers, prepare, engine, self._config, request
             )
+            if prepared.grammar is not None:
+                prepared = await asyncio.get_running_loop().run_in_executor(
+                    self._compilers, constrain, engine, prepared
+                )
         # Nothing is awaited from here on, so that the checks still hold when the sequences are added.
         _, core = self._require_engine(request)
         is_resumed = any(request.output_token_ids)  # it was accepted once, and may wait
@@ -118,7 +125,15 @@ class ThreadClient:
         """
         sampling = replace(request.sampling, max_tokens=0, min_tokens=0)
         generation = await self.generate(
-            replace(request, sampling=sampling, n=1, output_token_ids=(), reader_tokens=None, latency_class=WARM)
+            replace(
+                request,
+                sampling=sampling,
+                n=1,
+                output_token_ids=(),
+                reader_tokens=None,
+                latency_class=WARM,
+                grammar=None,
+            )
         )
         try:
             async for event in generation:
@@ -170,6 +185,9 @@ class ThreadClient:
         self._thread.close()
         self._router.on_end("engine_closed")
         await asyncio.to_thread(self._thread.join)
+        if self._thread.engine is not None:
+            await asyncio.to_thread(self._thread.engine.grammars.close)
+        self._compilers.shutdown(wait=False)
         self._tokenizers.shutdown(wait=False)  # requests that are tokenised afterwards are refused
 
     def _require_engine(self, request: GenerateRequest | None = None) -> tuple[LoadedEngine, EngineCore]:

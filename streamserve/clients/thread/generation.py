@@ -25,6 +25,7 @@ ERRORS = {
     "numerical_error": ("the model gave numbers that are not finite for this request.", False),
     "out_of_memory": ("the engine ran out of memory on this request. Try again later.", True),
     "never_fits": ("this request can never fit into the engine's memory. Shorten the prompt.", False),
+    "grammar_failed": ("the grammar of this request could not be followed to its end. Simplify it.", False),
     "internal_error": ("the text of this answer could not be made.", True),
     "engine_died": ("the engine stopped working. Try again.", True),
     "engine_closed": ("the engine was shut down. Try again.", True),

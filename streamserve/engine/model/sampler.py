@@ -1,7 +1,8 @@
 """Choose the next token of every sampling row of a step, together.
 
-Order: ban, penalties, temperature, top-k, top-p, min-p, then `argmax(log p + Gumbel(seed, position, token))`. The draw
-depends only on the row's own logits and (seed, position). Knows logits and `SampleSpec`s; no sequences, no model.
+Order: ban, mask, penalties, temperature, top-k, top-p, min-p, then `argmax(log p + Gumbel(seed, position, token))`.
+The draw depends only on the row's own logits and (seed, position). Knows logits and `SampleSpec`s; no sequences, no
+model.
 
 Why top-p needs no sort: a token belongs to the nucleus iff the tokens likelier than it hold less than `top_p`. The
 winner among all tokens, if it is in the nucleus, is the winner among the nucleus. If it is not, neither is anything
@@ -21,12 +22,14 @@ from dataclasses import dataclass
 
 import torch
 
-from streamserve.engine.model.load.device import on_device
+from streamserve.engine.model.load.device import on_device, to_device
 from streamserve.engine.model.penalties import PenaltyCounts
 from streamserve.engine.plan import RawLogprobs, SampleSpec
 
 MAX_CUTS = 16  # after that many refusals a row is sorted instead
 _TINY = 1e-9
+# What a grammar allows has at least this logit: more than what it forbids, and finite whatever is done to it later.
+_LEAST_ALLOWED = -1e20
 _MASK64 = (1 << 64) - 1
 _MIX_1, _MIX_2 = 0x7FEB352D, -2073254261  # the second is 0x846CA68B as a signed number
 _TENSORS = ("token_ids", "finite", "chosen_logprobs", "top_logprobs", "top_ids")
@@ -73,18 +76,41 @@ def sample(logits: torch.Tensor, specs: Sequence[SampleSpec], counts: PenaltyCou
 
 
 def _ban_and_penalise(logits: torch.Tensor, specs: Sequence[SampleSpec], counts: PenaltyCounts | None) -> torch.Tensor:
-    """Return logits with bans and penalties applied: the same tensor where no row asks for any."""
+    """Return logits with bans, masks and penalties applied: the same tensor where no row asks for any."""
     banning = [row for row, spec in enumerate(specs) if spec.banned_token_ids]
+    masked = [row for row, spec in enumerate(specs) if spec.mask is not None]
     penalises = any(spec.counts_row is not None for spec in specs)
-    if not banning and not penalises:
+    if not (banning or masked or penalises):
         return logits
     logits = logits.clone(memory_format=torch.contiguous_format)
     for row in banning:
         logits[row].index_fill_(0, _index(specs[row].banned_token_ids, logits.device), float("-inf"))
+    if masked:
+        _mask(logits, masked, [specs[row] for row in masked])
     if penalises:
         assert counts is not None, "a penalty without counts"
         counts.penalise(logits, specs)
     return logits
+
+
+def _mask(logits: torch.Tensor, rows: list[int], specs: Sequence[SampleSpec]) -> None:
+    """Leave to these rows only what their grammars allow, in place.
+
+    A token that is allowed and was banned stays possible where nothing else is: no row is without a token. The masks go
+    to the device as bits, eight to a byte, the lowest id first.
+    """
+    packed = torch.frombuffer(bytearray(b"".join(spec.mask or b"" for spec in specs)), dtype=torch.uint8)
+    packed = to_device(packed.view(len(rows), -1), logits.device)  # (num_masked, vocab_size / 8)
+    bits = torch.arange(8, dtype=torch.uint8, device=logits.device)
+    allowed = (packed[:, :, None] >> bits).bitwise_and_(1).bool().flatten(1)[:, : logits.shape[1]]
+    if allowed.shape[1] < logits.shape[1]:  # a model may have more logits than its tokenizer has ids
+        allowed = torch.nn.functional.pad(allowed, (0, logits.shape[1] - allowed.shape[1]))
+    for place, spec in enumerate(specs):
+        if spec.mask_end_ids:
+            allowed[place].index_fill_(0, _index(spec.mask_end_ids, logits.device), True)
+    index = _index(rows, logits.device)
+    kept = logits.index_select(0, index).clamp_min_(_LEAST_ALLOWED).masked_fill_(~allowed, float("-inf"))
+    logits.index_copy_(0, index, kept)
 
 
 def _draw(logits: torch.Tensor, specs: Sequence[SampleSpec]) -> torch.Tensor:

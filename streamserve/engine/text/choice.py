@@ -165,7 +165,8 @@ class Choice:
         for num_fed, token_id in enumerate(update.token_ids):
             if self.stopped_at is not None:
                 return text, num_fed
-            if update.finish_reason == "stop" and num_fed == len(update.token_ids) - 1:
+            is_end = update.finish_reason == "stop" and not update.is_complete
+            if is_end and num_fed == len(update.token_ids) - 1:
                 self.num_tokens += 1  # the eos or stop token: counted, no part of the text
             else:
                 text += self._feed(token_id)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,10 @@ from tests.proofs.support.pairs import (
     Feature,
     PlanCounts,
     ask_all,
+    assert_matching,
     assert_same,
     config_of,
+    constrained,
     pairs_of,
     plain_answers,
     workload,
@@ -57,22 +60,43 @@ async def test_pairs_on_a_real_model(tiny: Model, is_greedy: bool) -> None:
     await prove(tiny, is_greedy, pairs, num_seeds=scaled(2))
 
 
-async def prove(model: Model, is_greedy: bool, pairs: list[tuple[Feature, Feature]], num_seeds: int) -> None:
-    """Try every pair with every seed; return the counts."""
+@each_way
+async def test_grammars_with_each_feature_on_the_echo_engine(is_greedy: bool) -> None:
+    """Every request has a grammar: whatever else changes the making of its answer, it is the same, and matches."""
+    pytest.importorskip("llguidance", reason="needs llguidance: pip install streamserve[grammar]")
+    pairs = pairs_of(FEATURES) if IS_SOAK else [(one,) for one in FEATURES]
+    await prove(ECHO, is_greedy, pairs, num_seeds=scaled(20), has_grammars=True)
+
+
+@each_way
+async def test_grammars_with_each_feature_on_a_real_model(tiny: Model, is_greedy: bool) -> None:
+    """The same with a random transformer: its logits know nothing of the grammars."""
+    pytest.importorskip("llguidance", reason="needs llguidance: pip install streamserve[grammar]")
+    singles = [(one,) for one in FEATURES]
+    await prove(tiny, is_greedy, singles if IS_SOAK else singles[is_greedy::2], scaled(2), has_grammars=True)
+
+
+async def prove(
+    model: Model, is_greedy: bool, pairs: Sequence[tuple[Feature, ...]], num_seeds: int, *, has_grammars: bool = False
+) -> None:
+    """Try every pair, or every feature alone, with every seed; return the counts."""
     counts: dict[str, int] = {}
     for seed in range(num_seeds):
         requests = workload(seed, is_greedy=is_greedy, num_ids=model.num_ids, max_tokens=model.max_tokens)
+        requests = constrained(requests) if has_grammars else requests
         async with serving(model, config_of()) as client:
             plain = await plain_answers(client.generate, requests)
+        if has_grammars:
+            assert_matching(requests, plain)
         for pair in pairs:
             await prove_pair(model, pair, seed, (requests, plain), counts)
-    how = "greedy" if is_greedy else "seeded"
+    how = ("greedy" if is_greedy else "seeded") + ", with grammars" * has_grammars
     counted = ", ".join(f"{count:,} {what}" for what, count in counts.items())
     print(f"\npairs, {model.name}, {how}: {len(pairs)} pairs x {num_seeds} workloads; {counted}")
 
 
 async def prove_pair(
-    model: Model, pair: tuple[Feature, Feature], seed: int, asked: tuple[Any, Any], counts: dict[str, int]
+    model: Model, pair: tuple[Feature, ...], seed: int, asked: tuple[Any, Any], counts: dict[str, int]
 ) -> None:
     """Try one pair until each feature has had an effect: which answers run together depends on the machine."""
     idle = {feature.name for feature in pair}
@@ -80,14 +104,14 @@ async def prove_pair(
         idle -= await features_with_effect(model, pair, seed, asked, counts)
         if not idle:
             return
-    raise AssertionError(f"{pair[0].name} x {pair[1].name}, {model.name}, workload {seed}: {idle} did nothing")
+    raise AssertionError(f"{_named(pair)}, {model.name}, workload {seed}: {idle} did nothing")
 
 
 async def features_with_effect(
-    model: Model, pair: tuple[Feature, Feature], seed: int, asked: tuple[Any, Any], counts: dict[str, int]
+    model: Model, pair: tuple[Feature, ...], seed: int, asked: tuple[Any, Any], counts: dict[str, int]
 ) -> set[str]:
     """Compare with the plain answers on a new engine, which ends empty. Returns the features that had an effect."""
-    what = f"{pair[0].name} x {pair[1].name}, {model.name}, workload {seed}"
+    what = f"{_named(pair)}, {model.name}, workload {seed}"
     requests, plain = asked
     plans = PlanCounts()
     async with serving(model, config_of(pair), pair, plans) as client:
@@ -105,3 +129,7 @@ async def features_with_effect(
     ):
         counts[name] = counts.get(name, 0) + count
     return {feature.name for feature in pair if feature.had_effect(stats, plans)}
+
+
+def _named(features: tuple[Feature, ...]) -> str:
+    return " x ".join(feature.name for feature in features)

@@ -34,8 +34,10 @@ from tests.proofs.support.pairs import (
     Feature,
     PlanCounts,
     ask_all,
+    assert_matching,
     assert_same,
     config_of,
+    constrained,
     plain_answers,
     workload,
 )
@@ -157,6 +159,23 @@ async def test_pairs_on_the_echo_engine(folder: Path) -> None:
             spec = spec_in(folder, engine=config_of([feature]), hang_seconds=2.0)
             await prove(spec, feature, (requests, plain), rng, counts)
     print_counts("echo", scaled(20), counts)
+
+
+async def test_grammars_on_the_echo_engine(folder: Path) -> None:
+    """The next engine compiles each grammar again and feeds it what was shown: the rest is the same, and matches."""
+    pytest.importorskip("llguidance", reason="needs llguidance: pip install 'streamserve[grammar]'")
+    rng, counts = random.Random(1), Counter[str]()
+    for seed in range(scaled(20)):
+        requests = constrained(both_ways(seed, ECHO.num_ids, ECHO.max_tokens))
+        async with serving(ECHO, config_of()) as client:
+            plain = await plain_answers(client.generate, requests)
+        assert_matching(requests, plain)
+        for feature in (PARK, PREEMPTION, THREE):
+            spec = spec_in(folder, engine=config_of([feature]), hang_seconds=2.0)
+            await prove(spec, feature, (requests, plain), rng, counts)
+    print(f"\ngrammars with the process client, killed: {dict(counts)}")
+    assert counts[PARK.name]
+    assert counts["kills"]
 
 
 @pytest.mark.skipif(not IS_SOAK, reason="loads a model 11 times: needs STREAMSERVE_SOAK=1")

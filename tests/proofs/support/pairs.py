@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import asyncio
 import random
+import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from itertools import combinations
+from itertools import combinations, cycle
 from typing import Any
 
 from streamserve.clients.base import Generation
@@ -21,7 +22,7 @@ from streamserve.engine.core import EngineCore
 from streamserve.engine.plan import PENDING, StepPlan
 from streamserve.engine.sequence import Sequence
 from streamserve.protocol.events import ChoiceDone, Done, Error, Event, Token
-from streamserve.protocol.requests import GenerateRequest, SamplingParams
+from streamserve.protocol.requests import GenerateRequest, Grammar, SamplingParams
 from streamserve.protocol.stats import EngineStats
 
 BLOCK_SIZE = 4
@@ -214,6 +215,31 @@ def workload(seed: int, *, is_greedy: bool, num_ids: int, max_tokens: int) -> li
         GenerateRequest(model="proof", prompt_token_ids=prompt, sampling=replace(base, **how), arrived_at=float(number))
         for number, (prompt, how) in enumerate(ways)
     ]
+
+
+# What the answers of a constrained workload match, in the order of its requests: each can end, and go on for long.
+_PATTERNS = (
+    "( [a-z]+){3,9}.?",
+    "( [a-z]+){2,40}",
+    "",  # none: a neighbour that need not wait for its tokens
+    "( [a-z]+|[,.?!-]|\n)+",
+    "( [a-z]+| [^ a-z]+|[,.?!-]|\n){2,}",
+)
+
+
+def constrained(requests: Iterable[GenerateRequest]) -> list[GenerateRequest]:
+    """Return a workload's requests, all but one of five with a grammar."""
+    pairs = zip(requests, cycle(_PATTERNS), strict=False)
+    return [replace(one, grammar=Grammar(kind="regex", value=made)) if made else one for one, made in pairs]
+
+
+def assert_matching(requests: Iterable[GenerateRequest], answers: Iterable[Answer]) -> None:
+    """Whatever ended by itself matches; what a stop string or max_tokens cut need not."""
+    for request, answer in zip(requests, answers, strict=True):
+        may_be_cut = bool(request.sampling.stop or request.sampling.stop_token_ids)
+        for choice in answer:
+            if request.grammar is not None and choice.finish_reason == "stop" and not may_be_cut:
+                assert re.fullmatch(request.grammar.value, choice.text), choice
 
 
 async def ask_all(
