@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 from streamserve.api.call import AuditedSite, Call, Found, Reply, Site, json_reply, with_class
@@ -9,7 +10,7 @@ from streamserve.api.idempotency import once_of
 from streamserve.api.resume import after_of, encoder_for, gone, gone_reply, not_there, resume
 from streamserve.dialects import native
 from streamserve.dialects.native import NativeRequest
-from streamserve.protocol.errors import Forbidden, NotFound
+from streamserve.protocol.errors import Forbidden, NotFound, no_stream
 from streamserve.protocol.ids import parse_event_id
 from streamserve.streams.reader.delivery import Delivery
 from streamserve.streams.store import Once
@@ -73,6 +74,19 @@ async def stop_stream(call: Call, site: Site) -> Reply:
     if found.stream is not None:
         await found.stream.stop(seen_seq)
     return json_reply(_state_json(found))
+
+
+async def ack_stream(call: Call, site: Site) -> Reply:
+    """POST /streams/{id}/ack {reader, seq, away}: what a reader shows by now. Its connection must be at this worker.
+
+    Asks no database: a page sends one each second.
+    """
+    ack = native.parse_ack(await call.json(site.limits))
+    stream = site.streams.find(call.params["stream_id"])
+    if stream is None or stream.tenant != call.caller.tenant:
+        raise no_stream()
+    stream.readers.ack(ack.reader, ack.seq, is_away=ack.is_away, now=time.monotonic())
+    return Reply(status=204)
 
 
 async def watch(call: Call, site: AuditedSite) -> Reply:
