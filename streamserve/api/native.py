@@ -10,7 +10,7 @@ from streamserve.api.idempotency import once_of
 from streamserve.api.resume import after_of, encoder_for, gone, gone_reply, not_there, resume
 from streamserve.dialects import native
 from streamserve.dialects.native import NativeRequest
-from streamserve.protocol.errors import Forbidden, NotFound, no_stream
+from streamserve.protocol.errors import Forbidden, NotFound
 from streamserve.protocol.ids import parse_event_id
 from streamserve.streams.reader.delivery import Delivery
 from streamserve.streams.store import Once
@@ -77,16 +77,17 @@ async def stop_stream(call: Call, site: Site) -> Reply:
 
 
 async def ack_stream(call: Call, site: Site) -> Reply:
-    """POST /streams/{id}/ack {reader, seq, away}: what a reader shows by now. Its connection must be at this worker.
+    """POST /streams/{id}/ack {reader, seq, away}: what a reader shows by now.
 
-    Asks no database: a page sends one each second.
+    It counts where the reader's connection is, and elsewhere that is no error: a page cannot choose the worker. Asks no
+    database, as a page sends one each second.
     """
     ack = native.parse_ack(await call.json(site.limits))
     stream = site.streams.find(call.params["stream_id"])
     if stream is None or stream.tenant != call.caller.tenant:
-        raise no_stream()
-    stream.readers.ack(ack.reader, ack.seq, is_away=ack.is_away, now=time.monotonic())
-    return Reply(status=204)
+        return json_reply({"counted": False})
+    is_counted = stream.readers.ack(ack.reader, ack.seq, is_away=ack.is_away, now=time.monotonic())
+    return json_reply({"counted": is_counted})
 
 
 async def watch(call: Call, site: AuditedSite) -> Reply:

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 
 from streamserve.clients.base import Generation
-from streamserve.protocol.errors import NotFound, QuotaExceeded
+from streamserve.protocol.errors import QuotaExceeded
 from streamserve.protocol.events import Status
 from streamserve.streams.transcript import Transcript
 
@@ -112,19 +112,20 @@ class Readers:
             message = f"The stream is being read {num_readers} times. Close one of its readers."
             raise QuotaExceeded(message, code="too_many_readers", retry_after=5)
 
-    def ack(self, reader_id: str, seq: int, *, is_away: bool, now: float) -> None:
+    def ack(self, reader_id: str, seq: int, *, is_away: bool, now: float) -> bool:
         """Pass on what one of the owner's readers has acknowledged beside its connection.
 
-        Raises NotFound where it is not connected here, QuotaExceeded for more than twenty a second, BadRequest.
+        Returns False where it is not connected here. Raises QuotaExceeded for more than twenty a second, BadRequest.
         """
         reader = next((one for one in self.attached if one.id == reader_id and not one.is_watcher), None)
         if reader is None:
-            raise NotFound("This reader is not connected here any more.", code="unknown_reader", param="reader")
+            return False
         if now - reader.acked_at < _MIN_ACK_SECONDS:
             message = "Acknowledgements come too fast. Send the next one a moment later."
             raise QuotaExceeded(message, code="too_many_acks", retry_after=1)
         reader.acked_at = now
         reader.ack(seq, is_away=is_away)
+        return True
 
 
 class ReaderLag:
