@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 from streamserve.api.call import AuditedSite, Call, Found, Reply, Site, json_reply, with_class
@@ -73,6 +74,20 @@ async def stop_stream(call: Call, site: Site) -> Reply:
     if found.stream is not None:
         await found.stream.stop(seen_seq)
     return json_reply(_state_json(found))
+
+
+async def ack_stream(call: Call, site: Site) -> Reply:
+    """POST /streams/{id}/ack {reader, seq, away}: what a reader shows by now.
+
+    It counts where the reader's connection is, and elsewhere that is no error: a page cannot choose the worker. Asks no
+    database, as a page sends one each second.
+    """
+    ack = native.parse_ack(await call.json(site.limits))
+    stream = site.streams.find(call.params["stream_id"])
+    if stream is None or stream.tenant != call.caller.tenant:
+        return json_reply({"counted": False})
+    is_counted = stream.readers.ack(ack.reader, ack.seq, is_away=ack.is_away, now=time.monotonic())
+    return json_reply({"counted": is_counted})
 
 
 async def watch(call: Call, site: AuditedSite) -> Reply:

@@ -123,6 +123,7 @@ ROUTES = (
     _native(f"streams/{_ID}", native.stream_state, _CHAT, name="stream"),
     _native(f"streams/{_ID}/events", native.stream_events, _CHAT, name="stream_events"),
     _native(f"streams/{_ID}/stop", native.stop_stream, _CHAT, methods=("POST",), name="stop_stream"),
+    _native(f"streams/{_ID}/ack", native.ack_stream, _CHAT, methods=("POST",), name="ack_stream"),
     _native(f"streams/{_ID}/watch", native.watch, _WATCH, name="watch_stream"),
     _native("streams/<path:path>", ops.unknown, _OPEN, methods=_ANY, needs_site=False),
     _native("pipelines", pipelines.pipelines, _CHAT, name="pipelines"),

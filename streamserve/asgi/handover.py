@@ -18,8 +18,8 @@ from contextvars import ContextVar
 
 from streamserve.api.call import Body
 from streamserve.asgi.types import App, Message, Receive, Scope, Send
+from streamserve.asgi.untaken import untaken_of
 from streamserve.protocol.errors import StreamserveError
-from streamserve.streams.reader.channel import nothing
 from streamserve.streams.reader.delivery import Flow
 
 logger = logging.getLogger("streamserve.asgi")
@@ -219,7 +219,7 @@ class Exchange:
         offered = self._scope.get("extensions", {}).get("streamserve.flow", {})
         channel = offered.get("channel")
         is_direct = channel is not None and channel.send is self._send
-        flow = Flow(offered.get("num_untaken", nothing), channel if is_direct else None)
+        flow = Flow(untaken_of(self._scope, self._send), channel if is_direct else None)
         await delivery.run(self._send_frame, flow)
 
     async def _watch(self, delivery: Body) -> None:

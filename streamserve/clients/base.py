@@ -47,10 +47,11 @@ class Generation(Protocol):
     def ready(self, most: int | None = None) -> list[Event]:
         """Take the events that are there now, or the first `most`, without waiting; [] does not mean the end."""
 
-    def reader_at(self, num_tokens: Sequence[int] | None) -> None:
+    def reader_at(self, num_tokens: Sequence[int] | None, is_away: bool = False) -> None:
         """Set how many output tokens of each choice the furthest reader has received; None: do not wait for readers.
 
-        The engine parks a sequence that is `lead_tokens` ahead of that. Never blocks.
+        The engine measures the reader's pace by these calls, and parks a sequence that is `lead_tokens` ahead.
+        `is_away`: the reader does not look at the answer now, as in a hidden tab. Never blocks.
         """
 
     def cancel(self) -> None:

@@ -11,9 +11,9 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
-from streamserve.dialects.fields import boolean, integer, one_of, read, text
+from streamserve.dialects.fields import boolean, integer, one_of, read, required, text
 from streamserve.dialects.generate import build, conflict, request_fields, sampling_fields
 from streamserve.protocol.errors import BadRequest, ErrorBody
 from streamserve.protocol.events import Done, GoingAway, LoggedEvent, Meta, Token
@@ -35,6 +35,7 @@ ON_DISCONNECT = ("park", "abort")
 MAX_SEQ = 2**53  # what JavaScript counts exactly
 _MAX_SEALED_CHARS = 100_000
 _STOP_FIELDS = {"seen_seq": integer(0, MAX_SEQ)}
+_ACK_FIELDS = {"reader": text(1, 32), "seq": integer(0, MAX_SEQ), "away": boolean}
 
 on_disconnect = one_of(*ON_DISCONNECT)
 _OWN_FIELDS = {"format": one_of(*FORMATS), "on_disconnect": on_disconnect}
@@ -107,6 +108,20 @@ def parse_stop(body: Mapping[str, Any]) -> int | None:
     """Check a stop's body; return its `seen_seq`, the last event that was seen."""
     seen_seq: int | None = read(body, _STOP_FIELDS).get("seen_seq")
     return seen_seq
+
+
+class Ack(NamedTuple):
+    """The reader, by `Streamserve-Reader` of its response, has every event up to `seq`; `is_away`: it does not look."""
+
+    reader: str
+    seq: int
+    is_away: bool
+
+
+def parse_ack(body: Mapping[str, Any]) -> Ack:
+    """Check an acknowledgement's body."""
+    fields = read(body, _ACK_FIELDS)
+    return Ack(required(fields, "reader"), required(fields, "seq"), fields.get("away", False))
 
 
 def _scalar(name: str, text: str) -> Any:

@@ -10,7 +10,7 @@ from enum import IntEnum
 from typing import Any, Protocol
 
 from streamserve.dialects import native
-from streamserve.dialects.fields import Table, any_list, any_object, integer, text, wrong_type
+from streamserve.dialects.fields import Table, any_list, any_object, boolean, integer, text, wrong_type
 from streamserve.protocol.errors import StreamserveError, no_stream, to_body
 from streamserve.protocol.ids import event_id, is_stream_id
 
@@ -68,7 +68,7 @@ _CREDIT = {"credit": integer(1, MAX_CREDIT)}
 FIELDS: Mapping[str, Table] = {
     "start": {**_TYPE, "request": any_object, **_CREDIT, **_REF},
     "resume": {**_TYPE, **_ID, "after": integer(0, _MAX_SEQ), **_CREDIT, **_REF},
-    "ack": {**_TYPE, **_ID, "seq": integer(0, _MAX_SEQ)},
+    "ack": {**_TYPE, **_ID, "seq": integer(0, _MAX_SEQ), "away": boolean},
     "stop": {**_TYPE, **_ID, "seen_seq": integer(0, _MAX_SEQ), **_REF},
     "input": {
         **_TYPE,

@@ -106,11 +106,11 @@ class OutputProcessor:
             self.pool.evict(sequence.block_hashes[kept // self.pool.block_size :])
             self.emit(sequence, now, finish_reason="stop")
 
-    def reader_at(self, seq_id: int, num_tokens: int | None) -> None:
+    def reader_at(self, seq_id: int, num_tokens: int | None, is_away: bool = False) -> None:
         """Record a reader's position. Answers end before they are read to the end: unknown ids are not counted here."""
         sequence = self.sequences.get(seq_id)
         if sequence is not None:
-            sequence.reader_tokens = num_tokens
+            sequence.reader_tokens, sequence.is_reader_away = num_tokens, is_away
 
     def pause(self, now: float) -> None:
         """Park every sequence, and each new one until `resume`."""

@@ -113,6 +113,7 @@ class Sequence:
     scheduled_at: float | None = None
     first_token_at: float | None = None
     reader_tokens: int | None = None
+    is_reader_away: bool = False
     place: int | None = None  # in the queue, as it was last reported
     seq_id: int = field(init=False)
     max_tokens: int = field(init=False)  # the most output tokens, shown ones included

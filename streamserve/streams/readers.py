@@ -5,13 +5,21 @@ Only the owner's readers hold a stream and count for its lag; watchers never do.
 
 from __future__ import annotations
 
+import math
+import time
+from collections.abc import Callable
+
 from streamserve.clients.base import Generation
+from streamserve.protocol.errors import QuotaExceeded
 from streamserve.protocol.events import Status
 from streamserve.streams.transcript import Transcript
 
-# The engine learns a reader's position in steps of an eighth of the usual lead, or of fewer tokens when all is read.
-_STEP = 32
-_STEP_WHEN_READ = 8
+# The engine learns a reader's position in steps of about one frame: what it knows is a quarter of a second old at most.
+_STEP = 5
+# That a reader looks away or comes back is sent at once, and so often at most; else with the next position.
+_AWAY_SECONDS = 0.5
+# An acknowledgement beside the connection that comes sooner after the one before is refused.
+_MIN_ACK_SECONDS = 0.05
 
 ReaderTokens = tuple[int, ...] | None
 
@@ -20,7 +28,13 @@ class Attachment:
     """Something that reads a stream. `received_seq` is the last event it has, as far as is known here.
 
     `is_paced`: the engine keeps to its pace. A whole answer, which shows nothing before the end, is not paced.
+    `is_away`: it has said that it does not look at the answer now. `id` names it in its acknowledgements by HTTP, the
+    last of which came at `acked_at`.
     """
+
+    id = ""
+    is_away = False
+    acked_at = -math.inf
 
     def __init__(
         self, *, is_watcher: bool = False, is_paced: bool = True, transport: str = "sse", seq: int = 0
@@ -36,6 +50,12 @@ class Attachment:
 
     def go_away(self) -> None:
         """End the connection; the stream continues, and its reader may return. Must not raise."""
+
+    def ack(self, seq: int, *, is_away: bool = False) -> None:
+        """Note that the reader has every event up to `seq`, and whether it looks away; a lower seq moves nothing.
+
+        Raises BadRequest for an event that it was not sent.
+        """
 
 
 class Readers:
@@ -72,9 +92,40 @@ class Readers:
         return all(reader.is_paced for reader in self.attached if not reader.is_watcher)
 
     @property
+    def are_away(self) -> bool:
+        """Whether all of the owner's readers look away; False without any."""
+        return self.num_holding > 0 and all(reader.is_away for reader in self.attached if not reader.is_watcher)
+
+    @property
     def furthest_seq(self) -> int:
-        """The last event that one of the owner's readers has; 0 without any."""
-        return max((reader.received_seq for reader in self.attached if not reader.is_watcher), default=0)
+        """The last event that one of the owner's readers has, of those that look if one does; 0 without any.
+
+        The furthest one is the first to run out of tokens, so the engine keeps to it.
+        """
+        held = [(not reader.is_away, reader.received_seq) for reader in self.attached if not reader.is_watcher]
+        return max(held, default=(True, 0))[1]
+
+    def check_room(self, max_readers: int, *, is_watcher: bool) -> None:
+        """Raise QuotaExceeded where one more is too many. Watchers are counted apart: they keep no owner out."""
+        num_readers = self.num_watchers if is_watcher else self.num_holding
+        if num_readers >= max_readers:
+            message = f"The stream is being read {num_readers} times. Close one of its readers."
+            raise QuotaExceeded(message, code="too_many_readers", retry_after=5)
+
+    def ack(self, reader_id: str, seq: int, *, is_away: bool, now: float) -> bool:
+        """Pass on what one of the owner's readers has acknowledged beside its connection.
+
+        Returns False where it is not connected here. Raises QuotaExceeded for more than twenty a second, BadRequest.
+        """
+        reader = next((one for one in self.attached if one.id == reader_id and not one.is_watcher), None)
+        if reader is None:
+            return False
+        if now - reader.acked_at < _MIN_ACK_SECONDS:
+            message = "Acknowledgements come too fast. Send the next one a moment later."
+            raise QuotaExceeded(message, code="too_many_acks", retry_after=1)
+        reader.acked_at = now
+        reader.ack(seq, is_away=is_away)
+        return True
 
 
 class ReaderLag:
@@ -85,10 +136,20 @@ class ReaderLag:
     read: then the engine parks every stream that runs ahead of the log.
     """
 
-    def __init__(self, transcript: Transcript, readers: Readers, *, is_bounded: bool, known: ReaderTokens) -> None:
+    def __init__(
+        self,
+        transcript: Transcript,
+        readers: Readers,
+        *,
+        is_bounded: bool,
+        known: ReaderTokens,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._transcript, self._readers = transcript, readers
         self._is_bounded = is_bounded
-        self._known = known  # to the engine
+        self._clock = clock
+        self._known, self._is_known_away = known, False  # to the engine
+        self._away_at = -math.inf  # when that was last sent
         self.is_log_down = False
 
     @property
@@ -106,16 +167,19 @@ class ReaderLag:
 
     def begin(self, known: ReaderTokens) -> None:
         """Note what a new generation was asked for with."""
-        self._known = known
+        self._known, self._is_known_away = known, False
 
     def report(self, generation: Generation) -> None:
         """Send the reader's position to `generation` if that is worth a message."""
-        read = self.reader_tokens
+        read, is_away = self.reader_tokens, self._readers.are_away
         if read is None or self._known is None:
             is_news = read is not self._known
         else:
-            moved = max(abs(now - before) for now, before in zip(read, self._known, strict=True))
-            is_news = moved >= _STEP or (moved >= _STEP_WHEN_READ and self._transcript.num_unread(read) == 0)
+            is_news = max(abs(now - before) for now, before in zip(read, self._known, strict=True)) >= _STEP
+        if is_away is not self._is_known_away and not is_news:
+            is_news = self._clock() - self._away_at >= _AWAY_SECONDS
         if is_news:
-            self._known = read
-            generation.reader_at(read)
+            if is_away is not self._is_known_away:
+                self._away_at = self._clock()
+            self._known, self._is_known_away = read, is_away
+            generation.reader_at(read, is_away)

@@ -164,10 +164,11 @@ class Stream(Producer):
             self._note_position()
         self._wake()
 
-    def moved(self, reader: Attachment, seq: int) -> None:
-        """Note that `reader` has every event up to `seq`."""
-        if reader.received_seq != seq:
-            reader.received_seq = seq
+    def moved(self, reader: Attachment, seq: int, *, is_away: bool | None = None) -> None:
+        """Note that `reader` has every event up to `seq`, and whether it looks away (None: as before)."""
+        is_away = reader.is_away if is_away is None else is_away
+        if reader.received_seq != seq or reader.is_away != is_away:
+            reader.received_seq, reader.is_away = seq, is_away
             if not reader.is_watcher:
                 self._note_position()
 

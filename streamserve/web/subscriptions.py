@@ -69,11 +69,11 @@ class Subscriptions:
         # An empty context: the task outlives the message that started it.
         one.task = asyncio.get_running_loop().create_task(self._run(one), name="subscription", context=Context())
 
-    def ack(self, stream_id: str, seq: int) -> None:
+    def ack(self, stream_id: str, seq: int, *, is_away: bool) -> None:
         """Note the last event that the client has of a stream. Ignored for a stream that is not shown."""
         one = self._shown.get(stream_id)
         if one is not None:
-            one.events.ack(seq)
+            one.events.ack(seq, is_away=is_away)
 
     async def aclose(self) -> None:
         """End every subscription; its reader is detached from the stream."""

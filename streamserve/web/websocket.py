@@ -221,7 +221,8 @@ class StreamConsumer(AsyncConsumer):  # type: ignore[misc]  # channels ships no 
         self._shown.show(get_site().streams, stream, after, message.get("credit"))
 
     async def _on_ack(self, message: Mapping[str, Any]) -> None:
-        self._shown.ack(required(message, "id"), required(message, "seq"))
+        is_away = message.get("away", False)
+        self._shown.ack(required(message, "id"), required(message, "seq"), is_away=is_away)
 
     async def _on_stop(self, message: Mapping[str, Any]) -> None:
         stream_id = required(message, "id")

@@ -85,6 +85,51 @@ async def test_the_state_of_a_stream(caller: Caller) -> None:
     assert (kept["state"], kept["finish_reason"], kept["resumable"]) == ("finished", "length", False)
 
 
+async def test_a_reader_acknowledges_what_it_shows(caller: Caller, lonely_key: str) -> None:
+    """By the id of its response; the engine keeps to it. Another id, or another tenant's, counts nothing."""
+    await site.reset()
+    with override_settings(STREAMSERVE={"TESTING": True, "ECHO_STEP_SECONDS": 0.005}):
+        await until_ready()
+        response = await caller.post("/streams", ask(max_tokens=4000, ignore_eos=True))
+        path, reader_id = f"/streams/{response['X-Stream-Id']}/ack", response["Streamserve-Reader"]
+        pieces = aiter(response.streaming_content)
+        body = b""
+        while body.count(b"event: token") < 3:
+            body += await anext(pieces)
+        stream = site.get_site().streams.find(response["X-Stream-Id"])
+        assert stream is not None
+        (reader,) = stream.readers.attached
+        seq = parse_sse(body)[-1].seq
+        taken = await caller.post(path, {"reader": reader_id, "seq": seq - 1, "away": True})
+        assert (taken.status_code, taken.json()) == (200, {"counted": True})
+        assert (reader.received_seq, reader.is_away) == (seq - 1, True)
+        refused = [
+            (await caller.post(path, body), code)
+            for body, code in (
+                ({"reader": reader_id, "seq": seq - 1}, "too_many_acks"),
+                ({"reader": reader_id}, "missing_field"),
+                ({"reader": reader_id, "seq": 1, "away": 1}, "invalid_type"),
+            )
+        ]
+        assert [one.json()["error"]["code"] for one, _ in refused] == [code for _, code in refused]
+        assert [one.status_code for one, _ in refused] == [429, 400, 400]
+        for one, target, body in (
+            (Caller(key=lonely_key), path, {"reader": reader_id, "seq": 1}),
+            (caller, path, {"reader": "0" * 16, "seq": 1}),
+            (caller, f"/streams/{'0' * 32}/ack", {"reader": reader_id, "seq": 1}),
+        ):
+            nothing = await one.post(target, body)
+            assert (nothing.status_code, nothing.json()) == (200, {"counted": False})
+        assert reader.received_seq == seq - 1
+        reader.acked_at = 0.0  # long ago
+        assert (await caller.post(path, {"reader": reader_id, "seq": 4001})).json()["error"]["code"] == "not_sent"
+        reader.acked_at = 0.0  # long ago
+        assert (await caller.post(path, {"reader": reader_id, "seq": seq})).json() == {"counted": True}
+        assert not reader.is_away
+        await stream.stop()
+        await response.streaming_content.aclose()
+
+
 async def test_events_resume_after_any_event(caller: Caller) -> None:
     """By `after` and by Last-Event-ID: the rest, without a gap or a double."""
     response = await caller.post("/streams", ask(max_tokens=20))

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import random
 
+import pytest
+
+from streamserve.protocol.errors import QuotaExceeded
 from streamserve.protocol.events import ChoiceDone, Status
 from streamserve.protocol.park import Accepted
 from streamserve.streams.readers import Attachment, ReaderLag, Readers
@@ -66,7 +69,7 @@ def test_the_furthest_of_the_owners_readers_counts() -> None:
 
 
 def test_the_engine_gets_positions_in_steps() -> None:
-    """The engine gets a position every 32 tokens behind the end, every 8 at it, and at once if the bound is lifted."""
+    """The engine gets a position every five tokens, whichever way, and at once if the bound is lifted."""
     transcript, reader, generation = make_transcript(), Attachment(), ScriptedGeneration(ask())
     for seq in range(1, 101):
         transcript.note(tok("x"), seq)
@@ -75,18 +78,97 @@ def test_the_engine_gets_positions_in_steps() -> None:
     lag = ReaderLag(transcript, readers, is_bounded=True, known=(0,))
     for reader.received_seq in (*range(1, 101), 99, 60):
         lag.report(generation)
-    assert generation.positions == [(32,), (64,), (96,), (60,)]
+    assert generation.positions == [(seq,) for seq in range(5, 101, 5)] + [(60,)]
     reader.received_seq = 100
     lag.report(generation)
-    for seq in range(101, 121):
+    for seq in range(101, 113):
         transcript.note(tok("x"), seq)
         reader.received_seq = seq
         lag.report(generation)
-    assert generation.positions[4:] == [(100,), (108,), (116,)]
+    assert generation.positions[21:] == [(100,), (105,), (110,)]
     readers.add(Attachment(is_paced=False))
     for _ in range(2):
         lag.report(generation)
-    assert generation.positions[7:] == [None]
+    assert generation.positions[24:] == [None]
+    assert not any(generation.are_away)
+
+
+def test_a_burst_is_one_position() -> None:
+    """What a reader takes at once is one message, however many tokens it is."""
+    transcript, reader, generation = make_transcript(), Attachment(), ScriptedGeneration(ask())
+    for seq in range(1, 101):
+        transcript.note(tok("x"), seq)
+    lag = make_lag(transcript, reader)
+    for reader.received_seq in (90, 90, 91):
+        lag.report(generation)
+    assert generation.positions == [(90,)]
+
+
+class Acknowledging(Attachment):
+    """Remembers what it acknowledged."""
+
+    def __init__(self, id: str, *, is_watcher: bool = False) -> None:
+        super().__init__(is_watcher=is_watcher)
+        self.id = id
+        self.acks: list[tuple[int, bool]] = []
+
+    def ack(self, seq: int, *, is_away: bool = False) -> None:
+        self.acks.append((seq, is_away))
+
+
+def test_an_acknowledgement_is_for_one_of_the_owners_readers() -> None:
+    """By its id, at most twenty a second for each; a watcher, an unknown id and none have no part in the pace."""
+    readers, first, second = Readers(), Acknowledging("a"), Acknowledging("b")
+    for reader in (first, second, Acknowledging("w", is_watcher=True), Attachment()):
+        readers.add(reader)
+    assert readers.ack("a", 3, is_away=False, now=1.0)
+    assert readers.ack("b", 4, is_away=True, now=1.01)
+    with pytest.raises(QuotaExceeded) as refused:
+        readers.ack("a", 5, is_away=False, now=1.04)
+    assert refused.value.code == "too_many_acks"
+    readers.ack("a", 6, is_away=False, now=1.06)
+    assert (first.acks, second.acks) == ([(3, False), (6, False)], [(4, True)])
+    assert not [unknown for unknown in ("w", "c") if readers.ack(unknown, 1, is_away=False, now=9.0)]
+
+
+def test_the_furthest_reader_that_looks_counts() -> None:
+    """A reader that looks away counts only where all do; a watcher's looking counts nothing."""
+    transcript = make_transcript()
+    for seq in range(1, 11):
+        transcript.note(tok("x"), seq)
+    hidden, seen, behind = Attachment(seq=9), Attachment(seq=5), Attachment(seq=2)
+    watcher = Attachment(seq=10, is_watcher=True)
+    hidden.is_away = True
+    readers = Readers()
+    for reader in (hidden, watcher):
+        readers.add(reader)
+    assert (readers.furthest_seq, readers.are_away) == (9, True)
+    for reader in (behind, seen):
+        readers.add(reader)
+    assert (readers.furthest_seq, readers.are_away) == (5, False)
+    assert (Readers().furthest_seq, Readers().are_away) == (0, False)
+
+
+def test_the_engine_learns_who_looks_away() -> None:
+    """At once, but not more than every half second; then with the next position. A new generation begins looked at."""
+    transcript, reader, generation = make_transcript(), Attachment(seq=50), ScriptedGeneration(ask())
+    for seq in range(1, 101):
+        transcript.note(tok("x"), seq)
+    readers, now = Readers(), [0.0]
+    readers.add(reader)
+    lag = ReaderLag(transcript, readers, is_bounded=True, known=(50,), clock=lambda: now[0])
+    told = []
+    for now[0], reader.is_away, reader.received_seq in (
+        (1.0, True, 50), (1.1, False, 50), (1.2, True, 50), (1.3, False, 51),
+        (1.55, False, 51), (1.6, True, 60), (9.0, True, 61),
+    ):  # fmt: skip
+        lag.report(generation)
+        told.append(len(generation.positions))
+    assert told == [1, 1, 1, 1, 2, 3, 3]
+    assert (generation.positions, generation.are_away) == ([(50,), (51,), (60,)], [True, False, True])
+    lag.begin((60,))
+    lag.report(generation)
+    assert (generation.positions[3:], generation.are_away[3:]) == ([(61,)], [True])
 
 
 def test_a_new_generation_knows_what_it_was_asked_with() -> None:

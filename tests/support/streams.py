@@ -62,6 +62,7 @@ class ScriptedGeneration:
         self.num_cached_tokens = 0
         self.on_news: Callable[[], None] | None = None
         self.positions: list[tuple[int, ...] | None] = []  # the arguments of `reader_at`
+        self.are_away: list[bool] = []
         self.accepted = Accepted(num_prompt_tokens=3, max_tokens=request.sampling.max_tokens or 99, seed=11)
         self.is_cancelled = False
         self._script: deque[Event | BaseException | None] = deque()
@@ -91,8 +92,9 @@ class ScriptedGeneration:
             events.append(self._script.popleft())
         return events
 
-    def reader_at(self, num_tokens: Sequence[int] | None) -> None:
+    def reader_at(self, num_tokens: Sequence[int] | None, is_away: bool = False) -> None:
         self.positions.append(None if num_tokens is None else tuple(num_tokens))
+        self.are_away.append(is_away)
 
     def cancel(self) -> None:
         self.is_cancelled = True
@@ -191,8 +193,8 @@ class ParkingGeneration:
         self._num_left -= sum(isinstance(event, Token) for event in events)
         return events
 
-    def reader_at(self, num_tokens: Sequence[int] | None) -> None:
-        self._inner.reader_at(num_tokens)
+    def reader_at(self, num_tokens: Sequence[int] | None, is_away: bool = False) -> None:
+        self._inner.reader_at(num_tokens, is_away)
 
     def cancel(self) -> None:
         self._inner.cancel()

@@ -18,6 +18,7 @@ from streamserve.asgi.drain import Drain
 from streamserve.models import ApiKey
 from streamserve.web import site
 from tests.conftest import until_ready
+from tests.support.streams import until
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("engine")]
 
@@ -232,6 +233,28 @@ async def test_a_closed_socket_has_no_reader(alice_key: str, how: str) -> None:
     assert stream.readers.num_attached == 0
     assert stream.state == "parked"
     assert not [task for task in asyncio.all_tasks() if task.get_name() == "subscription"]
+
+
+async def test_an_ack_says_who_looks_away(alice_key: str) -> None:
+    """An ack is the reader's position, with credit and without; one with `away` says that it does not look."""
+    socket = connect(alice_key)
+    await socket.connect()
+    for credit in ({"credit": 100}, {}):
+        long = {**ASK, "max_tokens": 4000, "ignore_eos": True}
+        await socket.send_json_to({"type": "start", "request": long, **credit})
+        started = await receive(socket)
+        shown = [await receive(socket) for _ in range(4)]
+        stream = site.get_site().streams.find(started["id"])
+        assert stream is not None
+        (reader,) = stream.readers.attached
+        for seq, is_away in ((shown[0]["seq"], True), (shown[2]["seq"], False)):
+            await socket.send_json_to({"type": "ack", "id": started["id"], "seq": seq, "away": is_away})
+            await until(lambda one=reader, away=is_away: one.is_away is away, "the ack is read")
+            assert reader.received_seq == seq
+        await socket.send_json_to({"type": "stop", "id": started["id"]})
+        while (await receive(socket)).get("event") != "done":
+            pass
+    await socket.disconnect()
 
 
 async def test_a_start_in_progress_at_shutdown_is_answered(alice_key: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,6 +25,7 @@ from typing import Any
 
 from streamserve.asgi.flow.config import FlowConfig
 from streamserve.asgi.types import Message
+from streamserve.asgi.untaken import kernel_bytes
 
 # What the kernel may hold unsent. Its default is megabytes: a whole answer, which hides that the reader has stalled.
 _KERNEL_UNSENT_BYTES = 16 * 1024
@@ -101,7 +102,7 @@ class FlowTransport:
     @property
     def num_untaken(self) -> int:
         """Bytes that the peer's system has not acknowledged: a lower bound on the reader's lag."""
-        return self.num_unsent + (_kernel_bytes(self.tcp) if self.is_open else 0)
+        return self.num_unsent + (kernel_bytes(self.tcp) if self.is_open else 0)
 
     def check(self, now: float) -> str | None:
         """Enforce the limits; return the reason if the connection is ended now, else None."""
@@ -234,17 +235,6 @@ def tune(tcp: Any, options: FlowConfig) -> None:
     for level, name, value in wanted:
         with contextlib.suppress(AttributeError, OSError):
             tcp.getHandle().setsockopt(level, getattr(socket, name), value)
-
-
-def _kernel_bytes(tcp: Any) -> int:
-    """Return the bytes in the socket that are unsent or not acknowledged (SIOCOUTQ, which is TIOCOUTQ)."""
-    try:
-        import fcntl
-        import termios
-
-        return int(struct.unpack("i", fcntl.ioctl(tcp.fileno(), termios.TIOCOUTQ, b"\0" * 4))[0])
-    except (ImportError, OSError):
-        return 0
 
 
 def _innermost(transport: Any) -> Any:

@@ -75,10 +75,11 @@ class ProcessGeneration:
         num = len(self._events) if most is None else min(most, len(self._events))
         return [decode_event(self._events.popleft()) for _ in range(num)]
 
-    def reader_at(self, num_tokens: Sequence[int] | None) -> None:
+    def reader_at(self, num_tokens: Sequence[int] | None, is_away: bool = False) -> None:
         """Send how far the furthest reader is in each choice."""
         if self.is_open:
-            self._session.connection.send(encode(ReaderAt(self._id, None if num_tokens is None else tuple(num_tokens))))
+            tokens = None if num_tokens is None else tuple(num_tokens)
+            self._session.connection.send(encode(ReaderAt(self._id, tokens, is_away)))
 
     def cancel(self) -> None:
         """End. Once the engine has read this, no step it plans holds the sequences."""

@@ -79,10 +79,14 @@ class Control(Message, frozen=True):
 
 
 class ReaderAt(Message, frozen=True):
-    """The furthest reader of generation `id` has received `num_tokens` of each choice."""
+    """The furthest reader of generation `id` has received `num_tokens` of each choice; `is_away`: it does not look.
+
+    The last field may be missing, and who does not know it ignores it.
+    """
 
     id: int
     num_tokens: tuple[int, ...] | None
+    is_away: bool = False
 
 
 class Cancel(Message, frozen=True):

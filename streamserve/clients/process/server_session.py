@@ -69,7 +69,7 @@ class ServerSession:
                 generation = self._generations.get(message.id)
                 if generation is not None:
                     try:
-                        generation.reader_at(message.num_tokens)
+                        generation.reader_at(message.num_tokens, message.is_away)
                     except IndexError as error:
                         raise FrameError(f"generation {message.id} has more choices than that") from error
             case Cancel():

@@ -72,7 +72,7 @@ class RemoteGeneration:
         self._note_room()
         return events
 
-    def reader_at(self, num_tokens: Sequence[int] | None) -> None:
+    def reader_at(self, num_tokens: Sequence[int] | None, is_away: bool = False) -> None:
         """Note how far the furthest reader is; one that has read enough lets the server be read from again."""
         self._reader_tokens = None if num_tokens is None else tuple(num_tokens)
         self._note_room()

@@ -92,7 +92,7 @@ class EngineSide(Protocol):
     def stop(self, seq_id: int, at: int) -> None:
         """End it after `at` output tokens."""
 
-    def reader_at(self, seq_id: int, num_tokens: int | None) -> None:
+    def reader_at(self, seq_id: int, num_tokens: int | None, is_away: bool = False) -> None:
         """Its furthest reader has received `num_tokens` output tokens; None: do not wait for readers."""
 
 
@@ -157,10 +157,10 @@ class LocalGeneration:
         self._is_announced = bool(self._events)
         return events
 
-    def reader_at(self, num_tokens: Sequence[int] | None) -> None:
+    def reader_at(self, num_tokens: Sequence[int] | None, is_away: bool = False) -> None:
         """Pass on how far the furthest reader is in each choice that still runs."""
         for seq_id, choice in self._open.items():
-            self._engine.reader_at(seq_id, None if num_tokens is None else num_tokens[choice.index])
+            self._engine.reader_at(seq_id, None if num_tokens is None else num_tokens[choice.index], is_away)
 
     def cancel(self) -> None:
         """End without a terminal event. When this returns, no step planned later holds a sequence of this request."""

@@ -59,10 +59,10 @@ class OutputRouter:
         if self._thread.core is not None:
             self._thread.core.stop(seq_id, at)
 
-    def reader_at(self, seq_id: int, num_tokens: int | None) -> None:
+    def reader_at(self, seq_id: int, num_tokens: int | None, is_away: bool = False) -> None:
         """Pass a reader's position to the core."""
         if self._thread.core is not None:
-            self._thread.core.reader_at(seq_id, num_tokens)
+            self._thread.core.reader_at(seq_id, num_tokens, is_away)
 
     # Called on the engine thread.
 

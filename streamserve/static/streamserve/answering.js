@@ -65,6 +65,9 @@ export class Answering {
   async run() {
     this.chat.announce(words("Generating"));
     this.view.show();
+    const look = () => this.stream.acks.lookAway(document.hidden);
+    document.addEventListener("visibilitychange", look, { signal: this.leaving.signal });
+    look();
     try {
       await this.own();
       while (this.isLive && !this.isDetached && this.turn.streamId === null) {
@@ -207,6 +210,7 @@ export class Answering {
     else if (type === "snapshot") this.leap(data, seq);
     else if (type === "status") this.status(data);
     if (id !== "" && this.isLive) this.turn.lastId = id;
+    if (document.hidden) this.stream.acks.shown(seqOf(this.turn.lastId)); // paints are rare there, and what came counts
     this.saveSoon();
   }
 
@@ -319,7 +323,10 @@ export class Answering {
     this.frame = null;
     const startedAt = performance.now();
     this.view.paint();
-    if (this.isLive) this.painted = { chars: this.turn.text.length, id: this.turn.lastId };
+    if (this.isLive) {
+      this.painted = { chars: this.turn.text.length, id: this.turn.lastId };
+      this.stream.acks.shown(seqOf(this.turn.lastId));
+    }
     this.chat.painted();
     this.paintMs = performance.now() - startedAt;
     if (this.ttftSeen === undefined && this.sentAt !== undefined && this.turn.text !== "") this.measureFirstPaint();

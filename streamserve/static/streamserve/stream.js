@@ -2,6 +2,7 @@
 // Only the GET is retried: sending a question twice would run the model twice.
 // Knows events and connections; no DOM.
 
+import { Acks } from "./acks.js";
 import { readEvents } from "./sse.js";
 import { words } from "./words.js";
 
@@ -108,6 +109,7 @@ export class AnswerStream {
     this.abort = new AbortController();
     this.watchdog = null;
     this.heardAt = -Infinity; // when the last byte came
+    this.acks = new Acks((ack) => this.acknowledge(ack));
   }
 
   /**
@@ -200,6 +202,7 @@ export class AnswerStream {
   async read(response) {
     this.on.connected();
     this.arm();
+    this.acks.begin(response.headers.get("Streamserve-Reader"));
     try {
       for await (const event of readEvents(response.body, () => this.heard())) {
         this.take(event);
@@ -209,7 +212,21 @@ export class AnswerStream {
       if (error instanceof SyntaxError || error instanceof RangeError) throw error; // not a network error
     } finally {
       this.watchdog.end();
+      this.acks.end();
     }
+  }
+
+  /** Send an acknowledgement; return whether it counted, or a later one may. */
+  async acknowledge(ack) {
+    const response = await fetch(`${this.streamsUrl}/${encodeURIComponent(this.streamId)}/ack`, {
+      method: "POST",
+      headers: { "Content-Type": "application/json", ...this.headers() },
+      body: JSON.stringify(ack),
+      keepalive: true, // the request survives a page that is hidden for good
+      signal: AbortSignal.timeout(this.keepaliveSeconds * 1000),
+    });
+    if (!response.ok) return TRY_LATER.has(response.status);
+    return (await response.json()).counted === true;
   }
 
   heard() {

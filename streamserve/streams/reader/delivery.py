@@ -72,6 +72,7 @@ class Delivery:
             (b"content-encoding", b"identity"),
             (b"x-stream-id", self.stream.id.encode()),
             (b"streamserve-from", str(self._after + 1).encode()),
+            (b"streamserve-reader", self.reader.id.encode()),
         ]
 
     async def run(self, send: Callable[[bytes], Awaitable[None]], flow: Flow = NO_FLOW) -> None:

@@ -9,11 +9,12 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 
-from streamserve.protocol.errors import BadRequest, Gone
+from streamserve.protocol.errors import Gone
 from streamserve.protocol.events import LoggedEvent
 from streamserve.streams.reader.channel import PullChannel
 from streamserve.streams.reader.pages import read_page
 from streamserve.streams.reader.reader import BrokenStream, Reader
+from streamserve.streams.reader.received import check_sent
 from streamserve.streams.readers import Attachment
 from streamserve.streams.registry import Streams
 from streamserve.streams.stream import Stream
@@ -46,15 +47,10 @@ class Follow:
         self.seq = logged.seq or self.seq
         return logged
 
-    def ack(self, seq: int) -> None:
-        """Note that the reader has every event up to `seq`; a lower one than before changes nothing.
-
-        Raises BadRequest (code "not_sent") for an event that it was not given.
-        """
-        if seq > self.seq:
-            message = f"Event {seq} has not been sent; the last one was {self.seq}."
-            raise BadRequest(message, code="not_sent", param="seq")
-        self.reader.ack(seq)
+    def ack(self, seq: int, *, is_away: bool = False) -> None:
+        """Note that the reader has every event up to `seq`, and whether it looks away; see `Reader.ack`."""
+        check_sent(seq, self.seq)
+        self.reader.ack(seq, is_away=is_away)
 
     def close(self) -> None:
         """Detach the reader. Idempotent and synchronous; call it when the socket closes, whatever else waits."""

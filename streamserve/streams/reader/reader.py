@@ -17,19 +17,20 @@ from __future__ import annotations
 import asyncio
 import math
 import random
+import secrets
 import time
 from collections import deque
 from contextvars import Context
 from typing import Any
 
 from streamserve.dialects.base import Encoder, coalesce
-from streamserve.protocol.errors import BadRequest, Gone, QuotaExceeded
+from streamserve.protocol.errors import BadRequest, Gone
 from streamserve.protocol.events import Error, GoingAway, LoggedEvent, Status, Token, is_terminal
 from streamserve.streams.log.base import LogUnavailable
 from streamserve.streams.producer import LOG_AWAY
 from streamserve.streams.reader.channel import Channel
 from streamserve.streams.reader.pages import PAGE, Pages
-from streamserve.streams.reader.received import Received
+from streamserve.streams.reader.received import Received, check_sent
 from streamserve.streams.readers import Attachment
 from streamserve.streams.registry import Streams
 from streamserve.streams.stream import LOST, Stream
@@ -50,7 +51,7 @@ class Reader(Attachment):
     """Used once: `attach`, `start`, then `advance` until `is_over`; `close` at any time.
 
     `encoder` None writes lists of events to the channel, in place of bytes. With `credit` no more events than that are
-    written beyond the last one acknowledged (`ack`), which is then the reader's position.
+    written beyond the last one acknowledged (`ack`). One that acknowledges is where it says (`Received`).
     """
 
     def __init__(
@@ -65,9 +66,10 @@ class Reader(Attachment):
         takes_snapshots: bool = False,
         credit: int | None = None,
     ) -> None:
-        _check(stream, after, is_watcher, streams.settings.max_readers)
+        _check_place(stream, after)
+        stream.readers.check_room(streams.settings.max_readers, is_watcher=is_watcher)
         super().__init__(is_watcher=is_watcher, transport=transport, seq=after)
-        config, self.stream, self.sent_seq = streams.settings, stream, after
+        config, self.id, self.stream, self.sent_seq = streams.settings, secrets.token_hex(8), stream, after
         self._accepted_seq = after  # by the transport: a frame may still be on its way to it
         self.is_over = False  # nothing more is written
         self.is_let_go = False  # and the stream continues elsewhere, or later
@@ -80,12 +82,10 @@ class Reader(Attachment):
         self._credit, self._unacked = credit, deque[int]()
         self._held: list[LoggedEvent] = []
         self._num_tokens = 0  # of those held
-        self._holds_more = False  # than tokens
-        self._holds_large = False  # tokens with other candidates, now or before
+        self._holds_more = self._holds_large = False  # than tokens; tokens with other candidates, now or before
         self._notice: Status | None = None  # to be shown
         self._wait_seconds = config.coalesce_seconds - _SOON_SECONDS
-        self._token_due_at = -math.inf  # until then tokens wait to be joined: the first one never does
-        self._written_at = -math.inf
+        self._token_due_at = self._written_at = -math.inf  # until it is due tokens wait to be joined: not the first one
         self._unconfirmed: tuple[int, int] | None = None  # bytes and last seq of a frame the channel still has
         self._received: Received | None = None
         self._poll_at, self._poll_seconds = math.inf, _FIRST_POLL_SECONDS
@@ -114,13 +114,17 @@ class Reader(Attachment):
             self._notice = LOG_AWAY
         self.advance()
 
-    def ack(self, seq: int) -> None:
-        """Note that the reader has every event up to `seq`; a lower one than before changes nothing."""
-        if self._credit is None or self._is_closed or seq <= self.received_seq:
+    def ack(self, seq: int, *, is_away: bool = False) -> None:
+        check_sent(seq, self.sent_seq)
+        if self._is_closed:
             return
-        while self._unacked and self._unacked[0] <= seq:
-            self._unacked.popleft()
-        self.stream.moved(self, seq)
+        if self._received is not None:
+            self._received.ack(seq, time.monotonic())
+            self._poll(time.monotonic(), is_away=is_away)
+        else:
+            while self._unacked and self._unacked[0] <= seq:
+                self._unacked.popleft()
+            self.stream.moved(self, max(seq, self.received_seq), is_away=is_away)
         self.advance()
 
     def close(self) -> None:
@@ -294,10 +298,10 @@ class Reader(Attachment):
         elif self._poll_at == math.inf:
             self._poll_at = now + _POLL_SECONDS
 
-    def _poll(self, now: float) -> None:
+    def _poll(self, now: float, *, is_away: bool | None = None) -> None:
         """Look what the reader's system has taken; again soon, and then rarer, while something is untaken."""
         assert self._received is not None
-        self.stream.moved(self, self._received.poll())
+        self.stream.moved(self, self._received.poll(now), is_away=is_away)
         if self._received.is_behind:
             self._poll_at = now + self._poll_seconds
             self._poll_seconds = min(2 * self._poll_seconds, _POLL_SECONDS)
@@ -385,15 +389,10 @@ class Reader(Attachment):
             self._takes_snapshots = False
 
 
-def _check(stream: Stream, after: int, is_watcher: bool, max_readers: int) -> None:
-    """Raise what refuses a reader after event `after`: BadRequest, Gone or QuotaExceeded."""
+def _check_place(stream: Stream, after: int) -> None:
+    """Raise BadRequest or Gone for a reader after an event `after` that there is not."""
     if after < 0:
         raise BadRequest("A stream is read after event 0 or a later one.", code="unknown_event_id", param="after")
     if after > stream.last_seq:  # lost with a part of the log, or never sent
         message = f"The stream has {stream.last_seq} events; event {after} is not kept. Ask the question again."
         raise Gone(message, param="after")
-    # Watchers are counted apart: they keep no owner out.
-    num_readers = stream.readers.num_watchers if is_watcher else stream.readers.num_holding
-    if num_readers >= max_readers:
-        message = f"The stream is being read {num_readers} times. Close one of its readers."
-        raise QuotaExceeded(message, code="too_many_readers", retry_after=5)

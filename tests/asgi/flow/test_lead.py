@@ -106,8 +106,20 @@ def test_a_delivery_that_fails_breaks_the_connection(serve: Callable[..., Any]) 
             response.read()
 
 
-def test_a_server_without_the_extension_counts_what_it_accepts() -> None:
-    """Under uvicorn, for the same reader, what was accepted counts as read, and the answer is made to its end."""
-    with uvicorn(APP) as server, get(server, STREAM):
+def test_uvicorns_sockets_are_counted_too() -> None:
+    """Under uvicorn a reader that stops is parked as well, and gets the whole answer when it reads on."""
+    with uvicorn(APP) as server:
+        body = httpx.get(server.url + STREAM, timeout=60).content
+        with get(server, STREAM, "Connection: close") as client:
+            stream = settled(server)
+            assert (stream["state"], stream["park_reason"]) == ("parked", "lead")
+            got, is_whole = chunks(read_all(client)[0])
+    assert is_whole
+    assert text_of(check_native(got)) == text_of(check_native(body))
+
+
+def test_what_a_server_does_not_count_is_taken() -> None:
+    """Behind a middleware that wraps `send`, what was accepted counts as read: the answer is made to its end."""
+    with uvicorn("tests.support.wire_app:changing") as server, get(server, STREAM):
         until(lambda: stream_of(server)["state"] == "finished", "it is made to its end", server)
         assert stream_of(server)["completion_tokens"] == NUM_TOKENS

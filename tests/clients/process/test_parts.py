@@ -12,12 +12,13 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from streamserve.clients.process import server as host
 from streamserve.clients.process.config import config_from_json, config_hash, config_to_json, dated
 from streamserve.clients.process.flight_record import LastFlight, flight_record, last_flight
-from streamserve.clients.process.messages import Hello, Welcome, is_replaced
+from streamserve.clients.process.messages import TO_ENGINE, Hello, ReaderAt, Welcome, encode, is_replaced
 from streamserve.clients.process.paths import (
     EnginePathError,
     engine_paths,
@@ -67,6 +68,15 @@ def test_only_younger_and_other_settings_replace(is_equal: bool, worker_made_at:
     welcome = Welcome(protocol=1, config_hash="a", made_at=5.0, pid=1, started_at=8.0)
     hello = Hello(protocol=1, config_hash="a" if is_equal else "b", made_at=worker_made_at)
     assert is_replaced(welcome, hello) is expected
+
+
+def test_a_position_without_its_last_field_is_read() -> None:
+    """A worker of another version may not say whether its reader looks away, or say more than this engine knows."""
+    message = ReaderAt(3, (7, 9), is_away=True)
+    *fields, _ = msgspec.msgpack.decode(encode(message))
+    assert TO_ENGINE.decode(encode(message)) == message
+    assert TO_ENGINE.decode(msgspec.msgpack.encode(fields)) == ReaderAt(3, (7, 9), is_away=False)
+    assert TO_ENGINE.decode(msgspec.msgpack.encode([*fields, True, "new"])) == message
 
 
 def test_the_paths_depend_on_site_and_alias_alone(folder: Path) -> None:

@@ -30,8 +30,8 @@ class RecordingEngine:
     def stop(self, seq_id: int, at: int) -> None:
         self.calls.append(("stop", seq_id, at))
 
-    def reader_at(self, seq_id: int, num_tokens: int | None) -> None:
-        self.calls.append(("reader_at", seq_id, num_tokens))
+    def reader_at(self, seq_id: int, num_tokens: int | None, is_away: bool = False) -> None:
+        self.calls.append(("reader_at", seq_id, num_tokens, is_away))
 
 
 def generation_of(engine: RecordingEngine, *, n: int = 1, shown: str = "", **sampling: Any) -> LocalGeneration:
@@ -210,19 +210,19 @@ async def test_cancel_is_no_news() -> None:
 
 
 async def test_reader_positions_reach_what_still_runs() -> None:
-    """Each choice has its own position; finished ones need none; None frees all."""
+    """Each choice has its own position; finished ones need none; None frees all. Whether it looks goes along."""
     engine = RecordingEngine()
     generation = generation_of(engine, n=3)
     generation.take(update(seq_id=11, finish_reason="length"))
-    generation.reader_at((5, 6, 7))
+    generation.reader_at((5, 6, 7), is_away=True)
     generation.reader_at(None)
     generation.cancel()
     generation.reader_at((9, 9, 9))
     assert engine.calls[:4] == [
-        ("reader_at", 10, 5),
-        ("reader_at", 12, 7),
-        ("reader_at", 10, None),
-        ("reader_at", 12, None),
+        ("reader_at", 10, 5, True),
+        ("reader_at", 12, 7, True),
+        ("reader_at", 10, None, False),
+        ("reader_at", 12, None, False),
     ]
     assert engine.calls[4:] == [("abort", 10), ("abort", 12)]
 

@@ -8,7 +8,7 @@ from itertools import groupby
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, Locator, Page, expect
+from playwright.sync_api import Browser, Locator, Page, Request, expect
 
 from tests.support.browser import (
     Watched,
@@ -234,6 +234,11 @@ def test_a_model_that_is_not_loading_has_its_reason_shown(watched: Watched, stat
     expect(page.get_by_role("progressbar")).to_be_hidden()
 
 
+def is_question(sent: Request) -> bool:
+    """Whether it asks a question, and does not acknowledge an answer."""
+    return sent.method == "POST" and sent.url.endswith("/streams")
+
+
 @pytest.mark.parametrize(("status_code", "code"), [(503, "overloaded"), (429, "quota_exceeded")])
 def test_a_refusal_counts_down_and_is_sent_again(watched: Watched, status_code: int, code: str) -> None:
     """Retry-After counts down in seconds, and the question is sent when it ends."""
@@ -242,7 +247,7 @@ def test_a_refusal_counts_down_and_is_sent_again(watched: Watched, status_code: 
     refusal = refused(status_code, code, "Not now.", **{"Retry-After": "3"})
     page.route("**/streams", lambda route: route.fulfill(**refusal), times=1)
     keys: list[str | None] = []
-    page.on("request", lambda sent: keys.append(sent.headers.get("idempotency-key")) if sent.method == "POST" else None)
+    page.on("request", lambda sent: keys.append(sent.headers.get("idempotency-key")) if is_question(sent) else None)
     ask(page, "Now?")
     expect(page.get_by_text("Trying again in 3 s")).to_be_visible()
     wait_for_text(page, 20)

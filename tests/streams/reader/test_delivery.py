@@ -56,14 +56,15 @@ async def written(streams: Streams, scripted: ScriptedClient, *events: object) -
 async def test_headers_hold_what_proxies_need(streams: Streams) -> None:
     """Headers name type, stream and start, forbid caching, buffering and compression, and give no length."""
     stream = await start(streams)
-    headers = dict(deliver(streams, stream, after=1).headers)
-    assert headers == {
+    delivery = deliver(streams, stream, after=1)
+    assert dict(delivery.headers) == {
         b"content-type": b"text/event-stream; charset=utf-8",
         b"cache-control": b"no-cache, no-transform",
         b"x-accel-buffering": b"no",
         b"content-encoding": b"identity",
         b"x-stream-id": stream.id.encode(),
         b"streamserve-from": b"2",
+        b"streamserve-reader": delivery.reader.id.encode(),
     }
 
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from streamserve.dialects.native import NativeEncoder
+from streamserve.protocol.errors import BadRequest
 from streamserve.streams.reader.delivery import Delivery, Flow
 from streamserve.streams.reader.reader import _POLL_SECONDS
 from streamserve.streams.reader.received import _MAX_ENDS, Received
@@ -34,13 +36,13 @@ def test_an_event_counts_when_its_last_byte_is_taken() -> None:
         received.send(num_bytes, seq)
     for num_untaken, seq in ((151, 4), (52, 4), (51, 5), (2, 5), (1, 8), (0, 9)):
         socket.num_untaken = num_untaken
-        assert (received.poll(), received.is_behind) == (seq, num_untaken > 0)
+        assert (received.poll(0.0), received.is_behind) == (seq, num_untaken > 0)
 
 
 def test_without_a_count_what_is_sent_is_taken() -> None:
     received = Received(0, Socket())
     received.send(10, 1)
-    assert (received.poll(), received.is_behind) == (1, False)
+    assert (received.poll(0.0), received.is_behind) == (1, False)
 
 
 def test_an_untaken_count_above_what_was_sent_takes_nothing() -> None:
@@ -49,7 +51,7 @@ def test_an_untaken_count_above_what_was_sent_takes_nothing() -> None:
     socket.num_untaken = 10**6
     received = Received(3, socket)
     received.send(10, 4)
-    assert (received.poll(), received.is_behind) == (3, True)
+    assert (received.poll(0.0), received.is_behind) == (3, True)
 
 
 @given(st.lists(st.integers(0, 300), min_size=1, max_size=60), st.integers(0, 3), st.data())
@@ -64,12 +66,62 @@ def test_it_is_the_last_event_that_is_whole(sizes: list[int], over: int, data: s
     for num_untaken in sorted(data.draw(st.lists(st.integers(0, total), max_size=8)), reverse=True):
         socket.num_untaken = num_untaken
         ends = [sum(sizes[:seq]) for seq in range(len(sizes) + 1)] if len(sizes) <= _MAX_ENDS else None
-        got = received.poll()
+        got = received.poll(0.0)
         if ends is not None:
             assert got == max(seq for seq, end in enumerate(ends) if end <= total - num_untaken)
         assert sum(sizes[:got]) <= total - num_untaken
     socket.num_untaken = 0
-    assert (received.poll(), received.is_behind) == (len(sizes), False)
+    assert (received.poll(0.0), received.is_behind) == (len(sizes), False)
+
+
+def test_a_reader_that_acknowledges_is_where_it_says() -> None:
+    """What the socket took counts again five seconds after the last acknowledgement; a lower one moves nothing."""
+    socket = Socket()
+    received = Received(0, socket)
+    for seq in range(1, 11):
+        received.send(10, seq)
+    assert received.poll(0.0) == 10
+    received.ack(4, 1.0)
+    assert (received.poll(1.0), received.is_behind) == (4, True)
+    received.ack(3, 2.0)
+    assert received.poll(6.9) == 4
+    assert (received.poll(7.0), received.is_behind) == (10, False)
+    received.ack(10, 8.0)
+    assert (received.poll(8.0), received.is_behind) == (10, False)
+
+
+def test_what_is_acknowledged_is_taken() -> None:
+    """A reader may know more than the last look at its socket, and never has more than was taken or acknowledged."""
+    socket = Socket()
+    received = Received(0, socket)
+    for seq in range(1, 11):
+        received.send(10, seq)
+    socket.num_untaken = 70
+    received.ack(5, 1.0)
+    assert received.poll(1.0) == 5
+    received.ack(9, 2.0)
+    assert received.poll(2.0) == 9
+    assert received.poll(8.0) == 9
+
+
+async def test_a_silent_page_holds_no_answer_back(streams: Streams, scripted: ScriptedClient) -> None:
+    """A page that acknowledges no more, and is sent nothing more, is counted by its socket in the end."""
+    wire = Wire()
+    stream = await streams.start(ask("scripted"), owner="u1", tenant="t1")
+    delivery = Delivery(streams, stream, NativeEncoder(stream.log_id))
+    running = asyncio.create_task(delivery.run(wire.send, Flow(Socket())))
+    scripted.last.push(*(tok("a") for _ in range(20)))
+    await until(lambda: delivery.reader.received_seq == 21, "all is taken")
+    delivery.reader.ack(5, is_away=True)
+    assert (delivery.reader.received_seq, delivery.reader.is_away) == (5, True)
+    assert (scripted.last.positions[-1], scripted.last.are_away[-1]) == ((4,), True)
+    with pytest.raises(BadRequest) as refused:
+        delivery.reader.ack(22)
+    assert refused.value.code == "not_sent"
+    await until(lambda: delivery.reader.received_seq == 21, "the socket counts")
+    assert scripted.last.positions[-1] == (20,)
+    scripted.last.push(DONE)
+    await running
 
 
 async def test_a_delivery_counts_what_is_taken(streams: Streams, scripted: ScriptedClient) -> None:
