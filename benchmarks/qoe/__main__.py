@@ -73,6 +73,7 @@ def parse_options() -> argparse.Namespace:
     options.add_argument("--cost", help="of a step: five numbers (ms, us, us, us, ns) instead of --machines")
     options.add_argument("--fit", type=Path, metavar="DIR", help="measure the cost with the model of a folder")
     options.add_argument("--dtype", default="float32", help="of --fit")
+    options.add_argument("--fit-steps", type=int, default=240, help="steps that --fit measures")
     options.add_argument("--results", type=Path, metavar="FILE", help="keep results here, and continue from them")
     options.add_argument("--chart", type=Path, metavar="FILE", help="draw the loads of the last machine as an SVG")
     options.add_argument("--jobs", type=int, default=1, help="processes")
@@ -92,7 +93,7 @@ def chosen_machines(options: argparse.Namespace) -> list[Machine]:
     """Return the machines, each with each number of seats."""
     seats = [int(number) for number in options.seats.split(",")]
     if options.fit is not None:
-        fit = fit_model(options.fit, options.dtype)
+        fit = fit_model(options.fit, options.dtype, options.fit_steps)
         print(
             f"{options.fit.name}, {options.dtype}, one thread, CPU time: {fit.cost}; of {fit.num_steps} steps, half are"
             f" within {fit.error_p50:.0%} of the fit and nine in ten within {fit.error_p90:.0%}"

@@ -32,7 +32,7 @@ class Fit:
     error_p90: float
 
 
-def fit_model(folder: Path, dtype: str) -> Fit:
+def fit_model(folder: Path, dtype: str, num_steps: int) -> Fit:
     """Measure a model on one thread, in CPU time of that thread."""
     import torch
 
@@ -43,7 +43,7 @@ def fit_model(folder: Path, dtype: str) -> Fit:
     model = ModelConfig(alias="fitted", path=str(folder), dtype=dtype, device="cpu", num_threads=1)
     runner = load_runner(model, EngineConfig(num_blocks=NUM_BLOCKS))
     try:
-        return fit_step_cost(runner)
+        return fit_step_cost(runner, num_steps)
     finally:
         runner.close()
 
@@ -81,7 +81,7 @@ def _sizes_of(plan: StepPlan) -> tuple[float, ...]:
     return 1.0, len(plan.chunks), tokens, positions, pairs
 
 
-def fit_step_cost(runner: Runner, num_steps: int = 240) -> Fit:
+def fit_step_cost(runner: Runner, num_steps: int) -> Fit:
     """Run steps of many sizes through the engine and fit their times.
 
     The runner must compute on the thread that calls it.

@@ -1,7 +1,7 @@
 """Share of readers served at their own pace, over HTTP in real time: our site, first come first served, and vLLM.
 
     python -m benchmarks.qoe_http [--model helpdesk|S|DIR] [--load 1.5] [--seats 16] [--seconds 40] [--rounds 5]
-                                  [--pace 1] [--vllm PATH-OF-ITS-COMMAND] [--quick]
+                                  [--pace 1] [--vllm PYTHON] [--quick]
 
 Each server is a site of its own with an engine process and one daphne worker under FlowServer, or vLLM; all stay up.
 In each round every contender gets the same open-loop readers (arrivals, lengths and paces as in `benchmarks.qoe`), one
@@ -11,7 +11,7 @@ first served makes the tokens of the mix with all seats taken, measured before t
     ours              readers over WebSockets, who acknowledge what they have read, every 0.25 s
     ours, received    the same site; readers over SSE, who take all at once: their position is all that was sent
     fcfs              one class for the order, no parks, refused after 2.5 s; readers over SSE
-    vllm              vLLM's own queue without a bound; readers over SSE. `--vllm` names the command of its environment
+    vllm              vLLM's own queue without a bound; readers over SSE. `--vllm` is the Python of its environment
 
 Client, servers and whatever else the machine does share its cores: read the ratios of one run. `--pace 0.5` halves the
 paces of all readers, for a machine that is too slow for 30 tokens a second a seat.
@@ -74,7 +74,9 @@ def parse_options() -> argparse.Namespace:
     options.add_argument("--rounds", type=int, default=5)
     options.add_argument("--pace", type=float, default=1.0, help="factor of all readers' paces")
     options.add_argument("--per-second", type=float, help="requests a second that are 1x, instead of measuring it")
-    options.add_argument("--vllm", type=Path, metavar="COMMAND", help="vLLM beside ours, e.g. /venv/bin/vllm")
+    options.add_argument(
+        "--vllm", type=Path, metavar="PYTHON", help="vLLM beside ours, by the Python of its environment"
+    )
     options.add_argument("--quick", action="store_true", help="one round of 10 s, as a smoke test")
     chosen = options.parse_args()
     if chosen.quick:
@@ -83,7 +85,7 @@ def parse_options() -> argparse.Namespace:
 
 
 @contextlib.contextmanager
-def serving(model: Model, parent: Path, command: Path | None) -> Iterator[dict[str, Contender]]:
+def serving(model: Model, parent: Path, python: Path | None) -> Iterator[dict[str, Contender]]:
     """Run all servers while the block runs."""
     with contextlib.ExitStack() as stack:
         ours = stack.enter_context(site(model, parent / "ours", is_fcfs=False))
@@ -93,8 +95,8 @@ def serving(model: Model, parent: Path, command: Path | None) -> Iterator[dict[s
             RECEIVED_ONLY: Contender(ours, TAKEN),
             FCFS: Contender(fcfs, TAKEN),
         }
-        if command is not None:
-            contenders["vllm"] = Contender(stack.enter_context(vllm(model, parent / "vllm", command)), VLLM)
+        if python is not None:
+            contenders["vllm"] = Contender(stack.enter_context(vllm(model, parent / "vllm", python)), VLLM)
         yield contenders
 
 

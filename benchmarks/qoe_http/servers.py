@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[2]
 MODEL = "measured"
 MAX_MODEL_LEN = 2048
 NUM_BLOCKS = 2048
-_READY_SECONDS, _END_SECONDS = 300.0, 10.0
+_READY_SECONDS, _END_SECONDS = 400.0, 10.0
 # `classes`: alike for the order and refused after 2.5 s, as `contenders.one_class` has it. Nothing parks.
 SETTINGS = """
 STREAMSERVE["MODELS"] = {{{model!r}: {{
@@ -81,37 +81,38 @@ def site(model: Model, folder: Path, *, is_fcfs: bool) -> Iterator[Server]:
     daphne = ["-m", "daphne", "-b", "127.0.0.1", "-p", str(port), "--verbosity", "0", "project.asgi:application"]
     with contextlib.ExitStack() as stack:
         for name, command in (("engine", ["manage.py", "streamserve_engine"]), ("worker", daphne)):
-            stack.enter_context(_process(folder / f"{name}.txt", [sys.executable, *command], own.environ))
-        _wait(f"http://127.0.0.1:{port}/readyz", folder / "engine.txt")
+            process = stack.enter_context(_process(folder / f"{name}.txt", [sys.executable, *command], own.environ))
+        _wait(f"http://127.0.0.1:{port}/readyz", process, folder / "worker.txt")
         yield Server(port, own.key)
 
 
 @contextlib.contextmanager
-def vllm(model: Model, folder: Path, command: Path) -> Iterator[Server]:
-    """Serve the model with vLLM, by its command `vllm`, with as many seats and as much memory for keys and values."""
+def vllm(model: Model, folder: Path, python: Path) -> Iterator[Server]:
+    """Serve the model with the vLLM of another environment, by its Python, with as many seats."""
     folder.mkdir()
     port = free_port()
-    arguments = [str(command), "serve", str(model.folder), "--served-model-name", MODEL, "--host", "127.0.0.1"]
+    arguments = [str(python), "-m", "vllm.entrypoints.openai.api_server", "--model", str(model.folder)]
+    arguments += ["--served-model-name", MODEL, "--host", "127.0.0.1"]
     arguments += ["--port", str(port), "--max-num-seqs", str(model.seats), "--max-model-len", str(MAX_MODEL_LEN)]
     arguments += ["--disable-log-stats"]
     environ = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "DJANGO"))}
     environ |= {"VLLM_CPU_KVCACHE_SPACE": "2", "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1"}
     cores = sorted(os.sched_getaffinity(0))
     environ["VLLM_CPU_OMP_THREADS_BIND"] = f"{cores[0]}-{cores[-1]}"
-    openmp = next((command.parent.parent / "lib").glob("libiomp5.so"), None)
+    openmp = next((python.parent.parent / "lib").glob("libiomp5.so"), None)
     if openmp is not None:  # without it vLLM warns that it is slow
         environ["LD_PRELOAD"] = str(openmp)
-    with _process(folder / "vllm.txt", arguments, environ):
-        _wait(f"http://127.0.0.1:{port}/health", folder / "vllm.txt")
+    with _process(folder / "vllm.txt", arguments, environ) as process:
+        _wait(f"http://127.0.0.1:{port}/health", process, folder / "vllm.txt")
         yield Server(port, "none")
 
 
 @contextlib.contextmanager
-def _process(log: Path, command: list[str], environ: dict[str, str]) -> Iterator[None]:
+def _process(log: Path, command: list[str], environ: dict[str, str]) -> Iterator[subprocess.Popen[bytes]]:
     with log.open("wb") as output:
         process = subprocess.Popen(command, cwd=ROOT, env=environ, stdout=output, stderr=output, start_new_session=True)
     try:
-        yield
+        yield process
     finally:
         _end(process)
 
@@ -126,7 +127,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
         process.wait()
 
 
-def _wait(url: str, log: Path) -> None:
+def _wait(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
     """Wait until the address answers 200. No proxy of the environment comes between."""
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     progress(f"waiting for {log.parent.name}")
@@ -135,6 +136,6 @@ def _wait(url: str, log: Path) -> None:
         with contextlib.suppress(OSError), opener.open(url, timeout=5) as response:
             if response.status == 200:
                 return
-        if time.monotonic() > deadline:
+        if process.poll() is not None or time.monotonic() > deadline:
             raise RuntimeError(f"{log.parent.name} is not ready:\n{log.read_text(errors='replace')[-4000:]}")
         time.sleep(0.2)
