@@ -14,7 +14,7 @@ import json
 import os
 import threading
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -35,7 +35,6 @@ class Hub:
     cuts: dict[str, list[int]] = field(default_factory=dict)
     asked: list[tuple[str, str, str]] = field(default_factory=list)
     go: threading.Event = field(default_factory=threading.Event)
-    has_begun: threading.Event = field(default_factory=threading.Event)
     ignores_ranges: bool = False
     url: str = ""
 
@@ -98,10 +97,10 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     def _send_body(self, name: str, body: bytes) -> None:
         cuts = self.hub.cuts.get(name, [])
         end = cuts.pop(0) if cuts else len(body)
-        for start in range(0, min(end, len(body)), _PART):
-            self.wfile.write(body[start : min(start + _PART, end)])
-            self.hub.has_begun.set()
-            self.hub.go.wait()
+        with suppress(ConnectionError):  # the client gave it up
+            for start in range(0, min(end, len(body)), _PART):
+                self.wfile.write(body[start : min(start + _PART, end)])
+                self.hub.go.wait()
         if end < len(body):
             self.close_connection = True  # in the middle of the body: the client sees that it is short
 
