@@ -71,6 +71,22 @@ def resolve(
     return _download(path, patterns, progress)
 
 
+def find(path: str) -> Path | None:
+    """Return the folder of the model named `path` if it is on this machine, or was downloaded; downloads nothing."""
+    folder = Path(path).expanduser()
+    if folder.is_dir():
+        return folder
+    if folder.exists() or _looks_like_path(path):
+        return None
+    from huggingface_hub import try_to_load_from_cache
+
+    try:
+        file = try_to_load_from_cache(path, "config.json")
+    except ValueError:  # no hub id either
+        return None
+    return Path(file).parent if isinstance(file, str) else None
+
+
 def _looks_like_path(path: str) -> bool:
     return path.startswith(("/", ".", "~")) or path.count("/") > 1 or path.endswith("/")
 

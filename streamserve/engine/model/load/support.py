@@ -72,6 +72,16 @@ REFUSED = {
     "xmod": ENCODER,
 }
 
+# Types whose answers the tests compare with transformers' own, token by token (test_parity.py, test_variants.py). Any
+# other that is not refused is tried by the parity probe at each load.
+PROVEN = frozenset(
+    {
+        *("cohere2", "exaone4", "gemma", "gemma2", "gemma3_text", "gemma4_text", "glm4", "gpt2", "gpt_oss", "granite"),
+        *("llama", "ministral3", "mistral", "mixtral", "olmo2", "olmo3", "phi", "phi3", "qwen2", "qwen3", "qwen3_moe"),
+        *("smollm3", "stablelm"),
+    }
+)
+
 # Rotary embeddings that depend on the longest position in the *batch*: a neighbour would change a sequence's answer.
 BATCH_DEPENDENT_ROPE = {"dynamic", "longrope"}
 

@@ -1,0 +1,198 @@
+"""`manage.py streamserve_models [MODEL ...]`: which models are loaded, supported, refused, and why.
+
+It reads config.json, asks running engines and servers elsewhere for their state, and loads and downloads nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import textwrap
+from argparse import ArgumentParser
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from django.core.management.base import BaseCommand
+
+from streamserve.clients.process.client import ProcessClient
+from streamserve.clients.process.paths import EnginePathError, engine_paths, is_locked
+from streamserve.clients.remote.client import RemoteClient
+from streamserve.clients.remote.config import RemoteConfig
+from streamserve.conf import ECHO_PATH, SiteConfig, get_settings
+from streamserve.protocol.stats import ModelDescription
+
+_STATE_SECONDS = 10.0
+_POLL_SECONDS = 0.05
+_WIDTH = 100
+_REFUSED = "refused"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One model. `support` is "supported" (tests compare its answers), "tried at load", "refused", or where it is."""
+
+    name: str
+    path: str
+    model_type: str
+    support: str
+    state: str
+    traits: tuple[str, ...] = ()
+    reason: str = ""
+
+
+class Command(BaseCommand):
+    """Lists models. The exit status is 1 where one is refused."""
+
+    help = "List the models of MODELS, or those named: which are loaded, supported or refused, and why."
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        parser.add_argument("model", nargs="*", help="an alias of MODELS, a folder, or a hub id that was downloaded")
+        parser.add_argument("--types", action="store_true", help="list the model types instead: supported, and refused")
+        parser.add_argument("--json", action="store_true", help="for programs")
+
+    def handle(self, *args: Any, model: list[str], types: bool, **options: Any) -> None:
+        if types:
+            found = _types()
+            self.stdout.write(json.dumps(found, indent=2) if options["json"] else "\n".join(_type_lines(found)))
+            return
+        settings = get_settings()
+        rows = asyncio.run(_rows(settings, model or list(settings.models)))
+        listed = json.dumps([asdict(row) for row in rows], indent=2)
+        self.stdout.write(listed if options["json"] else "\n".join(_lines(rows)))
+        if any(row.support == _REFUSED for row in rows):
+            sys.exit(1)
+
+
+async def _rows(settings: SiteConfig, names: list[str]) -> list[Row]:
+    return list(await asyncio.gather(*(_row(settings, name) for name in names)))
+
+
+async def _row(settings: SiteConfig, name: str) -> Row:
+    served = settings.models.get(name)
+    if served is None:
+        return _local(name, name, state="not in MODELS")
+    if served.remote is not None:
+        model = await _elsewhere(served.remote)
+        return Row(
+            name=name,
+            path=served.remote.url,
+            model_type=model.dtype,
+            support="elsewhere",
+            state=model.state,
+            traits=(f"context of {model.max_model_len:,}",) if model.max_model_len else (),
+            reason=model.message,
+        )
+    state = await _state(settings, name)
+    if served.model.path == ECHO_PATH:
+        return Row(name=name, path=ECHO_PATH, model_type="", support="without weights", state=state)
+    return _local(name, served.model.path, state=state)
+
+
+def _local(name: str, path: str, *, state: str) -> Row:
+    """Return the row of a model that an engine of ours runs, or would run."""
+    try:
+        from streamserve.engine.model.load.listing import support_of
+    except ImportError as error:
+        reason = f'{error.name} is not installed: pip install "streamserve[engine]"'
+        return Row(name=name, path=path, model_type="", support=_REFUSED, state=state, reason=reason)
+    found = support_of(path)
+    return Row(
+        name=name,
+        path=path,
+        model_type=found.model_type,
+        support=found.verdict,
+        state=state,
+        traits=found.traits,
+        reason=found.reason,
+    )
+
+
+async def _state(settings: SiteConfig, alias: str) -> str:
+    """Return the state of the model's engine process; none is started."""
+    if settings.client != "process":
+        return "in each web process"
+    config = settings.engine_spec(alias)
+    try:
+        if not is_locked(engine_paths(config)):
+            return "not running"
+    except EnginePathError as error:
+        return str(error)
+    client = ProcessClient.visiting(config)
+    client.start()
+    try:
+        async with asyncio.timeout(_STATE_SECONDS):
+            while not client.is_connected:  # noqa: ASYNC110  (it has no event)
+                await asyncio.sleep(_POLL_SECONDS)
+        return _state_of(client.describe())
+    except TimeoutError:
+        return "does not answer"
+    finally:
+        await client.aclose()
+
+
+def _state_of(model: ModelDescription) -> str:
+    if model.state == "loading":
+        return f"loading, {model.stage} {model.fraction:.0%}"
+    return f"{model.state} ({model.message})" if model.message else model.state
+
+
+async def _elsewhere(config: RemoteConfig) -> ModelDescription:
+    """Return what a server elsewhere says of itself."""
+    client = RemoteClient(config)
+    client.start()
+    try:
+        async with asyncio.timeout(3 * config.connect_seconds):
+            while client.describe().state == "loading":  # noqa: ASYNC110  (it has no event)
+                await asyncio.sleep(_POLL_SECONDS)
+    except TimeoutError:
+        pass
+    finally:
+        found = client.describe()
+        await client.aclose()
+    return found
+
+
+def _lines(rows: list[Row]) -> Iterator[str]:
+    table = [
+        ("model", "type", "support", "state"),
+        *((row.name, row.model_type, row.support, row.state) for row in rows),
+    ]
+    widths = [max(len(line[column]) for line in table) for column in range(3)]
+    for line, row in zip(table, (None, *rows), strict=True):
+        cells = [cell.ljust(width) for cell, width in zip(line, widths, strict=False)]
+        yield "  ".join([*cells, line[3]]).rstrip()
+        if row is not None:
+            yield from (f"    {text}" for text in _notes(row))
+
+
+def _notes(row: Row) -> Iterator[str]:
+    if row.path != row.name:
+        yield row.path
+    if row.traits:
+        yield ", ".join(row.traits)
+    yield from textwrap.wrap(row.reason, _WIDTH)
+
+
+def _types() -> dict[str, Any]:
+    from streamserve.engine.model.load.support import PROVEN, REFUSED, WINDOWED
+
+    return {
+        "supported": sorted(PROVEN),
+        "layers": sorted(WINDOWED),
+        "refused": {reason: sorted(name for name in REFUSED if REFUSED[name] == reason) for reason in REFUSED.values()},
+    }
+
+
+def _type_lines(found: dict[str, Any]) -> Iterator[str]:
+    yield "Supported: their answers are compared with transformers' own, token by token."
+    yield from textwrap.wrap(", ".join(found["supported"]), _WIDTH, initial_indent="    ", subsequent_indent="    ")
+    yield "Refused, as their answers would be wrong:"
+    for reason, names in found["refused"].items():
+        yield from textwrap.wrap(
+            f"{', '.join(names)}: {reason}.", _WIDTH, initial_indent="    ", subsequent_indent="      "
+        )
+    layers = " and ".join(name.replace("_attention", "") for name in found["layers"])
+    yield f"Refused too: layers other than {layers} attention, encoder-decoders, quantised checkpoints, and weights in"
+    yield "any format but safetensors. Any other type of transformers is compared with plain attention at each load."
