@@ -24,6 +24,7 @@ from streamserve.asgi.flow.config import FlowConfig
 from streamserve.clients.process.config import LaunchConfig, ProcessConfig
 from streamserve.clients.remote.config import AUTO, SERVERS, RemoteConfig
 from streamserve.conf_reader import Problem, Reader, field_names, nearest
+from streamserve.dialects.openai_chat import REASONING_FIELDS
 from streamserve.engine.config import CLASSES, EngineConfig, LatencyClass, ModelConfig
 from streamserve.engine.text.formats.choose import NAMES as FORMAT_NAMES
 from streamserve.protocol.limits import Limits
@@ -77,6 +78,7 @@ class SiteConfig:
     anonymous: bool = False
     store: bool = False
     prompt_in_url: bool = False
+    reasoning_field: str = REASONING_FIELDS[0]
     cors_origins: tuple[str, ...] = ()
     keep_streams_days: float = 0.0
     keep_watches_days: float = 0.0
@@ -170,6 +172,7 @@ class _Reader(Reader):
             anonymous=self.boolean(given, "ANONYMOUS"),
             store=self.boolean(given, "STORE"),
             prompt_in_url=self.boolean(given, "PROMPT_IN_URL"),
+            reasoning_field=self._one_of(given, "REASONING_FIELD", REASONING_FIELDS, in_tests=None, testing=testing),
             cors_origins=self._origins(given.get("CORS_ORIGINS", ())),
             keep_streams_days=self.number(given, "KEEP_STREAMS_DAYS"),
             keep_watches_days=self.number(given, "KEEP_WATCHES_DAYS"),
@@ -321,12 +324,12 @@ class _Reader(Reader):
         return raw
 
     def _one_of(
-        self, given: Mapping[str, Any], key: str, choices: tuple[str, ...], *, in_tests: str, testing: bool
+        self, given: Mapping[str, Any], key: str, choices: tuple[str, ...], *, in_tests: str | None, testing: bool
     ) -> str:
-        """Return the choice; with TESTING always `in_tests`, so that nothing outlives a test."""
+        """Return the choice; with TESTING always `in_tests`, if it is given, so that nothing outlives a test."""
         value = given.get(key, choices[0])
         self.one_of(value, choices, f'["{key}"]')
-        return in_tests if testing else str(value)
+        return in_tests if testing and in_tests is not None else str(value)
 
     def _log(self, given: Mapping[str, Any], *, testing: bool) -> str:
         log = given.get("LOG")

@@ -86,6 +86,7 @@ def test_an_unknown_key_names_the_nearest(raw: Any, nearest: str) -> None:
         {**ECHO, "ROUTE_CLASSES": {"streams": "vip"}},
         {"MODELS": {"a": {"PATH": "echo", "LATENCY_CLASS": "vip"}}},
         {**ECHO, "CLIENT": "remote"},
+        {**ECHO, "REASONING_FIELD": "thoughts"},
         {**ECHO, "STATE_DIR": 3},
         {**ECHO, "ENGINE_AUTOSTART": "no"},
         {**ECHO, "FLOW_SERVER": "yes"},
@@ -213,6 +214,13 @@ def test_classes_have_the_names_that_requests_may_name() -> None:
 def test_classes_are_no_engine_setting() -> None:
     """CLASSES inside ENGINE is an unknown key."""
     assert [kind for kind, _, _ in problems({**ECHO, "ENGINE": {"CLASSES": {}}})] == ["key"]
+
+
+def test_the_field_of_thoughts_is_a_setting() -> None:
+    """REASONING_FIELD is `reasoning_content` unless it is set; in tests too."""
+    assert read(ECHO)[0].reasoning_field == "reasoning_content"
+    for testing in (False, True):
+        assert read({**ECHO, "REASONING_FIELD": "both", "TESTING": testing})[0].reasoning_field == "both"
 
 
 def test_tests_are_served_in_their_own_process() -> None:

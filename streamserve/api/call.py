@@ -186,6 +186,10 @@ class Site(Protocol):
         """Whether `GET /streams/new?prompt=` starts answers: servers write addresses into their access logs."""
 
     @property
+    def reasoning_field(self) -> str:
+        """Where chat completions show thinking: `reasoning_content`, `reasoning` or `both`."""
+
+    @property
     def unseal(self) -> Callable[[str], str] | None:
         """Opens the system prompt of a chat element's page; None where there are no such pages."""
 

@@ -26,11 +26,14 @@ async def chat_completions(call: Call, site: Site) -> Reply:
     stream = await site.start(call.caller, request, on_disconnect, received_at=call.received_at, once=once)
     if asked.stream:
         encoder = openai_chat.encoder_for(
-            stream, include_usage=asked.include_usage, include_obfuscation=asked.include_obfuscation
+            stream,
+            include_usage=asked.include_usage,
+            include_obfuscation=asked.include_obfuscation,
+            reasoning_field=site.reasoning_field,
         )
         return Reply(body=Delivery(site.streams, stream, encoder))
     events = await call.wait(collect(site.streams, stream))
-    whole = openai_chat.collect(events, **openai_chat.identity(stream))
+    whole = openai_chat.collect(events, reasoning_field=site.reasoning_field, **openai_chat.identity(stream))
     return json_reply(whole, headers={"X-Stream-Id": stream.id})
 
 

@@ -50,7 +50,7 @@ def resume(
     default_format: str = "native",
 ) -> Reply:
     """Return the events after `after`; 204 to a reader that has all of them."""
-    encoder = _chosen_encoder(stream, query, default_format)
+    encoder = _chosen_encoder(site, stream, query, default_format)
     if after is None or not 0 <= after <= stream.last_seq:
         return gone_reply(call, not_there(stream, after))
     if stream.terminal is not None and after >= stream.last_seq:
@@ -58,7 +58,7 @@ def resume(
     return Reply(body=Delivery(site.streams, stream, encoder, after=after))
 
 
-def _chosen_encoder(stream: Stream, query: Mapping[str, str], default_format: str) -> Encoder:
+def _chosen_encoder(site: Site, stream: Stream, query: Mapping[str, str], default_format: str) -> Encoder:
     """Return the encoder that the query names. `include_usage` repeats the option of the request."""
     format_ = query.get("format", default_format)
     if format_ not in RESUME_FORMATS:
@@ -67,7 +67,9 @@ def _chosen_encoder(stream: Stream, query: Mapping[str, str], default_format: st
     if include_usage not in ("true", "false"):
         raise BadRequest("'include_usage' is true or false.", param="include_usage")
     if format_ == OPENAI:
-        return openai_chat.encoder_for(stream, include_usage=include_usage == "true")
+        return openai_chat.encoder_for(
+            stream, include_usage=include_usage == "true", reasoning_field=site.reasoning_field
+        )
     return encoder_for(format_, stream)
 
 

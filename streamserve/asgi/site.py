@@ -18,6 +18,7 @@ from typing import Any
 from streamserve.api.call import Caller, Found
 from streamserve.api.idempotency import StartOnce
 from streamserve.clients.base import EngineClient
+from streamserve.dialects.openai_chat import REASONING_FIELDS
 from streamserve.protocol.errors import no_stream
 from streamserve.protocol.limits import Limits
 from streamserve.protocol.requests import LATENCY_CLASSES, GenerateRequest
@@ -43,10 +44,11 @@ class LocalSite:
         default_model: str,
         *,
         takes_prompt_in_url: bool = False,
+        reasoning_field: str = REASONING_FIELDS[0],
     ) -> None:
         self.loop = asyncio.get_running_loop()
         self.clients, self.limits, self.default_model = clients, limits, default_model
-        self.takes_prompt_in_url = takes_prompt_in_url
+        self.takes_prompt_in_url, self.reasoning_field = takes_prompt_in_url, reasoning_field
         self.is_draining = False
         self.streams = Streams(clients, log, settings, limits=limits)
         self._start_once = StartOnce(self.streams)

@@ -33,6 +33,7 @@ from streamserve.clients.factory import make_client, remote_client
 from streamserve.clients.process.client import ProcessClient
 from streamserve.clients.process.config import LaunchConfig
 from streamserve.clients.remote.config import RemoteConfig
+from streamserve.dialects.openai_chat import REASONING_FIELDS
 from streamserve.engine.config import EngineConfig, ModelConfig
 from streamserve.protocol.errors import MethodNotAllowed, StreamserveError, Unauthorized
 from streamserve.protocol.limits import Limits
@@ -73,8 +74,9 @@ class StreamApp:
     `authenticate(scope)` returns the `Caller`, or None for a 401; it may be async. `authenticate=anyone` accepts every
     request. `state_dir`: engines are separate processes, shared by all workers with this folder; None: they run in this
     process. `prefix`: a path before all routes, where no mount removes it. `default_model` "": the first.
-    `prompt_in_url`: `GET /streams/new?prompt=` starts answers, and access logs have their prompts. `log`
-    (None: in memory) holds the events; no other process reads them, whatever the log.
+    `prompt_in_url`: `GET /streams/new?prompt=` starts answers, and access logs have their prompts.
+    `reasoning_field`: where chat completions show thinking, one of REASONING_FIELDS. `log` (None: in memory) holds the
+    events; no other process reads them, whatever the log.
     """
 
     def __init__(
@@ -90,6 +92,7 @@ class StreamApp:
         limits: Limits | None = None,
         prefix: str = "",
         prompt_in_url: bool = False,
+        reasoning_field: str = REASONING_FIELDS[0],
     ) -> None:
         if not callable(authenticate):
             raise TypeError("authenticate must be a function of the ASGI scope; `anyone` accepts every request")
@@ -100,7 +103,10 @@ class StreamApp:
         self._state_dir = None if state_dir is None else str(Path(state_dir).resolve())
         self._engine, self._log = engine or EngineConfig(), log
         self._settings, self._limits = settings or StreamConfig(), limits or Limits()
+        if reasoning_field not in REASONING_FIELDS:
+            raise ValueError(f"reasoning_field is one of {', '.join(REASONING_FIELDS)}, not {reasoning_field!r}")
         self._prefix, self._prompt_in_url = prefix.rstrip("/"), prompt_in_url
+        self._reasoning_field = reasoning_field
         self._site: LocalSite | None = None
         self._drain: Drain | None = None
         self._is_draining = False
@@ -174,6 +180,7 @@ class StreamApp:
                 self._limits,
                 self._default_model,
                 takes_prompt_in_url=self._prompt_in_url,
+                reasoning_field=self._reasoning_field,
             )
             self._site.is_draining = self._is_draining
         if self._site.loop is not loop:

@@ -48,13 +48,8 @@ __all__ = [
 # With obfuscation a delta's JSON is filled up to a multiple of this, so that its size says little about its text.
 _OBFUSCATED_CHARS = 64
 THINKING, TOOL_USE = "thinking", "tool_use"
-# The setting REASONING_FIELD → the fields of a delta or message that have the thinking.
-REASONING_FIELDS = {
-    "reasoning_content": ("reasoning_content",),
-    "reasoning": ("reasoning",),
-    "both": ("reasoning_content", "reasoning"),
-}
-_DEFAULT_REASONING = REASONING_FIELDS["reasoning_content"]
+# Values of the setting REASONING_FIELD: which field of a delta or message has the thinking. The first is the default.
+REASONING_FIELDS = ("reasoning_content", "reasoning", "both")
 _ERROR_TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 
 
@@ -121,13 +116,13 @@ class ChatEncoder:
         created: int,
         include_usage: bool = False,
         include_obfuscation: bool = False,
-        reasoning_fields: tuple[str, ...] = _DEFAULT_REASONING,
+        reasoning_field: str = REASONING_FIELDS[0],
         n: int = 1,
     ) -> None:
         self._log_id = log_id
         self._head = {"id": completion_id, "object": "chat.completion.chunk", "created": created, "model": model}
         self._include_usage, self._include_obfuscation = include_usage, include_obfuscation
-        self._reasoning_fields = reasoning_fields
+        self._reasoning_field = reasoning_field
         self._n = n
         self._blocks = _Blocks()
         self._started: set[int] = set()
@@ -170,7 +165,7 @@ class ChatEncoder:
         if kind == TEXT and (token.text or token.logprobs):
             return self._show(token.choice, {"content": token.text}, logprobs=_logprobs_json([token]))
         if kind == THINKING and token.text:
-            return self._show(token.choice, dict.fromkeys(self._reasoning_fields, token.text))
+            return self._show(token.choice, _thinking_json(token.text, self._reasoning_field))
         if kind == TOOL_USE and token.text:
             call = {"index": self._blocks.call_of(token.choice), "function": {"arguments": token.text}}
             return self._show(token.choice, {"tool_calls": [call]})
@@ -232,7 +227,7 @@ def identity(stream: IsStream) -> dict[str, Any]:
 def encoder_for(stream: IsStream, **options: Any) -> ChatEncoder:
     """Return the encoder of that stream: the same bytes for a reader of the answer and for one that resumes it.
 
-    `options` are those of `ChatEncoder`: `include_usage`, `include_obfuscation`, `reasoning_fields`.
+    `options` are those of `ChatEncoder`: `include_usage`, `include_obfuscation`, `reasoning_field`.
     """
     return ChatEncoder(stream.log_id, **options, **identity(stream))
 
@@ -255,11 +250,11 @@ class _Choice:
         elif kind == TOOL_USE:
             self.calls[-1][1].append(token.text)
 
-    def as_json(self, index: int, default_reason: str, reasoning_fields: tuple[str, ...]) -> dict[str, Any]:
+    def as_json(self, index: int, default_reason: str, reasoning_field: str) -> dict[str, Any]:
         content = "".join(token.text for token in self.tokens)
         message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
         if self.thinking:
-            message |= dict.fromkeys(reasoning_fields, "".join(self.thinking))
+            message |= _thinking_json("".join(self.thinking), reasoning_field)
         if self.calls:
             message |= {"content": content or None, "tool_calls": [_call_json(*call) for call in self.calls]}
         return {
@@ -282,7 +277,7 @@ def collect(
     model: str,
     created: int,
     n: int,
-    reasoning_fields: tuple[str, ...] = _DEFAULT_REASONING,
+    reasoning_field: str = REASONING_FIELDS[0],
 ) -> dict[str, Any]:
     """Return the whole log as one `chat.completion`; raise the error that it ended in."""
     choices = [_Choice() for _ in range(n)]
@@ -306,9 +301,13 @@ def collect(
         "object": "chat.completion",
         "created": created,
         "model": model,
-        "choices": [one.as_json(index, done.finish_reason, reasoning_fields) for index, one in enumerate(choices)],
+        "choices": [one.as_json(index, done.finish_reason, reasoning_field) for index, one in enumerate(choices)],
         "usage": _usage_json(done.usage),
     }
+
+
+def _thinking_json(text: str, field: str) -> dict[str, str]:
+    return {"reasoning_content": text, "reasoning": text} if field == "both" else {field: text}
 
 
 def _usage_json(usage: Usage) -> dict[str, Any]:

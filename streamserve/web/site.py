@@ -230,6 +230,11 @@ class DjangoSite:
         """Whether `GET /streams/new?prompt=` starts answers."""
         return self.settings.prompt_in_url
 
+    @property
+    def reasoning_field(self) -> str:
+        """Where chat completions show thinking."""
+        return self.settings.reasoning_field
+
     @staticmethod
     def unseal(sealed: str) -> str:
         """Open the system prompt of a chat element's page. Raises BadRequest."""
