@@ -6,7 +6,7 @@ A log numbers its events: `LoggedEvent.seq` is dense from 1. The order that even
 
 The answer of a choice is a row of blocks: text, thinking, tool_use. `Token.index` names the block that a token belongs
 to. A choice without a `BlockStart` is one text block, 0, so a plain text answer has no block events at all.
-This release reads blocks and citations and does not write them.
+This release reads citations and does not write them.
 """
 
 from __future__ import annotations
@@ -161,7 +161,7 @@ class Token:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockStart:
-    """Block `index` of a choice begins. `id` and `name` are those of a tool call. Read, and not yet written."""
+    """Block `index` of a choice begins. `id` and `name` are those of a tool call."""
 
     type: ClassVar[str] = "block_start"
     choice: int
@@ -177,7 +177,7 @@ class BlockStart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockStop:
-    """Block `index` of a choice is whole. `signature` vouches for a thinking block. Read, and not yet written."""
+    """Block `index` of a choice is whole. `signature` vouches for a thinking block; no model here has one."""
 
     type: ClassVar[str] = "block_stop"
     choice: int

@@ -76,7 +76,12 @@ class Choice:
 
     def _push_blocks(self, writer: BlockWriter, update: SequenceUpdate) -> list[Event]:
         """Take an update of an answer in blocks."""
-        events: list[Event] = []
+        if len(update.token_ids) == 1 and update.finish_reason is None and self._sampling.logprobs is None:
+            events = self._feed_block(writer, update.token_ids[0])
+            if self.stopped_at is not None:
+                self.finish_reason = "stop"
+            return events
+        events = []
         is_end = update.finish_reason is not None
         for number, token_id in enumerate(update.token_ids, 1):
             is_last = is_end and number == len(update.token_ids)

@@ -61,6 +61,9 @@ class Parser(Protocol):
 
     num_calls: int
 
+    def passes(self, text: str) -> bool:
+        """Return whether `feed(text)` would return the text and change nothing. It may be False for such text too."""
+
     def feed(self, text: str) -> list[Part]:
         """Return what is certain now. Never raises, whatever the text."""
 

@@ -61,6 +61,9 @@ class BlockWriter:
 
     def feed(self, token_id: int, text: str, *, is_checked: bool = True) -> list[Event]:
         """Return the events of an id and its text, the id's `Token` last. `is_checked`: stop strings count."""
+        if self._stop is None and not self._waiting and self._takes_text() and self._parser.passes(text):
+            self.num_reasoning_tokens += self._kind == "thinking"
+            return [Token(text=text, token_ids=(token_id,), index=self._index, choice=self._choice)]
         self._waiting.extend(self._parser.feed(text) if text else ())
         return self._with_id(token_id, self._take(is_checked=is_checked))
 

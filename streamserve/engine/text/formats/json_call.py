@@ -39,6 +39,11 @@ class JsonValue:
         self._word = ""
         self._num_hex = 0
 
+    @property
+    def is_in_string(self) -> bool:
+        """Whether the next character is one of a string, or its end."""
+        return self._state == _IN_STRING
+
     def feed(self, text: str, start: int) -> int:
         """Take `text` from `start`; return where the value ends or breaks, or the text's length."""
         at = start
@@ -151,6 +156,11 @@ class CallReader:
         self._is_quoted, self._quoted = False, ""
         self._is_left_out = False
         self._num_framed = 0
+
+    def passes(self, text: str) -> bool:
+        """Return whether the text is within a string of the arguments, and leaves it there."""
+        is_in_string = self._value.is_in_string and self.has_arguments and not self._is_quoted
+        return is_in_string and self._state == _IN_WORD and self._key in _ARGUMENTS and bool(_STRING.fullmatch(text))
 
     def feed(self, text: str, start: int) -> int:
         """Take `text` from `start`; return where the call ends or breaks, or the text's length."""

@@ -163,4 +163,4 @@ DEEPSEEK_R1 = ModelMarkup(
 # In the order in which they are recognised: the more particular ones first.
 KNOWN = (HARMONY, MISTRAL_LIST, MISTRAL, DEEPSEEK_R1, LLAMA3, SMOLLM3, QWEN3, HERMES, THINK)
 # Other names for the setting.
-ALIASES = {"gpt-oss": "harmony", "gpt_oss": "harmony", "deepseek-r1": "deepseek_r1", "qwen2": "hermes"}
+ALIASES = {"gpt-oss": "harmony", "deepseek-r1": "deepseek_r1", "qwen2": "hermes"}

@@ -53,6 +53,10 @@ class PlainParser:
     def __init__(self, tags: Tags) -> None:
         self._tags = tags
 
+    def passes(self, text: str) -> bool:
+        """Return whether the text has no tag."""
+        return self._tags.shown(text) is text
+
     def feed(self, text: str) -> list[Part]:
         """Return the text."""
         return [Written(self._tags.shown(text))]

@@ -23,7 +23,7 @@ CALLS, BETWEEN = "calls", "between"
 _MAX_OPENING = 1_024  # characters: a longer one is text
 _MAX_WHOLE = 65_536  # characters of a region whose calls are read as a whole
 _MAX_CLOSING = 256
-_MOST_BEGINS = 65_536  # characters whose beginnings are remembered
+_MOST_KNOWN = 65_536  # characters that are remembered
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +62,18 @@ class _Patterns:
     opening: Any
     closing: Any
     separator: Any
+    closes: dict[str, bool]  # whether a character may be the first of its closing, white space before it apart
+
+    def can_close(self, text: str) -> bool:
+        """Return whether the closing may begin in `text`."""
+        if self.closing is None or not text:
+            return False
+        if text[-1].isspace():
+            return True
+        return _has_one(text, self.closes, lambda one: not one.isspace() and bool(self._begins(one)))
+
+    def _begins(self, character: str) -> Any:
+        return self.closing.match(character, partial=True)
 
 
 class Regions:
@@ -75,24 +87,16 @@ class Regions:
 
         self.tags = tags
         self.all = tuple(
-            _Patterns(one, compiled(one.opening), compiled(one.closing), compiled(one.separator)) for one in regions
+            _Patterns(one, compiled(one.opening), compiled(one.closing), compiled(one.separator), {}) for one in regions
         )
         self._begins: dict[str, bool] = {}  # whether a character may be the first of an opening
 
     def can_begin(self, text: str) -> bool:
         """Return whether an opening may begin in `text`; those at the beginning of the answer apart."""
-        for character in text:
-            known = self._begins.get(character)
-            if self._can_begin(character) if known is None else known:
-                return True
-        return False
+        return _has_one(text, self._begins, self._can_begin)
 
     def _can_begin(self, character: str) -> bool:
-        openings = [one.opening for one in self.all if not one.region.is_first]
-        is_one = any(opening.match(character, partial=True) for opening in openings)
-        if len(self._begins) < _MOST_BEGINS:
-            self._begins[character] = is_one
-        return is_one
+        return any(one.opening.match(character, partial=True) for one in self.all if not one.region.is_first)
 
     def left_open_by(self, tail: str) -> int | None:
         """Return the number of the region of text that `tail`, a prompt's end, opens with its last characters."""
@@ -113,6 +117,19 @@ class Regions:
             elif isinstance(part, Closed):
                 number = None
         return number
+
+
+def _has_one(text: str, known: dict[str, bool], find: Callable[[str], bool]) -> bool:
+    """Return whether `find` is true of a character of `text`. What was found is remembered in `known`."""
+    for character in text:
+        is_one = known.get(character)
+        if is_one is None:
+            is_one = find(character)
+            if len(known) < _MOST_KNOWN:
+                known[character] = is_one
+        if is_one:
+            return True
+    return False
 
 
 class RegionParser:
@@ -150,6 +167,17 @@ class RegionParser:
         if starts_in is not None:
             self._region = regions.all[starts_in]
             self._parts.append(Opened(self._region.region.kind))
+
+    def passes(self, text: str) -> bool:
+        """Return whether nothing is held, and no tag begins in the text."""
+        if self._held or self._skips_space or self._is_first or self._parts:
+            return False
+        if self._region is None:
+            return not self._regions.can_begin(text)
+        if self._region.region.kind == TOOL_USE:
+            is_started = self._is_started and self._reader is not None and self._reader.passes(text)
+            return is_started and self._tags.shown(text) is text
+        return not self._region.can_close(text)
 
     def feed(self, text: str) -> list[Part]:
         """Return what is certain now."""

@@ -77,7 +77,7 @@ class TemplateFormat:
             raise BadRequest(
                 "this model's output is read by its response_template, which cannot hold it to a grammar. "
                 "Name its FORMAT in the settings, or use tool_choice auto and no response_format.",
-                code="grammar_unsupported",
+                code="unsupported_grammar",
                 param="tool_choice" if is_forced else "response_format",
             )
         return request.grammar

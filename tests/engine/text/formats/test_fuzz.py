@@ -118,6 +118,24 @@ def test_every_id_is_one_event(key: tuple[str, bool], output: str, reason: str, 
     assert resumed(answer, events[:cut], token_ids, reason) == events
 
 
+@settings(max_examples=300, deadline=None)
+@given(FORMATS, OUTPUTS, st.lists(st.integers(1, 120), max_size=12))
+def test_what_passes_changes_nothing(key: tuple[str, bool], output: str, cuts: list[int]) -> None:
+    """A text that a parser lets pass is what it would return for it, and it goes on in the same way without it."""
+    answer = ANSWERS[key]
+    text = answer.format.tags.marked(output)
+    fed, passed, start = parser_of(answer), parser_of(answer), 0
+    for end in (*sorted({cut for cut in cuts if cut < len(text)}), len(text)):
+        piece, start = text[start:end], end
+        if piece and passed.passes(piece):
+            assert fed.feed(piece) == [Written(piece)]
+        else:
+            expected = fed.feed(piece)
+            assert passed.feed(piece) == expected
+    assert passed.finish() == fed.finish()
+    assert passed.num_calls == fed.num_calls
+
+
 @settings(max_examples=200, deadline=None)
 @given(FORMATS, OUTPUTS)
 def test_calls_are_json_or_do_not_parse(key: tuple[str, bool], output: str) -> None:

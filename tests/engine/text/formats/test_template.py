@@ -163,7 +163,7 @@ def test_a_template_forces_no_call(tmp_path: Path) -> None:
     answer = answer_of(tokenizer, choose_format(tokenizer), "x", tool_choice=ToolChoice(mode="required"))
     with pytest.raises(BadRequest, match="FORMAT") as caught:
         answer.format.grammar(answer.request, answer.prompt)
-    assert caught.value.code == "grammar_unsupported"
+    assert caught.value.code == "unsupported_grammar"
 
 
 def test_a_template_that_is_none_is_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -1,0 +1,67 @@
+"""docs/reasoning-and-tools.md: its settings give the events that it shows, and its table has every format."""
+
+from __future__ import annotations
+
+import json
+import re
+from contextlib import aclosing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("regex", reason="needs the engine extra: pip install streamserve[engine]")
+
+from streamserve.clients.factory import echo_client
+from streamserve.dialects.base import coalesce
+from streamserve.engine.config import EngineConfig
+from streamserve.engine.echo import EchoTokenizer
+from streamserve.engine.text.formats.choose import NAMES
+from streamserve.protocol.events import LoggedEvent, Token
+from streamserve.protocol.requests import Message, Tool
+from tests.support.clients import collect, ready
+from tests.support.streams import ask
+
+PAGE = (Path(__file__).parents[2] / "docs" / "reasoning-and-tools.md").read_text()
+SETTINGS, OWN_FORMAT = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+SHOWN = [json.loads(line) for line in re.findall(r"```json\n(.*?)```", PAGE, re.DOTALL)[0].splitlines()]
+
+
+def settings() -> dict[str, Any]:
+    names: dict[str, Any] = {}
+    exec(SETTINGS, names)  # noqa: S102  # the page's own code
+    model: dict[str, Any] = names["STREAMSERVE"]["MODELS"]["echo"]
+    return model
+
+
+def test_the_table_has_every_format() -> None:
+    """Each name that the setting takes stands in the page."""
+    assert {name for name in NAMES if f"`{name}`" not in PAGE} == set()
+
+
+async def test_the_settings_give_the_events() -> None:
+    """The answer of the page's settings is the page's events."""
+    model = settings()
+    request = ask(
+        prompt=None,
+        messages=(Message(role="user", content="How is the weather?"),),
+        tools=(Tool(name="get_weather"),),
+        max_tokens=400,
+    )
+    client = echo_client("echo", EngineConfig(), answers=model["ANSWERS"], format_name=model["FORMAT"])
+    async with aclosing(await ready(client)):
+        events = await collect(await client.generate(request))
+    joined = coalesce([LoggedEvent(seq, event) for seq, event in enumerate(events, 1)])
+    given = [{"type": event.type, **event.payload()} for _, event in joined]
+    assert [{name: one.get(name) for name in shown} for shown, one in zip(SHOWN, given, strict=True)] == [
+        {**shown, **({"id": one["id"]} if "id" in shown else {})} for shown, one in zip(SHOWN, given, strict=True)
+    ]
+    assert not any(isinstance(event, Token) and not event.token_ids for _, event in joined)
+
+
+def test_the_own_format_works() -> None:
+    """The page's example makes a format."""
+    names: dict[str, Any] = {}
+    exec(OWN_FORMAT, names)  # noqa: S102  # the page's own code
+    made = names["mine"](EchoTokenizer())
+    assert made.name == "mine"
