@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from statistics import fmean
@@ -76,19 +77,25 @@ def contenders(seats: int, num_blocks: int) -> dict[str, tuple[EngineConfig, str
     """Return each contender's configuration, and the meaning of a reader's position."""
     ours = EngineConfig(num_blocks=num_blocks, max_num_seqs=seats)
     no_park = replace(ours, lead_tokens=NEVER, min_ahead_seconds=float(NEVER))
+    plain = replace(no_park, hungry_seconds=math.inf, max_debt_seconds=math.inf)
     return {
         "ours": (ours, "read"),
         "ours, received": (ours, "received"),
         "no park": (no_park, "read"),
-        "fcfs": (replace(no_park, classes=one_class(), max_debt_seconds=0.0), "read"),
-        "fcfs, endless": (replace(no_park, classes=one_class(float(NEVER)), max_debt_seconds=0.0), "read"),
+        "fcfs": (replace(plain, classes=one_class()), "read"),
+        "fcfs, endless": (replace(plain, classes=one_class(float(NEVER))), "read"),
     }
 
 
 def one_class(queue_seconds: float | None = None) -> Mapping[str, LatencyClass]:
     """Return classes that are alike to the order key; each keeps the bound of its queue unless one is given."""
     return {
-        name: replace(one, ttft_seconds=0.5, max_queue_seconds=queue_seconds or one.max_queue_seconds)
+        name: replace(
+            one,
+            ttft_seconds=0.5,
+            max_queue_seconds=queue_seconds or one.max_queue_seconds,
+            max_late_seconds=queue_seconds or one.ttft_seconds - 0.5 + one.max_late_seconds,
+        )
         for name, one in CLASSES.items()
     }
 
