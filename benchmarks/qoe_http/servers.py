@@ -94,7 +94,7 @@ def vllm(model: Model, folder: Path, python: Path) -> Iterator[Server]:
     arguments = [str(python), "-m", "vllm.entrypoints.openai.api_server", "--model", str(model.folder)]
     arguments += ["--served-model-name", MODEL, "--host", "127.0.0.1"]
     arguments += ["--port", str(port), "--max-num-seqs", str(model.seats), "--max-model-len", str(MAX_MODEL_LEN)]
-    arguments += ["--disable-log-stats"]
+    arguments += ["--disable-log-stats", "--dtype", model.dtype]
     environ = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "DJANGO"))}
     environ |= {"VLLM_CPU_KVCACHE_SPACE": "2", "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1"}
     cores = sorted(os.sched_getaffinity(0))
