@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from streamserve.engine.text.formats.known import ModelMarkup
 
 _PIECES = re.compile(r"«(.*?)»|\$(\w+)", re.DOTALL)
-# White space where models write it, one character at most: without a bound some write it up to max_tokens.
-_JSON_OPTIONS = {"whitespace_flexible": False, "item_separator": r",\s?", "key_separator": r":\s?"}
 
 
 class Thought(Enum):
@@ -179,7 +177,7 @@ def _escaped(text: str) -> str:
 
 
 def _json(schema: Mapping[str, Any]) -> str:
-    return "%json " + json.dumps({"x-guidance": _JSON_OPTIONS, **schema}, ensure_ascii=False)
+    return "%json " + json.dumps(schema, ensure_ascii=False)
 
 
 def _of_grammar(grammar: Grammar) -> str:
