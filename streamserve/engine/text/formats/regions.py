@@ -156,7 +156,7 @@ class RegionParser:
         self._parts: list[Part] = []
         self._is_final = False
         self._is_first = starts_in is None and not is_continued
-        self._skips_space = starts_in is not None
+        self._skips_space = starts_in is not None and not is_continued
         self._region: _Patterns | None = None
         # Of the call that is read: its opening, its text until its name is certain, and its reader.
         self._opening = self._source = ""
