@@ -195,9 +195,10 @@ def test_nothing_asked_is_no_grammar(spelled: HFTokenizer) -> None:
     assert answer.format.grammar(answer.request, answer.prompt) is None
 
 
-def test_a_call_without_markup_is_refused(spelled: HFTokenizer) -> None:
+@pytest.mark.parametrize("name", ["think", "text"])
+def test_a_call_without_markup_is_refused(spelled: HFTokenizer, name: str) -> None:
     """A forced call of a model whose output format has no calls fails with the way out."""
-    answer = answer_in(spelled, "think", tool_choice=ToolChoice(mode="required"))
+    answer = answer_in(spelled, name, tool_choice=ToolChoice(mode="required"))
     with pytest.raises(BadRequest, match="has no tool calls") as caught:
         answer.format.grammar(answer.request, answer.prompt)
     assert caught.value.code == "tools_unsupported"
