@@ -35,18 +35,25 @@ class NextTurn:
         changeable = {name: reader for name, reader in table.items() if name not in _FIXED}
         self._changed = read(message.get("request", {}), changeable)
 
-    def after(self, before: GenerateRequest, answer: str, on_disconnect: str) -> NativeRequest:
-        """Return the request for `before`'s conversation, then `answer`, then the new turns.
+    def after(self, before: GenerateRequest, answer: str | Message, on_disconnect: str) -> NativeRequest:
+        """Return the request for `before`'s conversation, then `answer`, then the new turns. Its tools stay.
 
         Raises BadRequest or Gone for a conversation that cannot be continued, BadRequest for one that is too long.
         """
+        turn = Message(role="assistant", content=answer) if isinstance(answer, str) else answer
         values = {"on_disconnect": on_disconnect, **_given(before, self._limits), **self._changed}
-        values["messages"] = (*_conversation(before), Message(role="assistant", content=answer), *self._turns)
+        values["messages"] = (*_conversation(before), turn, *self._turns)
         refuse_too_long(values["messages"], "messages", self._limits)
         request = build(values, self._limits, default_model=before.model)
         kept = values["on_disconnect"]
         return NativeRequest(
-            generate=replace(request, latency_class=self._changed.get("latency_class", before.latency_class)),
+            generate=replace(
+                request,
+                latency_class=self._changed.get("latency_class", before.latency_class),
+                tools=before.tools,
+                tool_choice=before.tool_choice,
+                parallel_tool_calls=before.parallel_tool_calls,
+            ),
             on_disconnect=kept if kept in ON_DISCONNECT else ON_DISCONNECT[0],
         )
 

@@ -24,6 +24,7 @@ from streamserve.engine.text.formats.base import OutputFormat, Parser
 from streamserve.engine.text.formats.blocks import AnswerSource
 from streamserve.engine.text.tokenizer import Prompt, Tokenizer
 from streamserve.protocol.errors import BadRequest, PromptTooLong, StreamserveError
+from streamserve.protocol.park import Accepted
 from streamserve.protocol.requests import GenerateRequest, Grammar, SamplingParams, check_needs, check_sampling
 
 logger = logging.getLogger(__name__)
@@ -85,6 +86,18 @@ class Prepared:
     needs: tuple[str, ...] = ()
     grammar: Grammar | None = None
     matchers: tuple[Matcher, ...] = ()
+
+    def accepted(self, queue_position: int) -> Accepted:
+        """Return what acceptance has fixed."""
+        assert self.sampling.max_tokens is not None
+        assert self.sampling.seed is not None
+        return Accepted(
+            num_prompt_tokens=len(self.prompt.token_ids),
+            max_tokens=self.sampling.max_tokens,
+            seed=self.sampling.seed,
+            queue_position=queue_position,
+            needs=self.needs,
+        )
 
     def sequence_request(self, seq_id: int, index: int, accepted_at: float, queue_seconds: float) -> SequenceRequest:
         """Make the engine's part of one choice, which may wait so long; choices differ in their seeds."""

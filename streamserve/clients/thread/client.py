@@ -24,7 +24,6 @@ from streamserve.engine.grammar.compiler import NUM_PROVERS
 from streamserve.engine.plan import OnStep, StepPlan
 from streamserve.protocol.errors import BadRequest, EngineUnavailable, error_for
 from streamserve.protocol.events import Error
-from streamserve.protocol.park import Accepted
 from streamserve.protocol.requests import GenerateRequest
 from streamserve.protocol.stats import EngineStats, ModelDescription
 
@@ -85,15 +84,7 @@ class ThreadClient:
         queue_position, queue_seconds = self._admission.check_wait(
             request.latency_class, core.stats(), tenant=request.tenant, may_refuse=not is_resumed
         )
-        assert prepared.sampling.max_tokens is not None
-        assert prepared.sampling.seed is not None
-        accepted = Accepted(
-            num_prompt_tokens=len(prepared.prompt.token_ids),
-            max_tokens=prepared.sampling.max_tokens,
-            seed=prepared.sampling.seed,
-            queue_position=queue_position,
-            needs=prepared.needs,
-        )
+        accepted = prepared.accepted(queue_position)
         choices = {next(self._seq_ids): choice for choice in prepared.choices}
         generation = LocalGeneration(
             accepted, choices, accepted_at=accepted_at, engine=self._router, latency_class=request.latency_class
