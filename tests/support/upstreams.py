@@ -18,6 +18,7 @@ from tests.support.gguf_models import write_gguf
 
 STREAM_HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
 LAST_CHUNK = b"0\r\n\r\n"
+JSON = "Content-Type: application/json"
 DONE = b"data: [DONE]\n\n"
 
 

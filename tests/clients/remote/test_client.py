@@ -25,6 +25,7 @@ from streamserve.protocol.requests import ShownChoice
 from tests.support.clients import collect, text
 from tests.support.upstreams import (
     DONE,
+    JSON,
     LAST_CHUNK,
     PLAIN,
     STREAM_HEAD,
@@ -45,7 +46,6 @@ from tests.support.upstreams import (
 
 META = Meta(model="m", stream_id="s", created=1, has_token_ids=False)
 ERROR = {"error": {"message": "temperature is too warm", "param": "temperature", "code": 400}}
-JSON = "Content-Type: application/json"
 
 
 async def never(asked: Asked, writer: asyncio.StreamWriter) -> None:
