@@ -146,10 +146,14 @@ class IsStream(Protocol):
     model: str
     created: int
 
+    @property
+    def has_token_ids(self) -> bool:
+        """Whether its tokens have ids."""
+
 
 def meta_of(stream: IsStream) -> Meta:
     """Return what names the stream, for a reader that has its first event already."""
-    return Meta(model=stream.model, stream_id=stream.id, created=stream.created)
+    return Meta(model=stream.model, stream_id=stream.id, created=stream.created, has_token_ids=stream.has_token_ids)
 
 
 def closing_meta(meta: Meta, done: Done) -> dict[str, Any]:

@@ -226,7 +226,7 @@ def _failed(seq_id: int) -> Sampled:
 def _last_hidden_state(model: torch.nn.Module) -> Iterator[list[torch.Tensor]]:
     """Collect the last hidden state, as the model's body passes it to the head."""
     seen: list[torch.Tensor] = []
-    hook = model.base_model.register_forward_hook(lambda _module, _inputs, out: seen.append(out[0]))
+    hook = model.get_decoder().register_forward_hook(lambda _module, _inputs, out: seen.append(out[0]))
     try:
         yield seen
     finally:
@@ -261,13 +261,18 @@ def record_layers(loaded: LoadedModel) -> dict[int, LayerShape]:
     model.config._attn_implementation = attention.NAME
     token = torch.zeros(1, 1, dtype=torch.long, device=loaded.device)
     try:
-        with torch.inference_mode(), loaded.attention.recording() as layers:
-            model.base_model(input_ids=token, position_ids=token, use_cache=False)
+        with torch.inference_mode(), loaded.attention.recording() as layers, _last_hidden_state(model) as seen:
+            model(input_ids=token, position_ids=token, use_cache=False, logits_to_keep=1)
     except Exception as error:  # modelling code not made for an external attention may raise anything
         raise UnsupportedModel(
             f"Models of type {loaded.model_type} are not supported: their code does not run over an external "
             f"attention ({type(error).__name__}: {error}). Choose another model."
         ) from error
+    if len(seen) != 1:
+        raise UnsupportedModel(
+            f"Models of type {loaded.model_type} are not supported: their head does not read the decoder that this "
+            "engine looks at. Choose another model."
+        )
     num_layers = loaded.config.get_text_config().num_hidden_layers
     if len(layers) != num_layers or loaded.attention.num_calls != num_layers:
         raise UnsupportedModel(
