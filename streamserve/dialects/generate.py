@@ -20,18 +20,21 @@ from streamserve.dialects.fields import (
     number,
     object_of,
     one_of,
+    shorten,
     text,
     wrong_type,
+    wrong_value,
 )
 from streamserve.dialects.grammar_fields import grammar
 from streamserve.dialects.messages import messages
 from streamserve.protocol.errors import BadRequest, PromptTooLong
 from streamserve.protocol.limits import Limits
-from streamserve.protocol.requests import LATENCY_CLASSES, MODEL_DEFAULTS, GenerateRequest, SamplingParams
+from streamserve.protocol.requests import LATENCY_CLASSES, MODEL_DEFAULTS, GenerateRequest, Message, SamplingParams
 
 # Below this a temperature is greedy: dividing logits by less overflows.
 _MIN_TEMPERATURE = 1e-3
 _MAX_TOKEN_ID = 2**31 - 1
+_MAX_ID_DIGITS = 10
 _MAX_SEED = 2**63 - 1
 _MAX_MODEL_CHARS = 256
 
@@ -58,10 +61,14 @@ def sampling_fields(limits: Limits) -> Mapping[str, Reader]:
         "seed": integer(0, _MAX_SEED),
         "max_tokens": integer(1, limits.max_tokens),
         "min_tokens": integer(0, limits.max_tokens),
-        "stop": _stop(limits),
+        "stop": strings(limits.max_stop_chars, limits.max_stop),
         "stop_token_ids": list_of(integer(0, _MAX_TOKEN_ID), high=limits.max_stop_token_ids),
         "ignore_eos": boolean,
         "logprobs": integer(0, limits.max_logprobs),
+        "logit_bias": _logit_bias(limits),
+        "allowed_token_ids": list_of(integer(0, _MAX_TOKEN_ID), low=1, high=limits.max_allowed_token_ids),
+        "bad_words": strings(limits.max_bad_word_chars, limits.max_bad_words),
+        "include_stop": boolean,
     }
 
 
@@ -74,6 +81,8 @@ def request_fields(limits: Limits) -> Mapping[str, Reader]:
         "prompt": _prompt(limits),
         "n": integer(1, limits.max_n),
         "chat_template_kwargs": object_of(TEMPLATE_KWARGS),
+        "continue_final_message": boolean,
+        "echo": boolean,
         "timeout_seconds": number(0.1, limits.max_timeout_seconds),
         "latency_class": one_of(*LATENCY_CLASSES),
         "metadata": _metadata(limits),
@@ -98,6 +107,8 @@ def build(values: Mapping[str, Any], limits: Limits, *, default_model: str) -> G
         latency_class=values.get("latency_class", LATENCY_CLASSES[0]),
         input=values.get("input", {}),
         grammar=values.get("grammar"),
+        continue_final_message=values.get("continue_final_message", False),
+        echo=values.get("echo", False),
     )
 
 
@@ -112,6 +123,21 @@ def refuse_conflicts(values: Mapping[str, Any]) -> None:
         raise conflict("chat_template_kwargs has no effect on a bare prompt; send messages.", "chat_template_kwargs")
     if "max_tokens" in values and values.get("min_tokens", 0) > values["max_tokens"]:
         raise conflict("min_tokens must not be above max_tokens.", "min_tokens")
+    _refuse_continuation(values)
+
+
+def _refuse_continuation(values: Mapping[str, Any]) -> None:
+    """Raise `BadRequest` where there is no message to continue, or none to repeat."""
+    turns: tuple[Message, ...] | None = values.get("messages")
+    if values.get("continue_final_message"):
+        last = turns[-1] if turns else None
+        if last is None or last.role != "assistant" or not last.content or "tool_calls" in last.extra:
+            raise conflict(
+                "continue_final_message continues the text of a last message of role assistant. Add it to messages.",
+                "continue_final_message",
+            )
+    elif values.get("echo") and turns is not None:
+        raise conflict("echo repeats a prompt, or with continue_final_message the last message.", "echo")
 
 
 def conflict(message: str, param: str) -> BadRequest:
@@ -129,9 +155,10 @@ def _temperature(limits: Limits) -> Reader:
     return reader
 
 
-def _stop(limits: Limits) -> Reader:
-    one = text(1, limits.max_stop_chars)
-    several = list_of(one, high=limits.max_stop)
+def strings(max_chars: int, most: int) -> Reader:
+    """Read a string, or up to `most` of them, none empty or longer than `max_chars`."""
+    one = text(1, max_chars)
+    several = list_of(one, high=most)
 
     def reader(value: Any, param: str) -> tuple[str, ...]:
         if isinstance(value, str):
@@ -139,6 +166,29 @@ def _stop(limits: Limits) -> Reader:
         if not isinstance(value, list):
             wrong_type(value, param, "a string or an array of strings")
         return tuple(several(value, param))
+
+    return reader
+
+
+def _logit_bias(limits: Limits) -> Reader:
+    """Read `{"token id": bias}`. The keys of a JSON object are strings."""
+    bias, ids = number(-100, 100), integer(0, _MAX_TOKEN_ID)
+
+    def reader(value: Any, param: str) -> tuple[tuple[int, float], ...]:
+        if not isinstance(value, dict):
+            wrong_type(value, param, "an object of token ids and biases")
+        if len(value) > limits.max_logit_bias:
+            wrong_value(param, f"has {len(value):,} token ids; the limit is {limits.max_logit_bias:,}")
+        found: dict[int, float] = {}
+        for name, one in value.items():
+            where = f"{param}.{shorten(name)}"
+            if not (name.isascii() and name.isdigit() and len(name) <= _MAX_ID_DIGITS):
+                wrong_value(where, 'is not a token id; write it in digits, like "50256"')
+            token_id = ids(int(name), where)
+            if token_id in found:
+                wrong_value(where, "is there twice")
+            found[token_id] = bias(one, where)
+        return tuple(found.items())
 
     return reader
 

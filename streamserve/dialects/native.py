@@ -43,7 +43,7 @@ _OWN_FIELDS = {"format": one_of(*FORMATS), "on_disconnect": on_disconnect}
 _INTEGER = re.compile(r"-?[0-9]{1,20}")
 _DECIMAL = re.compile(r"-?[0-9]{1,20}\.[0-9]{1,20}")
 # Fields of a query that are text whatever they look like: `?prompt=42` asks "42".
-_TEXT_FIELDS = frozenset({"prompt", "model", "stop", "format", "on_disconnect"})
+_TEXT_FIELDS = frozenset({"prompt", "model", "stop", "bad_words", "format", "on_disconnect"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

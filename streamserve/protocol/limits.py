@@ -19,6 +19,10 @@ class Limits:
     max_stop_chars: int = 64
     max_stop_token_ids: int = 64
     max_logprobs: int = 20
+    max_logit_bias: int = 1_024
+    max_allowed_token_ids: int = 4_096
+    max_bad_words: int = 64
+    max_bad_word_chars: int = 64
     max_temperature: float = 2.0
     max_top_k: int = 1_000_000
     max_timeout_seconds: float = 3600.0

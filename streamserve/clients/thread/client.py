@@ -24,7 +24,6 @@ from streamserve.engine.grammar.compiler import NUM_PROVERS
 from streamserve.engine.plan import OnStep, StepPlan
 from streamserve.protocol.errors import BadRequest, EngineUnavailable, error_for
 from streamserve.protocol.events import Error
-from streamserve.protocol.park import Accepted
 from streamserve.protocol.requests import GenerateRequest
 from streamserve.protocol.stats import EngineStats, ModelDescription
 
@@ -85,18 +84,14 @@ class ThreadClient:
         queue_position, queue_seconds = self._admission.check_wait(
             request.latency_class, core.stats(), may_refuse=not is_resumed
         )
-        assert prepared.sampling.max_tokens is not None
-        assert prepared.sampling.seed is not None
-        accepted = Accepted(
-            num_prompt_tokens=len(prepared.prompt.token_ids),
-            max_tokens=prepared.sampling.max_tokens,
-            seed=prepared.sampling.seed,
-            queue_position=queue_position,
-            needs=prepared.needs,
-        )
         choices = {next(self._seq_ids): choice for choice in prepared.choices}
         generation = LocalGeneration(
-            accepted, choices, accepted_at=accepted_at, engine=self._router, latency_class=request.latency_class
+            prepared.accepted(queue_position),
+            choices,
+            accepted_at=accepted_at,
+            engine=self._router,
+            latency_class=request.latency_class,
+            echoes=prepared.echoes,
         )
         for seq_id, choice in choices.items():
             sequence = prepared.sequence_request(seq_id, choice.index, accepted_at, queue_seconds)
@@ -123,7 +118,7 @@ class ThreadClient:
 
         Returns when that is done. Raises StreamserveError if it is not: the engine was never idle, paused, or failed.
         """
-        sampling = replace(request.sampling, max_tokens=0, min_tokens=0)
+        sampling = replace(request.sampling, max_tokens=0, min_tokens=0, prompt_logprobs=None)
         generation = await self.generate(
             replace(
                 request,
@@ -133,6 +128,7 @@ class ThreadClient:
                 reader_tokens=None,
                 latency_class=WARM,
                 grammar=None,
+                echo=False,
             )
         )
         try:
