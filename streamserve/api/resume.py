@@ -8,6 +8,7 @@ from streamserve.api.call import Call, Reply, Site
 from streamserve.dialects import openai_chat
 from streamserve.dialects.base import Encoder
 from streamserve.dialects.native import FORMATS, NativeEncoder
+from streamserve.dialects.openai_completions import CompletionEncoder
 from streamserve.dialects.text import TextEncoder
 from streamserve.dialects.tokens import TokensEncoder
 from streamserve.protocol.errors import BadRequest, Gone
@@ -15,8 +16,8 @@ from streamserve.protocol.ids import parse_event_id
 from streamserve.streams.reader.delivery import Delivery
 from streamserve.streams.stream import Stream
 
-OPENAI = "openai"
-RESUME_FORMATS = (*FORMATS, OPENAI)
+OPENAI, COMPLETIONS = "openai", "completions"
+RESUME_FORMATS = (*FORMATS, OPENAI, COMPLETIONS)
 _MAX_SEQ_CHARS = 16  # the digits of 2**53, the largest exact integer in JavaScript
 
 
@@ -68,6 +69,8 @@ def _chosen_encoder(stream: Stream, query: Mapping[str, str], default_format: st
         raise BadRequest("'include_usage' is true or false.", param="include_usage")
     if format_ == OPENAI:
         return openai_chat.encoder_for(stream, include_usage=include_usage == "true")
+    if format_ == COMPLETIONS:
+        return CompletionEncoder(stream, include_usage=include_usage == "true")
     return encoder_for(format_, stream)
 
 

@@ -6,7 +6,7 @@ readers. Pure.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -37,6 +37,9 @@ _MAX_TOKEN_ID = 2**31 - 1
 _MAX_ID_DIGITS = 10
 _MAX_SEED = 2**63 - 1
 _MAX_MODEL_CHARS = 256
+
+# A prompt as /v1/completions takes it: text, or token ids.
+Prompt = str | tuple[int, ...]
 
 # Chat templates take any variable; a caller may set only these, of these types (CVE-2025-62426: `tokenize`).
 TEMPLATE_KWARGS: Table = {
@@ -78,7 +81,7 @@ def request_fields(limits: Limits) -> Mapping[str, Reader]:
     return {
         "model": text(1, _MAX_MODEL_CHARS),
         "messages": messages(limits),
-        "prompt": _prompt(limits),
+        "prompt": prompt_text(limits),
         "n": integer(1, limits.max_n),
         "chat_template_kwargs": object_of(TEMPLATE_KWARGS),
         "continue_final_message": boolean,
@@ -193,7 +196,9 @@ def _logit_bias(limits: Limits) -> Reader:
     return reader
 
 
-def _prompt(limits: Limits) -> Reader:
+def prompt_text(limits: Limits) -> Reader:
+    """Read the text of a bare prompt."""
+
     def reader(value: Any, param: str) -> str:
         if not isinstance(value, str):
             wrong_type(value, param, "a string")
@@ -207,6 +212,57 @@ def _prompt(limits: Limits) -> Reader:
         return value
 
     return reader
+
+
+def prompts(limits: Limits) -> Reader:
+    """Read a text, several texts, token ids, or several lists of them."""
+    one_text, ids = prompt_text(limits), _token_ids(limits.max_prompt_chars)
+
+    def reader(value: Any, param: str) -> tuple[Prompt, ...]:
+        if isinstance(value, str):
+            return (one_text(value, param),)
+        if not isinstance(value, list):
+            wrong_type(value, param, "a string, an array of strings, token ids, or an array of arrays of token ids")
+        if not value:
+            wrong_value(param, "must not be empty")
+        if type(value[0]) is int:
+            return (ids(value, param),)
+        if len(value) > limits.max_prompts:
+            wrong_value(param, f"has {len(value):,} prompts; the limit is {limits.max_prompts:,}")
+        wanted = str if isinstance(value[0], str) else list
+        found: list[Prompt] = []
+        for index, item in enumerate(value):
+            where = f"{param}[{index}]"
+            if not isinstance(item, wanted):
+                wrong_type(item, where, "a string" if wanted is str else "an array of token ids")
+            found.append(one_text(item, where) if isinstance(item, str) else ids(item, where))
+        _refuse_too_long(found, param, limits)
+        return tuple(found)
+
+    return reader
+
+
+def _token_ids(most: int) -> Reader:
+    """Read 1 to `most` token ids. A megabyte of right ones takes the event loop a few milliseconds."""
+    one_by_one = list_of(integer(0, _MAX_TOKEN_ID), low=1, high=most)
+
+    def reader(value: Any, param: str) -> tuple[int, ...]:
+        is_right = isinstance(value, list) and 0 < len(value) <= most and set(map(type, value)) == {int}
+        if is_right and min(value) >= 0 and max(value) <= _MAX_TOKEN_ID:
+            return tuple(value)
+        found: tuple[int, ...] = one_by_one(value, param)
+        return found
+
+    return reader
+
+
+def _refuse_too_long(found: Sequence[Prompt], param: str, limits: Limits) -> None:
+    num = sum(map(len, found))
+    if num > limits.max_prompt_chars:
+        message = (
+            f"{param} has {num:,} characters in all; the limit is {limits.max_prompt_chars:,}. Send fewer prompts."
+        )
+        raise PromptTooLong(message, param=param)
 
 
 def _metadata(limits: Limits) -> Reader:

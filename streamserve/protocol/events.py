@@ -70,6 +70,15 @@ class Usage:
     cached_tokens: int = 0
     reasoning_tokens: int = 0
 
+    def __add__(self, other: Usage) -> Usage:
+        """Return the counts of two requests together."""
+        return Usage(
+            prompt_tokens=self.prompt_tokens + other.prompt_tokens,
+            completion_tokens=self.completion_tokens + other.completion_tokens,
+            cached_tokens=self.cached_tokens + other.cached_tokens,
+            reasoning_tokens=self.reasoning_tokens + other.reasoning_tokens,
+        )
+
     def as_json(self) -> dict[str, Any]:
         """Return the OpenAI shape, which the native `done` event uses too."""
         out: dict[str, Any] = {

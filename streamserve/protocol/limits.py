@@ -15,6 +15,7 @@ class Limits:
     max_prompt_chars: int = 400_000
     max_tokens: int = 16_384
     max_n: int = 4
+    max_prompts: int = 16
     max_stop: int = 4
     max_stop_chars: int = 64
     max_stop_token_ids: int = 64
