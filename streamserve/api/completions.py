@@ -1,4 +1,4 @@
-"""`/v1/completions`: text continued, in the OpenAI shape. asyncio; framework-free.
+"""`/v1/completions`: text continued, in the OpenAI shape; `/stream` below it: as plain tokens. asyncio; framework-free.
 
 Each prompt of a body is a stream of its own: with a row, a place in the caller's quota, and a reader. All begin before
 the response does, or none. As in chat completions, closing the connection stops them, unless the caller means to come
@@ -8,12 +8,17 @@ back.
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 from streamserve.api.call import Call, Reply, Site, json_reply, with_class
 from streamserve.api.idempotency import once_of, part_of
-from streamserve.dialects import openai_completions
+from streamserve.api.resume import gone_reply, stream_of_event
+from streamserve.dialects import openai_completions, tokens
 from streamserve.dialects.openai_completions import CompletionEncoder, CompletionRequest, Joined
+from streamserve.dialects.tokens import Pace, PlainRequest
+from streamserve.protocol.errors import Forbidden, StreamserveError
 from streamserve.protocol.events import LoggedEvent
+from streamserve.protocol.measures import RESPONSES
 from streamserve.streams.reader.delivery import Delivery
 from streamserve.streams.reader.follow import collect
 from streamserve.streams.reader.joined import JoinedDelivery
@@ -21,6 +26,12 @@ from streamserve.streams.store import Once
 from streamserve.streams.stream import Stream
 
 CLASS_ROUTE = "completions"
+_PROMPT_IN_URL = (
+    "Answers are not started by GET here, because the prompt would be in the access logs. POST it to "
+    "/v1/completions/stream, or turn PROMPT_IN_URL on in STREAMSERVE."
+)
+# Tokens of one frame where the reader has chosen how often frames come.
+_MOST_TOKENS = 10_000
 
 
 async def completions(call: Call, site: Site) -> Reply:
@@ -79,3 +90,50 @@ async def _collect_all(site: Site, streams: list[Stream]) -> list[list[LoggedEve
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def token_stream(call: Call, site: Site) -> Reply:
+    """POST /v1/completions/stream; GET for a bare EventSource, which with a Last-Event-ID never starts again."""
+    if call.method == "POST":
+        body = await call.json(site.limits)
+        asked = tokens.parse(body, site.limits, default_model=site.default_model)
+        return await _start_plain(call, site, asked, once_of(call, "completions/stream", body))
+    try:
+        return await _get_plain(call, site)
+    except StreamserveError as error:
+        if "text/event-stream" not in call.headers.get("accept", ""):
+            raise
+        RESPONSES.by_code[error.code] += 1
+        headers = {"Content-Type": tokens.PlainEncoder.content_type, "Cache-Control": "no-store"}
+        return Reply(body=tokens.refusal(error), headers=headers)
+
+
+async def _get_plain(call: Call, site: Site) -> Reply:
+    event_id, query = call.headers.get("last-event-id"), call.query()
+    if not event_id:
+        if not site.takes_prompt_in_url:
+            raise Forbidden(_PROMPT_IN_URL, code="prompt_in_url_off")
+        return await _start_plain(call, site, tokens.parse_query(query, site.limits, default_model=site.default_model))
+    stream, after = await stream_of_event(call, site, event_id)
+    if stream is None or not 0 <= after <= stream.last_seq:
+        return gone_reply(call)
+    if stream.terminal is not None and after >= stream.last_seq:
+        return Reply(status=204)
+    return Reply(body=_plain_delivery(site, stream, tokens.pace_of_query(query), after))
+
+
+async def _start_plain(call: Call, site: Site, asked: PlainRequest, once: Once | None = None) -> Reply:
+    request = with_class(asked.generate, asked.latency_class, call.caller, site, CLASS_ROUTE)
+    stream = await site.start(call.caller, request, asked.on_disconnect, received_at=call.received_at, once=once)
+    return Reply(body=_plain_delivery(site, stream, asked.pace, 0))
+
+
+def _plain_delivery(site: Site, stream: Stream, pace: Pace, after: int) -> Delivery:
+    """Return the delivery at the reader's own pace, where it has chosen one."""
+    config = site.streams.settings
+    if pace.keepalive_seconds is not None:
+        config = replace(config, keepalive_seconds=pace.keepalive_seconds)
+    if pace.interval_seconds is not None:
+        config = replace(config, coalesce_seconds=pace.interval_seconds, coalesce_tokens=_MOST_TOKENS)
+    encoder = tokens.PlainEncoder(stream.log_id)
+    return Delivery(site.streams, stream, encoder, after=after, config=config)

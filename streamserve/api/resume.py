@@ -11,7 +11,7 @@ from streamserve.dialects.native import FORMATS, NativeEncoder
 from streamserve.dialects.openai_completions import CompletionEncoder
 from streamserve.dialects.text import TextEncoder
 from streamserve.dialects.tokens import TokensEncoder
-from streamserve.protocol.errors import BadRequest, Gone
+from streamserve.protocol.errors import BadRequest, Gone, NotFound
 from streamserve.protocol.ids import parse_event_id
 from streamserve.streams.reader.delivery import Delivery
 from streamserve.streams.stream import Stream
@@ -39,6 +39,18 @@ def after_of(call: Call, stream: Stream, query: Mapping[str, str]) -> int | None
     if not (after.isascii() and after.isdigit() and len(after) <= _MAX_SEQ_CHARS):
         raise BadRequest("'after' is the number of the last event you have, 0 for none.", param="after")
     return int(after)
+
+
+async def stream_of_event(call: Call, site: Site, event_id: str) -> tuple[Stream | None, int]:
+    """Return the caller's stream that a Last-Event-ID names, None where there is none, and the event's seq."""
+    parsed = parse_event_id(event_id)
+    if parsed is None:
+        return None, 0
+    log_id, after = parsed
+    try:
+        return (await site.find(call.caller, log_id=log_id)).stream, after
+    except NotFound:
+        return None, after
 
 
 def resume(

@@ -101,7 +101,12 @@ def read_flag(body: Mapping[str, Any], name: str, *, default: bool) -> bool:
 
 def parse_query(query: Mapping[str, str], limits: Limits, *, default_model: str) -> NativeRequest:
     """Check the query of `GET /streams/new`: the fields of `parse` whose values are text, numbers or true and false."""
-    return parse({name: _scalar(name, query[name]) for name in query}, limits, default_model=default_model)
+    return parse(query_values(query), limits, default_model=default_model)
+
+
+def query_values(query: Mapping[str, str]) -> dict[str, Any]:
+    """Return the fields of a query as the JSON values that they spell."""
+    return {name: _scalar(name, query[name]) for name in query}
 
 
 def parse_stop(body: Mapping[str, Any]) -> int | None:

@@ -26,6 +26,7 @@ from typing import Any
 from streamserve.dialects.base import Encoder, coalesce
 from streamserve.protocol.errors import BadRequest, Gone
 from streamserve.protocol.events import Error, GoingAway, LoggedEvent, Status, Token, is_terminal
+from streamserve.streams.config import StreamConfig
 from streamserve.streams.log.base import LogUnavailable
 from streamserve.streams.producer import LOG_AWAY
 from streamserve.streams.reader.channel import Channel
@@ -51,7 +52,7 @@ class Reader(Attachment):
     """Used once: `attach`, `start`, then `advance` until `is_over`; `close` at any time.
 
     `encoder` None writes lists of events to the channel, in place of bytes. With `credit` no more events than that are
-    written beyond the last one acknowledged (`ack`). One that acknowledges is where it says (`Received`).
+    written beyond the last one acknowledged (`ack`). One that acknowledges is where it says (`Received`). `config`: of it.
     """
 
     def __init__(
@@ -65,11 +66,12 @@ class Reader(Attachment):
         is_watcher: bool = False,
         takes_snapshots: bool = False,
         credit: int | None = None,
+        config: StreamConfig | None = None,
     ) -> None:
         _check_place(stream, after)
         stream.readers.check_room(streams.settings.max_readers, is_watcher=is_watcher)
         super().__init__(is_watcher=is_watcher, transport=transport, seq=after)
-        config, self.id, self.stream, self.sent_seq = streams.settings, secrets.token_hex(8), stream, after
+        config, self.id, self.stream, self.sent_seq = config or streams.settings, secrets.token_hex(8), stream, after
         self._accepted_seq = after  # by the transport: a frame may still be on its way to it
         self.is_over = False  # nothing more is written
         self.is_let_go = False  # and the stream continues elsewhere, or later
