@@ -13,9 +13,9 @@ from dataclasses import replace
 from streamserve.api.call import Call, Reply, Site, json_reply, with_class
 from streamserve.api.idempotency import once_of, part_of
 from streamserve.api.resume import gone_reply, stream_of_event
-from streamserve.dialects import openai_completions, tokens
-from streamserve.dialects.openai_completions import CompletionEncoder, CompletionRequest, Joined
-from streamserve.dialects.tokens import Pace, PlainRequest
+from streamserve.dialects.completions import openai_completions, plain_tokens
+from streamserve.dialects.completions.openai_completions import CompletionEncoder, CompletionRequest, Joined
+from streamserve.dialects.completions.plain_tokens import Pace, PlainRequest
 from streamserve.protocol.errors import Forbidden, StreamserveError
 from streamserve.protocol.events import LoggedEvent
 from streamserve.protocol.measures import RESPONSES
@@ -96,7 +96,7 @@ async def token_stream(call: Call, site: Site) -> Reply:
     """POST /v1/completions/stream; GET for a bare EventSource, which with a Last-Event-ID never starts again."""
     if call.method == "POST":
         body = await call.json(site.limits)
-        asked = tokens.parse(body, site.limits, default_model=site.default_model)
+        asked = plain_tokens.parse(body, site.limits, default_model=site.default_model)
         return await _start_plain(call, site, asked, once_of(call, "completions/stream", body))
     try:
         return await _get_plain(call, site)
@@ -104,8 +104,8 @@ async def token_stream(call: Call, site: Site) -> Reply:
         if "text/event-stream" not in call.headers.get("accept", ""):
             raise
         RESPONSES.by_code[error.code] += 1
-        headers = {"Content-Type": tokens.PlainEncoder.content_type, "Cache-Control": "no-store"}
-        return Reply(body=tokens.refusal(error), headers=headers)
+        headers = {"Content-Type": plain_tokens.PlainEncoder.content_type, "Cache-Control": "no-store"}
+        return Reply(body=plain_tokens.refusal(error), headers=headers)
 
 
 async def _get_plain(call: Call, site: Site) -> Reply:
@@ -113,13 +113,15 @@ async def _get_plain(call: Call, site: Site) -> Reply:
     if not event_id:
         if not site.takes_prompt_in_url:
             raise Forbidden(_PROMPT_IN_URL, code="prompt_in_url_off")
-        return await _start_plain(call, site, tokens.parse_query(query, site.limits, default_model=site.default_model))
+        return await _start_plain(
+            call, site, plain_tokens.parse_query(query, site.limits, default_model=site.default_model)
+        )
     stream, after = await stream_of_event(call, site, event_id)
     if stream is None or not 0 <= after <= stream.last_seq:
         return gone_reply(call)
     if stream.terminal is not None and after >= stream.last_seq:
         return Reply(status=204)
-    return Reply(body=_plain_delivery(site, stream, tokens.pace_of_query(query), after))
+    return Reply(body=_plain_delivery(site, stream, plain_tokens.pace_of_query(query), after))
 
 
 async def _start_plain(call: Call, site: Site, asked: PlainRequest, once: Once | None = None) -> Reply:
@@ -135,5 +137,5 @@ def _plain_delivery(site: Site, stream: Stream, pace: Pace, after: int) -> Deliv
         config = replace(config, keepalive_seconds=pace.keepalive_seconds)
     if pace.interval_seconds is not None:
         config = replace(config, coalesce_seconds=pace.interval_seconds, coalesce_tokens=_MOST_TOKENS)
-    encoder = tokens.PlainEncoder(stream.log_id)
+    encoder = plain_tokens.PlainEncoder(stream.log_id)
     return Delivery(site.streams, stream, encoder, after=after, config=config)

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from streamserve.api.call import Call, Reply, Site
 from streamserve.dialects import openai_chat
 from streamserve.dialects.base import Encoder
+from streamserve.dialects.completions.openai_completions import CompletionEncoder
 from streamserve.dialects.native import FORMATS, NativeEncoder
-from streamserve.dialects.openai_completions import CompletionEncoder
 from streamserve.dialects.text import TextEncoder
 from streamserve.dialects.tokens import TokensEncoder
 from streamserve.protocol.errors import BadRequest, Gone, NotFound

@@ -75,8 +75,7 @@ class Reader(Attachment):
         self._accepted_seq = after  # by the transport: a frame may still be on its way to it
         self.is_over = False  # nothing more is written
         self.is_let_go = False  # and the stream continues elsewhere, or later
-        self._config, self._encoder = config, encoder
-        self._read_seq = after
+        self._config, self._encoder, self._read_seq = config, encoder, after
         self._takes_snapshots = takes_snapshots and config.snapshot_events > 0
         self._must_fold = encoder is not None and after > 0 and not encoder.takes_snapshots
         self._silence_seconds = config.keepalive_seconds if encoder is not None and encoder.keepalive else math.inf

@@ -181,6 +181,7 @@ class CompletionEncoder:
         self._include_usage = include_usage
         self._head = _head(completion_id or id_of(stream), stream)
         self._blocks = TextBlocks()
+        self._has_token_ids = True
         self._finished: set[int] = set()
         self._offsets = [_Offsets() for _ in range(self._n)]
 
@@ -205,6 +206,7 @@ class CompletionEncoder:
             self._blocks.note(event)
         if isinstance(event, Meta):
             self._head["created"] = event.created
+            self._has_token_ids = event.has_token_ids
         return self._end(event) if is_terminal(event) else []
 
     def _text(self, token: Token) -> list[str]:
@@ -212,7 +214,7 @@ class CompletionEncoder:
             return []
         return [
             self._chunk(choice, token.text if choice == token.choice else "", positions=token.logprobs)
-            for choice in _choices_of(token, self._n)
+            for choice in _choices_of(token, self._n, has_token_ids=self._has_token_ids)
         ]
 
     def _finish(self, choice: int, reason: str) -> list[str]:
@@ -293,15 +295,18 @@ def collect(answers: Sequence[tuple[IsStream, Iterable[LoggedEvent]]]) -> dict[s
 
 def _collect_one(events: Iterable[LoggedEvent], n: int) -> tuple[list[_Choice], Done]:
     choices, blocks, done = [_Choice() for _ in range(n)], TextBlocks(), None
+    has_token_ids = True
     for logged in events:
         event = logged.event
         if isinstance(event, Token):
             if event in blocks:
                 choices[event.choice].texts.append(event.text)
-                for choice in _choices_of(event, n):
+                for choice in _choices_of(event, n, has_token_ids=has_token_ids):
                     choices[choice].positions += event.logprobs or ()
         elif isinstance(event, BlockStart):
             blocks.note(event)
+        elif isinstance(event, Meta):
+            has_token_ids = event.has_token_ids
         elif isinstance(event, ChoiceDone):
             choices[event.choice].finish_reason = event.finish_reason
         elif is_terminal(event):
@@ -318,9 +323,10 @@ def _successful(event: Event) -> Done:
     return event
 
 
-def _choices_of(token: Token, n: int) -> Iterable[int]:
+def _choices_of(token: Token, n: int, *, has_token_ids: bool) -> Iterable[int]:
     """Return the choices that show a token event: all of them for the prompt's log-probabilities, which are in one."""
-    return range(n) if token.logprobs and not token.token_ids else (token.choice,)
+    is_of_prompt = has_token_ids and token.logprobs and not token.token_ids
+    return range(n) if is_of_prompt else (token.choice,)
 
 
 def _logprobs_json(positions: Sequence[PositionLogprobs], offsets: _Offsets) -> dict[str, Any]:
