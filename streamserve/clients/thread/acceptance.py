@@ -137,6 +137,7 @@ def prepare(engine: LoadedEngine, config: EngineConfig, request: GenerateRequest
     prompt = encode(engine.tokenizer, request)
     num_public_tokens = engine.public_prefixes.num_tokens(request, prompt.token_ids)
     num_prompt_tokens = len(prompt.token_ids)
+    rules.refuse_prompt_logprobs(request.sampling)
     check_sampling(request.sampling)  # before it is computed with
     sampling = resolve_params(
         request, engine.facts.sampling_defaults, num_prompt_tokens, engine.max_tokens, config.default_max_tokens

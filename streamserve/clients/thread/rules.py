@@ -27,6 +27,13 @@ def bad_word_ids(tokenizer: Tokenizer, sampling: SamplingParams, vocab_size: int
     return tuple(word for word in found if max(word) < vocab_size)
 
 
+def refuse_prompt_logprobs(sampling: SamplingParams) -> None:
+    """Refuse what no engine here computes."""
+    if sampling.prompt_logprobs is not None:
+        message = "prompt_logprobs is not supported. Leave it out; logprobs are those of the answer."
+        raise BadRequest(message, code="unsupported_parameter", param="prompt_logprobs")
+
+
 def check_choice(
     sampling: SamplingParams,
     bad_word_ids: tuple[tuple[int, ...], ...],

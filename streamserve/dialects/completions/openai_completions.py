@@ -75,14 +75,15 @@ def parse(body: Mapping[str, Any], limits: Limits, *, default_model: str) -> Com
         message = "best_of other than n is not supported: no answer is thrown away. Leave it out and raise n."
         raise BadRequest(message, code="unsupported_parameter", param="best_of")
     if not values["max_tokens"] and not values.get("echo"):
-        raise conflict("max_tokens 0 is for the prompt's own log-probabilities; add echo and logprobs.", "max_tokens")
+        raise conflict("max_tokens 0 generates nothing; raise it, or add echo for the prompt alone.", "max_tokens")
+    if values.get("echo") and "logprobs" in values:
+        message = "logprobs of a prompt are not supported yet: leave out echo, or logprobs."
+        raise BadRequest(message, code="unsupported_parameter", param="logprobs")
     if "stream_options" in values and not values.get("stream", False):
         raise conflict("stream_options is for streams; set stream to true or leave it out.", "stream_options")
     if "seed" in values:
         values["seed"] &= 2**63 - 1  # negative seeds are legal here
     asked = build({**values, "prompt": " "}, limits, default_model=default_model)
-    if asked.echo and asked.sampling.logprobs is not None:
-        asked = replace(asked, sampling=replace(asked.sampling, prompt_logprobs=asked.sampling.logprobs))
     return CompletionRequest(
         generates=tuple(_with_prompt(asked, prompt) for prompt in given),
         latency_class=values.get("latency_class"),

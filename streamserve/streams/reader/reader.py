@@ -52,7 +52,7 @@ class Reader(Attachment):
     """Used once: `attach`, `start`, then `advance` until `is_over`; `close` at any time.
 
     `encoder` None writes lists of events to the channel, in place of bytes. With `credit` no more events than that are
-    written beyond the last one acknowledged (`ack`). One that acknowledges is where it says (`Received`). `config`: of it.
+    written beyond the last one acknowledged (`ack`). One that acknowledges is where it says (`Received`).
     """
 
     def __init__(

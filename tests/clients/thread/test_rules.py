@@ -58,7 +58,7 @@ async def test_only_allowed_tokens_come() -> None:
             "allowed_token_ids",
             "conflicting_fields",
         ),
-        ({"prompt_logprobs": -1}, "prompt_logprobs", "invalid_value"),
+        ({"prompt_logprobs": 1}, "prompt_logprobs", "unsupported_parameter"),
     ],
 )
 async def test_what_cannot_be_chosen_is_refused(fields: dict[str, Any], param: str, code: str) -> None:
