@@ -58,4 +58,6 @@ async def model(call: Call, site: Site) -> Reply:
 async def unknown(call: Call, site: None) -> Reply:
     """Any other address under /v1/: a 404 that SDKs can read."""
     path = call.params["path"]
-    raise NotFound(f"There is no /v1/{path} here. Known: /v1/chat/completions, /v1/models.", code="unknown_url")
+    raise NotFound(
+        f"There is no /v1/{path} here. Known: /v1/chat/completions, /v1/completions, /v1/models.", code="unknown_url"
+    )

@@ -213,10 +213,6 @@ def _is_empty_list(value: Any, param: str) -> bool:
     return not any_list(value, param)
 
 
-def _is_empty_object(value: Any, param: str) -> bool:
-    return not any_object(value, param)
-
-
 def _is_no_choice(value: Any, param: str) -> bool:
     if not isinstance(value, str | dict):
         wrong_type(value, param, "a string or an object")
@@ -247,7 +243,6 @@ _TRUE, _FALSE = _only(True), _only(False)
 _REFUSED: Mapping[str, tuple[Any, ...]] = {
     "functions": (_is_empty_list, "It is the old form of tools; send tools."),
     "function_call": (_is_no_choice, "It is the old form of tool_choice; send tool_choice."),
-    "logit_bias": (_is_empty_object,),
     "modalities": (_is_text_only,),
     "audio": (_never,),
     "moderation": (_never,),

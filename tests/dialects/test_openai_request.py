@@ -183,7 +183,6 @@ ASKING_NOTHING: dict[str, Any] = {
     "functions": [],
     "function_call": "auto",
     "response_format": {"type": "text"},
-    "logit_bias": {},
     "modalities": ["text"],
     "audio": None,
     "moderation": None,

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from itertools import chain
 
+from streamserve.clients.thread import rules
 from streamserve.clients.thread.public_prefix import PublicPrefixes
 from streamserve.engine.config import EngineConfig, LatencyClass
 from streamserve.engine.grammar.compiler import GrammarCompiler
@@ -74,6 +75,8 @@ class Prepared:
 
     `num_tokens`: of all choices, those that are known already and are to be computed. `needs`: see `Accepted`.
     `grammar`: what the whole output must match; then `constrain` sets `matchers`, one for each choice.
+    `num_tokens`: of all choices, those that are known already and are to be computed. `echoes`: the prompt's text that
+    each choice still has to begin with.
     """
 
     request: GenerateRequest
@@ -86,6 +89,8 @@ class Prepared:
     needs: tuple[str, ...] = ()
     grammar: Grammar | None = None
     matchers: tuple[Matcher, ...] = ()
+    bad_word_ids: tuple[tuple[int, ...], ...] = ()
+    echoes: tuple[str, ...] = ()
 
     def accepted(self, queue_position: int) -> Accepted:
         """Return what acceptance has fixed."""
@@ -122,6 +127,7 @@ class Prepared:
             num_losses=request.num_losses,
             queue_seconds=queue_seconds,
             matcher=self.matchers[index] if self.matchers else None,
+            bad_word_ids=self.bad_word_ids,
         )
 
 
@@ -131,6 +137,7 @@ def prepare(engine: LoadedEngine, config: EngineConfig, request: GenerateRequest
     prompt = encode(engine.tokenizer, request)
     num_public_tokens = engine.public_prefixes.num_tokens(request, prompt.token_ids)
     num_prompt_tokens = len(prompt.token_ids)
+    rules.refuse_prompt_logprobs(request.sampling)
     check_sampling(request.sampling)  # before it is computed with
     sampling = resolve_params(
         request, engine.facts.sampling_defaults, num_prompt_tokens, engine.max_tokens, config.default_max_tokens
@@ -140,6 +147,8 @@ def prepare(engine: LoadedEngine, config: EngineConfig, request: GenerateRequest
     grammar = engine.format.grammar(request, prompt) if engine.format is not None else request.grammar
     source = _source(engine.format, request, prompt, sampling)
     choices = _choices(engine.tokenizer, request, sampling, source, is_free=grammar is None)
+    bad_word_ids = rules.bad_word_ids(engine.tokenizer, sampling, engine.runner.vocab_size)
+    rules.check_choice(sampling, bad_word_ids, engine.facts.eos_token_ids, has_grammar=grammar is not None)
     return Prepared(
         request=request,
         prompt=replace(prompt, num_public_tokens=num_public_tokens),
@@ -150,6 +159,8 @@ def prepare(engine: LoadedEngine, config: EngineConfig, request: GenerateRequest
         num_tokens=request.n * num_prompt_tokens + sum(map(len, request.output_token_ids)),
         needs=() if source is None else ("blocks",),
         grammar=grammar,
+        bad_word_ids=bad_word_ids,
+        echoes=rules.echoes(engine.tokenizer, request),
     )
 
 
@@ -186,7 +197,7 @@ def _choices(
             index=index,
             shown_token_ids=shown[index],
             # The text of a grammar is its tokens' bytes, to the first one.
-            strip_leading_space=request.messages is not None and is_free,
+            strip_leading_space=request.messages is not None and is_free and not request.continue_final_message,
             source=source,
         )
         for index in range(request.n)
@@ -266,6 +277,8 @@ def _check_ids(request: GenerateRequest, prompt: Prompt, vocab_size: int) -> Non
     groups = {
         "prompt": prompt.token_ids,
         "stop_token_ids": request.sampling.stop_token_ids,
+        "logit_bias": tuple(token_id for token_id, _ in request.sampling.logit_bias),
+        "allowed_token_ids": request.sampling.allowed_token_ids,
         "output_token_ids": tuple(chain.from_iterable(request.output_token_ids)),
     }
     for param, ids in groups.items():

@@ -84,10 +84,14 @@ class ThreadClient:
         queue_position, queue_seconds = self._admission.check_wait(
             request.latency_class, core.stats(), tenant=request.tenant, may_refuse=not is_resumed
         )
-        accepted = prepared.accepted(queue_position)
         choices = {next(self._seq_ids): choice for choice in prepared.choices}
         generation = LocalGeneration(
-            accepted, choices, accepted_at=accepted_at, engine=self._router, latency_class=request.latency_class
+            prepared.accepted(queue_position),
+            choices,
+            accepted_at=accepted_at,
+            engine=self._router,
+            latency_class=request.latency_class,
+            echoes=prepared.echoes,
         )
         for seq_id, choice in choices.items():
             sequence = prepared.sequence_request(seq_id, choice.index, accepted_at, queue_seconds)
@@ -114,7 +118,7 @@ class ThreadClient:
 
         Returns when that is done. Raises StreamserveError if it is not: the engine was never idle, paused, or failed.
         """
-        sampling = replace(request.sampling, max_tokens=0, min_tokens=0)
+        sampling = replace(request.sampling, max_tokens=0, min_tokens=0, prompt_logprobs=None)
         generation = await self.generate(
             replace(
                 request,
@@ -124,6 +128,7 @@ class ThreadClient:
                 reader_tokens=None,
                 latency_class=WARM,
                 grammar=None,
+                echo=False,
             )
         )
         try:

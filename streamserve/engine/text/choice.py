@@ -44,7 +44,7 @@ class Choice:
         self._sampling = sampling
         self._strip = strip_leading_space
         self._detokenizer = make_detokenizer(tokenizer, strip_leading_space=strip_leading_space)
-        self._stop = StopStrings(sampling.stop) if sampling.stop else None
+        self._stop = StopStrings(sampling.stop, is_kept=sampling.include_stop) if sampling.stop else None
         self._source = source
         self._token_ids: list[int] = []  # with blocks: all of them, to find the end's events again
         self._writer = None if source is None else BlockWriter(source, self._stop, choice=index)

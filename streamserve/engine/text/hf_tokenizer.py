@@ -137,6 +137,10 @@ class HFTokenizer:
             self._encoders.put(encoder)
         return ids
 
+    def text_ids(self, text: str) -> tuple[int, ...]:
+        """Return the ids of a piece of text, without those that begin or end a prompt."""
+        return tuple(self._rust.encode(text, add_special_tokens=False).ids)
+
     def token_bytes(self, token_id: int) -> bytes:
         """Return the bytes a token stands for; b"" for ids without any."""
         return self._bytes[token_id] if 0 <= token_id < len(self._bytes) else b""

@@ -29,7 +29,7 @@ BLOCK_SIZE = 4
 NUM_BLOCKS = 257
 MODEL_LEN = 128
 MOST_CHOICES = 3
-NUM_REQUESTS = 5  # of a workload
+NUM_REQUESTS = 6  # of a workload
 LEAD_TOKENS = 5
 # No wait is too long, and no sequence parks for a waiting one: the features have no side effects.
 PATIENT = {name: replace(one, max_queue_seconds=1e9, max_late_seconds=1e9) for name, one in CLASSES.items()}
@@ -207,6 +207,7 @@ def workload(seed: int, *, is_greedy: bool, num_ids: int, max_tokens: int) -> li
         (shared[:16] + ids(21), {"frequency_penalty": 0.5, "max_tokens": max_tokens // 2}),
         (ids(13), {"stop_token_ids": ids(num_ids // 20), "min_tokens": 3}),
         (ids(1), {}),
+        (shared[:10] + ids(3), _rules(rng, num_ids)),
     ]
     base = SamplingParams(
         temperature=0.0 if is_greedy else 1.0, seed=rng.randrange(2**40), max_tokens=max_tokens, ignore_eos=True
@@ -240,6 +241,21 @@ def assert_matching(requests: Iterable[GenerateRequest], answers: Iterable[Answe
         for choice in answer:
             if request.grammar is not None and choice.finish_reason == "stop" and not may_be_cut:
                 assert re.fullmatch(request.grammar.value, choice.text), choice
+
+
+def _rules(rng: random.Random, num_ids: int) -> dict[str, Any]:
+    """Few tokens may be chosen, with biases, so that the bad words are often begun, and the stop string is kept."""
+    allowed = tuple(rng.sample(range(2, num_ids), k=min(6, num_ids - 2)))
+    first, second, third = map(chr, allowed[:3])  # the tokenizers here have an id for each character
+    return {
+        "bad_words": (first, second + second, second + third, third + third + third, third + second),
+        "logit_bias": tuple((token_id, 2.0 * rng.random()) for token_id in allowed[::2]),
+        "allowed_token_ids": allowed,
+        "stop": (" w",),
+        "include_stop": True,
+        "min_tokens": 9,
+        "frequency_penalty": 0.25,
+    }
 
 
 async def ask_all(
