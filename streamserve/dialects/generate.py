@@ -23,8 +23,8 @@ from streamserve.dialects.fields import (
     text,
     wrong_type,
 )
-from streamserve.dialects.grammar_fields import grammar
 from streamserve.dialects.messages import messages
+from streamserve.dialects.output.grammar_fields import grammar
 from streamserve.protocol.errors import BadRequest, PromptTooLong
 from streamserve.protocol.limits import Limits
 from streamserve.protocol.requests import LATENCY_CLASSES, MODEL_DEFAULTS, GenerateRequest, SamplingParams

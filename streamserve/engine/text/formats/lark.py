@@ -20,8 +20,9 @@ if TYPE_CHECKING:
     from streamserve.engine.text.formats.known import ModelMarkup
 
 _PIECES = re.compile(r"«(.*?)»|\$(\w+)", re.DOTALL)
-# White space where models write it, one character at most: without a bound some write it up to max_tokens.
-_JSON_OPTIONS = {"whitespace_flexible": False, "item_separator": r",\s?", "key_separator": r":\s?"}
+# White space where models write it, one character at most: without a bound some write it up to max_tokens. Not \s,
+# which has white space that JSON does not know.
+_JSON_OPTIONS = {"whitespace_flexible": False, "item_separator": r",[ \n]?", "key_separator": r":[ \n]?"}
 
 
 class Thought(Enum):
