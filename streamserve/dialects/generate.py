@@ -25,8 +25,8 @@ from streamserve.dialects.fields import (
     wrong_type,
     wrong_value,
 )
-from streamserve.dialects.grammar_fields import grammar
 from streamserve.dialects.messages import messages
+from streamserve.dialects.output.grammar_fields import grammar
 from streamserve.protocol.errors import BadRequest, PromptTooLong
 from streamserve.protocol.limits import Limits
 from streamserve.protocol.requests import LATENCY_CLASSES, MODEL_DEFAULTS, GenerateRequest, Message, SamplingParams

@@ -26,7 +26,7 @@ from streamserve.dialects.fields import (
 )
 from streamserve.dialects.generate import build, conflict, request_fields, sampling_fields
 from streamserve.dialects.native import ON_DISCONNECT
-from streamserve.dialects.tools import check_choice, response_format, tool_choice, tools
+from streamserve.dialects.output.tools import check_choice, response_format, tool_choice, tools
 from streamserve.protocol.errors import BadRequest
 from streamserve.protocol.limits import Limits
 from streamserve.protocol.requests import GenerateRequest, ToolChoice
@@ -150,7 +150,10 @@ def _with_tools(request: GenerateRequest, values: Mapping[str, Any]) -> Generate
     """Return the request with tools and the format of its text. Without tools their other fields ask for nothing."""
     offered, choice = values.get("tools", ()), values.get("tool_choice", ToolChoice())
     check_choice(choice, offered, "tool_choice")
-    request = replace(request, grammar=values.get("response_format"))
+    if values.get("response_format") is not None:
+        if request.grammar is not None:
+            raise conflict("response_format and grammar both say what the text must match; send one.", "grammar")
+        request = replace(request, grammar=values["response_format"])
     if not offered:
         return request
     if request.messages is None:

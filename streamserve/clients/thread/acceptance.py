@@ -66,7 +66,9 @@ class LoadedEngine:
         runner = self.runner
         self.public_prefixes = PublicPrefixes(self.tokenizer)
         self.max_tokens = max_servable_tokens(self.facts.max_model_len, runner.num_blocks, runner.block_size)
-        self.grammars = GrammarCompiler(self.tokenizer, runner.vocab_size, self.facts.eos_token_ids)
+        # A tag that is a token is no text, also where the tokenizer would show it: the parser takes it for the tag.
+        tag_ids = () if self.format is None else self.format.tags.ids.values()
+        self.grammars = GrammarCompiler(self.tokenizer, runner.vocab_size, self.facts.eos_token_ids.union(tag_ids))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -228,10 +230,17 @@ def constrain(engine: LoadedEngine, prepared: Prepared) -> Prepared:
     if prepared.grammar is None:
         return prepared
     request, sampling = prepared.request, prepared.sampling
+    if request.grammar is not None and request.grammar != prepared.grammar:
+        engine.grammars.check(request.grammar)  # by itself: within the whole output its faults would be hard to find
     ends = {*sampling.stop_token_ids, *(() if sampling.ignore_eos else prepared.eos_token_ids)}
     shown = (*request.output_token_ids, *[()] * (request.n - len(request.output_token_ids)))
     texts = [ids[:-1] if ids and ids[-1] in ends else ids for ids in shown]
-    return replace(prepared, matchers=engine.grammars.matchers(prepared.grammar, texts))
+    try:
+        return replace(prepared, matchers=engine.grammars.matchers(prepared.grammar, texts))
+    except BadRequest as error:
+        if request.grammar is None:  # then it is made of the tools' schemas
+            error.param = "tools"
+        raise
 
 
 def encode(tokenizer: Tokenizer, request: GenerateRequest) -> Prompt:

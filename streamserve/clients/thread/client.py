@@ -13,7 +13,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
 
-from streamserve.clients.thread.acceptance import LoadedEngine, constrain, encode, prepare
+from streamserve.clients.thread.acceptance import LoadedEngine, Prepared, constrain, encode, prepare
 from streamserve.clients.thread.admission import AdmissionControl, RecentTimings
 from streamserve.clients.thread.engine_thread import EngineThread, Load
 from streamserve.clients.thread.generation import LocalGeneration, error_event
@@ -63,7 +63,6 @@ class ThreadClient:
         self._seq_ids = itertools.count(1)
         self._operator_state = "ready"  # the state of a loaded engine, by the last action of an operator
         self._tokenizers = ThreadPoolExecutor(_TOKENIZER_THREADS, thread_name_prefix=f"tokenize-{alias}")
-        # Apart from those: a grammar may take seconds to compile. A thread is made when there is a first one.
         self._compilers = ThreadPoolExecutor(NUM_PROVERS, thread_name_prefix=f"grammar-{alias}")
 
     async def generate(self, request: GenerateRequest) -> LocalGeneration:
@@ -71,13 +70,7 @@ class ThreadClient:
         engine, _ = self._require_engine(request)
         accepted_at = self._clock()
         with self._admission.reserve(request.n, request.latency_class):
-            prepared = await asyncio.get_running_loop().run_in_executor(
-                self._tokenizers, prepare, engine, self._config, request
-            )
-            if prepared.grammar is not None:
-                prepared = await asyncio.get_running_loop().run_in_executor(
-                    self._compilers, constrain, engine, prepared
-                )
+            prepared = await self._prepare(engine, request)
         # Nothing is awaited from here on, so that the checks still hold when the sequences are added.
         _, core = self._require_engine(request)
         is_resumed = any(request.output_token_ids)  # it was accepted once, and may wait
@@ -104,6 +97,14 @@ class ThreadClient:
         if self._thread.end_code is not None:
             generation.fail(error_event(self._thread.end_code))
         return generation
+
+    async def _prepare(self, engine: LoadedEngine, request: GenerateRequest) -> Prepared:
+        """Render, tokenise and check. A grammar is compiled on threads of its own, as it may take seconds."""
+        loop = asyncio.get_running_loop()
+        prepared = await loop.run_in_executor(self._tokenizers, prepare, engine, self._config, request)
+        if prepared.grammar is None:
+            return prepared
+        return await loop.run_in_executor(self._compilers, constrain, engine, prepared)
 
     async def tokenize(self, request: GenerateRequest) -> tuple[int, ...]:
         """Return the prompt's token ids as `generate` would see them."""

@@ -85,7 +85,7 @@ class Choice:
         is_end = update.finish_reason is not None
         for number, token_id in enumerate(update.token_ids, 1):
             is_last = is_end and number == len(update.token_ids)
-            is_eos = is_last and update.finish_reason == "stop"
+            is_eos = is_last and update.finish_reason == "stop" and not update.is_complete
             events += self._feed_block(writer, token_id, is_last=is_last, is_eos=is_eos)
             if self.stopped_at is not None:
                 break
