@@ -252,6 +252,7 @@ class OutputProcessor:
         self.num_generation_tokens += 1
         if sequence.first_token_at is None:
             sequence.first_token_at = now
+        sequence.last_token_at = now
         return (sampled.token_id,)
 
     def _lead_park(self, sequence: Sequence) -> Park | None:

@@ -103,6 +103,7 @@ class Sequence:
     block_table: list[int] = field(default_factory=list)
     block_hashes: list[bytes] = field(default_factory=list)
     num_cached_tokens: int = 0
+    num_once_computed: int = 0  # before a park or a preemption: what is computed of these is recomputed
     num_preemptions: int = 0
     is_pending: bool = False
     counts_row: int | None = None
@@ -112,6 +113,7 @@ class Sequence:
     expires_at: float = math.inf
     scheduled_at: float | None = None
     first_token_at: float | None = None
+    last_token_at: float | None = None
     reader_tokens: int | None = None
     is_reader_away: bool = False
     place: int | None = None  # in the queue, as it was last reported
@@ -127,6 +129,8 @@ class Sequence:
         penalties = (sampling.presence_penalty, sampling.frequency_penalty, sampling.repetition_penalty)
         self.has_penalties = penalties != (0.0, 0.0, 1.0)
         self.token_ids = [*self.request.prompt_token_ids, *self.request.output_token_ids]
+        if self.request.output_token_ids:  # the last of them was sampled, and not computed
+            self.num_once_computed = len(self.token_ids) - 1
         self.first_token_at = self.request.first_token_at
         self.reader_tokens = self.request.reader_tokens
 
@@ -217,6 +221,7 @@ class Sequence:
     def lose_blocks(self) -> list[int]:
         """Drop the block table, the row of counts and what is computed; returns the blocks, which are not freed yet."""
         blocks, self.block_table = self.block_table, []
+        self.num_once_computed = max(self.num_once_computed, self.num_computed_tokens)
         self.num_computed_tokens = self.num_launched_tokens = 0
         self.is_pending = self.is_counted = False
         self.counts_row = None
