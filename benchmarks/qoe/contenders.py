@@ -9,6 +9,7 @@ fcfs, endless     the same, never refused: the queue of engines without a bound 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
@@ -37,7 +38,7 @@ def contenders() -> dict[str, Contender]:
     ours = EngineConfig()
     plain = replace(ours, lead_tokens=NEVER, min_ahead_seconds=float(NEVER))
     in_time = replace(plain, classes=classes_in_time())
-    one_queue = replace(plain, classes=one_class(FCFS_SECONDS), max_debt_seconds=0.0)
+    one_queue = replace(plain, classes=one_class(FCFS_SECONDS), max_debt_seconds=math.inf)
     return {
         OURS: Contender(ours, READ),
         RECEIVED_ONLY: Contender(ours, RECEIVED),

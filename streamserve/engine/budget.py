@@ -1,12 +1,11 @@
-"""Token budgets: `TokenBudget` over time, `StepBudget` while one plan is made, `TenantDebt` between tenants.
+"""Token budgets: `TokenBudget` over time, `StepBudget` while one plan is made.
 
-Counts tokens; knows no queue, no blocks and no clock (time is an argument). Engine thread only.
+Counts tokens; knows no queue, no blocks and no clock. Engine thread only.
 """
 
 from __future__ import annotations
 
 import math
-from collections import Counter, deque
 
 from streamserve.engine.config import EngineConfig
 from streamserve.engine.plan import PENDING, Chunk
@@ -16,9 +15,6 @@ from streamserve.engine.step_time import StepTime, num_pairs
 # A lowered budget doubles after this many steps without another lowering: some ten seconds of work. Memory that ran out
 # once may be free again, and each early try costs a failed step.
 _STEPS_TO_RECOVER = 500
-WINDOW_SECONDS = 10
-# The window moves in slices of one second: it is between nine and ten seconds long.
-_SLICE_SECONDS = 1.0
 
 
 class TokenBudget:
@@ -156,51 +152,3 @@ class StepBudget:
         self._num_prefill += num_tokens
         self._prefills[sequence.seq_id] = num_tokens
         self.add(sequence, num_tokens)
-
-
-class TenantDebt:
-    """How far each tenant is above or below its fair share of what the engine computed in the last seconds.
-
-    O(1) amortised; memory is bounded by the tenants of the last `WINDOW_SECONDS`. (Idea: the counters of VTC, arXiv
-    2401.00588, over a window instead of all time.)
-
-    slices:  [ second 91: a 300, b 20 | second 92: a 280 | ... | second 100: b 5 ]
-    """
-
-    def __init__(self) -> None:
-        self._slices: deque[tuple[int, Counter[str]]] = deque()
-        self._tokens: Counter[str] = Counter()
-        self._total = 0
-
-    def charge(self, tenant: str, num_tokens: int, now: float) -> None:
-        """Record that the engine computed `num_tokens` for a tenant."""
-        self._drop_before(now)
-        second = int(now // _SLICE_SECONDS)
-        if not self._slices or self._slices[-1][0] != second:
-            self._slices.append((second, Counter()))
-        self._slices[-1][1][tenant] += num_tokens
-        self._tokens[tenant] += num_tokens
-        self._total += num_tokens
-
-    def seconds(self, tenant: str, now: float) -> float:
-        """Return how long the engine worked for this tenant's tokens above its share; negative below it.
-
-        A share is everything computed ÷ the tenants it was computed for, a new tenant included: it would otherwise
-        wait behind a flood of requests for ever. A lone tenant has exactly its share. Idle seconds do not count.
-        """
-        self._drop_before(now)
-        if not self._total:
-            return 0.0
-        num_tenants = len(self._tokens) + (tenant not in self._tokens)
-        excess = self._tokens[tenant] - self._total / num_tenants
-        tokens_per_second = self._total / (len(self._slices) * _SLICE_SECONDS)
-        return excess / tokens_per_second
-
-    def _drop_before(self, now: float) -> None:
-        first = int(now // _SLICE_SECONDS) - WINDOW_SECONDS + 1
-        while self._slices and self._slices[0][0] < first:
-            for tenant, num_tokens in self._slices.popleft()[1].items():
-                self._total -= num_tokens
-                self._tokens[tenant] -= num_tokens
-                if not self._tokens[tenant]:
-                    del self._tokens[tenant]

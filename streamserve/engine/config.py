@@ -7,15 +7,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
+# A request starts in time if this share of its class's `max_late_seconds` is left, for the steps to its first token.
+_LATE_SHARE = 0.2
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LatencyClass:
     """The scheduling parameters of one class of requests, in seconds; `pace`: tokens a second that its readers read.
 
-    `ttft_seconds` and `total_seconds` are budgets: what the first token and the whole answer should take. They refuse
-    nothing; the first is the head start in the order key. `max_queue_seconds` is how long a request may wait for its
-    first step in a burst (None: for ever); while the class's queue never empties, `max_late_seconds` more than
-    `ttft_seconds` (see `Patience`). `timeout_seconds` is for requests that name none; None: as long as they need.
+    `ttft_seconds` and `total_seconds` are budgets: what the first token and the whole answer should take. The first is
+    the head start in the order key. A first token that comes `max_late_seconds` after it is late. A request that can
+    only be late waits behind those that are not, `max_queue_seconds` at most (None: no request of the class is ever
+    late), and is refused while an overload stands (see `Patience`). `pace` is assumed of a reader until it is measured.
+    `timeout_seconds` is for requests that name none; None: as long as they need.
     """
 
     ttft_seconds: float
@@ -27,13 +31,15 @@ class LatencyClass:
 
     @property
     def queue_seconds(self) -> float:
-        """How long a request of a burst may wait for its first step."""
+        """How long a request may wait for its first step while no overload stands."""
         return math.inf if self.max_queue_seconds is None else self.max_queue_seconds
 
     @property
     def standing_queue_seconds(self) -> float:
-        """How long a request may wait while the class's queue never empties."""
-        return min(self.queue_seconds, self.ttft_seconds + self.max_late_seconds)
+        """How long a request may wait and its first token still be in time."""
+        if self.max_queue_seconds is None:
+            return math.inf
+        return min(self.queue_seconds, self.ttft_seconds + (1 - _LATE_SHARE) * self.max_late_seconds)
 
 
 # The class of prompts that are only to be cached: computed while there is nothing else to do, and only then.
@@ -59,11 +65,14 @@ class EngineConfig:
     `max_model_len` None: the model's own. `itl_target_seconds` bounds how much prefill may join a step that also
     decodes, by a fitted step-time model; until there is one, `prefill_chunk` tokens may. `max_step_seconds` bounds it
     in every step: no long prompt keeps the others waiting for longer, unless a block of it does. `max_waiting` bounds
-    the queue of each class in memory; in time its patience does. `lead_tokens`: a sequence this far ahead of what its
-    reader has received parks. `min_ahead_seconds`: one this far ahead of its reader's pace may be parked for a waiting
-    sequence. `max_debt_seconds` bounds how much later a busy tenant's requests queue, and how much earlier a light
-    one's. `overlap`: launch a step before the one before it is collected; None: where the runner can. `step_seconds`: a
-    step that takes longer, and longer than eight times the step-time model's prediction, counts as hung.
+    the queue of each class in memory; in time its patience does. `max_num_seqs` bounds a step, `max_admitted` the
+    sequences that hold memory (None: memory does). `hungry_seconds`: while its reader can go on for less than that a
+    sequence goes before all that are further ahead, and before any admission; infinite: all decode in every step.
+    `lead_tokens`: a sequence this far ahead of what its reader has received parks. `min_ahead_seconds`: one this far
+    ahead of its reader's pace may be parked where a waiting sequence lacks memory. `max_debt_seconds`: a tenant that
+    has had so many seconds of work more than its share lets the others go first. `overlap`: launch a step before the
+    one before it is collected; None: where the runner can. `step_seconds`: a step that takes longer, and longer than
+    eight times the step-time model's prediction, counts as hung.
     """
 
     block_size: int = 32
@@ -72,15 +81,17 @@ class EngineConfig:
     memory_share: float | None = None
     max_model_len: int | None = None
     max_num_seqs: int = 64
+    max_admitted: int | None = None
     max_num_batched_tokens: int = 2048
     prefill_chunk: int = 256
     itl_target_seconds: float = 0.2
     max_step_seconds: float = 0.3
     prefix_caching: bool = True
     max_waiting: int = 1024
+    hungry_seconds: float = 1.0
     lead_tokens: int = 256
-    min_ahead_seconds: float = 2.0
-    max_debt_seconds: float = 10.0
+    min_ahead_seconds: float = 30.0
+    max_debt_seconds: float = 1.0
     overlap: bool | None = None
     default_max_tokens: int | None = None
     step_seconds: float = 12.0

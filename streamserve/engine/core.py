@@ -72,7 +72,7 @@ class EngineCore:
         # Bounded by the accepted requests, which the client bounds: each adds at most an add, an abort, a stop, and its
         # reader's positions during one step.
         self._inbox: deque[Callable[[], None]] = deque()
-        self._usage = Usage(config.classes)
+        self._usage = Usage(config.hungry_seconds)
         self._num_out_of_memory = 0
         self._num_quarantines = 0
         self._stats = self._count()
@@ -90,8 +90,11 @@ class EngineCore:
         self._inbox.append(lambda: self._output.truncate(seq_id, at, self._clock()))
 
     def reader_at(self, seq_id: int, num_tokens: int | None, is_away: bool = False) -> None:
-        """Set how many output tokens the reader has received; None: stop waiting for readers."""
-        self._inbox.append(partial(self._output.reader_at, seq_id, num_tokens, is_away))
+        """Set how many output tokens the reader has received; None: stop waiting for readers.
+
+        `is_away`: it reads nothing until the next report, which may be of the same position.
+        """
+        self._inbox.append(lambda: self._output.reader_at(seq_id, num_tokens, self._clock(), is_away=is_away))
 
     def pause(self) -> None:
         """Park every sequence, and each new one until `resume`."""

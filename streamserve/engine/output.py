@@ -106,11 +106,11 @@ class OutputProcessor:
             self.pool.evict(sequence.block_hashes[kept // self.pool.block_size :])
             self.emit(sequence, now, finish_reason="stop")
 
-    def reader_at(self, seq_id: int, num_tokens: int | None, is_away: bool = False) -> None:
+    def reader_at(self, seq_id: int, num_tokens: int | None, now: float, *, is_away: bool) -> None:
         """Record a reader's position. Answers end before they are read to the end: unknown ids are not counted here."""
         sequence = self.sequences.get(seq_id)
         if sequence is not None:
-            sequence.reader_tokens, sequence.is_reader_away = num_tokens, is_away
+            sequence.reader.report(num_tokens, sequence.num_output_tokens, now, is_away=is_away)
 
     def pause(self, now: float) -> None:
         """Park every sequence, and each new one until `resume`."""
@@ -214,6 +214,8 @@ class OutputProcessor:
         )
         self._updates.append(update)
         self.num_parks += park is not None
+        if finish_reason is not None:
+            self._scheduler.note_length(sequence)
         if update.is_last:
             self._remove(sequence)
 
@@ -252,12 +254,12 @@ class OutputProcessor:
         self.num_generation_tokens += 1
         if sequence.first_token_at is None:
             sequence.first_token_at = now
-        sequence.last_token_at = now
+        sequence.reader.begin(sequence.num_output_tokens, now)
         return (sampled.token_id,)
 
     def _lead_park(self, sequence: Sequence) -> Park | None:
         """Return a park for a sequence that is `lead_tokens` ahead of its reader."""
-        reader = sequence.reader_tokens
+        reader = sequence.reader.num_read
         if reader is None or sequence.num_output_tokens - reader < self._lead_tokens:
             return None
         return Park(reason="lead", resume_at_lead=self._lead_tokens // 2)

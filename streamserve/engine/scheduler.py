@@ -1,43 +1,61 @@
 """`Scheduler`: which tokens of which sequences the next step computes.
 
 No prefill and no decode phase: every running sequence's computed tokens chase its known ones under one token budget.
-Decodes come first, so that no prompt makes readers wait; prefill takes what the step-time model allows, prompts that
-have begun and those that wait in one order. Knows ints, one order key and how far readers are; no tensors, no text.
-Engine thread only; time is an argument.
-(Idea: vLLM V1's scheduler; SGLang's decaying reserve for admission; Andes, arXiv 2404.16283, for parking sequences that
-are ahead of their readers; nano-vllm for the size.)
+Knows ints, one order key, and how far readers are; no tensors, no text. Engine thread only; time is an argument.
+(Idea: vLLM V1's scheduler; Andes, arXiv 2404.16283, for the readers; nano-vllm for the size.)
 
-Wait bound. A key is arrival + the class's TTFT budget + the tenant's debt, which is within ± `max_debt_seconds` and
-fixed when a sequence is added; waiting sequences are admitted strictly in its order. So a request that arrives more
-than (TTFT of r's class + 2 * max_debt_seconds - the smallest TTFT of any class) after r is never admitted before r.
+The policy. Readers are slower than the engine, so it serves more of them than a step holds (`max_num_seqs`): what has
+blocks is admitted, and each step chooses among the admitted.
+
+1. Hungry sequences decode: those whose readers can go on for less than `hungry_seconds`, least ahead first. Without a
+   reader a sequence is always hungry.
+2. Prompts that have begun continue. The head of the queue is admitted while hungry sequences and prompts together are
+   fewer than a step holds, and its blocks fit. So no admission takes a token from a reader that would wait for it.
+3. Sequences that are ahead fill the rest, oldest key first. Those left out are paused: they keep their blocks.
+
+Memory alone makes a sequence give blocks back, and then those furthest ahead or newest.
+
+The queue is in the order of the key, arrival + the class's TTFT budget, which never changes. What is late goes behind
+what is in time (see `Patience`). Among tenants those further below their share go first (see `TenantShares`).
+
+Bounds. An admitted sequence with a token is passed by hungrier ones only, and their hunger falls with each token that
+they get, while its own grows by a second a second: of n admitted sequences with paces up to p, it gets a token within
+n * (p * d + 2) steps, where d is by how many seconds it was less hungry than the hungriest. Half of a step at least is
+for prompts that have begun. A request that waits for longer than its class's `max_queue_seconds` is refused; among the
+requests of one tenant, none that arrives later than r by more than the TTFT of r's class - the smallest TTFT of any
+class is admitted before r, until r is late.
 """
 
 from __future__ import annotations
 
+import math
 from bisect import insort
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from operator import attrgetter, itemgetter
 
-from streamserve.engine.budget import StepBudget, TenantDebt, TokenBudget
-from streamserve.engine.config import WARM, EngineConfig
+from streamserve.engine.budget import StepBudget, TokenBudget
+from streamserve.engine.config import EngineConfig
 from streamserve.engine.kv.free_list import Block, IntegrityError
 from streamserve.engine.kv.pool import BlockPool
-from streamserve.engine.patience import Patience
 from streamserve.engine.plan import Chunk
-from streamserve.engine.sequence import Sequence, SequenceRequest, State
+from streamserve.engine.policy.lengths import AnswerLengths
+from streamserve.engine.policy.waiting import WaitingQueue, is_warm, order_key
+from streamserve.engine.sequence import Sequence, State
 from streamserve.engine.shared_prefill import BlockWriters
 from streamserve.engine.step_time import StepTime
 from streamserve.protocol.park import Park
 
-# Share of their remaining max_tokens kept free for running sequences on admission. Most answers end long before
-# max_tokens, so it decays while nothing goes wrong, and starts again after a preemption (SGLang's new_token_ratio).
+# Until it is known how long answers of a class are, the share of their remaining max_tokens kept free for running
+# sequences on admission. Most answers end long before max_tokens, so it decays while nothing goes wrong, and starts
+# again after a preemption (SGLang's new_token_ratio). Later it is what is kept free beyond the expected length.
 RESERVE_SHARE = 0.7
 MIN_RESERVE_SHARE = 0.1
 RESERVE_DECAY = 0.995
 
-# Order of the queue and of the batch: smaller goes first. Set by `Scheduler.add`.
-order_key = attrgetter("order_key")
+# A reader that is away is ahead without end; whether it has returned is seen after this time at the latest.
+_MOST_RESUME_SECONDS = 30.0
+
 # Order of the prompts that share what another one left of a step: the shortest first.
 _num_lacking = attrgetter("num_unplanned_tokens", "order_key")
 
@@ -59,8 +77,13 @@ class Schedule:
     parked: tuple[tuple[Sequence, Park], ...] = ()
 
 
-def _is_warm(sequence: Sequence) -> bool:
-    return sequence.request.latency_class == WARM
+def _may_park(sequence: Sequence) -> bool:
+    """Whether it has given a token since it was admitted, so that parking in turns makes progress."""
+    return sequence.num_output_tokens > len(sequence.request.output_token_ids)
+
+
+def _is_prompt(chunk: Chunk) -> bool:
+    return len(chunk.token_ids) > 1
 
 
 class Scheduler:
@@ -77,17 +100,21 @@ class Scheduler:
                 f" max_num_seqs={config.max_num_seqs}: some sequences could never advance."
                 " Raise it or lower max_num_seqs."
             )
-        self.waiting: list[Sequence] = []
+        self._queue = WaitingQueue(config)
         self.running: list[Sequence] = []
         self.num_preemptions = 0
         self.step_time = StepTime()
         self.forced_preempt: Callable[[tuple[Sequence, ...]], Iterable[Sequence]] | None = None
         self._config = config
         self._pool = pool
-        self._debt = TenantDebt()
-        self._patience = Patience(config.classes)
+        self._lengths = AnswerLengths()
         self._budget = TokenBudget(config, pool.block_size)
         self._reserve_share = RESERVE_SHARE
+
+    @property
+    def waiting(self) -> list[Sequence]:
+        """The queue."""
+        return self._queue.sequences
 
     @property
     def token_budget(self) -> int:
@@ -104,8 +131,12 @@ class Scheduler:
         self._budget.lower(num_tokens)
 
     def charge(self, tenant: str, num_tokens: int, now: float) -> None:
-        """Record what a step computed for a tenant; above its share, its new requests queue later."""
-        self._debt.charge(tenant, num_tokens, now)
+        """Record what a step computed for a tenant: above its share, the others' requests go first."""
+        self._queue.shares.charge(tenant, num_tokens, now)
+
+    def note_length(self, sequence: Sequence) -> None:
+        """Record that an answer has ended: the next ones of its class reserve memory by its length."""
+        self._lengths.note(sequence.request.latency_class, sequence.num_output_tokens)
 
     def queued_seconds(self) -> float:
         """Return how long the prefill of all that wait takes by the step-time model; 0 until that is fitted."""
@@ -115,22 +146,7 @@ class Scheduler:
 
     def add(self, sequence: Sequence, now: float) -> None:
         """Queue a new sequence; its order key never changes."""
-        request = sequence.request
-        latency_class = self._config.classes[request.latency_class]
-        most = self._config.max_debt_seconds
-        debt = max(-most, min(self._debt.seconds(request.tenant, now), most))
-        sequence.order_key = request.arrived_at + latency_class.ttft_seconds + debt, request.seq_id
-        if not sequence.num_output_tokens:
-            sequence.expires_at = now + self._queue_seconds(request, now)
-        self._enqueue(sequence)
-
-    def _queue_seconds(self, request: SequenceRequest, now: float) -> float:
-        """Return how long a new sequence may wait: as it was promised, or as the queue stands."""
-        if request.queue_seconds is not None:
-            return request.queue_seconds
-        name = request.latency_class
-        is_empty = not any(one.is_new and one.request.latency_class == name for one in self.waiting)
-        return self._patience.seconds(name, now, is_empty=is_empty)
+        self._queue.add(sequence, now)
 
     def finish(self, sequence: Sequence) -> None:
         """End a waiting or running sequence and free its blocks."""
@@ -146,11 +162,12 @@ class Scheduler:
 
         Returns the others, finished; their blocks are not freed.
         """
-        self._pool, self.running, self.waiting = pool, [], []
+        self._pool, self.running = pool, []
+        self.waiting.clear()
         touched: list[Sequence] = []
         for sequence in sequences:
             if sequence.state is State.WAITING and not sequence.block_table:
-                self._enqueue(sequence)
+                self._queue.put(sequence)
                 continue
             if sequence.state is not State.FINISHED:
                 sequence.transition(State.FINISHED)
@@ -163,67 +180,100 @@ class Scheduler:
 
         Called after `schedule`: a sequence that can start now is not refused, however long the step before took.
         """
-        late = [one for one in self.waiting if one.expires_at < now and one.scheduled_at is None]
-        for sequence in late:
-            self._patience.note_refusal(sequence.request.latency_class, now)
-        return late
+        return self._queue.expired(now)
 
     def schedule(self, now: float) -> Schedule:
-        """Choose the next step's chunks, and the sequences that park for a waiting one."""
+        """Choose the next step's chunks, and the sequences that park for a waiting one. The module's text has why."""
         if self.forced_preempt is not None:
             for sequence in list(self.forced_preempt(tuple(self.running))):
                 self._preempt(sequence)
         budget = StepBudget(self._budget.num_tokens, self._config, self._pool.block_size, self.step_time)
         self._make_way(budget)
-        self._schedule_decodes(budget)
-        parked = tuple(self._schedule_prefills(budget, now))
+        hungry, ahead = self._decodes(now)
+        begun = [one for one in self.running if one.num_unplanned_tokens > 1]
+        most = self._config.max_num_seqs
+        self._plan_hungry(hungry, most - min(len(begun), max(1, most // 2)), budget)
+        parked = tuple(self._plan_prompts(begun, most - len(hungry), budget, now))
+        self._fill(ahead, budget)
+        self._queue.note(now)
         self._reserve_share = max(MIN_RESERVE_SHARE, self._reserve_share * RESERVE_DECAY)
         self._budget.recover()
-        return Schedule(chunks=tuple(budget.chunks), parked=parked)
+        return Schedule(chunks=tuple(sorted(budget.chunks, key=_is_prompt)), parked=parked)
 
-    def _make_way(self, budget: StepBudget) -> None:
-        """Take prompts that are only to be cached out of the batch if there is other work; their blocks stay cached.
+    def _decodes(self, now: float) -> tuple[list[Sequence], list[Sequence]]:
+        """Return the decoding sequences that are hungry, least ahead first, and the others, oldest key first."""
+        seconds = self._config.hungry_seconds
+        hungry: list[tuple[float, Sequence]] = []
+        ahead: list[Sequence] = []
+        for sequence in self.running:
+            if sequence.num_unplanned_tokens == 1:
+                left = sequence.ahead_seconds(now)
+                if left < seconds:
+                    hungry.append((left, sequence))
+                else:
+                    ahead.append(sequence)
+        hungry.sort(key=itemgetter(0))
+        return [sequence for _, sequence in hungry], ahead
 
-        Where they are all the work, their steps are as short as beside decodes: a request that comes waits for one.
-        """
-        if all(map(_is_warm, self.running)) and all(map(_is_warm, self.waiting)):
-            budget.has_decodes = True
-            return
-        share, num_preemptions = self._reserve_share, self.num_preemptions
-        for sequence in [one for one in self.running if _is_warm(one)]:
-            self._preempt(sequence)
-        self._reserve_share, self.num_preemptions = share, num_preemptions  # no memory was short
-
-    def _schedule_decodes(self, budget: StepBudget) -> None:
-        for sequence in [one for one in self.running if one.num_unplanned_tokens == 1]:
-            if sequence.state is not State.RUNNING:
-                continue
-            budget.has_decodes = True
-            if not sequence.must_wait(self._config.max_model_len) and self._make_room(sequence, budget):
+    def _plan_hungry(self, hungry: list[Sequence], most: int, budget: StepBudget) -> None:
+        """Plan the first `most` that can decode."""
+        budget.has_decodes = budget.has_decodes or bool(hungry)
+        for sequence in hungry:
+            if len(budget.chunks) >= most:
+                return
+            if self._can_decode(sequence) and self._make_room(sequence, budget):
                 budget.add(sequence, 1)
 
-    def _schedule_prefills(self, budget: StepBudget, now: float) -> Iterable[tuple[Sequence, Park]]:
-        """Continue and start prompts in order of their key; what the first leaves to the others, by what they lack.
+    def _fill(self, ahead: list[Sequence], budget: StepBudget) -> None:
+        """Plan those ahead where the step has seats and tokens left, and memory is not short."""
+        planned = {chunk.seq_id for chunk in budget.chunks}  # a decode may have had a prompt's turn
+        for sequence in ahead:
+            if len(budget.chunks) >= self._config.max_num_seqs or budget.num_tokens <= 0:
+                return
+            has_room = self._has_room(sequence) or self._pool.num_free or not budget.chunks
+            if (
+                has_room
+                and sequence.seq_id not in planned
+                and self._can_decode(sequence)
+                and self._make_room(sequence, budget)
+            ):
+                budget.add(sequence, 1)
+
+    def _can_decode(self, sequence: Sequence) -> bool:
+        """Whether it still runs, lacks one token, and the token before that is none that may be its last."""
+        return (
+            sequence.state is State.RUNNING
+            and sequence.num_unplanned_tokens == 1
+            and not sequence.must_wait(self._config.max_model_len)
+        )
+
+    def _plan_prompts(
+        self, begun: list[Sequence], num_seats: int, budget: StepBudget, now: float
+    ) -> Iterable[tuple[Sequence, Park]]:
+        """Continue and start prompts in order; what the first leaves to the others, by what they lack.
 
         So the oldest prompt always gets most of a step, and no long prompt keeps a short one waiting. Sequences start
-        strictly in order: one that does not fit holds back those behind it. Yields the sequences that park for it.
+        strictly in order, while there are fewer prompts than `num_seats`: one that does not fit holds back those
+        behind it. Yields the sequences that park for it.
         """
-        begun = [one for one in self.running if one.num_unplanned_tokens > 1]
-        may_start = not budget.has_preempted
+        begun = [one for one in begun if one.state is State.RUNNING]
+        num_prompts, may_start = len(begun), not budget.has_preempted
         writers = BlockWriters(self._pool, self.running, budget.chunks)
-        while budget.has_room:
-            prompts = begun + self.waiting[:may_start]
+        while budget.has_room and len(budget.chunks) < self._config.max_num_seqs:
+            head = self._queue.head(now) if may_start and num_prompts < num_seats else None
+            prompts = begun if head is None else [*begun, head]
             if not prompts:
                 break
             sequence = min(prompts, key=_num_lacking if budget.is_shared else order_key)
-            if sequence.state is State.WAITING and not self._start(sequence, now):
-                victim = self._furthest_ahead(sequence, now)
-                if victim is None:
-                    may_start = False
+            if sequence is head:
+                if not self._start(sequence, now):
+                    victim = self._furthest_ahead(sequence, now)
+                    may_start = victim is not None
+                    if victim is not None:
+                        begun = [one for one in begun if one is not victim]
+                        yield self._park(victim, budget, now)
                     continue
-                begun = [one for one in begun if one is not victim]
-                yield self._park(victim, budget, now)
-                continue
+                num_prompts += 1
             turn = writers.turn_of(sequence)
             begun = [one for one in begun if one is not sequence and one is not turn]
             if turn is not None:  # otherwise it waits for a block that another one is writing
@@ -231,11 +281,24 @@ class Scheduler:
                 writers.note(turn, budget.chunks[-1])
         budget.return_share()
 
+    def _make_way(self, budget: StepBudget) -> None:
+        """Take prompts that are only to be cached out of the batch if there is other work; their blocks stay cached.
+
+        Where they are all the work, their steps are as short as beside decodes: a request that comes waits for one.
+        """
+        if all(map(is_warm, self.running)) and all(map(is_warm, self.waiting)):
+            budget.has_decodes = True
+            return
+        share, num_preemptions = self._reserve_share, self.num_preemptions
+        for sequence in [one for one in self.running if is_warm(one)]:
+            self._preempt(sequence)
+        self._reserve_share, self.num_preemptions = share, num_preemptions  # no memory was short
+
     def _start(self, sequence: Sequence, now: float) -> bool:
         """Start the sequence, with blocks for all its known tokens, if these and the reserve for growth are free."""
-        if len(self.running) == self._config.max_num_seqs:
+        if not self._may_admit():
             return False
-        if _is_warm(sequence) and not all(map(_is_warm, self.running)):
+        if is_warm(sequence) and not all(map(is_warm, self.running)):
             return False
         prefix = self._pool.find_prefix(sequence)
         if not self._fits(sequence, prefix, self.running, self._pool.num_free):
@@ -249,30 +312,36 @@ class Scheduler:
             sequence.num_cached_tokens = sequence.num_computed_tokens
         return True
 
+    def _may_admit(self) -> bool:
+        most = self._config.max_admitted
+        return most is None or len(self.running) < most
+
     def _fits(self, sequence: Sequence, prefix: list[Block], beside: list[Sequence], num_free: int) -> bool:
         """Whether `num_free` blocks are enough for its known tokens and the reserve for the growth of all."""
         num_held = sum(block.ref_count > 0 for block in prefix)
         needed = self._pool.num_blocks_for(sequence.num_tokens) - num_held
         if beside:  # a sequence that would run alone always has room
-            growth = sum(self._num_growth_blocks(other) for other in (*beside, sequence))
-            needed += int(growth * self._reserve_share)
+            needed += int(sum(self._num_growth_blocks(other) for other in (*beside, sequence)))
         return needed <= num_free
 
-    def _num_growth_blocks(self, sequence: Sequence) -> int:
-        most = sequence.num_tokens + sequence.num_remaining_tokens
-        return self._pool.num_blocks_for(most) - self._pool.num_blocks_for(sequence.num_tokens)
+    def _num_growth_blocks(self, sequence: Sequence) -> float:
+        """Return the blocks to keep free for what may still come of an answer."""
+        num_left, name = sequence.num_remaining_tokens, sequence.request.latency_class
+        expected, share = self._lengths.left(name, sequence.num_output_tokens), self._reserve_share
+        if expected is not None:
+            num_left, share = min(num_left, math.ceil(expected)), 1.0 + share
+        most = self._pool.num_blocks_for(sequence.num_tokens + num_left)
+        return share * (most - self._pool.num_blocks_for(sequence.num_tokens))
 
     def _furthest_ahead(self, waiting: Sequence, now: float) -> Sequence | None:
         """Return the sequence furthest ahead of its reader, if far enough; None if all such together free too little.
 
-        They may share blocks, so one may park in vain. Only for a sequence without output: a resumed one waits for a
-        place, or all would take turns and compute twice.
+        Memory is what lacks. They may share blocks, so one may park in vain. Only for a sequence without output: a
+        resumed one waits for a place, or all would take turns and compute twice.
         """
-        if waiting.num_output_tokens:
+        if waiting.num_output_tokens or is_warm(waiting) or not self._may_admit():
             return None
-        if _is_warm(waiting):
-            return None
-        ahead = [(one, self._ahead_seconds(one, now)) for one in self.running]
+        ahead = [(one, one.ahead_seconds(now) if _may_park(one) else float("-inf")) for one in self.running]
         spare = [pair for pair in ahead if pair[1] >= self._config.min_ahead_seconds]
         if not spare:
             return None
@@ -282,20 +351,18 @@ class Scheduler:
             return None
         return max(spare, key=itemgetter(1))[0]
 
-    def _ahead_seconds(self, sequence: Sequence, now: float) -> float:
-        """Return how far it is ahead of its reader; minus infinity for a sequence that may not park."""
-        seconds = sequence.ahead_seconds(self._config.classes[sequence.request.latency_class].pace, now)
-        return float("-inf") if seconds is None else seconds
-
     def _park(self, sequence: Sequence, budget: StepBudget, now: float) -> tuple[Sequence, Park]:
-        seconds = self._ahead_seconds(sequence, now)
+        seconds = sequence.ahead_seconds(now)
         budget.remove(sequence)
         self.finish(sequence)
-        return sequence, Park(reason="ahead", resume_seconds=seconds / 2)
+        return sequence, Park(reason="ahead", resume_seconds=min(seconds / 2, _MOST_RESUME_SECONDS))
+
+    def _has_room(self, sequence: Sequence) -> bool:
+        return self._pool.num_blocks_for(sequence.num_launched_tokens + 1) <= len(sequence.block_table)
 
     def _make_room(self, sequence: Sequence, budget: StepBudget) -> bool:
         """Allocate a block for the next token, preempting from the back; False if the sequence itself was preempted."""
-        if self._pool.num_blocks_for(sequence.num_launched_tokens + 1) <= len(sequence.block_table):
+        if self._has_room(sequence):
             return True
         if sequence.num_launched_tokens > len(sequence.block_table) * self._pool.block_size:
             raise IntegrityError(f"sequence {sequence.seq_id} has fewer blocks than it has filled")
@@ -306,8 +373,9 @@ class Scheduler:
                 raise IntegrityError(
                     f"sequence {victim.seq_id} runs alone and has no room: its blocks have other holders"
                 )
-            self._preempt(victim)
+            budget.remove(victim)  # it may be planned already
             budget.has_preempted = True
+            self._preempt(victim)
             if victim is sequence:
                 return False
         sequence.block_table += self._pool.allocate(1)
@@ -319,9 +387,6 @@ class Scheduler:
         sequence.transition(State.WAITING)
         sequence.release(self._pool)
         sequence.num_preemptions += 1
-        self._enqueue(sequence)
+        self._queue.put(sequence)
         self.num_preemptions += 1
         self._reserve_share = RESERVE_SHARE
-
-    def _enqueue(self, sequence: Sequence) -> None:
-        insort(self.waiting, sequence, key=order_key)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from streamserve.engine.kv.free_list import IntegrityError
 from streamserve.engine.plan import SampleSpec
+from streamserve.engine.policy.reader import ReaderPace
 from streamserve.protocol.park import SUSPECT_LOSSES
 from streamserve.protocol.requests import SamplingParams
 
@@ -86,7 +87,10 @@ class Sequence:
     In flight are the tokens of launched, uncollected steps. While `is_pending` the last of these gives the sequence one
     more token, which a runner that can overlap knows before the core does. A step's result counts only if the sequence
     still runs and `num_preemptions` is what it was at the launch: otherwise its blocks were freed, and it starts again.
-    `order_key` and `expires_at` (its first step must come before) are the scheduler's, fixed when it is added.
+    `order_key`, `late_at` (a first step after it is too late for the class) and `expires_at` (the first step must come
+    before) are the scheduler's, fixed when it is added; `reader` is begun with the first token of this admission.
+
+    A running sequence that a step leaves out is paused: it keeps its blocks, and continues where it is.
 
     With penalties a running sequence has a row of counts in the runner, `counts_row`, as it has blocks. `is_counted`:
     the row holds every token that a launched step has seen; otherwise the next draw begins it afresh.
@@ -110,16 +114,15 @@ class Sequence:
     is_counted: bool = False
     num_grammar_waits: int = 0
     order_key: tuple[float, int] = (0.0, 0)
+    late_at: float = math.inf
     expires_at: float = math.inf
     scheduled_at: float | None = None
     first_token_at: float | None = None
-    last_token_at: float | None = None
-    reader_tokens: int | None = None
-    is_reader_away: bool = False
     place: int | None = None  # in the queue, as it was last reported
     seq_id: int = field(init=False)
     max_tokens: int = field(init=False)  # the most output tokens, shown ones included
     has_penalties: bool = field(init=False)
+    reader: ReaderPace = field(init=False)
 
     def __post_init__(self) -> None:
         sampling = self.request.sampling
@@ -132,7 +135,7 @@ class Sequence:
         if self.request.output_token_ids:  # the last of them was sampled, and not computed
             self.num_once_computed = len(self.token_ids) - 1
         self.first_token_at = self.request.first_token_at
-        self.reader_tokens = self.request.reader_tokens
+        self.reader = ReaderPace(self.request.reader_tokens)
 
     @property
     def matcher(self) -> Matcher | None:
@@ -251,15 +254,9 @@ class Sequence:
         is_last = self.num_output_tokens + 1 >= self.max_tokens
         return is_last or self.num_tokens + 1 >= (max_model_len or sys.maxsize)
 
-    def ahead_seconds(self, pace: float, now: float) -> float | None:
-        """Return how many seconds of unread tokens its reader has at `pace` tokens a second.
-
-        A slower reader has more. None: the engine does not wait for readers, or this admission gave no token yet.
-        """
-        has_no_new_token = self.num_output_tokens == len(self.request.output_token_ids)
-        if self.reader_tokens is None or self.first_token_at is None or has_no_new_token:
-            return None
-        return (self.num_output_tokens - min(self.reader_tokens, pace * (now - self.first_token_at))) / pace
+    def ahead_seconds(self, now: float) -> float:
+        """Return how long its reader can go on without a new token. See `ReaderPace`."""
+        return self.reader.ahead_seconds(self.num_output_tokens + self.is_pending, now)
 
     def sample_spec(self) -> SampleSpec | None:
         """Return how to choose the token after the last known or pending one; None if none is wanted."""

@@ -128,10 +128,12 @@ def test_abort_of_a_parked_sequence_is_late_and_counted() -> None:
 
 
 def test_sequence_ahead_of_its_reader_parks_for_a_waiting_one() -> None:
-    """A sequence far ahead of its reader parks for a waiting one, with the seconds until its resume."""
-    drive = Drive(max_num_seqs=1, min_ahead_seconds=1.0)
-    drive.add(request(1, sampling=LONG, reader_tokens=0), request(2))
-    drive.run()
+    """A sequence far ahead of its reader parks where a waiting one lacks memory, with the seconds until its resume."""
+    drive = Drive(num_blocks=20, min_ahead_seconds=1.0)
+    drive.add(request(1, sampling=LONG, reader_tokens=0))
+    for _ in range(30):
+        drive.step()
+    drive.run(request(2, range(50), sampling=sampling(max_tokens=4)))
     park = drive.answers[1].park
     assert park is not None
     assert park.reason == "ahead"

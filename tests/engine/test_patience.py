@@ -1,4 +1,4 @@
-"""Laws of patience: sequences wait through a burst, and not in a standing queue."""
+"""Laws of patience: sequences wait through a burst, and not in a standing overload."""
 
 from __future__ import annotations
 
@@ -8,48 +8,54 @@ from streamserve.engine.config import CLASSES
 from streamserve.engine.patience import Patience
 
 
-def chat(patience: Patience, now: float, *, is_empty: bool = False) -> float:
-    return patience.seconds("chat", now, is_empty=is_empty)
+def standing_since(at: float) -> Patience:
+    """Requests that are in time have always been waiting since then."""
+    patience = Patience(CLASSES)
+    patience.note(at, has_in_time=False)
+    patience.note(at + 1.0, has_in_time=True)
+    return patience
 
 
 def test_a_burst_is_waited_for() -> None:
-    """Until as long as a chat may wait after its queue was empty: a later one has what is left of that."""
-    patience = Patience(CLASSES)
-    assert chat(patience, 100.0, is_empty=True) == 30.0
-    assert chat(patience, 101.0) == 29.0
-    assert chat(patience, 127.0) == 3.0
-    assert chat(patience, 129.0) == 2.5
+    """A chat may wait for half a minute as long as the overload has not stood for four times two seconds."""
+    patience = standing_since(100.0)
+    assert [patience.seconds("chat", now) for now in (100.0, 107.9)] == [30.0, 30.0]
 
 
 def test_a_standing_queue_is_not_waited_for() -> None:
-    """A queue that was never empty in that time gives each the time of a still useful answer: its budget and 2 s."""
-    patience = Patience(CLASSES)
-    chat(patience, 100.0, is_empty=True)
-    assert chat(patience, 130.1) == 2.5
-    assert chat(patience, 200.0) == 2.5
-    assert chat(patience, 201.0, is_empty=True) == 30.0
+    """Then each has the time of a still useful answer; a moment without a queue makes the next requests a burst."""
+    patience = standing_since(100.0)
+    assert patience.seconds("chat", 108.1) == pytest.approx(2.1)
+    patience.note(200.0, has_in_time=False)
+    assert patience.seconds("chat", 201.0) == 30.0
 
 
-@pytest.mark.parametrize(("name", "burst", "standing"), [("completion", 15.0, 2.2), ("document", 120.0, 5.0)])
+@pytest.mark.parametrize(("name", "burst", "standing"), [("completion", 15.0, 1.8), ("document", 120.0, 4.6)])
 def test_each_class_has_its_own(name: str, burst: float, standing: float) -> None:
-    """Another class's queue changes nothing."""
-    patience = Patience(CLASSES)
-    assert patience.seconds(name, 0.0, is_empty=True) == burst
-    chat(patience, 100.0, is_empty=True)
-    assert patience.seconds(name, 121.0, is_empty=False) == standing
+    """The overload is the engine's; how long that lets a request wait is its class's."""
+    patience = standing_since(100.0)
+    assert patience.seconds(name, 101.0) == burst
+    assert patience.seconds(name, 121.0) == pytest.approx(standing)
 
 
 def test_batch_waits_for_ever() -> None:
-    """However long its queue stands."""
-    patience = Patience(CLASSES)
-    assert patience.seconds("batch", 0.0, is_empty=True) == float("inf")
-    assert patience.seconds("batch", 1e6, is_empty=False) == float("inf")
+    """However long the overload stands."""
+    patience = standing_since(100.0)
+    assert patience.seconds("batch", 1e6) == float("inf")
 
 
 def test_refusals_do_not_make_a_burst() -> None:
-    """A queue that refusals have emptied still counts as standing; half a minute after the last one it does not."""
-    patience = Patience(CLASSES)
-    chat(patience, 0.0, is_empty=True)
-    patience.note_refusal("chat", 50.0)
-    assert chat(patience, 80.0, is_empty=True) == 2.5
-    assert chat(patience, 80.1, is_empty=True) == 30.0
+    """A queue that is empty because requests were refused still counts; six seconds after the last one it does not."""
+    patience = standing_since(100.0)
+    patience.note_refusal(150.0)
+    patience.note(156.0, has_in_time=False)
+    assert patience.seconds("chat", 156.0) == pytest.approx(2.1)
+    patience.note(156.1, has_in_time=False)
+    assert patience.seconds("chat", 156.1) == 30.0
+
+
+def test_an_idle_engine_remembers_no_overload() -> None:
+    """The first request in a long time finds an empty queue."""
+    patience = standing_since(100.0)
+    patience.note(900.0, has_in_time=False)
+    assert not patience.is_standing("chat", 900.0)

@@ -18,7 +18,8 @@ STEMS = (
 )
 CLASSES = {
     "chat": LatencyClass(ttft_seconds=0.125, pace=32.0, max_queue_seconds=0.375, max_late_seconds=0.0625),
-    "batch": LatencyClass(ttft_seconds=2.0, pace=16.0, max_queue_seconds=8.0),
+    "document": LatencyClass(ttft_seconds=2.0, pace=16.0, max_queue_seconds=8.0, max_late_seconds=0.25),
+    "batch": LatencyClass(ttft_seconds=2.0, pace=16.0),
 }
 
 
@@ -37,6 +38,8 @@ class Shape:
     overlap: bool = False
     max_model_len: int = 96
     lead_tokens: int = 12
+    hungry_seconds: float = 0.1
+    max_admitted: int | None = None
     min_ahead_seconds: float = 0.25
     max_debt_seconds: float = 1.0
 
@@ -52,6 +55,8 @@ class Shape:
             overlap=self.overlap,
             max_model_len=self.max_model_len,
             lead_tokens=self.lead_tokens,
+            hungry_seconds=self.hungry_seconds,
+            max_admitted=self.max_admitted,
             min_ahead_seconds=self.min_ahead_seconds,
             max_debt_seconds=self.max_debt_seconds,
             classes=CLASSES,

@@ -18,10 +18,12 @@ class CountLaws:
     def __init__(self, sim: Simulation) -> None:
         self.sim = sim
         self._rows: dict[int, tuple[tuple[int, int, int], int]] = {}
+        self._most_running = 0
 
     def check(self, asked: Asked, sequence: Sequence, chunk: Chunk) -> None:
         """A draw begins its row if the row may be incomplete, and otherwise brings the one new token."""
         spec = chunk.sample
+        self._most_running = max(self._most_running, len(self.sim.core.scheduler.running))
         if spec is None:
             return
         is_wanted = asked.request.sampling.repetition_penalty != 1.0
@@ -58,4 +60,5 @@ class CountLaws:
         rows = [s.counts_row for s in sequences if s.counts_row is not None]
         wanted = [s for s in self.sim.core.scheduler.running if s.has_penalties]
         assert len(set(rows)) == len(rows) == len(wanted), f"33: rows {rows} for {len(wanted)} sequences"
-        assert max(rows, default=0) < self.sim.shape.max_num_seqs, f"33: row {max(rows)} is used"
+        self._most_running = max(self._most_running, len(self.sim.core.scheduler.running))
+        assert max(rows, default=-1) < self._most_running, f"33: row {max(rows)} is used"

@@ -1,64 +1,87 @@
-"""`Debts`: what each tenant owes, counted slowly, and the place in the queue that follows from it."""
+"""`Debts`: what each tenant has had of the engine's work, counted slowly, and who goes before whom because of that."""
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
 from typing import TYPE_CHECKING
 
-from streamserve.engine.plan import StepPlan
+from streamserve.engine.scheduler import Scheduler
 from streamserve.engine.sequence import Sequence
 
 if TYPE_CHECKING:
     from tests.sim.simulation import Simulation
 
 WINDOW_SECONDS = 10
-SLACK_SECONDS = 1e-6
 
 
 class Debts:
-    """All computed tokens, by second and tenant. A sequence's debt is that of the moment when it was added.
-
-    The core takes messages in when a step begins, and when a step has been collected. Each of these moments is kept as
-    a second and the tokens computed in it so far.
-    """
+    """All computed tokens, by second and tenant."""
 
     def __init__(self, sim: Simulation) -> None:
         self.sim = sim
         self._tokens: defaultdict[int, Counter[str]] = defaultdict(Counter)
-        self._moments: list[tuple[int, Counter[str]]] = []
+        self._wrong: list[str] = []
+        self.heads: list[int] = []  # of this step
+        self.num_charged = 0
 
-    def before_step(self) -> None:
-        """Note the moment before the core takes messages in."""
-        self._moments = [self._now()]
+    def watch(self, scheduler: Scheduler) -> None:
+        """Record which sequence is the next to start, and what the tenants are charged."""
+        head, charge = scheduler._queue.head, scheduler.charge
 
-    def after_collect(self, plan: StepPlan) -> None:
-        """A step is collected: the core takes messages in, then charges the step, also to sequences that left."""
-        self._moments.append(self._now())
-        if self.sim.runner.is_void or plan in self.sim.runner.failed[-4:]:
-            return
-        for chunk in plan.chunks:
-            self._tokens[int(self.sim.clock())][self.sim.tenants[chunk.seq_id]] += len(chunk.token_ids)
+        def noted_charge(tenant: str, num_tokens: int, now: float) -> None:
+            self._tokens[int(now)][tenant] += num_tokens
+            self.num_charged += num_tokens
+            charge(tenant, num_tokens, now)
 
-    def check(self, sequence: Sequence) -> None:
-        """A new sequence's place is its arrival, plus its class's time, plus its tenant's debt."""
-        request, shape = sequence.request, self.sim.shape
-        ttft = self.sim.core._config.classes[request.latency_class].ttft_seconds
-        debt = sequence.order_key[0] - request.arrived_at - ttft
-        most = shape.max_debt_seconds
-        right = [max(-most, min(self._debt(request.tenant, *moment), most)) for moment in self._moments]
-        is_right = any(abs(debt - one) < SLACK_SECONDS for one in right)
-        assert is_right, f"25: {request.tenant} owes {debt} s, not {right[0]}"
+        def checked_head(now: float) -> Sequence | None:
+            self.sim.laws.readers.note_ahead(now)
+            found = head(now)
+            right = self._right(scheduler.waiting, now)
+            if found is not right and not self._wrong:
+                ids = [None if one is None else one.seq_id for one in (found, right)]
+                self._wrong.append(f"25: {ids[0]} is next, and should be {ids[1]}")
+            if found is not None:
+                self.heads.append(found.seq_id)
+            return found
 
-    def _now(self) -> tuple[int, Counter[str]]:
-        second = int(self.sim.clock())
-        return second, Counter(self._tokens.get(second, {}))
+        scheduler.charge = noted_charge  # type: ignore[method-assign]
+        scheduler._queue.head = checked_head  # type: ignore[method-assign]
 
-    def _debt(self, tenant: str, second: int, latest: Counter[str]) -> float:
-        """Tokens above (or below) an equal share of the last ten seconds' work, as seconds of work."""
-        slices = [self._tokens[s] for s in range(second - WINDOW_SECONDS + 1, second) if s in self._tokens]
-        slices += [latest] * bool(latest)
-        tenants: Counter[str] = sum(slices, Counter())
-        if not tenants:
-            return 0.0
-        share = tenants.total() / len({*tenants, tenant})
-        return (tenants[tenant] - share) * len(slices) / tenants.total()
+    def check_place(self, sequence: Sequence) -> None:
+        """A new sequence's place is its arrival, plus its class's time."""
+        request = sequence.request
+        right = request.arrived_at + self.sim.core._config.classes[request.latency_class].ttft_seconds
+        assert sequence.order_key == (right, sequence.seq_id), f"25: place {sequence.order_key}, not {right}"
+
+    def after_step(self) -> None:
+        """Whatever was next was so by right."""
+        assert not self._wrong, self._wrong[0]
+
+    def _right(self, waiting: list[Sequence], now: float) -> Sequence | None:
+        """The next: what has begun before; else in time before late, the lightest tenant's; by key."""
+        begun = [s for s in waiting if not _is_new(s)]
+        if begun or not waiting:
+            return min(begun, key=lambda s: s.order_key, default=None)
+        in_time = [s for s in waiting if not self.sim.laws.waits.is_late(s, now)]
+        group = sorted(in_time or waiting, key=lambda s: s.order_key)
+        classes = self.sim.core._config.classes
+        is_endless = {name: one.max_queue_seconds is None for name, one in classes.items()}
+        kind = is_endless[group[0].request.latency_class]
+        alike = [s for s in group if is_endless[s.request.latency_class] == kind]
+        ranks = self._ranks({s.request.tenant for s in alike}, now)
+        return min(alike, key=lambda s: (ranks[s.request.tenant], s.order_key))
+
+    def _ranks(self, tenants: set[str], now: float) -> Counter[str]:
+        """Seconds of work above (or below) an equal share of the last ten seconds, in whole largest debts."""
+        second = int(now)
+        slices = [self._tokens[s] for s in range(second - WINDOW_SECONDS + 1, second + 1) if s in self._tokens]
+        had: Counter[str] = sum(slices, Counter())
+        if not had or len(tenants) < 2:
+            return Counter()
+        share, rate = had.total() / len({*had, *tenants}), had.total() / len(slices)
+        unit = rate * self.sim.shape.max_debt_seconds
+        return Counter({tenant: int((had[tenant] - share) / unit) for tenant in tenants})
+
+
+def _is_new(sequence: Sequence) -> bool:
+    return sequence.scheduled_at is None and not sequence.num_output_tokens

@@ -18,6 +18,7 @@ from tests.sim.books import Books
 from tests.sim.counts import CountLaws
 from tests.sim.debts import Debts
 from tests.sim.flights import Flights
+from tests.sim.hunger import HungerLaws
 from tests.sim.prompts import PromptLaws
 from tests.sim.readers import ReaderLaws
 from tests.sim.sharing import SharingLaws
@@ -38,6 +39,7 @@ class Laws:
         self.prompts = PromptLaws(sim)
         self.waits = WaitLaws(sim)
         self.debts = Debts(sim)
+        self.hunger = HungerLaws(sim)
         self.answers = AnswerLaws(sim)
         self.flights = Flights(sim)
         self.counts = CountLaws(sim)
@@ -107,7 +109,7 @@ class Laws:
         sim, scheduler = self.sim, self.sim.core.scheduler
         self.started_at = sim.clock()
         self._budget_before = scheduler.token_budget
-        self.debts.before_step()
+        self.debts.heads.clear()
         self.num_plans = len(self.plans)
         self.had_messages = bool(sim.core._inbox)
         self.running = list(scheduler.running)
@@ -150,6 +152,7 @@ class Laws:
             assert plan.num_tokens <= sim.core.scheduler.token_budget, "26: more than the lowered budget"
             self.sharing.check_plan(plan)
             self.prompts.check(plan, self.decodes())
+            self.hunger.check_plan(plan, self.decodes(), self.admitted())
             self.readers.check_waiting(plan)
         for chunk in plan.chunks:
             self._check_chunk(chunk)
@@ -159,6 +162,8 @@ class Laws:
         """Check an update of the core. Returns its answer."""
         asked = self.answers.check(update)
         self.readers.check_update(asked, update)
+        if update.token_ids:
+            self.hunger.note_tokens(update.seq_id, update.at)
         if update.is_last and update.token_ids and update.seq_id not in self._preempted:
             self.least_prompt_tokens += len(asked.request.prompt_token_ids)
         return asked
@@ -171,12 +176,13 @@ class Laws:
         self._check_quarantine()
         self._check_out_of_memory()
         self._check_progress()
-        self._check_decodes()
         self._check_times()
         self.counts.after_step()
         self.note_found()
         self.readers.after_step()
         self.waits.after_step()
+        self.debts.after_step()
+        self.hunger.after_step()
 
     def check_end(self) -> None:
         """Check the engine after the last request has ended."""
@@ -251,18 +257,27 @@ class Laws:
         self._cached.setdefault(sequence.seq_id, self._found.get(sequence.seq_id, chunk.start))
 
     def _check_order(self) -> None:
-        """Strictly in order: the admitted go before all that wait, and not long before those that came earlier."""
+        """Strictly in order: each that is admitted was next, and of one tenant none goes long before an earlier one."""
         scheduler = self.sim.core.scheduler
-        before = {sequence.seq_id for sequence in self.running} - self._forced
-        admitted = [s for s in scheduler.running if s.seq_id not in before]
-        if not admitted or not scheduler.waiting:
-            return
-        last = max(admitted, key=lambda s: s.order_key)
+        admitted, heads = self.admitted(), self.debts.heads
+        for sequence in admitted:
+            assert sequence.seq_id in heads, f"11: {sequence.seq_id} is admitted, and was not next"
+        started = {sequence.seq_id for sequence in admitted}
+        passed = [seq_id for seq_id in heads[:-1] if seq_id not in started | {heads[-1]}]
+        assert not passed or not self.is_calm, f"11: {passed} are passed by"
         for sequence in scheduler.waiting:
-            assert last.order_key < sequence.order_key, f"11: {last.seq_id} goes before {sequence.seq_id}"
-            slack = self._ttft(sequence) + 2 * self.sim.shape.max_debt_seconds
-            is_fair = last.request.arrived_at <= sequence.request.arrived_at + slack
-            assert is_fair, f"11: {sequence.seq_id} waits for one that came {slack} s later"
+            for one in admitted:
+                is_late = self.waits.is_late(sequence, self.started_at)
+                alike = one.request.tenant == sequence.request.tenant and not is_late
+                alike = alike and one.scheduled_at == self.started_at and not one.num_output_tokens
+                alike = alike and "batch" not in (one.request.latency_class, sequence.request.latency_class)
+                is_fair = one.request.arrived_at <= sequence.request.arrived_at + self._ttft(sequence)
+                assert is_fair or not alike, f"11: {sequence.seq_id} waits for {one.seq_id}, which came later"
+
+    def admitted(self) -> list[Sequence]:
+        """Return the sequences that this plan has started."""
+        before = {sequence.seq_id for sequence in self.running} - self._forced
+        return [s for s in self.sim.core.scheduler.running if s.seq_id not in before]
 
     def _ttft(self, sequence: Sequence) -> float:
         classes = self.sim.core._config.classes
@@ -303,7 +318,7 @@ class Laws:
             for sequence in group:
                 if sequence.seq_id not in self._order:
                     self._order[sequence.seq_id] = sequence.order_key
-                    self.debts.check(sequence)
+                    self.debts.check_place(sequence)
                 assert self._order[sequence.seq_id] == sequence.order_key, "25: another place in the queue"
 
     def _check_progress(self) -> None:
@@ -312,20 +327,6 @@ class Laws:
             return
         has_ended = any(s.state is State.FINISHED for s in (*self.running, *self.waiting))
         assert len(self.plans) > self.num_plans or has_ended, "10: a step advanced no sequence"
-
-    def _check_decodes(self) -> None:
-        if self.was_paused or self.sim.num_failures != self.num_failures:
-            return
-        plans = self.plans[self.num_plans :]
-        planned = {chunk.seq_id for plan in plans for chunk in plan.chunks}
-        for sequence in self.decodes():
-            if sequence.seq_id not in planned and not self._waits_for_trial(sequence):
-                assert self.flights.waits_for_token(sequence), f"10: {sequence.seq_id} could decode and was left out"
-
-    def _waits_for_trial(self, sequence: Sequence) -> bool:
-        """Whether the sequence is a suspect, and another suspect was tried in this step."""
-        asked = self.sim.by_seq_id.get(sequence.seq_id)
-        return self.has_tried and asked is not None and asked.num_losses >= SUSPECT_LOSSES
 
     def _check_quarantine(self) -> None:
         """It happens if and only if the books are damaged: holders of blocks end, waiting sequences stay."""

@@ -12,11 +12,11 @@ if TYPE_CHECKING:
     from tests.sim.simulation import Simulation
 
 
-def surely_fits(sim: Simulation, staying: list[Sequence], leaving: list[Sequence]) -> bool:
-    """Whether the first in the queue certainly has room beside the sequences that stay (a conservative estimate)."""
-    pool, size, head = sim.core.pool, sim.shape.block_size, sim.core.scheduler.waiting[0]
+def surely_fits(sim: Simulation, head: Sequence, staying: list[Sequence], leaving: list[Sequence]) -> bool:
+    """Whether the next in the queue certainly has room beside the sequences that stay (a conservative estimate)."""
+    pool, size = sim.core.pool, sim.shape.block_size
     own = sum(pool._blocks[block_id].ref_count == 1 for s in leaving for block_id in s.block_table)
-    growth = sum(-(-(s.num_tokens + s.num_remaining_tokens) // size) for s in (*staying, head))
+    growth = 2 * sum(-(-(s.num_tokens + s.num_remaining_tokens) // size) for s in (*staying, head))
     return -(-head.num_tokens // size) + growth <= pool.num_free + own
 
 
@@ -31,7 +31,8 @@ class PromptLaws:
         decoding = {sequence.seq_id for sequence in decodes}
         planned = {chunk.seq_id: len(chunk.token_ids) for chunk in plan.chunks if chunk.seq_id not in decoding}
         self._check_progress(plan, planned)
-        self._check_time(plan, planned, decodes)
+        now, seconds = self.sim.laws.started_at, self.sim.shape.hungry_seconds
+        self._check_time(plan, planned, [s for s in decodes if self.sim.laws.hunger.ahead(s, now) < seconds])
         self._check_share(planned)
 
     def _check_progress(self, plan: StepPlan, planned: dict[int, int]) -> None:
@@ -50,9 +51,10 @@ class PromptLaws:
         predicted = self.sim.core.scheduler.step_time.predict(plan)
         until_fitted = 0 if predicted is not None else shape.prefill_chunk if decodes else shape.budget
         seconds = min(shape.max_step_seconds, shape.itl_target_seconds if decodes else 1e9)
-        by_time = round((seconds - STEP_SECONDS) / TOKEN_SECONDS) - (plan.num_tokens - num_prefill)
+        hungry = {sequence.seq_id for sequence in decodes} & {chunk.seq_id for chunk in plan.chunks}
+        by_time = round((seconds - STEP_SECONDS) / TOKEN_SECONDS) - len(hungry)  # those ahead join after the prompts
         most = max(by_time, until_fitted, shape.block_size)
-        fits = predicted is not None and predicted <= seconds
+        fits = predicted is not None and predicted <= seconds + TOKEN_SECONDS * (plan.num_tokens - num_prefill)
         most += 2 * fits  # a fit of few sizes is a token or two off
         assert num_prefill <= most, f"29: {num_prefill} tokens of prefill, not {most}"
 
@@ -64,9 +66,10 @@ class PromptLaws:
         prompts = [s for s in scheduler.running if lacks.get(s.seq_id, 0) > max(1, planned.get(s.seq_id, 0))]
         if not planned or not laws.is_calm:
             return
-        if self._could_start():
-            prompts.append(scheduler.waiting[0])
-            lacks[prompts[-1].seq_id] = prompts[-1].num_tokens
+        head = self._could_start()
+        if head is not None:
+            prompts.append(head)
+            lacks[head.seq_id] = head.num_tokens
         if not prompts:
             return
         first = min(prompts, key=lambda s: s.order_key)
@@ -87,9 +90,11 @@ class PromptLaws:
         shorter = [s.seq_id for s in begun if lacks[s.seq_id] < longest]
         assert not shorter, f"34: short prompts wait: {shorter}"
 
-    def _could_start(self) -> bool:
-        """Whether the first in the queue could have been admitted: it was the first when the plan was made."""
+    def _could_start(self) -> Sequence | None:
+        """Return the next in the queue if it could have been admitted when the plan was made."""
         sim, scheduler = self.sim, self.sim.core.scheduler
-        is_free = len(scheduler.running) < sim.shape.max_num_seqs and not sim.laws.has_preempted
-        is_first = bool(scheduler.waiting) and not sim.laws.has_refused()
-        return is_free and is_first and surely_fits(sim, scheduler.running, [])
+        head = next((s for s in scheduler.waiting if s.seq_id in sim.laws.debts.heads), None)
+        if head is None or sim.laws.has_preempted or sim.laws.has_refused():
+            return None
+        is_free = len(scheduler.running) != sim.shape.max_admitted
+        return head if is_free and surely_fits(sim, head, scheduler.running, []) else None

@@ -22,41 +22,37 @@ class ReaderLaws:
         self.sim = sim
         self.parks: Counter[str] = Counter()
         self._unread: dict[int, int] = {}
+        self._ahead: dict[int, float] = {}
 
     def note_admission(self, asked: Asked) -> None:
         """Note how far ahead an answer is at its admission: after a pause it may be far ahead."""
         if asked.received is not None:
             self._unread[asked.seq_id] = len(asked.shown) - int(asked.received)
 
-    def _ahead_seconds(self, asked: Asked) -> float | None:
-        """Return how far an answer was ahead of its reader's pace when the step began; None: it may not be parked."""
-        if asked.received is None or asked.first_token_at is None or len(asked.shown) == asked.num_shown_before:
-            return None
-        pace = self.sim.core._config.classes[asked.request.latency_class].pace
-        read = min(int(asked.received), pace * (self.sim.laws.started_at - asked.first_token_at))
-        return (len(asked.shown) - read) / pace
+    def note_ahead(self, now: float) -> None:
+        """Note how far running answers are ahead of their readers; one without a new token may not be parked."""
+        may_park = [s for s in self.sim.core.scheduler.running if s.num_output_tokens > len(s.request.output_token_ids)]
+        self._ahead |= {s.seq_id: self.sim.laws.hunger.ahead(s, now) for s in may_park}
 
     def check_waiting(self, plan: StepPlan) -> None:
-        """No sequence waits for room that an answer far ahead of its reader could free (a conservative estimate)."""
-        scheduler, shape = self.sim.core.scheduler, self.sim.shape
-        decodes = {sequence.seq_id for sequence in self.sim.laws.decodes()}
-        if not scheduler.waiting or scheduler.waiting[0].num_output_tokens:  # it has shown tokens: no park for it
+        """No sequence waits for memory that an answer far ahead of its reader could free (a conservative estimate)."""
+        scheduler, shape, laws = self.sim.core.scheduler, self.sim.shape, self.sim.laws
+        decodes = {sequence.seq_id for sequence in laws.decodes()}
+        heads = [s for s in scheduler.waiting if s.seq_id in laws.debts.heads]
+        if not heads or heads[0].num_output_tokens:  # no seat is free, or it has shown tokens: no park for it
             return
         if any(chunk.seq_id not in decodes for chunk in plan.chunks):
             return
-        if plan.num_tokens + shape.block_size > self.sim.laws.budget_of_plan or self.sim.laws.has_preempted:
+        if plan.num_tokens + shape.block_size > laws.budget_of_plan or laws.has_preempted:
             return
-        if self.sim.laws.has_refused():
+        if laws.has_refused() or len(scheduler.running) == shape.max_admitted:
             return
         ahead = [s for s in scheduler.running if self._may_park(s)]
-        fits = surely_fits(self.sim, [s for s in scheduler.running if s not in ahead], ahead)
-        head = scheduler.waiting[0]
-        assert not ahead or not fits, f"23: {head.seq_id} waits, and {ahead[0].seq_id} does not park"
+        fits = surely_fits(self.sim, heads[0], [s for s in scheduler.running if s not in ahead], ahead)
+        assert not ahead or not fits, f"23: {heads[0].seq_id} waits, and {ahead[0].seq_id} does not park"
 
     def _may_park(self, sequence: Sequence) -> bool:
-        asked = self.sim.by_seq_id.get(sequence.seq_id)
-        ahead = None if asked is None else self._ahead_seconds(asked)
-        return ahead is not None and ahead >= self.sim.shape.min_ahead_seconds
+        return self._ahead.get(sequence.seq_id, float("-inf")) >= self.sim.shape.min_ahead_seconds
 
     def check_update(self, asked: Asked, update: SequenceUpdate) -> None:
         """A park has its reason, and no answer gets further ahead than the lead."""
@@ -81,20 +77,21 @@ class ReaderLaws:
             assert why == ("paused", True), f"24: parked because {why[0]}"
 
     def _check_ahead(self, update: SequenceUpdate) -> None:
-        """The parked one was the furthest ahead, by enough, and another waits or got its place."""
+        """The parked one was the furthest ahead, by enough, and another waits or got its memory."""
         assert update.park is not None
-        by_seq_id = self.sim.by_seq_id
-        ahead = self._ahead_seconds(by_seq_id[update.seq_id])
-        assert ahead is not None, "23: parked without a reader"
-        assert ahead >= self.sim.shape.min_ahead_seconds, f"23: parked only {ahead} s ahead"
-        staying = [by_seq_id[s.seq_id] for s in self.sim.laws.stayed()]
-        assert all(ahead >= (self._ahead_seconds(one) or 0.0) for one in staying), "23: another was further ahead"
-        assert update.park.resume_seconds == ahead / 2, "23: another time to ask again"
-        before = {s.seq_id for s in self.sim.laws.running}
+        laws = self.sim.laws
+        ahead = self._ahead.get(update.seq_id)
+        assert ahead is not None, "23: parked without a reader, or a new token"
+        assert ahead >= self.sim.shape.min_ahead_seconds - 1e-9, f"23: parked only {ahead} s ahead"
+        staying = [self._ahead.get(s.seq_id, 0.0) for s in laws.stayed()]
+        assert all(ahead >= one - 1e-9 for one in staying), "23: another was further ahead"
+        right = min(ahead / 2, 30.0)
+        assert abs(update.park.resume_seconds - right) < 1e-6, "23: another time to ask again"
+        before = {s.seq_id for s in laws.running}
         came = [s for s in self.sim.core.scheduler.running if s.seq_id not in before]
-        assert came or self.sim.core.scheduler.waiting or self.sim.laws.answers.has_ended, "23: parked, and none waits"
+        assert came or self.sim.core.scheduler.waiting or laws.answers.has_ended, "23: parked, and none waits"
         new = [s for s in (*came, *self.sim.core.scheduler.waiting) if s.num_output_tokens <= 1]
-        assert new or self.sim.laws.answers.has_ended, "23: parked for answers that have shown tokens"
+        assert new or laws.answers.has_ended, "23: parked for answers that have shown tokens"
 
     def after_step(self) -> None:
         """A paused engine holds no sequence."""

@@ -66,6 +66,8 @@ class Simulation:
         self.core = EngineCore(self.runner, shape.config(), self.clock, on_plan, on_evict=on_evict)
         self.core.scheduler.forced_preempt = self._forced
         self.laws.waits.watch(self.core.scheduler)
+        self.laws.debts.watch(self.core.scheduler)
+        self.laws.hunger.watch()
 
     # What clients do.
 
@@ -190,7 +192,7 @@ class Simulation:
         return {
             "numerical_error": seq_id in self._to_fail,
             "timeout": request.deadline is not None and request.deadline <= laws.started_at,
-            "queue_timeout": is_new and not asked.shown and laws.waits.is_over(seq_id),
+            "queue_timeout": is_new and not asked.shown and laws.waits.may_refuse(seq_id),
             "out_of_memory": self._was_too_large(seq_id),
             "internal_error": self.num_quarantines > laws.num_quarantines and (self._is_suspect or seq_id in ran),
         }.get(error, False)
@@ -332,4 +334,3 @@ class Simulation:
         for act in deferred:
             self.num_late += 1
             act()
-        self.laws.debts.after_collect(self.runner.launched[0])

@@ -31,8 +31,10 @@ def choose_shape(rng: random.Random) -> Shape:
         overlap=rng.random() < 0.5,
         max_model_len=rng.choice([96, 96, 48]),
         lead_tokens=rng.choice([4, 12, 1000]),
+        hungry_seconds=rng.choice([0.02, 0.1, 0.5, 1e9]),
+        max_admitted=rng.choice([None, None, 3, 8]),
         min_ahead_seconds=rng.choice([0.1, 0.25, 100.0]),
-        max_debt_seconds=rng.choice([0.0, 1.0, 1.0]),
+        max_debt_seconds=rng.choice([0.01, 0.1, 1.0]),
     )
 
 
@@ -82,7 +84,7 @@ def ask(rng: random.Random, sim: Simulation, mix: Mix) -> None:
             replace(sampling, seed=sampling.seed + number),
             tenant=tenant,
             num_public=num_public,
-            latency_class=rng.choice(["chat", "chat", "batch"]),
+            latency_class=rng.choice(["chat", "chat", "document", "batch"]),
             timeout=rng.choice([None] * 9 + [20 * 8 / 1024]),
             reads=rng.choice([0.0, 0.2, 1.0, 3.0]) if rng.random() < mix.readers else None,
         )

@@ -18,7 +18,7 @@ from tests.support.engines import FakeClock
 
 MAX_STEPS = 10_000
 # No wait is too long, unless a test sets a limit.
-PATIENT = {name: replace(one, max_queue_seconds=1e9) for name, one in CLASSES.items()}
+PATIENT = {name: replace(one, max_queue_seconds=1e9, max_late_seconds=1e9) for name, one in CLASSES.items()}
 
 
 def sampling(**fields: Any) -> SamplingParams:

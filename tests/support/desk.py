@@ -82,6 +82,7 @@ class Desk:
             assert chunk.sample.position == sequence.num_tokens
             sequence.token_ids.append(TOKEN)
             sequence.first_token_at = sequence.first_token_at or self.now
+            sequence.reader.begin(sequence.num_output_tokens, self.now)
         if sequence.finish_reason(self.config.max_model_len or 10_000) is not None:
             self.scheduler.finish(sequence)
 

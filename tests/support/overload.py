@@ -92,7 +92,9 @@ class Overload:
         try:
             with self.admission.reserve(1, latency_class):
                 pass
-            _, queue_seconds = self.admission.check_wait(latency_class, self.core.stats())
+            _, queue_seconds = self.admission.check_wait(
+                latency_class, self.core.stats(), tenant=fields.get("tenant", "")
+            )
         except Overloaded as refused:
             outcome.retry_after = refused.retry_after
             return outcome
@@ -108,7 +110,7 @@ class Overload:
             **fields,
         )
         self._open[seq_id] = outcome
-        self.admission.add(seq_id, len(prompt), latency_class)
+        self.admission.add(seq_id, len(prompt), latency_class, request.tenant)
         self.core.add(request)
         return outcome
 

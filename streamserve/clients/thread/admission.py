@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from streamserve.engine.config import EngineConfig, LatencyClass
+from streamserve.engine.config import WARM, EngineConfig, LatencyClass
 from streamserve.engine.output import SequenceUpdate
 from streamserve.engine.patience import Patience
 from streamserve.protocol.errors import Overloaded
@@ -26,7 +26,7 @@ _RATE_SECONDS = 5.0
 _FIRST_GUESS = 5.0
 # Of the time that a request may wait while the queue never empties, the share that it is let in for: what is predicted
 # is right within a third or so, and who is let in shall not be refused after all.
-_MARGIN = 0.7
+_MARGIN = 0.55
 # Weight of the newest prompt in the share that the prefix cache lacks: about the last ten count.
 _NEWEST = 0.1
 
@@ -122,10 +122,12 @@ class RecentTimings:
 
 @dataclass(frozen=True, slots=True)
 class _Waiting:
-    """A sequence that waits for its first step. `key` is its place in the order, without its tenant's debt."""
+    """A sequence that waits for its first step. `key` is its place in the order; after `late_at` it goes last."""
 
     latency_class: str
+    tenant: str
     key: float
+    late_at: float
     num_tokens: int
 
 
@@ -162,13 +164,12 @@ class AdmissionControl:
     @contextmanager
     def reserve(self, num_new: int, latency_class: str) -> Iterator[None]:
         """Reserve places in the queue while a prompt is tokenised; refuse more than its bound."""
-        waiting = self._of_class(latency_class)
-        num_waiting = len(waiting) + self._preparing[latency_class]
+        num_waiting = self._of_class(latency_class) + self._preparing[latency_class]
         if num_waiting + num_new > self._config.max_waiting + self._num_free():
             self._timings.note_refused(latency_class, has_waited=False)
             raise Overloaded(
                 f"{num_waiting:,} answers are waiting already. Try again later.",
-                retry_after=math.ceil(self._seconds_for(waiting, CoreStats()) or _FIRST_GUESS),
+                retry_after=math.ceil(self._seconds_for(num_waiting, 0, CoreStats()) or _FIRST_GUESS),
             )
         self._preparing[latency_class] += num_new
         try:
@@ -176,20 +177,25 @@ class AdmissionControl:
         finally:
             self._preparing[latency_class] -= num_new
 
-    def check_wait(self, latency_class: str, stats: CoreStats, *, may_refuse: bool = True) -> tuple[int, float]:
+    def check_wait(
+        self, latency_class: str, stats: CoreStats, *, tenant: str = "", may_refuse: bool = True
+    ) -> tuple[int, float]:
         """Refuse a request that would wait longer for its first step than it may; `stats` are the core's.
 
+        While no overload stands, one that can only be late may wait behind all others.
         Returns the queue position, which is how many sequences wait for their first step, and how long it may wait.
         """
         if stats.queued_tokens and stats.queued_seconds:
             self._seconds_per_token = stats.queued_seconds / stats.queued_tokens
-        now = self._clock()
-        patience = self._patience.seconds(latency_class, now, is_empty=not self._of_class(latency_class))
-        seconds = self._seconds_for(self._ahead(now + self._config.classes[latency_class].ttft_seconds), stats)
-        is_burst = patience > self._config.classes[latency_class].standing_queue_seconds
-        limit = patience if is_burst else _MARGIN * patience
-        if may_refuse and seconds > limit:
-            self._patience.note_refusal(latency_class, now)
+        now, config = self._clock(), self._config.classes[latency_class]
+        self._note_queue(now)
+        patience = self._patience.seconds(latency_class, now)
+        is_standing = self._patience.is_standing(latency_class, now)
+        seconds = self._seconds_for(*self._ahead(now, now + config.ttft_seconds, tenant), stats)
+        if not is_standing and seconds > config.standing_queue_seconds:
+            seconds = self._seconds_for(*self._ahead(-math.inf, now + config.ttft_seconds, tenant), stats)
+        if may_refuse and seconds > (_MARGIN * patience if is_standing else patience):
+            self._patience.note_refusal(now)
             self._timings.note_refused(latency_class, has_waited=False)
             raise Overloaded(
                 f"this request would wait {seconds:,.0f} s, and may wait {patience:,.1f} s. Try again later.",
@@ -197,20 +203,23 @@ class AdmissionControl:
             )
         return len(self._waiting), patience
 
-    def add(self, seq_id: int, num_tokens: int, latency_class: str = "chat") -> None:
+    def add(self, seq_id: int, num_tokens: int, latency_class: str = "chat", tenant: str = "") -> None:
         """Count a new sequence with `num_tokens` to compute."""
-        key = self._clock() + self._config.classes[latency_class].ttft_seconds
-        self._waiting[seq_id] = _Waiting(latency_class, key, num_tokens)
+        now, config = self._clock(), self._config.classes[latency_class]
+        self._waiting[seq_id] = _Waiting(
+            latency_class, tenant, now + config.ttft_seconds, now + config.standing_queue_seconds, num_tokens
+        )
 
     def note(self, update: SequenceUpdate) -> None:
         """Count a sequence's start, or that it has waited too long for it; then what its prompt's cache lacked."""
         waiting = self._waiting.get(update.seq_id)
         if waiting is not None and update.error == "queue_timeout":
-            self._patience.note_refusal(waiting.latency_class, update.at)
+            self._patience.note_refusal(self._clock())
             self._timings.note_refused(waiting.latency_class, has_waited=True)
         if waiting is not None and update.scheduled_at is not None:
             self._waiting.pop(update.seq_id, None)
             self._running[update.seq_id] = waiting.num_tokens
+            self._note_queue(self._clock())
         num_tokens = self._running.get(update.seq_id)
         if num_tokens and update.token_ids:
             self._running[update.seq_id] = 0
@@ -224,23 +233,35 @@ class AdmissionControl:
     def _num_free(self) -> int:
         return max(0, self._config.max_num_seqs - len(self._running))
 
-    def _of_class(self, latency_class: str) -> list[_Waiting]:
-        return [one for one in self._waiting.copy().values() if one.latency_class == latency_class]
+    def _of_class(self, latency_class: str) -> int:
+        return sum(one.latency_class == latency_class for one in self._waiting.copy().values())
 
-    def _ahead(self, key: float) -> list[_Waiting]:
-        """Return those that are taken before a request with this key."""
-        return [one for one in self._waiting.copy().values() if one.key <= key]
+    def _note_queue(self, now: float) -> None:
+        waiting = (one for one in self._waiting.copy().values() if one.latency_class != WARM)
+        self._patience.note(now, has_in_time=any(now <= one.late_at < math.inf for one in waiting))
 
-    def _seconds_for(self, waiting: list[_Waiting], stats: CoreStats) -> float:
+    def _ahead(self, now: float, key: float, tenant: str) -> tuple[int, float]:
+        """Return how many are in time and go before a request with this key, and their tokens.
+
+        Of each other tenant no more than of its own, and one.
+        """
+        first = [one for one in self._waiting.copy().values() if one.key <= key and one.late_at >= now]
+        numbers = Counter(one.tenant for one in first)
+        own = numbers.pop(tenant, 0)
+        num_ahead = own + sum(min(number, own + 1) for number in numbers.values())
+        return num_ahead, sum(one.num_tokens for one in first) * num_ahead / max(1, len(first))
+
+    def _seconds_for(self, num_waiting: int, num_tokens: float, stats: CoreStats) -> float:
         """Return how long it takes until a request behind these begins: prompts to compute, or seats to come free.
 
-        A seat comes free each time that an answer takes, divided by the seats. 0 while nothing is known of either.
+        A seat comes free each time that an answer takes, divided by the seats: more than a step has, where readers are
+        slower than the engine. 0 while nothing is known of either.
         """
-        prefill = sum(one.num_tokens for one in waiting) * self._seconds_per_token * self._cold_share
-        num_without_seat = len(waiting) + 1 - self._num_free()
+        prefill = num_tokens * self._seconds_per_token * self._cold_share
+        num_without_seat = num_waiting + 1 - self._num_free()
         if num_without_seat <= 0:
             return prefill
-        num_seats = self._config.max_num_seqs
+        num_seats = max(self._config.max_num_seqs, stats.running)
         if stats.running and stats.blocks_used:  # there may be memory for fewer
             num_seats = max(1, min(num_seats, stats.running * stats.blocks_total // stats.blocks_used))
         return max(prefill, num_without_seat * (self._timings.running_seconds() or 0.0) / num_seats)

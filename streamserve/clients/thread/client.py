@@ -83,7 +83,7 @@ class ThreadClient:
         _, core = self._require_engine(request)
         is_resumed = any(request.output_token_ids)  # it was accepted once, and may wait
         queue_position, queue_seconds = self._admission.check_wait(
-            request.latency_class, core.stats(), may_refuse=not is_resumed
+            request.latency_class, core.stats(), tenant=request.tenant, may_refuse=not is_resumed
         )
         assert prepared.sampling.max_tokens is not None
         assert prepared.sampling.seed is not None

@@ -41,7 +41,7 @@ class OutputRouter:
         """Route a sequence's updates to `generation`. Called before the core gets the sequence."""
         self._generations[sequence.seq_id] = generation
         num_tokens = len(sequence.prompt_token_ids) + len(sequence.output_token_ids)
-        self._admission.add(sequence.seq_id, num_tokens, sequence.latency_class)
+        self._admission.add(sequence.seq_id, num_tokens, sequence.latency_class, sequence.tenant)
 
     # Called by generations, on their loop. The thread needs no wake: it steps for as long as a sequence is open.
 

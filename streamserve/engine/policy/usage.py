@@ -7,29 +7,26 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
-from streamserve.engine.config import LatencyClass
 from streamserve.engine.in_flight import Launched
 from streamserve.engine.sequence import Sequence
 from streamserve.protocol.stats import LATE_SECONDS
 
 # The readers are looked at so often; the counts leave the engine once a second.
 _LOOK_SECONDS = 0.25
-# A reader that can go on for less runs out of tokens soon.
-_HUNGRY_SECONDS = 1.0
 
 
 class Usage:
-    """Counts since the engine began. `classes` have the paces that are assumed of readers."""
+    """Counts since the engine began. `hungry_seconds` is the scheduler's."""
 
-    def __init__(self, classes: Mapping[str, LatencyClass]) -> None:
+    def __init__(self, hungry_seconds: float) -> None:
         self.num_computed = 0  # tokens
         self.num_recomputed = 0
         self.busy_seconds = 0.0
         self.num_expired = 0
         self.readers: Counter[str] = Counter()  # "late", "hungry", "ahead", "away"
-        self._classes = classes
+        self._hungry_seconds = hungry_seconds
         self._looked_at = -math.inf
 
     def note_step(self, step: Launched, seconds: float) -> None:
@@ -48,10 +45,9 @@ class Usage:
         self.readers = Counter(self._state_of(one, now) for one in running if one.first_token_at is not None)
 
     def _state_of(self, sequence: Sequence, now: float) -> str:
-        if sequence.is_reader_away:
+        if sequence.reader.is_away:
             return "away"
-        seconds = sequence.ahead_seconds(self._classes[sequence.request.latency_class].pace, now) or 0.0
-        if seconds >= _HUNGRY_SECONDS:
+        seconds = sequence.ahead_seconds(now)
+        if seconds >= self._hungry_seconds:
             return "ahead"
-        is_late = seconds <= 0 and now - (sequence.last_token_at or now) > LATE_SECONDS
-        return "late" if is_late else "hungry"
+        return "hungry" if seconds >= -LATE_SECONDS else "late"

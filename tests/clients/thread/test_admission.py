@@ -181,12 +181,40 @@ def test_a_refusal_counts_as_one_of_the_queue() -> None:
     bounds = AdmissionControl(EngineConfig(), RecentTimings(clock), clock)
     bounds.check_wait("chat", IDLE)
     bounds.add(1, 10)
-    bounds.note(SequenceUpdate(seq_id=1, at=140.0, error="queue_timeout"))
+    clock.advance(20.0)
+    bounds.note(SequenceUpdate(seq_id=1, at=120.0, error="queue_timeout"))
     bounds.remove(1)
-    clock.advance(50.0)
-    assert bounds.check_wait("chat", IDLE) == (0, 2.5)
-    clock.advance(30.0)
+    assert bounds.check_wait("chat", IDLE) == (0, pytest.approx(2.1))
+    clock.advance(6.1)
     assert bounds.check_wait("chat", IDLE) == (0, 30.0)
+
+
+def test_a_flood_of_one_tenant_is_no_wait_for_another() -> None:
+    """Each other tenant counts with one request more than the own ones: the engine takes them in turn."""
+    bounds = bounds_of()
+    for seq_id in range(40):
+        bounds.add(seq_id, 1000, "chat", "flood")
+    with pytest.raises(Overloaded):
+        bounds.check_wait("chat", BUSY, tenant="flood")
+    assert bounds.check_wait("chat", BUSY, tenant="light") == (40, 30.0)
+
+
+def test_many_more_answers_run_than_a_step_holds() -> None:
+    """Readers are slow: eighty answers run in eight seats, so a place comes free ten times as often."""
+    bounds = bounds_of(max_num_seqs=8)
+    bounds._timings.note_finished(
+        {"prefill": 0.0, "decode": 40.0, "queue": 0.0, "ttft": 1.0, "itl_p50": 0, "itl_p95": 0}
+    )
+    for seq_id in range(80):
+        bounds.add(seq_id, 10)
+        bounds.note(scheduled(seq_id))
+    for seq_id in range(80, 139):
+        bounds.add(seq_id, 10)
+    busy = CoreStats(running=80, blocks_used=90, blocks_total=100)
+    assert bounds.check_wait("chat", busy) == (59, 30.0)
+    bounds.add(139, 10)
+    with pytest.raises(Overloaded, match="would wait 30 s"):
+        bounds.check_wait("chat", busy)
 
 
 def test_a_resume_counts_as_scheduled_once() -> None:

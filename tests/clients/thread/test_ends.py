@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from typing import Any
 
 import pytest
 
@@ -128,10 +129,10 @@ async def test_accepted_in_the_moment_of_the_end() -> None:
     client = await ready(ThreadClient("echo", load_of(echo_runner()), CONFIG))
     check_wait = client._admission.check_wait
 
-    def end_first(latency_class: str, stats: CoreStats, *, may_refuse: bool) -> tuple[int, float]:
+    def end_first(latency_class: str, stats: CoreStats, **how: Any) -> tuple[int, float]:
         client._thread.close()
         client._thread.join()
-        return check_wait(latency_class, stats, may_refuse=may_refuse)
+        return check_wait(latency_class, stats, **how)
 
     client._admission.check_wait = end_first  # type: ignore[method-assign]
     events = await collect(await client.generate(ask()))

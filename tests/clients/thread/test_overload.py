@@ -65,13 +65,13 @@ def test_refusals_come_before_the_head() -> None:
 
 
 def test_retry_after_is_the_wait() -> None:
-    """The prediction is the wait of the request just before: half of them within a third of it, or a second."""
+    """The prediction is the wait of the request just before, rounded up: half are within a third, or 1.5 s, of it."""
     overload = overloaded(CHATS)
     pairs = []
     for before, refused in zip(overload.outcomes, overload.outcomes[1:], strict=False):
         if refused.retry_after and before.scheduled_at is not None:
             pairs.append((before.scheduled_at - before.asked_at, refused.retry_after))
-    good = [waited for waited, predicted in pairs if abs(waited - predicted) <= max(1.0, predicted / 3)]
+    good = [waited for waited, predicted in pairs if abs(waited - predicted) <= max(1.5, predicted / 3)]
     assert len(pairs) > 100
     assert len(good) > len(pairs) / 2
     assert all(1 <= predicted <= 120 for _, predicted in pairs)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from streamserve.engine.config import CLASSES
 from streamserve.engine.policy.usage import Usage
 from streamserve.engine.sequence import Sequence
 from tests.support.cores import Drive, request, sampling
@@ -59,28 +58,30 @@ def test_busy_seconds_are_those_of_steps() -> None:
 
 
 def begun(num_tokens: int, num_read: int, *, is_away: bool = False) -> Sequence:
-    """An answer whose last token came at second 10, when its reader had read so many tokens."""
-    sequence = Sequence(request(1, sampling=LONG, reader_tokens=num_read))
-    sequence.first_token_at, sequence.last_token_at, sequence.is_reader_away = 0.0, 10.0, is_away
+    """An answer that had its first token, and then a report of its reader, at second 0."""
+    sequence = Sequence(request(1, sampling=LONG, reader_tokens=0))
+    sequence.first_token_at = 0.0
     sequence.token_ids += range(num_tokens)
+    sequence.reader.begin(1, 0.0)
+    sequence.reader.report(num_read, num_tokens, 0.0, is_away=is_away)
     return sequence
 
 
 def test_readers_are_counted_by_how_long_they_can_go_on() -> None:
     """At 20 tokens a second; a prompt has no reader yet. They are looked at four times a second at most."""
-    usage, prompt = Usage(CLASSES), Sequence(request(2, sampling=LONG))
-    running = [begun(10, 10), begun(40, 30), begun(55, 0), begun(10, 10, is_away=True), prompt]
-    usage.look(running, 10.5)
-    assert usage.readers == {"hungry": 2, "ahead": 1, "away": 1}
-    usage.look(running, 11.6)
+    usage, prompt = Usage(1.0), Sequence(request(2, sampling=LONG))
+    running = [begun(10, 10), begun(40, 0), begun(55, 0), begun(10, 10, is_away=True), prompt]
+    usage.look(running, 0.5)
+    assert usage.readers == {"hungry": 1, "ahead": 2, "away": 1}
+    usage.look(running, 1.6)
     assert usage.readers == {"late": 1, "hungry": 1, "ahead": 1, "away": 1}
-    usage.look([], 11.7)
+    usage.look([], 1.7)
     assert usage.readers.total() == 4
 
 
 def test_a_request_that_waits_too_long_is_counted() -> None:
     """It expired; none of its tokens was computed."""
-    drive = Drive(max_num_seqs=1)
+    drive = Drive(max_num_seqs=1, max_admitted=1)
     drive.add(request(1, sampling=LONG))
     drive.step()
     drive.add(request(2, queue_seconds=1.0))

@@ -32,7 +32,7 @@ MOST_CHOICES = 3
 NUM_REQUESTS = 5  # of a workload
 LEAD_TOKENS = 5
 # No wait is too long, and no sequence parks for a waiting one: the features have no side effects.
-PATIENT = {name: replace(one, max_queue_seconds=1e9) for name, one in CLASSES.items()}
+PATIENT = {name: replace(one, max_queue_seconds=1e9, max_late_seconds=1e9) for name, one in CLASSES.items()}
 PLAIN: Mapping[str, Any] = {
     "block_size": BLOCK_SIZE,
     "num_blocks": NUM_BLOCKS,

@@ -8,7 +8,7 @@ from project.settings import *  # noqa: F403
 from project.settings import STREAMSERVE as DEMO
 
 NUM_SEATS = 64
-_PATIENT = {"MAX_QUEUE_SECONDS": 1e6}
+_PATIENT = {"MAX_QUEUE_SECONDS": 1e6, "MAX_LATE_SECONDS": 1e6}
 
 STREAMSERVE = {
     **DEMO,
