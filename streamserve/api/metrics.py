@@ -59,6 +59,15 @@ def _engine_metrics(stats: EngineStats) -> dict[str, float]:
         "num_unknown_ids": stats.unknown_ids,
         "engine_steps": stats.steps,
         "lost_engines": stats.lost_engines,
+        "num_readers_away": stats.readers_away,
+        "num_readers_late": stats.readers_late,
+        "num_readers_hungry": stats.readers_hungry,
+        "num_readers_ahead": stats.readers_ahead,
+        "num_requests_refused": stats.refused,
+        "num_requests_expired": stats.expired,
+        "computed_tokens": stats.computed_tokens,
+        "recomputed_tokens": stats.recomputed_tokens,
+        "engine_busy_seconds": stats.busy_seconds,
     }
 
 
@@ -100,6 +109,14 @@ def _model_metrics(alias: str, client: EngineClient) -> dict[str, Any]:
         "tokens_per_second": round(stats.tokens_per_second, 1),
         "preemptions": stats.preemptions,
         "parks": stats.parks,
+        "readers": {
+            "late": stats.readers_late,
+            "hungry": stats.readers_hungry,
+            "ahead": stats.readers_ahead,
+            "away": stats.readers_away,
+        },
+        "refused": stats.refused,
+        "expired": stats.expired,
         "out_of_memory": stats.out_of_memory,
         "quarantines": stats.quarantines,
         "classes": {name: _rounded(one) for name, one in stats.classes.items()},
@@ -136,4 +153,5 @@ def _stream_metrics(stream: Stream) -> dict[str, Any]:
         "tokens_per_second": round(summary.tokens_per_second, 1),
         "ttft": None if summary.ttft is None else round(summary.ttft, 4),
         "transport": summary.transport,
+        "is_away": stream.readers.are_away,
     }

@@ -22,6 +22,7 @@ from streamserve.engine.kv.free_list import IntegrityError
 from streamserve.engine.kv.pool import BlockPool
 from streamserve.engine.output import OutputProcessor, SequenceUpdate
 from streamserve.engine.plan import Chunk, OnStep, Runner, StepOutOfMemory, StepPlan, StepResult
+from streamserve.engine.policy.usage import Usage
 from streamserve.engine.scheduler import Scheduler
 from streamserve.engine.sequence import SequenceRequest
 from streamserve.protocol.stats import CoreStats
@@ -71,6 +72,7 @@ class EngineCore:
         # Bounded by the accepted requests, which the client bounds: each adds at most an add, an abort, a stop, and its
         # reader's positions during one step.
         self._inbox: deque[Callable[[], None]] = deque()
+        self._usage = Usage(config.hungry_seconds)
         self._num_out_of_memory = 0
         self._num_quarantines = 0
         self._stats = self._count()
@@ -142,9 +144,11 @@ class EngineCore:
             self._output.emit(sequence, now, park=park)
         self._check_plan(schedule.chunks)
         for sequence in self.scheduler.expired(now):
+            self._usage.num_expired += 1
             self._output.emit(sequence, now, error="queue_timeout")
         self._output.note_starts(schedule.chunks, now)
         self._output.note_places(now)
+        self._usage.look(self.scheduler.running, now)
         if not (schedule.chunks or schedule.parked or self._in_flight):
             self._refuse_first(now)
         return schedule.chunks
@@ -230,6 +234,7 @@ class EngineCore:
     def _process(self, step: Launched, result: StepResult, seconds: float) -> None:
         self._drain()  # sequences aborted meanwhile get no update
         self.scheduler.step_time.note(step.plan, seconds)
+        self._usage.note_step(step, seconds)
         self._output.process_step(step, result, self._clock())
 
     def _run_halves(self, chunks: tuple[Chunk, ...]) -> None:
@@ -271,7 +276,7 @@ class EngineCore:
         self.pool = self._output.pool
 
     def _count(self) -> CoreStats:
-        pool, output = self.pool.stats(), self._output
+        pool, output, usage = self.pool.stats(), self._output, self._usage
         return CoreStats(
             running=len(self.scheduler.running),
             waiting=len(self.scheduler.waiting),
@@ -294,6 +299,14 @@ class EngineCore:
             token_budget=self.scheduler.token_budget,
             is_paused=output.is_paused,
             grammar_waits=output.num_grammar_waits,
+            readers_away=usage.readers["away"],
+            readers_late=usage.readers["late"],
+            readers_hungry=usage.readers["hungry"],
+            readers_ahead=usage.readers["ahead"],
+            expired=usage.num_expired,
+            computed_tokens=usage.num_computed,
+            recomputed_tokens=usage.num_recomputed,
+            busy_seconds=usage.busy_seconds,
         )
 
 

@@ -109,6 +109,7 @@ class Sequence:
     block_table: list[int] = field(default_factory=list)
     block_hashes: list[bytes] = field(default_factory=list)
     num_cached_tokens: int = 0
+    num_once_computed: int = 0  # before a park or a preemption: what is computed of these is recomputed
     num_preemptions: int = 0
     is_pending: bool = False
     counts_row: int | None = None
@@ -135,6 +136,8 @@ class Sequence:
         self.has_penalties = penalties != (0.0, 0.0, 1.0)
         self.rules = _rules_of(self.request)
         self.token_ids = [*self.request.prompt_token_ids, *self.request.output_token_ids]
+        if self.request.output_token_ids:  # the last of them was sampled, and not computed
+            self.num_once_computed = len(self.token_ids) - 1
         self.first_token_at = self.request.first_token_at
         self.reader = ReaderPace(self.request.reader_tokens)
 
@@ -225,6 +228,7 @@ class Sequence:
     def lose_blocks(self) -> list[int]:
         """Drop the block table, the row of counts and what is computed; returns the blocks, which are not freed yet."""
         blocks, self.block_table = self.block_table, []
+        self.num_once_computed = max(self.num_once_computed, self.num_computed_tokens)
         self.num_computed_tokens = self.num_launched_tokens = 0
         self.is_pending = self.is_counted = False
         self.counts_row = None

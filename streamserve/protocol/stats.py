@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+# A reader that waits for longer notices.
+LATE_SECONDS = 1.0
 ABSENT = "absent"  # the stage of a model whose engine process does not run, and that no web process starts
 
 
@@ -42,6 +44,11 @@ class CoreStats:
     step-time model (0 until there is one). `parks` counts sequences that the engine itself parked, `out_of_memory` and
     `quarantines` steps that ended so; `token_budget` is what a step may compute now. `grammar_waits` counts how often a
     sequence with a grammar was left out of an overlapped step, of the answers that have ended.
+
+    The readers of running answers, after the last plan: `readers_away` look at something else, `readers_late` have
+    waited for their next token for more than `LATE_SECONDS`, `readers_hungry` run out of tokens soon, `readers_ahead`
+    do not. `expired` counts requests that waited too long for their first step. Of all `computed_tokens`,
+    `recomputed_tokens` had been computed before a preemption or a park. The engine worked for `busy_seconds` so far.
     """
 
     running: int = 0
@@ -65,20 +72,31 @@ class CoreStats:
     token_budget: int = 0
     is_paused: bool = False
     grammar_waits: int = 0
+    readers_away: int = 0
+    readers_late: int = 0
+    readers_hungry: int = 0
+    readers_ahead: int = 0
+    expired: int = 0
+    computed_tokens: int = 0
+    recomputed_tokens: int = 0
+    busy_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineStats(CoreStats):
     """Live counts of one engine: the core's, and what its client has measured in the last seconds.
 
-    `lost_engines`: how many died, hung or did not start since this worker began. `classes` has for each latency class
-    its budgets (`ttft_budget`, and `total_budget` where it has one) and what the last answers took: `num_answers`,
-    `ttft_p50`, `ttft_p95`, `total_p50`, `total_p95` in seconds, and `in_time`, the share within both budgets.
-    `upstream` has the counts of a remote model's client, by the names of its metrics (clients/remote/figures.py).
+    `lost_engines`: how many died, hung or did not start since this worker began. `refused` counts requests that were
+    refused at once, because they would have waited too long. `classes` has for each latency class its budgets
+    (`ttft_budget`, and `total_budget` where it has one) and what the last answers took: `num_answers`, `ttft_p50`,
+    `ttft_p95`, `total_p50`, `total_p95` in seconds, and `in_time`, the share within both budgets; `refused` counts its
+    requests that were refused at once or had waited too long. `upstream` has the counts of a remote model's client, by
+    the names of its metrics (clients/remote/figures.py).
     """
 
     tokens_per_second: float = 0.0
     latency: dict[str, float] = field(default_factory=dict)
     lost_engines: int = 0
+    refused: int = 0
     classes: dict[str, dict[str, float]] = field(default_factory=dict)
     upstream: dict[str, float] = field(default_factory=dict)

@@ -24,6 +24,7 @@ from streamserve.clients.base import EngineClient
 from streamserve.models import Stream as StreamRow
 from streamserve.protocol.measures import ITL, TTFT, Recently
 from streamserve.protocol.sse import CONTENT_TYPE, FIRST_BYTES, frame, one_line_json
+from streamserve.protocol.stats import EngineStats
 from streamserve.streams.reader.delivery import NO_FLOW, Flow
 from streamserve.streams.registry import Streams
 
@@ -42,32 +43,63 @@ _SPEED_SECONDS = 5.0
 _CHARTS = ("tokens_per_second", "running", "waiting")
 
 
+class Capacity:
+    """Where an engine's time went: the share of the last minutes that it spent on each thing.
+
+    The engine counts tokens and the seconds that it worked; these are split by tokens. An engine that is replaced
+    begins to count anew.
+    """
+
+    def __init__(self, num_points: int) -> None:
+        self._points: deque[tuple[float, EngineStats]] = deque(maxlen=num_points)
+
+    def note(self, stats: EngineStats, now: float) -> None:
+        """Take a point."""
+        if self._points and stats.busy_seconds < self._points[-1][1].busy_seconds:
+            self._points.clear()
+        self._points.append((now, stats))
+
+    def shares(self) -> dict[str, float] | None:
+        """Return the shares, which add up to 1; None before there are two points."""
+        if len(self._points) < 2:
+            return None
+        (begun_at, begin), (ended_at, end) = self._points[0], self._points[-1]
+        busy = min(1.0, (end.busy_seconds - begin.busy_seconds) / (ended_at - begun_at))
+        num_tokens = end.computed_tokens - begin.computed_tokens
+        recomputed = busy * (end.recomputed_tokens - begin.recomputed_tokens) / num_tokens if num_tokens else 0.0
+        return {"useful": busy - recomputed, "recomputed": recomputed, "idle": 1.0 - busy}
+
+
 class _History:
-    """One model's last minutes: a point every `POINT_SECONDS` for each chart, and percentiles."""
+    """One model's last minutes: a point every `POINT_SECONDS` for each chart, percentiles, and where its time went."""
 
     def __init__(self, client: EngineClient, recently: Recently) -> None:
         self._client, self._recently = client, recently
         num_points = WINDOW_SECONDS // POINT_SECONDS
         self._points: dict[str, deque[float]] = {name: deque(maxlen=num_points) for name in _CHARTS}
         self._num_points = 0
+        self._capacity = Capacity(num_points)
 
     def note(self) -> None:
         """Take a point."""
         stats = self._client.stats()
         for name, points in self._points.items():
             points.append(round(getattr(stats, name), 1))
+        self._capacity.note(stats, time.monotonic())
         self._num_points += 1
         if self._num_points % _TURN_POINTS == 0:
             self._recently.turn()
 
     def as_json(self) -> dict[str, Any]:
-        """Return the charts, oldest point first, and the percentiles in seconds, None where nothing was measured."""
-        shares = {"p50": 0.5, "p95": 0.95}
+        """Return the charts, oldest point first, percentiles in seconds and shares, None where nothing was measured."""
+        parts = {"p50": 0.5, "p95": 0.95}
         names = {"ttft": TTFT, "itl": ITL}
         found = {
-            f"{key}_{p}": self._recently.quantile(names[key], share) for key in names for p, share in shares.items()
+            f"{key}_{p}": self._recently.quantile(names[key], share) for key in names for p, share in parts.items()
         }
+        shares = self._capacity.shares()
         return {
+            "capacity": None if shares is None else {name: round(share, 4) for name, share in shares.items()},
             "latency": {key: None if seconds is None else round(seconds, 4) for key, seconds in found.items()},
             "history": {name: list(points) for name, points in self._points.items()},
         }

@@ -42,6 +42,16 @@ class RecentTimings:
         self._latency: dict[str, float] | None = None  # computed once after each request that ends
         # Time to the first token, and to the end, of each class.
         self._by_class: dict[str, deque[tuple[float, float]]] = {}
+        self._refused, self._expired = Counter[str](), Counter[str]()  # by class
+
+    @property
+    def num_refused(self) -> int:
+        """How many requests were refused before they waited."""
+        return self._refused.total()
+
+    def note_refused(self, latency_class: str, *, has_waited: bool) -> None:
+        """Count a request that was refused, at once or when it had waited too long."""
+        (self._expired if has_waited else self._refused)[latency_class] += 1
 
     def note(self, update: SequenceUpdate) -> None:
         """Count an update's tokens; those of one step are one entry."""
@@ -93,7 +103,7 @@ class RecentTimings:
         if latency_class.total_seconds is not None:
             out["total_budget"] = latency_class.total_seconds
         recent = list(self._by_class.get(name, deque()).copy())
-        out["num_answers"] = len(recent)
+        out |= {"num_answers": len(recent), "refused": self._refused[name] + self._expired[name]}
         if not recent:
             return out
         for column, what in enumerate(("ttft", "total")):
@@ -156,6 +166,7 @@ class AdmissionControl:
         """Reserve places in the queue while a prompt is tokenised; refuse more than its bound."""
         num_waiting = self._of_class(latency_class) + self._preparing[latency_class]
         if num_waiting + num_new > self._config.max_waiting + self._num_free():
+            self._timings.note_refused(latency_class, has_waited=False)
             raise Overloaded(
                 f"{num_waiting:,} answers are waiting already. Try again later.",
                 retry_after=math.ceil(self._seconds_for(num_waiting, 0, CoreStats()) or _FIRST_GUESS),
@@ -185,6 +196,7 @@ class AdmissionControl:
             seconds = self._seconds_for(*self._ahead(-math.inf, now + config.ttft_seconds, tenant), stats)
         if may_refuse and seconds > (_MARGIN * patience if is_standing else patience):
             self._patience.note_refusal(now)
+            self._timings.note_refused(latency_class, has_waited=False)
             raise Overloaded(
                 f"this request would wait {seconds:,.0f} s, and may wait {patience:,.1f} s. Try again later.",
                 retry_after=math.ceil(seconds),
@@ -203,6 +215,7 @@ class AdmissionControl:
         waiting = self._waiting.get(update.seq_id)
         if waiting is not None and update.error == "queue_timeout":
             self._patience.note_refusal(self._clock())
+            self._timings.note_refused(waiting.latency_class, has_waited=True)
         if waiting is not None and update.scheduled_at is not None:
             self._waiting.pop(update.seq_id, None)
             self._running[update.seq_id] = waiting.num_tokens

@@ -174,6 +174,7 @@ class ThreadClient:
             **counts,
             tokens_per_second=self._timings.tokens_per_second(),
             latency=self._timings.latency(),
+            refused=self._timings.num_refused,
             classes=self._timings.by_class(self._config.classes),
         )
 

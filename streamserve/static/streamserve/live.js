@@ -7,7 +7,9 @@ import { Backoff, Sleep, Watchdog } from "./stream.js";
 
 const SILENCE_SECONDS = 20; // the server sends an event every second
 const CHART_SIZE = { width: 240, height: 48 };
-const COUNTS = ["Streams", "Parked", "Running", "Waiting", "Queue", "Prefix hits", "First token", "Gap", "Parks"];
+const COUNTS = [
+  "Streams", "Parked", "Running", "Waiting", "Queue", "Prefix hits", "First token", "Gap", "Parks", "Refused", "Expired", "Preempted",
+];
 const COUNT_HINTS = {
   Streams: "Answers that have not ended: the rows of the table below",
   Parked: "Of those, the ones that wait for their reader and hold no memory here",
@@ -17,7 +19,22 @@ const COUNT_HINTS = {
   "First token": "From a request's arrival to its first token: median and 95th percentile of the last minutes in this process",
   Gap: "Between two tokens: median and 95th percentile of the last minutes in this process",
   Parks: "How often the engine parked an answer: its reader was behind, or other answers waited",
+  Refused: "Requests that would have waited too long, and were refused at once",
+  Expired: "Requests that waited for their first step until it was too late",
+  Preempted: "How often a running answer gave its memory back, to be computed again",
 };
+const READERS = {
+  late: "have waited for over a second for their next token",
+  hungry: "run out of tokens soon: these go first",
+  ahead: "have tokens to read for a while: their answers may pause",
+  away: "look at something else, as in a hidden tab: these go last",
+};
+const CAPACITY = {
+  useful: "of the last minutes the engine computed something new",
+  recomputed: "it computed again what a preemption or a park had dropped",
+  idle: "it had nothing to do",
+};
+const WARM = "warm"; // prompts that are only to be cached: the class has no readers
 // The actions of an operator by state: [label, action].
 const PAUSE = ["Pause", "pause"];
 const RESUME = ["Resume", "resume"];
@@ -77,17 +94,17 @@ class ModelCard {
     this.counts = Object.fromEntries(COUNTS.map((name) => [name, element("dd")]));
     this.speed = element("strong", {}, "0");
     this.chart = new Chart("Tokens a second");
-    this.used = svg("rect", { class: "ss-used", height: "1" });
-    this.cached = svg("rect", { class: "ss-cached", height: "1" });
-    this.bar = svg("svg", { class: "ss-bar", viewBox: "0 0 1 1", preserveAspectRatio: "none", role: "img" }, this.used, this.cached);
-    this.key = element("p", { class: "ss-key" });
+    this.readers = new Bar("Readers", READERS);
+    this.capacity = new Bar("Capacity", CAPACITY);
+    this.blocks = new Bar("KV blocks", { used: "held by running answers", cached: "kept for prompts that begin alike", free: "hold nothing" });
+    this.classes = new ClassTable();
+    const counts = element("dl", { class: "ss-counts" }, ...Object.entries(this.counts).map(([name, dd]) => counted(name, dd)));
+    const speed = element("div", { class: "ss-speed" }, element("p", {}, this.speed, "tokens/s"), this.chart.node);
     this.figures = element(
       "div",
-      {},
-      element("dl", { class: "ss-counts" }, ...Object.entries(this.counts).map(([name, dd]) => counted(name, dd))),
-      element("div", { class: "ss-speed" }, element("p", {}, this.speed, "tokens/s"), this.chart.node),
-      this.bar,
-      this.key,
+      { class: "ss-figures" },
+      element("div", {}, counts, speed),
+      element("div", {}, this.readers.node, this.capacity.node, this.blocks.node, this.classes.node),
     );
     this.node = element(
       "article",
@@ -116,7 +133,13 @@ class ModelCard {
     this.counts.Gap.replaceChildren(...pair(gap, lateGap));
     this.speed.textContent = rate(model.tokens_per_second);
     this.chart.show(model.history?.tokens_per_second ?? [], windowSeconds, pointSeconds);
-    this.showBlocks(model);
+    this.counts.Refused.textContent = count(model.refused);
+    this.counts.Expired.textContent = count(model.expired);
+    this.counts.Preempted.textContent = count(model.preemptions);
+    this.readers.show(model.readers ?? {}, count);
+    this.capacity.show(model.capacity ?? {}, (share) => `${Math.round(100 * share)} %`);
+    this.blocks.show({ used: model.blocks_used, cached: model.blocks_cached, free: model.blocks_free }, count);
+    this.classes.update(model.classes ?? {});
   }
 
   showLoading({ state, stage, fraction, message, loaded_bytes: loadedBytes, total_bytes: totalBytes, elapsed_seconds: elapsedSeconds }) {
@@ -129,18 +152,71 @@ class ModelCard {
     this.progress.value = fraction ?? 0;
     this.figures.hidden = isLoading || state === "idle" || state === "failed";
   }
+}
 
-  showBlocks({ blocks_used: used, blocks_cached: cached, blocks_free: free, blocks_total: total }) {
-    const hasBlocks = total > 0;
-    this.bar.toggleAttribute("hidden", !hasBlocks);
-    this.key.hidden = !hasBlocks;
-    if (!hasBlocks) return;
-    this.used.setAttribute("width", String(used / total));
-    this.cached.setAttribute("x", String(used / total));
-    this.cached.setAttribute("width", String(cached / total));
-    this.bar.setAttribute("aria-label", `KV blocks: ${used} used, ${cached} cached, ${free} free of ${total}`);
-    const label = (kind, number) => element("span", { class: `ss-${kind}` }, `${count(number)} ${kind}`);
-    this.key.replaceChildren(label("used", used), label("cached", cached), label("free", free), `of ${count(total)} KV blocks`);
+/** The parts of a whole as a bar, with a key; `hints` names the parts in order and says what each is. */
+class Bar {
+  constructor(title, hints) {
+    this.title = title;
+    this.names = Object.keys(hints);
+    this.parts = this.names.map((name) => svg("rect", { class: `ss-${name}`, height: "1" }, svg("title", {}, `${name}: ${hints[name]}`)));
+    this.bar = svg("svg", { class: "ss-bar", viewBox: "0 0 1 1", preserveAspectRatio: "none", role: "img" }, ...this.parts);
+    this.keys = this.names.map((name) => element("span", { class: `ss-${name}`, title: hints[name] }));
+    this.node = element("figure", { class: "ss-parts" }, element("figcaption", {}, element("b", {}, title), ...this.keys), this.bar);
+  }
+
+  show(values, format) {
+    const numbers = this.names.map((name) => values[name] ?? 0);
+    const total = numbers.reduce((sum, number) => sum + number, 0);
+    let left = 0;
+    numbers.forEach((number, index) => {
+      const width = total > 0 ? number / total : 0;
+      this.parts[index].setAttribute("x", String(left));
+      this.parts[index].setAttribute("width", String(width));
+      this.keys[index].textContent = `${format(number)} ${this.names[index]}`;
+      left += width;
+    });
+    this.bar.setAttribute("aria-label", `${this.title}: ${this.keys.map((key) => key.textContent).join(", ")}`);
+  }
+}
+
+/** Each latency class: its budgets beside what its last answers took. */
+class ClassTable {
+  constructor() {
+    const heads = ["Class", "First token", "Whole answer", "In time", "Answers", "Refused"];
+    this.rows = element("tbody");
+    const head = element("tr", {}, ...heads.map((name) => element("th", { scope: "col" }, name)));
+    this.node = element("table", { class: "ss-classes" }, element("thead", {}, head), this.rows);
+    this.keyed = new Keyed(this.rows, (one) => new ClassRow(one));
+  }
+
+  update(classes) {
+    const shown = Object.entries(classes).filter(([name]) => name !== WARM);
+    this.keyed.update(shown, ([name]) => name);
+    this.node.hidden = shown.length === 0;
+  }
+}
+
+class ClassRow {
+  constructor([name]) {
+    this.cells = Object.fromEntries(["ttft", "total", "inTime", "answers", "refused"].map((each) => [each, element("td")]));
+    this.node = element("tr", {}, element("th", { scope: "row" }, name), ...Object.values(this.cells));
+  }
+
+  update([, one]) {
+    this.showTimes(this.cells.ttft, one.ttft_p50, one.ttft_p95, one.ttft_budget);
+    this.showTimes(this.cells.total, one.total_p50, one.total_p95, one.total_budget);
+    this.cells.inTime.textContent = one.in_time == null ? "–" : `${Math.round(100 * one.in_time)} %`;
+    this.cells.answers.textContent = count(one.num_answers);
+    this.cells.refused.textContent = count(one.refused);
+  }
+
+  /** Median and 95th percentile, above the budget. */
+  showTimes(cell, median, late, budget) {
+    const measured = median == null ? "–" : `${time(median)} / ${time(late)}`;
+    cell.replaceChildren(measured, element("small", {}, budget == null ? "no budget" : `of ${time(budget)}`));
+    cell.title = "Median / 95th percentile of the last answers, and the budget";
+    cell.classList.toggle("is-over", budget != null && late > budget);
   }
 }
 
@@ -253,7 +329,7 @@ class StreamRow {
     this.cells.model.textContent = stream.model;
     this.cells.age.textContent = age(stream.age_seconds);
     this.cells.tokens.textContent = known(stream.tokens);
-    this.cells.lead.textContent = known(stream.lead);
+    this.cells.lead.textContent = stream.is_away ? `${known(stream.lead)}, away` : known(stream.lead);
     this.cells.speed.textContent = rate(stream.tokens_per_second);
     this.cells.ttft.textContent = time(stream.ttft);
     this.cells.transport.textContent = stream.transport || "–";

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from streamserve.clients.thread.admission import AdmissionControl, RecentTimings
-from streamserve.engine.config import EngineConfig
+from streamserve.engine.config import CLASSES, EngineConfig
 from streamserve.engine.output import SequenceUpdate
 from streamserve.protocol.errors import Overloaded
 from streamserve.protocol.stats import CoreStats
@@ -227,3 +227,20 @@ def test_a_resume_counts_as_scheduled_once() -> None:
     bounds.remove(1)
     bounds.note(scheduled(1))
     assert bounds.is_empty
+
+
+def test_refusals_are_counted_by_class() -> None:
+    """Those refused at once, in number or in time, and those that waited too long; each once."""
+    bounds = bounds_of(max_num_seqs=1, max_waiting=1)
+    bounds.add(1, 1_000_000)
+    bounds.add(2, 10, "completion")
+    for _ in range(2):
+        with pytest.raises(Overloaded):
+            bounds.check_wait("chat", BUSY)
+    with pytest.raises(Overloaded), bounds.reserve(3, "document"):
+        pass
+    bounds.note(SequenceUpdate(seq_id=2, at=140.0, error="queue_timeout"))
+    timings = bounds._timings
+    assert timings.num_refused == 3
+    counted = {name: one["refused"] for name, one in timings.by_class(CLASSES).items()}
+    assert counted == {"chat": 2, "completion": 1, "document": 1, "batch": 0, "warm": 0}

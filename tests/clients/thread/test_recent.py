@@ -47,7 +47,7 @@ def test_classes_show_budgets_and_measurements() -> None:
         breakdown = {"queue": 0.0, "prefill": ttft, "decode": decode, "ttft": ttft, "itl_p50": 0.0, "itl_p95": 0.0}
         figures.note_finished(breakdown, latency_class=name)
     classes = figures.by_class(CLASSES)
-    assert classes["completion"] == {"ttft_budget": 0.2, "total_budget": 2.0, "num_answers": 0}
+    assert classes["completion"] == {"ttft_budget": 0.2, "total_budget": 2.0, "num_answers": 0, "refused": 0}
     chat = classes["chat"]
     assert (chat["ttft_budget"], chat["total_budget"], chat["num_answers"]) == (0.5, 5.0, 3)
     assert (chat["ttft_p50"], chat["total_p50"]) == pytest.approx((0.4, 2.8))
