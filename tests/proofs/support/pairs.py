@@ -57,6 +57,7 @@ class PlanCounts:
     num_partial: int = 0  # chunks that end before the end of a prompt
     num_pending: int = 0  # chunks on a token of a step that is not collected yet
     num_short_of_blocks: int = 0  # steps beside which a sequence waited though a seat was free
+    num_paused: int = 0  # sequences that could decode, and were left out of a step
     seq_ids: set[int] = field(default_factory=set)
 
     def note(self, core: EngineCore, plan: StepPlan) -> None:
@@ -64,7 +65,11 @@ class PlanCounts:
         self.most_tokens = max(self.most_tokens, plan.num_tokens)
         self.num_partial += sum(len(chunk.token_ids) > 0 and chunk.sample is None for chunk in plan.chunks)
         self.num_pending += sum(chunk.token_ids == (PENDING,) for chunk in plan.chunks)
-        has_seat = len(core.scheduler.running) < core._config.max_num_seqs
+        running, planned = core.scheduler.running, {chunk.seq_id for chunk in plan.chunks}
+        left_out = [one for one in running if one.num_unplanned_tokens == 1 and one.seq_id not in planned]
+        self.num_paused += len(left_out)
+        num_hungry = len(core.scheduler._decodes(core._clock())[0])
+        has_seat = num_hungry + sum(one.num_unplanned_tokens > 1 for one in running) < core._config.max_num_seqs
         self.num_short_of_blocks += bool(core.scheduler.waiting) and has_seat
         self.seq_ids |= {chunk.seq_id for chunk in plan.chunks}
 
@@ -157,7 +162,14 @@ OVERLAP = Feature(
     had_effect=lambda stats, plans: plans.num_pending > 0,
 )
 CHUNKS = tuple(map(_chunks_of, (1, 7, 16)))
-FEATURES = (PARK, PREEMPTION, LITTLE_MEMORY, CACHE, *CHUNKS, CHOICES, OVERLAP)
+PAUSE = Feature(
+    name="pause",
+    group="pause",
+    config={"max_num_seqs": 1, "hungry_seconds": 1e-6},
+    has_reader=True,
+    had_effect=lambda stats, plans: plans.num_paused > 0,
+)
+FEATURES = (PARK, PREEMPTION, LITTLE_MEMORY, CACHE, *CHUNKS, CHOICES, OVERLAP, PAUSE)
 
 
 def pairs_of(features: Iterable[Feature]) -> list[tuple[Feature, Feature]]:
