@@ -119,6 +119,9 @@ def test_a_continued_answer_goes_on_in_its_block() -> None:
     assert answer.feed(chunk(content="it goes")) == [token("it goes")]
     assert answer.feed(STOP) == []
     assert (answer.num_tokens, answer.has_begun, answer.is_text_only) == (3, True, True)
+    counts = {"prompt_tokens": 12, "completion_tokens": 1, "prompt_tokens_details": {"cached_tokens": 11}}
+    answer.feed(json.dumps({"choices": [], "usage": counts}))
+    assert answer.total() == Usage(prompt_tokens=10, completion_tokens=3, cached_tokens=10)
 
 
 def test_usage_is_the_servers() -> None:
