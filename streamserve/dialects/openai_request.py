@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from streamserve.dialects.chat.tools import check_choice, response_format, tool_choice, tools
 from streamserve.dialects.fields import (
     Reader,
     Table,
@@ -26,7 +27,6 @@ from streamserve.dialects.fields import (
 )
 from streamserve.dialects.generate import build, conflict, request_fields, sampling_fields
 from streamserve.dialects.native import ON_DISCONNECT
-from streamserve.dialects.tools import check_choice, response_format, tool_choice, tools
 from streamserve.protocol.errors import BadRequest
 from streamserve.protocol.limits import Limits
 from streamserve.protocol.requests import GenerateRequest, ToolChoice
