@@ -241,9 +241,12 @@ _PATTERNS = (
 
 
 def constrained(requests: Iterable[GenerateRequest]) -> list[GenerateRequest]:
-    """Return a workload's requests, all but one of five with a grammar."""
+    """Return a workload's requests, all but one of five with a grammar, which has no allowed ids beside it."""
     pairs = zip(requests, cycle(_PATTERNS), strict=False)
-    return [replace(one, grammar=Grammar(kind="regex", value=made)) if made else one for one, made in pairs]
+    return [
+        replace(one, grammar=Grammar(kind="regex", value=made)) if made and not one.sampling.allowed_token_ids else one
+        for one, made in pairs
+    ]
 
 
 def assert_matching(requests: Iterable[GenerateRequest], answers: Iterable[Answer]) -> None:
