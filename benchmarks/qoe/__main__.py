@@ -157,7 +157,7 @@ def draw_chart(machine: Machine, results: Results, options: argparse.Namespace) 
     options.chart.write_text(
         draw(
             "Readers served at their own pace",
-            f"simulated: {machine.name}, {machine.seats} seats, {options.seconds:g} s, {options.seeds} seeds",
+            f"simulated: {machine.name}, {machine.seats} seats, {options.seconds:g} s, seeds: {options.seeds}",
             {name: points(name, "served") for name in options.contenders},
             {"at most": points(BOUNDS, "heads"), "neutral": points(BOUNDS, "neutral")},
         )
