@@ -100,6 +100,7 @@ class Vocabulary:
 
         self.num_ids = len(table.tokens) - 1  # without the end
         self.twins = table.twins
+        self.least_parallel = _LEAST_PARALLEL
         self._twin_bits = [
             (one // 8, 1 << one % 8, first // 8, 1 << first % 8) for one, first in sorted(table.twins.items())
         ]
@@ -116,7 +117,7 @@ class Vocabulary:
 
     def masks(self, matchers: Sequence[Any]) -> list[tuple[bytes, bool]]:
         """Return for each matcher the ids that may follow, one bit for each, and whether the text may end here."""
-        if len(matchers) < _LEAST_PARALLEL:
+        if len(matchers) < self.least_parallel:
             return [self._split(bytearray(one.compute_bitmask())) for one in matchers]
         size = self._num_mask_bytes
         buffer = bytearray(size * len(matchers))

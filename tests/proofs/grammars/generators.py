@@ -107,7 +107,7 @@ def _reference(rng: random.Random, depth: int) -> dict[str, Any]:
 
 
 def random_regex(rng: random.Random, depth: int = 0) -> str:
-    """Return a regular expression that Python and Rust read alike."""
+    """Return a regular expression that Python and Rust read alike: no class of a Unicode version."""
     return "".join(_part(rng, depth) for _ in range(rng.randint(1, 4)))
 
 
@@ -119,7 +119,7 @@ def broken_regex(rng: random.Random) -> str:
 
 
 def _part(rng: random.Random, depth: int) -> str:
-    simple = ["a", "bc", "[a-z]", "[^a-y]", "\\d", ".", "é", "\\.", "[0-9a-f]", " ", "/", "\\n"]
+    simple = ["a", "bc", "[a-z]", "[^a-y]", "[0-9]", ".", "é", "\\.", "[0-9a-f]", " ", "/", "\\n"]
     if depth < 3 and rng.random() < 0.4:
         inner = random_regex(rng, depth + 1)
         other = random_regex(rng, depth + 1)
