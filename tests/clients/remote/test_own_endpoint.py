@@ -11,10 +11,8 @@ import pytest
 from streamserve.asgi import anyone, app
 from streamserve.clients.remote.client import RemoteClient
 from streamserve.clients.remote.config import RemoteConfig
-from streamserve.dialects.generate import request_fields
 from streamserve.protocol.errors import BadRequest
 from streamserve.protocol.events import BlockText, Done, Event
-from streamserve.protocol.limits import Limits
 from streamserve.protocol.requests import ShownChoice
 from tests.support.clients import collect, text
 from tests.support.servers import Server, uvicorn
@@ -95,7 +93,6 @@ async def test_a_site_serves_the_other_sites_model(server: Server) -> None:
         assert (refused.status_code, refused.json()["error"]["code"]) == (400, "upstream_refused")
 
 
-@pytest.mark.skipif("continue_final_message" not in request_fields(Limits()), reason="needs continue_final_message")
 async def test_a_continued_answer(client: RemoteClient) -> None:
     """The other site takes up the text so far; what was shown is no part of the prompt's count."""
     question = "Continue this sentence."
