@@ -81,6 +81,8 @@ class HungerLaws:
             assert len(hungry) + num_prompts <= most, "37: admitted beside as many hungry sequences as a step holds"
         num_decodes = sum(s.seq_id in planned for s in decodes)
         num_begun = len(laws.stayed()) - len(decodes)
+        has_prompts = any(laws.flights.num_unplanned(s) > 1 for s in laws.stayed())
+        assert not has_prompts or len(planned & hungry.keys()) < most, "10: no seat is kept for prompts that have begun"
         if starved:
             room = most - min(num_begun, max(1, most // 2))
             assert num_decodes >= room, f"10: {starved[0].seq_id} is hungry, and left out of {num_decodes} decodes"
