@@ -1,42 +1,58 @@
-"""A daphne-served site with the trained model of tests/support/thinking_model.py."""
+"""A daphne-served site whose engine process has the trained model of tests/support/thinking_model.py."""
 
 from __future__ import annotations
 
-import time
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
-from typing import Any
 
-import httpx
 import openai
 import pytest
 
-from streamserve.models import ApiKey
-from streamserve.testing import DaphneServer
+from tests.support.servers import ROOT, Server, daphne, wait_until_ready
 from tests.support.thinking_model import thinking_model
 
 MODEL = "thinker"
-_READY_SECONDS = 120.0
 
 
-@pytest.fixture(scope="session")
-def site(django_db_setup: None) -> Iterator[DaphneServer]:
-    """The site, with its model loaded. One for all tests; each empties the database after itself."""
-    models = {MODEL: {"PATH": str(thinking_model()), "ENGINE": {"NUM_BLOCKS": 1024}}}
-    conf = {"MODELS": models, "CLIENT": "thread", "LOG": "memory", "STORE": True}
-    with DaphneServer(settings={"STREAMSERVE": conf}) as server:
-        deadline = time.monotonic() + _READY_SECONDS
-        while httpx.get(f"{server.url}/readyz", trust_env=False).status_code != 200:
-            assert time.monotonic() < deadline, server.log()
+@pytest.fixture(scope="package")
+def env(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """The variables of the site, with a state folder of its own."""
+    return {
+        "DJANGO_SETTINGS_MODULE": "tests.support.sites.thinker_settings",
+        "STREAMSERVE_STATE_DIR": str(tmp_path_factory.mktemp("state")),
+        "THINKER": str(thinking_model()),
+    }
+
+
+@pytest.fixture(scope="package")
+def site(env: dict[str, str]) -> Iterator[Server]:
+    """The site, with its model loaded: one for all tests."""
+    manage(env, "migrate", "--verbosity=0")
+    with daphne("project.asgi:application", env=env) as server:
+        wait_until_ready(server.url)
         yield server
+    manage(env, "streamserve_engine", "--stop")
+
+
+@pytest.fixture(scope="package")
+def key(env: dict[str, str], site: Server) -> str:
+    """An API key of the site."""
+    (key,) = [line for line in manage(env, "streamserve_key", "create", "--name", "clients").split() if len(line) > 30]
+    return key
+
+
+def manage(env: dict[str, str], *arguments: str) -> str:
+    """Run a management command of the site; return what it prints."""
+    command = [sys.executable, str(ROOT / "manage.py"), *arguments]
+    done = subprocess.run(command, env={**os.environ, **env}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 @pytest.fixture
-def key(transactional_db: Any) -> str:
-    return ApiKey.objects.make(name="clients")[1]
-
-
-@pytest.fixture
-def client(site: DaphneServer, key: str) -> Iterator[openai.OpenAI]:
+def client(site: Server, key: str) -> Iterator[openai.OpenAI]:
     """The official client."""
     http = openai.DefaultHttpxClient(trust_env=False)
     with openai.OpenAI(base_url=f"{site.url}/v1", api_key=key, max_retries=0, http_client=http) as client:

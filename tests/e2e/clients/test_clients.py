@@ -12,15 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from streamserve.testing import DaphneServer
 from tests.e2e.clients.conftest import MODEL
+from tests.support.servers import Server
 
 ROOT = Path(__file__).parents[3]
 SCRIPTS = sorted((Path(__file__).parent / "scripts").glob("use_*.py"))
 VENV = Path(os.environ.get("STREAMSERVE_CLIENTS_VENV") or ROOT / ".venv-clients")
 _SECONDS = 180  # litellm alone takes a while to import
-
-pytestmark = pytest.mark.django_db(transaction=True)
 
 
 @pytest.fixture(scope="module")
@@ -35,9 +33,9 @@ def python() -> Path:
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.stem)
-def test_a_client_works(site: DaphneServer, key: str, python: Path, script: Path) -> None:
+def test_a_client_works(site: Server, key: str, python: Path, script: Path) -> None:
     """The script, which asserts what the client read, ends without an error."""
     environ = {name: value for name, value in os.environ.items() if not name.lower().endswith("_proxy")}
     command = [str(python), str(script), site.url, key, MODEL]
     done = subprocess.run(command, cwd="/", env=environ, text=True, capture_output=True, timeout=_SECONDS)
-    assert done.returncode == 0, f"{done.stdout}\n{done.stderr[-4000:]}\n{site.log()[-2000:]}"
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr[-4000:]}\n{site.output()[-2000:]}"

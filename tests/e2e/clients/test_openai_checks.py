@@ -12,11 +12,9 @@ import openai
 import pytest
 from pydantic import BaseModel
 
-from streamserve.testing import DaphneServer
 from tests.e2e.clients.conftest import MODEL
+from tests.support.servers import Server
 from tests.support.thinking_world import is_held_out, tool
-
-pytestmark = pytest.mark.django_db(transaction=True)
 
 WEATHER = [tool("set_light"), tool("get_weather"), tool("put_record")]
 OSLO: list[Any] = [{"role": "user", "content": "Tell me the weather in Oslo."}]
@@ -389,7 +387,7 @@ def test_a_prompt_that_is_too_long(ask: Any) -> None:
     assert caught.value.code == "context_length_exceeded"
 
 
-def test_a_key_is_needed(site: DaphneServer) -> None:
+def test_a_key_is_needed(site: Server) -> None:
     """A wrong key is a 401."""
     http = openai.DefaultHttpxClient(trust_env=False)
     client = openai.OpenAI(base_url=f"{site.url}/v1", api_key="sk-wrong", max_retries=0, http_client=http)
@@ -410,7 +408,7 @@ def test_a_stream_can_be_left(ask: Any) -> None:
     assert ask(HELLO).choices[0].message.content == "Hello! What can I do?"
 
 
-async def test_the_async_client(site: DaphneServer, key: str) -> None:
+async def test_the_async_client(site: Server, key: str) -> None:
     """The asynchronous client streams calls too."""
     http = openai.DefaultAsyncHttpxClient(trust_env=False)
     async with openai.AsyncOpenAI(base_url=f"{site.url}/v1", api_key=key, http_client=http) as client:
