@@ -29,7 +29,7 @@ with openai.OpenAI(base_url=f"{URL}/v1", api_key=KEY) as plain:
         message = whole.choices[0].message
         assert message.reasoning_content, mode
         if mode is instructor.Mode.JSON_SCHEMA:
-            assert report == Report(city="Rome", weather="sunny"), report
+            assert report.city == "Rome", report
         else:
             assert [call.function.name for call in message.tool_calls] == ["Report"], message
 print("instructor: tools, strict tools, JSON schema")
