@@ -51,7 +51,7 @@ def main(url: str, user: str = "", password: str = "") -> None:
         if not user:
             shoot_chat(browser.new_context(viewport=size).new_page(), url)
         else:
-            visitors = [browser.new_context().new_page() for _ in range(2)]
+            visitors = [browser.new_context().new_page() for _ in range(3)]
             shoot_live(browser.new_context(viewport=size).new_page(), visitors, url, user, password)
         browser.close()
 

@@ -24,9 +24,9 @@ _NUM_RECENT = 256
 _RATE_SECONDS = 5.0
 # Seconds to retry after where the queue is full and no answer has finished yet.
 _FIRST_GUESS = 5.0
-# Of the time that a request may wait while the queue never empties, the share that it is let in for: what is predicted
-# is right within a third or so, and who is let in shall not be refused after all.
-_MARGIN = 0.55
+# While an overload stands: of the lateness that a class allows, the share that the first of the queue has when the next
+# request is refused. With less, requests are refused that could have begun; nearly all later ones could not.
+_LAG_SHARE = 0.98
 # Weight of the newest prompt in the share that the prefix cache lacks: about the last ten count.
 _NEWEST = 0.1
 
@@ -131,6 +131,14 @@ class _Waiting:
     num_tokens: int
 
 
+@dataclass(slots=True)
+class _Running:
+    """A sequence that has started. `num_tokens`: of its prompt, until its first token."""
+
+    started_at: float
+    num_tokens: int
+
+
 class AdmissionControl:
     """Counts sequences from acceptance to their end, and refuses those that would wait too long.
 
@@ -147,7 +155,7 @@ class AdmissionControl:
         # The sequences that have not started, and those that have, with the tokens of their prompt until their first
         # token: then it is known how many were cached. The engine thread removes.
         self._waiting: dict[int, _Waiting] = {}
-        self._running: dict[int, int] = {}
+        self._running: dict[int, _Running] = {}
         self._seconds_per_token = 0.0
         self._cold_share = 1.0  # of the tokens of recent prompts, those that had to be computed
 
@@ -182,26 +190,36 @@ class AdmissionControl:
     ) -> tuple[int, float]:
         """Refuse a request that would wait longer for its first step than it may; `stats` are the core's.
 
-        While no overload stands, one that can only be late may wait behind all others.
         Returns the queue position, which is how many sequences wait for their first step, and how long it may wait.
+        """
+        seconds, most = self.predict(latency_class, stats, tenant=tenant)
+        if may_refuse and seconds > most:
+            self._patience.note_refusal(self._clock())
+            self._timings.note_refused(latency_class, has_waited=False)
+            raise Overloaded(
+                f"this request would wait {seconds:,.1f} s, and may wait {most:,.1f} s. Try again later.",
+                retry_after=max(1, math.ceil(seconds - most)),
+            )
+        return len(self._waiting), self._patience.seconds(latency_class, self._clock())
+
+    def predict(self, latency_class: str, stats: CoreStats, *, tenant: str = "") -> tuple[float, float]:
+        """Return how long a request that comes now would wait for its first step, and how long it may.
+
+        While an overload stands it will be as late as the first of the queue is. Otherwise one that can only be late
+        may wait behind all others.
         """
         if stats.queued_tokens and stats.queued_seconds:
             self._seconds_per_token = stats.queued_seconds / stats.queued_tokens
         now, config = self._clock(), self._config.classes[latency_class]
         self._note_queue(now)
         patience = self._patience.seconds(latency_class, now)
-        is_standing = self._patience.is_standing(latency_class, now)
+        if self._patience.is_standing(latency_class, now):
+            most = config.ttft_seconds + _LAG_SHARE * (patience - config.ttft_seconds)
+            return config.ttft_seconds + self._key_lag(now, tenant), most
         seconds = self._seconds_for(*self._ahead(now, now + config.ttft_seconds, tenant), stats)
-        if not is_standing and seconds > config.standing_queue_seconds:
+        if seconds > config.standing_queue_seconds:
             seconds = self._seconds_for(*self._ahead(-math.inf, now + config.ttft_seconds, tenant), stats)
-        if may_refuse and seconds > (_MARGIN * patience if is_standing else patience):
-            self._patience.note_refusal(now)
-            self._timings.note_refused(latency_class, has_waited=False)
-            raise Overloaded(
-                f"this request would wait {seconds:,.0f} s, and may wait {patience:,.1f} s. Try again later.",
-                retry_after=math.ceil(seconds),
-            )
-        return len(self._waiting), patience
+        return seconds, patience
 
     def add(self, seq_id: int, num_tokens: int, latency_class: str = "chat", tenant: str = "") -> None:
         """Count a new sequence with `num_tokens` to compute."""
@@ -218,12 +236,12 @@ class AdmissionControl:
             self._timings.note_refused(waiting.latency_class, has_waited=True)
         if waiting is not None and update.scheduled_at is not None:
             self._waiting.pop(update.seq_id, None)
-            self._running[update.seq_id] = waiting.num_tokens
+            self._running[update.seq_id] = _Running(update.scheduled_at, waiting.num_tokens)
             self._note_queue(self._clock())
-        num_tokens = self._running.get(update.seq_id)
-        if num_tokens and update.token_ids:
-            self._running[update.seq_id] = 0
-            self._cold_share += _NEWEST * (1 - update.num_cached_tokens / num_tokens - self._cold_share)
+        running = self._running.get(update.seq_id)
+        if running is not None and running.num_tokens and update.token_ids:
+            self._cold_share += _NEWEST * (1 - update.num_cached_tokens / running.num_tokens - self._cold_share)
+            running.num_tokens = 0
 
     def remove(self, seq_id: int) -> None:
         """Stop counting a sequence."""
@@ -254,14 +272,35 @@ class AdmissionControl:
     def _seconds_for(self, num_waiting: int, num_tokens: float, stats: CoreStats) -> float:
         """Return how long it takes until a request behind these begins: prompts to compute, or seats to come free.
 
-        A seat comes free each time that an answer takes, divided by the seats: more than a step has, where readers are
-        slower than the engine. 0 while nothing is known of either.
+        The prompts that are being computed do not count: each step has room for a new one beside them. 0 while nothing
+        is known of either.
         """
         prefill = num_tokens * self._seconds_per_token * self._cold_share
-        num_without_seat = num_waiting + 1 - self._num_free()
-        if num_without_seat <= 0:
-            return prefill
+        return max(prefill, self._seconds_to_seat(num_waiting + 1, stats))
+
+    def _seconds_to_seat(self, number: int, stats: CoreStats) -> float:
+        """Return when so many seats have come free: each when its answer has run for as long as recent ones did.
+
+        There are more seats than a step has, where readers are slower than the engine.
+        """
+        seconds, started = self._timings.running_seconds(), [one.started_at for one in self._running.copy().values()]
         num_seats = max(self._config.max_num_seqs, stats.running)
         if stats.running and stats.blocks_used:  # there may be memory for fewer
             num_seats = max(1, min(num_seats, stats.running * stats.blocks_total // stats.blocks_used))
-        return max(prefill, num_without_seat * (self._timings.running_seconds() or 0.0) / num_seats)
+        num_ends = number - (num_seats - len(started))
+        if num_ends <= 0 or seconds is None:
+            return 0.0
+        now, num_free = self._clock(), max(0, num_seats - len(started))
+        left = [max(0.0, started_at + seconds - now) for started_at in started] + [seconds] * num_free
+        rounds, index = divmod(num_ends - 1, len(left))
+        return sorted(left)[index] + rounds * seconds
+
+    def _key_lag(self, now: float, tenant: str) -> float:
+        """Return by how much the first of the queue in time is behind its key: the next request will be behind as much.
+
+        A tenant with more requests in the queue than this one keeps it from nothing.
+        """
+        in_time = [one for one in self._waiting.copy().values() if one.late_at >= now]
+        numbers = Counter(one.tenant for one in in_time)
+        keys = (one.key for one in in_time if numbers[one.tenant] <= numbers[tenant] + 1)
+        return now - min(keys, default=math.inf)

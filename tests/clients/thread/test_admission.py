@@ -23,10 +23,10 @@ def bounds_of(**config: Any) -> AdmissionControl:
     return AdmissionControl(EngineConfig(**config), RecentTimings(clock), clock)
 
 
-def scheduled(seq_id: int, num_cached_tokens: int = 0) -> SequenceUpdate:
+def scheduled(seq_id: int, num_cached_tokens: int = 0, at: float = 100.0) -> SequenceUpdate:
     """Its first token: all of its prompt is computed, or was found."""
     return SequenceUpdate(
-        seq_id=seq_id, at=1.0, scheduled_at=1.0, num_cached_tokens=num_cached_tokens, token_ids=(7,), logprobs=(None,)
+        seq_id=seq_id, at=at, scheduled_at=at, num_cached_tokens=num_cached_tokens, token_ids=(7,), logprobs=(None,)
     )
 
 
@@ -70,51 +70,71 @@ def test_each_class_has_its_own_places() -> None:
 
 
 def test_prompts_that_take_too_long_are_refused() -> None:
-    """The waiting prompts take longer than a chat may wait: it is refused, with the time until they are computed."""
+    """The waiting prompts take longer than a chat may wait: it is refused until a second of them is computed."""
     bounds = bounds_of()
     bounds.add(1, 2900)
     assert bounds.check_wait("chat", BUSY) == (1, 30.0)
     bounds.add(2, 200)
-    with pytest.raises(Overloaded, match=r"would wait 31 s, and may wait 30\.0 s") as caught:
+    with pytest.raises(Overloaded, match=r"would wait 31\.0 s, and may wait 30\.0 s") as caught:
         bounds.check_wait("chat", BUSY)
-    assert (caught.value.http_status, caught.value.retry_after) == (503, 31)
+    assert (caught.value.http_status, caught.value.retry_after) == (503, 1)
     assert bounds.check_wait("document", BUSY) == (2, 120.0)
     assert bounds.check_wait("batch", BUSY) == (2, float("inf"))
 
 
 def test_a_full_batch_is_waited_for() -> None:
-    """Two seats, and answers take 20 s: the sixth that waits begins in a minute, and is refused."""
+    """Two seats, whose answers of 20 s have run for 12 and 4: the third that waits begins in 28 s, the fourth in 36."""
     bounds = bounds_of(max_num_seqs=2)
     bounds._timings.note_finished(
         {"prefill": 1.0, "decode": 19.0, "queue": 0.0, "ttft": 1.0, "itl_p50": 0, "itl_p95": 0}
     )
-    for seq_id in (1, 2):
+    for seq_id, started_at in ((1, 88.0), (2, 96.0)):
         bounds.add(seq_id, 10)
-        bounds.note(scheduled(seq_id))
-    for seq_id in (3, 4):
+        bounds.note(scheduled(seq_id, at=started_at))
+    for seq_id, seconds in ((3, 8.0), (4, 16.0), (5, 28.0)):
+        assert bounds.predict("chat", IDLE) == (seconds, 30.0)
         bounds.check_wait("chat", IDLE)
         bounds.add(seq_id, 10)
-    bounds.check_wait("chat", IDLE)
-    bounds.add(5, 10)
-    with pytest.raises(Overloaded, match="would wait 40 s") as caught:
+    with pytest.raises(Overloaded, match=r"would wait 36\.0 s") as caught:
         bounds.check_wait("chat", IDLE)
-    assert caught.value.retry_after == 40
+    assert caught.value.retry_after == 6
+
+
+def test_one_seat_is_waited_for() -> None:
+    """An answer of 40 s in the only seat keeps a chat from waiting for its first 10 s, and no longer."""
+    bounds = bounds_of(max_num_seqs=1)
+    bounds._timings.note_finished(
+        {"prefill": 0.0, "decode": 40.0, "queue": 0.0, "ttft": 1.0, "itl_p50": 0, "itl_p95": 0}
+    )
+    bounds.add(1, 10)
+    bounds.note(scheduled(1, at=97.0))
+    with pytest.raises(Overloaded) as caught:
+        bounds.check_wait("chat", IDLE)
+    assert caught.value.retry_after == 7
+    bounds.remove(1)
+    bounds.add(2, 10)
+    bounds.note(scheduled(2, at=85.0))
+    assert bounds.check_wait("chat", IDLE) == (0, 30.0)
+    assert bounds.predict("chat", IDLE) == (25.0, 30.0)
 
 
 def test_memory_may_hold_fewer_than_there_are_seats() -> None:
-    """Four sequences fill the blocks: a seat comes free half as often as with eight seats."""
+    """Four answers of 40 s, one every 10 s, fill the blocks: the next begins when the first of them ends."""
     bounds = bounds_of(max_num_seqs=8)
     bounds._timings.note_finished(
         {"prefill": 0.0, "decode": 40.0, "queue": 0.0, "ttft": 1.0, "itl_p50": 0, "itl_p95": 0}
     )
-    for seq_id in range(8):
+    for seq_id in range(4):
         bounds.add(seq_id, 10)
-        bounds.note(scheduled(seq_id))
-    for seq_id in range(8, 12):
+        bounds.note(scheduled(seq_id, at=65.0 + 10 * seq_id))
+    full = CoreStats(running=4, blocks_used=100, blocks_total=100)
+    assert bounds.predict("chat", IDLE) == (0.0, 30.0)
+    assert bounds.predict("chat", full) == (5.0, 30.0)
+    for seq_id in range(4, 7):
         bounds.add(seq_id, 10)
-    assert bounds.check_wait("chat", IDLE) == (4, 30.0)
-    with pytest.raises(Overloaded, match="would wait 50 s"):
-        bounds.check_wait("chat", CoreStats(running=4, blocks_used=100, blocks_total=100))
+    with pytest.raises(Overloaded, match=r"would wait 35\.0 s"):
+        bounds.check_wait("chat", full)
+    assert bounds.check_wait("chat", IDLE) == (3, 30.0)
 
 
 def test_only_those_before_it_count() -> None:
@@ -200,21 +220,56 @@ def test_a_flood_of_one_tenant_is_no_wait_for_another() -> None:
 
 
 def test_many_more_answers_run_than_a_step_holds() -> None:
-    """Readers are slow: eighty answers run in eight seats, so a place comes free ten times as often."""
+    """Readers are slow: eighty answers of 40 s run in eight seats, so one ends every half second."""
     bounds = bounds_of(max_num_seqs=8)
     bounds._timings.note_finished(
         {"prefill": 0.0, "decode": 40.0, "queue": 0.0, "ttft": 1.0, "itl_p50": 0, "itl_p95": 0}
     )
     for seq_id in range(80):
         bounds.add(seq_id, 10)
-        bounds.note(scheduled(seq_id))
+        bounds.note(scheduled(seq_id, at=60.5 + seq_id / 2))
     for seq_id in range(80, 139):
         bounds.add(seq_id, 10)
     busy = CoreStats(running=80, blocks_used=90, blocks_total=100)
     assert bounds.check_wait("chat", busy) == (59, 30.0)
     bounds.add(139, 10)
-    with pytest.raises(Overloaded, match="would wait 30 s"):
+    with pytest.raises(Overloaded, match=r"would wait 30\.5 s"):
         bounds.check_wait("chat", busy)
+
+
+def standing(*queued: tuple[float, str]) -> AdmissionControl:
+    """Return a door in a standing overload, at second 200: chats wait since the times given, of the tenants given."""
+    clock = FakeClock(100.0)
+    bounds = AdmissionControl(EngineConfig(), RecentTimings(clock), clock)
+    for second in range(100):  # one request that is in time waits at any second
+        clock.now = 100.0 + second
+        bounds.predict("chat", IDLE)
+        bounds.add(second, 10)
+        bounds.remove(second - 1)
+    for number, (at, tenant) in enumerate(queued, 1000):
+        clock.now = at
+        bounds.add(number, 10, "chat", tenant)
+    bounds.remove(99)
+    clock.now = 200.0
+    return bounds
+
+
+def test_the_next_request_is_as_late_as_the_first_of_the_queue() -> None:
+    """In a standing overload: a chat may begin 1.6 s after its key; the door closes where the first has waited 2.07."""
+    assert standing((198.0, "a")).predict("chat", IDLE, tenant="a") == (pytest.approx(2.0), pytest.approx(2.068))
+    assert standing((198.0, "a"), (199.0, "a")).check_wait("chat", IDLE, tenant="a") == (2, pytest.approx(2.1))
+    with pytest.raises(Overloaded) as caught:
+        standing((197.92, "a")).check_wait("chat", IDLE, tenant="a")
+    assert caught.value.retry_after == 1
+    assert standing().predict("chat", IDLE) == (0.0, 30.0)  # an empty queue is no overload
+
+
+def test_a_flood_closes_the_door_for_its_tenant_alone() -> None:
+    """A tenant that has more in the queue than another does not make it late, as the engine takes them in turn."""
+    flood = standing(*((197.92, "flood") for _ in range(9)))
+    with pytest.raises(Overloaded):
+        flood.check_wait("chat", IDLE, tenant="flood")
+    assert flood.check_wait("chat", IDLE, tenant="light") == (9, pytest.approx(2.1))
 
 
 def test_a_resume_counts_as_scheduled_once() -> None:

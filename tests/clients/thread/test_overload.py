@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import cache
+from typing import Any
 
 from streamserve.engine.config import CLASSES, EngineConfig
 from tests.support.overload import Outcome, Overload
@@ -56,25 +57,53 @@ def test_an_overloaded_engine_is_busy() -> None:
     assert len(in_time) >= 0.9 * len(outcomes)
 
 
-def test_refusals_come_before_the_head() -> None:
-    """Nine tenths of the unanswered requests were refused at once; the prediction was wrong for the rest."""
+def test_some_refusals_come_before_the_head() -> None:
+    """Who could only be late is told at once where that is sure, a twentieth at least; the others as they expire."""
     for mix in (CHATS, MIX):
         counts = overloaded(mix).counts()
-        assert counts["refused"] > 300
-        assert counts["refused"] >= 9 * counts["queue_timeout"]
+        assert counts["refused"] >= (counts["refused"] + counts["queue_timeout"]) / 20
+        assert counts["refused"] + counts["queue_timeout"] > 300
 
 
-def test_retry_after_is_the_wait() -> None:
-    """The prediction is the wait of the request just before, rounded up: half are within a third, or 1.5 s, of it."""
-    overload = overloaded(CHATS)
-    pairs = []
-    for before, refused in zip(overload.outcomes, overload.outcomes[1:], strict=False):
-        if refused.retry_after and before.scheduled_at is not None:
-            pairs.append((before.scheduled_at - before.asked_at, refused.retry_after))
-    good = [waited for waited, predicted in pairs if abs(waited - predicted) <= max(1.5, predicted / 3)]
-    assert len(pairs) > 100
-    assert len(good) > len(pairs) / 2
-    assert all(1 <= predicted <= 120 for _, predicted in pairs)
+class Probed(Overload):
+    """Asks after each step whether the door would accept what it has refused. The retry is then right, or not."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.are_right: list[bool] = []
+        self._refused: list[Outcome] = []
+
+    def ask(self, latency_class: str, prompt: tuple[int, ...] | None = None, **fields: Any) -> Outcome:
+        outcome = super().ask(latency_class, prompt, **fields)
+        if outcome.retry_after:
+            self._refused.append(outcome)
+        return outcome
+
+    def step(self) -> None:
+        super().step()
+        for outcome in list(self._refused):
+            seconds, most = self.admission.predict(outcome.latency_class, self.core.stats())
+            if seconds <= most:
+                self._refused.remove(outcome)
+                assert outcome.retry_after is not None
+                waited = max(1.0, self.clock() - outcome.asked_at)
+                self.are_right.append(outcome.retry_after / 2 <= waited <= 2 * outcome.retry_after)
+
+
+def test_retry_after_is_right() -> None:
+    """Within a factor of 2 in 9 of 10 refusals, below a second not counted: overloads, a burst, and one seat."""
+    steady, mixed, burst = Probed(seed=2), Probed(seed=3), Probed(seed=4)
+    steady.run(2.0 * CHATS_PER_SECOND, 90.0, CHATS)
+    mixed.run(2.0 * MIXED_PER_SECOND, 90.0, MIX)
+    burst.run(2.0, 60.0, CHATS)
+    for _ in range(256):
+        burst.ask("chat")
+    one_seat = Probed(EngineConfig(max_num_seqs=1), seed=5)
+    one_seat.run(1.0, 150.0, CHATS)
+    for overload in (steady, mixed, burst, one_seat):
+        overload.drain()
+        assert overload.are_right
+        assert sum(overload.are_right) >= 0.9 * len(overload.are_right)
 
 
 def test_classes_share_an_overload() -> None:

@@ -1,0 +1,112 @@
+"""What the door's refusals are worth: readers served with and without it, and how right `Retry-After` is.
+
+    python -m benchmarks.qoe.door [--loads 1.5,2,3] [--seeds 2] [--seconds 60]
+
+The simulation of `python -m benchmarks.qoe` with the client's `AdmissionControl` before the core. Without the door a
+request that is late is refused when it expires. A refused reader does not come back. `Retry-After` is right if the time
+until the door would accept the same request is within a factor of 2 of it; times below a second, which the header
+cannot say, count as a second.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from benchmarks.machine import describe_machine, parser, progress
+from benchmarks.qoe.machines import Machine, machine_of
+from benchmarks.qoe.score import share_served
+from benchmarks.qoe.simulation import Simulation
+from benchmarks.qoe.workload import Visit, Workload
+from streamserve.clients.thread.admission import AdmissionControl, RecentTimings
+from streamserve.engine.config import EngineConfig
+from streamserve.engine.output import SequenceUpdate
+from streamserve.protocol.errors import Overloaded
+
+
+class Door(Simulation):
+    """`has_door` False: every request is added, and only counted."""
+
+    def __init__(self, machine: Machine, visits: Sequence[Visit], *, has_door: bool) -> None:
+        super().__init__(machine, EngineConfig(), visits)
+        self.num_refused = self.num_right = self.num_expired = 0
+        self._refused: list[tuple[float, Visit, int]] = []  # when, Retry-After: while the door would refuse them
+        self._has_door = has_door
+        self._timings = RecentTimings(self.clock)
+        config = EngineConfig(num_blocks=machine.num_blocks, max_num_seqs=machine.seats)
+        self._admission = AdmissionControl(config, self._timings, self.clock)
+
+    def _ask(self, stream: Any) -> None:
+        visit = stream.visit
+        is_new = not stream.token_ids and not stream.parking.num_parks
+        if is_new and self._has_door:
+            try:
+                self._admission.check_wait(visit.latency_class, self.core.stats(), tenant=visit.tenant)
+            except Overloaded as refused:
+                self.num_refused += 1
+                self._refused.append((self.clock.now, visit, refused.retry_after))
+                return
+        super()._ask(stream)
+        num_tokens = len(stream.prompt) + len(stream.token_ids)
+        self._admission.add(stream.seq_id, num_tokens, visit.latency_class, visit.tenant)
+
+    def _let_in(self) -> None:
+        super()._let_in()
+        still = [one for one in self._refused if not self._accepts(one[1])]
+        for at, _, retry_after in set(self._refused) - set(still):
+            self.num_right += retry_after / 2 <= max(1.0, self.clock.now - at) <= 2 * retry_after
+        self._refused = still
+
+    def _accepts(self, visit: Visit) -> bool:
+        seconds, most = self._admission.predict(visit.latency_class, self.core.stats(), tenant=visit.tenant)
+        return seconds <= most
+
+    def _take(self, update: SequenceUpdate) -> None:
+        self._admission.note(update)
+        if update.is_last:
+            self.num_expired += update.error is not None
+            self._admission.remove(update.seq_id)
+            if update.scheduled_at is not None:
+                first = update.first_token_at or update.at
+                times = {"prefill": first - update.scheduled_at, "decode": update.at - first}
+                self._timings.note_finished({**times, "queue": 0.0, "ttft": 0.0, "itl_p50": 0.0, "itl_p95": 0.0})
+        super()._take(update)
+
+
+def main() -> None:
+    """Print a line for each load, without the door and with it."""
+    options = parser(__doc__)
+    options.add_argument("--loads", default="1.5,2,3")
+    options.add_argument("--machine", default="cpu")
+    options.add_argument("--seats", type=int, default=16)
+    options.add_argument("--seeds", type=int, default=2)
+    options.add_argument("--seconds", type=float, default=60.0, help="in which requests come")
+    chosen = options.parse_args()
+    machine = machine_of(chosen.machine, chosen.seats)
+    print(describe_machine())
+    print(f"{'load':6}{'':10}{'served':>8}{'at once':>9}{'expired':>9}   Retry-After right")
+    for load in map(float, chosen.loads.split(",")):
+        for has_door in (False, True):
+            print_line(machine, load, chosen.seeds, chosen.seconds, has_door=has_door)
+
+
+def print_line(machine: Machine, load: float, num_seeds: int, seconds: float, *, has_door: bool) -> None:
+    """Simulate and print the means of the seeds."""
+    served = num_visits = num_refused = num_expired = num_right = 0
+    for seed in range(1, num_seeds + 1):
+        progress(f"{load:g}x, seed {seed}, {'with' if has_door else 'without'} the door")
+        visits = Workload(load=load).draw(seed, machine.capacity, seconds)
+        simulation = Door(machine, visits, has_door=has_door)
+        served += round(share_served(simulation.run()) * len(visits))
+        num_visits += len(visits)
+        num_refused += simulation.num_refused
+        num_expired += simulation.num_expired
+        num_right += simulation.num_right
+    shares = [f"{number / num_visits:.1%}" for number in (served, num_refused, num_expired)]
+    right_text = f"{num_right / num_refused:.0%}" if num_refused else "–"
+    name = "door" if has_door else "no door"
+    print(f"{load:<6g}{name:10}{shares[0]:>8}{shares[1]:>9}{shares[2]:>9}   {right_text}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
