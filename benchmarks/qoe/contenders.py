@@ -36,9 +36,15 @@ class Contender:
 def contenders() -> dict[str, Contender]:
     """Return the contenders in the order of the tables."""
     ours = EngineConfig()
-    plain = replace(ours, lead_tokens=NEVER, min_ahead_seconds=float(NEVER))
+    plain = replace(
+        ours,
+        lead_tokens=NEVER,
+        min_ahead_seconds=float(NEVER),
+        hungry_seconds=math.inf,
+        max_debt_seconds=math.inf,
+    )
     in_time = replace(plain, classes=classes_in_time())
-    one_queue = replace(plain, classes=one_class(FCFS_SECONDS), max_debt_seconds=math.inf)
+    one_queue = replace(plain, classes=one_class(FCFS_SECONDS))
     return {
         OURS: Contender(ours, READ),
         RECEIVED_ONLY: Contender(ours, RECEIVED),

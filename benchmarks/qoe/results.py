@@ -24,7 +24,7 @@ from benchmarks.qoe.workload import Workload
 
 ROOT = Path(__file__).resolve().parents[2]
 BOUNDS = "bounds"
-_SOURCES = ("streamserve/engine/*.py", "streamserve/engine/kv/*.py", "streamserve/streams/parking.py")
+_SOURCES = ("engine/*.py", "engine/kv/*.py", "engine/policy/*.py", "streams/parking.py")
 _OWN_SOURCES = ("workload", "readers", "machines", "usage", "simulation", "score", "contenders", "bounds")
 
 
@@ -58,7 +58,7 @@ class Job:
 @lru_cache
 def digest() -> str:
     """Return a digest of all that a result depends on, this job aside."""
-    paths = [path for pattern in _SOURCES for path in sorted(ROOT.glob(pattern))]
+    paths = [path for pattern in _SOURCES for path in sorted((ROOT / "streamserve").glob(pattern))]
     paths += [Path(__file__).with_name(f"{name}.py") for name in _OWN_SOURCES]
     return hashlib.sha256(b"".join(path.read_bytes() for path in paths)).hexdigest()[:12]
 

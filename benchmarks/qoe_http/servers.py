@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -80,9 +80,11 @@ def site(model: Model, folder: Path, *, is_fcfs: bool) -> Iterator[Server]:
     port = free_port()
     daphne = ["-m", "daphne", "-b", "127.0.0.1", "-p", str(port), "--verbosity", "0", "project.asgi:application"]
     with contextlib.ExitStack() as stack:
+        processes = {}
         for name, command in (("engine", ["manage.py", "streamserve_engine"]), ("worker", daphne)):
-            process = stack.enter_context(_process(folder / f"{name}.txt", [sys.executable, *command], own.environ))
-        _wait(f"http://127.0.0.1:{port}/readyz", process, folder / "worker.txt")
+            log = folder / f"{name}.txt"
+            processes[log] = stack.enter_context(_process(log, [sys.executable, *command], own.environ))
+        _wait(f"http://127.0.0.1:{port}/readyz", processes)
         yield Server(port, own.key)
 
 
@@ -94,7 +96,7 @@ def vllm(model: Model, folder: Path, python: Path) -> Iterator[Server]:
     arguments = [str(python), "-m", "vllm.entrypoints.openai.api_server", "--model", str(model.folder)]
     arguments += ["--served-model-name", MODEL, "--host", "127.0.0.1"]
     arguments += ["--port", str(port), "--max-num-seqs", str(model.seats), "--max-model-len", str(MAX_MODEL_LEN)]
-    arguments += ["--disable-log-stats"]
+    arguments += ["--disable-log-stats", "--dtype", model.dtype]
     environ = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "DJANGO"))}
     environ |= {"VLLM_CPU_KVCACHE_SPACE": "2", "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1"}
     cores = sorted(os.sched_getaffinity(0))
@@ -103,7 +105,7 @@ def vllm(model: Model, folder: Path, python: Path) -> Iterator[Server]:
     if openmp is not None:  # without it vLLM warns that it is slow
         environ["LD_PRELOAD"] = str(openmp)
     with _process(folder / "vllm.txt", arguments, environ) as process:
-        _wait(f"http://127.0.0.1:{port}/health", process, folder / "vllm.txt")
+        _wait(f"http://127.0.0.1:{port}/health", {folder / "vllm.txt": process})
         yield Server(port, "none")
 
 
@@ -127,15 +129,17 @@ def _end(process: subprocess.Popen[bytes]) -> None:
         process.wait()
 
 
-def _wait(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
-    """Wait until the address answers 200. No proxy of the environment comes between."""
+def _wait(url: str, processes: Mapping[Path, subprocess.Popen[bytes]]) -> None:
+    """Wait until the address answers 200; the processes are known by their logs. No proxy comes between."""
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    progress(f"waiting for {log.parent.name}")
+    progress(f"waiting for {next(iter(processes)).parent.name}")
     deadline = time.monotonic() + _READY_SECONDS
     while True:
         with contextlib.suppress(OSError), opener.open(url, timeout=5) as response:
             if response.status == 200:
                 return
-        if process.poll() is not None or time.monotonic() > deadline:
-            raise RuntimeError(f"{log.parent.name} is not ready:\n{log.read_text(errors='replace')[-4000:]}")
+        ended = [log for log, process in processes.items() if process.poll() is not None]
+        if ended or time.monotonic() > deadline:
+            log = (ended or list(processes))[0]
+            raise RuntimeError(f"{url} does not answer:\n{log.read_text(errors='replace')[-4000:]}")
         time.sleep(0.2)

@@ -13,6 +13,7 @@ import hashlib
 import json
 import re
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import replace
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -38,6 +39,11 @@ def once_of(call: Call, endpoint: str, body: Mapping[str, Any]) -> Once | None:
         raise BadRequest(message, code="invalid_idempotency_key", param="Idempotency-Key")
     asked = json.dumps([endpoint, body], sort_keys=True, separators=(",", ":"))
     return Once(key=_digest(f"{call.caller.owner}\n{key}"), digest=_digest(asked))
+
+
+def part_of(once: Once, index: int) -> Once:
+    """Return the key of one of several streams that a request starts; the first has the request's own."""
+    return once if index == 0 else replace(once, key=_digest(f"{once.key}\n{index}"))
 
 
 def _digest(text: str) -> str:

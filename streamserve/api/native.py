@@ -7,11 +7,10 @@ from typing import Any
 
 from streamserve.api.call import AuditedSite, Call, Found, Reply, Site, json_reply, with_class
 from streamserve.api.idempotency import once_of
-from streamserve.api.resume import after_of, encoder_for, gone, gone_reply, not_there, resume
+from streamserve.api.resume import after_of, encoder_for, gone, gone_reply, not_there, resume, stream_of_event
 from streamserve.dialects import native
 from streamserve.dialects.native import NativeRequest
-from streamserve.protocol.errors import Forbidden, NotFound
-from streamserve.protocol.ids import parse_event_id
+from streamserve.protocol.errors import Forbidden
 from streamserve.streams.reader.delivery import Delivery
 from streamserve.streams.store import Once
 
@@ -35,15 +34,8 @@ async def new_stream(call: Call, site: Site) -> Reply:
         if not site.takes_prompt_in_url:
             raise Forbidden(PROMPT_IN_URL, code="prompt_in_url_off")
         return await _start(call, site, native.parse_query(call.query(), site.limits, default_model=site.default_model))
-    parsed = parse_event_id(event_id)
-    if parsed is None:
-        return gone_reply(call)
-    log_id, after = parsed
-    try:
-        found = await site.find(call.caller, log_id=log_id)
-    except NotFound:
-        return gone_reply(call)
-    return gone_reply(call) if found.stream is None else resume(call, site, found.stream, after, call.query())
+    stream, after = await stream_of_event(call, site, event_id)
+    return gone_reply(call) if stream is None else resume(call, site, stream, after, call.query())
 
 
 async def _start(call: Call, site: Site, asked: NativeRequest, once: Once | None = None) -> Reply:

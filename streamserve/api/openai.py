@@ -11,7 +11,7 @@ from streamserve.api.call import Call, Reply, Site, json_reply, with_class
 from streamserve.api.idempotency import once_of
 from streamserve.api.resume import OPENAI
 from streamserve.dialects import openai_chat
-from streamserve.protocol.errors import NotFound, no_model
+from streamserve.protocol.errors import BadRequest, NotFound, no_model
 from streamserve.streams.reader.delivery import Delivery
 from streamserve.streams.reader.follow import collect
 
@@ -23,7 +23,12 @@ async def chat_completions(call: Call, site: Site) -> Reply:
     once = once_of(call, "chat/completions", body)
     on_disconnect = asked.on_disconnect or ("abort" if once is None else "park")
     request = with_class(asked.generate, asked.latency_class, call.caller, site, "chat_completions")
-    stream = await site.start(call.caller, request, on_disconnect, received_at=call.received_at, once=once)
+    try:
+        stream = await site.start(call.caller, request, on_disconnect, received_at=call.received_at, once=once)
+    except BadRequest as error:
+        if error.param == "grammar":  # the engine's word for what stood in one of this API's fields
+            error.param = "tools" if request.grammar is None else "response_format"
+        raise
     if asked.stream:
         encoder = openai_chat.encoder_for(
             stream,
@@ -58,4 +63,6 @@ async def model(call: Call, site: Site) -> Reply:
 async def unknown(call: Call, site: None) -> Reply:
     """Any other address under /v1/: a 404 that SDKs can read."""
     path = call.params["path"]
-    raise NotFound(f"There is no /v1/{path} here. Known: /v1/chat/completions, /v1/models.", code="unknown_url")
+    raise NotFound(
+        f"There is no /v1/{path} here. Known: /v1/chat/completions, /v1/completions, /v1/models.", code="unknown_url"
+    )

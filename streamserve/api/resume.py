@@ -7,16 +7,17 @@ from collections.abc import Mapping
 from streamserve.api.call import Call, Reply, Site
 from streamserve.dialects import openai_chat
 from streamserve.dialects.base import Encoder
+from streamserve.dialects.completions.openai_completions import CompletionEncoder
 from streamserve.dialects.native import FORMATS, NativeEncoder
 from streamserve.dialects.text import TextEncoder
 from streamserve.dialects.tokens import TokensEncoder
-from streamserve.protocol.errors import BadRequest, Gone
+from streamserve.protocol.errors import BadRequest, Gone, NotFound
 from streamserve.protocol.ids import parse_event_id
 from streamserve.streams.reader.delivery import Delivery
 from streamserve.streams.stream import Stream
 
-OPENAI = "openai"
-RESUME_FORMATS = (*FORMATS, OPENAI)
+OPENAI, COMPLETIONS = "openai", "completions"
+RESUME_FORMATS = (*FORMATS, OPENAI, COMPLETIONS)
 _MAX_SEQ_CHARS = 16  # the digits of 2**53, the largest exact integer in JavaScript
 
 
@@ -38,6 +39,18 @@ def after_of(call: Call, stream: Stream, query: Mapping[str, str]) -> int | None
     if not (after.isascii() and after.isdigit() and len(after) <= _MAX_SEQ_CHARS):
         raise BadRequest("'after' is the number of the last event you have, 0 for none.", param="after")
     return int(after)
+
+
+async def stream_of_event(call: Call, site: Site, event_id: str) -> tuple[Stream | None, int]:
+    """Return the caller's stream that a Last-Event-ID names, None where there is none, and the event's seq."""
+    parsed = parse_event_id(event_id)
+    if parsed is None:
+        return None, 0
+    log_id, after = parsed
+    try:
+        return (await site.find(call.caller, log_id=log_id)).stream, after
+    except NotFound:
+        return None, after
 
 
 def resume(
@@ -70,6 +83,8 @@ def _chosen_encoder(site: Site, stream: Stream, query: Mapping[str, str], defaul
         return openai_chat.encoder_for(
             stream, include_usage=include_usage == "true", reasoning_field=site.reasoning_field
         )
+    if format_ == COMPLETIONS:
+        return CompletionEncoder(stream, include_usage=include_usage == "true")
     return encoder_for(format_, stream)
 
 

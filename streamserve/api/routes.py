@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
-from streamserve.api import native, openai, ops, pipelines
+from streamserve.api import completions, native, openai, ops, pipelines
 from streamserve.api.call import Call, Reply, json_reply
 from streamserve.dialects import native as native_dialect
 from streamserve.dialects import openai_chat
@@ -129,6 +129,10 @@ ROUTES = (
     _native("pipelines", pipelines.pipelines, _CHAT, name="pipelines"),
     _native("pipelines/<pipeline_name:name>", pipelines.run, _CHAT, methods=("GET", "POST"), name="pipeline"),
     _openai("v1/chat/completions", openai.chat_completions, _CHAT, methods=("POST",), name="chat_completions"),
+    _openai("v1/completions", completions.completions, _CHAT, methods=("POST",), name="completions"),
+    _openai(
+        "v1/completions/stream", completions.token_stream, _CHAT, methods=("GET", "POST"), name="completions_stream"
+    ),
     _openai(f"v1/streams/{_ID}/events", openai.stream_events, _CHAT, name="chat_stream_events"),
     _openai("v1/models", openai.models, _CHAT, name="models"),
     _openai("v1/models/<path:model>", openai.model, _CHAT, name="model"),

@@ -112,7 +112,13 @@ def coalesce(events: Sequence[LoggedEvent], *, max_tokens: int | None = None) ->
 
 
 def _are_alike(a: Token, b: Token) -> bool:
-    return a.choice == b.choice and a.index == b.index and (a.logprobs is None) == (b.logprobs is None)
+    is_of_prompt = not a.token_ids  # kept apart from the answer
+    return (
+        a.choice == b.choice
+        and a.index == b.index
+        and (a.logprobs is None) == (b.logprobs is None)
+        and is_of_prompt == (not b.token_ids)
+    )
 
 
 def _close(run: list[Token], seq: int, out: list[LoggedEvent]) -> None:

@@ -6,7 +6,7 @@ readers. Pure.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -20,20 +20,26 @@ from streamserve.dialects.fields import (
     number,
     object_of,
     one_of,
+    shorten,
     text,
     wrong_type,
+    wrong_value,
 )
-from streamserve.dialects.grammar_fields import grammar
 from streamserve.dialects.messages import messages
+from streamserve.dialects.output.grammar_fields import grammar
 from streamserve.protocol.errors import BadRequest, PromptTooLong
 from streamserve.protocol.limits import Limits
-from streamserve.protocol.requests import LATENCY_CLASSES, MODEL_DEFAULTS, GenerateRequest, SamplingParams
+from streamserve.protocol.requests import LATENCY_CLASSES, MODEL_DEFAULTS, GenerateRequest, Message, SamplingParams
 
 # Below this a temperature is greedy: dividing logits by less overflows.
 _MIN_TEMPERATURE = 1e-3
 _MAX_TOKEN_ID = 2**31 - 1
+_MAX_ID_DIGITS = 10
 _MAX_SEED = 2**63 - 1
 _MAX_MODEL_CHARS = 256
+
+# A prompt as /v1/completions takes it: text, or token ids.
+Prompt = str | tuple[int, ...]
 
 # Chat templates take any variable; a caller may set only these, of these types (CVE-2025-62426: `tokenize`).
 TEMPLATE_KWARGS: Table = {
@@ -58,10 +64,14 @@ def sampling_fields(limits: Limits) -> Mapping[str, Reader]:
         "seed": integer(0, _MAX_SEED),
         "max_tokens": integer(1, limits.max_tokens),
         "min_tokens": integer(0, limits.max_tokens),
-        "stop": _stop(limits),
+        "stop": strings(limits.max_stop_chars, limits.max_stop),
         "stop_token_ids": list_of(integer(0, _MAX_TOKEN_ID), high=limits.max_stop_token_ids),
         "ignore_eos": boolean,
         "logprobs": integer(0, limits.max_logprobs),
+        "logit_bias": _logit_bias(limits),
+        "allowed_token_ids": list_of(integer(0, _MAX_TOKEN_ID), low=1, high=limits.max_allowed_token_ids),
+        "bad_words": strings(limits.max_bad_word_chars, limits.max_bad_words),
+        "include_stop": boolean,
     }
 
 
@@ -71,9 +81,11 @@ def request_fields(limits: Limits) -> Mapping[str, Reader]:
     return {
         "model": text(1, _MAX_MODEL_CHARS),
         "messages": messages(limits),
-        "prompt": _prompt(limits),
+        "prompt": prompt_text(limits),
         "n": integer(1, limits.max_n),
         "chat_template_kwargs": object_of(TEMPLATE_KWARGS),
+        "continue_final_message": boolean,
+        "echo": boolean,
         "timeout_seconds": number(0.1, limits.max_timeout_seconds),
         "latency_class": one_of(*LATENCY_CLASSES),
         "metadata": _metadata(limits),
@@ -98,6 +110,8 @@ def build(values: Mapping[str, Any], limits: Limits, *, default_model: str) -> G
         latency_class=values.get("latency_class", LATENCY_CLASSES[0]),
         input=values.get("input", {}),
         grammar=values.get("grammar"),
+        continue_final_message=values.get("continue_final_message", False),
+        echo=values.get("echo", False),
     )
 
 
@@ -112,6 +126,21 @@ def refuse_conflicts(values: Mapping[str, Any]) -> None:
         raise conflict("chat_template_kwargs has no effect on a bare prompt; send messages.", "chat_template_kwargs")
     if "max_tokens" in values and values.get("min_tokens", 0) > values["max_tokens"]:
         raise conflict("min_tokens must not be above max_tokens.", "min_tokens")
+    _refuse_continuation(values)
+
+
+def _refuse_continuation(values: Mapping[str, Any]) -> None:
+    """Raise `BadRequest` where there is no message to continue, or none to repeat."""
+    turns: tuple[Message, ...] | None = values.get("messages")
+    if values.get("continue_final_message"):
+        last = turns[-1] if turns else None
+        if last is None or last.role != "assistant" or not last.content or "tool_calls" in last.extra:
+            raise conflict(
+                "continue_final_message continues the text of a last message of role assistant. Add it to messages.",
+                "continue_final_message",
+            )
+    elif values.get("echo") and turns is not None:
+        raise conflict("echo repeats a prompt, or with continue_final_message the last message.", "echo")
 
 
 def conflict(message: str, param: str) -> BadRequest:
@@ -129,9 +158,10 @@ def _temperature(limits: Limits) -> Reader:
     return reader
 
 
-def _stop(limits: Limits) -> Reader:
-    one = text(1, limits.max_stop_chars)
-    several = list_of(one, high=limits.max_stop)
+def strings(max_chars: int, most: int) -> Reader:
+    """Read a string, or up to `most` of them, none empty or longer than `max_chars`."""
+    one = text(1, max_chars)
+    several = list_of(one, high=most)
 
     def reader(value: Any, param: str) -> tuple[str, ...]:
         if isinstance(value, str):
@@ -143,7 +173,32 @@ def _stop(limits: Limits) -> Reader:
     return reader
 
 
-def _prompt(limits: Limits) -> Reader:
+def _logit_bias(limits: Limits) -> Reader:
+    """Read `{"token id": bias}`. The keys of a JSON object are strings."""
+    bias, ids = number(-100, 100), integer(0, _MAX_TOKEN_ID)
+
+    def reader(value: Any, param: str) -> tuple[tuple[int, float], ...]:
+        if not isinstance(value, dict):
+            wrong_type(value, param, "an object of token ids and biases")
+        if len(value) > limits.max_logit_bias:
+            wrong_value(param, f"has {len(value):,} token ids; the limit is {limits.max_logit_bias:,}")
+        found: dict[int, float] = {}
+        for name, one in value.items():
+            where = f"{param}.{shorten(name)}"
+            if not (name.isascii() and name.isdigit() and len(name) <= _MAX_ID_DIGITS):
+                wrong_value(where, 'is not a token id; write it in digits, like "50256"')
+            token_id = ids(int(name), where)
+            if token_id in found:
+                wrong_value(where, "is there twice")
+            found[token_id] = bias(one, where)
+        return tuple(found.items())
+
+    return reader
+
+
+def prompt_text(limits: Limits) -> Reader:
+    """Read the text of a bare prompt."""
+
     def reader(value: Any, param: str) -> str:
         if not isinstance(value, str):
             wrong_type(value, param, "a string")
@@ -157,6 +212,57 @@ def _prompt(limits: Limits) -> Reader:
         return value
 
     return reader
+
+
+def prompts(limits: Limits) -> Reader:
+    """Read a text, several texts, token ids, or several lists of them."""
+    one_text, ids = prompt_text(limits), _token_ids(limits.max_prompt_chars)
+
+    def reader(value: Any, param: str) -> tuple[Prompt, ...]:
+        if isinstance(value, str):
+            return (one_text(value, param),)
+        if not isinstance(value, list):
+            wrong_type(value, param, "a string, an array of strings, token ids, or an array of arrays of token ids")
+        if not value:
+            wrong_value(param, "must not be empty")
+        if type(value[0]) is int:
+            return (ids(value, param),)
+        if len(value) > limits.max_prompts:
+            wrong_value(param, f"has {len(value):,} prompts; the limit is {limits.max_prompts:,}")
+        wanted = str if isinstance(value[0], str) else list
+        found: list[Prompt] = []
+        for index, item in enumerate(value):
+            where = f"{param}[{index}]"
+            if not isinstance(item, wanted):
+                wrong_type(item, where, "a string" if wanted is str else "an array of token ids")
+            found.append(one_text(item, where) if isinstance(item, str) else ids(item, where))
+        _refuse_too_long(found, param, limits)
+        return tuple(found)
+
+    return reader
+
+
+def _token_ids(most: int) -> Reader:
+    """Read 1 to `most` token ids. A megabyte of right ones takes the event loop a few milliseconds."""
+    one_by_one = list_of(integer(0, _MAX_TOKEN_ID), low=1, high=most)
+
+    def reader(value: Any, param: str) -> tuple[int, ...]:
+        is_right = isinstance(value, list) and 0 < len(value) <= most and set(map(type, value)) == {int}
+        if is_right and min(value) >= 0 and max(value) <= _MAX_TOKEN_ID:
+            return tuple(value)
+        found: tuple[int, ...] = one_by_one(value, param)
+        return found
+
+    return reader
+
+
+def _refuse_too_long(found: Sequence[Prompt], param: str, limits: Limits) -> None:
+    num = sum(map(len, found))
+    if num > limits.max_prompt_chars:
+        message = (
+            f"{param} has {num:,} characters in all; the limit is {limits.max_prompt_chars:,}. Send fewer prompts."
+        )
+        raise PromptTooLong(message, param=param)
 
 
 def _metadata(limits: Limits) -> Reader:

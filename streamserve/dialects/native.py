@@ -43,7 +43,7 @@ _OWN_FIELDS = {"format": one_of(*FORMATS), "on_disconnect": on_disconnect}
 _INTEGER = re.compile(r"-?[0-9]{1,20}")
 _DECIMAL = re.compile(r"-?[0-9]{1,20}\.[0-9]{1,20}")
 # Fields of a query that are text whatever they look like: `?prompt=42` asks "42".
-_TEXT_FIELDS = frozenset({"prompt", "model", "stop", "format", "on_disconnect"})
+_TEXT_FIELDS = frozenset({"prompt", "model", "stop", "bad_words", "format", "on_disconnect"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,7 +101,12 @@ def read_flag(body: Mapping[str, Any], name: str, *, default: bool) -> bool:
 
 def parse_query(query: Mapping[str, str], limits: Limits, *, default_model: str) -> NativeRequest:
     """Check the query of `GET /streams/new`: the fields of `parse` whose values are text, numbers or true and false."""
-    return parse({name: _scalar(name, query[name]) for name in query}, limits, default_model=default_model)
+    return parse(query_values(query), limits, default_model=default_model)
+
+
+def query_values(query: Mapping[str, str]) -> dict[str, Any]:
+    """Return the fields of a query as the JSON values that they spell."""
+    return {name: _scalar(name, query[name]) for name in query}
 
 
 def parse_stop(body: Mapping[str, Any]) -> int | None:
@@ -146,10 +151,14 @@ class IsStream(Protocol):
     model: str
     created: int
 
+    @property
+    def has_token_ids(self) -> bool:
+        """Whether its tokens have ids."""
+
 
 def meta_of(stream: IsStream) -> Meta:
     """Return what names the stream, for a reader that has its first event already."""
-    return Meta(model=stream.model, stream_id=stream.id, created=stream.created)
+    return Meta(model=stream.model, stream_id=stream.id, created=stream.created, has_token_ids=stream.has_token_ids)
 
 
 def closing_meta(meta: Meta, done: Done) -> dict[str, Any]:

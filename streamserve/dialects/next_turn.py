@@ -35,18 +35,25 @@ class NextTurn:
         changeable = {name: reader for name, reader in table.items() if name not in _FIXED}
         self._changed = read(message.get("request", {}), changeable)
 
-    def after(self, before: GenerateRequest, answer: str, on_disconnect: str) -> NativeRequest:
-        """Return the request for `before`'s conversation, then `answer`, then the new turns.
+    def after(self, before: GenerateRequest, answer: str | Message, on_disconnect: str) -> NativeRequest:
+        """Return the request for `before`'s conversation, then `answer`, then the new turns. Its tools stay.
 
         Raises BadRequest or Gone for a conversation that cannot be continued, BadRequest for one that is too long.
         """
+        turn = Message(role="assistant", content=answer) if isinstance(answer, str) else answer
         values = {"on_disconnect": on_disconnect, **_given(before, self._limits), **self._changed}
-        values["messages"] = (*_conversation(before), Message(role="assistant", content=answer), *self._turns)
+        values["messages"] = (*_conversation(before, turn), *self._turns)
         refuse_too_long(values["messages"], "messages", self._limits)
         request = build(values, self._limits, default_model=before.model)
         kept = values["on_disconnect"]
         return NativeRequest(
-            generate=replace(request, latency_class=self._changed.get("latency_class", before.latency_class)),
+            generate=replace(
+                request,
+                latency_class=self._changed.get("latency_class", before.latency_class),
+                tools=before.tools,
+                tool_choice=before.tool_choice,
+                parallel_tool_calls=before.parallel_tool_calls,
+            ),
             on_disconnect=kept if kept in ON_DISCONNECT else ON_DISCONNECT[0],
         )
 
@@ -57,8 +64,8 @@ def _user_turn(text: str) -> tuple[Message, ...]:
     return (Message(role="user", content=text),)
 
 
-def _conversation(before: GenerateRequest) -> tuple[Message, ...]:
-    """Return the turns so far, or raise an error that says what to send instead."""
+def _conversation(before: GenerateRequest, answer: Message) -> tuple[Message, ...]:
+    """Return the turns so far and the answer, or raise an error that says what to send instead."""
     if before.messages is None and before.prompt == "":  # a finished stream of another process (streams/registry.py)
         message = "What was asked is no longer kept here. Send the whole conversation with start."
         raise Gone(message, code="conversation_gone", param="id")
@@ -67,7 +74,11 @@ def _conversation(before: GenerateRequest) -> tuple[Message, ...]:
         raise BadRequest(message, code="no_conversation", param="id")
     if before.n > 1:
         raise conflict("That stream has several answers. Choose one and send the conversation with start.", "id")
-    return before.messages[before.has_public_system :]  # the server puts its own system prompt before each request
+    turns = before.messages[before.has_public_system :]  # the server puts its own system prompt before each request
+    if before.continue_final_message:  # one turn: its beginning was sent, the answer is its end, or all of it
+        answer = answer if before.echo else replace(answer, content=turns[-1].content + answer.content)
+        turns = turns[:-1]
+    return (*turns, answer)
 
 
 def _given(before: GenerateRequest, limits: Limits) -> dict[str, Any]:

@@ -26,7 +26,7 @@ from streamserve.dialects.fields import (
 )
 from streamserve.dialects.generate import build, conflict, request_fields, sampling_fields
 from streamserve.dialects.native import ON_DISCONNECT
-from streamserve.dialects.tools import check_choice, response_format, tool_choice, tools
+from streamserve.dialects.output.tools import check_choice, response_format, tool_choice, tools
 from streamserve.protocol.errors import BadRequest
 from streamserve.protocol.limits import Limits
 from streamserve.protocol.requests import GenerateRequest, ToolChoice
@@ -150,7 +150,10 @@ def _with_tools(request: GenerateRequest, values: Mapping[str, Any]) -> Generate
     """Return the request with tools and the format of its text. Without tools their other fields ask for nothing."""
     offered, choice = values.get("tools", ()), values.get("tool_choice", ToolChoice())
     check_choice(choice, offered, "tool_choice")
-    request = replace(request, grammar=values.get("response_format"))
+    if values.get("response_format") is not None:
+        if request.grammar is not None:
+            raise conflict("response_format and grammar both say what the text must match; send one.", "grammar")
+        request = replace(request, grammar=values["response_format"])
     if not offered:
         return request
     if request.messages is None:
@@ -213,10 +216,6 @@ def _is_empty_list(value: Any, param: str) -> bool:
     return not any_list(value, param)
 
 
-def _is_empty_object(value: Any, param: str) -> bool:
-    return not any_object(value, param)
-
-
 def _is_no_choice(value: Any, param: str) -> bool:
     if not isinstance(value, str | dict):
         wrong_type(value, param, "a string or an object")
@@ -247,7 +246,6 @@ _TRUE, _FALSE = _only(True), _only(False)
 _REFUSED: Mapping[str, tuple[Any, ...]] = {
     "functions": (_is_empty_list, "It is the old form of tools; send tools."),
     "function_call": (_is_no_choice, "It is the old form of tool_choice; send tool_choice."),
-    "logit_bias": (_is_empty_object,),
     "modalities": (_is_text_only,),
     "audio": (_never,),
     "moderation": (_never,),

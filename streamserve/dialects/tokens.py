@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from streamserve.dialects.base import TextBlocks, ending
+from streamserve.dialects.base import Ending, TextBlocks, ending
 from streamserve.protocol.events import BlockStart, GoingAway, LoggedEvent, Token, is_terminal
 from streamserve.protocol.ids import event_id
 from streamserve.protocol.sse import CONTENT_TYPE, FIRST_BYTES, KEEPALIVE, frame, one_line_json
@@ -37,12 +37,15 @@ class TokensEncoder:
         end = ending(event)
         if end is None:
             return self._frame("[DONE]", logged)
-        error = {"error": {"code": end.code, "message": end.message, "param": None}}
-        return self._frame(one_line_json(error), logged)
+        return self._error(end, logged)
 
     def going_away(self, notice: GoingAway) -> bytes:
         """Return b"": without `[DONE]` the answer is not over, and an EventSource connects again by itself."""
         return b""
 
-    def _frame(self, data: str, logged: LoggedEvent) -> bytes:
-        return frame(data, id=event_id(self._log_id, logged.seq) if logged.seq else None)
+    def _error(self, end: Ending, logged: LoggedEvent) -> bytes:
+        body = {"error": {"code": end.code, "message": end.message, "param": None}}
+        return self._frame(one_line_json(body), logged)
+
+    def _frame(self, data: str, logged: LoggedEvent, event: str | None = None) -> bytes:
+        return frame(data, event=event, id=event_id(self._log_id, logged.seq) if logged.seq else None)

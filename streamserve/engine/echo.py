@@ -17,7 +17,16 @@ from itertools import chain
 from types import MappingProxyType
 from typing import Any
 
-from streamserve.engine.plan import PENDING, Chunk, RawLogprobs, Sampled, SampleSpec, StepPlan, StepResult
+from streamserve.engine.plan import (
+    PENDING,
+    Chunk,
+    RawLogprobs,
+    Sampled,
+    SampleSpec,
+    StepPlan,
+    StepResult,
+    TokenRules,
+)
 from streamserve.engine.text.tokenizer import Prompt, checked_bytes, checked_ids
 from streamserve.protocol.requests import GenerateRequest
 
@@ -72,9 +81,9 @@ _MIX = 6364136223846793005  # Knuth's multiplier for 64-bit sequences
 class EchoRunner:
     """Implements `Runner` on lists of ints. `pause` is called once per step (a delay, for demonstrations).
 
-    Top-k, the seed and masks are honoured; top-p, min-p and penalties change nothing here. It takes a second plan
-    before the first is collected, as a GPU does; `can_overlap`: whether the core does so by default, though it gains
-    nothing.
+    Top-k, the seed, rules and masks are honoured; top-p, min-p and penalties change nothing here. It takes a second
+    plan before the first is collected, as a GPU does; `can_overlap`: whether the core does so by default, though it
+    gains nothing.
     """
 
     vocab_size = VOCAB_SIZE
@@ -144,10 +153,14 @@ class EchoRunner:
 
     def _sample(self, chunk: Chunk, spec: SampleSpec) -> Sampled:
         state = hashlib.sha256(self._read(chunk)).digest()
+        banned = frozenset(spec.banned_token_ids)
+        avoided = banned | _bad_ids(chunk, spec)
         if spec.mask is None:
-            scores = _scores(state, chunk.token_ids[-1], frozenset(spec.banned_token_ids))
+            scores = _scores(state, chunk.token_ids[-1], avoided)
         else:
-            scores = _allowed_scores(state, spec)
+            scores = _allowed_scores(state, spec, avoided)
+        if spec.rules is not None:
+            scores = _ruled(scores, spec, banned, avoided)
         token_id = _choose(scores, spec)
         return Sampled(seq_id=chunk.seq_id, token_id=token_id, logprobs=_logprobs(scores, token_id, spec.logprobs))
 
@@ -167,14 +180,14 @@ def _scores(state: bytes, last_token_id: int, banned: frozenset[int]) -> dict[in
     return {token_id: -0.5 * rank for rank, token_id in enumerate(candidates[:_NUM_CANDIDATES])}
 
 
-def _allowed_scores(state: bytes, spec: SampleSpec) -> dict[int, float]:
+def _allowed_scores(state: bytes, spec: SampleSpec, avoided: frozenset[int]) -> dict[int, float]:
     """Return candidates among what a grammar allows.
 
     Mostly words, where these are allowed. Every fourth time the ends of an answer and what closes or parts values come
     first, so that no text is endless.
     """
     allowed = {token_id for token_id in range(VOCAB_SIZE) if is_allowed(token_id, spec)}
-    allowed = allowed.difference(spec.banned_token_ids) or allowed  # a ban never leaves nothing
+    allowed = allowed.difference(avoided) or allowed  # a ban never leaves nothing
     drawn = list(map(_candidate, array("Q", hashlib.shake_256(state).digest(8 * _NUM_DRAWS))))
     closing = [*spec.mask_end_ids, *_CLOSING]
     first = [*closing, *drawn] if state[0] % 4 == 0 else [*drawn, *closing]
@@ -188,6 +201,34 @@ def is_allowed(token_id: int, spec: SampleSpec) -> bool:
     if spec.mask is None or token_id in spec.mask_end_ids:
         return True
     return bool(spec.mask[token_id // 8] >> token_id % 8 & 1)
+
+
+def _bad_ids(chunk: Chunk, spec: SampleSpec) -> frozenset[int]:
+    """Return the tokens that would complete a bad word."""
+    if spec.rules is None:
+        return frozenset()
+    newest = chunk.token_ids[-1]
+    return frozenset(spec.rules.bad_token_ids()) | {last for before, last in spec.bad_endings if before == newest}
+
+
+def _ruled(
+    scores: dict[int, float], spec: SampleSpec, banned: frozenset[int], avoided: frozenset[int]
+) -> dict[int, float]:
+    """Return the candidates within the allowed ids, with their biases, likeliest first. A bias makes a candidate.
+
+    What only bad words avoid is a candidate where nothing else is allowed.
+    """
+    rules = spec.rules or TokenRules()
+    lowest = min(scores.values()) - 1.0
+    possible = [token_id for token_id in rules.allowed_token_ids if token_id not in banned]
+    allowed = [token_id for token_id in possible if token_id not in avoided] or possible
+    if allowed:
+        scores = {token_id: scores.get(token_id, lowest) for token_id in allowed}
+    for token_id, bias in rules.logit_bias:
+        may_come = not (allowed or token_id in avoided) and is_allowed(token_id, spec)
+        if token_id in scores or may_come:
+            scores[token_id] = scores.get(token_id, lowest) + bias
+    return dict(sorted(scores.items(), key=lambda pair: -pair[1]))
 
 
 def _candidate(draw: int) -> int:
@@ -240,11 +281,18 @@ class EchoTokenizer:
                 (_ROLES.get(message.role, USER), *checked_bytes(message.content), END_OF_TURN)
                 for message in request.messages
             ]
-            return Prompt(token_ids=(*chain.from_iterable(turns), ASSISTANT))
+            chat = tuple(chain.from_iterable(turns))
+            # A turn to be continued is not closed, and no other begins.
+            return Prompt(token_ids=chat[:-1] if request.continue_final_message else (*chat, ASSISTANT))
         ids = request.prompt_token_ids
         if ids is None:
             ids = tuple(checked_bytes(request.prompt or ""))
         return Prompt(token_ids=checked_ids(ids, self.vocab_size))
+
+    def text_ids(self, text: str) -> tuple[int, ...]:
+        """Return a word's own token, or the text's bytes."""
+        data = text.encode()
+        return (_FIRST_PIECE + _PIECES.index(data),) if data in _PIECES else tuple(data)
 
     def token_bytes(self, token_id: int) -> bytes:
         """Return the bytes a token stands for."""

@@ -20,6 +20,35 @@ class StepOutOfMemory(Exception):
     """A runner had not enough memory for a plan. Its results are dropped; a smaller plan may work."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, weakref_slot=True)
+class TokenRules:
+    """Which tokens all draws of a sequence prefer, allow and avoid. A runner keeps tensors of it while it lives.
+
+    `logit_bias` is added to the logits of ids. Nothing but `allowed_token_ids` may be chosen, where there are any.
+    `bad_words` are never completed by the output, unless nothing else may be chosen.
+    """
+
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    allowed_token_ids: tuple[int, ...] = ()
+    bad_words: tuple[tuple[int, ...], ...] = ()
+
+    def bad_token_ids(self) -> tuple[int, ...]:
+        """Return the bad words of one token."""
+        return tuple(word[0] for word in self.bad_words if len(word) == 1)
+
+    def bad_endings(self, output_token_ids: Sequence[int], *, is_pending: bool) -> tuple[tuple[int, int], ...]:
+        """Return (the newest token, the next one) of each longer bad word that the tokens before them have begun.
+
+        The newest token is the last of `output_token_ids`, or pending and compared where its value is: in the runner.
+        """
+        if not (output_token_ids or is_pending):
+            return ()
+        before = tuple(output_token_ids if is_pending else output_token_ids[:-1])
+        num = len(before)
+        longer = (word for word in self.bad_words if len(word) > 1)
+        return tuple((word[-2], word[-1]) for word in longer if before[max(0, num - len(word) + 2) :] == word[:-2])
+
+
 @dataclass(slots=True, kw_only=True)
 class SampleSpec:
     """How to choose the token that follows a chunk. All plain numbers, so that a runner needs no request.
@@ -28,8 +57,9 @@ class SampleSpec:
     `position` is the absolute index of the token to be chosen (= number of tokens known before it).
     `banned_token_ids` (eos and stop ids before min_tokens) must not be chosen. `mask` has one bit for each id, the
     lowest first, that a grammar allows; `mask_end_ids` are allowed beside these. Where nothing that is allowed is left
-    by bans, the bans are lifted: no row is without a token. Order of transforms: ban, mask, penalties, temperature,
-    top-k, top-p, min-p.
+    by bans, the bans are lifted: no row is without a token. Order of transforms: the rules (bias, allowed ids, bad
+    words), ban, mask, penalties, temperature, top-k, top-p, min-p.
+    `bad_endings` are pairs: after the first, if that is the chunk's last token, the second completes a bad word.
     `counts_row` is where the runner counts the sequence's tokens for its penalties; None without penalties. A spec with
     `prompt_token_ids` begins the row afresh: these and `output_token_ids` are all tokens before `position`. A later one
     has neither: the chunk's only token, pending or not, is the one that the row lacks.
@@ -52,6 +82,8 @@ class SampleSpec:
     mask: bytes | None = None
     mask_end_ids: tuple[int, ...] = ()
     logprobs: int | None = None
+    rules: TokenRules | None = None
+    bad_endings: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(slots=True, kw_only=True)

@@ -15,7 +15,7 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 from streamserve.engine.kv.free_list import IntegrityError
-from streamserve.engine.plan import SampleSpec
+from streamserve.engine.plan import SampleSpec, TokenRules
 from streamserve.engine.policy.reader import ReaderPace
 from streamserve.protocol.park import SUSPECT_LOSSES
 from streamserve.protocol.requests import SamplingParams
@@ -36,6 +36,7 @@ class SequenceRequest:
     when the answer's first token was generated, if that was before this admission. `num_losses`: how often an engine
     has ended in a step with it since its last new token. `queue_seconds`: how long it may wait for its first step;
     None: as the scheduler's queue stands. `matcher`: what the answer must match, after `output_token_ids`; it changes.
+    `bad_word_ids`: the tokens of `sampling.bad_words`.
     """
 
     seq_id: int
@@ -55,6 +56,7 @@ class SequenceRequest:
     num_losses: int = 0
     queue_seconds: float | None = None
     matcher: Matcher | None = None
+    bad_word_ids: tuple[tuple[int, ...], ...] = ()
 
 
 class State(Enum):
@@ -123,6 +125,7 @@ class Sequence:
     max_tokens: int = field(init=False)  # the most output tokens, shown ones included
     has_penalties: bool = field(init=False)
     reader: ReaderPace = field(init=False)
+    rules: TokenRules | None = field(init=False)
 
     def __post_init__(self) -> None:
         sampling = self.request.sampling
@@ -131,6 +134,7 @@ class Sequence:
         self.max_tokens = sampling.max_tokens
         penalties = (sampling.presence_penalty, sampling.frequency_penalty, sampling.repetition_penalty)
         self.has_penalties = penalties != (0.0, 0.0, 1.0)
+        self.rules = _rules_of(self.request)
         self.token_ids = [*self.request.prompt_token_ids, *self.request.output_token_ids]
         if self.request.output_token_ids:  # the last of them was sampled, and not computed
             self.num_once_computed = len(self.token_ids) - 1
@@ -268,6 +272,11 @@ class Sequence:
         banned: tuple[int, ...] = ()
         if self.num_output_tokens + self.is_pending < sampling.min_tokens:
             banned = tuple(sorted(self.stop_token_ids()))
+        bad_endings: tuple[tuple[int, int], ...] = ()
+        if self.request.bad_word_ids and self.rules is not None:
+            longest = max(map(len, self.request.bad_word_ids))
+            newest = self.token_ids[max(len(prompt), len(self.token_ids) - longest) :]
+            bad_endings = self.rules.bad_endings(newest, is_pending=self.is_pending)
         matcher = self.matcher
         return SampleSpec(
             position=self.num_tokens + self.is_pending,
@@ -286,6 +295,8 @@ class Sequence:
             mask=None if matcher is None else matcher.mask,
             mask_end_ids=tuple(sorted(self.stop_token_ids())) if matcher is not None and matcher.may_end else (),
             logprobs=sampling.logprobs,
+            rules=self.rules,
+            bad_endings=bad_endings,
         )
 
     def stop_token_ids(self) -> Iterable[int]:
@@ -296,3 +307,15 @@ class Sequence:
             if sampling.ignore_eos
             else self.request.eos_token_ids.union(sampling.stop_token_ids)
         )
+
+
+def _rules_of(request: SequenceRequest) -> TokenRules | None:
+    """Return the rules of a sequence's draws, None where it has none."""
+    sampling = request.sampling
+    if not (sampling.logit_bias or sampling.allowed_token_ids or request.bad_word_ids):
+        return None
+    return TokenRules(
+        logit_bias=sampling.logit_bias,
+        allowed_token_ids=sampling.allowed_token_ids,
+        bad_words=request.bad_word_ids,
+    )

@@ -30,19 +30,23 @@ ADDED_FIELDS = frozenset({"stop_string", "reasoning_tokens", "has_token_ids"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenLogprob:
-    """One candidate token: its text (may be ""), its exact bytes, and its natural-log probability."""
+    """One candidate token: its text (may be ""), its exact bytes, and its natural-log probability.
+
+    Nothing precedes a prompt's first token, which has none.
+    """
 
     token_id: int
     token: str
     bytes_: bytes
-    logprob: float
+    logprob: float | None
 
     def as_json(self) -> dict[str, Any]:
         """Return OpenAI's shape: `bytes` is a list of ints, so that split code points survive.
 
         -9999.0 stands for minus infinity (a masked token), which JSON does not have.
         """
-        return {"token": self.token, "logprob": max(self.logprob, -9999.0), "bytes": list(self.bytes_)}
+        logprob = None if self.logprob is None else max(self.logprob, -9999.0)
+        return {"token": self.token, "logprob": logprob, "bytes": list(self.bytes_)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +69,15 @@ class Usage:
     completion_tokens: int = 0
     cached_tokens: int = 0
     reasoning_tokens: int = 0
+
+    def __add__(self, other: Usage) -> Usage:
+        """Return the counts of two requests together."""
+        return Usage(
+            prompt_tokens=self.prompt_tokens + other.prompt_tokens,
+            completion_tokens=self.completion_tokens + other.completion_tokens,
+            cached_tokens=self.cached_tokens + other.cached_tokens,
+            reasoning_tokens=self.reasoning_tokens + other.reasoning_tokens,
+        )
 
     def as_json(self) -> dict[str, Any]:
         """Return the OpenAI shape, which the native `done` event uses too."""
@@ -136,7 +149,8 @@ class Token:
     then still count); it may be longer than its ids when held-back text is released. In a stream whose `meta` says so
     no token has ids. In a tool_use block it is part of the arguments. `choice` is 0 to n-1, `index` counts this
     choice's blocks. Each sampled id stands in exactly one event: a readmitted stream sends the ids of its events back
-    to the engine.
+    to the engine. What comes before a choice's first id is of the prompt: the text that `echo` repeats, and in choice
+    0 `prompt_logprobs`, one entry for each prompt token.
     """
 
     type: ClassVar[str] = "token"

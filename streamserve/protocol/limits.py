@@ -15,10 +15,15 @@ class Limits:
     max_prompt_chars: int = 400_000
     max_tokens: int = 16_384
     max_n: int = 4
+    max_prompts: int = 16
     max_stop: int = 4
     max_stop_chars: int = 64
     max_stop_token_ids: int = 64
     max_logprobs: int = 20
+    max_logit_bias: int = 1_024
+    max_allowed_token_ids: int = 4_096
+    max_bad_words: int = 64
+    max_bad_word_chars: int = 64
     max_temperature: float = 2.0
     max_top_k: int = 1_000_000
     max_timeout_seconds: float = 3600.0

@@ -141,7 +141,8 @@ class GenerateRequest:
     request cannot do without.
     `tools` are shown to the model by its chat template; with `parallel_tool_calls` False it calls one at most.
     `continue_final_message`: the last message is the beginning of the answer, and is not closed. `echo`: the answer
-    begins with the text of the prompt.
+    begins with the text of the prompt. `num_prompt_chars[choice]` of that text, and the log-probabilities of the first
+    `num_prompt_logprobs` tokens, readers were shown before this admission.
     `has_public_system`: the first message is the server's own (`with_system`), and its blocks need no salt; no body
     sets it.
     """
@@ -174,6 +175,8 @@ class GenerateRequest:
     echo: bool = False
     input: Mapping[str, Any] = field(default_factory=dict)
     shown: tuple[ShownChoice, ...] = ()
+    num_prompt_chars: tuple[int, ...] = ()
+    num_prompt_logprobs: int = 0
 
 
 def with_system(request: GenerateRequest, system: str) -> GenerateRequest:
@@ -197,7 +200,9 @@ _RANGES: tuple[tuple[str, float, float, bool], ...] = (
     ("max_tokens", 0, 2**31 - 1, True),
     ("min_tokens", 0, 2**31 - 1, True),
     ("logprobs", 0, 1_000, True),
+    ("prompt_logprobs", 0, 1_000, True),
 )
+_MOST_BIAS = 1e6
 
 
 def check_sampling(sampling: SamplingParams) -> None:
@@ -218,8 +223,13 @@ def check_sampling(sampling: SamplingParams) -> None:
                 code="invalid_value",
                 param=name,
             )
-    if not all(sampling.stop):
-        raise BadRequest("stop has an empty string. Leave it out.", code="invalid_value", param="stop")
+    for name in ("stop", "bad_words"):
+        if not all(getattr(sampling, name)):
+            raise BadRequest(f"{name} has an empty string. Leave it out.", code="invalid_value", param=name)
+    if not all(-_MOST_BIAS <= bias <= _MOST_BIAS for _, bias in sampling.logit_bias):  # false for NaN too
+        raise BadRequest(
+            f"logit_bias takes {-_MOST_BIAS:g} to {_MOST_BIAS:g}.", code="invalid_value", param="logit_bias"
+        )
 
 
 def size_of(request: GenerateRequest) -> int:
@@ -244,7 +254,7 @@ _ADDED_FIELDS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         "tools": ("tools", "tool_choice", "parallel_tool_calls"),
         "grammar": ("grammar",),
-        "sampling": ("continue_final_message", "echo"),
+        "sampling": ("continue_final_message", "echo", "num_prompt_chars", "num_prompt_logprobs"),
         "pipeline": ("input",),
     }
 )

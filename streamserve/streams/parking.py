@@ -14,6 +14,7 @@ and the number of unread tokens.
 from __future__ import annotations
 
 from streamserve.protocol.errors import EngineUnavailable, Refused
+from streamserve.protocol.events import BlockStart, Event, Token
 from streamserve.protocol.park import SUSPECT_LOSSES, Park
 
 # A reader that returns to a long answer replays it first; a prefill is worth its cost when so few tokens are unread.
@@ -102,3 +103,30 @@ class Parking:
 
     def _backoff(self) -> float:
         return _BACKOFF_SECONDS * 2.0 ** min(self._num_tries - 1, _MAX_DOUBLINGS) if self._num_tries else 0.0
+
+
+class ShownPrompt:
+    """How much of its prompt an answer has shown, which is not shown again when the engine is asked to resume it.
+
+    That is the text of `echo` and the log-probabilities of `prompt_logprobs`: the tokens before a choice's first id or
+    block. Only one choice has log-probabilities.
+    """
+
+    def __init__(self) -> None:
+        self.num_logprobs = 0
+        self._num_chars: dict[int, int] = {}
+        self._begun: set[int] = set()
+
+    def takes(self, event: Event) -> bool:
+        """Return whether a committed event is of the prompt, and count it."""
+        if isinstance(event, BlockStart) or (isinstance(event, Token) and event.token_ids):
+            self._begun.add(event.choice)
+        if not isinstance(event, Token) or event.choice in self._begun:
+            return False
+        self._num_chars[event.choice] = self._num_chars.get(event.choice, 0) + len(event.text)
+        self.num_logprobs += len(event.logprobs or ())
+        return True
+
+    def num_chars(self, n: int) -> tuple[int, ...]:
+        """Return how many characters each of `n` choices has shown."""
+        return tuple(self._num_chars.get(choice, 0) for choice in range(n))

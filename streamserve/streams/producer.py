@@ -22,7 +22,7 @@ from streamserve.protocol.requests import GenerateRequest
 from streamserve.streams.config import StreamConfig
 from streamserve.streams.lease.lease import Lease
 from streamserve.streams.log.base import Batch, LogUnavailable, Result
-from streamserve.streams.parking import LOADING, MESSAGES, NO_READER, Parking
+from streamserve.streams.parking import LOADING, MESSAGES, NO_READER, Parking, ShownPrompt
 from streamserve.streams.readers import ReaderLag
 from streamserve.streams.replica import Replica
 from streamserve.streams.transcript import Transcript
@@ -59,6 +59,8 @@ class Producer(Replica):
             transcript.timings.accepted_at = time.monotonic()
         super().__init__(writer.log, log_id, transcript, lease, on_disconnect)
         self.request = request if generation is None else _as_accepted(request, generation)
+        if request.echo or request.sampling.prompt_logprobs is not None:
+            self.shown_prompt = ShownPrompt()
         self.lag = ReaderLag(
             transcript, self.readers, is_bounded=on_disconnect != "finish", known=request.reader_tokens
         )
@@ -190,6 +192,7 @@ class Producer(Replica):
     async def _readmit(self) -> None:
         """Ask the engine to continue after the tokens in the log. A refusal keeps the stream: it asks again."""
         self._news.clear()  # what changes from here on cuts a wait short
+        shown = self.shown_prompt
         request = replace(
             self.request,
             output_token_ids=self.transcript.token_ids,
@@ -197,6 +200,8 @@ class Producer(Replica):
             first_token_at=self.transcript.timings.first_at,
             reader_tokens=self.lag.reader_tokens,
             num_losses=self.parking.num_losses,
+            num_prompt_chars=() if shown is None else shown.num_chars(self.request.n),
+            num_prompt_logprobs=0 if shown is None else shown.num_logprobs,
         )
         try:
             generation = await self._client.generate(request)

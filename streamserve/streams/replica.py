@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from streamserve.protocol.events import TERMINALS, Done, Error, LoggedEvent, Token
 from streamserve.streams.lease.lease import Lease, LeaseResult
 from streamserve.streams.log.base import EventLog, LogLost, append
+from streamserve.streams.parking import ShownPrompt
 from streamserve.streams.readers import Readers
 from streamserve.streams.recent import Recent
 from streamserve.streams.timers import Timers
@@ -37,6 +38,7 @@ class Replica:
         self.log_id, self.transcript, self.lease, self.on_disconnect = log_id, transcript, lease, on_disconnect
         self.log = log
         self.readers = Readers()
+        self.shown_prompt: ShownPrompt | None = None  # of an answer that shows some of its prompt
         self.recent = Recent()
         self.last_seq = 0  # committed and counted here: while another process writes, the log may be ahead
         self.terminal: Done | Error | None = None
@@ -77,7 +79,8 @@ class Replica:
         """Count events that are in the log, and show them to the readers of this process."""
         for logged in events:
             event = logged.event
-            self.transcript.note(event, logged.seq, is_ours=is_ours)
+            if self.shown_prompt is None or not self.shown_prompt.takes(event):
+                self.transcript.note(event, logged.seq, is_ours=is_ours)
             if not isinstance(event, Token) and isinstance(event, TERMINALS):
                 self.terminal = event
                 self._news.set()

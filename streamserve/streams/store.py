@@ -6,16 +6,17 @@ that shares no streams. asyncio; knows no database.
 
 from __future__ import annotations
 
+import json
 import logging
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from itertools import chain
+from typing import Any, Protocol
 
-from streamserve.dialects.base import TextBlocks
 from streamserve.protocol.errors import Refused
-from streamserve.protocol.events import BlockStart, Done, Token
-from streamserve.protocol.requests import GenerateRequest
+from streamserve.protocol.events import TEXT, BlockStart, Done, Token
+from streamserve.protocol.requests import GenerateRequest, Message
 from streamserve.streams.log.base import EventLog
 from streamserve.streams.transcript import StreamSummary
 
@@ -162,15 +163,40 @@ class NullStore:
 
 async def answer_text(log: EventLog, log_id: str, choice: int = 0) -> str:
     """Return the text of one choice from the log, up to where the user stopped reading."""
-    blocks, pieces = TextBlocks(), list[tuple[int, str]]()
+    return (await answer_turn(log, log_id, choice)).content
+
+
+async def answer_turn(log: EventLog, log_id: str, choice: int = 0) -> Message:
+    """Return one choice as a turn of the conversation, up to where the user stopped reading: its text and whole calls.
+
+    A chat template is shown no thoughts of earlier turns.
+    """
+    blocks, pieces = dict[int, BlockStart](), list[tuple[int, Token]]()
     after, kept_seq = 0, None
     while page := await log.read(log_id, after):
         after = page[-1].seq
-        for logged in page:
-            if isinstance(logged.event, BlockStart):
-                blocks.note(logged.event)
-            elif isinstance(logged.event, Token) and logged.event.choice == choice and logged.event in blocks:
-                pieces.append((logged.seq, logged.event.text))
-            elif isinstance(logged.event, Done):
-                kept_seq = logged.event.kept_seq
-    return "".join(text for seq, text in pieces if kept_seq is None or seq <= kept_seq)
+        for seq, event in page:
+            if isinstance(event, BlockStart) and event.choice == choice:
+                blocks[event.index] = event
+            elif isinstance(event, Token) and event.choice == choice:
+                pieces.append((seq, event))
+            elif isinstance(event, Done):
+                kept_seq = event.kept_seq
+    texts: dict[int, list[str]] = {}
+    for seq, token in pieces:
+        if kept_seq is None or seq <= kept_seq:
+            texts.setdefault(token.index, []).append(token.text)
+    content = [text for index, text in texts.items() if index not in blocks or blocks[index].kind == TEXT]
+    starts = (blocks[index] for index in texts if index in blocks and blocks[index].name is not None)
+    calls = [call for start in starts if (call := _call_json(start, "".join(texts[start.index]))) is not None]
+    extra = {"tool_calls": calls} if calls else {}
+    return Message(role="assistant", content="".join(chain.from_iterable(content)), extra=extra)
+
+
+def _call_json(start: BlockStart, arguments: str) -> dict[str, Any] | None:
+    """Return a call as chat templates read it; None for one that was not whole."""
+    try:
+        given = json.loads(arguments)
+    except (ValueError, RecursionError):
+        return None
+    return {"id": start.id, "type": "function", "function": {"name": start.name, "arguments": given}}

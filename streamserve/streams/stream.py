@@ -101,6 +101,11 @@ class Stream(Producer):
         return "parked" if self._generation is None and not self.lease.is_elsewhere else "running"
 
     @property
+    def has_token_ids(self) -> bool:
+        """Whether its tokens have ids; those of a server elsewhere have none."""
+        return self.transcript.has_token_ids
+
+    @property
     def is_live(self) -> bool:
         """Whether it is unfinished, and this process is responsible for it."""
         return self.state != "finished" and not self.lease.is_elsewhere
@@ -212,7 +217,7 @@ class Stream(Producer):
             stream_id=self.id,
             created=self.created,
             prompt_tokens=self.usage.prompt_tokens,
-            has_token_ids=self.transcript.has_token_ids,
+            has_token_ids=self.has_token_ids,
         )
         self._own.append(meta)
         self._writer.mark(self)

@@ -25,6 +25,7 @@ from streamserve.asgi.handover import HEADER, offer
 from streamserve.protocol.errors import MethodNotAllowed, Refused, StreamserveError
 from streamserve.protocol.ids import request_id_of
 from streamserve.streams.reader.delivery import Delivery
+from streamserve.streams.reader.joined import JoinedDelivery
 from streamserve.web.access import admit, cors_headers
 from streamserve.web.auth import give_cookie
 from streamserve.web.permissions import rights_lost
@@ -63,7 +64,7 @@ def view_of(route: Route) -> View:
             caller = await admit(route.access, request, headers)
             site: AuditedSite | None = get_site() if route.needs_site else None
             reply = await route.endpoint(_call(request, headers, caller, request_id, params), site)
-            if isinstance(reply.body, Delivery):
+            if isinstance(reply.body, Delivery | JoinedDelivery):
                 get_site().permissions.hold(reply.body, caller, _break_off)
         except StreamserveError as error:
             reply = route.error_reply(error)
@@ -112,7 +113,7 @@ def _set_headers(response: HttpResponseBase, headers: Mapping[str, str]) -> None
             response[name] = value
 
 
-def _break_off(delivery: Delivery) -> None:
+def _break_off(delivery: Delivery | JoinedDelivery) -> None:
     delivery.break_off(rights_lost())
 
 

@@ -33,7 +33,7 @@ from streamserve.dialects.next_turn import NextTurn
 from streamserve.dialects.websocket import CLOSES, FIELDS, CloseCode, about, failure, internal_error, started
 from streamserve.protocol.errors import BadRequest, EngineUnavailable, Gone, StreamserveError
 from streamserve.protocol.json_body import decode_json
-from streamserve.streams.store import answer_text
+from streamserve.streams.store import answer_turn
 from streamserve.streams.stream import Stream
 from streamserve.web.access import check_access, check_handshake, headers_of
 from streamserve.web.auth import authenticate, cookie_headers
@@ -240,7 +240,7 @@ class StreamConsumer(AsyncConsumer):  # type: ignore[misc]  # channels ships no 
             await stream.stop(message.get("seen_seq"))
             if stream.terminal is None:
                 raise EngineUnavailable("The server is shutting down.")
-            answer = await answer_text(get_site().log, stream.log_id)
+            answer = await answer_turn(get_site().log, stream.log_id)
             await self._begin(turn.after(stream.request, answer, stream.on_disconnect), message)
 
     async def _on_ping(self, message: Mapping[str, Any]) -> None:

@@ -17,8 +17,9 @@ from benchmarks.qoe.contenders import FCFS, IN_TIME, OURS, contenders
 from benchmarks.qoe.machines import MACHINES, machine_of
 from benchmarks.qoe.results import Job, Results
 from benchmarks.qoe.score import Score, score
-from benchmarks.qoe.simulation import Simulation
+from benchmarks.qoe.simulation import REPORT_STEP, Simulation
 from benchmarks.qoe.workload import BURST_AT, BURST_EVERY, BURST_SECONDS, FLOODER, Workload
+from streamserve.streams import readers
 
 CPU = machine_of("cpu", 16)
 
@@ -114,3 +115,8 @@ def test_the_labels_of_a_chart_do_not_overlap() -> None:
     assert [name.text for name in names] == ["at most 0 %", "a 2 %", "b 1 %", "c & d 0 %"]
     heights = sorted(float(name.get("y", "nan")) for name in names)
     assert min(after - before for before, after in pairwise(heights)) > 13
+
+
+def test_positions_are_reported_in_the_steps_of_the_streams() -> None:
+    """A simulated reader's position is reported as often as a stream reports it."""
+    assert REPORT_STEP == readers._STEP

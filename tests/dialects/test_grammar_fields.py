@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from streamserve.dialects import native
-from streamserve.dialects.grammar_fields import schema_grammar
+from streamserve.dialects.output.grammar_fields import schema_grammar
 from streamserve.protocol.errors import BadRequest
 from streamserve.protocol.limits import Limits
 from streamserve.protocol.requests import Grammar

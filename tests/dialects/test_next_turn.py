@@ -11,7 +11,7 @@ from streamserve.dialects import native
 from streamserve.dialects.next_turn import NextTurn
 from streamserve.protocol.errors import BadRequest, StreamserveError
 from streamserve.protocol.limits import Limits
-from streamserve.protocol.requests import GenerateRequest, with_system
+from streamserve.protocol.requests import GenerateRequest, Message, Tool, ToolChoice, with_system
 
 LIMITS = Limits()
 HELLO = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello", "name": "ann"}]
@@ -63,6 +63,18 @@ def test_fields_given_anew_count() -> None:
     third = next_turn(accepted(changed.generate), "Ok.", messages=[{"role": "tool", "content": "4"}]).generate
     assert [turn.content for turn in third.messages] == ["Be brief.", "Hello", "Hi.", "More.", "Ok.", "4"]
     assert (third.sampling, third.n) == (changed.generate.sampling, 1)
+
+
+def test_a_conversation_keeps_its_tools() -> None:
+    """The next turn may call the tools of the one before, and shows the model the calls that it has answered."""
+    tools = (Tool(name="add"),)
+    call = {"id": "call_1", "type": "function", "function": {"name": "add", "arguments": {"a": 2}}}
+    before = replace(accepted(asked()), tools=tools, parallel_tool_calls=False)
+    answer = Message(role="assistant", content="", extra={"tool_calls": [call]})
+    result = {"role": "tool", "content": "4", "tool_call_id": "call_1"}
+    after = NextTurn({"messages": [result]}, LIMITS).after(before, answer, "park").generate
+    assert (after.tools, after.tool_choice, after.parallel_tool_calls) == (tools, ToolChoice(), False)
+    assert after.messages[-2:] == (answer, Message(role="tool", content="4", extra={"tool_call_id": "call_1"}))
 
 
 def test_a_conversation_keeps_its_class() -> None:

@@ -183,7 +183,6 @@ ASKING_NOTHING: dict[str, Any] = {
     "functions": [],
     "function_call": "auto",
     "response_format": {"type": "text"},
-    "logit_bias": {},
     "modalities": ["text"],
     "audio": None,
     "moderation": None,
@@ -311,3 +310,16 @@ def test_old_functions_name_their_successor():
     for name, value, successor in (("functions", [{"name": "f"}], "send tools"), ("function_call", {}, "tool_choice")):
         with pytest.raises(BadRequest, match=successor):
             parse(**{name: value})
+
+
+def test_a_grammar_is_taken_here_too():
+    """The native field is an extension of this API; beside `response_format` it would be dropped, and is refused."""
+    asked = parse(grammar={"type": "regex", "pattern": "[0-9]+"})
+    assert asked.generate.grammar == Grammar(kind="regex", value="[0-9]+")
+    with pytest.raises(BadRequest) as caught:
+        parse(grammar={"type": "json_object"}, response_format={"type": "json_object"})
+    assert (caught.value.code, caught.value.param) == ("conflicting_fields", "grammar")
+    large = {"name": "row", "schema": {"description": "a" * 65_536}}
+    with pytest.raises(BadRequest) as caught:
+        parse(response_format={"type": "json_schema", "json_schema": large})
+    assert caught.value.param == "response_format.json_schema.schema"

@@ -18,7 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.sim.planted import Mutant, block_pool, core, overlap, park, recovery, scheduler, sequence, sharing
+from tests.sim.planted import Mutant, block_pool, core, overlap, park, policy, recovery, scheduler, sequence, sharing
 
 ROOT = Path(__file__).resolve().parents[2]
 MUTANTS = (
@@ -27,6 +27,7 @@ MUTANTS = (
     *scheduler.MUTANTS,
     *core.MUTANTS,
     *park.MUTANTS,
+    *policy.MUTANTS,
     *overlap.MUTANTS,
     *recovery.MUTANTS,
     *sharing.MUTANTS,

@@ -47,6 +47,9 @@ def test_everything_happens(step_count: StepCount) -> None:
     parks = {reason for sim in runs for reason in sim.parks}
     errors = {error for sim in runs for error in sim.errors}
     assert parks == {"lead", "ahead", "paused"}
+    pauses, longest = sum(sim.laws.hunger.pauses for sim in runs), max(sim.laws.hunger.longest for sim in runs)
+    assert pauses > 1000
+    print(f"\n{pauses:,} pauses; a hungry sequence was left out of {longest} steps in a row at most")
     assert errors == {"numerical_error", "timeout", "queue_timeout", "out_of_memory", "internal_error"}
     assert any(chunk.token_ids == (-1,) for sim in runs for plan in sim.plans for chunk in plan.chunks)
     assert sum(sim.core.stats().preemptions for sim in runs) > 20

@@ -24,6 +24,7 @@ from streamserve.protocol.park import Park
 from streamserve.protocol.requests import GenerateRequest, Message, Tool
 from streamserve.streams.log.base import MemoryLog
 from streamserve.streams.registry import Streams
+from streamserve.streams.store import answer_turn
 from streamserve.streams.stream import Stream
 from tests.support.engine_processes import spec_in
 from tests.support.streams import ParkingGeneration, ask, until, untimed
@@ -155,6 +156,19 @@ async def test_no_tools_no_calls() -> None:
         events, _ = await log_of(client, tools=())
         assert [event.kind for event in events if isinstance(event, BlockStart)] == ["thinking", "text"]
         assert answer_text(events) == ANSWER.partition("</think>\n\n")[2]
+
+
+async def test_an_answer_is_a_turn_with_its_calls() -> None:
+    """What is asked next has the answer's text and its whole calls, and no thought; a call that was cut is left out."""
+    async with aclosing(await ready_echo()) as client, aclosing(Streams({"echo": client}, MemoryLog())) as streams:
+        for max_tokens, arguments in ((400, [{"a": 2}, {"a": 3}]), (ANSWER.index(" 3"), [{"a": 2}])):
+            stream = await streams.start(question(max_tokens=max_tokens), owner="u", tenant="t", on_disconnect="finish")
+            async with asyncio.timeout(60):
+                await stream.ended.wait()
+            turn = await answer_turn(streams.log, stream.log_id)
+            assert turn.content == "I ask."
+            assert [call["function"]["arguments"] for call in turn.extra["tool_calls"]] == arguments
+            assert {call["function"]["name"] for call in turn.extra["tool_calls"]} == {"add"}
 
 
 async def test_an_engine_process_gives_the_same_blocks(tmp_path: Path) -> None:

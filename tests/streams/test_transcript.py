@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamserve.protocol.events import Event, Status, Token
+from streamserve.protocol.events import BlockStart, BlockStop, Event, Status, Token
 from streamserve.protocol.park import Accepted
 from streamserve.streams.transcript import Transcript
 
@@ -34,3 +34,20 @@ def test_what_was_delivered(events: list[tuple[int, int | None]]) -> None:
     assert [list(tally.delivered(seq)) for seq in range(len(counts))] == counts
     assert list(tally.delivered(1000)) == counts[-1]
     assert tally.token_ids == tuple(map(tuple, ids))
+
+
+def test_thoughts_are_counted() -> None:
+    """The tokens of thinking blocks, with their tags, are a part of the usage, whatever ends the answer."""
+    transcript = Transcript(ACCEPTED, 2, 0.0)
+    events = [
+        Token(text="", token_ids=(1,)),
+        BlockStart(choice=0, index=1, kind="thinking"),
+        Token(text="a", token_ids=(2, 3), index=1),
+        Token(text="b", token_ids=(4,), choice=1),
+        BlockStop(choice=0, index=1),
+        BlockStart(choice=0, index=2, kind="text"),
+        Token(text="c", token_ids=(5,), index=2),
+    ]
+    for seq, event in enumerate(events, 1):
+        transcript.note(event, seq)
+    assert (transcript.usage.completion_tokens, transcript.usage.reasoning_tokens) == (5, 2)

@@ -46,6 +46,7 @@ def bad_bodies() -> list[BadBody]:
         _prompts,
         _messages,
         _unknown,
+        _rules,
         _conflicts,
         _openai,
         _server,
@@ -111,6 +112,12 @@ _OTHERS = (
     ("stop", BOTH, ("str", "list")),
     ("stop_token_ids", BOTH, ("list",)),
     ("ignore_eos", BOTH, ("bool",)),
+    ("logit_bias", BOTH, ("dict",)),
+    ("allowed_token_ids", BOTH, ("list",)),
+    ("bad_words", BOTH, ("str", "list")),
+    ("include_stop", BOTH, ("bool",)),
+    ("continue_final_message", BOTH, ("bool",)),
+    ("echo", BOTH, ("bool",)),
     ("chat_template_kwargs", BOTH, ("dict",)),
     ("metadata", BOTH, ("dict",)),
     ("input", BOTH, ("dict",)),
@@ -146,7 +153,6 @@ _OTHERS = (
     ("tool_choice", OPENAI, ("str", "dict")),
     ("functions", OPENAI, ("list",)),
     ("response_format", OPENAI, ("dict",)),
-    ("logit_bias", OPENAI, ("dict",)),
     ("modalities", OPENAI, ("list",)),
 )
 
@@ -345,7 +351,7 @@ def _messages() -> Iterator[BadBody]:
 
 def _unknown() -> Iterator[BadBody]:
     """Yield undocumented names, near misses, and names of another dialect."""
-    shared = ("temprature", "max_new_tokens", "topk", "Messages", "", "__class__", "stop_sequences", "echo")
+    shared = ("temprature", "max_new_tokens", "topk", "Messages", "", "__class__", "stop_sequences")
     for name in (*shared, "prompt_token_ids", "salt", "tenant", "output_token_ids"):
         yield _one(f"unknown field {name!r}", name, 1, code="unknown_field")
     yield _one("unknown long field", "x" * 100_000, 1, code="unknown_field", param="x" * 48 + "…")
@@ -353,6 +359,30 @@ def _unknown() -> Iterator[BadBody]:
     for name in ("stream", "tools", "max_completion_tokens", "user", "top_logprobs"):
         yield _one(f"native: no field {name}", name, None, dialect=NATIVE, code="unknown_field")
     yield _one("openai: no field format", "format", None, dialect=OPENAI, code="unknown_field")
+
+
+def _rules() -> Iterator[BadBody]:
+    """Yield wrong biases, allowed ids and bad words."""
+    for bias, where, code in (
+        ({"x": 1}, ".x", "invalid_value"),
+        ({"-1": 1}, ".-1", "invalid_value"),
+        ({"1.5": 1}, ".1.5", "invalid_value"),
+        ({"٣": 1}, ".٣", "invalid_value"),
+        ({"": 1}, ".", "invalid_value"),
+        ({"2147483648": 1}, ".2147483648", "invalid_value"),
+        ({"5": 1, "05": 1}, ".05", "invalid_value"),
+        ({"5": 100.5}, ".5", "invalid_value"),
+        ({"5": "1"}, ".5", "invalid_type"),
+        ({"5": None}, ".5", "invalid_type"),
+        ({str(number): 1 for number in range(1025)}, "", "invalid_value"),
+    ):
+        yield _one(f"logit_bias {str(bias)[:40]}", "logit_bias", bias, code=code, param="logit_bias" + where)
+    yield _one("no allowed id", "allowed_token_ids", [])
+    yield _one("a negative allowed id", "allowed_token_ids", [3, -1], param="allowed_token_ids[1]")
+    yield _one("too many allowed ids", "allowed_token_ids", [1] * 4097)
+    yield _one("an empty bad word", "bad_words", ["a", ""], param="bad_words[1]")
+    yield _one("a long bad word", "bad_words", "x" * 65)
+    yield _one("too many bad words", "bad_words", ["a"] * 65)
 
 
 def _conflicts() -> Iterator[BadBody]:
@@ -363,6 +393,9 @@ def _conflicts() -> Iterator[BadBody]:
         (BOTH, {"messages": hi, "prompt": "Hi"}, "prompt"),
         (BOTH, {"messages": hi, "min_tokens": 5, "max_tokens": 4}, "min_tokens"),
         (BOTH, {"prompt": "Hi", "chat_template_kwargs": {"thinking": True}}, "chat_template_kwargs"),
+        (BOTH, {"messages": hi, "echo": True}, "echo"),
+        (BOTH, {"messages": hi, "continue_final_message": True}, "continue_final_message"),
+        (BOTH, {"prompt": "Hi", "continue_final_message": True}, "continue_final_message"),
         (NATIVE, {"prompt": "Hi", "n": 2, "format": "text"}, "n"),
         (NATIVE, {"prompt": "Hi", "n": 2, "format": "tokens"}, "n"),
         (NATIVE, {"prompt": "Hi", "logprobs": 0, "format": "tokens"}, "logprobs"),
@@ -382,7 +415,6 @@ def _openai() -> Iterator[BadBody]:
     unsupported: tuple[tuple[str, object], ...] = (
         ("functions", [{"name": "f"}]),
         ("function_call", {"name": "f"}),
-        ("logit_bias", {"50256": -100}),
         ("modalities", ["text", "audio"]),
         ("audio", {"voice": "alloy", "format": "wav"}),
         ("moderation", {"model": "m"}),

@@ -297,7 +297,8 @@ def _check_texts(messages: list[dict[str, Any]]) -> None:
     for message in messages:
         for choice in message.get("choices", ()):
             assert choice["finish_reason"] in _SUCCESS | {None}, choice
-            texts[choice["index"]] = texts.get(choice["index"], "") + (choice["delta"].get("content") or "")
+            new = choice["text"] if "text" in choice else choice["delta"].get("content") or ""
+            texts[choice["index"]] = texts.get(choice["index"], "") + new
     for text in texts.values():
         _check_code_points(text)
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import datetime
+import ipaddress
 import json
+import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
@@ -18,6 +21,7 @@ from tests.support.gguf_models import write_gguf
 
 STREAM_HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
 LAST_CHUNK = b"0\r\n\r\n"
+JSON = "Content-Type: application/json"
 DONE = b"data: [DONE]\n\n"
 
 
@@ -71,6 +75,7 @@ class Upstream:
         self.answers = list(answers)
         self.models: bytes = json.dumps({"data": [{"id": "m", "owned_by": owned_by, "max_model_len": 512}]}).encode()
         self.models_status = "200 OK"
+        self.ssl: ssl.SSLContext | None = None
         self.asked: list[Asked] = []
         self.gone: list[asyncio.Event] = []
         self.num_connections = self.num_open = 0
@@ -84,10 +89,11 @@ class Upstream:
     @property
     def url(self) -> str:
         assert self._server is not None
-        return f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}/v1"
+        scheme = "http" if self.ssl is None else "https"
+        return f"{scheme}://127.0.0.1:{self._server.sockets[0].getsockname()[1]}/v1"
 
     async def start(self, port: int = 0) -> None:
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", port)
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", port, ssl=self.ssl)
 
     async def stop(self) -> None:
         assert self._server is not None
@@ -210,6 +216,34 @@ async def remote(upstream: Upstream, **fields: Any) -> AsyncIterator[RemoteClien
     finally:
         await client.aclose()
         await upstream.stop()
+
+
+def certificate(folder: Path) -> Path:
+    """Write a certificate of 127.0.0.1, and its key, into one file that signs itself; return the file."""
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    key, now = ec.generate_private_key(ec.SECP256R1()), datetime.datetime.now(datetime.UTC)
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "127.0.0.1")])
+    address = x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))])
+    made = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - datetime.timedelta(days=1))
+        .not_valid_after(now + datetime.timedelta(days=1))
+        .add_extension(address, critical=False)
+        .sign(key, hashes.SHA256())
+    )
+    secret = key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+    file = folder / "server.pem"
+    file.write_bytes(secret + made.public_bytes(serialization.Encoding.PEM))
+    return file
 
 
 @contextmanager

@@ -245,10 +245,11 @@ class Answer:
         usage = self.usage
         if usage is None:
             return Usage(completion_tokens=self.num_tokens)
+        prompt_tokens = max(0, usage.prompt_tokens - self._num_shown)
         return Usage(
-            prompt_tokens=max(0, usage.prompt_tokens - self._num_shown),
+            prompt_tokens=prompt_tokens,
             completion_tokens=usage.completion_tokens + self._num_shown,
-            cached_tokens=usage.cached_tokens,
+            cached_tokens=min(usage.cached_tokens, prompt_tokens),
             reasoning_tokens=usage.reasoning_tokens,
         )
 

@@ -110,7 +110,9 @@ class RemoteClient:
 
     async def tokenize(self, request: GenerateRequest) -> tuple[int, ...]:
         """Raise BadRequest: a server elsewhere gives no token ids."""
-        raise BadRequest(f"model {self.alias} runs on a server elsewhere, which has the tokenizer.", code="unsupported")
+        raise BadRequest(
+            f"model {self.alias} runs on a server elsewhere, which has the tokenizer.", code="unsupported_parameter"
+        )
 
     async def warm(self, request: GenerateRequest) -> None:
         """Have the server prefill the prompt into its prefix cache, by an answer of one token."""
@@ -128,7 +130,7 @@ class RemoteClient:
 
     async def control(self, action: str) -> None:
         """Raise BadRequest: other sites may use the server too."""
-        raise BadRequest(_ELSEWHERE.format(self.alias), code="unsupported", param="action")
+        raise BadRequest(_ELSEWHERE.format(self.alias), code="unsupported_parameter", param="action")
 
     def start(self) -> None:
         """Begin to ask the server for its state, once; returns at once. On the event loop."""

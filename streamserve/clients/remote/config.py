@@ -61,7 +61,11 @@ SERVERS: Mapping[str, Dialect] = MappingProxyType(
             continues=True,
             drops_generation_prompt=True,
         ),
-        "streamserve": Dialect(fields=_same(*_USUAL), takes_template_kwargs=True, continues=True),
+        "streamserve": Dialect(
+            fields=_same(*_USUAL, "allowed_token_ids", "bad_words", "include_stop"),
+            takes_template_kwargs=True,
+            continues=True,
+        ),
     }
 )
 AUTO = "auto"

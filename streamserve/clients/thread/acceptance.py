@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from itertools import chain
 
+from streamserve.clients.thread import rules
 from streamserve.clients.thread.public_prefix import PublicPrefixes
 from streamserve.engine.config import EngineConfig, LatencyClass
 from streamserve.engine.grammar.compiler import GrammarCompiler
@@ -24,6 +25,7 @@ from streamserve.engine.text.formats.base import OutputFormat, Parser
 from streamserve.engine.text.formats.blocks import AnswerSource
 from streamserve.engine.text.tokenizer import Prompt, Tokenizer
 from streamserve.protocol.errors import BadRequest, PromptTooLong, StreamserveError
+from streamserve.protocol.park import Accepted
 from streamserve.protocol.requests import GenerateRequest, Grammar, SamplingParams, check_needs, check_sampling
 
 logger = logging.getLogger(__name__)
@@ -64,7 +66,9 @@ class LoadedEngine:
         runner = self.runner
         self.public_prefixes = PublicPrefixes(self.tokenizer)
         self.max_tokens = max_servable_tokens(self.facts.max_model_len, runner.num_blocks, runner.block_size)
-        self.grammars = GrammarCompiler(self.tokenizer, runner.vocab_size, self.facts.eos_token_ids)
+        # A tag that is a token is no text, also where the tokenizer would show it: the parser takes it for the tag.
+        tag_ids = () if self.format is None else self.format.tags.ids.values()
+        self.grammars = GrammarCompiler(self.tokenizer, runner.vocab_size, self.facts.eos_token_ids.union(tag_ids))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,6 +77,8 @@ class Prepared:
 
     `num_tokens`: of all choices, those that are known already and are to be computed. `needs`: see `Accepted`.
     `grammar`: what the whole output must match; then `constrain` sets `matchers`, one for each choice.
+    `num_tokens`: of all choices, those that are known already and are to be computed. `echoes`: the prompt's text that
+    each choice still has to begin with.
     """
 
     request: GenerateRequest
@@ -85,6 +91,20 @@ class Prepared:
     needs: tuple[str, ...] = ()
     grammar: Grammar | None = None
     matchers: tuple[Matcher, ...] = ()
+    bad_word_ids: tuple[tuple[int, ...], ...] = ()
+    echoes: tuple[str, ...] = ()
+
+    def accepted(self, queue_position: int) -> Accepted:
+        """Return what acceptance has fixed."""
+        assert self.sampling.max_tokens is not None
+        assert self.sampling.seed is not None
+        return Accepted(
+            num_prompt_tokens=len(self.prompt.token_ids),
+            max_tokens=self.sampling.max_tokens,
+            seed=self.sampling.seed,
+            queue_position=queue_position,
+            needs=self.needs,
+        )
 
     def sequence_request(self, seq_id: int, index: int, accepted_at: float, queue_seconds: float) -> SequenceRequest:
         """Make the engine's part of one choice, which may wait so long; choices differ in their seeds."""
@@ -109,6 +129,7 @@ class Prepared:
             num_losses=request.num_losses,
             queue_seconds=queue_seconds,
             matcher=self.matchers[index] if self.matchers else None,
+            bad_word_ids=self.bad_word_ids,
         )
 
 
@@ -118,6 +139,7 @@ def prepare(engine: LoadedEngine, config: EngineConfig, request: GenerateRequest
     prompt = encode(engine.tokenizer, request)
     num_public_tokens = engine.public_prefixes.num_tokens(request, prompt.token_ids)
     num_prompt_tokens = len(prompt.token_ids)
+    rules.refuse_prompt_logprobs(request.sampling)
     check_sampling(request.sampling)  # before it is computed with
     sampling = resolve_params(
         request, engine.facts.sampling_defaults, num_prompt_tokens, engine.max_tokens, config.default_max_tokens
@@ -127,6 +149,8 @@ def prepare(engine: LoadedEngine, config: EngineConfig, request: GenerateRequest
     grammar = engine.format.grammar(request, prompt) if engine.format is not None else request.grammar
     source = _source(engine.format, request, prompt, sampling)
     choices = _choices(engine.tokenizer, request, sampling, source, is_free=grammar is None)
+    bad_word_ids = rules.bad_word_ids(engine.tokenizer, sampling, engine.runner.vocab_size)
+    rules.check_choice(sampling, bad_word_ids, engine.facts.eos_token_ids, has_grammar=grammar is not None)
     return Prepared(
         request=request,
         prompt=replace(prompt, num_public_tokens=num_public_tokens),
@@ -137,6 +161,8 @@ def prepare(engine: LoadedEngine, config: EngineConfig, request: GenerateRequest
         num_tokens=request.n * num_prompt_tokens + sum(map(len, request.output_token_ids)),
         needs=() if source is None else ("blocks",),
         grammar=grammar,
+        bad_word_ids=bad_word_ids,
+        echoes=rules.echoes(engine.tokenizer, request),
     )
 
 
@@ -173,7 +199,7 @@ def _choices(
             index=index,
             shown_token_ids=shown[index],
             # The text of a grammar is its tokens' bytes, to the first one.
-            strip_leading_space=request.messages is not None and is_free,
+            strip_leading_space=request.messages is not None and is_free and not request.continue_final_message,
             source=source,
         )
         for index in range(request.n)
@@ -204,10 +230,17 @@ def constrain(engine: LoadedEngine, prepared: Prepared) -> Prepared:
     if prepared.grammar is None:
         return prepared
     request, sampling = prepared.request, prepared.sampling
+    if request.grammar is not None and request.grammar != prepared.grammar:
+        engine.grammars.check(request.grammar)  # by itself: within the whole output its faults would be hard to find
     ends = {*sampling.stop_token_ids, *(() if sampling.ignore_eos else prepared.eos_token_ids)}
     shown = (*request.output_token_ids, *[()] * (request.n - len(request.output_token_ids)))
     texts = [ids[:-1] if ids and ids[-1] in ends else ids for ids in shown]
-    return replace(prepared, matchers=engine.grammars.matchers(prepared.grammar, texts))
+    try:
+        return replace(prepared, matchers=engine.grammars.matchers(prepared.grammar, texts))
+    except BadRequest as error:
+        if request.grammar is None:  # then it is made of the tools' schemas
+            error.param = "tools"
+        raise
 
 
 def encode(tokenizer: Tokenizer, request: GenerateRequest) -> Prompt:
@@ -253,6 +286,8 @@ def _check_ids(request: GenerateRequest, prompt: Prompt, vocab_size: int) -> Non
     groups = {
         "prompt": prompt.token_ids,
         "stop_token_ids": request.sampling.stop_token_ids,
+        "logit_bias": tuple(token_id for token_id, _ in request.sampling.logit_bias),
+        "allowed_token_ids": request.sampling.allowed_token_ids,
         "output_token_ids": tuple(chain.from_iterable(request.output_token_ids)),
     }
     for param, ids in groups.items():

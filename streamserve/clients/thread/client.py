@@ -13,7 +13,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
 
-from streamserve.clients.thread.acceptance import LoadedEngine, constrain, encode, prepare
+from streamserve.clients.thread.acceptance import LoadedEngine, Prepared, constrain, encode, prepare
 from streamserve.clients.thread.admission import AdmissionControl, RecentTimings
 from streamserve.clients.thread.engine_thread import EngineThread, Load
 from streamserve.clients.thread.generation import LocalGeneration, error_event
@@ -24,7 +24,6 @@ from streamserve.engine.grammar.compiler import NUM_PROVERS
 from streamserve.engine.plan import OnStep, StepPlan
 from streamserve.protocol.errors import BadRequest, EngineUnavailable, error_for
 from streamserve.protocol.events import Error
-from streamserve.protocol.park import Accepted
 from streamserve.protocol.requests import GenerateRequest
 from streamserve.protocol.stats import EngineStats, ModelDescription
 
@@ -64,7 +63,6 @@ class ThreadClient:
         self._seq_ids = itertools.count(1)
         self._operator_state = "ready"  # the state of a loaded engine, by the last action of an operator
         self._tokenizers = ThreadPoolExecutor(_TOKENIZER_THREADS, thread_name_prefix=f"tokenize-{alias}")
-        # Apart from those: a grammar may take seconds to compile. A thread is made when there is a first one.
         self._compilers = ThreadPoolExecutor(NUM_PROVERS, thread_name_prefix=f"grammar-{alias}")
 
     async def generate(self, request: GenerateRequest) -> LocalGeneration:
@@ -72,31 +70,21 @@ class ThreadClient:
         engine, _ = self._require_engine(request)
         accepted_at = self._clock()
         with self._admission.reserve(request.n, request.latency_class):
-            prepared = await asyncio.get_running_loop().run_in_executor(
-                self._tokenizers, prepare, engine, self._config, request
-            )
-            if prepared.grammar is not None:
-                prepared = await asyncio.get_running_loop().run_in_executor(
-                    self._compilers, constrain, engine, prepared
-                )
+            prepared = await self._prepare(engine, request)
         # Nothing is awaited from here on, so that the checks still hold when the sequences are added.
         _, core = self._require_engine(request)
         is_resumed = any(request.output_token_ids)  # it was accepted once, and may wait
         queue_position, queue_seconds = self._admission.check_wait(
             request.latency_class, core.stats(), tenant=request.tenant, may_refuse=not is_resumed
         )
-        assert prepared.sampling.max_tokens is not None
-        assert prepared.sampling.seed is not None
-        accepted = Accepted(
-            num_prompt_tokens=len(prepared.prompt.token_ids),
-            max_tokens=prepared.sampling.max_tokens,
-            seed=prepared.sampling.seed,
-            queue_position=queue_position,
-            needs=prepared.needs,
-        )
         choices = {next(self._seq_ids): choice for choice in prepared.choices}
         generation = LocalGeneration(
-            accepted, choices, accepted_at=accepted_at, engine=self._router, latency_class=request.latency_class
+            prepared.accepted(queue_position),
+            choices,
+            accepted_at=accepted_at,
+            engine=self._router,
+            latency_class=request.latency_class,
+            echoes=prepared.echoes,
         )
         for seq_id, choice in choices.items():
             sequence = prepared.sequence_request(seq_id, choice.index, accepted_at, queue_seconds)
@@ -109,6 +97,14 @@ class ThreadClient:
         if self._thread.end_code is not None:
             generation.fail(error_event(self._thread.end_code))
         return generation
+
+    async def _prepare(self, engine: LoadedEngine, request: GenerateRequest) -> Prepared:
+        """Render, tokenise and check. A grammar is compiled on threads of its own, as it may take seconds."""
+        loop = asyncio.get_running_loop()
+        prepared = await loop.run_in_executor(self._tokenizers, prepare, engine, self._config, request)
+        if prepared.grammar is None:
+            return prepared
+        return await loop.run_in_executor(self._compilers, constrain, engine, prepared)
 
     async def tokenize(self, request: GenerateRequest) -> tuple[int, ...]:
         """Return the prompt's token ids as `generate` would see them."""
@@ -123,7 +119,7 @@ class ThreadClient:
 
         Returns when that is done. Raises StreamserveError if it is not: the engine was never idle, paused, or failed.
         """
-        sampling = replace(request.sampling, max_tokens=0, min_tokens=0)
+        sampling = replace(request.sampling, max_tokens=0, min_tokens=0, prompt_logprobs=None)
         generation = await self.generate(
             replace(
                 request,
@@ -133,6 +129,7 @@ class ThreadClient:
                 reader_tokens=None,
                 latency_class=WARM,
                 grammar=None,
+                echo=False,
             )
         )
         try:

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from streamserve.engine.output import SequenceUpdate
 from streamserve.engine.text.choice import Choice
-from streamserve.protocol.events import ChoiceDone, Done, Error, Event, Status, Usage
+from streamserve.protocol.events import ChoiceDone, Done, Error, Event, Status, Token, Usage
 from streamserve.protocol.metrics import percentile
 from streamserve.protocol.park import Accepted, Park
 
@@ -30,6 +30,7 @@ ERRORS = {
     "engine_died": ("the engine stopped working. Try again.", True),
     "engine_closed": ("the engine was shut down. Try again.", True),
 }
+_ECHO_CHARS = 4096  # in one event
 _UNKNOWN_ERROR = ("the engine could not finish this request.", True)
 
 
@@ -37,6 +38,13 @@ def error_event(code: str) -> Error:
     """Return the terminal event for a sequence's or the engine's error code."""
     message, is_retryable = ERRORS.get(code, _UNKNOWN_ERROR)
     return Error(code=code, message=message, retryable=is_retryable)
+
+
+def _echo_events(echoes: Sequence[str]) -> Iterator[Token]:
+    """Yield the prompt's text as events of bounded size."""
+    for choice, text in enumerate(echoes):
+        for start in range(0, len(text), _ECHO_CHARS):
+            yield Token(text=text[start : start + _ECHO_CHARS], token_ids=(), choice=choice)
 
 
 @dataclass(slots=True)
@@ -99,6 +107,7 @@ class EngineSide(Protocol):
 class LocalGeneration:
     """See `clients.base.Generation`. `choices` maps the engine's sequence ids to the text sides.
 
+    `echoes[choice]` is the prompt's text, as far as the answer begins with it and readers were not shown it.
     `on_news` is called on the loop once when events come after `ready()` or `__anext__` left none, and once at the end
     (but not for `cancel`). Events that came before it was set are there already: the caller takes them first.
     """
@@ -113,6 +122,7 @@ class LocalGeneration:
         accepted_at: float,
         engine: EngineSide,
         latency_class: str = "chat",
+        echoes: Sequence[str] = (),
     ) -> None:
         self.accepted = accepted
         self.latency_class = latency_class
@@ -129,7 +139,7 @@ class LocalGeneration:
         # What was shown before the first token: the place in the queue, and how many prompt tokens are computed.
         self._place: int | None = None
         self._num_prefilled = 0
-        self._events: deque[Event] = deque()
+        self._events: deque[Event] = deque(_echo_events(echoes))
         self._has_news = asyncio.Event()
         self._is_announced = False
 

@@ -44,7 +44,8 @@ class PublicPrefixes:
             known = self._render(request, system)
         num_common = _num_common(known, token_ids)
         # Some templates write the date: render again. A caller's first character may join our last token: that is 1.
-        if num_common < len(known) - 1 and not request.chat_template_kwargs:
+        is_plain = not request.chat_template_kwargs and not request.tools
+        if num_common < len(known) - 1 and is_plain:
             num_common = _num_common(self._render(request, system), token_ids)
         return num_common
 
@@ -57,6 +58,8 @@ class PublicPrefixes:
                         request,
                         messages=(Message(role="system", content=system), Message(role="user", content=turn)),
                         chat_template_kwargs={},
+                        tools=(),
+                        continue_final_message=False,
                     )
                 ).token_ids
                 for turn in _PROBES

@@ -20,13 +20,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from queue import LifoQueue
 
-from streamserve.engine.grammar.limits import PARAM, GrammarLimits, unsupported_grammar
+from streamserve.engine.grammar.limits import PARAM, GrammarLimits, refusal, unsupported_grammar
 from streamserve.engine.grammar.matcher import Matcher
 from streamserve.engine.grammar.prover import Prover
 from streamserve.engine.grammar.source import source_of
 from streamserve.engine.grammar.vocabulary import TokenTable, Vocabulary
 from streamserve.engine.text.tokenizer import Tokenizer
-from streamserve.protocol.errors import BadRequest, Overloaded, StreamserveError
+from streamserve.protocol.errors import Overloaded, StreamserveError
 from streamserve.protocol.requests import Grammar
 
 # Worker processes, and so the grammars that are proved at once.
@@ -41,12 +41,13 @@ class GrammarCompiler:
     """The grammars of one model. Nothing is imported, built or started before the first one comes."""
 
     def __init__(
-        self, tokenizer: Tokenizer, num_ids: int, end_ids: Iterable[int] = (), limits: GrammarLimits | None = None
+        self, tokenizer: Tokenizer, num_ids: int, special_ids: Iterable[int] = (), limits: GrammarLimits | None = None
     ) -> None:
+        """`special_ids`: those that no text is written with, beside the tokenizer's own: ends, and a format's tags."""
         self.limits = limits or GrammarLimits()
         self._tokenizer = tokenizer
         self._num_ids = num_ids
-        self._end_ids = tuple(end_ids)
+        self._special_ids = frozenset(special_ids)
         self._proved = ProvedSources(self.limits.cache_bytes)
         self._budget = MatcherBudget(self.limits.max_live_bytes)
         self._lock = threading.Lock()  # guards what follows
@@ -75,6 +76,10 @@ class GrammarCompiler:
             out.append(matcher)
         return tuple(out)
 
+    def check(self, grammar: Grammar) -> None:
+        """Raise BadRequest for a grammar that is wrong on the face of it; what needs the compiler is not looked at."""
+        source_of(grammar, self.limits)
+
     def close(self) -> None:
         """End the worker processes; a grammar that is being proved is refused."""
         with self._lock:
@@ -99,8 +104,8 @@ class GrammarCompiler:
         try:
             import llguidance  # noqa: F401
         except ImportError:
-            message = f"{PARAM}: this server cannot constrain answers: llguidance is not installed. {_INSTALL}"
-            raise BadRequest(message, code="grammar_unavailable", param=PARAM) from None
+            message = f"llguidance is not installed on this server: {_INSTALL}"
+            raise refusal("grammar_unavailable", message) from None
         if not self._tokenizer.is_byte_exact:
             raise unsupported_grammar("the text of this model's tokens depends on their neighbours.")
 
@@ -131,7 +136,7 @@ class GrammarCompiler:
             return self._vocabulary
 
     def _table(self) -> TokenTable:
-        return TokenTable.of(self._tokenizer, self._num_ids, self._end_ids)
+        return TokenTable.of(self._tokenizer, self._num_ids, self._special_ids)
 
 
 @dataclass(frozen=True, slots=True)

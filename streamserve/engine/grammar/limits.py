@@ -37,22 +37,22 @@ class GrammarLimits:
 
 def invalid_grammar(message: str) -> BadRequest:
     """Return the error for a grammar that is none, that no text matches, or that never ends."""
-    return BadRequest(f"{PARAM}: {message}", code="invalid_grammar", param=PARAM)
+    return refusal("invalid_grammar", message)
 
 
 def unsupported_grammar(message: str) -> BadRequest:
     """Return the error for a grammar that is one and that this engine cannot enforce."""
-    return BadRequest(f"{PARAM}: {message}", code="unsupported_grammar", param=PARAM)
+    return refusal("unsupported_grammar", message)
 
 
 def refusal(code: str, message: str) -> BadRequest:
     """Return the error with a code of the worker's."""
-    return BadRequest(f"{PARAM}: {message}", code=code, param=PARAM)
+    return BadRequest(f"The grammar cannot be used: {message}", code=code, param=PARAM)
 
 
 def too_complex(message: str) -> BadRequest:
     """Return the error for a grammar that breaks a limit."""
-    return BadRequest(f"{PARAM}: {message}", code="grammar_too_complex", param=PARAM)
+    return refusal("grammar_too_complex", message)
 
 
 def shown(message: str) -> str:

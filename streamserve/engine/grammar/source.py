@@ -12,8 +12,9 @@ from streamserve.engine.grammar.limits import GrammarLimits, invalid_grammar, to
 from streamserve.engine.grammar.schema import as_text, read_schema
 from streamserve.protocol.requests import GRAMMAR_KINDS, Grammar
 
-# No blanks between the parts of a JSON text: they would be tokens that say nothing. Callers cannot set it otherwise.
+# No blanks between the parts of a JSON text: they would be tokens that say nothing. In Lark a schema may have its own.
 _COMPACT: Mapping[str, Any] = {"whitespace_flexible": False}
+_BLANKS = frozenset({"whitespace_flexible", "item_separator", "key_separator"})
 
 
 def source_of(grammar: Grammar, limits: GrammarLimits) -> str:
@@ -86,8 +87,12 @@ def _choice(value: str, limits: GrammarLimits) -> str:
 
 
 def _lark(value: str, limits: GrammarLimits) -> str:
-    def prepared(schema: str) -> str:
-        return as_text({**read_schema(schema, limits), "x-guidance": _COMPACT})
+    def prepared(text: str) -> str:
+        schema = json.loads(text)
+        options = schema.pop("x-guidance", _COMPACT)
+        if not isinstance(options, dict) or not set(options) <= _BLANKS:
+            raise invalid_grammar(f"x-guidance of a schema may have {', '.join(sorted(_BLANKS))}.")
+        return as_text({**read_schema(as_text(schema), limits), "x-guidance": options})
 
     try:
         text = with_schemas(value, prepared)

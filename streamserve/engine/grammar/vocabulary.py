@@ -35,9 +35,9 @@ class TokenTable:
     twins: Mapping[int, int] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, tokenizer: Tokenizer, num_ids: int, end_ids: Collection[int]) -> TokenTable:
+    def of(cls, tokenizer: Tokenizer, num_ids: int, special_ids: Collection[int]) -> TokenTable:
         """Return the table of a model with `num_ids` ids. A special token's text is its name."""
-        special = {one for one in range(num_ids) if tokenizer.is_special(one) or one in end_ids}
+        special = {one for one in range(num_ids) if tokenizer.is_special(one) or one in special_ids}
         tokens = [tokenizer.token_bytes(one) for one in range(num_ids)]
         for one in special:
             tokens[one] = _special_name(tokens[one], one)

@@ -24,7 +24,8 @@ from streamserve.engine.model.load.loader import LoadedModel, load_model
 from streamserve.engine.model.load.source import ModelLoadError, UnsupportedModel
 from streamserve.engine.model.load.support import max_model_len
 from streamserve.engine.model.penalties import PenaltyCounts
-from streamserve.engine.model.sampler import Draws, raw_logprobs, sample
+from streamserve.engine.model.sampler import Draws, Shapers, raw_logprobs, sample
+from streamserve.engine.model.token_rules import RuleTensors
 from streamserve.engine.plan import (
     Chunk,
     Progress,
@@ -119,6 +120,7 @@ class HFRunner:
         self.kv = self.new_kv(num_blocks)
         self._last: LaunchedStep | None = None  # the next plan may take its tokens from the device
         self._counts: PenaltyCounts | None = None  # from the first penalty on
+        self._rules = RuleTensors(loaded.device)
 
     @property
     def max_tokens_that_fit(self) -> int:
@@ -171,12 +173,15 @@ class HFRunner:
     def _sample(self, logits: torch.Tensor, specs: dict[int, SampleSpec], batch: StepBatch) -> Draws:
         """Draw by `specs`, which are by row of the batch. logits (len(specs), vocab_size)."""
         wanted = tuple(specs.values())
-        if any(spec.counts_row is not None for spec in wanted):
-            if self._counts is None:
-                self._counts = PenaltyCounts(logits.shape[1], logits.device)
-            last_rows = on_device(list(specs), torch.int64, logits.device)
-            self._counts.update(wanted, batch.input_ids[0].index_select(0, last_rows))
-        return sample(logits, wanted, self._counts)
+        penalises = any(spec.counts_row is not None for spec in wanted)
+        if not penalises and all(spec.rules is None for spec in wanted):
+            return sample(logits, wanted)
+        last_rows = on_device(list(specs), torch.int64, logits.device)
+        last_token_ids = batch.input_ids[0].index_select(0, last_rows)
+        if penalises:
+            self._counts = self._counts or PenaltyCounts(logits.shape[1], logits.device)
+            self._counts.update(wanted, last_token_ids)
+        return sample(logits, wanted, Shapers(last_token_ids, self._rules, self._counts))
 
     def _fill_pending(self, batch: StepBatch) -> None:
         """Put tokens of the step before into the batch, from device to device."""
@@ -203,7 +208,7 @@ class HFRunner:
 
     def close(self) -> None:
         """Free the model and the KV memory; the runner is unusable afterwards."""
-        del self.loaded, self.kv, self._last, self._counts
+        del self.loaded, self.kv, self._last, self._counts, self._rules
 
 
 def _healthy_chunks(hidden: torch.Tensor, batch: StepBatch) -> torch.Tensor:
@@ -226,7 +231,7 @@ def _failed(seq_id: int) -> Sampled:
 def _last_hidden_state(model: torch.nn.Module) -> Iterator[list[torch.Tensor]]:
     """Collect the last hidden state, as the model's body passes it to the head."""
     seen: list[torch.Tensor] = []
-    hook = model.base_model.register_forward_hook(lambda _module, _inputs, out: seen.append(out[0]))
+    hook = model.get_decoder().register_forward_hook(lambda _module, _inputs, out: seen.append(out[0]))
     try:
         yield seen
     finally:
@@ -261,13 +266,18 @@ def record_layers(loaded: LoadedModel) -> dict[int, LayerShape]:
     model.config._attn_implementation = attention.NAME
     token = torch.zeros(1, 1, dtype=torch.long, device=loaded.device)
     try:
-        with torch.inference_mode(), loaded.attention.recording() as layers:
-            model.base_model(input_ids=token, position_ids=token, use_cache=False)
+        with torch.inference_mode(), loaded.attention.recording() as layers, _last_hidden_state(model) as seen:
+            model(input_ids=token, position_ids=token, use_cache=False, logits_to_keep=1)
     except Exception as error:  # modelling code not made for an external attention may raise anything
         raise UnsupportedModel(
             f"Models of type {loaded.model_type} are not supported: their code does not run over an external "
             f"attention ({type(error).__name__}: {error}). Choose another model."
         ) from error
+    if len(seen) != 1:
+        raise UnsupportedModel(
+            f"Models of type {loaded.model_type} are not supported: their head does not read the decoder that this "
+            "engine looks at. Choose another model."
+        )
     num_layers = loaded.config.get_text_config().num_hidden_layers
     if len(layers) != num_layers or loaded.attention.num_calls != num_layers:
         raise UnsupportedModel(

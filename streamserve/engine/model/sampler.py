@@ -1,8 +1,8 @@
 """Choose the next token of every sampling row of a step, together.
 
-Order: ban, mask, penalties, temperature, top-k, top-p, min-p, then `argmax(log p + Gumbel(seed, position, token))`.
-The draw depends only on the row's own logits and (seed, position). Knows logits and `SampleSpec`s; no sequences, no
-model.
+Order: rules (bias, allowed ids, bad words), ban, mask, penalties, temperature, top-k, top-p, min-p, then
+`argmax(log p + Gumbel(seed, position, token))`. The draw depends only on the row's own logits and (seed, position).
+Knows logits and `SampleSpec`s; no sequences, no model.
 
 Why top-p needs no sort: a token belongs to the nucleus iff the tokens likelier than it hold less than `top_p`. The
 winner among all tokens, if it is in the nucleus, is the winner among the nucleus. If it is not, neither is anything
@@ -24,6 +24,7 @@ import torch
 
 from streamserve.engine.model.load.device import on_device, to_device
 from streamserve.engine.model.penalties import PenaltyCounts
+from streamserve.engine.model.token_rules import RuleTensors
 from streamserve.engine.plan import RawLogprobs, SampleSpec
 
 MAX_CUTS = 16  # after that many refusals a row is sorted instead
@@ -55,11 +56,23 @@ class Draws:
         return {name: found for name in _TENSORS if (found := getattr(self, name)) is not None}
 
 
-def sample(logits: torch.Tensor, specs: Sequence[SampleSpec], counts: PenaltyCounts | None = None) -> Draws:
-    """Choose a token for each row of `logits` (num_rows, vocab_size) by its spec. `counts`: updated for these specs."""
+@dataclass(frozen=True, slots=True)
+class Shapers:
+    """What a runner keeps on the device for the draws of its sequences, and this step's newest tokens (num_rows,)."""
+
+    last_token_ids: torch.Tensor
+    rules: RuleTensors
+    counts: PenaltyCounts | None = None  # updated for the specs of this step
+
+
+def sample(logits: torch.Tensor, specs: Sequence[SampleSpec], shapers: Shapers | None = None) -> Draws:
+    """Choose a token for each row of `logits` (num_rows, vocab_size) by its spec.
+
+    `shapers` are for specs with rules or penalties.
+    """
     logits = logits.float()
     finite = torch.isfinite(logits.amax(dim=-1))  # NaN and +inf win the maximum; all -inf loses to nothing
-    shaped = _ban_and_penalise(logits, specs, counts)
+    shaped = _shape(logits, specs, shapers)
     greedy = [row for row, spec in enumerate(specs) if spec.temperature <= 0]
     drawn = [row for row, spec in enumerate(specs) if spec.temperature > 0]
     if not drawn:
@@ -75,21 +88,26 @@ def sample(logits: torch.Tensor, specs: Sequence[SampleSpec], counts: PenaltyCou
     return _with_logprobs(logits, specs, token_ids, finite)
 
 
-def _ban_and_penalise(logits: torch.Tensor, specs: Sequence[SampleSpec], counts: PenaltyCounts | None) -> torch.Tensor:
-    """Return logits with bans, masks and penalties applied: the same tensor where no row asks for any."""
+def _shape(logits: torch.Tensor, specs: Sequence[SampleSpec], shapers: Shapers | None) -> torch.Tensor:
+    """Return logits with rules, bans, masks and penalties applied: the same tensor where no row asks for any."""
     banning = [row for row, spec in enumerate(specs) if spec.banned_token_ids]
     masked = [row for row, spec in enumerate(specs) if spec.mask is not None]
+    has_rules = any(spec.rules is not None for spec in specs)
     penalises = any(spec.counts_row is not None for spec in specs)
-    if not (banning or masked or penalises):
+    if not (banning or masked or has_rules or penalises):
         return logits
     logits = logits.clone(memory_format=torch.contiguous_format)
+    if has_rules:
+        assert shapers is not None, "rules without tensors of them"
+        shapers.rules.apply(logits, specs, shapers.last_token_ids)
     for row in banning:
         logits[row].index_fill_(0, _index(specs[row].banned_token_ids, logits.device), float("-inf"))
     if masked:
         _mask(logits, masked, [specs[row] for row in masked])
     if penalises:
-        assert counts is not None, "a penalty without counts"
-        counts.penalise(logits, specs)
+        assert shapers is not None, "a penalty without counts"
+        assert shapers.counts is not None, "a penalty without counts"
+        shapers.counts.penalise(logits, specs)
     return logits
 
 

@@ -44,7 +44,7 @@ class Choice:
         self._sampling = sampling
         self._strip = strip_leading_space
         self._detokenizer = make_detokenizer(tokenizer, strip_leading_space=strip_leading_space)
-        self._stop = StopStrings(sampling.stop) if sampling.stop else None
+        self._stop = StopStrings(sampling.stop, is_kept=sampling.include_stop) if sampling.stop else None
         self._source = source
         self._token_ids: list[int] = []  # with blocks: all of them, to find the end's events again
         self._writer = None if source is None else BlockWriter(source, self._stop, choice=index)
@@ -85,7 +85,7 @@ class Choice:
         is_end = update.finish_reason is not None
         for number, token_id in enumerate(update.token_ids, 1):
             is_last = is_end and number == len(update.token_ids)
-            is_eos = is_last and update.finish_reason == "stop"
+            is_eos = is_last and update.finish_reason == "stop" and not update.is_complete
             events += self._feed_block(writer, token_id, is_last=is_last, is_eos=is_eos)
             if self.stopped_at is not None:
                 break

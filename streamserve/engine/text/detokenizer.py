@@ -95,14 +95,15 @@ class WindowDetokenizer:
 
 
 class StopStrings:
-    """Watches text for stop strings; the one that is complete first ends it, and is no part of it.
+    """Watches text for stop strings; the one that is complete first ends it, and is no part of it unless `is_kept`.
 
     Holds back only the longest suffix that may still become one. Among those complete at the same character the
     longest wins, so that as little of any as possible is shown.
     """
 
-    def __init__(self, stop: Iterable[str]) -> None:
+    def __init__(self, stop: Iterable[str], *, is_kept: bool = False) -> None:
         self._stop = tuple(stop)
+        self._is_kept = is_kept
         self._held = ""
         self.is_found = False
 
@@ -125,10 +126,13 @@ class StopStrings:
         return self._take(len(self._held))
 
     def _earliest(self) -> int | None:
-        """Return where the stop string that is complete first begins."""
+        """Return where the text ends: where the stop string that is complete first begins, or ends if it is kept."""
         starts = ((self._held.find(stop), stop) for stop in self._stop)
         found = [(start + len(stop), start) for start, stop in starts if start >= 0]
-        return min(found)[1] if found else None
+        if not found:
+            return None
+        end, start = min(found)
+        return end if self._is_kept else start
 
     def _num_undecided(self) -> int:
         """Return the length of the longest suffix of what is held that is the beginning of a stop string."""

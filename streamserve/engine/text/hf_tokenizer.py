@@ -9,6 +9,7 @@ call has a wrapper to itself. All else uses a copy that never changes.
 from __future__ import annotations
 
 import copy
+import hashlib
 import json
 import logging
 import re
@@ -46,6 +47,9 @@ _SAMPLES = (
     "naïve café: 静かな河 🙂🦊",
     "👩‍🚀 क्षत्रिय, x = {1: 2}",
 )
+# What Mistral's templates refuse other ids of tool calls with: theirs have nine characters.
+_SHORT_IDS = "Tool call IDs should be alphanumeric strings with length 9"
+_SHORT_ID = re.compile(r"[0-9A-Za-z]{9}")
 _BYTE_FALLBACK = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _METASPACE = "▁"
 
@@ -110,7 +114,7 @@ class HFTokenizer:
         try:
             with self._render_lock:
                 text, options = self._renderer.apply_chat_template(
-                    list(map(_as_dict, messages)), return_dict=False, sanitize_control_tokens=True, **kwargs
+                    self._as_turns(messages), return_dict=False, sanitize_control_tokens=True, **kwargs
                 )
             ids = self._encode_rendered(text, options)
         except (
@@ -120,6 +124,10 @@ class HFTokenizer:
             raise BadRequest(_refusal(error), code="template_error", param="messages") from error
         return tuple(ids)
 
+    def _as_turns(self, messages: tuple[Message, ...]) -> list[dict[str, Any]]:
+        turns = list(map(_as_dict, messages))
+        return [_with_short_ids(turn) for turn in turns] if _SHORT_IDS in self.chat_template else turns
+
     def _encode_rendered(self, text: str, options: dict[str, Any]) -> list[int]:
         """Encode as `apply_chat_template` would have; here the GIL is free for the engine and for the next chat."""
         encoder = self._encoders.get()
@@ -128,6 +136,10 @@ class HFTokenizer:
         finally:
             self._encoders.put(encoder)
         return ids
+
+    def text_ids(self, text: str) -> tuple[int, ...]:
+        """Return the ids of a piece of text, without those that begin or end a prompt."""
+        return tuple(self._rust.encode(text, add_special_tokens=False).ids)
 
     def token_bytes(self, token_id: int) -> bytes:
         """Return the bytes a token stands for; b"" for ids without any."""
@@ -259,6 +271,20 @@ def _joined_template(template: Any) -> str:
 
 def _as_dict(message: Message) -> dict[str, Any]:
     return {**message.extra, "role": message.role, "content": message.content}
+
+
+def _with_short_ids(turn: dict[str, Any]) -> dict[str, Any]:
+    """Return the turn with each id of a tool call as nine letters and digits, the same for the same id."""
+
+    def short(one: object) -> object:
+        if not isinstance(one, str) or _SHORT_ID.fullmatch(one):
+            return one
+        return hashlib.sha256(one.encode(errors="replace")).hexdigest()[:9]
+
+    out = {**turn, **({"tool_call_id": short(turn["tool_call_id"])} if "tool_call_id" in turn else {})}
+    if isinstance(turn.get("tool_calls"), list | tuple):
+        out["tool_calls"] = [{**call, "id": short(call.get("id"))} for call in turn["tool_calls"]]
+    return out
 
 
 def _tool_as_dict(tool: Tool) -> dict[str, Any]:

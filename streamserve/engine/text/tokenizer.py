@@ -41,6 +41,9 @@ class Tokenizer(Protocol):
     def encode(self, request: GenerateRequest) -> Prompt:
         """Render and tokenise; raises BadRequest (NoChatTemplate, PromptTooLong). Slow: never on the loop."""
 
+    def text_ids(self, text: str) -> tuple[int, ...]:
+        """Return the ids of a piece of text, without those that begin or end a prompt."""
+
     def token_bytes(self, token_id: int) -> bytes:
         """Return the bytes a token stands for; b"" for ids without any."""
 

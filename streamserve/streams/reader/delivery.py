@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import NamedTuple
 
 from streamserve.dialects.base import Encoder
+from streamserve.streams.config import StreamConfig
 from streamserve.streams.reader.channel import Channel, DirectChannel, PullChannel, nothing
 from streamserve.streams.reader.reader import Reader
 from streamserve.streams.registry import Streams
@@ -33,13 +34,21 @@ NO_FLOW = Flow()
 class Delivery:
     """`first_bytes`, then the frames of every event after `after`, to the terminal one.
 
+    `config` is the reader's own in place of the site's.
     `after` is the last seq the reader has: 0 is from the start; past the stream's last event raises Gone, one reader
     too many QuotaExceeded ("too_many_readers"). A reader that already has the terminal event: see `is_over` (answer
     204).
     """
 
     def __init__(
-        self, streams: Streams, stream: Stream, encoder: Encoder, *, after: int = 0, watcher: bool = False
+        self,
+        streams: Streams,
+        stream: Stream,
+        encoder: Encoder,
+        *,
+        after: int = 0,
+        watcher: bool = False,
+        config: StreamConfig | None = None,
     ) -> None:
         content_type = encoder.content_type.partition(";")[0]
         self.reader = Reader(
@@ -50,6 +59,7 @@ class Delivery:
             transport=_TRANSPORTS.get(content_type, content_type),
             is_watcher=watcher,
             takes_snapshots=encoder.takes_snapshots,
+            config=config,
         )
         self.stream = stream
         self._encoder = encoder

@@ -26,6 +26,7 @@ from typing import Any
 from streamserve.dialects.base import Encoder, coalesce
 from streamserve.protocol.errors import BadRequest, Gone
 from streamserve.protocol.events import Error, GoingAway, LoggedEvent, Status, Token, is_terminal
+from streamserve.streams.config import StreamConfig
 from streamserve.streams.log.base import LogUnavailable
 from streamserve.streams.producer import LOG_AWAY
 from streamserve.streams.reader.channel import Channel
@@ -65,16 +66,16 @@ class Reader(Attachment):
         is_watcher: bool = False,
         takes_snapshots: bool = False,
         credit: int | None = None,
+        config: StreamConfig | None = None,
     ) -> None:
         _check_place(stream, after)
         stream.readers.check_room(streams.settings.max_readers, is_watcher=is_watcher)
         super().__init__(is_watcher=is_watcher, transport=transport, seq=after)
-        config, self.id, self.stream, self.sent_seq = streams.settings, secrets.token_hex(8), stream, after
+        config, self.id, self.stream, self.sent_seq = config or streams.settings, secrets.token_hex(8), stream, after
         self._accepted_seq = after  # by the transport: a frame may still be on its way to it
         self.is_over = False  # nothing more is written
         self.is_let_go = False  # and the stream continues elsewhere, or later
-        self._config, self._encoder = config, encoder
-        self._read_seq = after
+        self._config, self._encoder, self._read_seq = config, encoder, after
         self._takes_snapshots = takes_snapshots and config.snapshot_events > 0
         self._must_fold = encoder is not None and after > 0 and not encoder.takes_snapshots
         self._silence_seconds = config.keepalive_seconds if encoder is not None and encoder.keepalive else math.inf

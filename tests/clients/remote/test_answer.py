@@ -6,6 +6,8 @@ import json
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from streamserve.clients.remote.answer import Answer
 from streamserve.clients.remote.errors import UpstreamBroken, UpstreamError
@@ -117,6 +119,9 @@ def test_a_continued_answer_goes_on_in_its_block() -> None:
     assert answer.feed(chunk(content="it goes")) == [token("it goes")]
     assert answer.feed(STOP) == []
     assert (answer.num_tokens, answer.has_begun, answer.is_text_only) == (3, True, True)
+    counts = {"prompt_tokens": 12, "completion_tokens": 1, "prompt_tokens_details": {"cached_tokens": 11}}
+    answer.feed(json.dumps({"choices": [], "usage": counts}))
+    assert answer.total() == Usage(prompt_tokens=10, completion_tokens=3, cached_tokens=10)
 
 
 def test_usage_is_the_servers() -> None:
@@ -189,6 +194,30 @@ def test_blocks_without_end_are_refused() -> None:
         answer.feed(call("f", "{}", index=number, id=str(number)))
     with pytest.raises(UpstreamBroken, match="256 blocks"):
         answer.feed(call("f", "{}", index=256, id="256"))
+
+
+TEXTS = st.none() | st.text(max_size=3)
+FUNCTIONS = st.fixed_dictionaries({"name": TEXTS, "arguments": TEXTS})
+CALLS = st.fixed_dictionaries({"index": st.integers(0, 2), "id": TEXTS, "function": st.none() | FUNCTIONS})
+DELTAS = st.fixed_dictionaries(
+    {}, optional={"content": TEXTS, "reasoning": TEXTS, "tool_calls": st.none() | st.lists(CALLS, max_size=2)}
+)
+REASONS = st.sampled_from([None, None, None, "stop", "length", "tool_calls", "function_call", "eos"])
+CHOICES = st.fixed_dictionaries({"index": st.integers(0, 1), "delta": st.none() | DELTAS, "finish_reason": REASONS})
+
+
+@given(chunks=st.lists(st.fixed_dictionaries({"choices": st.lists(CHOICES, max_size=2)}), max_size=12))
+def test_any_chunks_keep_the_grammar_or_are_refused(chunks: list[dict[str, Any]]) -> None:
+    """Blocks open, close and are numbered as the law says, whatever a server sends in which order."""
+    answer, events = Answer(2), [META]
+    try:
+        for one in chunks:
+            events += answer.feed(json.dumps(one))
+    except UpstreamBroken:
+        pass
+    else:
+        assert answer.num_tokens == sum(isinstance(event, Token) for event in events)
+    check_events([*events, Done(finish_reason="stop" if answer.is_finished else "cancelled")])
 
 
 @pytest.mark.parametrize(

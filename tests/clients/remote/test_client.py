@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import ssl
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -25,12 +27,14 @@ from streamserve.protocol.requests import ShownChoice
 from tests.support.clients import collect, text
 from tests.support.upstreams import (
     DONE,
+    JSON,
     LAST_CHUNK,
     PLAIN,
     STREAM_HEAD,
     WHOLE,
     Asked,
     Upstream,
+    certificate,
     chat,
     chunk,
     delta,
@@ -45,7 +49,6 @@ from tests.support.upstreams import (
 
 META = Meta(model="m", stream_id="s", created=1, has_token_ids=False)
 ERROR = {"error": {"message": "temperature is too warm", "param": "temperature", "code": 400}}
-JSON = "Content-Type: application/json"
 
 
 async def never(asked: Asked, writer: asyncio.StreamWriter) -> None:
@@ -460,6 +463,18 @@ async def test_a_wrong_key_is_seen_before_any_request(caplog: pytest.LogCaptureF
             await client.generate(chat())
     assert len(upstream.posts) == 0
     assert "refuses our key" in caplog.text
+
+
+async def test_an_https_server_is_checked_by_the_given_certificates(tmp_path: Path) -> None:
+    """A server that signs itself is used with CA_FILE, and refused without."""
+    upstream, file = Upstream(says(*WHOLE)), certificate(tmp_path)
+    upstream.ssl = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    upstream.ssl.load_cert_chain(file)
+    async with remote(upstream, ca_file=str(file)) as client:
+        assert text(await ask(client)) == "Hello."
+    async with remote(upstream) as client:
+        assert client.describe().state == "failed"
+        assert "certificate" in client.describe().message
 
 
 async def test_what_was_shown_in_full_is_not_asked_for_again() -> None:

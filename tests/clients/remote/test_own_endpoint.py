@@ -11,8 +11,11 @@ import pytest
 from streamserve.asgi import anyone, app
 from streamserve.clients.remote.client import RemoteClient
 from streamserve.clients.remote.config import RemoteConfig
+from streamserve.dialects.generate import request_fields
 from streamserve.protocol.errors import BadRequest
-from streamserve.protocol.events import Done, Event
+from streamserve.protocol.events import BlockText, Done, Event
+from streamserve.protocol.limits import Limits
+from streamserve.protocol.requests import ShownChoice
 from tests.support.clients import collect, text
 from tests.support.servers import Server, uvicorn
 from tests.support.upstreams import chat, until
@@ -90,3 +93,14 @@ async def test_a_site_serves_the_other_sites_model(server: Server) -> None:
         too_long = {"messages": [{"role": "user", "content": "x" * 9000}]}
         refused = await http.post("/streams", json=too_long)
         assert (refused.status_code, refused.json()["error"]["code"]) == (400, "upstream_refused")
+
+
+@pytest.mark.skipif("continue_final_message" not in request_fields(Limits()), reason="needs continue_final_message")
+async def test_a_continued_answer(client: RemoteClient) -> None:
+    """The other site takes up the text so far; what was shown is no part of the prompt's count."""
+    question = "Continue this sentence."
+    so_far = (ShownChoice(blocks=(BlockText(index=0, kind="text", text="Continue ", is_open=True),), num_tokens=9),)
+    events = await ask(client, question, max_tokens=60, shown=so_far)
+    assert text(events) == "this sentence."
+    assert isinstance(events[-1], Done)
+    assert events[-1].usage.completion_tokens == len(question) + 1

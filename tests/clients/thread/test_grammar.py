@@ -12,13 +12,15 @@ import pytest
 from streamserve.clients.factory import echo_client
 from streamserve.engine.grammar.limits import GrammarLimits
 from streamserve.protocol.errors import BadRequest, StreamserveError
-from streamserve.protocol.events import ChoiceDone, Done, Token
-from streamserve.protocol.requests import Grammar
+from streamserve.protocol.events import BlockStart, ChoiceDone, Done, Token
+from streamserve.protocol.requests import Grammar, Message, Tool, ToolChoice
 from tests.support.clients import ask, collect, ids, ready, serving, text, until
 from tests.support.grammars import SLOW_SCHEMA, choice, regex, schema
 
 pytest.importorskip("llguidance", reason="needs llguidance: pip install streamserve[grammar]")
 
+FORCED = ToolChoice(mode="required", names=("weather",))
+HI = (Message(role="user", content="Hi"),)
 WORDS = regex("( [a-z]+){4}")
 
 
@@ -135,3 +137,32 @@ async def test_scripted_answers_obey_too() -> None:
     if done.finish_reason == "stop":
         assert isinstance(json.loads(text(other)), dict)
     assert all(isinstance(event, Token | Done) or event for event in other)
+
+
+async def test_strict_tools_are_a_grammar_of_the_whole_output() -> None:
+    """A forced call comes in the model's markup, its arguments by the tool's schema, and the answer ends with it."""
+    parameters = {"type": "object", "properties": {"unit": {"enum": ["c", "f"]}}, "required": ["unit"]}
+    tool = Tool(name="weather", parameters=parameters, strict=True)
+    client = echo_client(format_name="hermes")
+    try:
+        await ready(client)
+        for seed in range(8):
+            how = {"max_tokens": 200, "seed": seed, "temperature": 1.0, "parallel_tool_calls": False}
+            request = ask(prompt=None, messages=HI, tools=(tool,), tool_choice=FORCED, **how)
+            events = await collect(await client.generate(request))
+            done = events[-1]
+            assert isinstance(done, Done)
+            assert done.finish_reason == "tool_calls"
+            [block] = [event for event in events if isinstance(event, BlockStart)]
+            assert (block.kind, block.name) == ("tool_use", "weather")
+            arguments = "".join(e.text for e in events if isinstance(e, Token) and e.index == block.index)
+            assert json.loads(arguments)["unit"] in ("c", "f")
+        wrong = ask(prompt=None, messages=HI, tools=(replace(tool, parameters={"not": {}}),), tool_choice=FORCED)
+        with pytest.raises(BadRequest) as caught:
+            await client.generate(wrong)
+        assert (caught.value.code, caught.value.param) == ("unsupported_grammar", "tools")
+        with pytest.raises(BadRequest) as caught:
+            await client.generate(ask(prompt=None, messages=HI, tools=(tool,), grammar=schema({"not": {}})))
+        assert (caught.value.code, caught.value.param) == ("unsupported_grammar", "grammar")
+    finally:
+        await client.aclose()

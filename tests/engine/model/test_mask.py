@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from streamserve.engine.model.penalties import PenaltyCounts
-from streamserve.engine.model.sampler import raw_logprobs, sample
+from streamserve.engine.model.sampler import Shapers, raw_logprobs, sample
+from streamserve.engine.model.token_rules import RuleTensors
 from streamserve.engine.plan import SampleSpec
 
 VOCAB_SIZE = 50
@@ -110,7 +111,8 @@ def test_penalties_cannot_bring_back_what_is_forbidden() -> None:
             **penalty,
         )
         counts.update([one], torch.tensor([3]))
-        assert sample(some_logits(), [one], counts).token_ids.item() in (3, 4)
+        shapers = Shapers(torch.tensor([3]), RuleTensors(torch.device("cpu")), counts)
+        assert sample(some_logits(), [one], shapers).token_ids.item() in (3, 4)
 
 
 def test_logprobs_are_those_of_the_unmodified_logits() -> None:

@@ -14,7 +14,8 @@ import torch
 from streamserve.engine.model import sampler
 from streamserve.engine.model.penalties import PenaltyCounts
 from streamserve.engine.model.sampler import exponential, raw_logprobs, row_key
-from streamserve.engine.plan import SampleSpec
+from streamserve.engine.model.token_rules import RuleTensors
+from streamserve.engine.plan import SampleSpec, TokenRules
 
 VOCAB = 40
 NUM_DRAWS = 6000
@@ -24,12 +25,15 @@ def spec(position: int = 0, seed: int = 0, **fields: Any) -> SampleSpec:
     return SampleSpec(position=position, seed=seed, **fields)
 
 
-def sample(logits: torch.Tensor, specs: Sequence[SampleSpec]) -> sampler.Draws:
+def sample(
+    logits: torch.Tensor, specs: Sequence[SampleSpec], last_token_ids: Sequence[int] | None = None
+) -> sampler.Draws:
     """Draw, each spec with a row of counts of its own; a spec with a prompt has the counts of its penalties."""
     rows = [replace(one, counts_row=row if one.prompt_token_ids else None) for row, one in enumerate(specs)]
     counts = PenaltyCounts(logits.shape[1], logits.device)
-    counts.update(rows, torch.zeros(len(rows), dtype=torch.int64))
-    return sampler.sample(logits, rows, counts)
+    newest = torch.tensor(last_token_ids or [0] * len(rows))
+    counts.update(rows, newest)
+    return sampler.sample(logits, rows, sampler.Shapers(newest, RuleTensors(logits.device), counts))
 
 
 def some_logits(num_rows: int = 1, seed: int = 0, vocab_size: int = VOCAB) -> torch.Tensor:
@@ -37,8 +41,17 @@ def some_logits(num_rows: int = 1, seed: int = 0, vocab_size: int = VOCAB) -> to
 
 
 def reference(logits: np.ndarray, one: SampleSpec) -> np.ndarray:
-    """Probabilities (vocab_size,) by definition: ban, penalties, temperature, top-k, top-p, min-p."""
+    """Probabilities (vocab_size,) by definition: rules, ban, penalties, temperature, top-k, top-p, min-p."""
     z = logits.astype(np.float64).copy()
+    rules = one.rules or TokenRules()
+    for token, bias in rules.logit_bias:
+        z[token] += bias
+    if rules.allowed_token_ids:
+        z[[token for token in range(len(z)) if token not in rules.allowed_token_ids]] = -np.inf
+    output = tuple(one.output_token_ids)
+    for word in rules.bad_words:
+        if len(output) >= len(word) - 1 and output[len(output) - len(word) + 1 :] == word[:-1]:
+            z[word[-1]] = -np.inf
     z[list(one.banned_token_ids)] = -np.inf
     for token in {*one.prompt_token_ids, *one.output_token_ids}:
         z[token] = z[token] / one.repetition_penalty if z[token] > 0 else z[token] * one.repetition_penalty
@@ -97,6 +110,19 @@ CASES: dict[str, dict[str, Any]] = {
     },
     "no output yet": {"presence_penalty": 1.0, "repetition_penalty": 1.2, "prompt_token_ids": (4,)},
     "banned": {"banned_token_ids": (0, 4, 9), "top_k": 20},
+    "bias": {"rules": TokenRules(logit_bias=((3, 4.0), (9, -100.0), (20, 1.5)))},
+    "allowed": {"rules": TokenRules(allowed_token_ids=(3, 5, 30, 31, 39)), "top_k": 4},
+    "bad words": {"rules": TokenRules(bad_words=((7,), (0,), (12,)))},
+    "all rules": {
+        "rules": TokenRules(
+            logit_bias=((3, 4.0), (4, 2.0)), allowed_token_ids=tuple(range(3, 20)), bad_words=((7,), (8,))
+        ),
+        "banned_token_ids": (4,),
+        "min_p": 0.02,
+        "repetition_penalty": 1.5,
+        "prompt_token_ids": (1, 3),
+        "output_token_ids": (5, 5),
+    },
 }
 
 
@@ -199,11 +225,67 @@ def test_greedy_ignores_the_rest() -> None:
     assert sample(logits, [penalised]).token_ids.tolist() == [2]
 
 
+RULES = (
+    TokenRules(logit_bias=((3, 1.5), (11, -2.0))),
+    TokenRules(allowed_token_ids=tuple(range(0, VOCAB, 2))),
+    TokenRules(bad_words=((5,), (1, 2), (2, 2, 3), (9, 9))),
+    TokenRules(logit_bias=((2, 3.0),), allowed_token_ids=tuple(range(20)), bad_words=((1, 2), (7, 7, 7, 7))),
+)
+
+
+def test_rules_equal_the_reference_in_any_batch() -> None:
+    """Rows with and without rules, at any point of their output, choose the token likeliest by the definition.
+
+    The newest token is known on the device only: the spec has what the words began with before it.
+    """
+    rng = np.random.default_rng(5)
+    tensors = RuleTensors(torch.device("cpu"))
+    num_ended = 0
+    for seed in range(60):
+        specs, newest, wanted = [], [], []
+        logits = some_logits(8, seed=seed)
+        for row in range(8):
+            output = tuple(rng.choice([1, 2, 3, 7, 9], size=rng.integers(0, 6)).tolist())
+            rules = RULES[rng.integers(len(RULES))] if row % 3 else None
+            is_pending = bool(output) and row % 2 == 0
+            known = output[:-1] if is_pending else output
+            endings = () if rules is None else rules.bad_endings(known, is_pending=is_pending)
+            num_ended += any(before == output[-1] for before, _ in endings)
+            specs.append(spec(temperature=0.0, rules=rules, bad_endings=endings))
+            newest.append(output[-1] if output else 0)
+            full = spec(temperature=1.0, rules=rules, output_token_ids=output)
+            wanted.append(int(reference(logits[row].numpy(), full).argmax()))
+        shapers = sampler.Shapers(torch.tensor(newest), tensors)
+        assert sampler.sample(logits, specs, shapers).token_ids.tolist() == wanted, f"seed {seed}"
+    assert num_ended > 20
+
+
+def test_a_bad_word_comes_where_nothing_else_may() -> None:
+    """A word is chosen all the same where only bad words are allowed."""
+    logits = torch.tensor([[1.0, 5.0, 4.0, 3.0]])
+    rules = TokenRules(allowed_token_ids=(2, 3), bad_words=((2,), (3,)))
+    assert sample(logits, [spec(rules=rules)]).token_ids.tolist()[0] in (2, 3)
+    one = TokenRules(allowed_token_ids=(3,), bad_words=((3, 3),))
+    ended = spec(temperature=0.0, rules=one, bad_endings=one.bad_endings((3,), is_pending=False))
+    assert sample(logits, [ended], [3]).token_ids.tolist() == [3]
+
+
+def test_tensors_live_as_long_as_their_rules() -> None:
+    """A sequence that is over leaves nothing on the device."""
+    tensors = RuleTensors(torch.device("cpu"))
+    for _ in range(3):
+        rules = TokenRules(logit_bias=((1, 1.0),))
+        sampler.sample(some_logits(), [spec(rules=rules)], sampler.Shapers(torch.tensor([0]), tensors))
+        assert len(tensors._known) == 1
+    del rules
+    assert len(tensors._known) == 0
+
+
 def test_logits_are_left_alone() -> None:
     """Sampling does not modify the caller's logits."""
     logits = some_logits(2)
     before = logits.clone()
-    sample(logits, [spec(**CASES["penalties"]), spec(top_p=0.5, banned_token_ids=(1,))])
+    sample(logits, [spec(**CASES["penalties"]), spec(top_p=0.5, banned_token_ids=(1,), **CASES["bias"])])
     assert torch.equal(logits, before)
 
 

@@ -45,6 +45,7 @@ TYPES = {
     "granite": "multipliers of embeddings, attention, residuals and logits",
     "ministral3": "queries that are scaled by position",
     "mixtral": "experts",
+    "opt": "learned positions, a decoder inside the body",
     "olmo3": "windows, and norms after the layers",
     "phi": "attention and MLP side by side, biases, a part of the head rotated",
     "qwen3_moe": "experts, q/k norms",

@@ -33,6 +33,10 @@ class TinyTokenizer(EchoTokenizer):
     def __init__(self, vocab_size: int) -> None:
         self.vocab_size = vocab_size
 
+    def text_ids(self, text: str) -> tuple[int, ...]:
+        """Return one id for each character."""
+        return tuple(map(ord, text))
+
     def token_bytes(self, token_id: int) -> bytes:
         """Return the bytes a token stands for."""
         return super().token_bytes(token_id + VOCAB_SIZE - self.vocab_size)

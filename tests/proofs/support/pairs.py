@@ -29,7 +29,7 @@ BLOCK_SIZE = 4
 NUM_BLOCKS = 257
 MODEL_LEN = 128
 MOST_CHOICES = 3
-NUM_REQUESTS = 5  # of a workload
+NUM_REQUESTS = 6  # of a workload
 LEAD_TOKENS = 5
 # No wait is too long, and no sequence parks for a waiting one: the features have no side effects.
 PATIENT = {name: replace(one, max_queue_seconds=1e9, max_late_seconds=1e9) for name, one in CLASSES.items()}
@@ -57,6 +57,7 @@ class PlanCounts:
     num_partial: int = 0  # chunks that end before the end of a prompt
     num_pending: int = 0  # chunks on a token of a step that is not collected yet
     num_short_of_blocks: int = 0  # steps beside which a sequence waited though a seat was free
+    num_paused: int = 0  # sequences that could decode, and were left out of a step
     seq_ids: set[int] = field(default_factory=set)
 
     def note(self, core: EngineCore, plan: StepPlan) -> None:
@@ -64,7 +65,11 @@ class PlanCounts:
         self.most_tokens = max(self.most_tokens, plan.num_tokens)
         self.num_partial += sum(len(chunk.token_ids) > 0 and chunk.sample is None for chunk in plan.chunks)
         self.num_pending += sum(chunk.token_ids == (PENDING,) for chunk in plan.chunks)
-        has_seat = len(core.scheduler.running) < core._config.max_num_seqs
+        running, planned = core.scheduler.running, {chunk.seq_id for chunk in plan.chunks}
+        left_out = [one for one in running if one.num_unplanned_tokens == 1 and one.seq_id not in planned]
+        self.num_paused += len(left_out)
+        num_hungry = len(core.scheduler._decodes(core._clock())[0])
+        has_seat = num_hungry + sum(one.num_unplanned_tokens > 1 for one in running) < core._config.max_num_seqs
         self.num_short_of_blocks += bool(core.scheduler.waiting) and has_seat
         self.seq_ids |= {chunk.seq_id for chunk in plan.chunks}
 
@@ -157,7 +162,14 @@ OVERLAP = Feature(
     had_effect=lambda stats, plans: plans.num_pending > 0,
 )
 CHUNKS = tuple(map(_chunks_of, (1, 7, 16)))
-FEATURES = (PARK, PREEMPTION, LITTLE_MEMORY, CACHE, *CHUNKS, CHOICES, OVERLAP)
+PAUSE = Feature(
+    name="pause",
+    group="pause",
+    config={"max_num_seqs": 1, "hungry_seconds": 1e-6},
+    has_reader=True,
+    had_effect=lambda stats, plans: plans.num_paused > 0,
+)
+FEATURES = (PARK, PREEMPTION, LITTLE_MEMORY, CACHE, *CHUNKS, CHOICES, OVERLAP, PAUSE)
 
 
 def pairs_of(features: Iterable[Feature]) -> list[tuple[Feature, Feature]]:
@@ -207,6 +219,7 @@ def workload(seed: int, *, is_greedy: bool, num_ids: int, max_tokens: int) -> li
         (shared[:16] + ids(21), {"frequency_penalty": 0.5, "max_tokens": max_tokens // 2}),
         (ids(13), {"stop_token_ids": ids(num_ids // 20), "min_tokens": 3}),
         (ids(1), {}),
+        (shared[:10] + ids(3), _rules(rng, num_ids)),
     ]
     base = SamplingParams(
         temperature=0.0 if is_greedy else 1.0, seed=rng.randrange(2**40), max_tokens=max_tokens, ignore_eos=True
@@ -240,6 +253,21 @@ def assert_matching(requests: Iterable[GenerateRequest], answers: Iterable[Answe
         for choice in answer:
             if request.grammar is not None and choice.finish_reason == "stop" and not may_be_cut:
                 assert re.fullmatch(request.grammar.value, choice.text), choice
+
+
+def _rules(rng: random.Random, num_ids: int) -> dict[str, Any]:
+    """Few tokens may be chosen, with biases, so that the bad words are often begun, and the stop string is kept."""
+    allowed = tuple(rng.sample(range(2, num_ids), k=min(6, num_ids - 2)))
+    first, second, third = map(chr, allowed[:3])  # the tokenizers here have an id for each character
+    return {
+        "bad_words": (first, second + second, second + third, third + third + third, third + second),
+        "logit_bias": tuple((token_id, 2.0 * rng.random()) for token_id in allowed[::2]),
+        "allowed_token_ids": allowed,
+        "stop": (" w",),
+        "include_stop": True,
+        "min_tokens": 9,
+        "frequency_penalty": 0.25,
+    }
 
 
 async def ask_all(

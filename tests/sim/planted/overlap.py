@@ -50,8 +50,8 @@ MUTANTS = (
     _output(
         name="the extra token after a stop is in an update",
         law=15,
-        old="            if part.is_current and self.sequences.get(part.chunk.seq_id) is part.sequence:",
-        new="            if True:",
+        old="if part.is_current and self.sequences.get(part.chunk.seq_id) is part.sequence",
+        new="if True",
     ),
     _in_flight(
         name="a launched chunk is not in flight",

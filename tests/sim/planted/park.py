@@ -35,12 +35,6 @@ MUTANTS = (
         new="        if sequence.num_output_tokens - (reader or 0) < self._lead_tokens:",
     ),
     _output(
-        name="a reader never moves",
-        law=22,
-        old="            sequence.reader_tokens = num_tokens\n",
-        new="            pass\n",
-    ),
-    _output(
         name="a park comes with the end",
         law=15,
         old="park = self._lead_park(sequence) if token_ids and reason is None else None",
@@ -87,18 +81,6 @@ MUTANTS = (
         law=23,
         old="        if not spare:\n            return None",
         new="        return None",
-    ),
-    _scheduler(
-        name="parked for an answer that comes back",
-        law=23,
-        old="        if waiting.num_output_tokens:\n            return None\n",
-        new="",
-    ),
-    _scheduler(
-        name="a park for a waiting sequence ends too late",
-        law=23,
-        old='Park(reason="ahead", resume_seconds=seconds / 2)',
-        new='Park(reason="ahead", resume_seconds=seconds)',
     ),
     _scheduler(
         name="a parked sequence's chunk is planned all the same",

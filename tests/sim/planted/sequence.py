@@ -16,12 +16,6 @@ MUTANTS = (
         new="self.token_ids = [*self.request.prompt_token_ids, *self.request.output_token_ids[:-1]]",
     ),
     _sequence(
-        name="a new sequence takes its reader for new",
-        law=22,
-        old="        self.reader_tokens = self.request.reader_tokens\n",
-        new="        self.reader_tokens = None if self.request.reader_tokens is None else 0\n",
-    ),
-    _sequence(
         name="the first token's time is lost on a park",
         law=21,
         old="        self.first_token_at = self.request.first_token_at\n",
@@ -73,8 +67,8 @@ MUTANTS = (
     _sequence(
         name="a stop token of the prompt ends the answer",
         law=14,
-        old="has_min_tokens = self.num_output_tokens > self.request.sampling.min_tokens",
-        new="has_min_tokens = self.num_output_tokens >= self.request.sampling.min_tokens",
+        old="or self.num_output_tokens > self.request.sampling.min_tokens",
+        new="or self.num_output_tokens >= self.request.sampling.min_tokens",
     ),
     _sequence(
         name="eos ends nothing",
@@ -169,30 +163,5 @@ MUTANTS = (
         law=28,
         old="        self.is_pending = self.is_pending and self.num_launched_tokens > self.num_computed_tokens\n",
         new="",
-    ),
-    _sequence(
-        name="ahead of the reader's pace means ahead of the reader",
-        law=23,
-        old="min(self.reader_tokens, pace * (now - self.first_token_at))",
-        new="self.reader_tokens",
-    ),
-    _sequence(
-        name="a parked sequence is resumed in a loop",
-        law=23,
-        old="if self.reader_tokens is None or self.first_token_at is None or has_no_new_token:",
-        new="if self.reader_tokens is None or self.first_token_at is None:",
-    ),
-    _sequence(
-        name="a sequence without a reader may be parked",
-        law=23,
-        old=(
-            "if self.reader_tokens is None or self.first_token_at is None or has_no_new_token:\n            return None"
-        ),
-        new=(
-            "if self.first_token_at is None or has_no_new_token:\n"
-            "            return None\n"
-            "        if self.reader_tokens is None:\n"
-            "            return self.num_output_tokens / pace"
-        ),
     ),
 )

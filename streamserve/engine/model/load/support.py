@@ -77,7 +77,20 @@ REFUSED = {
 PROVEN = frozenset(
     {
         *("cohere2", "exaone4", "gemma", "gemma2", "gemma3_text", "gemma4_text", "glm4", "gpt2", "gpt_oss", "granite"),
-        *("llama", "ministral3", "mistral", "mixtral", "olmo2", "olmo3", "phi", "phi3", "qwen2", "qwen3", "qwen3_moe"),
+        *(
+            "llama",
+            "ministral3",
+            "mistral",
+            "mixtral",
+            "olmo2",
+            "olmo3",
+            "opt",
+            "phi",
+            "phi3",
+            "qwen2",
+            "qwen3",
+            "qwen3_moe",
+        ),
         *("smollm3", "stablelm"),
     }
 )

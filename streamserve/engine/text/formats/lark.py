@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from streamserve.engine.text.formats.known import ModelMarkup
 
 _PIECES = re.compile(r"«(.*?)»|\$(\w+)", re.DOTALL)
-# White space where models write it, one character at most: without a bound some write it up to max_tokens.
-_JSON_OPTIONS = {"whitespace_flexible": False, "item_separator": r",\s?", "key_separator": r":\s?"}
 
 
 class Thought(Enum):
@@ -39,16 +37,9 @@ def whole_output(markup: ModelMarkup, tags: Tags, request: GenerateRequest, thou
     """
     tools = callable_tools(request)
     is_forced = bool(tools) and request.tool_choice.mode == "required"
-    if is_forced and not markup.call:
-        raise BadRequest(
-            f"this model's output format, {markup.name}, has no tool calls. Use tool_choice auto or none.",
-            code="tools_unsupported",
-            param="tool_choice",
-        )
-    is_held = bool(markup.call) and (
-        any(tool.strict for tool in tools) or not request.parallel_tool_calls or bool(request.tool_choice.names)
-    )
-    if not is_forced and request.grammar is None and not (tools and is_held):
+    if not markup.call:
+        refuse_forced(request, markup.name)
+    if request.grammar is None and not (markup.call and holds_calls(request)):
         return None
     if not tools and thought is Thought.NONE and markup.answer == "$text":
         return request.grammar
@@ -63,6 +54,23 @@ def whole_output(markup: ModelMarkup, tags: Tags, request: GenerateRequest, thou
     else:
         rules.add("start", f"{before} {rules.text_or_calls(tools, request.parallel_tool_calls)}")
     return Grammar(kind="lark", value=rules.source())
+
+
+def holds_calls(request: GenerateRequest) -> bool:
+    """Return whether the request asks for a call, for one at most, for some of the tools, or for strict ones."""
+    tools, choice = callable_tools(request), request.tool_choice
+    is_bound = choice.mode == "required" or bool(choice.names) or not request.parallel_tool_calls
+    return bool(tools) and (is_bound or any(tool.strict for tool in tools))
+
+
+def refuse_forced(request: GenerateRequest, name: str) -> None:
+    """Raise BadRequest for a forced call of a model whose output format has no calls."""
+    if callable_tools(request) and request.tool_choice.mode == "required":
+        raise BadRequest(
+            f"this model's output format, {name}, has no tool calls. Use tool_choice auto or none.",
+            code="tools_unsupported",
+            param="tool_choice",
+        )
 
 
 def callable_tools(request: GenerateRequest) -> tuple[Tool, ...]:
@@ -179,7 +187,7 @@ def _escaped(text: str) -> str:
 
 
 def _json(schema: Mapping[str, Any]) -> str:
-    return "%json " + json.dumps({"x-guidance": _JSON_OPTIONS, **schema}, ensure_ascii=False)
+    return "%json " + json.dumps(schema, ensure_ascii=False)
 
 
 def _of_grammar(grammar: Grammar) -> str:

@@ -79,7 +79,8 @@ class PlainFormat:
         return PlainParser(self.tags) if self.tags.has_hidden else None
 
     def grammar(self, request: GenerateRequest, prompt: Prompt) -> Grammar | None:
-        """Return the request's own grammar: the whole output is text."""
+        """Return the request's own grammar: the whole output is text. Raises BadRequest for a forced call."""
+        lark.refuse_forced(request, self.name)
         return request.grammar
 
 

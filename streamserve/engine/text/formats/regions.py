@@ -156,7 +156,7 @@ class RegionParser:
         self._parts: list[Part] = []
         self._is_final = False
         self._is_first = starts_in is None and not is_continued
-        self._skips_space = starts_in is not None
+        self._skips_space = starts_in is not None and not is_continued
         self._region: _Patterns | None = None
         # Of the call that is read: its opening, its text until its name is certain, and its reader.
         self._opening = self._source = ""
@@ -169,14 +169,13 @@ class RegionParser:
             self._parts.append(Opened(self._region.region.kind))
 
     def passes(self, text: str) -> bool:
-        """Return whether nothing is held, and no tag begins in the text."""
-        if self._held or self._skips_space or self._is_first or self._parts:
+        """Return whether nothing is held, and no tag is or begins in the text."""
+        if self._held or self._skips_space or self._is_first or self._parts or self._tags.shown(text) is not text:
             return False
         if self._region is None:
             return not self._regions.can_begin(text)
         if self._region.region.kind == TOOL_USE:
-            is_started = self._is_started and self._reader is not None and self._reader.passes(text)
-            return is_started and self._tags.shown(text) is text
+            return self._is_started and self._reader is not None and self._reader.passes(text)
         return not self._region.can_close(text)
 
     def feed(self, text: str) -> list[Part]:

@@ -15,6 +15,7 @@ from functools import partial
 from typing import Any
 
 from streamserve.engine.text.formats.base import Parser, Tags
+from streamserve.engine.text.formats.lark import holds_calls
 from streamserve.engine.text.formats.markup import PlainParser, TaggedTokenizer, is_continued, tail_of, tools_of
 from streamserve.engine.text.formats.regions import (
     BETWEEN,
@@ -72,13 +73,16 @@ class TemplateFormat:
 
         Raises BadRequest for what would need that.
         """
-        is_forced = bool(request.tools) and request.tool_choice.mode == "required"
-        if is_forced or (request.grammar is not None and self._has_thoughts):
+        if request.messages is None:
+            return request.grammar
+        is_held = holds_calls(request)
+        if is_held or (request.grammar is not None and self._has_thoughts):
             raise BadRequest(
                 "this model's output is read by its response_template, which cannot hold it to a grammar. "
-                "Name its FORMAT in the settings, or use tool_choice auto and no response_format.",
+                "Name its FORMAT in the settings; or use tool_choice auto, parallel calls, no strict tools and no "
+                "response_format.",
                 code="unsupported_grammar",
-                param="tool_choice" if is_forced else "response_format",
+                param="tools" if is_held else "response_format",
             )
         return request.grammar
 

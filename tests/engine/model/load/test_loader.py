@@ -12,7 +12,7 @@ import torch
 from transformers import AutoConfig
 
 from streamserve.engine.config import EngineConfig, ModelConfig
-from streamserve.engine.model.load.loader import READ_BYTES, choose_device, choose_dtype, read_ahead
+from streamserve.engine.model.load.loader import READ_BYTES, choose_device, choose_dtype, load_model, read_ahead
 from streamserve.engine.model.load.source import (
     HubUnreachable,
     ModelLoadError,
@@ -22,7 +22,7 @@ from streamserve.engine.model.load.source import (
     revision,
 )
 from streamserve.engine.model.load.support import max_model_len, require_supported
-from streamserve.engine.model.runner import load_runner
+from streamserve.engine.model.runner import load_runner, record_layers
 from tests.support.model_driver import load_tiny
 from tests.support.tiny_models import TINY, save_model
 
@@ -79,6 +79,14 @@ def test_unknown_architecture(tmp_path: Path) -> None:
     (tmp_path / "evil.py").write_text("raise SystemExit('remote code was run')")
     with pytest.raises(UnsupportedModel, match="update transformers or choose another"):
         load(tmp_path)
+
+
+def test_a_body_that_the_head_does_not_read_is_refused(tmp_path: Path) -> None:
+    """The engine looks at the decoder's output; where the model does not call that module, a load says so."""
+    loaded = load_model(ModelConfig(alias="m", path=str(save_model(tmp_path, "llama")), device="cpu"))
+    loaded.model.get_decoder = torch.nn.Identity
+    with pytest.raises(UnsupportedModel, match="type llama are not supported: their head does not read"):
+        record_layers(loaded)
 
 
 def test_no_such_folder(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,8 @@ from hypothesis import strategies as st
 
 pytest.importorskip("transformers", reason="needs the engine extra: pip install streamserve[engine]")
 
+from streamserve.engine.output import SequenceUpdate
+from streamserve.engine.plan import RawLogprobs
 from streamserve.engine.text.formats.base import Closed, Made, Markup, Opened, Parser, Part, Written
 from streamserve.engine.text.formats.json_call import CallReader, JsonValue
 from streamserve.engine.text.formats.known import KNOWN
@@ -18,7 +21,7 @@ from streamserve.engine.text.formats.markup import MarkedFormat, tags_of
 from streamserve.engine.text.hf_tokenizer import HFTokenizer
 from streamserve.protocol.events import Token
 from streamserve.protocol.grammar import check_events
-from streamserve.protocol.requests import Tool
+from streamserve.protocol.requests import SamplingParams, Tool
 from tests.engine.text.formats.test_samples import with_ends
 from tests.support.tagged import Answer, answer_of, blocks_of, events_of, ids_of, resumed, tagged_tokenizer
 
@@ -116,6 +119,50 @@ def test_every_id_is_one_event(key: tuple[str, bool], output: str, reason: str, 
     assert [one for event in events if isinstance(event, Token) for one in event.token_ids] == list(token_ids)
     cut = data.draw(st.integers(0, len(events)))
     assert resumed(answer, events[:cut], token_ids, reason) == events
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    FORMATS,
+    OUTPUTS,
+    st.lists(st.sampled_from(["o.", "l", "\n", "{", "é", "n>", "Hello. "]), min_size=1, max_size=2),
+    st.integers(0, 20),
+    st.data(),
+)
+def test_stop_strings_and_blocks(
+    key: tuple[str, bool], output: str, stop: list[str], min_tokens: int, data: st.DataObject
+) -> None:
+    """A stop string ends the text before it, in text blocks only; an answer that is resumed ends in the same place."""
+    sampling = SamplingParams(seed=1, stop=tuple(stop), min_tokens=min_tokens)
+    answer = replace(ANSWERS[key], sampling=sampling)
+    token_ids = ids_of(answer.tokenizer, output + "<|eos|>")
+    choice = answer.choice()
+    events = events_of(choice, token_ids, "stop")
+    check_events(with_ends(events))
+    if choice.stopped_at is None:
+        assert choice.num_tokens == len(token_ids)
+        if not min_tokens:
+            texts = [block["text"] for block in blocks_of(events) if block["kind"] == "text"]
+            assert not any(one in text for one in stop for text in texts)
+    else:
+        assert (choice.finish_reason, choice.stopped_at) == ("stop", choice.num_tokens)
+    cut = data.draw(st.integers(0, len(events)))
+    assert resumed(answer, events[:cut], token_ids, "stop") == events
+
+
+def test_logprobs_stand_with_their_ids() -> None:
+    """Several tokens in one update become the tokens of several blocks, each with the log-probabilities of its ids."""
+    answer = replace(ANSWERS["qwen3", True], sampling=SamplingParams(seed=1, logprobs=0))
+    token_ids = ids_of(answer.tokenizer, "<think>Hm.</think>Yes.")
+    logprobs = tuple(RawLogprobs(chosen=-float(number), top=()) for number in range(len(token_ids)))
+    events = answer.choice().push(
+        SequenceUpdate(seq_id=1, at=0.0, token_ids=token_ids, logprobs=logprobs, finish_reason="length")
+    )
+    tokens = [event for event in events if isinstance(event, Token)]
+    assert [token.text for token in tokens] == ["Hm.", "Yes."]
+    pairs = [(one.chosen.token_id, one.chosen.logprob) for token in tokens for one in token.logprobs or ()]
+    assert pairs == [(token_id, -float(number)) for number, token_id in enumerate(token_ids)]
+    assert all(len(token.logprobs or ()) == len(token.token_ids) for token in tokens)
 
 
 @settings(max_examples=300, deadline=None)

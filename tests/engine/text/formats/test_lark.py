@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,8 @@ import pytest
 pytest.importorskip("transformers", reason="needs the engine extra: pip install streamserve[engine]")
 pytest.importorskip("llguidance", reason="needs llguidance")
 
-import llguidance
-
+from streamserve.engine.grammar.compiler import GrammarCompiler
+from streamserve.engine.grammar.matcher import advance
 from streamserve.engine.text.formats.choose import choose_format
 from streamserve.engine.text.hf_tokenizer import HFTokenizer
 from streamserve.protocol.errors import BadRequest
@@ -45,6 +46,16 @@ CALLS = {
         "<think>\nHm.</think>\n\n",
     ),
 }
+COMPILERS: dict[int, GrammarCompiler] = {}  # by tokenizer
+
+
+@pytest.fixture(scope="module", autouse=True)
+def closing() -> Iterator[None]:
+    yield
+    for compiler in COMPILERS.values():
+        compiler.close()
+
+
 FRAMES = {"deepseek_r1": ("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>")}
 
 
@@ -67,21 +78,19 @@ def answer_in(tokenizer: HFTokenizer, name: str, prompt: str = "<|im_start|>assi
 
 
 def accepts(answer: Answer, output: str) -> bool:
-    """Return whether the request's grammar takes an output, id by id, and lets it end there."""
+    """Return whether the request's grammar, compiled as for the engine, takes an output id by id and lets it end."""
     grammar = answer.format.grammar(answer.request, answer.prompt)
     assert grammar is not None
-    assert grammar.kind == "lark"
-    tokenizer = llguidance.LLTokenizer(answer.tokenizer._rust.to_str(), eos_token=answer.tokenizer.tag_id(EOS))
-    compiled = llguidance.LLMatcher.grammar_from_lark(grammar.value)
-    is_error, messages = llguidance.LLMatcher.validate_grammar_with_warnings(compiled, tokenizer)
-    assert not is_error, (messages, grammar.value)
-    matcher = llguidance.LLMatcher(tokenizer, compiled)
-    ids = ids_of(answer.tokenizer, output)
-    return (
-        matcher.validate_tokens(list(ids)) == len(ids)
-        and bool(matcher.consume_tokens(list(ids)))
-        and (matcher.is_accepting())
-    )
+    tokenizer = answer.tokenizer
+    if id(tokenizer) not in COMPILERS:
+        COMPILERS[id(tokenizer)] = GrammarCompiler(tokenizer, tokenizer.vocab_size, tokenizer.eos_token_ids)
+    [matcher] = COMPILERS[id(tokenizer)].matchers(grammar, [()])
+    for token_id in ids_of(tokenizer, output):
+        if not matcher.mask[token_id // 8] >> token_id % 8 & 1:
+            return False
+        advance([(matcher, token_id)])
+    assert matcher.error is None
+    return matcher.may_end
 
 
 def calls_in(name: str, *calls: tuple[str, str], thought: bool = False) -> str:
@@ -90,7 +99,7 @@ def calls_in(name: str, *calls: tuple[str, str], thought: bool = False) -> str:
     return (before if thought else "") + begin + between.join(form % call for call in calls) + end
 
 
-PARIS, OSLO, OTHER = ("get_weather", '{"city": "Paris"}'), ("search", '{"town": 1}'), ("get_weather", '{"town": 1}')
+PARIS, OSLO, OTHER = ("get_weather", '{"city":"Paris"}'), ("search", '{"town":1}'), ("get_weather", '{"town":1}')
 
 
 @pytest.mark.parametrize("name", WITH_CALLS)
@@ -144,8 +153,8 @@ def test_free_text_and_strict_calls(tokenizers: dict[str, HFTokenizer], name: st
 
 
 GRAMMARS = [
-    (Grammar(kind="json_schema", value=json.dumps(CITY)), '{"city": "Paris"}', '{"town": 1}'),
-    (Grammar(kind="json_object"), '{"a": [1, 2]}', "[1]"),
+    (Grammar(kind="json_schema", value=json.dumps(CITY)), '{"city":"Paris"}', '{"town":1}'),
+    (Grammar(kind="json_object"), '{"a":[1,2]}', "[1]"),
     (Grammar(kind="regex", value=r"[a-c]+/[0-9]{2}"), "abc/12", "abc/1"),
     (Grammar(kind="choice", value='["yes", "no \\"way\\""]'), 'no "way"', "maybe"),
     (Grammar(kind="lark", value='start: "a" more\nmore: /b+/ ("{" "}")?'), "abb{}", "ba"),
@@ -186,9 +195,10 @@ def test_nothing_asked_is_no_grammar(spelled: HFTokenizer) -> None:
     assert answer.format.grammar(answer.request, answer.prompt) is None
 
 
-def test_a_call_without_markup_is_refused(spelled: HFTokenizer) -> None:
+@pytest.mark.parametrize("name", ["think", "text"])
+def test_a_call_without_markup_is_refused(spelled: HFTokenizer, name: str) -> None:
     """A forced call of a model whose output format has no calls fails with the way out."""
-    answer = answer_in(spelled, "think", tool_choice=ToolChoice(mode="required"))
+    answer = answer_in(spelled, name, tool_choice=ToolChoice(mode="required"))
     with pytest.raises(BadRequest, match="has no tool calls") as caught:
         answer.format.grammar(answer.request, answer.prompt)
     assert caught.value.code == "tools_unsupported"

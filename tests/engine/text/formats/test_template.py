@@ -12,7 +12,7 @@ pytest.importorskip("transformers", reason="needs the engine extra: pip install 
 
 from streamserve.engine.text.formats.choose import choose_format
 from streamserve.protocol.errors import BadRequest
-from streamserve.protocol.requests import Tool, ToolChoice
+from streamserve.protocol.requests import Grammar, Tool, ToolChoice
 from tests.support.tagged import EOS, answer_of, blocks_of, events_of, ids_of, resumed, tagged_tokenizer
 
 # Templates and outputs are transformers' (Apache-2.0): tests/utils/test_chat_parsing.py.
@@ -157,10 +157,19 @@ def test_a_prompt_that_opens_a_thought(tmp_path: Path) -> None:
     assert blocks_of(events) == [{"kind": "thinking", "text": "Hm."}, {"kind": "text", "text": "Yes."}]
 
 
-def test_a_template_forces_no_call(tmp_path: Path) -> None:
-    """It does not say how calls are written: a forced one is refused with the way out."""
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"tool_choice": ToolChoice(mode="required")},
+        {"parallel_tool_calls": False},
+        {"tools": (Tool(name="f", strict=True),)},
+        {"grammar": Grammar(kind="json_object")},
+    ],
+)
+def test_a_template_holds_no_output(tmp_path: Path, fields: dict[str, Any]) -> None:
+    """It does not say how calls are written: what needs that is refused with the way out."""
     tokenizer = tagged_tokenizer(tmp_path, response_template=QWEN3_XML)
-    answer = answer_of(tokenizer, choose_format(tokenizer), "x", tool_choice=ToolChoice(mode="required"))
+    answer = answer_of(tokenizer, choose_format(tokenizer), "x", **fields)
     with pytest.raises(BadRequest, match="FORMAT") as caught:
         answer.format.grammar(answer.request, answer.prompt)
     assert caught.value.code == "unsupported_grammar"

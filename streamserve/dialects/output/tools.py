@@ -7,7 +7,6 @@ model's chat template shows tools at all. Pure.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
@@ -28,6 +27,7 @@ from streamserve.dialects.fields import (
     wrong_type,
     wrong_value,
 )
+from streamserve.dialects.output.grammar_fields import schema_grammar
 from streamserve.protocol.errors import BadRequest, PromptTooLong
 from streamserve.protocol.limits import Limits
 from streamserve.protocol.requests import Grammar, Tool, ToolChoice
@@ -112,7 +112,7 @@ def response_format(limits: Limits) -> Reader:
         required(fields, "name", prefix=where)
         if "schema" not in fields:
             return Grammar(kind="json_object")
-        return Grammar(kind="json_schema", value=json.dumps(fields["schema"], separators=(",", ":")))
+        return schema_grammar(fields["schema"], where + "schema", limits)
 
     return reader
 

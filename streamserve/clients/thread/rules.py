@@ -1,0 +1,66 @@
+"""What acceptance makes of a request's rules: the tokens of its bad words, and the text that its answer begins with.
+
+Runs on a tokenising thread. Pure but for the tokenizer.
+"""
+
+from __future__ import annotations
+
+from streamserve.engine.text.tokenizer import Tokenizer
+from streamserve.protocol.errors import BadRequest
+from streamserve.protocol.requests import GenerateRequest, SamplingParams
+
+
+def bad_word_ids(tokenizer: Tokenizer, sampling: SamplingParams, vocab_size: int) -> tuple[tuple[int, ...], ...]:
+    """Return the tokens of each bad word, as they stand at the beginning of a word and within one.
+
+    A tokenizer may have ids that its model lacks: words with these never come.
+    """
+    found: dict[tuple[int, ...], None] = {}
+    for word in sampling.bad_words:
+        inner, outer = tokenizer.text_ids(word), tokenizer.text_ids(" " + word.lstrip())
+        if not inner:
+            raise BadRequest(f"{word!r} has no tokens in this model.", code="invalid_value", param="bad_words")
+        found[inner] = None
+        # A space of its own before the word changes nothing: the word after it is `inner`.
+        if outer and outer[-len(inner) :] != inner:
+            found[outer] = None
+    return tuple(word for word in found if max(word) < vocab_size)
+
+
+def refuse_prompt_logprobs(sampling: SamplingParams) -> None:
+    """Refuse what no engine here computes."""
+    if sampling.prompt_logprobs is not None:
+        message = "prompt_logprobs is not supported. Leave it out; logprobs are those of the answer."
+        raise BadRequest(message, code="unsupported_parameter", param="prompt_logprobs")
+
+
+def check_choice(
+    sampling: SamplingParams,
+    bad_word_ids: tuple[tuple[int, ...], ...],
+    eos_token_ids: frozenset[int],
+    *,
+    has_grammar: bool,
+) -> None:
+    """Refuse allowed ids of which none can be chosen, or perhaps none where a grammar needs another."""
+    if has_grammar and sampling.allowed_token_ids:
+        message = "A grammar decides which tokens are allowed; leave allowed_token_ids out, or the grammar and tools."
+        raise BadRequest(message, code="conflicting_fields", param="allowed_token_ids")
+    allowed = set(sampling.allowed_token_ids)
+    left = allowed - {word[0] for word in bad_word_ids if len(word) == 1}
+    if sampling.min_tokens:
+        left -= {*sampling.stop_token_ids, *(() if sampling.ignore_eos else eos_token_ids)}
+    if allowed and not left:
+        message = "allowed_token_ids leaves no token: bad_words, or min_tokens for an end, forbid all. Allow another."
+        raise BadRequest(message, code="conflicting_fields", param="allowed_token_ids")
+
+
+def echoes(tokenizer: Tokenizer, request: GenerateRequest) -> tuple[str, ...]:
+    """Return the prompt's text that each choice still has to begin with."""
+    if not request.echo:
+        return ()
+    if request.messages is not None:
+        text = request.messages[-1].content
+    else:
+        text = tokenizer.decode(request.prompt_token_ids or ()) if request.prompt is None else request.prompt
+    shown = (*request.num_prompt_chars, *[0] * (request.n - len(request.num_prompt_chars)))
+    return tuple(text[num_chars:] for num_chars in shown[: request.n])

@@ -1,0 +1,156 @@
+"""Sampling rules, stop strings that stay, echo and continued messages, through a `ThreadClient`."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from streamserve.clients.thread.rules import bad_word_ids
+from streamserve.engine.echo import ASSISTANT, END_OF_TURN, USER, VOCAB_SIZE, EchoRunner, EchoTokenizer
+from streamserve.protocol.errors import BadRequest
+from streamserve.protocol.events import Done, Event, Token
+from streamserve.protocol.requests import GenerateRequest, Message, SamplingParams
+from tests.support.clients import CONFIG, ask, collect, echo_runner, ids, serving, text
+
+TOKENIZER = EchoTokenizer()
+BOAT = TOKENIZER.text_ids(" boat")[0]
+
+
+async def answer(request: GenerateRequest, *, overlap: bool = True) -> list[Event]:
+    async with serving(echo_runner(can_overlap=overlap)) as client:
+        return await collect(await client.generate(request))
+
+
+async def refusal(request: GenerateRequest) -> BadRequest:
+    async with serving() as client:
+        with pytest.raises(BadRequest) as caught:
+            await client.generate(request)
+        assert client.stats().running == client.stats().waiting == 0
+    return caught.value
+
+
+async def test_only_allowed_tokens_come() -> None:
+    """A bias, allowed ids and bad words decide what comes."""
+    allowed = (BOAT, BOAT + 1, BOAT + 2)
+    events = await answer(ask(allowed_token_ids=allowed, max_tokens=20, temperature=1.0))
+    assert set(ids(events)) == set(allowed)
+    forced = await answer(ask(logit_bias=((BOAT, 100.0),), max_tokens=5))
+    assert ids(forced) == (BOAT,) * 5
+    words = (TOKENIZER.decode([BOAT]) * 2).strip()
+    assert len(TOKENIZER.text_ids(words)) > 1
+    avoided = await answer(ask(allowed_token_ids=allowed, bad_words=(" boat",), max_tokens=20, temperature=1.0))
+    assert set(ids(avoided)) == set(allowed[1:])
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "code"),
+    [
+        ({"logit_bias": ((VOCAB_SIZE, 1.0),)}, "logit_bias", "invalid_request"),
+        ({"allowed_token_ids": (5, VOCAB_SIZE)}, "allowed_token_ids", "invalid_request"),
+        ({"logit_bias": ((5, float("nan")),)}, "logit_bias", "invalid_value"),
+        ({"bad_words": ("",)}, "bad_words", "invalid_value"),
+        ({"allowed_token_ids": (BOAT,), "bad_words": (" boat",)}, "allowed_token_ids", "conflicting_fields"),
+        (
+            {"allowed_token_ids": (7,), "stop_token_ids": (7,), "min_tokens": 1},
+            "allowed_token_ids",
+            "conflicting_fields",
+        ),
+        ({"prompt_logprobs": 1}, "prompt_logprobs", "unsupported_parameter"),
+    ],
+)
+async def test_what_cannot_be_chosen_is_refused(fields: dict[str, Any], param: str, code: str) -> None:
+    """Before anything is allocated, with the field's name."""
+    error = await refusal(ask(**fields))
+    assert (error.param, error.code) == (param, code)
+
+
+def test_a_bad_word_has_the_tokens_of_both_its_places() -> None:
+    """At the beginning of a word and within one; a tokenizer's ids that the model lacks are left out."""
+    assert bad_word_ids(TOKENIZER, SamplingParams(bad_words=("boat",)), VOCAB_SIZE) == (tuple(b"boat"), (BOAT,))
+    assert bad_word_ids(TOKENIZER, SamplingParams(bad_words=("boat",)), BOAT) == (tuple(b"boat"),)
+    with pytest.raises(BadRequest, match="no tokens"):
+        bad_word_ids(_NoTokens(), SamplingParams(bad_words=("boat",)), VOCAB_SIZE)
+
+
+class _NoTokens(EchoTokenizer):
+    def text_ids(self, text: str) -> tuple[int, ...]:
+        return ()
+
+
+async def test_the_stop_string_stays_in_the_text() -> None:
+    """With `include_stop` the answer is what it is without the stop string, up to the end of that."""
+    whole = text(await answer(ask(max_tokens=40)))
+    stop = whole[20:24]
+    end = whole.index(stop) + len(stop)
+    kept = await answer(ask(max_tokens=40, stop=(stop, "never"), include_stop=True))
+    assert text(kept) == whole[:end]
+    assert isinstance(kept[-1], Done)
+    assert kept[-1].finish_reason == "stop"
+    assert text(await answer(ask(max_tokens=40, stop=(stop,)))) == whole[: end - len(stop)]
+
+
+@pytest.mark.parametrize("n", [1, 3])
+async def test_an_answer_begins_with_its_prompt(n: int) -> None:
+    """Each choice begins with the prompt's text, in events without ids, however long it is; the rest is the answer."""
+    prompt = "A quiet river. " * 290
+    async with serving(EchoRunner(num_blocks=4000, block_size=4), max_len=4700) as client:
+        plain = await collect(await client.generate(ask(prompt, n=n)))
+        events = await collect(await client.generate(ask(prompt, n=n, echo=True)))
+    for choice in range(n):
+        mine = [one for one in events if isinstance(one, Token) and one.choice == choice]
+        assert "".join(one.text for one in mine if not one.token_ids) == prompt
+        assert max(len(one.text) for one in mine) <= 4096
+        assert text(events, choice) == prompt + text(plain, choice)
+        assert ids(events, choice) == ids(plain, choice)
+
+
+async def test_a_resumed_answer_begins_where_the_reader_is() -> None:
+    """What was shown of the prompt does not come again, also where that is a part of it, or no token has come yet."""
+    whole = await answer(ask("The quiet river", echo=True))
+    for shown in (0, 3, 15):
+        rest = await answer(ask("The quiet river", echo=True, num_prompt_chars=(shown,)))
+        assert text(rest) == text(whole)[shown:]
+
+
+async def test_token_ids_are_repeated_as_text() -> None:
+    """The text of a prompt of ids, without special tokens."""
+    request = replace(ask(echo=True), prompt=None, prompt_token_ids=(USER, *b"Hi", END_OF_TURN, BOAT))
+    assert text(await answer(request)).startswith("Hi boat")
+
+
+async def test_a_message_is_continued() -> None:
+    """The last turn is not closed and no other begins; with echo the answer has it all."""
+    turns = (Message(role="user", content="Name a bird."), Message(role="assistant", content="A fine bird is"))
+    request = replace(ask(), prompt=None, messages=turns, continue_final_message=True)
+    prompt = TOKENIZER.encode(request).token_ids
+    assert prompt == (USER, *b"Name a bird.", END_OF_TURN, ASSISTANT, *b"A fine bird is")
+    events = await answer(request)
+    bare = await answer(replace(ask(), prompt=None, prompt_token_ids=prompt))
+    assert ids(events) == ids(bare)
+    assert text(events) == text(bare)  # the space before its first word is text
+    assert text(await answer(replace(request, echo=True))) == "A fine bird is" + text(bare)
+
+
+async def test_overlapped_steps_keep_every_rule() -> None:
+    """Bad words of several tokens are known one token late, and avoided all the same."""
+    config = replace(CONFIG, overlap=True)
+    allowed = (BOAT, BOAT + 1)
+    doubled = TOKENIZER.decode([BOAT]) + TOKENIZER.decode([BOAT])
+    assert config.overlap
+    tokenizer = _Words()
+    async with serving(echo_runner(can_overlap=True), config, tokenizer=tokenizer) as client:
+        request = ask(allowed_token_ids=allowed, bad_words=(doubled,), max_tokens=60, temperature=1.0)
+        found = ids(await collect(await client.generate(request)))
+    pairs = set(pairwise(found))
+    assert (BOAT, BOAT) not in pairs
+    assert (BOAT + 1, BOAT + 1) in pairs
+
+
+class _Words(EchoTokenizer):
+    """Knows two words in a row."""
+
+    def text_ids(self, text: str) -> tuple[int, ...]:
+        return tuple(id_ for word in text.split() for id_ in super(_Words, self).text_ids(" " + word))

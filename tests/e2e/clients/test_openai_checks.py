@@ -1,0 +1,412 @@
+"""What users of the official OpenAI client rely on, one check a test, against a model that thinks and calls tools.
+
+The tools and values of each check are a pair that is in no conversation that the model was trained on.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Literal
+
+import openai
+import pytest
+from pydantic import BaseModel
+
+from tests.e2e.clients.conftest import MODEL
+from tests.support.servers import Server
+from tests.support.thinking_world import is_held_out, tool
+
+WEATHER = [tool("set_light"), tool("get_weather"), tool("put_record")]
+OSLO: list[Any] = [{"role": "user", "content": "Tell me the weather in Oslo."}]
+JSON: list[Any] = [{"role": "user", "content": "As JSON: Rome, sunny."}]
+HELLO: list[Any] = [{"role": "user", "content": "Hello!"}]
+SCHEMA = {
+    "type": "object",
+    "properties": {"city": {"enum": ["Oslo", "Rome", "Lima"]}, "weather": {"enum": ["rainy", "sunny", "foggy"]}},
+    "required": ["city", "weather"],
+    "additionalProperties": False,
+}
+FORMAT: Any = {"type": "json_schema", "json_schema": {"name": "report", "strict": True, "schema": SCHEMA}}
+
+
+class Report(BaseModel):
+    """The same as a model of pydantic's."""
+
+    city: Literal["Oslo", "Rome", "Lima"]
+    weather: Literal["rainy", "sunny", "foggy"]
+
+
+@pytest.fixture
+def ask(client: openai.OpenAI) -> Any:
+    """Ask for a greedy answer."""
+
+    def create(messages: list[Any], **fields: Any) -> Any:
+        fields = {"temperature": 0, "max_tokens": 120, **fields}
+        return client.chat.completions.create(model=MODEL, messages=messages, **fields)
+
+    return create
+
+
+def calls_of(message: Any) -> list[tuple[str, Any]]:
+    """Return the name and the arguments of each call."""
+    return [(one.function.name, json.loads(one.function.arguments)) for one in message.tool_calls or []]
+
+
+def result(call: Any, content: str) -> dict[str, str]:
+    return {"role": "tool", "tool_call_id": call.id, "content": content}
+
+
+def folded(stream: Any) -> tuple[dict[str, Any], list[Any]]:
+    """Return what the deltas of the first choice make, as a client would fold them, and all chunks."""
+    message: dict[str, Any] = {"content": "", "reasoning_content": "", "tool_calls": []}
+    chunks = list(stream)
+    for delta in (chunk.choices[0].delta for chunk in chunks if chunk.choices):
+        message["content"] += delta.content or ""
+        message["reasoning_content"] += getattr(delta, "reasoning_content", None) or ""
+        for call in delta.tool_calls or []:
+            if call.index == len(message["tool_calls"]):
+                message["tool_calls"].append({"id": call.id, "name": call.function.name, "arguments": ""})
+            message["tool_calls"][call.index]["arguments"] += call.function.arguments or ""
+    return message, chunks
+
+
+def test_models_are_listed(client: openai.OpenAI) -> None:
+    """`models.list` and `models.retrieve` know the model."""
+    assert [one.id for one in client.models.list()] == [MODEL]
+    assert client.models.retrieve(MODEL).id == MODEL
+
+
+def test_an_answer(ask: Any) -> None:
+    """An answer has an id, a role, text, a reason and counts that add up."""
+    whole = ask(HELLO)
+    assert whole.id.startswith("chatcmpl-")
+    assert (whole.object, whole.model, len(whole.choices)) == ("chat.completion", MODEL, 1)
+    (choice,) = whole.choices
+    assert (choice.message.role, choice.finish_reason, choice.message.refusal) == ("assistant", "stop", None)
+    assert choice.message.content == "Hello! What can I do?"
+    assert whole.usage.total_tokens == whole.usage.prompt_tokens + whole.usage.completion_tokens
+    assert whole.usage.prompt_tokens_details.cached_tokens >= 0
+
+
+def test_a_streamed_answer(ask: Any) -> None:
+    """The deltas make the same message; role first, one finish reason, last."""
+    whole = ask(HELLO).choices[0].message
+    message, chunks = folded(ask(HELLO, stream=True))
+    assert (message["content"], message["reasoning_content"]) == (whole.content, whole.reasoning_content)
+    assert chunks[0].choices[0].delta.role == "assistant"
+    assert [chunk.choices[0].finish_reason for chunk in chunks if chunk.choices[0].finish_reason] == ["stop"]
+    assert chunks[-1].choices[0].finish_reason == "stop"
+    assert len({chunk.id for chunk in chunks}) == 1
+
+
+def test_usage_of_a_stream(ask: Any) -> None:
+    """With `include_usage` a last chunk without choices has the same counts as the whole answer."""
+    *others, last = ask(HELLO, stream=True, stream_options={"include_usage": True})
+    assert last.choices == []
+    assert {one.usage for one in others} == {None}
+    usage = ask(HELLO).usage
+    assert (last.usage.prompt_tokens, last.usage.completion_tokens) == (usage.prompt_tokens, usage.completion_tokens)
+
+
+@pytest.mark.parametrize("role", ["system", "developer"])
+def test_a_system_prompt(ask: Any, role: str) -> None:
+    """A system prompt, under its old name or its new one, is part of the prompt."""
+    system = {"role": role, "content": "You are a helpful assistant."}
+    whole = ask([system, *HELLO])
+    assert whole.usage.prompt_tokens > ask(HELLO).usage.prompt_tokens
+    assert whole.choices[0].message.content == "Hello! What can I do?"
+
+
+def test_text_parts(ask: Any) -> None:
+    """Content may be parts of type text."""
+    parts = [{"role": "user", "content": [{"type": "text", "text": "Hello!"}]}]
+    assert ask(parts).choices[0].message == ask(HELLO).choices[0].message
+
+
+def test_an_image_is_refused(ask: Any) -> None:
+    """A part that the model cannot read is a 400 that names it."""
+    parts = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}}]}]
+    with pytest.raises(openai.BadRequestError) as caught:
+        ask(parts)
+    assert (caught.value.code, caught.value.param) == ("unsupported_content", "messages[0].content[0]")
+
+
+@pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens"])
+def test_a_limit_of_tokens(client: openai.OpenAI, name: str) -> None:
+    """Both names limit the answer, which ends in `length`."""
+    limit: Any = {name: 3}
+    whole = client.chat.completions.create(model=MODEL, messages=HELLO, temperature=0, **limit)
+    assert whole.choices[0].finish_reason == "length"
+    assert whole.usage is not None
+    assert whole.usage.completion_tokens == 3
+
+
+def test_stop_strings(ask: Any) -> None:
+    """The answer ends before the stop string."""
+    choice = ask(HELLO, stop=["What"], reasoning_effort="none").choices[0]
+    assert (choice.message.content.strip(), choice.finish_reason) == ("Hello!", "stop")
+
+
+def test_seeds_and_temperature(client: openai.OpenAI) -> None:
+    """Equal seeds give equal answers at any temperature."""
+    texts = [
+        client.chat.completions.create(model=MODEL, messages=OSLO, temperature=1.5, seed=seed, max_tokens=30)
+        .choices[0]
+        .message.to_dict()
+        for seed in (5, 5, 6, 7, 8)
+    ]
+    assert texts[0] == texts[1]
+    assert len({json.dumps(text) for text in texts}) > 1
+
+
+def test_several_choices(ask: Any) -> None:
+    """`n` answers to one prompt, each with its own index, streamed and whole."""
+    whole = ask(HELLO, n=3)
+    assert [choice.index for choice in whole.choices] == [0, 1, 2]
+    assert {choice.message.content for choice in whole.choices} == {"Hello! What can I do?"}
+    seen = [chunk.choices[0] for chunk in ask(HELLO, n=3, stream=True)]
+    assert [one.index for one in seen if one.finish_reason].sort() == [0, 1, 2].sort()
+
+
+def test_logprobs(ask: Any) -> None:
+    """The log probabilities of the text's tokens and its end, with the likeliest others; the thought has none."""
+    choice = ask(HELLO, logprobs=True, top_logprobs=2).choices[0]
+    tokens = choice.logprobs.content
+    assert bytes(byte for one in tokens for byte in one.bytes).decode() == f"{choice.message.content}<|im_end|>"
+    assert all(len(one.top_logprobs) == 2 and one.logprob <= 0 for one in tokens)
+
+
+def test_reasoning(ask: Any) -> None:
+    """The thought is `reasoning_content`, apart from the text, and counted."""
+    whole = ask(HELLO)
+    assert whole.choices[0].message.reasoning_content.strip() == "No tool is needed."
+    assert "<think>" not in whole.choices[0].message.content
+    assert 0 < whole.usage.completion_tokens_details.reasoning_tokens < whole.usage.completion_tokens
+
+
+def test_reasoning_can_be_switched_off(ask: Any) -> None:
+    """`reasoning_effort` none: no thought, and none is counted."""
+    whole = ask(HELLO, reasoning_effort="none")
+    assert getattr(whole.choices[0].message, "reasoning_content", None) is None
+    assert whole.choices[0].message.content == "Hello! What can I do?"
+    assert whole.usage.completion_tokens_details.reasoning_tokens == 0
+
+
+def test_a_thought_is_streamed_before_the_answer(ask: Any) -> None:
+    """All deltas of the thought come before those of the text."""
+    message, chunks = folded(ask(HELLO, stream=True))
+    assert message["reasoning_content"].strip() == "No tool is needed."
+    kinds = [
+        "thought" if getattr(chunk.choices[0].delta, "reasoning_content", None) else "text"
+        for chunk in chunks
+        if getattr(chunk.choices[0].delta, "reasoning_content", None) or chunk.choices[0].delta.content
+    ]
+    assert kinds == sorted(kinds, key=["thought", "text"].index)
+
+
+def test_a_tool_is_called(ask: Any) -> None:
+    """The model chooses the tool and its argument; the content is null and the reason `tool_calls`."""
+    assert is_held_out("get_weather", "Oslo")
+    (choice,) = ask(OSLO, tools=WEATHER).choices
+    assert calls_of(choice.message) == [("get_weather", {"city": "Oslo"})]
+    assert (choice.finish_reason, choice.message.content) == ("tool_calls", None)
+    (call,) = choice.message.tool_calls
+    assert (call.type, call.id.startswith("call_")) == ("function", True)
+
+
+def test_a_streamed_call(ask: Any) -> None:
+    """The first delta of a call has its id and name; the arguments' pieces join to the whole call's."""
+    message, chunks = folded(ask(OSLO, tools=WEATHER, stream=True))
+    (whole,) = ask(OSLO, tools=WEATHER).choices[0].message.tool_calls
+    (call,) = message["tool_calls"]
+    assert (call["name"], call["arguments"]) == (whole.function.name, whole.function.arguments)
+    assert call["id"].startswith("call_")
+    assert chunks[-1].choices[0].finish_reason == "tool_calls"
+
+
+def test_tool_choice_none(ask: Any) -> None:
+    """No call, although there is a tool for it."""
+    (choice,) = ask(OSLO, tools=WEATHER, tool_choice="none").choices
+    assert choice.message.tool_calls is None
+    assert choice.finish_reason in ("stop", "length")
+
+
+def test_tool_choice_required(ask: Any) -> None:
+    """A call, although none is needed."""
+    (choice,) = ask(HELLO, tools=WEATHER, tool_choice="required").choices
+    assert {name for name, _ in calls_of(choice.message)} <= {"set_light", "get_weather", "put_record"}
+    assert choice.message.tool_calls
+    assert choice.finish_reason == "tool_calls"
+
+
+def test_a_named_tool(ask: Any) -> None:
+    """That tool is called, although another one fits; its arguments match its schema."""
+    named = {"type": "function", "function": {"name": "set_light"}}
+    (choice,) = ask(OSLO, tools=WEATHER, tool_choice=named).choices
+    ((name, arguments),) = calls_of(choice.message)
+    assert name == "set_light"
+    assert arguments["color"] in WEATHER[0]["function"]["parameters"]["properties"]["color"]["enum"]
+
+
+def test_allowed_tools(ask: Any) -> None:
+    """Only a tool of the list is called."""
+    some = [{"type": "function", "function": {"name": name}} for name in ("set_light", "put_record")]
+    choice = {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": some}}
+    calls = calls_of(ask(OSLO, tools=WEATHER, tool_choice=choice).choices[0].message)
+    assert calls
+    assert {name for name, _ in calls} <= {"set_light", "put_record"}
+
+
+BOTH: list[Any] = [{"role": "user", "content": "Tell me the weather in Paris, and turn the lamp red."}]
+
+
+def test_parallel_calls(ask: Any) -> None:
+    """Two calls side by side, with ids of their own."""
+    message = ask(BOTH, tools=WEATHER).choices[0].message
+    assert calls_of(message) == [("get_weather", {"city": "Paris"}), ("set_light", {"color": "red"})]
+    assert len({call.id for call in message.tool_calls}) == 2
+
+
+def test_one_call_at_a_time(ask: Any) -> None:
+    """With `parallel_tool_calls` false there is one."""
+    message = ask(BOTH, tools=WEATHER, parallel_tool_calls=False).choices[0].message
+    assert calls_of(message) == [("get_weather", {"city": "Paris"})]
+
+
+def test_a_round_with_a_tool(ask: Any) -> None:
+    """The tool's result becomes the answer; the reply goes back as the client has read it."""
+    message = ask(OSLO, tools=WEATHER).choices[0].message
+    answered = [*OSLO, message, result(message.tool_calls[0], "foggy")]
+    (choice,) = ask(answered, tools=WEATHER).choices
+    assert (choice.message.content, choice.finish_reason) == ("It is foggy in Oslo.", "stop")
+
+
+def test_two_rounds(ask: Any) -> None:
+    """A call, its result, the next call, its result, the answer."""
+    messages: list[Any] = [{"role": "user", "content": "Tell me the weather in Dakar, then play some disco."}]
+    made = []
+    for content in ("windy", "ok"):
+        message = ask(messages, tools=WEATHER).choices[0].message
+        made += calls_of(message)
+        messages += [message.to_dict(), result(message.tool_calls[0], content)]
+    assert made == [("get_weather", {"city": "Dakar"}), ("put_record", {"genre": "disco"})]
+    assert ask(messages, tools=WEATHER).choices[0].message.content == "It is windy in Dakar. You listen to disco."
+
+
+def test_the_clients_stream_helper_reads_calls(client: openai.OpenAI) -> None:
+    """`chat.completions.stream` makes events of the arguments, and a message of the whole."""
+    with client.chat.completions.stream(
+        model=MODEL, messages=OSLO, tools=WEATHER, temperature=0, max_tokens=120
+    ) as stream:
+        events = list(stream)
+        final = stream.get_final_completion()
+    kinds = [event.type for event in events]
+    assert kinds.index("tool_calls.function.arguments.delta") < kinds.index("tool_calls.function.arguments.done")
+    (done,) = [event for event in events if event.type == "tool_calls.function.arguments.done"]
+    assert (done.name, json.loads(done.arguments)) == ("get_weather", {"city": "Oslo"})
+    assert calls_of(final.choices[0].message) == [("get_weather", {"city": "Oslo"})]
+
+
+def test_a_json_object(ask: Any) -> None:
+    """The text is one JSON object."""
+    text = ask(JSON, response_format={"type": "json_object"}).choices[0].message.content
+    assert isinstance(json.loads(text), dict)
+
+
+def test_a_strict_schema(ask: Any) -> None:
+    """The text matches the schema, streamed and whole; the thought stays a thought."""
+    choice = ask(JSON, response_format=FORMAT).choices[0]
+    assert json.loads(choice.message.content) == {"city": "Rome", "weather": "sunny"}
+    message, _ = folded(ask(JSON, response_format=FORMAT, stream=True))
+    assert message["content"] == choice.message.content
+    assert message["reasoning_content"] == choice.message.reasoning_content
+
+
+def test_a_schema_holds_for_any_question(ask: Any) -> None:
+    """Where the model would say something else, the text matches all the same."""
+    report = json.loads(ask(HELLO, response_format=FORMAT).choices[0].message.content)
+    assert Report.model_validate(report, strict=True)
+
+
+def test_parse(client: openai.OpenAI) -> None:
+    """`.parse` gives the value of a pydantic model."""
+    whole = client.chat.completions.parse(
+        model=MODEL, messages=JSON, response_format=Report, temperature=0, max_tokens=120
+    )
+    assert whole.choices[0].message.parsed == Report(city="Rome", weather="sunny")
+
+
+def test_stream_with_a_model_of_pydantic(client: openai.OpenAI) -> None:
+    """`.stream` with a pydantic model: the final message is parsed."""
+    with client.chat.completions.stream(
+        model=MODEL, messages=JSON, response_format=Report, temperature=0, max_tokens=120
+    ) as stream:
+        assert any(event.type == "content.done" for event in stream)
+        assert stream.get_final_completion().choices[0].message.parsed == Report(city="Rome", weather="sunny")
+
+
+def test_an_unknown_model(client: openai.OpenAI) -> None:
+    """A 404 with the code that clients branch on."""
+    with pytest.raises(openai.NotFoundError) as caught:
+        client.chat.completions.create(model="gpt-9", messages=HELLO)
+    assert (caught.value.code, caught.value.param) == ("model_not_found", "model")
+
+
+def test_errors_have_a_shape(ask: Any) -> None:
+    """Code, param, type and a request id."""
+    with pytest.raises(openai.BadRequestError) as caught:
+        ask(HELLO, temperature=9)
+    assert (caught.value.code, caught.value.param, caught.value.type) == (
+        "invalid_value",
+        "temperature",
+        "invalid_request_error",
+    )
+    assert caught.value.request_id
+
+
+def test_a_bad_schema_is_refused(ask: Any) -> None:
+    """A schema that cannot be compiled is a 400 that names the field; nothing is generated."""
+    schema = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "strange"}}}
+    with pytest.raises(openai.BadRequestError) as caught:
+        ask(HELLO, response_format=schema)
+    assert caught.value.param == "response_format"
+
+
+def test_a_prompt_that_is_too_long(ask: Any) -> None:
+    """A 400 with the code that clients branch on."""
+    with pytest.raises(openai.BadRequestError) as caught:
+        ask([{"role": "user", "content": "Hello! " * 3000}])
+    assert caught.value.code == "context_length_exceeded"
+
+
+def test_a_key_is_needed(site: Server) -> None:
+    """A wrong key is a 401."""
+    http = openai.DefaultHttpxClient(trust_env=False)
+    client = openai.OpenAI(base_url=f"{site.url}/v1", api_key="sk-wrong", max_retries=0, http_client=http)
+    with client, pytest.raises(openai.AuthenticationError):
+        client.models.list()
+
+
+def test_what_changes_nothing_is_accepted(ask: Any) -> None:
+    """The fields of accounts and caches are accepted."""
+    fields = {"user": "u", "metadata": {"a": "b"}, "prompt_cache_key": "k", "safety_identifier": "s"}
+    assert ask(HELLO, service_tier="auto", **fields).choices[0].message.content == "Hello! What can I do?"
+
+
+def test_a_stream_can_be_left(ask: Any) -> None:
+    """Closing a stream is no error, and the next answer is whole."""
+    with ask(HELLO, stream=True) as stream:
+        next(iter(stream))
+    assert ask(HELLO).choices[0].message.content == "Hello! What can I do?"
+
+
+async def test_the_async_client(site: Server, key: str) -> None:
+    """The asynchronous client streams calls too."""
+    http = openai.DefaultAsyncHttpxClient(trust_env=False)
+    async with openai.AsyncOpenAI(base_url=f"{site.url}/v1", api_key=key, http_client=http) as client:
+        stream: Any = await client.chat.completions.create(
+            model=MODEL, messages=OSLO, tools=WEATHER, temperature=0, max_tokens=120, stream=True
+        )
+        chunks = [chunk async for chunk in stream]
+    message, _ = folded(chunks)
+    assert [call["name"] for call in message["tool_calls"]] == ["get_weather"]

@@ -1,0 +1,303 @@
+"""Faults of the policy: who decodes, who is admitted, who is late, how fast readers are, what tenants had."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from tests.sim.planted import Mutant
+
+_scheduler = partial(Mutant, file="scheduler.py")
+_patience = partial(Mutant, file="patience.py")
+_reader = partial(Mutant, file="policy/reader.py")
+_tenants = partial(Mutant, file="policy/tenants.py")
+_waiting = partial(Mutant, file="policy/waiting.py")
+_sequence = partial(Mutant, file="sequence.py")
+_output = partial(Mutant, file="output.py")
+
+MUTANTS = (
+    _scheduler(
+        name="admission goes before hungry decodes",
+        law=37,
+        old="self._plan_prompts(begun, most - len(hungry), budget, now)",
+        new="self._plan_prompts(begun, most, budget, now)",
+    ),
+    _scheduler(
+        name="the most ahead decode first",
+        law=10,
+        old="hungry.sort(key=itemgetter(0))",
+        new="hungry.sort(key=itemgetter(0), reverse=True)",
+    ),
+    _scheduler(
+        name="the oldest decode first, and the newest starve",
+        law=10,
+        old="        hungry.sort(key=itemgetter(0))\n",
+        new="",
+    ),
+    _scheduler(
+        name="those ahead are left out though there are seats",
+        law=10,
+        old="        self._fill(ahead, budget)\n",
+        new="",
+    ),
+    _scheduler(
+        name="no seat is kept for prompts that have begun",
+        law=10,
+        old="most - min(len(begun), max(1, most // 2)), budget)",
+        new="most, budget)",
+    ),
+    _scheduler(
+        name="prompts take every seat",
+        law=10,
+        old="most - min(len(begun), max(1, most // 2)), budget)",
+        new="most - min(len(begun), most), budget)",
+    ),
+    _scheduler(
+        name="more are admitted than may be",
+        law=9,
+        old="return most is None or len(self.running) < most",
+        new="return True",
+    ),
+    _scheduler(
+        name="one too many in the batch",
+        law=9,
+        old="            if len(budget.chunks) >= self._config.max_num_seqs or budget.num_tokens <= 0:\n",
+        new="            if len(budget.chunks) > self._config.max_num_seqs or budget.num_tokens <= 0:\n",
+    ),
+    _scheduler(
+        name="a preempted sequence's chunk stays in the plan",
+        law=9,
+        old="            budget.remove(victim)  # it may be planned already\n",
+        new="",
+    ),
+    _scheduler(
+        name="one ahead preempts another",
+        law=12,
+        old="            has_room = self._has_room(sequence) or self._pool.num_free or not budget.chunks\n",
+        new="            has_room = True\n",
+    ),
+    _scheduler(
+        name="starvation: a sequence that does not fit is passed by",
+        law=11,
+        old="                    may_start = victim is not None\n",
+        new=(
+            "                    may_start = victim is not None\n"
+            "                    may_start = may_start or any(self._start(one, now) for one in self.waiting[1:])\n"
+        ),
+    ),
+    _scheduler(
+        name="starvation: admission waits until the begun prompts are computed",
+        law=34,
+        old="num_prompts, may_start = len(begun), not budget.has_preempted",
+        new="num_prompts, may_start = len(begun), not begun and not budget.has_preempted",
+    ),
+    _scheduler(
+        name="admission continues after a preemption",
+        law=12,
+        old="num_prompts, may_start = len(begun), not budget.has_preempted",
+        new="num_prompts, may_start = len(begun), True",
+    ),
+    _scheduler(
+        name="a preempted sequence is lost",
+        law=8,
+        old="        sequence.num_preemptions += 1\n        self._queue.put(sequence)",
+        new="        sequence.num_preemptions += 1",
+    ),
+    _scheduler(
+        name="a preempted sequence counts as not preempted",
+        law=28,
+        old="        sequence.num_preemptions += 1\n        self._queue.put(sequence)",
+        new="        self._queue.put(sequence)",
+    ),
+    _scheduler(
+        name="a decode gets a block with every token",
+        law=6,
+        old="        if self._has_room(sequence):\n            return True\n",
+        new="",
+    ),
+    _scheduler(
+        name="a park for a waiting sequence ends too late",
+        law=23,
+        old="resume_seconds=min(seconds / 2, _MOST_RESUME_SECONDS)",
+        new="resume_seconds=min(seconds, _MOST_RESUME_SECONDS)",
+    ),
+    _scheduler(
+        name="a sequence parks that has given no token",
+        law=23,
+        old="return sequence.num_output_tokens > len(sequence.request.output_token_ids)",
+        new="return True",
+    ),
+    _waiting(
+        name="the last in the queue goes first",
+        law=25,
+        old="sequence.order_key = request.arrived_at + ",
+        new="sequence.order_key = -request.arrived_at + ",
+    ),
+    _waiting(
+        name="the queue is in the order of return",
+        law=25,
+        old="sequence.order_key = request.arrived_at + ",
+        new="sequence.order_key = now + ",
+    ),
+    _waiting(
+        name="preempted sequences go to the end of the queue",
+        law=8,
+        old="        insort(self.sequences, sequence, key=order_key)\n",
+        new="        self.sequences.append(sequence)\n",
+    ),
+    _waiting(
+        name="what is late goes first",
+        law=25,
+        old="    return _LATE if sequence.late_at < now else _IN_TIME\n",
+        new="    return _IN_TIME\n",
+    ),
+    _waiting(
+        name="an answer that has begun waits for its turn",
+        law=25,
+        old="    if not sequence.is_new:\n        return _BEGUN\n",
+        new="",
+    ),
+    _waiting(
+        name="the heaviest tenant goes first",
+        law=25,
+        old="(ranks[one.request.tenant], one.order_key)",
+        new="(-ranks[one.request.tenant], one.order_key)",
+    ),
+    _waiting(
+        name="no tenant's share counts",
+        law=25,
+        old="(ranks[one.request.tenant], one.order_key)",
+        new="one.order_key",
+    ),
+    _waiting(
+        name="a tenant's share counts for rows of a batch against chats",
+        law=25,
+        old="            elif tier == best and is_limited == _is_limited(sequence):\n",
+        new="            elif tier == best:\n",
+    ),
+    _waiting(
+        name="no sequence is in the queue too long",
+        law=20,
+        old="        return refused\n",
+        new="        return []\n",
+    ),
+    _waiting(
+        name="the queue time ends half way",
+        law=20,
+        old="sequence.expires_at = now + (wanted",
+        new="sequence.expires_at = now + 0.5 * (wanted",
+    ),
+    _waiting(
+        name="a late sequence is refused in a burst",
+        law=20,
+        old="if sequence.expires_at < now or self._patience.is_standing(name, now):",
+        new="if sequence.expires_at < now or sequence.late_at < now:",
+    ),
+    _waiting(
+        name="a scheduled sequence is refused",
+        law=20,
+        old="            if sequence.is_new and (sequence.expires_at < now or sequence.late_at < now):\n",
+        new="            if sequence.expires_at < now or sequence.late_at < now:\n",
+    ),
+    _waiting(
+        name="rows of a batch make an overload",
+        law=20,
+        old="in_time = (one for one in self.sequences if _is_limited(one))",
+        new="in_time = (one for one in self.sequences)",
+    ),
+    _patience(
+        name="every queue is a burst",
+        law=20,
+        old="return self._empty_at is not None and now - self._empty_at > seconds",
+        new="return False",
+    ),
+    _patience(
+        name="no queue is a burst",
+        law=20,
+        old="return self._empty_at is not None and now - self._empty_at > seconds",
+        new="return True",
+    ),
+    _patience(
+        name="a queue that refusals have emptied is a burst",
+        law=20,
+        old="is_empty = not has_in_time and now - self._refused_at > self._refusal_seconds",
+        new="is_empty = not has_in_time",
+    ),
+    _patience(
+        name="an overload never ends",
+        law=20,
+        old="        if self._empty_at is None or is_empty:\n",
+        new="        if self._empty_at is None:\n",
+    ),
+    _reader(
+        name="a starved reader seems slow",
+        law=39,
+        old="        if has_waited and num_tokens <= self.pace * seconds:\n            return\n",
+        new="",
+    ),
+    _reader(
+        name="a reader that waits seems not to",
+        law=39,
+        old="has_waited=num_read > self._num_known)",
+        new="has_waited=num_read > num_tokens)",
+    ),
+    _reader(
+        name="what was read since the report is forgotten",
+        law=10,
+        old="        return (unread - read) / self.pace\n",
+        new="        return unread / self.pace\n",
+    ),
+    _reader(
+        name="without a reader an answer is ahead",
+        law=10,
+        old="return min(0.0, (num_tokens - self._num_known) / self.pace - seconds)",
+        new="return (num_tokens - self._num_known) / self.pace - seconds",
+    ),
+    _reader(
+        name="hunger does not grow",
+        law=10,
+        old="            return -seconds\n",
+        new="            return 0.0\n",
+    ),
+    _output(
+        name="a reader never moves",
+        law=22,
+        old="            sequence.reader.report(num_tokens, sequence.num_output_tokens, now, is_away=is_away)\n",
+        new="            pass\n",
+    ),
+    _sequence(
+        name="a new sequence takes its reader for new",
+        law=22,
+        old="        self.reader = ReaderPace(self.request.reader_tokens)\n",
+        new="        self.reader = ReaderPace(None)\n",
+    ),
+    _tenants(
+        name="a light tenant has a heavy one's debts",
+        law=25,
+        old="int((self._tokens.get(tenant, 0) - share) / unit)",
+        new="int((share - self._tokens.get(tenant, 0)) / unit)",
+    ),
+    _tenants(
+        name="no tenant has debts",
+        law=25,
+        old="int((self._tokens.get(tenant, 0) - share) / unit)",
+        new="0",
+    ),
+    _tenants(
+        name="a newcomer has no share",
+        law=25,
+        old="share = self._total / len(self._tokens.keys() | waiting)",
+        new="share = self._total / len(self._tokens)",
+    ),
+    _tenants(
+        name="a tenant is charged for other work",
+        law=25,
+        old="        self._tokens[tenant] += num_tokens\n        self._total",
+        new='        self._tokens["a"] += num_tokens\n        self._total',
+    ),
+    _tenants(
+        name="debts never expire",
+        law=25,
+        old="while self._slices and self._slices[0][0] < first:",
+        new="while self._slices and self._slices[0][0] < first - 1000:",
+    ),
+)

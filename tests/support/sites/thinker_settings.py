@@ -1,0 +1,11 @@
+"""Settings: the demo site with the model of tests/support/thinking_model.py, whose folder is in the environment."""
+
+from __future__ import annotations
+
+import os
+
+from project.settings import *  # noqa: F403
+from project.settings import STREAMSERVE as DEMO
+
+MODEL = {"PATH": os.environ["THINKER"], "ENGINE": {"NUM_BLOCKS": 1024}}
+STREAMSERVE = {**DEMO, "MODELS": {"thinker": MODEL}, "STORE": True, "ANONYMOUS": False}

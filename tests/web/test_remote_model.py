@@ -1,0 +1,85 @@
+"""Laws of a Django site whose model runs on a server elsewhere: answers, errors, probes and metrics of its routes."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from django.test.utils import override_settings
+
+from streamserve.protocol.metrics import METRICS, PREFIX
+from streamserve.web import site
+from tests.conftest import Caller, body_of, until_ready
+from tests.support.upstreams import DONE, JSON, WHOLE, Upstream, delta, raw, response, says, usage
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+ASK = {"messages": [{"role": "user", "content": "Hello?"}], "max_tokens": 8}
+CALL = {"index": 0, "id": "c1", "type": "function", "function": {"name": "look_up", "arguments": '{"a": 1}'}}
+TOOL = {"type": "function", "function": {"name": "look_up", "parameters": {"type": "object"}}}
+
+
+@pytest.fixture
+async def upstream(transactional_db: object, tmp_path: Path) -> AsyncIterator[Upstream]:
+    """The server elsewhere, and this site with its model."""
+    upstream = Upstream(says(*WHOLE))
+    await upstream.start()
+    settings = {"MODELS": {"big": {"URL": upstream.url, "REMOTE_MODEL": "m"}}, "CLIENT": "thread", "LOG": "memory"}
+    with override_settings(STREAMSERVE={**settings, "STATE_DIR": str(tmp_path)}):
+        await until_ready()
+        yield upstream
+        await site.reset()
+    await upstream.stop()
+
+
+async def test_both_dialects_answer(upstream: Upstream, alice_key: str) -> None:
+    """A stream without token ids, and a whole chat completion; the server gets its own name of the model."""
+    alice = Caller(key=alice_key)
+    shown = (await body_of(await alice.post("/streams", ASK))).decode()
+    assert '"has_token_ids":false' in shown
+    texts = [json.loads(data)["text"] for data in re.findall(r"event: token\nid: .*\ndata: (.*)", shown)]
+    assert "".join(texts) == "Hello."
+    whole = json.loads(await body_of(await alice.post("/v1/chat/completions", ASK)))
+    assert (whole["model"], whole["choices"][0]["message"]["content"]) == ("big", "Hello.")
+    assert whole["usage"]["completion_tokens"] == 3
+    assert [asked.body["model"] for asked in upstream.posts] == ["m", "m"]
+
+
+async def test_a_tool_call_comes_through_both_sites(upstream: Upstream, alice_key: str) -> None:
+    """From the caller's tools to the server, and back as a call with the server's id and arguments."""
+    upstream.answers = [says(delta(tool_calls=[CALL]), delta(finish_reason="tool_calls"), usage(), DONE)]
+    answer = await Caller(key=alice_key).post("/v1/chat/completions", {**ASK, "tools": [TOOL]})
+    choice = json.loads(await body_of(answer))["choices"][0]
+    assert choice["finish_reason"] == "tool_calls"
+    [call] = choice["message"]["tool_calls"]
+    assert call["function"] == {"name": "look_up", "arguments": '{"a": 1}'}
+    assert upstream.posts[0].body["tools"][0]["function"]["name"] == "look_up"
+
+
+async def test_a_refusal_is_the_callers(upstream: Upstream, alice_key: str) -> None:
+    """With the server's message and param, in OpenAI's shape, and no row of a stream that never ran."""
+    upstream.answers = [raw(response("400 Bad", b'{"error":{"message":"too warm","param":"temperature"}}', JSON))]
+    answer = await Caller(key=alice_key).post("/v1/chat/completions", ASK)
+    assert answer.status_code == 400
+    error = json.loads(await body_of(answer))["error"]
+    assert (error["message"], error["code"], error["param"]) == ("too warm", "upstream_refused", "temperature")
+
+
+async def test_a_busy_server_is_a_retry(upstream: Upstream, alice_key: str) -> None:
+    """Its Retry-After is passed on."""
+    upstream.answers = [raw(response("429 Slow down", b"", "Retry-After: 9"))]
+    answer = await Caller(key=alice_key).post("/streams", ASK)
+    assert (answer.status_code, answer["Retry-After"]) == (503, "9")
+
+
+async def test_its_metrics_are_scraped(upstream: Upstream, alice_key: str, ops_key: str) -> None:
+    """Every metric of upstreams is there for the model."""
+    await body_of(await Caller(key=alice_key).post("/streams", ASK))
+    text = (await Caller(key=ops_key).get("/metrics")).content.decode()
+    for name in (name for name in METRICS if name.startswith("upstream_")):
+        assert re.search(rf'^{PREFIX}{name}(_total)?{{model_name="big"}} \d', text, re.MULTILINE), name
+    assert f'{PREFIX}upstream_requests_total{{model_name="big"}} 1' in text
+    assert (await Caller().get("/readyz")).status_code == 200
