@@ -40,7 +40,8 @@ def route_of(pattern: URLPattern) -> Route:
 
 def address(pattern: URLPattern) -> str:
     path = str(pattern.pattern).replace("<stream_id:stream_id>", UNKNOWN_ID)
-    return "/" + path.replace("<path:path>", "nothing").replace("<path:model>", "nothing")
+    path = path.replace("<path:path>", "nothing").replace("<path:model>", "nothing")
+    return "/" + path.replace("<pipeline_name:name>", "nothing")
 
 
 def test_the_urlconf_is_the_table() -> None:

@@ -35,7 +35,7 @@ CHAIN = [
     "django.contrib.auth.middleware.LoginRequiredMiddleware",
 ]
 CHAINS = {"usual": CHAIN, "hard": hard.MIDDLEWARE}
-_OWN = ("streamserve-stream-id", "x-stream-id", "x-request-id", "expires", "streamserve-handover")
+_OWN = ("streamserve-stream-id", "x-stream-id", "x-request-id", "expires", "streamserve-handover", "streamserve-reader")
 
 
 @pytest.fixture(params=CHAINS)

@@ -93,7 +93,7 @@ async def test_the_engine_decodes_no_further_than_the_lead(gate: Gate) -> None:
 
 
 async def test_an_idle_reader_does_not_block_another() -> None:
-    """With one seat, a second request runs when the first, which is not read, has reached the lead limit."""
+    """With one seat, a second request runs beside the first, which is not read: its reader is hungrier."""
     slow, fast = ask(max_tokens=NUM_TOKENS * 10, ignore_eos=True), ask(max_tokens=8, prompt="fast", ignore_eos=True)
     num_steps = {}
     for lead_tokens in (LEAD_TOKENS, 10**6):
@@ -105,8 +105,7 @@ async def test_an_idle_reader_does_not_block_another() -> None:
                 await anext(reading)
                 await collect(streams, await begin(streams, fast))
                 num_steps[lead_tokens] = len(gate.plans)
-    assert num_steps[LEAD_TOKENS] < 2 * (LEAD_TOKENS + 8)
-    assert num_steps[10**6] > NUM_TOKENS * 10
+    assert max(num_steps.values()) < 2 * (LEAD_TOKENS + 8)
 
 
 @each_request
