@@ -48,6 +48,8 @@ class Answering:
                 if done is not None:
                     return "".join(self._text), done
                 assert generation.parked is not None
+                if self._text and not generation.accepted.has_token_ids:  # it would begin anew
+                    raise EngineUnavailable("The server of the model was lost in the middle of an answer. Try again.")
                 await self._wait(generation.parked)
         finally:
             if self._has_turn and self._speech is not None:
