@@ -27,7 +27,7 @@ async def chat_completions(call: Call, site: Site) -> Reply:
         stream = await site.start(call.caller, request, on_disconnect, received_at=call.received_at, once=once)
     except BadRequest as error:
         if error.param == "grammar":  # the engine's word for what stood in one of this API's fields
-            error.param = "tools" if request.grammar is None else "response_format"
+            error.param = "tools" if request.grammar is None else asked.grammar_field
         raise
     if asked.stream:
         encoder = openai_chat.encoder_for(

@@ -3,7 +3,8 @@
 Shapes as the official client's types have them (openai 3.52, `types/chat`). A failure after the head is one
 `data: {"error": {…}}`, which makes that client raise, and then no `[DONE]`. Text blocks are `content`. Thinking is
 `reasoning_content`, a field that other servers added; the public API has none. A tool_use block is one of `tool_calls`:
-its id and name first, then its arguments piece by piece. Pure folds; bodies are parsed in `openai_request`.
+its id and name first, then its arguments piece by piece. Citations with a url are `annotations`. Pure folds; bodies are
+parsed in `openai_request`.
 """
 
 from __future__ import annotations
@@ -14,11 +15,13 @@ from typing import Any, Protocol
 
 from streamserve.dialects.base import GOING_DOWN, ending
 from streamserve.dialects.openai_request import ChatRequest, parse
+from streamserve.dialects.output.annotations import Annotations
 from streamserve.protocol.errors import ErrorBody, error_for, to_body
 from streamserve.protocol.events import (
     TEXT,
     BlockStart,
     ChoiceDone,
+    Citation,
     Done,
     Event,
     GoingAway,
@@ -124,7 +127,7 @@ class ChatEncoder:
         self._include_usage, self._include_obfuscation = include_usage, include_obfuscation
         self._reasoning_field = reasoning_field
         self._n = n
-        self._blocks = _Blocks()
+        self._blocks, self._annotations = _Blocks(), Annotations(n)
         self._started: set[int] = set()
         self._finished: set[int] = set()
 
@@ -147,6 +150,9 @@ class ChatEncoder:
             return self._finish(event.choice, event.finish_reason)
         if isinstance(event, BlockStart):
             return self._begin(event)
+        if isinstance(event, Citation):
+            cited = self._annotations.of(event)
+            return [data for choice, one in cited for data in self._show(choice, {"annotations": [one]})]
         if isinstance(event, Meta):
             self._head["created"] = event.created  # the log's, also in a process that has only the row
         return self._end(event) if is_terminal(event) else []
@@ -154,6 +160,7 @@ class ChatEncoder:
     def _begin(self, block: BlockStart) -> list[str]:
         """Note the block; the first chunk of a call has all but its arguments."""
         self._blocks.note(block)
+        self._annotations.note(block, block.kind)
         if block.kind != TOOL_USE:
             return []
         function = {"name": block.name or "", "arguments": ""}
@@ -162,6 +169,7 @@ class ChatEncoder:
 
     def _delta(self, token: Token) -> list[str]:
         kind = self._blocks.kind_of(token)
+        self._annotations.note(token, kind)
         if kind == TEXT and (token.text or token.logprobs):
             return self._show(token.choice, {"content": token.text}, logprobs=_logprobs_json([token]))
         if kind == THINKING and token.text:
@@ -239,6 +247,7 @@ class _Choice:
     tokens: list[Token] = field(default_factory=list)  # of its text
     thinking: list[str] = field(default_factory=list)
     calls: list[tuple[BlockStart, list[str]]] = field(default_factory=list)  # with their arguments
+    annotations: list[dict[str, Any]] = field(default_factory=list)
     finish_reason: str | None = None
 
     def take(self, token: Token, kind: str) -> None:
@@ -257,6 +266,8 @@ class _Choice:
             message |= _thinking_json("".join(self.thinking), reasoning_field)
         if self.calls:
             message |= {"content": content or None, "tool_calls": [_call_json(*call) for call in self.calls]}
+        if self.annotations:
+            message["annotations"] = self.annotations
         return {
             "index": index,
             "message": message,
@@ -281,16 +292,22 @@ def collect(
 ) -> dict[str, Any]:
     """Return the whole log as one `chat.completion`; raise the error that it ended in."""
     choices = [_Choice() for _ in range(n)]
-    blocks = _Blocks()
+    blocks, annotations = _Blocks(), Annotations(n)
     done: Done | None = None
     for logged in events:
         event = logged.event
         if isinstance(event, Token):
-            choices[event.choice].take(event, blocks.kind_of(event))
+            kind = blocks.kind_of(event)
+            choices[event.choice].take(event, kind)
+            annotations.note(event, kind)
         elif isinstance(event, BlockStart):
             blocks.note(event)
+            annotations.note(event, event.kind)
             if event.kind == TOOL_USE:
                 choices[event.choice].calls.append((event, []))
+        elif isinstance(event, Citation):
+            for choice, one in annotations.of(event):
+                choices[choice].annotations.append({name: one[name] for name in ("type", "url_citation")})
         elif isinstance(event, ChoiceDone):
             choices[event.choice].finish_reason = event.finish_reason
         elif is_terminal(event):

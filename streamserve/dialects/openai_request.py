@@ -95,6 +95,7 @@ class ChatRequest:
     """A checked body. With `stream`, `include_usage` asks for a last chunk with token counts, `include_obfuscation` for
     deltas whose size says little about their text. `on_disconnect` is "" where the caller left it
     open. `latency_class` is what the body names, by that field or by `service_tier`; None leaves it to the defaults.
+    `grammar_field` is where the grammar stood.
     """
 
     generate: GenerateRequest
@@ -103,6 +104,7 @@ class ChatRequest:
     include_usage: bool = False
     include_obfuscation: bool = False
     on_disconnect: str = ""
+    grammar_field: str = "grammar"
 
 
 def parse(body: Mapping[str, Any], limits: Limits, *, default_model: str) -> ChatRequest:
@@ -119,6 +121,7 @@ def parse(body: Mapping[str, Any], limits: Limits, *, default_model: str) -> Cha
         include_usage=options.get("include_usage", False),
         include_obfuscation=options.get("include_obfuscation", False),
         on_disconnect=values.get("on_disconnect", ""),
+        grammar_field="response_format" if values.get("response_format") is not None else "grammar",
     )
 
 

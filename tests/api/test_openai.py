@@ -56,6 +56,22 @@ async def test_errors_are_in_the_openai_shape(caller: Caller) -> None:
     assert (wrong["type"], wrong["param"]) == ("invalid_request_error", "temperature")
 
 
+@pytest.mark.parametrize("is_stream", [False, True])
+async def test_a_wrong_schema_is_named_by_its_own_field(caller: Caller, is_stream: bool) -> None:
+    """The engine finds what is wrong with a schema; the error names the field that it stood in."""
+    schema = {"type": "strange"}
+    for fields, param in (
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}},
+            "response_format",
+        ),
+        ({"response_format": {"type": "text"}, "grammar": {"type": "json_schema", "schema": schema}}, "grammar"),
+        ({"grammar": {"type": "regex", "pattern": "("}}, "grammar"),
+    ):
+        refused = await caller.post("/v1/chat/completions", ask(stream=is_stream, **fields))
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, param)
+
+
 async def test_leaving_a_whole_answer_stops_it(caller: Caller) -> None:
     """Django cancels the view; the reader is gone; the engine aborts and the stream ends as abandoned."""
     await site.reset()

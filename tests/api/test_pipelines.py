@@ -62,6 +62,13 @@ async def test_json_stream_socket_openai_and_python_are_the_same_answer(caller: 
 
     chat = (await caller.post("/v1/chat/completions", {**PROMPT, "model": "bills"})).json()
     assert chat["choices"][0]["message"]["content"] == whole["text"]
+    cited = {"url": "/help/7/", "title": "Bills", "start_index": 0, "end_index": 0}
+    assert chat["choices"][0]["message"]["annotations"] == [{"type": "url_citation", "url_citation": cited}]
+    chunks = parse_sse(
+        await body_of(await caller.post("/v1/chat/completions", {**PROMPT, "model": "bills", "stream": True}))
+    )
+    shown = [one for chunk in chunks[:-1] for one in chunk.json["choices"][0]["delta"].get("annotations", [])]
+    assert shown == [{"index": 0, "type": "url_citation", "url_citation": cited}]
     assert "bills" in [model["id"] for model in (await caller.get("/v1/models")).json()["data"]]
 
     result = await run_pipeline("bills", "Where is my bill?", tenant="site", seed=7)

@@ -12,7 +12,7 @@ from openai.lib.streaming.chat import ChatCompletionStreamState
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from streamserve.dialects.openai_chat import REASONING_FIELDS, ChatEncoder, collect
-from streamserve.protocol.events import BlockStart, BlockStop, ChoiceDone, Event, LoggedEvent
+from streamserve.protocol.events import BlockStart, BlockStop, ChoiceDone, Citation, Event, LoggedEvent
 from streamserve.protocol.grammar import check_events
 from tests.support.event_logs import IDENTITY, LOG_ID, USAGE, block, blocks, numbered, split_emoji, success, tok
 from tests.support.sse_reader import read_events
@@ -31,6 +31,12 @@ def deltas(log: list[LoggedEvent], choice: int = 0, **options: Any) -> list[dict
     return [chunk["choices"][0]["delta"] for chunk in chunks if chunk["choices"][0]["index"] == choice]
 
 
+def cited(url: str, title: str, start: int, end: int) -> dict[str, Any]:
+    """Return an annotation."""
+    place = {"start_index": start, "end_index": end}
+    return {"type": "url_citation", "url_citation": {"url": url, "title": title, **place}}
+
+
 def call(index: int, id: str, name: str, *arguments: str, choice: int = 0) -> list[Event]:
     """Return a tool_use block."""
     return [
@@ -41,7 +47,7 @@ def call(index: int, id: str, name: str, *arguments: str, choice: int = 0) -> li
 
 
 def test_each_block_has_its_deltas():
-    """Role first, with null content; the thought; the text; the call's id and name, then its arguments; the reason."""
+    """Role first, with null content; thought, text, annotation; the call's head, then its arguments; the reason."""
     function = {"name": "look_up", "arguments": ""}
     assert deltas(blocks()) == [
         {"role": "assistant", "content": None, "refusal": None},
@@ -49,6 +55,7 @@ def test_each_block_has_its_deltas():
         {"reasoning_content": "."},
         {"content": "Hel"},
         {"content": "lo"},
+        {"annotations": [{"index": 0, **cited("https://a", "A", 0, 5)}]},
         {"tool_calls": [{"index": 0, "id": "call_1", "type": "function", "function": function}]},
         {"tool_calls": [{"index": 0, "function": {"arguments": '{"a":'}}]},
         {"tool_calls": [{"index": 0, "function": {"arguments": "1}"}}]},
@@ -68,6 +75,7 @@ def test_a_whole_answer_has_each_block():
                 "content": "Hello",
                 "refusal": None,
                 "reasoning_content": "Hm.",
+                "annotations": [cited("https://a", "A", 0, 5)],
                 "tool_calls": [
                     {"id": "call_1", "type": "function", "function": {"name": "look_up", "arguments": '{"a":1}'}}
                 ],
@@ -170,16 +178,53 @@ def test_every_delta_can_be_obfuscated(text: str):
     assert all(size % 64 == 0 for size in sizes)
 
 
+def test_annotations_say_where_in_the_content_their_words_are():
+    """Characters are counted over all text blocks; without any the place is empty; the source stands for a title."""
+    log = success(
+        Citation(source="docs", id="1", url="/1"),
+        *block(0, "text", "Hé", "llo"),
+        *block(1, "thinking", "Hm"),
+        *block(2, "text", "world"),
+        Citation(source="docs", id="2", url="/2", title="Two", choice=0, index=2, start=1, end=3),
+        Citation(source="docs", id="3", url="/3", choice=0, index=1, start=0, end=2),
+        Citation(source="docs", id="4"),
+    )
+    (choice,) = collect(log, n=1, **IDENTITY)["choices"]
+    assert choice["message"]["annotations"] == [
+        cited("/1", "docs", 0, 0), cited("/2", "Two", 6, 8), cited("/3", "docs", 10, 10)
+    ]  # fmt: skip
+    streamed = [one for delta in deltas(log) for one in delta.get("annotations", [])]
+    assert [one.pop("index") for one in streamed] == [0, 1, 2]
+    assert streamed == choice["message"]["annotations"]
+
+
+def test_a_source_of_the_whole_answer_is_in_each_choice():
+    """Each counts its own annotations and characters."""
+    log = success(
+        tok("A", choice=0),
+        Citation(source="docs", id="1", url="/1", choice=0),
+        Citation(source="docs", id="2", url="/2"),
+    )
+    assert [delta["annotations"][0]["index"] for delta in deltas(log, n=2) if "annotations" in delta] == [0, 1]
+    first, second = (one["message"]["annotations"] for one in collect(log, n=2, **IDENTITY)["choices"])
+    assert (first, second) == ([cited("/1", "docs", 1, 1), cited("/2", "docs", 1, 1)], [cited("/2", "docs", 0, 0)])
+
+
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=4)
-KINDS = st.sampled_from(["text", "thinking", "tool_use"])
+KINDS = st.sampled_from(["text", "thinking", "tool_use", "citation"])
 
 
 @given(st.lists(st.tuples(KINDS, st.lists(TEXTS, max_size=3)), max_size=5))
 def test_the_clients_accumulator_makes_the_whole_answer(parts: list[tuple[str, list[str]]]):
     """What the official client folds from the chunks is the answer that is not streamed."""
     events: list[Event] = []
-    for index, (kind, texts) in enumerate(parts):
+    index = 0
+    for kind, texts in parts:
+        if kind == "citation":
+            events += [Citation(source="docs", id=text, url="/" + text) for text in texts]
+            continue
         events += call(index, f"call_{index}", "tool", *texts) if kind == "tool_use" else block(index, kind, *texts)
+        index += 1
     log = success(*events, reason="tool_calls" if any(kind == "tool_use" for kind, _ in parts) else "stop")
     num_ids = sum(len(event.token_ids) for event in events if hasattr(event, "token_ids"))
     done = replace(log[-1].event, usage=replace(USAGE, completion_tokens=num_ids))  # type: ignore[type-var]
@@ -196,8 +241,12 @@ def test_the_clients_accumulator_makes_the_whole_answer(parts: list[tuple[str, l
     message, expected = folded["choices"][0]["message"], whole["choices"][0]["message"]
     assert (message["content"] or "") == (expected["content"] or "")
     assert message.get("reasoning_content", "") == expected.get("reasoning_content", "")
-    calls = [{name: value for name, value in one.items() if name != "index"} for one in message.get("tool_calls") or []]
+    calls, annotations = (
+        [{name: value for name, value in one.items() if name != "index"} for one in message.get(field) or []]
+        for field in ("tool_calls", "annotations")
+    )
     for one in calls:
         one["function"].pop("parsed_arguments", None)
     assert calls == expected.get("tool_calls", [])
+    assert annotations == expected.get("annotations", [])
     assert folded["usage"] == whole["usage"]

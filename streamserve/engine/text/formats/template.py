@@ -80,9 +80,9 @@ class TemplateFormat:
             raise BadRequest(
                 "this model's output is read by its response_template, which cannot hold it to a grammar. "
                 "Name its FORMAT in the settings; or use tool_choice auto, parallel calls, no strict tools and no "
-                "response_format.",
+                "grammar or response_format.",
                 code="unsupported_grammar",
-                param="tools" if is_held else "response_format",
+                param="tools" if is_held else "grammar",
             )
         return request.grammar
 
