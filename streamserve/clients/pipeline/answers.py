@@ -12,6 +12,7 @@ from dataclasses import replace
 
 from streamserve.clients.base import EngineClient, Generation
 from streamserve.clients.pipeline.speech import Speech
+from streamserve.clients.pipeline.tools import ToolCall
 from streamserve.protocol.errors import EngineUnavailable, error_for
 from streamserve.protocol.events import TEXT, BlockStart, BlockStop, Done, Error, Event, Status, Token
 from streamserve.protocol.park import Park
@@ -30,6 +31,7 @@ class Answering:
         self._text: list[str] = []
         self._token_ids: list[int] = []
         self._other_blocks: set[int] = set()  # indexes of blocks that are not text
+        self._calls: dict[int, tuple[BlockStart, list[str]]] = {}  # of tools, by the index of their block
         self._first_token_at: float | None = None
         self._first = 0  # tokens of the run that were shown before this answer
         self._has_turn = False
@@ -100,12 +102,24 @@ class Answering:
                 await self._show(event)
         return None
 
+    @property
+    def calls(self) -> tuple[ToolCall, ...]:
+        """The calls of tools that the answer has made, in order."""
+        return tuple(
+            ToolCall(id=start.id or f"call_{index}", name=start.name or "", arguments="".join(pieces))
+            for index, (start, pieces) in self._calls.items()
+        )
+
     def _note(self, event: Event) -> None:
         if isinstance(event, BlockStart) and event.kind != TEXT:
             self._other_blocks.add(event.index)
+            if event.kind == "tool_use":
+                self._calls[event.index] = (event, [])
         elif isinstance(event, Token):
             if event.index not in self._other_blocks:
                 self._text.append(event.text)
+            elif event.index in self._calls:
+                self._calls[event.index][1].append(event.text)
             self._token_ids += event.token_ids
             if self._first_token_at is None:
                 self._first_token_at = time.monotonic()

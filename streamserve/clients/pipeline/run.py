@@ -21,6 +21,7 @@ from typing import Any
 from streamserve.clients.base import EngineClient
 from streamserve.clients.pipeline.answers import Answering
 from streamserve.clients.pipeline.speech import Speech
+from streamserve.clients.pipeline.tools import FunctionTool, ToolCall, WrongCall, as_object, function_tool, result_text
 from streamserve.dialects.fields import read
 from streamserve.dialects.generate import build, request_fields, sampling_fields
 from streamserve.protocol.errors import StreamserveError, no_model
@@ -83,10 +84,7 @@ class Run:
         """
         self._num_steps += 1
         await self._speech.show(Status(status="step", step=self._num_steps, of=of, message=name))
-        if inspect.iscoroutinefunction(function):
-            return await function(*args, **options)
-        result = await self._call(function, *args, **options)
-        return await result if inspect.isawaitable(result) else result
+        return await self._do(function, *args, **options)
 
     def cite(self, source: str, *, id: str, title: str | None = None, url: str | None = None) -> None:
         """Show a source of the answer, as soon as it is known."""
@@ -100,17 +98,33 @@ class Run:
         await self._speech.say(text)
 
     async def generate(
-        self, messages: str | Messages | None = None, *, model: str = "", show: bool = True, **fields: Any
+        self,
+        messages: str | Messages | None = None,
+        *,
+        model: str = "",
+        show: bool = True,
+        tools: Sequence[Callable[..., Any]] = (),
+        max_rounds: int = 4,
+        **fields: Any,
     ) -> Answer:
         """Have a model answer, show the answer unless `show` is False, and return it whole.
 
         `fields` are those of POST /streams: max_tokens, temperature, stop. Several may run side by side; those that are
-        shown follow each other. Without messages: the caller's own. Raises StreamserveError.
+        shown follow each other. Without messages: the caller's own. `tools` are functions that the model may call; it
+        is asked again with their results, `max_rounds` times at most. Raises StreamserveError.
         """
         client, request = self._prepare(messages, model, fields)
-        answering = Answering(client, request, self._speech if show else None)
-        text, done = await answering.run()
-        return Answer(text=text, finish_reason=done.finish_reason, usage=done.usage)
+        offered = {one.tool.name: one for one in map(function_tool, tools)}
+        request = replace(request, tools=tuple(one.tool for one in offered.values()))
+        for round_ in range(max_rounds + 1):
+            answering = Answering(client, request, self._speech if show else None)
+            text, done = await answering.run()
+            if not (offered and answering.calls):
+                return Answer(text=text, finish_reason=done.finish_reason, usage=done.usage)
+            if round_ < max_rounds:
+                request = await self._with_results(request, text, answering.calls, offered)
+        message = f"The model called tools {max_rounds + 1} times without an answer, and may {max_rounds} times."
+        raise StreamserveError(message, code="too_many_tool_rounds")
 
     def warm(self, messages: str | Messages, *, model: str = "") -> None:
         """Have the prefix of a later `generate` computed meanwhile. Failing, it costs nothing but the time."""
@@ -137,6 +151,39 @@ class Run:
             message = f"The context was cut to {len(kept)} of {len(passages)} passages ({max_tokens:,} tokens)."
             await self._speech.show(Status(status="trimmed", step=len(kept), of=len(passages), message=message))
         return kept
+
+    async def _with_results(
+        self, request: GenerateRequest, text: str, calls: Sequence[ToolCall], tools: Mapping[str, FunctionTool]
+    ) -> GenerateRequest:
+        """Run the tools that the model has called, and return the request for the answer to their results."""
+        said = [
+            {"id": one.id, "type": "function", "function": {"name": one.name, "arguments": as_object(one.arguments)}}
+            for one in calls
+        ]
+        turns = [Message(role="assistant", content=text, extra={"tool_calls": said})]
+        for call in calls:
+            result = await self._result(call, tools)
+            turns.append(Message(role="tool", content=result, extra={"tool_call_id": call.id, "name": call.name}))
+        seed = request.sampling.seed  # the ids of calls are made of it: those of another round are others
+        sampling = replace(request.sampling, seed=None if seed is None else seed + 1)
+        return replace(request, messages=(*(request.messages or ()), *turns), sampling=sampling)
+
+    async def _result(self, call: ToolCall, tools: Mapping[str, FunctionTool]) -> str:
+        """Return what the model is told of its call."""
+        try:
+            if call.name not in tools:
+                raise WrongCall(f"There is no tool {call.name!r}. There are: {', '.join(tools)}.")
+            arguments = tools[call.name].arguments(call.arguments)
+        except WrongCall as wrong:
+            return f"Error: {wrong}"
+        return result_text(await self._do(tools[call.name].function, **arguments))
+
+    async def _do(self, function: Callable[..., Any], *args: Any, **options: Any) -> Any:
+        """Run a function: a synchronous one on a thread."""
+        if inspect.iscoroutinefunction(function):
+            return await function(*args, **options)
+        result = await self._call(function, *args, **options)
+        return await result if inspect.isawaitable(result) else result
 
     # For the client
 

@@ -1,0 +1,123 @@
+"""Python functions as tools of a model: their schemas from their signatures, and their calls.
+
+    def weather(city: str, unit: Literal["C", "F"] = "C") -> str:
+        '''Return the weather of a city.'''
+
+The arguments that a model writes are checked against the signature; what is wrong with them is told to the model, which
+may try again. Pure but for the call.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import types
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from streamserve.protocol.requests import Tool
+
+_KINDS: Mapping[type, str] = {str: "string", int: "integer", float: "number", bool: "boolean"}
+_MAX_RESULT_CHARS = 20_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolCall:
+    """A call that a model has made: `arguments` is the JSON that it wrote, right or wrong."""
+
+    id: str
+    name: str
+    arguments: str
+
+
+class WrongCall(Exception):
+    """A call that the function cannot take. The message is for the model."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FunctionTool:
+    """A function with what the model is told of it."""
+
+    tool: Tool
+    function: Callable[..., Any]
+
+    def arguments(self, text: str) -> dict[str, Any]:
+        """Return the arguments of a call. Raises WrongCall."""
+        try:
+            values = json.loads(text or "{}")
+        except ValueError as error:
+            raise WrongCall(f"The arguments are no JSON: {error}") from None
+        if not isinstance(values, dict):
+            raise WrongCall("The arguments are no JSON object.")
+        properties = self.tool.parameters["properties"]
+        missing = [name for name in self.tool.parameters["required"] if name not in values]
+        unknown = [name for name in values if name not in properties]
+        if missing or unknown:
+            known = ", ".join(properties) or "none"
+            raise WrongCall(
+                f"Missing: {', '.join(missing) or '-'}. Unknown: {', '.join(unknown) or '-'}. Known: {known}."
+            )
+        for name, value in values.items():
+            if not _matches(value, properties[name]):
+                raise WrongCall(f"{name} must be {json.dumps(properties[name])}, not {json.dumps(value)[:100]}.")
+        return values
+
+
+def function_tool(function: Callable[..., Any]) -> FunctionTool:
+    """Return a function as a tool. Raises TypeError for a parameter whose type a model cannot be told."""
+    hints = get_type_hints(function)
+    properties, required = {}, []
+    for name, parameter in inspect.signature(function).parameters.items():
+        if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
+            raise TypeError(f"the tool {function.__name__} takes *args or **kwargs; name its parameters")
+        if name not in hints:
+            raise TypeError(f"the parameter {name} of the tool {function.__name__} has no type")
+        properties[name] = _schema(hints[name], f"{function.__name__}({name})")
+        if parameter.default is parameter.empty:
+            required.append(name)
+    parameters = {"type": "object", "properties": properties, "required": required, "additionalProperties": False}
+    description = inspect.cleandoc(function.__doc__ or "").partition("\n\n")[0]
+    return FunctionTool(
+        tool=Tool(name=function.__name__, description=description, parameters=parameters), function=function
+    )
+
+
+def result_text(result: Any) -> str:
+    """Return what the model is told of a result: text as it is, anything else as JSON; a long one is cut."""
+    text = result if isinstance(result, str) else json.dumps(result, ensure_ascii=False, default=str)
+    return text if len(text) <= _MAX_RESULT_CHARS else text[:_MAX_RESULT_CHARS] + "…"
+
+
+def as_object(arguments: str) -> Any:
+    """Return the arguments as templates print them: parsed, where they are an object."""
+    try:
+        values = json.loads(arguments)
+    except ValueError:
+        return arguments
+    return values if isinstance(values, dict) else arguments
+
+
+def _schema(hint: Any, where: str) -> dict[str, Any]:
+    origin, arguments = get_origin(hint), get_args(hint)
+    if hint in _KINDS:
+        return {"type": _KINDS[hint]}
+    if origin is Literal and all(isinstance(one, str) for one in arguments):
+        return {"type": "string", "enum": list(arguments)}
+    if origin is list:
+        return {"type": "array", "items": _schema(arguments[0], where)}
+    if origin in (Union, types.UnionType) and len(arguments) == 2 and type(None) in arguments:
+        (inner,) = [one for one in arguments if one is not type(None)]
+        return _schema(inner, where)
+    raise TypeError(f"{where} has the type {hint}: use str, int, float, bool, list[...] or Literal of strings")
+
+
+def _matches(value: Any, schema: Mapping[str, Any]) -> bool:
+    if "enum" in schema:
+        return value in schema["enum"]
+    if schema["type"] == "array":
+        return isinstance(value, list) and all(_matches(one, schema["items"]) for one in value)
+    if isinstance(value, bool) or schema["type"] == "boolean":
+        return isinstance(value, bool) and schema["type"] == "boolean"
+    kinds: dict[str, Any] = {"string": str, "integer": int, "number": (int, float)}
+    return isinstance(value, kinds[schema["type"]])
