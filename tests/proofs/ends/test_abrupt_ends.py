@@ -13,7 +13,7 @@ import sqlite3
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -60,9 +60,11 @@ class Site:
     folder: Path
     http: httpx.Client
     companion: HttpClient | None = None
+    companion_id: int = 0  # of its sequence
     num_companion: int = 0  # of its tokens that the engine has made
     num_ends: int = 0
     num_late: int = 0  # plans that held a sequence whose reader had left
+    clients: list[Client] = field(default_factory=list)  # that may be connected still
 
     def held(self) -> dict[str, Any]:
         """Return what the web process holds."""
@@ -83,6 +85,7 @@ class Site:
     def ask(self, kind: type[Client], *, max_tokens: int, **fields: Any) -> Any:
         """Connect and send the request; it is accepted when this returns."""
         client: Any = kind(self.server)
+        self.clients.append(client)
         client.ask({"prompt": "x" * 20, "max_tokens": max_tokens, "ignore_eos": True, **fields})
         client.read_until(client.meta)
         return client
@@ -116,7 +119,10 @@ def site(request: pytest.FixtureRequest, folder: Path) -> Iterator[Site]:
         )
         wait_until_ready(server.url)
         http = stack.enter_context(httpx.Client(base_url=server.url, timeout=DEADLINE_SECONDS, trust_env=False))
-        yield Site(server, engine, folder, http)
+        site = Site(server, engine, folder, http)
+        yield site
+        for client in site.clients:
+            client.socket.close()
 
 
 def until(claim: Callable[[], bool], what: Callable[[], str]) -> None:
@@ -157,7 +163,7 @@ def companion_starts(site: Site, prompt: dict[str, Any]) -> None:
     """Begin the answer that runs beside all others; the engine is held in its first step."""
     begun = site.engine.hold()
     site.companion, site.num_companion = site.ask(HttpClient, max_tokens=COMPANION_TOKENS, **prompt), 0
-    assert len(site.engine.held(begun + 1)) == 1
+    (site.companion_id,) = site.engine.held(begun + 1)
 
 
 def companion_ends(site: Site) -> str:
@@ -270,10 +276,10 @@ def leave(site: Site, stage: str, clients: list[Leaver]) -> None:
     witness = site.ask(HttpClient, max_tokens=1, seed=1)
     assert site.engine.plans(-1) == [before], "the engine was to be held until then"
     held = site.step()
-    known = {before[0][0], max(held)}
+    known = {site.companion_id, max(held)}  # the witness came last
     site.num_late += len(set(held) - known)
     assert len(held) == 2, f"{stage}: the next step holds {len(held) - 2} whose reader had left"
-    assert site.step() == [before[0][0]]
+    assert site.step() == [site.companion_id]
     assert len(check_native(witness.read_all())) == 3
     stats, ((_, _, num_blocks),) = site.engine.state()["stats"], *site.engine.plans(-1)
     assert (stats["running"], stats["waiting"]) == (1, 0), stage
@@ -307,4 +313,5 @@ def over(site: Site, clients: list[Leaver]) -> None:
     """The companion has had all its tokens meanwhile."""
     site.num_ends += len(clients)
     assert site.companion is not None
+    site.clients = [site.companion]
     site.companion.read_until(site.companion.token, site.num_companion)

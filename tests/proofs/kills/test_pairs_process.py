@@ -58,7 +58,7 @@ Asked = tuple[list[GenerateRequest], list[Answer]]
 
 
 # Of an undisturbed run with one choice for each request: greedy and seeded ones.
-MOST_PROMPT_TOKENS = 2 * (30 + 21 + 37 + 13 + 1)
+MOST_PROMPT_TOKENS = 2 * (30 + 21 + 37 + 13 + 1 + 13)
 
 
 def computed_tokens(stats: EngineStats) -> int:

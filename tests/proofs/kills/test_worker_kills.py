@@ -31,6 +31,7 @@ pytestmark = [pytest.mark.timeout(7200), pytest.mark.cut_streams("workers are ki
 NUM_STREAMS = 20
 NUM_KILLS = scaled(100)  # on each of the two logs
 NUM_RESTARTS = scaled(40)
+MOST_TRIES = 20
 NUM_TOKENS = 144  # none of the answers ends within a code point then
 
 
@@ -81,17 +82,29 @@ async def all_the_same(readers: list[Reader], texts: list[str], log: EventLog) -
         assert text_of(reader.frames) == text == await logged_text(log, reader.log_id)
 
 
+async def hung(
+    front: Front, index: int, chance: random.Random, on_the_way: Counter[str]
+) -> tuple[list[Reader], list[asyncio.Task[None]]]:
+    """Begin to read all answers, and stop that worker's log amid its part of them; again if they end before that."""
+    for _ in range(MOST_TRIES):
+        readers = [Reader(number, NUM_TOKENS) for number in range(NUM_STREAMS)]
+        reading = [asyncio.create_task(reader.begin(front.url)) for reader in readers]
+        await asyncio.gather(*(reader.seen(1) for reader in readers))
+        front.site.stall(index, chance.randrange(2, NUM_TOKENS))
+        if counts := await front.site.stalled(index, reading):
+            on_the_way += counts
+            return readers, reading
+        await asyncio.gather(*reading)
+    raise AssertionError(f"the answers ended {MOST_TRIES} times before a log was stopped")
+
+
 async def test_kills(front: Front, log: EventLog) -> None:
     """Each time: 20 readers, a log that stops, kill -9, back to nginx: text = log = uninterrupted run."""
     texts = await references(front)
     chance, on_the_way, num_cut = random.Random(1), Counter[str](), 0
     waits: list[float] = []
     for kill in range(NUM_KILLS):
-        readers = [Reader(number, NUM_TOKENS) for number in range(NUM_STREAMS)]
-        reading = [asyncio.create_task(reader.begin(front.url)) for reader in readers]
-        await asyncio.gather(*(reader.seen(1) for reader in readers))
-        front.site.stall(kill % 2, chance.randrange(2, NUM_TOKENS))
-        on_the_way += await front.site.stalled(kill % 2)
+        readers, reading = await hung(front, kill % 2, chance, on_the_way)
         front.site.kill(kill % 2)
         coming_back = asyncio.create_task(asyncio.to_thread(front.site.start, kill % 2))
         await asyncio.gather(*reading)
@@ -126,11 +139,7 @@ async def test_restarts_of_redis(front: Front, log: EventLog) -> None:
     texts = await references(front)
     chance, on_the_way, num_cut, num_refused = random.Random(2), Counter[str](), 0, 0
     for _ in range(NUM_RESTARTS):
-        readers = [Reader(number, NUM_TOKENS) for number in range(NUM_STREAMS)]
-        reading = [asyncio.create_task(reader.begin(front.url)) for reader in readers]
-        await asyncio.gather(*(reader.seen(1) for reader in readers))
-        front.site.stall(0, chance.randrange(2, NUM_TOKENS))
-        on_the_way += await front.site.stalled(0)
+        readers, reading = await hung(front, 0, chance, on_the_way)
         front.redis.kill()
         await asyncio.to_thread(front.redis.start)
         front.site.go_on(0)

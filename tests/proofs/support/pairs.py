@@ -58,7 +58,7 @@ class PlanCounts:
     num_pending: int = 0  # chunks on a token of a step that is not collected yet
     num_short_of_blocks: int = 0  # steps beside which a sequence waited though a seat was free
     num_paused: int = 0  # sequences that could decode, and were left out of a step
-    seq_ids: set[int] = field(default_factory=set)
+    choices: set[tuple[tuple[int, ...], int | None]] = field(default_factory=set)  # by prompt and seed
 
     def note(self, core: EngineCore, plan: StepPlan) -> None:
         """Count a plan that is about to run."""
@@ -71,7 +71,8 @@ class PlanCounts:
         num_hungry = len(core.scheduler._decodes(core._clock())[0])
         has_seat = num_hungry + sum(one.num_unplanned_tokens > 1 for one in running) < core._config.max_num_seqs
         self.num_short_of_blocks += bool(core.scheduler.waiting) and has_seat
-        self.seq_ids |= {chunk.seq_id for chunk in plan.chunks}
+        asked = [one.request for one in running if one.seq_id in planned]
+        self.choices |= {(one.prompt_token_ids, one.sampling.seed) for one in asked}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,7 +154,7 @@ CHOICES = Feature(
     name="n > 1",
     group="n",
     n=MOST_CHOICES,
-    had_effect=lambda stats, plans: len(plans.seq_ids) - stats.parks >= MOST_CHOICES * NUM_REQUESTS,
+    had_effect=lambda stats, plans: len(plans.choices) == MOST_CHOICES * NUM_REQUESTS,
 )
 OVERLAP = Feature(
     name="overlap",

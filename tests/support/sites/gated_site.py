@@ -1,4 +1,7 @@
-"""Settings: the demo site for tests/proofs/support/gated_engine.py: no time limits, and every token is an event."""
+"""Settings: the demo site for tests/proofs/support/gated_engine.py: no time limits, and every token is an event.
+
+Every answer has a token in each step, and none parks for another: a step without it is one that it was cancelled from.
+"""
 
 from __future__ import annotations
 
@@ -20,6 +23,8 @@ STREAMSERVE = {
         "PREFILL_CHUNK": 8192,
         "ITL_TARGET_SECONDS": 1e6,
         "STEP_SECONDS": 1e6,  # steps are held
+        "HUNGRY_SECONDS": 1e6,
+        "MIN_AHEAD_SECONDS": 1e6,
         "PREFIX_CACHING": False,
         "CHECK_INTEGRITY": True,
     },
