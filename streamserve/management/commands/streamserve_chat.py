@@ -1,6 +1,7 @@
 """`manage.py streamserve_chat`: chat with a model in the terminal, by the site's engine or over HTTP (--url, --key).
 
-Ctrl-C stops the answer, a second one ends the command. With --prompt it prints one answer, for scripts.
+Ctrl-C stops the answer, a second one ends the command. With --prompt it prints one answer, for scripts. A terminal
+shows thoughts dim and names tool calls; a file or a pipe gets the answer's text only.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from streamserve.conf import get_settings
 from streamserve.protocol.errors import StreamserveError
 from streamserve.protocol.stats import ModelDescription
 from streamserve.web.cli.loading_bar import LoadingBar
-from streamserve.web.cli.terminal import Chat, LocalChat, RemoteChat
+from streamserve.web.cli.terminal import AnswerText, Chat, LocalChat, RemoteChat
 
 
 class Command(BaseCommand):
@@ -86,10 +87,14 @@ class Command(BaseCommand):
         return line
 
     async def _answer(self, chat: Chat, question: str) -> None:
-        async with aclosing(chat.ask(question)) as answer:
-            async for text in answer:
-                self.stdout.write(text, ending="")
-                self.stdout.flush()
+        shown = AnswerText(is_terminal=self.stdout.isatty())
+        try:
+            async with aclosing(chat.ask(question)) as answer:
+                async for piece in answer:
+                    self.stdout.write(shown.add(piece), ending="")
+                    self.stdout.flush()
+        finally:
+            self.stdout.write(shown.end(), ending="")
         self.stdout.write("")
 
     async def _open(self, chat: Chat) -> None:

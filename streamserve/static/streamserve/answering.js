@@ -6,6 +6,7 @@
 // The tab that holds the turn's lock owns the answer: it sends the question and stores what comes. Other tabs follow the
 // same stream, and store nothing. When the owner closes, one of them takes over.
 
+import { addEvent, cutTo, endAll, extentOf, hasContent } from "./blocks.js";
 import { isLive, newId } from "./conversation.js";
 import { AnswerStream, RequestFailed, Sleep, seqOf } from "./stream.js";
 import { words } from "./words.js";
@@ -34,7 +35,7 @@ export class Answering {
     this.news = new Sleep(); // woken when the owner has stored something, or this tab becomes the owner
     this.frame = null;
     this.marks = [];
-    this.painted = { chars: turn.text.length, id: turn.lastId };
+    this.painted = { extent: extentOf(turn), id: turn.lastId };
     this.sleep = new Sleep();
     this.stream = new AnswerStream({
       streamsUrl: chat.config.streamsUrl,
@@ -205,43 +206,44 @@ export class Answering {
     if (type === "done") this.done(data);
     else if (this.isStopped) return;
     else if (type === "error") this.fail(new RequestFailed(data.message, { code: data.code }));
-    else if (type === "token" && this.isText(data)) this.grow(this.turn.text + data.text, seq);
-    else if (type === "block_start" && data.choice === 0) this.noteBlocks([data]);
-    else if (type === "snapshot") this.leap(data, seq);
     else if (type === "status") this.status(data);
+    else if (addEvent(this.turn, type, data)) this.grown(type, data, seq); // events of other types are ignored
     if (id !== "" && this.isLive) this.turn.lastId = id;
     if (document.hidden) this.stream.acks.shown(seqOf(this.turn.lastId)); // paints are rare there, and what came counts
     this.saveSoon();
   }
 
-  /** Thinking and tool calls are blocks of their own and not shown. Events of other types are ignored. */
-  isText({ choice = 0, index = 0 }) {
-    return choice === 0 && !this.turn.otherBlocks.includes(index);
-  }
-
-  noteBlocks(blocks) {
-    this.turn.otherBlocks.push(...blocks.filter(({ kind }) => kind !== "text").map(({ index }) => index));
-  }
-
-  leap(snapshot, seq) {
-    this.turn.otherBlocks = [];
-    this.noteBlocks(snapshot.blocks ?? snapshot.choices?.[0].blocks ?? []);
-    this.grow(snapshot.text, snapshot.seq ?? seq);
-  }
-
   /** "waiting" pauses the answer until "resumed"; so does "loading" after text, or after "waiting". */
   status(data) {
-    const isHeldUp = data.status === "waiting" || (data.status === "loading" && (this.view.isHeldUp || this.turn.text !== ""));
+    if (data.status === "step") return this.step(progressText(data));
+    if (data.status === "trimmed") return this.note(data.message);
+    const hasBegun = this.view.isHeldUp || hasContent(this.turn);
+    const isHeldUp = data.status === "waiting" || (data.status === "loading" && hasBegun);
     const why = isHeldUp ? data.message || words("Waiting for the model") : "";
-    if (why === "" && !this.view.isHeldUp) return this.view.showStatus(progressText(data));
+    if (why === "" && !this.view.isHeldUp) return this.view.isStep ? undefined : this.view.showStatus(progressText(data));
     this.view.holdUp(why);
-    this.chat.announce(why || words("Generating"));
+    return this.chat.announce(why || words("Generating"));
   }
 
-  grow(text, seq) {
-    if (this.view.isHeldUp) this.view.holdUp(""); // a replay may lack the "resumed" event
-    this.turn.text = text;
-    this.marks.push({ seq, chars: text.length });
+  /** A step of a pipeline stays on screen until text follows it. */
+  step(text) {
+    this.view.showStatus(text, { isStep: true });
+    this.chat.announce(text);
+  }
+
+  note(text) {
+    if (!text || this.turn.notes.includes(text)) return;
+    this.turn.notes.push(text);
+    this.paintSoon();
+  }
+
+  grown(type, data, seq) {
+    if (type !== "citation") {
+      if (this.view.isHeldUp) this.view.holdUp(""); // a replay may lack the "resumed" event
+      if (data.text && this.view.isStep) this.view.showStatus("");
+      if (type === "block_start") this.chat.announce(data.kind === "thinking" ? words("Thinking…") : words("Generating"));
+      this.marks.push({ seq: data.seq ?? seq, extent: extentOf(this.turn) });
+    }
     this.paintSoon();
   }
 
@@ -256,7 +258,7 @@ export class Answering {
 
   cutAt(keptSeq) {
     const kept = this.marks.filter(({ seq }) => seq <= keptSeq).at(-1);
-    if (kept !== undefined) this.turn.text = this.turn.text.slice(0, kept.chars);
+    if (kept !== undefined) cutTo(this.turn, kept.extent);
   }
 
   fail(error) {
@@ -275,7 +277,7 @@ export class Answering {
     this.isStopped = true;
     this.turn.state = "stopped";
     this.turn.finishReason = "cancelled";
-    this.turn.text = this.turn.text.slice(0, this.painted.chars);
+    cutTo(this.turn, this.painted.extent);
     this.turn.lastId = this.painted.id;
     this.stream.streamId ??= this.turn.streamId;
     if (this.turn.streamId !== null) void this.stream.stop(seqOf(this.painted.id));
@@ -288,6 +290,7 @@ export class Answering {
 
   /** Show and store the final state: the turn has ended, or its metrics came after a stop. */
   settle() {
+    endAll(this.turn);
     this.paint();
     this.view.show();
     this.chat.painted(); // the lines under the text need room too
@@ -324,12 +327,12 @@ export class Answering {
     const startedAt = performance.now();
     this.view.paint();
     if (this.isLive) {
-      this.painted = { chars: this.turn.text.length, id: this.turn.lastId };
+      this.painted = { extent: extentOf(this.turn), id: this.turn.lastId };
       this.stream.acks.shown(seqOf(this.turn.lastId));
     }
     this.chat.painted();
     this.paintMs = performance.now() - startedAt;
-    if (this.ttftSeen === undefined && this.sentAt !== undefined && this.turn.text !== "") this.measureFirstPaint();
+    if (this.ttftSeen === undefined && this.sentAt !== undefined && hasContent(this.turn)) this.measureFirstPaint();
   }
 
   /** Measure the first paint: the next frame begins when this one is on the screen. */
@@ -359,6 +362,10 @@ function canSendAgain(error) {
 }
 
 function progressText({ status, step, of, message }) {
+  if (status === "step") {
+    const place = of ? words("Step {step} of {of}", { step, of }) : words("Step {step}", { step });
+    return message ? `${place}: ${message}` : place;
+  }
   if (message) return message;
   if (status === "queued") return step ? words("In the queue, place {place}", { place: step }) : words("In the queue");
   if (status === "prefill") return of ? words("Reading, {percent} %", { percent: Math.floor((100 * (step ?? 0)) / of) }) : words("Reading");

@@ -5,8 +5,8 @@
 //
 // Invariant: a record is written by one tab only, the one that holds the lock of its name (locks.js). So tabs that ask at
 // the same time add to one conversation, and none overwrites what another has stored. `revision` counts the writes.
-// Invariant: `text`, `otherBlocks` and `lastId` of a turn are written together, so that a resume after `lastId` adds
-// exactly what `text` lacks.
+// Invariant: `text`, `blocks`, `citations` and `lastId` of a turn are written together, so that a resume after `lastId` adds
+// exactly what they lack.
 
 const VERSION = 2;
 const MAX_TURNS = 200;
@@ -20,7 +20,9 @@ export function newTurn(question) {
     revision: 0,
     question,
     text: "",
-    otherBlocks: [], // indexes of the answer's blocks so far that are not text
+    blocks: [], // of an answer that has more than text (blocks.js)
+    citations: [],
+    notes: [],
     state: "waiting",
     isSent: false,
     streamId: null,
@@ -176,7 +178,7 @@ export class Conversation {
   messagesFor(turn) {
     const messages = [];
     for (const earlier of this.turns.slice(0, this.turns.indexOf(turn))) {
-      const answer = isLive(earlier) ? "" : withoutThinking(earlier.text);
+      const answer = isLive(earlier) ? "" : answerOf(earlier);
       if (answer === "") continue; // failed turns are left out in pairs: templates want roles to alternate
       messages.push({ role: "user", content: earlier.question }, { role: "assistant", content: answer });
     }
@@ -251,6 +253,10 @@ function namesIn(storage, prefix) {
   } catch {
     return [];
   }
+}
+
+function answerOf({ text, blocks }) {
+  return blocks.length > 0 ? text.trim() : withoutThinking(text);
 }
 
 /** Thinking of an earlier answer is not part of the conversation. */

@@ -1,16 +1,12 @@
 // A model's markdown as DOM nodes, made by createElement and textContent only: its text can never become HTML.
 // Anything else than the markdown below (raw HTML, remote images, odd links) appears as its characters.
 //
-// An AnswerView gets the whole text so far, at most once a frame; only blocks whose source changed are rebuilt.
+// `updateBlocks` gets the whole text so far, at most once a frame; only blocks whose source changed are rebuilt.
 // Work is linear in the text: failed searches are not repeated, nesting is bounded.
 
 import { words } from "./words.js";
 
 const MAX_DEPTH = 10;
-const TAGS = [
-  { type: "think", open: "<think>", close: "</think>" },
-  { type: "tool", open: "<tool_call>", close: "</tool_call>" },
-];
 
 export function element(name, attributes = {}, ...children) {
   const node = document.createElement(name);
@@ -19,25 +15,8 @@ export function element(name, attributes = {}, ...children) {
   return node;
 }
 
-/** One answer. `update` takes any text at any time; its work shrinks with the length of the shared beginning. */
-export class AnswerView {
-  constructor(root) {
-    this.root = root;
-    this.parts = [];
-  }
-
-  update(text, isStreaming = false) {
-    const parts = splitParts(text, isStreaming);
-    reconcile(this.root, this.parts, parts, (part, old) => {
-      const view = old?.type === part.type ? old : new PART_VIEWS[part.type]();
-      view.update(part, isStreaming && part === parts.at(-1));
-      return view;
-    });
-  }
-}
-
 /** Make `root`'s children the nodes of `views`, one for each of `items`; change only those that differ. */
-function reconcile(root, views, items, makeOrKeep) {
+export function reconcile(root, views, items, makeOrKeep) {
   const added = document.createDocumentFragment();
   items.forEach((item, index) => {
     const old = views[index];
@@ -51,119 +30,10 @@ function reconcile(root, views, items, makeOrKeep) {
   for (const extra of views.splice(items.length)) extra.node.remove();
 }
 
-// --- parts: text, <think>…</think>, <tool_call>…</tool_call> ---------------------------------------------------------
-
-/** Cut `text` at thinking and tool calls, but not inside code. */
-export function splitParts(text, isStreaming) {
-  const parts = [];
-  let start = leadingThoughtEnd(text, parts);
-  const landmark = /(?:^|\n) {0,3}(`{3,}|~{3,})[^\n]*|`[^`\n]+`|<think>|<tool_call>/g;
-  landmark.lastIndex = start;
-  for (let match = landmark.exec(text); match !== null; match = landmark.exec(text)) {
-    const tag = TAGS.find(({ open }) => open === match[0]);
-    if (tag) {
-      if (text.slice(start, match.index).trim()) parts.push(part("text", text.slice(start, match.index)));
-      const from = match.index + tag.open.length;
-      const end = text.indexOf(tag.close, from);
-      parts.push(part(tag.type, text.slice(from, end === -1 ? text.length : end), end !== -1));
-      start = end === -1 ? text.length : end + tag.close.length;
-      landmark.lastIndex = start;
-    } else if (match[1]) {
-      const end = fenceEnd(match[1]);
-      end.lastIndex = match.index + match[0].length;
-      if (end.exec(text) === null) break; // still inside the code block
-      landmark.lastIndex = end.lastIndex;
-    }
-  }
-  if (text.slice(start).trim()) parts.push(part("text", text.slice(start), false));
-  if (isStreaming && parts.length > 0) hideHalfTag(parts.at(-1));
-  return parts;
-}
-
-function part(type, source, isClosed = true) {
-  return { type, source, isClosed };
-}
-
-/** If the template opens the thought in the prompt, the answer has only its end. */
-function leadingThoughtEnd(text, parts) {
-  const { open, close } = TAGS[0];
-  const end = text.indexOf(close);
-  if (end === -1 || text.slice(0, end).includes(open) || /`/.test(text.slice(0, end))) return 0;
-  if (text.slice(0, end).trim()) parts.push(part("think", text.slice(0, end)));
-  return end + close.length;
-}
-
-function fenceEnd(fence) {
-  return new RegExp(`\\n {0,3}${fence[0]}{${fence.length},}[ \\t]*(?=\\n|$)`, "g");
-}
-
-/** "<thi" at the end of a growing text may become a tag: it is shown once it cannot. */
-function hideHalfTag(last) {
-  if (last.isClosed) return;
-  const at = last.source.lastIndexOf("<");
-  if (at === -1) return;
-  const tail = last.source.slice(at);
-  if (TAGS.some(({ open, close }) => open.startsWith(tail) || close.startsWith(tail))) last.source = last.source.slice(0, at);
-}
-
-class TextPart {
-  type = "text";
-  node = element("div", { class: "ss-text" });
-  blocks = [];
-
-  update({ source }, isTail) {
-    updateBlocks(this.node, this.blocks, source, isTail);
-  }
-}
-
-class ThinkPart {
-  type = "think";
-  blocks = [];
-
-  constructor() {
-    this.label = element("span");
-    this.body = element("div", { class: "ss-think-body" });
-    this.node = element("details", { class: "ss-think" }, element("summary", {}, this.label), this.body);
-  }
-
-  update({ source, isClosed }, isTail) {
-    const isThinking = isTail && !isClosed;
-    this.label.textContent = isThinking ? words("Thinking…") : words("Thinking");
-    this.node.classList.toggle("is-thinking", isThinking);
-    updateBlocks(this.body, this.blocks, source, isThinking);
-  }
-}
-
-class ToolPart {
-  type = "tool";
-
-  constructor() {
-    this.code = codeBox(words("Tool call"), "");
-    this.code.node.classList.add("ss-tool");
-    this.node = this.code.node;
-  }
-
-  update({ source }) {
-    const { label, text } = readToolCall(source);
-    this.code.update(label, text);
-  }
-}
-
-const PART_VIEWS = { text: TextPart, think: ThinkPart, tool: ToolPart };
-
-function readToolCall(source) {
-  try {
-    const call = JSON.parse(source);
-    const name = typeof call?.name === "string" ? ` · ${call.name.slice(0, 80)}` : "";
-    return { label: `${words("Tool call")}${name}`, text: JSON.stringify(call, null, 2) };
-  } catch {
-    return { label: words("Tool call"), text: source.trim() };
-  }
-}
-
 // --- blocks ----------------------------------------------------------------------------------------------------------
 
-function updateBlocks(root, views, source, isTail) {
+/** Show the markdown `source` in `root`; `views` is the caller's, and starts empty. */
+export function updateBlocks(root, views, source, isTail) {
   const blocks = parseBlocks(source);
   reconcile(root, views, blocks, (block, old) => {
     const isOpen = isTail && block === blocks.at(-1);
@@ -348,7 +218,7 @@ function listItem(text, depth, isOpen) {
 }
 
 /** A box of code with its label and a copy button. */
-function codeBox(label, text) {
+export function codeBox(label, text) {
   const title = element("span", { class: "ss-code-label" }, label || words("code"));
   const button = element("button", { type: "button", class: "ss-copy" }, words("Copy"));
   const code = element("code", {}, text);
@@ -500,11 +370,25 @@ function link(target, label, hasMarkup = false) {
   return node;
 }
 
+const UNSEEN = /[\u0000-\u0020\u007f-\u009f\u200b-\u200f\u2028-\u202e\u2066-\u2069]/; // characters that hide where a link goes
+
 /** http, https and mailto, absolute, without a password in front of the host. */
 export function safeUrl(target) {
-  if (!/^(?:https?:\/\/|mailto:)/i.test(target) || /[\u0000-\u0020\u007f-\u009f\u200b-\u200f\u2028-\u202e\u2066-\u2069]/.test(target)) return null;
+  return /^(?:https?:\/\/|mailto:)/i.test(target) ? parseUrl(target) : null;
+}
+
+/** http and https, or relative and on this site. */
+export function sourceUrl(target) {
+  if (/^https?:\/\//i.test(target)) return parseUrl(target);
+  if (target === "" || /^[a-z][a-z0-9+.-]*:/i.test(target)) return null;
+  const url = parseUrl(target, location.href);
+  return url !== null && url.origin === location.origin ? url : null;
+}
+
+function parseUrl(target, base) {
+  if (UNSEEN.test(target)) return null;
   try {
-    const url = new URL(target);
+    const url = new URL(target, base);
     return ["http:", "https:", "mailto:"].includes(url.protocol) && !url.username && !url.password ? url : null;
   } catch {
     return null;

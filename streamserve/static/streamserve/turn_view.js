@@ -1,7 +1,9 @@
 // One question and its answer on the page, cloned from the template in chat.html.
 
 import { isLive } from "./conversation.js";
-import { AnswerView, copyFrom } from "./render.js";
+import { copyFrom, element } from "./render.js";
+import { AnswerView, sourceItems } from "./answer_view.js";
+import { hasContent } from "./blocks.js";
 import { count, words } from "./words.js";
 
 export class TurnView {
@@ -13,6 +15,7 @@ export class TurnView {
     this.parts = Object.fromEntries([...this.node.querySelectorAll("[data-ss]")].map((part) => [part.dataset.ss, part]));
     this.answer = new AnswerView(this.parts.body);
     this.isHeldUp = false;
+    this.isStep = false;
     this.parts.question.textContent = turn.question;
     this.parts.retry.addEventListener("click", () => on.again(turn));
     this.parts.again.addEventListener("click", () => on.again(turn));
@@ -28,19 +31,34 @@ export class TurnView {
 
   /** Show the text so far, on an animation frame. */
   paint() {
-    this.answer.update(this.turn.text, this.isLive);
+    this.answer.update(this.turn.text, this.isLive, this.turn.blocks);
+    this.showSources();
     this.showTyping();
   }
 
-  /** Show dots until there is text, and below the text while the answer waits for its model. */
+  /** Both only grow, until a snapshot replaces them. */
+  showSources() {
+    const { notes, citations } = this.turn;
+    const { sources, "source-list": list } = this.parts;
+    this.parts.notes.hidden = notes.length === 0;
+    if (this.parts.notes.childElementCount !== notes.length) {
+      this.parts.notes.replaceChildren(...notes.map((text) => element("p", { dir: "auto" }, text)));
+    }
+    sources.hidden = citations.length === 0;
+    if (list.childElementCount !== citations.length) list.replaceChildren(...sourceItems(citations));
+  }
+
+  /** Show dots until there is text, and below the text during a step and while the answer waits for its model. */
   showTyping() {
-    this.parts.typing.hidden = !this.isLive || (this.turn.text.trim() !== "" && !this.isHeldUp);
+    this.parts.typing.hidden = !this.isLive || (hasContent(this.turn) && !this.isHeldUp && !this.isStep);
     this.node.classList.toggle("is-held-up", this.isHeldUp);
   }
 
-  /** Show a text beside the dots: the queue, the countdown. */
-  showStatus(text) {
+  /** Show a text beside the dots: the queue, the countdown, a pipeline's step. */
+  showStatus(text, { isStep = false } = {}) {
     this.parts.progress.textContent = text;
+    this.isStep = isStep;
+    this.showTyping();
   }
 
   /** Show why the answer waits for its model; "" when it continues. */
@@ -63,7 +81,8 @@ export class TurnView {
     const isTooLong = turn.error?.isTooLong ?? false; // sending it again cannot help
     parts.retry.hidden = turn.state !== "failed" || isTooLong;
     parts.edit.hidden = turn.state !== "failed" || !isTooLong;
-    parts.foot.hidden = this.isLive || turn.text.trim() === "";
+    parts.foot.hidden = this.isLive || !hasContent(turn);
+    parts.copy.hidden = turn.text.trim() === "";
     parts.again.hidden = turn.state === "failed";
     parts.figures.replaceChildren(...(this.showsFigures ? figureNodes(turn.figures) : []));
   }

@@ -1,7 +1,7 @@
 """The two clients of `manage.py streamserve_chat`: `LocalChat` uses the engine, `RemoteChat` the HTTP API of a site.
 
-Both keep the conversation and yield the new text of an answer. Event loop; HTTP runs in a thread with the standard
-library's client, so that the command needs no further package.
+Both keep the conversation and yield the new text of an answer, and of its thoughts and tool calls. Event loop; HTTP
+runs in a thread with the standard library's client, so that the command needs no further package.
 """
 
 from __future__ import annotations
@@ -14,15 +14,14 @@ import socket
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 from urllib.parse import urlsplit
 
 from streamserve.api.logs import get_logger
 from streamserve.conf import SiteConfig
 from streamserve.dialects import native
-from streamserve.dialects.base import TextBlocks
 from streamserve.protocol.errors import EngineUnavailable, StreamserveError, error_for
-from streamserve.protocol.events import BlockStart, Error, Token
+from streamserve.protocol.events import TEXT, BlockStart, Error, Token
 from streamserve.protocol.stats import ModelDescription
 from streamserve.streams.log.base import MemoryLog
 from streamserve.streams.reader.follow import follow
@@ -36,6 +35,71 @@ log = get_logger(__name__)
 Progress = Callable[[ModelDescription], None]
 Messages = list[dict[str, str]]
 _POLL_SECONDS = 0.1
+_DIM, _NORMAL = "\x1b[2m", "\x1b[0m"
+
+
+class Piece(NamedTuple):
+    """New text of one block. `name` is a tool call's; its first piece has no text."""
+
+    text: str
+    kind: str = TEXT
+    name: str = ""
+
+
+class _Pieces:
+    """A fold: the pieces of the first choice's blocks, and the answer's text."""
+
+    def __init__(self) -> None:
+        self._kinds: dict[int, tuple[str, str]] = {}
+        self._texts: list[str] = []
+
+    @property
+    def text(self) -> str:
+        return "".join(self._texts)
+
+    def start(self, choice: int, index: int, kind: str, name: str | None) -> Piece | None:
+        """Take a block that begins; return the piece that names a tool call."""
+        if choice != 0:
+            return None
+        self._kinds[index] = kind, name or ""
+        return Piece("", kind, name) if name else None
+
+    def add(self, choice: int, index: int, text: str) -> Piece | None:
+        """Take a token; return what there is to show of it."""
+        if choice != 0 or not text:
+            return None
+        kind, name = self._kinds.get(index, (TEXT, ""))
+        if kind == TEXT:
+            self._texts.append(text)
+        return Piece(text, kind, name)
+
+
+class AnswerText:
+    """The pieces of an answer as text to print: a terminal shows thoughts dim and calls by name, others the text."""
+
+    def __init__(self, *, is_terminal: bool) -> None:
+        self._is_terminal = is_terminal
+        self._kind = ""
+
+    def add(self, piece: Piece) -> str:
+        """Return what to print for `piece`."""
+        if not self._is_terminal:
+            return piece.text if piece.kind == TEXT else ""
+        begins = piece.kind != self._kind or (piece.kind != TEXT and not piece.text)
+        before = (self.end() + ("\n" if self._kind else "")) if begins else ""
+        if begins and piece.kind != TEXT:
+            before += _DIM + (f"{_visible(piece.name)} " if piece.name else "")
+        self._kind = piece.kind
+        return before + (piece.text if piece.kind == TEXT else _visible(piece.text))
+
+    def end(self) -> str:
+        """Return what ends the dim text, if there is any."""
+        return _NORMAL if self._is_terminal and self._kind not in ("", TEXT) else ""
+
+
+def _visible(text: str) -> str:
+    """Return `text` without the control characters that could end the dim text, or move the cursor."""
+    return "".join(char for char in text if char.isprintable() or char in "\n\t")
 
 
 class Chat(Protocol):
@@ -46,8 +110,8 @@ class Chat(Protocol):
     async def open(self, progress: Progress) -> None:
         """Wait until the model is ready."""
 
-    def ask(self, question: str) -> AsyncGenerator[str]:
-        """Yield the new text of the answer. Closing the generator stops the answer."""
+    def ask(self, question: str) -> AsyncGenerator[Piece]:
+        """Yield the pieces of the answer. Closing the generator stops the answer."""
 
     async def aclose(self) -> None:
         """Stop the answer and close the connection."""
@@ -70,22 +134,23 @@ class LocalChat:
             await asyncio.sleep(_POLL_SECONDS)
         progress(model)
 
-    async def ask(self, question: str) -> AsyncGenerator[str]:
+    async def ask(self, question: str) -> AsyncGenerator[Piece]:
         self.messages.append({"role": "user", "content": question})
-        blocks, pieces = TextBlocks(), list[str]()
+        pieces = _Pieces()
         try:
             async with aclosing(follow(self._streams, await self._start(question), transport="terminal")) as events:
                 async for logged in events:
-                    event = logged.event
+                    event, piece = logged.event, None
                     if isinstance(event, BlockStart):
-                        blocks.note(event)
-                    elif isinstance(event, Token) and event.text and event in blocks:
-                        pieces.append(event.text)
-                        yield event.text
+                        piece = pieces.start(event.choice, event.index, event.kind, event.name)
+                    elif isinstance(event, Token):
+                        piece = pieces.add(event.choice, event.index, event.text)
                     elif isinstance(event, Error):
                         raise error_for(event.code, event.message, retryable=event.retryable)
+                    if piece is not None:
+                        yield piece
         finally:
-            self.messages.append({"role": "assistant", "content": "".join(pieces)})
+            self.messages.append({"role": "assistant", "content": pieces.text})
 
     async def _start(self, question: str) -> Stream:
         """Start an answer that ends with its reader. A model without a chat template continues the question."""
@@ -134,16 +199,15 @@ class RemoteChat:
                 return
             await asyncio.sleep(5 * _POLL_SECONDS)
 
-    async def ask(self, question: str) -> AsyncGenerator[str]:
+    async def ask(self, question: str) -> AsyncGenerator[Piece]:
         self.messages.append({"role": "user", "content": question})
-        pieces: list[str] = []
+        pieces = _Pieces()
         try:
             async with aclosing(self._lines({"messages": self.messages, **self._fields})) as lines:
-                async for text in _tokens(lines):
-                    pieces.append(text)
-                    yield text
+                async for piece in _read_pieces(lines, pieces):
+                    yield piece
         finally:
-            self.messages.append({"role": "assistant", "content": "".join(pieces)})
+            self.messages.append({"role": "assistant", "content": pieces.text})
 
     async def aclose(self) -> None:
         return None
@@ -219,20 +283,24 @@ def _read(response: http.client.HTTPResponse, put: Callable[[str | None], None])
         put(None)
 
 
-async def _tokens(lines: AsyncIterator[str]) -> AsyncIterator[str]:
-    """Yield the text of `token` events. Raises for an `error` event and for an end without a terminal event."""
+async def _read_pieces(lines: AsyncIterator[str], pieces: _Pieces) -> AsyncIterator[Piece]:
+    """Yield the pieces of the events. Raises for an `error` event and for an end without a terminal event."""
     event = ""
     async for line in lines:
         if line.startswith("event: "):
             event = line[7:]
         elif line.startswith("data: "):
-            data = json.loads(line[6:])
-            if event == "token" and data["text"]:
-                yield data["text"]
+            data, piece = json.loads(line[6:]), None
+            if event == "block_start":
+                piece = pieces.start(data["choice"], data["index"], data["kind"], data.get("name"))
+            elif event == "token":
+                piece = pieces.add(data["choice"], data["index"], data["text"])
             elif event == "error":
                 raise StreamserveError(data["message"], code=data["code"])
             elif event == "done":
                 return
+            if piece is not None:
+                yield piece
     raise StreamserveError("The connection ended before the answer did. Ask again.")
 
 

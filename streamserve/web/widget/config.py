@@ -19,6 +19,7 @@ from django.http import HttpRequest
 from django.shortcuts import resolve_url
 from django.urls import Resolver404, get_script_prefix, resolve, reverse
 
+from streamserve.clients.pipeline.registry import PIPELINES
 from streamserve.conf import SiteConfig, get_settings
 from streamserve.conf_reader import nearest
 from streamserve.web.websocket import socket_path
@@ -68,8 +69,8 @@ def widget_config(
 
 
 def _check_model(model: str, settings: SiteConfig) -> None:
-    """Raise for a model that the site does not serve: its page would refuse every question."""
-    if model and model not in settings.models:
+    """Raise for a model or pipeline that the site does not serve: its page would refuse every question."""
+    if model and model not in settings.models and model not in PIPELINES:
         hint = nearest(model, settings.models) or f"It has {', '.join(settings.models)}."
         raise ImproperlyConfigured(f'A chat names the model {model!r}, which is not in STREAMSERVE["MODELS"]. {hint}')
 

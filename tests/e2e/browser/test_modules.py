@@ -164,7 +164,7 @@ ALLOWED = {
 FORBIDDEN = "script, img, iframe, svg, style, form, input, link, object, embed, video, audio, math, base, meta"
 
 RENDER = """async ([text, cuts]) => {
-  const { AnswerView } = await import('/static/streamserve/render.js');
+  const { AnswerView } = await import('/static/streamserve/answer_view.js');
   const root = document.createElement('div');
   document.body.append(root);
   const view = new AnswerView(root);
@@ -254,7 +254,7 @@ def test_no_text_takes_long_to_render(lab: Watched, unit: str) -> None:
     """50 kB of the worst of each kind takes a fifth of a second, not the square of its length (minutes)."""
     milliseconds = lab.page.evaluate(
         """async (unit) => {
-          const { AnswerView } = await import('/static/streamserve/render.js');
+          const { AnswerView } = await import('/static/streamserve/answer_view.js');
           const text = unit.repeat(50000 / unit.length);
           const startedAt = performance.now();
           new AnswerView(document.createElement('div')).update(text, true);
@@ -329,8 +329,8 @@ def test_thinking_is_folded_and_tool_calls_are_labelled(watched: Watched) -> Non
     assert page.locator(".ss-text code").inner_text() == "<think>"
 
 
-def test_a_page_shows_text_blocks_and_ignores_what_it_does_not_know(watched: Watched) -> None:
-    """Thinking and tool calls are not the answer; citations, and events and fields of later releases, are no fault."""
+def test_a_page_ignores_what_it_does_not_know(watched: Watched) -> None:
+    """Thinking and tool calls are not the answer's text; events and fields of later releases are no fault."""
     page = watched.page
 
     def token(index: int, text: str) -> tuple[str, dict[str, Any]]:
@@ -349,7 +349,8 @@ def test_a_page_shows_text_blocks_and_ignores_what_it_does_not_know(watched: Wat
     page.route("**/streams", lambda route: route.fulfill(status=200, body=body, headers=headers))
     ask(page, "Anything")
     wait_for_status(page, "Answer complete")
-    assert page.locator(".ss-text").inner_text() == "Shown answer."
+    assert [text.strip() for text in page.locator(".ss-text").all_inner_texts()] == ["Shown", "answer."]
+    assert page.locator(".ss-sources li").all_inner_texts() == ["d1 docs"]
 
 
 TEXTS = [
@@ -371,7 +372,7 @@ def test_a_half_written_mark_is_not_shown(lab: Watched) -> None:
     """While text grows, emphasis and links look finished, and the beginning of a tag waits."""
     shown = lab.page.evaluate(
         """async () => {
-          const { AnswerView } = await import('/static/streamserve/render.js');
+          const { AnswerView } = await import('/static/streamserve/answer_view.js');
           return ['a **b', 'a **', 'a `b', 'a [b](https://exa', 'a <thi', 'a <tool_call', '1 < 2'].map((text) => {
             const root = document.createElement('div');
             new AnswerView(root).update(text, true);

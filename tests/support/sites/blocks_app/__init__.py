@@ -1,0 +1,1 @@
+"""An app with a pipeline, for the pages of blocks_site."""

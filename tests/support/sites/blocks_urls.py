@@ -1,0 +1,22 @@
+"""A page whose chat is a model, and one whose chat is a pipeline."""
+
+from __future__ import annotations
+
+from django.contrib import admin
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import render
+from django.urls import include, path
+
+from streamserve.web.widget.config import widget_config
+
+
+def page(request: HttpRequest, model: str) -> HttpResponse:
+    return render(request, "streamserve/chat_page.html", {"streamserve": widget_config(request, None, model=model)})
+
+
+urlpatterns = [
+    path("model/", page, {"model": "echo"}),
+    path("pipeline/", page, {"model": "billing"}),
+    path("admin/", admin.site.urls),
+    path("", include("streamserve.urls")),
+]
