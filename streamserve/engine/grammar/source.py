@@ -15,9 +15,9 @@ from streamserve.protocol.requests import GRAMMAR_KINDS, Grammar
 # No blanks between the parts of a JSON text: they would be tokens that say nothing. In Lark a schema may have its own.
 _COMPACT: Mapping[str, Any] = {"whitespace_flexible": False}
 _BLANKS = frozenset({"whitespace_flexible", "item_separator", "key_separator"})
-# Where one text must follow, llguidance allows only one way to write it in tokens: the tokenizer's, which is not given to
-# it (vocabulary.py). A model that writes '{"' as one token would have to spell each key byte by byte, as it never does,
-# and all that follows would be a guess. With this option, which holds for all grammars once one has it, any tokens may.
+# Where one text must follow, llguidance allows one way only to write it in tokens: the tokenizer's, which is not given
+# to it (vocabulary.py). A model that writes '{"' as one token would have to spell each key byte by byte, as it never
+# does, and all that follows would be a guess. This option holds for all grammars once one has it: any tokens may.
 _ANY_TOKENS = {"name": "any_tokens", "lark_grammar": '%llguidance {"no_forcing": true}\nstart: ""'}
 
 
