@@ -15,6 +15,10 @@ from streamserve.protocol.requests import GRAMMAR_KINDS, Grammar
 # No blanks between the parts of a JSON text: they would be tokens that say nothing. In Lark a schema may have its own.
 _COMPACT: Mapping[str, Any] = {"whitespace_flexible": False}
 _BLANKS = frozenset({"whitespace_flexible", "item_separator", "key_separator"})
+# Where one text must follow, llguidance allows one way only to write it in tokens: the tokenizer's, which is not given
+# to it (vocabulary.py). A model that writes '{"' as one token would have to spell each key byte by byte, as it never
+# does, and all that follows would be a guess. This option holds for all grammars once one has it: any tokens may.
+_ANY_TOKENS = {"name": "any_tokens", "lark_grammar": '%llguidance {"no_forcing": true}\nstart: ""'}
 
 
 def source_of(grammar: Grammar, limits: GrammarLimits) -> str:
@@ -36,7 +40,7 @@ def source_of(grammar: Grammar, limits: GrammarLimits) -> str:
 
 def _json_schema(value: str, limits: GrammarLimits) -> str:
     schema = {**read_schema(value, limits), "x-guidance": _COMPACT}
-    return as_text({"grammars": [{"json_schema": schema}]})
+    return _as_text_of({"json_schema": schema})
 
 
 def _json_object(value: str, limits: GrammarLimits) -> str:
@@ -105,7 +109,11 @@ def _lark(value: str, limits: GrammarLimits) -> str:
 
 
 def _as_lark(text: str) -> str:
-    return as_text({"grammars": [{"lark_grammar": text}]})
+    return _as_text_of({"lark_grammar": text})
+
+
+def _as_text_of(grammar: Mapping[str, Any]) -> str:
+    return as_text({"grammars": [grammar, _ANY_TOKENS]})
 
 
 _MAKERS: Mapping[str, Callable[[str, GrammarLimits], str]] = {

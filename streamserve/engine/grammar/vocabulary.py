@@ -57,7 +57,7 @@ def _special_name(text: bytes, token_id: int) -> bytes:
 
 @dataclass(slots=True)
 class _Wrapped:
-    """What `llguidance.TokenizerWrapper` takes. Texts are never tokenised by it: no token is forced."""
+    """What `llguidance.TokenizerWrapper` takes. It tokenises no text: each source says that no token is forced."""
 
     tokens: list[bytes]
     special_token_ids: list[int]

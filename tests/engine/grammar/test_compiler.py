@@ -16,7 +16,9 @@ import pytest
 from streamserve.engine.echo import END_OF_TURN, EOS, VOCAB_SIZE, EchoTokenizer
 from streamserve.engine.grammar.compiler import MatcherBudget, Proved, ProvedSources
 from streamserve.engine.grammar.limits import GrammarLimits
-from streamserve.engine.grammar.matcher import advance, set_masks
+from streamserve.engine.grammar.matcher import Matcher, advance, set_masks
+from streamserve.engine.grammar.source import source_of
+from streamserve.engine.grammar.vocabulary import TokenTable, Vocabulary
 from streamserve.protocol.errors import BadRequest, Overloaded, StreamserveError
 from streamserve.protocol.requests import Grammar
 from tests.support.engines import DEADLINE_SECONDS
@@ -24,6 +26,7 @@ from tests.support.grammars import SLOW_SCHEMA, accepts, allowed, choice, compil
 
 pytest.importorskip("llguidance", reason="needs llguidance: pip install streamserve[grammar]")
 
+LIMITS = GrammarLimits()
 PERSON = {
     "type": "object",
     "properties": {"name": {"type": "string"}, "age": {"type": "integer"}},
@@ -41,6 +44,7 @@ PERSON = {
         (Grammar(kind="json_object"), ["{}", '{"a":[1,{"b":null}]}'], ["[]", '{"a": 1}', "1"]),
         (schema(PERSON), ['{"name":"é","age":-3}'], ['{"age":1,"name":""}', '{"name":"","age":1,"x":1}', "{}"]),
         (lark('start: word ("," word)*\nword: /[a-z]+/'), ["a,bc"], ["a,", "A"]),
+        (lark('start: lazy "x"\nlazy[lazy]: /.*/'), ["ax"], ["abx", "a"]),
         (lark('start: "<" %json {"properties": {"a": {"type": "integer"}}} ">"'), ['<{"a":1}>'], ['<{"b":1}>']),
     ],
     ids=lambda value: value.kind if isinstance(value, Grammar) else None,
@@ -63,7 +67,6 @@ def test_each_kind_matches_what_it_says(grammar: Grammar, matching: list[str], o
         (lark('start: "a" start'), "invalid_grammar", "no finite text"),
         (lark("start: missing"), "invalid_grammar", "missing"),
         (lark('begin: "a"'), "invalid_grammar", "start"),
-        (lark('start: lazy "x"\nlazy[lazy]: /.*/'), "invalid_grammar", "compiler"),
         (schema({"type": "string", "minLength": 5, "maxLength": 3}), "invalid_grammar", "minLength"),
         (schema({"allOf": [{"type": "string"}, {"type": "integer"}]}), "invalid_grammar", "Unsatisfiable"),
         (schema({"enum": []}), "invalid_grammar", "empty"),
@@ -84,6 +87,36 @@ def test_what_cannot_be_matched_is_refused(grammar: Grammar, code: str, says: st
     assert says in caught.value.message
     assert "\n" not in caught.value.message
     assert len(caught.value.message) < 400
+
+
+WORDS = (b'{"', b'":', b"name", b'":"', b'{"na', b'x"}', b'"}', b'me":')
+NAMED = {"type": "object", "properties": {"name": {"const": "x"}}, "required": ["name"]}
+
+
+@pytest.mark.parametrize(
+    "grammar",
+    [
+        schema(NAMED),
+        lark(f"start: %json {json.dumps(NAMED)}"),
+        lark('%llguidance {"no_forcing": false}\nstart: "{" "\\"name\\"" ":" "\\"x\\"" "}"'),
+        choice('{"name":"x"}'),
+        regex(r'\{"name":"x"\}'),
+    ],
+    ids=lambda grammar: grammar.kind,
+)
+def test_a_text_that_must_follow_may_be_written_with_any_tokens(grammar: Grammar) -> None:
+    """Each token that begins the rest is allowed, across the parts of a grammar too: the model chooses."""
+    tokens = (*(bytes([byte]) for byte in range(256)), *WORDS, b"<end>")
+    vocabulary = Vocabulary(TokenTable(tokens=tokens, special_ids=(len(tokens) - 1,)), LIMITS)
+    matcher = Matcher(vocabulary=vocabulary, inner=vocabulary.new_matcher(source_of(grammar, LIMITS)))
+    set_masks([matcher])
+    rest = b'{"name":"x"}'
+    for written in (b'{"', b"name", b'":"', b'x"}'):
+        begins = {tokens.index(one) for one in tokens if rest.startswith(one)}
+        assert allowed(matcher) == begins
+        advance([(matcher, tokens.index(written))])
+        rest = rest.removeprefix(written)
+    assert matcher.is_complete
 
 
 def test_a_grammar_that_takes_too_long_is_refused_and_the_next_one_served() -> None:

@@ -19,6 +19,8 @@ from streamserve.protocol.requests import GenerateRequest, Grammar, Tool
 if TYPE_CHECKING:
     from streamserve.engine.text.formats.known import ModelMarkup
 
+# A blank after a comma or a colon, as most models were trained to write the arguments of a call.
+_SPACED = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?"}
 _PIECES = re.compile(r"«(.*?)»|\$(\w+)", re.DOTALL)
 
 
@@ -139,7 +141,7 @@ class _Rules:
 
     def _call(self, number: int, tool: Tool, call: str) -> str:
         schema: Mapping[str, Any] = {"type": "object", **(tool.parameters if tool.strict else {})}
-        self.add(f"arguments_{number}", _json(schema))
+        self.add(f"arguments_{number}", _json({**schema, "x-guidance": _SPACED}))
         name = {"name": _literal(json.dumps(tool.name)), "bare_name": _literal(tool.name)}
         return self._written(call, {**name, "arguments": f"arguments_{number}"})
 

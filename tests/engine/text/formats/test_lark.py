@@ -117,6 +117,15 @@ def test_required_calls(tokenizers: dict[str, HFTokenizer], name: str) -> None:
 
 
 @pytest.mark.parametrize("name", WITH_CALLS)
+def test_arguments_may_have_blanks(tokenizers: dict[str, HFTokenizer], name: str) -> None:
+    """One after a colon or a comma, as models write JSON; two are none, so that no answer is lost in them."""
+    answer = answer_in(tokenizers[name], name, tool_choice=ToolChoice(mode="required"))
+    assert accepts(answer, calls_in(name, ("get_weather", '{"city": "Paris"}')))
+    assert accepts(answer, calls_in(name, ("search", '{"a": [1, 2], "b":{}}')))
+    assert not accepts(answer, calls_in(name, ("get_weather", '{"city":  "Paris"}')))
+
+
+@pytest.mark.parametrize("name", WITH_CALLS)
 def test_a_thought_comes_first(tokenizers: dict[str, HFTokenizer], name: str) -> None:
     """A model that thinks may think before a call, and must go on where the prompt began a thought."""
     answer = answer_in(tokenizers[name], name, tool_choice=ToolChoice(mode="required"))
