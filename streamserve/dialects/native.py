@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, Protocol
 
 from streamserve.dialects.fields import boolean, integer, one_of, read, required, text
 from streamserve.dialects.generate import build, conflict, request_fields, sampling_fields
+from streamserve.dialects.output.tools import tool_fields, with_tools
 from streamserve.protocol.errors import BadRequest, ErrorBody
 from streamserve.protocol.events import Done, GoingAway, LoggedEvent, Meta, Token
 from streamserve.protocol.ids import event_id
@@ -67,13 +68,13 @@ def parse(
     `unseal` opens `sealed_system`, the system prompt of a chat element's page. Without it that field is unknown.
     """
     own = _OWN_FIELDS if unseal is None else {**_OWN_FIELDS, "sealed_system": text(1, _MAX_SEALED_CHARS)}
-    values = read(body, {**sampling_fields(limits), **request_fields(limits), **own})
+    values = read(body, {**sampling_fields(limits), **request_fields(limits), **tool_fields(limits), **own})
     format = values.get("format", "native")
     if format != "native" and values.get("n", 1) > 1:
         raise conflict(f"format {format} shows one choice; use native for n above 1.", "n")
     if format != "native" and "logprobs" in values:
         raise conflict(f"format {format} does not show logprobs; use native.", "logprobs")
-    generate = build(values, limits, default_model=default_model)
+    generate = with_tools(build(values, limits, default_model=default_model), values)
     if unseal is not None and "sealed_system" in values:
         generate = _with_page_system(generate, unseal(values["sealed_system"]))
     return NativeRequest(

@@ -26,10 +26,10 @@ from streamserve.dialects.fields import (
 )
 from streamserve.dialects.generate import build, conflict, request_fields, sampling_fields
 from streamserve.dialects.native import ON_DISCONNECT
-from streamserve.dialects.output.tools import check_choice, response_format, tool_choice, tools
+from streamserve.dialects.output.tools import response_format, tool_fields, with_tools
 from streamserve.protocol.errors import BadRequest
 from streamserve.protocol.limits import Limits
-from streamserve.protocol.requests import GenerateRequest, ToolChoice
+from streamserve.protocol.requests import GenerateRequest
 
 _WORD = text(0, 512)
 
@@ -115,7 +115,7 @@ def parse(body: Mapping[str, Any], limits: Limits, *, default_model: str) -> Cha
         raise conflict("stream_options is for streams; set stream to true or leave it out.", "stream_options")
     options = values.get("stream_options", {})
     return ChatRequest(
-        generate=_with_tools(build(values, limits, default_model=default_model), values),
+        generate=with_tools(_with_format(build(values, limits, default_model=default_model), values), values),
         latency_class=values.get("latency_class"),
         stream=stream,
         include_usage=options.get("include_usage", False),
@@ -141,28 +141,19 @@ def _own_fields(limits: Limits) -> dict[str, Reader]:
         "logprobs": boolean,
         "top_logprobs": integer(0, limits.max_logprobs),
         "reasoning_effort": one_of(*_EFFORTS),
-        "tools": tools(limits),
-        "tool_choice": tool_choice,
-        "parallel_tool_calls": boolean,
+        **tool_fields(limits),
         "response_format": response_format(limits),
         "service_tier": one_of(*_TIERS),
     }
 
 
-def _with_tools(request: GenerateRequest, values: Mapping[str, Any]) -> GenerateRequest:
-    """Return the request with tools and the format of its text. Without tools their other fields ask for nothing."""
-    offered, choice = values.get("tools", ()), values.get("tool_choice", ToolChoice())
-    check_choice(choice, offered, "tool_choice")
-    if values.get("response_format") is not None:
-        if request.grammar is not None:
-            raise conflict("response_format and grammar both say what the text must match; send one.", "grammar")
-        request = replace(request, grammar=values["response_format"])
-    if not offered:
+def _with_format(request: GenerateRequest, values: Mapping[str, Any]) -> GenerateRequest:
+    """Return the request with the format of its text."""
+    if values.get("response_format") is None:
         return request
-    if request.messages is None:
-        raise conflict("tools are shown to the model by its chat template; send messages.", "tools")
-    is_parallel = values.get("parallel_tool_calls", True)
-    return replace(request, tools=offered, tool_choice=choice, parallel_tool_calls=is_parallel)
+    if request.grammar is not None:
+        raise conflict("response_format and grammar both say what the text must match; send one.", "grammar")
+    return replace(request, grammar=values["response_format"])
 
 
 def _without_empty_messages(body: Mapping[str, Any]) -> Mapping[str, Any]:

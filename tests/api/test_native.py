@@ -298,3 +298,23 @@ async def test_a_stream_whose_process_died_is_not_shown_as_running(caller: Calle
     state = (await caller.get(f"/streams/{'a' * 32}")).json()
     assert (state["state"], state["error_code"], state["resumable"]) == ("finished", "producer_lost", False)
     assert (await caller.post(f"/streams/{'a' * 32}/stop")).status_code == 200
+
+
+async def test_a_call_is_a_block_of_the_answer(caller: Caller) -> None:
+    """Tools in OpenAI's shape; the call comes as `block_start` with its name, and its arguments as tokens."""
+    call = '<tool_call>\n{"name": "look_up", "arguments": {"city": "Oslo"}}\n</tool_call>'
+    model = {"PATH": "echo", "FORMAT": "qwen3", "ANSWERS": {"weather": call}}
+    tool = {"type": "function", "function": {"name": "look_up", "parameters": {"type": "object", "properties": {}}}}
+    body = {"messages": [{"role": "user", "content": "The weather?"}], "tools": [tool], "max_tokens": 200}
+    await site.reset()
+    with override_settings(STREAMSERVE={"TESTING": True, "MODELS": {"echo": model}}):
+        await until_ready()
+        frames = check_native(await body_of(await caller.post("/streams", body)))
+        refused = await caller.post("/streams", {"prompt": "The weather?", "tools": [tool]})
+        await site.reset()
+    [start] = [frame.json for frame in frames if frame.event == "block_start"]
+    tokens = [frame.json for frame in frames if frame.event == "token"]
+    assert (start["kind"], start["name"]) == ("tool_use", "look_up")
+    assert json.loads("".join(one["text"] for one in tokens if one["index"] == start["index"])) == {"city": "Oslo"}
+    assert frames[-1].json["finish_reason"] == "tool_calls"
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "tools")

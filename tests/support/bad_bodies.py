@@ -135,7 +135,7 @@ _OTHERS = (
     ("store", OPENAI, ("bool",)),
     ("prompt_cache_key", OPENAI, ("str",)),
     ("prediction", OPENAI, ("dict",)),
-    ("parallel_tool_calls", OPENAI, ("bool",)),
+    ("parallel_tool_calls", BOTH, ("bool",)),
     ("verbosity", OPENAI, ("str",)),
     ("cache_prompt", OPENAI, ("bool",)),
     ("cache_salt", OPENAI, ("str",)),
@@ -149,8 +149,8 @@ _OTHERS = (
     ("timings_per_token", OPENAI, ("bool",)),
     ("usage", OPENAI, ("dict",)),
     ("transforms", OPENAI, ("list",)),
-    ("tools", OPENAI, ("list",)),
-    ("tool_choice", OPENAI, ("str", "dict")),
+    ("tools", BOTH, ("list",)),
+    ("tool_choice", BOTH, ("str", "dict")),
     ("functions", OPENAI, ("list",)),
     ("response_format", OPENAI, ("dict",)),
     ("modalities", OPENAI, ("list",)),
@@ -356,7 +356,7 @@ def _unknown() -> Iterator[BadBody]:
         yield _one(f"unknown field {name!r}", name, 1, code="unknown_field")
     yield _one("unknown long field", "x" * 100_000, 1, code="unknown_field", param="x" * 48 + "…")
     yield _one("unknown field of control characters", "\0\r\ndata: x", 1, code="unknown_field")
-    for name in ("stream", "tools", "max_completion_tokens", "user", "top_logprobs"):
+    for name in ("stream", "response_format", "max_completion_tokens", "user", "top_logprobs"):
         yield _one(f"native: no field {name}", name, None, dialect=NATIVE, code="unknown_field")
     yield _one("openai: no field format", "format", None, dialect=OPENAI, code="unknown_field")
 

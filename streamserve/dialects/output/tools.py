@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
@@ -30,7 +31,7 @@ from streamserve.dialects.fields import (
 from streamserve.dialects.output.grammar_fields import schema_grammar
 from streamserve.protocol.errors import BadRequest, PromptTooLong
 from streamserve.protocol.limits import Limits
-from streamserve.protocol.requests import Grammar, Tool, ToolChoice
+from streamserve.protocol.requests import GenerateRequest, Grammar, Tool, ToolChoice
 
 MODES = ("none", "auto", "required")
 _MAX_ALLOWED = 1024  # names in `allowed_tools`, which are some of the tools
@@ -39,6 +40,24 @@ _NAME_RULE = "is a name of 1 to 64 letters, digits, underscores, dashes and dots
 
 
 @lru_cache(maxsize=8)
+def tool_fields(limits: Limits) -> Table:
+    """Return the readers of the fields about tools."""
+    return {"tools": tools(limits), "tool_choice": tool_choice, "parallel_tool_calls": boolean}
+
+
+def with_tools(request: GenerateRequest, values: Mapping[str, Any]) -> GenerateRequest:
+    """Return the request with its tools. Without any, the other fields about them ask for nothing."""
+    offered, choice = values.get("tools", ()), values.get("tool_choice", ToolChoice())
+    check_choice(choice, offered, "tool_choice")
+    if not offered:
+        return request
+    if request.messages is None:
+        message = "tools are shown to the model by its chat template; send messages."
+        raise BadRequest(message, code="conflicting_fields", param="tools")
+    is_parallel = values.get("parallel_tool_calls", True)
+    return replace(request, tools=offered, tool_choice=choice, parallel_tool_calls=is_parallel)
+
+
 def tools(limits: Limits) -> Reader:
     """Return the reader of `tools`: functions with names of their own, of `max_prompt_chars` characters in all."""
     several = list_of(lambda value, param: _tool(value, param, limits), high=limits.max_tools)
