@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import math
 import types
 import typing
 from collections.abc import Iterable, Mapping
@@ -53,15 +54,15 @@ class Reader:
         return cls(**accepted)
 
     def fits(self, value: object, annotation: Any, where: str, *, report: bool = True) -> bool:
-        """Return whether `value` is of the annotated type and not negative; report it if not."""
+        """Return whether `value` is of the annotated type, finite and not negative; report it if not."""
         allowed = _allowed_types(annotation)
         right_type = isinstance(value, allowed) and (not isinstance(value, bool) or bool in allowed)
-        negative = isinstance(value, int | float) and value < 0
-        if right_type and not negative:
+        in_range = not isinstance(value, int | float) or 0 <= value < math.inf  # a config travels as JSON
+        if right_type and in_range:
             return True
         if report:
             names = " or ".join("None" if kind is types.NoneType else kind.__name__ for kind in allowed)
-            self.wrong(f"STREAMSERVE {where} is {value!r}.", f"It takes {names}, not negative.")
+            self.wrong(f"STREAMSERVE {where} is {value!r}.", f"It takes {names}, finite and not negative.")
         return False
 
     def boolean(self, given: Mapping[str, Any], key: str) -> bool:

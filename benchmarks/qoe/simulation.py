@@ -30,6 +30,8 @@ _EOS = 0
 REPORT_STEP = 5
 
 # What the engine is given as a reader's position.
+# As in clients/thread/engine_thread.py.
+_REST_SECONDS = 0.25
 READ = "read"  # what it has read: a page that acknowledges as it shows
 RECEIVED = "received"  # all that was sent: a fast connection without acknowledgements
 UNKNOWN = "unknown"  # nothing
@@ -221,6 +223,10 @@ class Simulation:
     def _next_event(self) -> float:
         """Return when an idle engine has work again: the next visit, or a parked answer that is requested again."""
         times = [self._coming[-1].arrives_at] if self._coming else []
+        if self._running:  # all are held: the engine looks again after a while
+            times.append(self.clock.now + _REST_SECONDS)
+        if self._looks:
+            times.append(self._looks[0][0])
         for stream in self._parked:
             position = self._position(stream)
             left = stream.parking.seconds_left(len(stream.token_ids) - position, self.clock.now)

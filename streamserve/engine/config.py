@@ -68,11 +68,12 @@ class EngineConfig:
     the queue of each class in memory; in time its patience does. `max_num_seqs` bounds a step, `max_admitted` the
     sequences that hold memory (None: memory does). `hungry_seconds`: while its reader can go on for less than that a
     sequence goes before all that are further ahead, and before any admission; infinite: all decode in every step.
-    `lead_tokens`: a sequence this far ahead of what its reader has received parks. `min_ahead_seconds`: one this far
-    ahead of its reader's pace may be parked where a waiting sequence lacks memory. `max_debt_seconds`: a tenant that
-    has had so many seconds of work more than its share lets the others go first. `overlap`: launch a step before the
-    one before it is collected; None: where the runner can. `step_seconds`: a step that takes longer, and longer than
-    eight times the step-time model's prediction, counts as hung.
+    `lead_tokens`: a sequence this far ahead of what its reader has received is held until that has read on; it parks
+    where another one lacks memory, or when the reader has not moved for `stalled_seconds`. `min_ahead_seconds`: one
+    this far ahead of its reader's pace may be parked where a waiting sequence lacks memory. `max_debt_seconds`: a
+    tenant that has had so many seconds of work more than its share lets the others go first. `overlap`: launch a step
+    before the one before it is collected; None: where the runner can. `step_seconds`: a step that takes longer, and
+    longer than eight times the step-time model's prediction, counts as hung.
     """
 
     block_size: int = 32
@@ -90,6 +91,7 @@ class EngineConfig:
     max_waiting: int = 1024
     hungry_seconds: float = 1.0
     lead_tokens: int = 256
+    stalled_seconds: float = 30.0
     min_ahead_seconds: float = 30.0
     max_debt_seconds: float = 1.0
     overlap: bool | None = None

@@ -22,6 +22,7 @@ from streamserve.engine.kv.free_list import IntegrityError
 from streamserve.engine.kv.pool import BlockPool
 from streamserve.engine.output import OutputProcessor, SequenceUpdate
 from streamserve.engine.plan import Chunk, OnStep, Runner, StepOutOfMemory, StepPlan, StepResult
+from streamserve.engine.policy.leads import is_held
 from streamserve.engine.policy.usage import Usage
 from streamserve.engine.scheduler import Scheduler
 from streamserve.engine.sequence import SequenceRequest
@@ -73,6 +74,7 @@ class EngineCore:
         # reader's positions during one step.
         self._inbox: deque[Callable[[], None]] = deque()
         self._usage = Usage(config.hungry_seconds)
+        self._is_resting = False
         self._num_out_of_memory = 0
         self._num_quarantines = 0
         self._stats = self._count()
@@ -106,8 +108,13 @@ class EngineCore:
 
     @property
     def has_work(self) -> bool:
-        """Whether `step` would do anything."""
-        return bool(self._inbox or self._sequences or self._in_flight)
+        """Whether `step` would do anything now."""
+        return bool(self._inbox or self._in_flight or (self._sequences and not self._is_resting))
+
+    @property
+    def is_resting(self) -> bool:
+        """Whether all sequences wait, for their readers or for time to pass: a step now and then is enough."""
+        return bool(self._sequences) and not self.has_work
 
     def stats(self) -> CoreStats:
         """Return the counts after the last step."""
@@ -115,6 +122,7 @@ class EngineCore:
 
     def step(self) -> tuple[SequenceUpdate, ...]:
         """Launch a step, collect the one that is due, and return the updates, in the plans' order."""
+        self._is_resting = False
         try:
             self._drain()
             has_launched = self._launch(self._try_suspect(self._plan(self._clock())))
@@ -143,21 +151,24 @@ class EngineCore:
         for sequence, park in schedule.parked:
             self._output.emit(sequence, now, park=park)
         self._check_plan(schedule.chunks)
-        for sequence in self.scheduler.expired(now):
-            self._usage.num_expired += 1
+        expired = self.scheduler.expired(now)
+        self._usage.num_expired += len(expired)
+        for sequence in expired:
             self._output.emit(sequence, now, error="queue_timeout")
         self._output.note_starts(schedule.chunks, now)
         self._output.note_places(now)
         self._usage.look(self.scheduler.running, now)
-        if not (schedule.chunks or schedule.parked or self._in_flight):
-            self._refuse_first(now)
+        if not (schedule.chunks or schedule.parked or expired or self._in_flight):
+            self._rest(now)
         return schedule.chunks
 
-    def _refuse_first(self, now: float) -> None:
-        """Fail the first of the queue: nothing runs and nothing can start, so it can never be served."""
-        if self.scheduler.running:
-            raise IntegrityError(f"{len(self.scheduler.running)} sequences run, and none of them can advance")
-        if self.scheduler.waiting:
+    def _rest(self, now: float) -> None:
+        """Nothing advances: all that run are held, or the first of the queue can never be served and fails."""
+        stuck = [one for one in self.scheduler.running if not is_held(one, self._config)]
+        if stuck:
+            raise IntegrityError(f"{len(stuck)} sequences run, and none of them can advance")
+        self._is_resting = bool(self.scheduler.running)
+        if self.scheduler.waiting and not self.scheduler.running:
             self._output.fail(self.scheduler.waiting[0], "never_fits", now)
 
     def _check_plan(self, chunks: tuple[Chunk, ...]) -> None:

@@ -76,7 +76,6 @@ class OutputProcessor:
         self.num_parks = 0
         self.num_grammar_waits = 0
         self.max_model_len = config.max_model_len or _NO_MODEL_LIMIT
-        self._lead_tokens = config.lead_tokens
         self._scheduler = scheduler
         self._updates: list[SequenceUpdate] = []
 
@@ -236,7 +235,6 @@ class OutputProcessor:
         self.pool.cache_blocks(sequence, num_tokens)
         token_ids = self._append(sequence, sampled, now)
         reason = sequence.finish_reason(self.max_model_len)
-        park = self._lead_park(sequence) if token_ids and reason is None else None
         if is_first:
             self.num_prompt_tokens += len(sequence.request.prompt_token_ids)
         num_prefilled = None if token_ids or reason else _newly_prefilled(sequence, num_tokens)
@@ -244,7 +242,7 @@ class OutputProcessor:
             self.emit(sequence, now, num_prefilled=num_prefilled)
         elif token_ids or reason or is_first:
             logprobs = (sampled.logprobs,) if sampled is not None and token_ids else ()
-            self.emit(sequence, now, token_ids=token_ids, logprobs=logprobs, finish_reason=reason, park=park)
+            self.emit(sequence, now, token_ids=token_ids, logprobs=logprobs, finish_reason=reason)
         self.is_suspect = False
 
     def _append(self, sequence: Sequence, sampled: Sampled | None, now: float) -> tuple[int, ...]:
@@ -256,13 +254,6 @@ class OutputProcessor:
             sequence.first_token_at = now
         sequence.reader.begin(sequence.num_output_tokens, now)
         return (sampled.token_id,)
-
-    def _lead_park(self, sequence: Sequence) -> Park | None:
-        """Return a park for a sequence that is `lead_tokens` ahead of its reader."""
-        reader = sequence.reader.num_read
-        if reader is None or sequence.num_output_tokens - reader < self._lead_tokens:
-            return None
-        return Park(reason="lead", resume_at_lead=self._lead_tokens // 2)
 
     def _find(self, seq_id: int) -> Sequence | None:
         """Return an open sequence; one that ended while the message was queued is counted as unknown."""

@@ -13,7 +13,8 @@ blocks is admitted, and each step chooses among the admitted.
    fewer than a step holds, and its blocks fit. So no admission takes a token from a reader that would wait for it.
 3. Sequences that are ahead fill the rest, oldest key first. Those left out are paused: they keep their blocks.
 
-Memory alone makes a sequence give blocks back, and then those furthest ahead or newest.
+Memory alone makes a sequence give blocks back, and then those furthest ahead or newest; and a reader that is gone. A
+sequence `lead_tokens` ahead of its reader is held: paused until that has read on, whatever is free (see `leads`).
 
 The queue is in the order of the key, arrival + the class's TTFT budget, which never changes. What is late goes behind
 what is in time (see `Patience`). Among tenants those further below their share go first (see `TenantShares`).
@@ -39,6 +40,7 @@ from streamserve.engine.config import EngineConfig
 from streamserve.engine.kv.free_list import Block, IntegrityError
 from streamserve.engine.kv.pool import BlockPool
 from streamserve.engine.plan import Chunk
+from streamserve.engine.policy import leads
 from streamserve.engine.policy.lengths import AnswerLengths
 from streamserve.engine.policy.waiting import WaitingQueue, is_warm, order_key
 from streamserve.engine.sequence import Sequence, State
@@ -52,9 +54,6 @@ from streamserve.protocol.park import Park
 RESERVE_SHARE = 0.7
 MIN_RESERVE_SHARE = 0.1
 RESERVE_DECAY = 0.995
-
-# A reader that is away is ahead without end; whether it has returned is seen after this time at the latest.
-_MOST_RESUME_SECONDS = 30.0
 
 # Order of the prompts that share what another one left of a step: the shortest first.
 _num_lacking = attrgetter("num_unplanned_tokens", "order_key")
@@ -75,11 +74,6 @@ class Schedule:
 
     chunks: tuple[Chunk, ...]
     parked: tuple[tuple[Sequence, Park], ...] = ()
-
-
-def _may_park(sequence: Sequence) -> bool:
-    """Whether it has given a token since it was admitted, so that parking in turns makes progress."""
-    return sequence.num_output_tokens > len(sequence.request.output_token_ids)
 
 
 def _is_prompt(chunk: Chunk) -> bool:
@@ -110,6 +104,7 @@ class Scheduler:
         self._lengths = AnswerLengths()
         self._budget = TokenBudget(config, pool.block_size)
         self._reserve_share = RESERVE_SHARE
+        self._parked: list[tuple[Sequence, Park]] = []  # by the plan that is being made
 
     @property
     def waiting(self) -> list[Sequence]:
@@ -188,25 +183,31 @@ class Scheduler:
             for sequence in list(self.forced_preempt(tuple(self.running))):
                 self._preempt(sequence)
         budget = StepBudget(self._budget.num_tokens, self._config, self._pool.block_size, self.step_time)
+        self._parked = []
+        for sequence in [one for one in self.running if leads.is_stalled(one, self._config, now)]:
+            self._park(sequence, budget, now)
         self._make_way(budget)
         hungry, ahead = self._decodes(now)
         begun = [one for one in self.running if one.num_unplanned_tokens > 1]
         most = self._config.max_num_seqs
-        self._plan_hungry(hungry, most - min(len(begun), max(1, most // 2)), budget)
-        parked = tuple(self._plan_prompts(begun, most - len(hungry), budget, now))
-        self._fill(ahead, budget)
+        self._plan_hungry(hungry, most - min(len(begun), max(1, most // 2)), budget, now)
+        self._plan_prompts(begun, most - len(hungry), budget, now)
+        self._fill([*hungry, *ahead], budget, now)
         self._queue.note(now)
         self._reserve_share = max(MIN_RESERVE_SHARE, self._reserve_share * RESERVE_DECAY)
         self._budget.recover()
-        return Schedule(chunks=tuple(sorted(budget.chunks, key=_is_prompt)), parked=parked)
+        return Schedule(chunks=tuple(sorted(budget.chunks, key=_is_prompt)), parked=tuple(self._parked))
 
     def _decodes(self, now: float) -> tuple[list[Sequence], list[Sequence]]:
-        """Return the decoding sequences that are hungry, least ahead first, and the others, oldest key first."""
+        """Return the decoding sequences that are hungry, least ahead first, and the others, oldest key first.
+
+        Those that are held are in neither.
+        """
         seconds = self._config.hungry_seconds
         hungry: list[tuple[float, Sequence]] = []
         ahead: list[Sequence] = []
         for sequence in self.running:
-            if sequence.num_unplanned_tokens == 1:
+            if sequence.num_unplanned_tokens == 1 and not leads.is_held(sequence, self._config):
                 left = sequence.ahead_seconds(now)
                 if left < seconds:
                     hungry.append((left, sequence))
@@ -215,19 +216,19 @@ class Scheduler:
         hungry.sort(key=itemgetter(0))
         return [sequence for _, sequence in hungry], ahead
 
-    def _plan_hungry(self, hungry: list[Sequence], most: int, budget: StepBudget) -> None:
+    def _plan_hungry(self, hungry: list[Sequence], most: int, budget: StepBudget, now: float) -> None:
         """Plan the first `most` that can decode."""
         budget.has_decodes = budget.has_decodes or bool(hungry)
         for sequence in hungry:
             if len(budget.chunks) >= most:
                 return
-            if self._can_decode(sequence) and self._make_room(sequence, budget):
+            if self._can_decode(sequence) and self._make_room(sequence, budget, now):
                 budget.add(sequence, 1)
 
-    def _fill(self, ahead: list[Sequence], budget: StepBudget) -> None:
-        """Plan those ahead where the step has seats and tokens left, and memory is not short."""
-        planned = {chunk.seq_id for chunk in budget.chunks}  # a decode may have had a prompt's turn
-        for sequence in ahead:
+    def _fill(self, decodes: list[Sequence], budget: StepBudget, now: float) -> None:
+        """Plan more where the step has seats and tokens left, those kept for prompts too, and memory is not short."""
+        planned = {chunk.seq_id for chunk in budget.chunks}
+        for sequence in decodes:
             if len(budget.chunks) >= self._config.max_num_seqs or budget.num_tokens <= 0:
                 return
             has_room = self._has_room(sequence) or self._pool.num_free or not budget.chunks
@@ -235,7 +236,7 @@ class Scheduler:
                 has_room
                 and sequence.seq_id not in planned
                 and self._can_decode(sequence)
-                and self._make_room(sequence, budget)
+                and self._make_room(sequence, budget, now)
             ):
                 budget.add(sequence, 1)
 
@@ -247,14 +248,12 @@ class Scheduler:
             and not sequence.must_wait(self._config.max_model_len)
         )
 
-    def _plan_prompts(
-        self, begun: list[Sequence], num_seats: int, budget: StepBudget, now: float
-    ) -> Iterable[tuple[Sequence, Park]]:
+    def _plan_prompts(self, begun: list[Sequence], num_seats: int, budget: StepBudget, now: float) -> None:
         """Continue and start prompts in order; what the first leaves to the others, by what they lack.
 
         So the oldest prompt always gets most of a step, and no long prompt keeps a short one waiting. Sequences start
         strictly in order, while there are fewer prompts than `num_seats`: one that does not fit holds back those
-        behind it. Yields the sequences that park for it.
+        behind it, unless others park for it.
         """
         begun = [one for one in begun if one.state is State.RUNNING]
         num_prompts, may_start = len(begun), not budget.has_preempted
@@ -271,7 +270,7 @@ class Scheduler:
                     may_start = victim is not None
                     if victim is not None:
                         begun = [one for one in begun if one is not victim]
-                        yield self._park(victim, budget, now)
+                        self._park(victim, budget, now)
                     continue
                 num_prompts += 1
             turn = writers.turn_of(sequence)
@@ -336,37 +335,45 @@ class Scheduler:
     def _furthest_ahead(self, waiting: Sequence, now: float) -> Sequence | None:
         """Return the sequence furthest ahead of its reader, if far enough; None if all such together free too little.
 
-        Memory is what lacks. They may share blocks, so one may park in vain. Only for a sequence without output: a
-        resumed one waits for a place, or all would take turns and compute twice.
+        Memory is what lacks. They may share blocks, so one may park in vain. Those that are held are far enough; others
+        only for a sequence without output: for resumed ones all would take turns and compute twice.
         """
-        if waiting.num_output_tokens or is_warm(waiting) or not self._may_admit():
+        if is_warm(waiting):
             return None
-        ahead = [(one, one.ahead_seconds(now) if _may_park(one) else float("-inf")) for one in self.running]
-        spare = [pair for pair in ahead if pair[1] >= self._config.min_ahead_seconds]
+        is_first = self._may_admit() and not waiting.num_output_tokens
+        least = self._config.min_ahead_seconds if is_first else math.inf
+        spare = [one for one in self.running if leads.may_park(one, self._config, least, now)]
         if not spare:
             return None
-        others = [one for one, seconds in ahead if seconds < self._config.min_ahead_seconds]
-        num_free = self._pool.num_free + sum(len(one.block_table) for one, _ in spare)
+        others = [one for one in self.running if one not in spare]
+        num_free = self._pool.num_free + sum(len(one.block_table) for one in spare)
         if not self._fits(waiting, self._pool.find_prefix(waiting), others, num_free):
             return None
-        return max(spare, key=itemgetter(1))[0]
+        return max(spare, key=lambda one: one.ahead_seconds(now))
 
-    def _park(self, sequence: Sequence, budget: StepBudget, now: float) -> tuple[Sequence, Park]:
-        seconds = sequence.ahead_seconds(now)
+    def _park(self, sequence: Sequence, budget: StepBudget, now: float) -> None:
+        park = leads.park_of(sequence, self._config, now)
         budget.remove(sequence)
         self.finish(sequence)
-        return sequence, Park(reason="ahead", resume_seconds=min(seconds / 2, _MOST_RESUME_SECONDS))
+        self._parked.append((sequence, park))
 
     def _has_room(self, sequence: Sequence) -> bool:
         return self._pool.num_blocks_for(sequence.num_launched_tokens + 1) <= len(sequence.block_table)
 
-    def _make_room(self, sequence: Sequence, budget: StepBudget) -> bool:
-        """Allocate a block for the next token, preempting from the back; False if the sequence itself was preempted."""
+    def _make_room(self, sequence: Sequence, budget: StepBudget, now: float) -> bool:
+        """Allocate a block for the next token; False if the sequence itself was preempted.
+
+        For want of one, those that are held park, furthest ahead first; then the last in order are preempted.
+        """
         if self._has_room(sequence):
             return True
         if sequence.num_launched_tokens > len(sequence.block_table) * self._pool.block_size:
             raise IntegrityError(f"sequence {sequence.seq_id} has fewer blocks than it has filled")
         while self._pool.num_free == 0:
+            held = [one for one in self.running if leads.may_park(one, self._config, math.inf, now)]
+            if held:
+                self._park(max(held, key=lambda one: one.ahead_seconds(now)), budget, now)
+                continue
             # Invariant: the oldest is never a victim, and alone it always has room.
             victim = self.running[-1]
             if victim is self.running[0]:

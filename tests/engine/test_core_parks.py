@@ -19,20 +19,91 @@ def again(one: SequenceRequest, seq_id: int, shown: list[int]) -> SequenceReques
 
 
 @pytest.mark.parametrize("overlap", [False, True])
-def test_sequence_parks_when_its_reader_is_too_far_behind(overlap: bool) -> None:
-    """With the token that reaches the limit, and with nothing left behind."""
+def test_sequence_is_held_while_its_reader_is_too_far_behind(overlap: bool) -> None:
+    """It stops with the token that reaches the limit, keeps its blocks, and the engine rests; reports alone move it."""
     drive = Drive(lead_tokens=8, overlap=overlap)
     answer = drive.run(request(1, sampling=LONG, reader_tokens=0))[1]
+    num_steps, num_blocks = drive.core.stats().steps, drive.core.stats().blocks_used
+    assert (answer.token_ids, answer.park) == (alone(request(1, sampling=LONG))[:8], None)
+    assert (drive.core.has_work, drive.core.is_resting, num_blocks) == (False, True, 7)
+    drive.step()
+    assert (drive.core.stats().steps, drive.core.stats().blocks_used) == (num_steps, num_blocks)
+    for num_read in range(3, 60, 3):
+        drive.core.reader_at(1, num_read)
+        assert drive.core.has_work
+        drive.run()
+        assert len(answer.token_ids) == min(60, num_read + 8)
+    assert (answer.token_ids, answer.finish_reason) == (alone(request(1, sampling=LONG)), "length")
+    assert (drive.core.stats().parks, drive.core.stats().recomputed_tokens) == (0, 0)
+    drive.assert_empty()
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_sequence_whose_reader_does_not_move_parks(overlap: bool) -> None:
+    """After half a minute without a report it gives its blocks back; before that a report begins the time anew."""
+    drive = Drive(lead_tokens=8, overlap=overlap)
+    answer = drive.run(request(1, sampling=LONG, reader_tokens=0))[1]
+    drive.clock.advance(29)
+    drive.core.reader_at(1, 1)
+    drive.run()
+    drive.clock.advance(29)
+    drive.step()
+    assert (answer.park, len(answer.token_ids)) == (None, 9)
+    drive.clock.advance(1.5)
+    drive.step()
     assert answer.park == Park(reason="lead", resume_at_lead=4)
-    assert answer.token_ids == alone(request(1, sampling=LONG))[:8]
     assert drive.core.stats().parks == 1
     drive.assert_empty()
+
+
+def test_held_sequence_still_ends() -> None:
+    """An abort, a deadline and an operator's pause reach a sequence that waits for its reader."""
+    drive = Drive(lead_tokens=8)
+    deadline = drive.clock() + 50.0
+    drive.run(*(request(number, sampling=LONG, reader_tokens=0, deadline=deadline) for number in (1, 2, 3)))
+    drive.core.abort(1)
+    assert drive.core.has_work
+    drive.run()
+    drive.core.reader_at(2, None)
+    assert drive.run()[2].finish_reason == "length"
+    drive.clock.advance(60)
+    drive.step()
+    assert drive.answers[3].error == "timeout"
+    drive.run(request(4, sampling=LONG, reader_tokens=0))
+    drive.core.pause()
+    assert drive.run()[4].park == Park(reason="paused")
+    drive.assert_empty()
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_held_sequences_park_for_memory(overlap: bool) -> None:
+    """For a waiting sequence those that are held park, furthest ahead first (the newest), and no more than needed."""
+    drive, how = Drive(lead_tokens=8, num_blocks=35, overlap=overlap), sampling(max_tokens=16)
+    for number in (1, 2, 3):
+        drive.run(request(number, range(number, number + 20), sampling=how, reader_tokens=0))
+        drive.clock.advance(0.05)
+    assert not any(answer.park for answer in drive.answers.values())
+    drive.run(request(4, range(50, 100), sampling=sampling(max_tokens=4)))
+    parks = {seq_id: answer.park for seq_id, answer in drive.answers.items() if answer.park}
+    assert parks == {3: Park(reason="lead", resume_at_lead=4)}
+    assert drive.answers[4].finish_reason == "length"
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_held_sequence_parks_before_another_is_preempted(overlap: bool) -> None:
+    """The next token of a running sequence needs a block: the one that waits for its reader gives its own."""
+    drive = Drive(lead_tokens=8, num_blocks=18, overlap=overlap)
+    drive.run(request(1, sampling=LONG, reader_tokens=0))
+    drive.core.scheduler._reserve_share = 0.0
+    answers = drive.run(request(2, range(30, 50), sampling=sampling(max_tokens=40)))
+    assert (answers[1].park, answers[2].finish_reason) == (Park(reason="lead", resume_at_lead=4), "length")
+    assert drive.core.stats().preemptions == 0
 
 
 @pytest.mark.parametrize("overlap", [False, True])
 def test_parked_and_asked_again_gives_the_whole_answer(overlap: bool) -> None:
     """Park after park, the tokens are those of a sequence that never parked."""
-    drive = Drive(lead_tokens=8, overlap=overlap)
+    drive = Drive(lead_tokens=8, stalled_seconds=0.0, overlap=overlap)
     one, shown, seq_id = request(1, sampling=LONG, reader_tokens=0), [], 1
     while True:
         answer = drive.run(again(one, seq_id, shown))[seq_id]
@@ -69,8 +140,8 @@ def test_end_goes_before_park() -> None:
     assert (answer.finish_reason, answer.park) == ("length", None)
 
 
-def test_neighbours_of_a_parked_sequence_finish_in_fewer_steps() -> None:
-    """A slow reader's sequence makes room: three answers in a batch of two take fewer steps than without the park."""
+def test_neighbours_of_a_held_sequence_finish_in_fewer_steps() -> None:
+    """A slow reader's sequence makes room: three answers in a batch of two take fewer steps than without the lead."""
 
     def num_steps(reader_tokens: int | None) -> int:
         drive = Drive(lead_tokens=8, max_num_seqs=2)
@@ -120,7 +191,7 @@ def test_paused_engine_still_ends_what_is_over() -> None:
 
 def test_abort_of_a_parked_sequence_is_late_and_counted() -> None:
     """After the park the engine no longer knows the sequence."""
-    drive = Drive(lead_tokens=8)
+    drive = Drive(lead_tokens=8, stalled_seconds=0.0)
     drive.run(request(1, sampling=LONG, reader_tokens=0))
     drive.core.abort(1)
     drive.step()

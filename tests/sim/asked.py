@@ -38,6 +38,7 @@ class Shape:
     overlap: bool = False
     max_model_len: int = 96
     lead_tokens: int = 12
+    stalled_seconds: float = 0.25
     hungry_seconds: float = 0.1
     max_admitted: int | None = None
     min_ahead_seconds: float = 0.25
@@ -55,6 +56,7 @@ class Shape:
             overlap=self.overlap,
             max_model_len=self.max_model_len,
             lead_tokens=self.lead_tokens,
+            stalled_seconds=self.stalled_seconds,
             hungry_seconds=self.hungry_seconds,
             max_admitted=self.max_admitted,
             min_ahead_seconds=self.min_ahead_seconds,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from streamserve.engine.plan import StepPlan
 from streamserve.engine.policy.reader import MIN_PACE, REPORT_TOKENS
-from streamserve.engine.sequence import Sequence
+from streamserve.engine.sequence import Sequence, State
 
 if TYPE_CHECKING:
     from tests.sim.simulation import Simulation
@@ -72,6 +72,10 @@ class HungerLaws:
         sim, laws = self.sim, self.sim.laws
         planned = {chunk.seq_id for chunk in plan.chunks}
         now, most = laws.started_at, sim.shape.max_num_seqs
+        held = [s for s in decodes if self.is_held(s)]
+        moving = [s.seq_id for s in held if s.seq_id in planned]
+        assert not moving, f"22: {moving[0]} stands at its lead, and decodes"
+        decodes = [s for s in decodes if s not in held]
         left_out = [s for s in decodes if s.seq_id not in planned and not laws.flights.waits_for_token(s)]
         hungry = {s.seq_id: a for s in decodes if (a := self.ahead(s, now)) < sim.shape.hungry_seconds}
         starved = [s for s in left_out if s.seq_id in hungry]
@@ -80,8 +84,8 @@ class HungerLaws:
             num_prompts = sum(laws.flights.num_unplanned(s) > 1 for s in sim.core.scheduler.running)
             assert len(hungry) + num_prompts <= most, "37: admitted beside as many hungry sequences as a step holds"
         num_decodes = sum(s.seq_id in planned for s in decodes)
-        num_begun = len(laws.stayed()) - len(decodes)
-        has_prompts = any(laws.flights.num_unplanned(s) > 1 for s in laws.stayed())
+        num_begun = len(laws.stayed()) - len(decodes) - len(held)
+        has_prompts = any(laws.flights.num_unplanned(s) > 1 and not laws.sharing.waits(s) for s in laws.stayed())
         assert not has_prompts or len(planned & hungry.keys()) < most, "10: no seat is kept for prompts that have begun"
         if starved:
             room = most - min(num_begun, max(1, most // 2))
@@ -113,6 +117,23 @@ class HungerLaws:
             self._allowed[seq_id] = max(bound, self._allowed.get(seq_id, 0.0))
             self.longest = max(self.longest, self._out[seq_id])
             assert self._out[seq_id] <= self._allowed[seq_id], f"38: {seq_id} starves: {self._out[seq_id]} steps"
+
+    def is_held(self, sequence: Sequence) -> bool:
+        """Whether a sequence stands at its lead, with the token in flight."""
+        report, chunk = self._reports.get(sequence.seq_id), self.sim.laws.flights.chunk_of(sequence)
+        if report is None or report.num_read is None:
+            return False
+        num_tokens = sequence.num_output_tokens + (chunk is not None and chunk.sample is not None)
+        return num_tokens - report.num_read >= self.sim.shape.lead_tokens
+
+    def rests(self, sequence: Sequence) -> bool:
+        """Whether it is held, lacks one token only, and nothing of it is in flight."""
+        is_still = sequence.state is State.RUNNING and self.sim.laws.flights.chunk_of(sequence) is None
+        return is_still and self.sim.laws.flights.num_unplanned(sequence) == 1 and self.is_held(sequence)
+
+    def still_seconds(self, sequence: Sequence, now: float) -> float:
+        """For how long its reader has not moved."""
+        return now - self._reports[sequence.seq_id].at
 
     def ahead(self, sequence: Sequence, now: float) -> float:
         """Return how far a sequence was ahead of its reader when the step began."""

@@ -126,6 +126,7 @@ class Laws:
         self._forced.clear()
         self.num_wanted = sum(self.flights.wants_block(s) for s in self.running)
         self._ran = [(s, s.num_preemptions) for s in self.running]
+        self.readers.resting = {s.seq_id for s in self.running if self.hunger.rests(s)}
         self._could_decode = {s.seq_id for s in self.running if self.flights.num_unplanned(s) == 1}
 
     def check_plan(self, plan: StepPlan) -> None:
@@ -326,6 +327,7 @@ class Laws:
         if is_idle or self.had_messages or self.was_flying or self.was_paused or not self.is_calm:
             return
         has_ended = any(s.state is State.FINISHED for s in (*self.running, *self.waiting))
+        has_ended = has_ended or (bool(self.running) and all(map(self.hunger.rests, self.sim.core.scheduler.running)))
         assert len(self.plans) > self.num_plans or has_ended, "10: a step advanced no sequence"
 
     def _check_quarantine(self) -> None:

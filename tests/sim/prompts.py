@@ -32,8 +32,10 @@ class PromptLaws:
         planned = {chunk.seq_id: len(chunk.token_ids) for chunk in plan.chunks if chunk.seq_id not in decoding}
         self._check_progress(plan, planned)
         now, seconds = self.sim.laws.started_at, self.sim.shape.hungry_seconds
-        self._check_time(plan, planned, [s for s in decodes if self.sim.laws.hunger.ahead(s, now) < seconds])
-        self._check_share(planned)
+        hunger = self.sim.laws.hunger
+        hungry = [s for s in decodes if hunger.ahead(s, now) < seconds and not hunger.is_held(s)]
+        self._check_time(plan, planned, hungry)
+        self._check_share(planned, is_full=len(plan.chunks) == self.sim.shape.max_num_seqs)
 
     def _check_progress(self, plan: StepPlan, planned: dict[int, int]) -> None:
         """If any sequence has more than a token to compute, some prompt advances, as long as budget is left."""
@@ -58,7 +60,7 @@ class PromptLaws:
         most += 2 * fits  # a fit of few sizes is a token or two off
         assert num_prefill <= most, f"29: {num_prefill} tokens of prefill, not {most}"
 
-    def _check_share(self, planned: dict[int, int]) -> None:
+    def _check_share(self, planned: dict[int, int], *, is_full: bool) -> None:
         """The first prompt is not passed by; of a step that it could take whole, it leaves a block or half."""
         laws, scheduler = self.sim.laws, self.sim.core.scheduler
         lending = laws.sharing.writers_waited_for()  # their shared block is computed in the turn of another one
@@ -81,6 +83,8 @@ class PromptLaws:
         later = [s.seq_id for s in chosen if s.order_key > first.order_key and s.seq_id not in lending]
         if first.seq_id not in planned:  # the sequences before it took the whole budget
             assert not later, f"34: {first.seq_id} is passed by by {later}"
+            return
+        if is_full:
             return
         num_others = sum(planned.values()) - planned[first.seq_id]
         share = min(self.sim.shape.block_size, sum(planned.values()) // 2)

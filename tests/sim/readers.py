@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
+from streamserve.engine.budget import StepBudget
 from streamserve.engine.output import SequenceUpdate
 from streamserve.engine.plan import StepPlan
+from streamserve.engine.scheduler import Scheduler
 from streamserve.engine.sequence import Sequence
 from tests.sim.prompts import surely_fits
 
@@ -22,7 +24,28 @@ class ReaderLaws:
         self.sim = sim
         self.parks: Counter[str] = Counter()
         self._unread: dict[int, int] = {}
+        self._again: dict[int, int] = {}
         self._ahead: dict[int, float] = {}
+        self.resting: set[int] = set()  # when the step began
+        self._stalled: set[int] = set()
+        self._wrong: list[str] = []
+
+    def watch(self, scheduler: Scheduler) -> None:
+        """Look at each park when it happens: what rests goes furthest ahead first, unless its reader is stalled."""
+        park, hunger = scheduler._park, self.sim.laws.hunger
+
+        def noted(sequence: Sequence, budget: StepBudget, now: float) -> None:
+            ahead = {s.seq_id: hunger.ahead(s, now) for s in scheduler.running if hunger.rests(s)}
+            is_stalled = (
+                hunger.rests(sequence) and hunger.still_seconds(sequence, now) >= self.sim.shape.stalled_seconds
+            )
+            self._stalled |= {sequence.seq_id} if is_stalled else set()
+            own = hunger.ahead(sequence, now)
+            if not is_stalled and any(one > own + 1e-9 for one in ahead.values()):
+                self._wrong.append(f"23: {sequence.seq_id} parks, and another was further ahead")
+            park(sequence, budget, now)
+
+        scheduler._park = noted  # type: ignore[method-assign]
 
     def note_admission(self, asked: Asked) -> None:
         """Note how far ahead an answer is at its admission: after a pause it may be far ahead."""
@@ -52,17 +75,18 @@ class ReaderLaws:
         assert not ahead or not fits, f"23: {heads[0].seq_id} waits, and {ahead[0].seq_id} does not park"
 
     def _may_park(self, sequence: Sequence) -> bool:
-        return self._ahead.get(sequence.seq_id, float("-inf")) >= self.sim.shape.min_ahead_seconds
+        is_ahead = self._ahead.get(sequence.seq_id, float("-inf")) >= self.sim.shape.min_ahead_seconds
+        return is_ahead or self.sim.laws.hunger.rests(sequence)
 
     def check_update(self, asked: Asked, update: SequenceUpdate) -> None:
-        """A park has its reason, and no answer gets further ahead than the lead."""
+        """A park has its reason, and no answer gets further ahead than the lead; after a preemption by a token."""
         lead = self.sim.shape.lead_tokens
         unread = len(asked.shown) + len(update.token_ids) - int(asked.received or 0)
         if asked.received is not None and update.token_ids:
-            most = max(lead, self._unread[update.seq_id] + 1)
-            assert unread <= most, f"22: {unread} tokens unread"
-            has_stopped = update.is_last or unread < lead
-            assert has_stopped, f"22: {unread} tokens unread, and it continues"
+            sequence = self.sim.core._sequences.get(update.seq_id)
+            self._again[update.seq_id] = sequence.num_preemptions if sequence else self._again.get(update.seq_id, 0)
+            most = max(lead, self._unread[update.seq_id] + 1) + self._again[update.seq_id]
+            assert unread <= most or update.is_last, f"22: {unread} tokens unread"
         if update.park is None:
             return
         self.parks[update.park.reason] += 1
@@ -70,6 +94,7 @@ class ReaderLaws:
             assert asked.received is not None, "22: parked at the lead without a reader"
             assert unread >= lead, f"22: parked with {unread} unread"
             assert update.park.resume_at_lead == lead // 2, "22: another time to ask again"
+            assert update.seq_id in self._stalled or self._is_needed(), "22: parked though memory is free"
         elif update.park.reason == "ahead":
             self._check_ahead(update)
         else:
@@ -89,12 +114,33 @@ class ReaderLaws:
         assert abs(update.park.resume_seconds - right) < 1e-6, "23: another time to ask again"
         before = {s.seq_id for s in laws.running}
         came = [s for s in self.sim.core.scheduler.running if s.seq_id not in before]
-        assert came or self.sim.core.scheduler.waiting or laws.answers.has_ended, "23: parked, and none waits"
+        assert self._is_needed(), "23: parked, and none waits"
         new = [s for s in (*came, *self.sim.core.scheduler.waiting) if s.num_output_tokens <= 1]
         assert new or laws.answers.has_ended, "23: parked for answers that have shown tokens"
 
+    def _is_needed(self) -> bool:
+        """Whether another one waits or came, or lacked a block for its next token."""
+        laws, scheduler = self.sim.laws, self.sim.core.scheduler
+        before = {s.seq_id for s in laws.running}
+        came = [s for s in scheduler.running if s.seq_id not in before]
+        return bool(came or scheduler.waiting or laws.answers.has_ended or laws.num_wanted > laws.num_free)
+
+    def _check_held(self) -> None:
+        """No answer holds memory for ever; and while nothing but held ones runs, none waits."""
+        laws, running = self.sim.laws, self.sim.core.scheduler.running
+        for sequence in laws.stayed():
+            if sequence.seq_id in self.resting and laws.hunger.rests(sequence) and not laws.was_flying and laws.is_calm:
+                seconds = laws.hunger.still_seconds(sequence, laws.started_at)
+                has_left = seconds < self.sim.shape.stalled_seconds
+                assert has_left, f"22: the reader of {sequence.seq_id} has not moved for {seconds} s"
+        is_quiet = laws.is_calm and not laws.was_flying and not laws.has_refused() and not laws.had_messages
+        if running and is_quiet and len(laws.plans) == laws.num_plans and all(map(laws.hunger.rests, running)):
+            assert not self.sim.core.scheduler.waiting, "10: all that run are held, and another waits"
+
     def after_step(self) -> None:
         """A paused engine holds no sequence."""
+        assert not self._wrong, self._wrong[0]
+        self._check_held()
         sim = self.sim
         if sim.is_paused and not sim.has_changed_meanwhile:
             assert not sim.core._sequences, "24: a paused engine holds sequences"

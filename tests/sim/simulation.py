@@ -68,6 +68,7 @@ class Simulation:
         self.laws.waits.watch(self.core.scheduler)
         self.laws.debts.watch(self.core.scheduler)
         self.laws.hunger.watch()
+        self.laws.readers.watch(self.core.scheduler)
 
     # What clients do.
 

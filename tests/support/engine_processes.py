@@ -20,7 +20,7 @@ from streamserve.protocol.requests import GenerateRequest, SamplingParams
 
 # A process starts in a second, or in many on a busy machine. No test depends on how long it takes.
 DEADLINE_SECONDS = 90.0
-ENGINE = EngineConfig(block_size=4, num_blocks=257, max_num_seqs=8, max_model_len=512)
+ENGINE = EngineConfig(block_size=4, num_blocks=257, max_num_seqs=8, max_model_len=512, stalled_seconds=0.0)
 
 
 def spec_in(folder: str | Path, **fields: Any) -> LaunchConfig:

@@ -36,7 +36,7 @@ from streamserve.streams.stream import Stream
 from tests.support.streams import Gate, ScriptedClient, ask, tok, until
 
 GATE = Gate()
-CLIENT = echo_client(config=EngineConfig(check_integrity=True), on_plan=GATE)
+CLIENT = echo_client(config=EngineConfig(check_integrity=True, stalled_seconds=0.0), on_plan=GATE)
 SCRIPTED = ScriptedClient()
 STREAMS = Streams({"echo": CLIENT, "scripted": SCRIPTED}, MemoryLog(), StreamConfig(keepalive_seconds=0.2))
 

@@ -26,6 +26,8 @@ logger = logging.getLogger(__name__)
 
 Load = Callable[[Progress], LoadedEngine]
 
+# While all sequences wait for their readers, or for time to pass, a step is made so often.
+_REST_SECONDS = 0.25
 _SHUT_DOWN = "the engine was shut down."
 
 
@@ -175,7 +177,10 @@ class EngineThread:
         core = self.core
         while True:
             with self._news:
-                self._news.wait_for(lambda: core.has_work or self._settling or self._is_closing)
+                self._news.wait_for(
+                    lambda: core.has_work or self._settling or self._is_closing,
+                    timeout=_REST_SECONDS if core.is_resting else None,
+                )
                 if self._is_closing:
                     return
                 settling, self._settling = self._settling, []

@@ -43,7 +43,7 @@ class OutputRouter:
         num_tokens = len(sequence.prompt_token_ids) + len(sequence.output_token_ids)
         self._admission.add(sequence.seq_id, num_tokens, sequence.latency_class, sequence.tenant)
 
-    # Called by generations, on their loop. The thread needs no wake: it steps for as long as a sequence is open.
+    # Called by generations, on their loop. The thread may rest, while all sequences wait for their readers.
 
     def abort(self, seq_id: int) -> None:
         """End a sequence: no step planned later holds it."""
@@ -51,6 +51,7 @@ class OutputRouter:
         self._admission.remove(seq_id)
         if self._thread.core is not None:
             self._thread.core.abort(seq_id)
+            self._thread.wake()
 
     def stop(self, seq_id: int, at: int) -> None:
         """End a sequence after `at` output tokens."""
@@ -58,11 +59,13 @@ class OutputRouter:
         self._admission.remove(seq_id)
         if self._thread.core is not None:
             self._thread.core.stop(seq_id, at)
+            self._thread.wake()
 
     def reader_at(self, seq_id: int, num_tokens: int | None, is_away: bool = False) -> None:
         """Pass a reader's position to the core."""
         if self._thread.core is not None:
             self._thread.core.reader_at(seq_id, num_tokens, is_away)
+            self._thread.wake()
 
     # Called on the engine thread.
 

@@ -53,6 +53,10 @@ class ReaderPace:
             self._measure(num_read - before, now - self._reported_at, has_waited=num_read > self._num_known)
         self._num_known, self._reported_at = num_tokens, now
 
+    def still_seconds(self, now: float) -> float:
+        """Return for how long the position has not moved, since the reader can read."""
+        return 0.0 if self._reported_at is None else now - self._reported_at
+
     def ahead_seconds(self, num_tokens: int, now: float) -> float:
         """Return how long the reader can go on without a new token; negative: for how long it has been waiting."""
         if self._reported_at is None:

@@ -47,7 +47,7 @@ class TenantShares:
             return dict.fromkeys(waiting, 0)
         share = self._total / len(self._tokens.keys() | waiting)
         tokens_per_second = self._total / (len(self._slices) * _SLICE_SECONDS)
-        unit = tokens_per_second * self._max_debt_seconds
+        unit = tokens_per_second * self._max_debt_seconds or 1.0  # no debt is allowed: every token counts
         return {tenant: int((self._tokens.get(tenant, 0) - share) / unit) for tenant in waiting}
 
     def _drop_before(self, now: float) -> None:

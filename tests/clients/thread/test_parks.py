@@ -14,7 +14,8 @@ from streamserve.protocol.events import ChoiceDone, Done, Error, Event
 from tests.support.clients import CONFIG, ask, collect, echo_runner, ids, load_of, ready, serving, text, until
 from tests.support.engines import FakeClock, GatedRunner
 
-LEAD_4 = replace(CONFIG, lead_tokens=4)
+# A reader that stands still counts as gone at once: what is held parks.
+LEAD_4 = replace(CONFIG, lead_tokens=4, stalled_seconds=0.0)
 
 
 OVERLAPS = pytest.mark.parametrize("overlap", [False, True], ids=["one step at a time", "overlapped steps"])

@@ -81,3 +81,8 @@ def test_equals_the_plain_count(seed: int) -> None:
         rate = total / len({second for _, _, second in recent})
         mine = {name: sum(tokens for one, tokens, _ in recent if one == name) for name in "ab"}
         assert shares.ranks({"a", "b"}, now) == {name: int((mine[name] - share) / (rate * 0.5)) for name in "ab"}
+
+
+def test_no_debt_at_all_ranks_by_every_token() -> None:
+    """With a bound of 0 seconds the rank is the tokens above the share."""
+    assert charged(31, 30, max_debt_seconds=0.0).ranks(BOTH, 9.9) == {"flood": 5, "light": -5}

@@ -21,7 +21,7 @@ SCARCE: dict[str, dict[str, Any]] = {
 }
 # No sequence parks: neither at the lead limit, nor for a waiting one.
 NO_PARK: dict[str, Any] = {"lead_tokens": 10**6, "min_ahead_seconds": 1e9}
-ONLY_LEAD: dict[str, Any] = {"lead_tokens": LEAD_TOKENS, "min_ahead_seconds": 1e9}
+ONLY_LEAD: dict[str, Any] = {"lead_tokens": LEAD_TOKENS, "stalled_seconds": 0.0, "min_ahead_seconds": 1e9}
 
 
 @dataclass(frozen=True)

@@ -128,7 +128,7 @@ def _chunks_of(size: int) -> Feature:
 PARK = Feature(
     name="park",
     group="park",
-    config={"lead_tokens": LEAD_TOKENS},
+    config={"lead_tokens": LEAD_TOKENS, "stalled_seconds": 0.0},
     has_reader=True,
     had_effect=lambda stats, plans: stats.parks > 0,
 )

@@ -32,8 +32,8 @@ MUTANTS = (
     _core(
         name="an uncollected step is no work",
         law=28,
-        old="return bool(self._inbox or self._sequences or self._in_flight)",
-        new="return bool(self._inbox or self._sequences)",
+        old="return bool(self._inbox or self._in_flight or (self._sequences and not self._is_resting))",
+        new="return bool(self._inbox or (self._sequences and not self._is_resting))",
     ),
     _in_flight(
         name="the newest step is collected first",

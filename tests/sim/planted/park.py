@@ -8,37 +8,68 @@ from tests.sim.planted import Mutant
 
 _scheduler = partial(Mutant, file="scheduler.py")
 _output = partial(Mutant, file="output.py")
+_leads = partial(Mutant, file="policy/leads.py")
 
 MUTANTS = (
-    _output(
+    _leads(
         name="no lead is too long",
         law=22,
-        old="        if reader is None or sequence.num_output_tokens - reader < self._lead_tokens:",
-        new="        if True:",
+        old="    return num_read is not None and sequence.num_output_tokens + sequence.is_pending - num_read >=",
+        new="    return False and sequence.num_output_tokens + sequence.is_pending - (num_read or 0) >=",
     ),
-    _output(
+    _leads(
         name="a lead is one token too long",
         law=22,
-        old="sequence.num_output_tokens - reader < self._lead_tokens:",
-        new="sequence.num_output_tokens - reader <= self._lead_tokens:",
+        old="- num_read >= config.lead_tokens",
+        new="- num_read > config.lead_tokens",
     ),
-    _output(
-        name="parked for a lead that is none",
+    _leads(
+        name="the pending token does not count for the lead",
         law=22,
-        old="sequence.num_output_tokens - reader < self._lead_tokens:",
-        new="sequence.num_output_tokens < self._lead_tokens:",
+        old="sequence.num_output_tokens + sequence.is_pending - num_read",
+        new="sequence.num_output_tokens - num_read",
     ),
-    _output(
-        name="a sequence without a reader parks",
+    _leads(
+        name="held for a lead that is none",
+        law=10,
+        old="sequence.num_output_tokens + sequence.is_pending - num_read >=",
+        new="sequence.num_output_tokens + sequence.is_pending >=",
+    ),
+    _leads(
+        name="a sequence without a reader is held",
+        law=10,
+        old="    return num_read is not None and sequence.num_output_tokens + sequence.is_pending - num_read >=",
+        new="    return sequence.num_output_tokens + sequence.is_pending - (num_read or 0) >=",
+    ),
+    _leads(
+        name="a stalled reader's answer never parks",
         law=22,
-        old="        if reader is None or sequence.num_output_tokens - reader < self._lead_tokens:",
-        new="        if sequence.num_output_tokens - (reader or 0) < self._lead_tokens:",
+        old="    return rests(sequence, config) and sequence.reader.still_seconds(now) >= config.stalled_seconds",
+        new="    return False",
     ),
-    _output(
-        name="a park comes with the end",
-        law=15,
-        old="park = self._lead_park(sequence) if token_ids and reason is None else None",
-        new="park = self._lead_park(sequence) if token_ids else None",
+    _leads(
+        name="a held sequence parks though memory is free",
+        law=22,
+        old="sequence.reader.still_seconds(now) >= config.stalled_seconds",
+        new="sequence.reader.still_seconds(now) >= 0",
+    ),
+    _leads(
+        name="a held sequence does not park for memory",
+        law=23,
+        old="    if rests(sequence, config):\n        return True\n",
+        new="",
+    ),
+    _scheduler(
+        name="preempted though another is held",
+        law=12,
+        old="            if held:\n",
+        new="            if False:\n",
+    ),
+    _scheduler(
+        name="of the held the one least ahead parks",
+        law=23,
+        old="self._park(max(held, key=",
+        new="self._park(min(held, key=",
     ),
     _output(
         name="a parked sequence continues",
@@ -46,16 +77,10 @@ MUTANTS = (
         old="        if update.is_last:\n            self._remove(sequence)",
         new="        if update.is_last and park is None:\n            self._remove(sequence)",
     ),
-    _output(
-        name="lost token on park",
-        law=22,
-        old="self.emit(sequence, now, token_ids=token_ids, logprobs=logprobs, finish_reason=reason, park=park)",
-        new="self.emit(sequence, now, token_ids=() if park else token_ids, finish_reason=reason, park=park)",
-    ),
-    _output(
+    _leads(
         name="asked again too late",
         law=22,
-        old='Park(reason="lead", resume_at_lead=self._lead_tokens // 2)',
+        old='Park(reason="lead", resume_at_lead=config.lead_tokens // 2)',
         new='Park(reason="lead", resume_at_lead=0)',
     ),
     _output(
@@ -67,14 +92,14 @@ MUTANTS = (
     _scheduler(
         name="parked though no sequence is ahead enough",
         law=23,
-        old="spare = [pair for pair in ahead if pair[1] >= self._config.min_ahead_seconds]",
-        new="spare = [pair for pair in ahead if pair[1] >= 0]",
+        old="least = self._config.min_ahead_seconds if is_first else math.inf",
+        new="least = 0.0 if is_first else math.inf",
     ),
     _scheduler(
         name="the one least ahead parks",
         law=23,
-        old="return max(spare, key=itemgetter(1))[0]",
-        new="return min(spare, key=itemgetter(1))[0]",
+        old="return max(spare, key=lambda one: one.ahead_seconds(now))",
+        new="return min(spare, key=lambda one: one.ahead_seconds(now))",
     ),
     _scheduler(
         name="no sequence parks for waiting ones",

@@ -7,6 +7,7 @@ from functools import partial
 from tests.sim.planted import Mutant
 
 _scheduler = partial(Mutant, file="scheduler.py")
+_leads = partial(Mutant, file="policy/leads.py")
 _patience = partial(Mutant, file="patience.py")
 _reader = partial(Mutant, file="policy/reader.py")
 _tenants = partial(Mutant, file="policy/tenants.py")
@@ -29,27 +30,27 @@ MUTANTS = (
     ),
     _scheduler(
         name="the oldest decode first, and the newest starve",
-        law=10,
+        law=38,
         old="        hungry.sort(key=itemgetter(0))\n",
         new="",
     ),
     _scheduler(
         name="those ahead are left out though there are seats",
         law=10,
-        old="        self._fill(ahead, budget)\n",
+        old="        self._fill([*hungry, *ahead], budget, now)\n",
         new="",
     ),
     _scheduler(
         name="no seat is kept for prompts that have begun",
         law=10,
-        old="most - min(len(begun), max(1, most // 2)), budget)",
-        new="most, budget)",
+        old="most - min(len(begun), max(1, most // 2)), budget, now)",
+        new="most, budget, now)",
     ),
     _scheduler(
         name="prompts take every seat",
         law=10,
-        old="most - min(len(begun), max(1, most // 2)), budget)",
-        new="most - min(len(begun), most), budget)",
+        old="most - min(len(begun), max(1, most // 2)), budget, now)",
+        new="most - min(len(begun), most), budget, now)",
     ),
     _scheduler(
         name="more are admitted than may be",
@@ -114,17 +115,23 @@ MUTANTS = (
         old="        if self._has_room(sequence):\n            return True\n",
         new="",
     ),
-    _scheduler(
+    _leads(
         name="a park for a waiting sequence ends too late",
         law=23,
-        old="resume_seconds=min(seconds / 2, _MOST_RESUME_SECONDS)",
-        new="resume_seconds=min(seconds, _MOST_RESUME_SECONDS)",
+        old="resume_seconds=min(sequence.ahead_seconds(now) / 2, _MOST_RESUME_SECONDS)",
+        new="resume_seconds=min(sequence.ahead_seconds(now), _MOST_RESUME_SECONDS)",
     ),
-    _scheduler(
+    _leads(
         name="a sequence parks that has given no token",
         law=23,
-        old="return sequence.num_output_tokens > len(sequence.request.output_token_ids)",
-        new="return True",
+        old="has_moved = sequence.num_output_tokens > len(sequence.request.output_token_ids)",
+        new="has_moved = True",
+    ),
+    _waiting(
+        name="ties in the queue are broken by addresses",
+        law=31,
+        old="latency_class.ttft_seconds, request.seq_id",
+        new="latency_class.ttft_seconds, id(request)",
     ),
     _waiting(
         name="the last in the queue goes first",

@@ -146,7 +146,7 @@ async def test_closing_ends_a_wait_for_credit(scripted: ScriptedClient) -> None:
 
 async def test_the_engine_decodes_no_further_than_what_is_acknowledged(gate: Gate) -> None:
     """With credit for everything and no ack the stream parks at the lead; acks alone resume it."""
-    client = await started_echo(gate, lead_tokens=LEAD_TOKENS)
+    client = await started_echo(gate, lead_tokens=LEAD_TOKENS, stalled_seconds=0.0)
     streams = Streams({"echo": client}, MemoryLog())
     request = ask(max_tokens=100, ignore_eos=True)
     reference = text_of(await collect(streams, await streams.start(request, owner="u1", tenant="t1")))

@@ -1,0 +1,48 @@
+"""Which sequences wait for their readers, and which of these give their blocks back. Pure choice: no blocks, no queue.
+
+A sequence `lead_tokens` ahead of its reader is held: it keeps its blocks, and is in no step until the reader has read
+on. It parks where another one lacks memory, or when its reader has not moved for `stalled_seconds`.
+"""
+
+from __future__ import annotations
+
+from streamserve.engine.config import EngineConfig
+from streamserve.engine.sequence import Sequence
+from streamserve.protocol.park import Park
+
+# A reader that is away is ahead without end; whether it has returned is seen after this time at the latest.
+_MOST_RESUME_SECONDS = 30.0
+
+
+def is_held(sequence: Sequence, config: EngineConfig) -> bool:
+    """Whether it stands at its lead, the pending token included."""
+    num_read = sequence.reader.num_read
+    return num_read is not None and sequence.num_output_tokens + sequence.is_pending - num_read >= config.lead_tokens
+
+
+def rests(sequence: Sequence, config: EngineConfig) -> bool:
+    """Whether it is held, and all that was begun of it is there: a park loses nothing."""
+    return sequence.num_unplanned_tokens == 1 and not sequence.is_pending and is_held(sequence, config)
+
+
+def is_stalled(sequence: Sequence, config: EngineConfig, now: float) -> bool:
+    """Whether it rests, and its reader has not moved for long: it is gone, or reads no more."""
+    return rests(sequence, config) and sequence.reader.still_seconds(now) >= config.stalled_seconds
+
+
+def may_park(sequence: Sequence, config: EngineConfig, least_ahead: float, now: float) -> bool:
+    """Whether it may park for another one: it rests, or is `least_ahead` seconds ahead.
+
+    In the second case it has given a token since it was admitted: so parking in turns makes progress.
+    """
+    if rests(sequence, config):
+        return True
+    has_moved = sequence.num_output_tokens > len(sequence.request.output_token_ids)
+    return has_moved and sequence.ahead_seconds(now) >= least_ahead
+
+
+def park_of(sequence: Sequence, config: EngineConfig, now: float) -> Park:
+    """Return when an answer that parks is to come back."""
+    if rests(sequence, config):
+        return Park(reason="lead", resume_at_lead=config.lead_tokens // 2)
+    return Park(reason="ahead", resume_seconds=min(sequence.ahead_seconds(now) / 2, _MOST_RESUME_SECONDS))
