@@ -173,8 +173,8 @@ def _ends(root: Schema, node: Schema, ends: set[int]) -> bool:
             return False
     if isinstance(node.get("allOf"), list) and not all(map(does, node["allOf"])):
         return False
-    kinds = node.get("type", ())
-    kinds = [kinds] if isinstance(kinds, str) else kinds
+    kinds = node.get("type", [])
+    kinds = kinds if isinstance(kinds, list) else [kinds]  # what is no type at all, the compiler refuses
     if not kinds or any(kind not in ("object", "array") for kind in kinds):
         return True  # a number, a string, true, false or null will do
     return ("object" in kinds and _object_ends(node, does)) or ("array" in kinds and _array_ends(node, does))

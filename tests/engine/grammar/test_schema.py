@@ -103,6 +103,12 @@ def test_size_and_depth_are_bounded() -> None:
     read({"items": {}})
 
 
+@pytest.mark.parametrize("kind", [1, 0, True, None, {}, {"a": 1}, [[]], [{}]], ids=str)
+def test_a_type_that_is_none_is_left_to_the_compiler(kind: object) -> None:
+    """It breaks nothing here."""
+    read({"properties": {"a": {"type": kind}}, "required": ["a"]})
+
+
 @pytest.mark.parametrize("text", ["", "{", "[]", "true", '"x"', "[" * 60_000, '{"items":' * 8_000 + "{}" + "}" * 8_000])
 def test_what_is_no_schema_is_refused(text: str) -> None:
     """Also text as deep as the limit of characters allows."""
