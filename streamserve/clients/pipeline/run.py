@@ -169,7 +169,7 @@ class Run:
         return replace(request, messages=(*(request.messages or ()), *turns), sampling=sampling)
 
     async def _result(self, call: ToolCall, tools: Mapping[str, FunctionTool]) -> str:
-        """Return what the model is told of its call."""
+        """Return the result of a call, or the error, as the model gets it."""
         try:
             if call.name not in tools:
                 raise WrongCall(f"There is no tool {call.name!r}. There are: {', '.join(tools)}.")

@@ -3,8 +3,8 @@
     def weather(city: str, unit: Literal["C", "F"] = "C") -> str:
         '''Return the weather of a city.'''
 
-The arguments that a model writes are checked against the signature; what is wrong with them is told to the model, which
-may try again. Pure but for the call.
+The arguments that a model writes are checked against the signature; the model gets an error for wrong ones, and may try
+again. Pure but for the call.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class WrongCall(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FunctionTool:
-    """A function with what the model is told of it."""
+    """A function, and its description for the model."""
 
     tool: Tool
     function: Callable[..., Any]
@@ -64,7 +64,7 @@ class FunctionTool:
 
 
 def function_tool(function: Callable[..., Any]) -> FunctionTool:
-    """Return a function as a tool. Raises TypeError for a parameter whose type a model cannot be told."""
+    """Return a function as a tool. Raises TypeError for a parameter whose type has no schema here."""
     hints = get_type_hints(function)
     properties, required = {}, []
     for name, parameter in inspect.signature(function).parameters.items():
@@ -83,7 +83,7 @@ def function_tool(function: Callable[..., Any]) -> FunctionTool:
 
 
 def result_text(result: Any) -> str:
-    """Return what the model is told of a result: text as it is, anything else as JSON; a long one is cut."""
+    """Return a result as the model gets it: text as it is, anything else as JSON; a long one is cut."""
     text = result if isinstance(result, str) else json.dumps(result, ensure_ascii=False, default=str)
     return text if len(text) <= _MAX_RESULT_CHARS else text[:_MAX_RESULT_CHARS] + "…"
 
