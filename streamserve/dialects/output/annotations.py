@@ -6,6 +6,7 @@ a whole shows an empty place: where the content was when it was cited. Citations
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,16 +17,17 @@ class Annotations:
     """A fold: what each choice has cited so far, and where each of its text blocks begins in its content."""
 
     def __init__(self, n: int) -> None:
-        self._num_chars = [0] * n
+        # The record of a finished stream does not have `n`: a replay meets further choices.
+        self._num_chars = dict.fromkeys(range(n), 0)
         self._begins: dict[tuple[int, int], int] = {}  # (choice, index) of the text blocks that have a start
-        self._num_shown = [0] * n
+        self._num_shown: Counter[int] = Counter()
 
     def note(self, event: BlockStart | Token, kind: str) -> None:
         """Take an event of a block of that kind."""
         if isinstance(event, BlockStart):
-            self._begins[event.choice, event.index] = self._num_chars[event.choice] if kind == TEXT else -1
+            self._begins[event.choice, event.index] = self._num_chars.get(event.choice, 0) if kind == TEXT else -1
         elif kind == TEXT:
-            self._num_chars[event.choice] += len(event.text)
+            self._num_chars[event.choice] = self._num_chars.get(event.choice, 0) + len(event.text)
 
     def of(self, citation: Citation) -> Iterator[tuple[int, dict[str, Any]]]:
         """Yield each choice that shows it, with its annotation.
@@ -34,7 +36,7 @@ class Annotations:
         """
         if citation.url is None:
             return
-        choices = range(len(self._num_chars)) if citation.choice is None else (citation.choice,)
+        choices = tuple(self._num_chars) if citation.choice is None else (citation.choice,)
         for choice in choices:
             start, end = self._place(choice, citation)
             place = {"start_index": start, "end_index": end}
@@ -47,5 +49,6 @@ class Annotations:
         index = citation.index or 0
         begin = self._begins.get((choice, index), -1 if index else 0)
         if citation.start is None or citation.end is None or begin < 0:
-            return self._num_chars[choice], self._num_chars[choice]
+            num_chars = self._num_chars.get(choice, 0)
+            return num_chars, num_chars
         return begin + citation.start, begin + citation.end
