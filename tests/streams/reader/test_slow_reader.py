@@ -75,7 +75,7 @@ def num_sampled(gate: Gate, seq_id: int) -> int:
 async def test_the_engine_decodes_no_further_than_the_lead(gate: Gate) -> None:
     """For a reader that takes one event the engine runs up to the lead; on its return the text is the same."""
     request = ask(max_tokens=NUM_TOKENS, ignore_eos=True)
-    async with echo_with(gate, lead_tokens=LEAD_TOKENS) as (client, streams):
+    async with echo_with(gate, lead_tokens=LEAD_TOKENS, stalled_seconds=0.0) as (client, streams):
         reference = answer(await collect(streams, await begin(streams, request)))
         num_plans = len(gate.plans)
         stream = await begin(streams, request)
