@@ -91,12 +91,14 @@ class StepBudget:
         self._add_prefill(sequence, num_tokens)
 
     def return_share(self) -> None:
-        """Give what is left of the share back to the prompt that left it."""
+        """Give what is left of the share back to the prompt that left it, which keeps its place in the step."""
         if self._cut is None or not self._share:
             return
         sequence, planned, share = self._cut, self._prefills[self._cut.seq_id], self._share
+        index = next(i for i, chunk in enumerate(self.chunks) if chunk.seq_id == sequence.seq_id)
         self.remove(sequence)
         self._add_prefill(sequence, min(sequence.num_unplanned_tokens, planned + share))
+        self.chunks.insert(index, self.chunks.pop())
 
     def num_prefill_tokens(self, start: int) -> int:
         """Return how much prefill from position `start` may still join.

@@ -91,6 +91,7 @@ class Laws:
         """Note the sequences that the simulation preempted."""
         self.has_preempted = bool(victims)
         self._forced |= {sequence.seq_id for sequence in victims}
+        self._preempted |= self._forced
 
     def note_found(self) -> None:
         """Note what running sequences without a step found in the cache: they may leave before their first step."""
@@ -263,7 +264,8 @@ class Laws:
         admitted, heads = self.admitted(), self.debts.heads
         for sequence in admitted:
             assert sequence.seq_id in heads, f"11: {sequence.seq_id} is admitted, and was not next"
-        started = {sequence.seq_id for sequence in admitted}
+        parked = {sequence.seq_id for sequence, _ in scheduler._parked}  # by this plan, which may have admitted them
+        started = {sequence.seq_id for sequence in admitted} | parked
         passed = [seq_id for seq_id in heads[:-1] if seq_id not in started | {heads[-1]}]
         assert not passed or not self.is_calm, f"11: {passed} are passed by"
         for sequence in scheduler.waiting:
@@ -290,7 +292,7 @@ class Laws:
         scheduler = self.sim.core.scheduler
         waiting = {s.seq_id for s in scheduler.waiting}
         victims = [s for s in self.running if s.seq_id in waiting - self._forced]
-        self._preempted |= self._forced | {s.seq_id for s in victims}
+        self._preempted |= {s.seq_id for s in victims}
         self.has_preempted = self.has_preempted or bool(victims)
         if not victims or self._forced:
             return

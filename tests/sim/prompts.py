@@ -80,7 +80,9 @@ class PromptLaws:
         if any(s.state is State.FINISHED for s in (*laws.running, *laws.waiting)):
             return  # it waited for a writer that has just parked, and has its turn in the next step
         chosen = [s for s in scheduler.running if s.seq_id in planned]
-        later = [s.seq_id for s in chosen if s.order_key > first.order_key and s.seq_id not in lending]
+        heads = laws.debts.heads
+        sooner = heads[: heads.index(first.seq_id)] if first.seq_id in heads else []  # of lighter tenants
+        later = [s.seq_id for s in chosen if s.order_key > first.order_key and s.seq_id not in {*lending, *sooner}]
         if first.seq_id not in planned:  # the sequences before it took the whole budget
             assert not later, f"34: {first.seq_id} is passed by by {later}"
             return

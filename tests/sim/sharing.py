@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from streamserve.engine.plan import StepPlan
+from streamserve.engine.plan import Chunk, StepPlan
 from streamserve.engine.sequence import Sequence
 from tests.sim.books import Meaning, meaning
 
@@ -29,7 +29,7 @@ class SharingLaws:
         by_seq_id, running = self.sim.by_seq_id, self.sim.core.scheduler.running
         for sequence in running:
             self._begin(sequence, self._launched(sequence))
-        for chunk in plan.chunks:
+        for chunk in sorted(plan.chunks, key=self._is_lone):
             sequence, end = self.sim.core._sequences[chunk.seq_id], chunk.start + len(chunk.token_ids)
             means = self._next(by_seq_id[chunk.seq_id], sequence, chunk.start)
             if means is not None:
@@ -69,6 +69,14 @@ class SharingLaws:
         index, begun = divmod(start, self._size)
         is_last = (index + 1) * self._size >= sequence.num_tokens
         return None if begun or is_last else meaning(asked, index, self._size)
+
+    def _is_lone(self, chunk: Chunk) -> bool:
+        """Whether it is one token that begins its sequence's last block: sorted first, and planned at any time.
+
+        That block it writes itself in any case, also after another one that shares it.
+        """
+        num_tokens = self.sim.core._sequences[chunk.seq_id].num_tokens
+        return len(chunk.token_ids) == 1 and chunk.start + self._size >= num_tokens
 
     def _launched(self, sequence: Sequence) -> int:
         chunk = self.sim.laws.flights.chunk_of(sequence)

@@ -161,7 +161,8 @@ async def test_cancelled_is_absent_from_the_next_plan() -> None:
         runner.release()
         after = await runner.held()
         assert after.step_id == plan.step_id + 1
-        assert [chunk.seq_id for chunk in after.chunks] == [plan.chunks[1].seq_id]
+        last = max(chunk.seq_id for chunk in plan.chunks)  # asked last; whose reader is hungrier decides their order
+        assert [chunk.seq_id for chunk in after.chunks] == [last]
         assert client.stats().running == 1
         runner.open()
         assert isinstance((await collect(staying))[-1], Done)
