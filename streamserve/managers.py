@@ -9,10 +9,11 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from django.db import connections, models
-from django.db.models import F, Q
+from django.db.models import Q
 from django.dispatch import Signal
 from django.utils import timezone
 
+from streamserve.durable.leases import LeasedQuerySet
 from streamserve.keys import digest_of, is_well_formed, new_key
 
 if TYPE_CHECKING:
@@ -63,18 +64,12 @@ class ApiKeyQuerySet(models.QuerySet["ApiKey"]):
         return num_revoked
 
 
-class StreamQuerySet(models.QuerySet["Stream"]):
+class StreamQuerySet(LeasedQuerySet["Stream"]):
     """Stream rows: running until the one terminal event."""
 
     def unfinished(self) -> StreamQuerySet:
         """Return the running streams, without request and text."""
         return self.filter(state="running").defer("request", "text")
-
-    def producers(self) -> models.QuerySet[Stream, str]:
-        """Return the ids of the workers that produce streams."""
-        return (
-            self.filter(state="running").exclude(producer="").order_by().values_list("producer", flat=True).distinct()
-        )
 
     def running_of(self, owner: str, is_prefix: bool, worker_id: str = "") -> list[tuple[str, str]]:
         """Return (id, producer) of the running streams of `owner`, or of a prefix of owners; oldest first.
@@ -101,12 +96,11 @@ class StreamQuerySet(models.QuerySet["Stream"]):
 
     def claim(self, stream_id: str, seen_fence: int, worker_id: str) -> int:
         """Make `worker_id` the producer, with the next fence; 0 if `seen_fence` is old or the stream finished."""
-        seen = self.filter(pk=stream_id, state="running", fence=seen_fence)
-        return seen.update(fence=F("fence") + 1, producer=worker_id, released_at=None)
+        return self.filter(state="running").lease(stream_id, seen_fence, worker_id, released_at=None)
 
     def release(self, stream_id: str, fence: int, worker_id: str) -> int:
         """Record that `worker_id` no longer produces the stream; 0 if it does not hold that fence."""
-        held = self.filter(pk=stream_id, state="running", fence=fence, producer=worker_id)
+        held = self.leased(stream_id, fence, worker_id).filter(state="running")
         return held.update(producer="", released_at=timezone.now())
 
     def finish(self, stream_id: str, **columns: Any) -> int:

@@ -1,4 +1,4 @@
-"""Rows in the site's database: `ApiKey`, `Stream` and `Watch`. Events are in the event log, not here."""
+"""Rows in the site's database: `ApiKey`, `Stream`, `Watch`, and durable work (durable/). Events are in the log."""
 
 from __future__ import annotations
 
@@ -8,9 +8,12 @@ from django.db import models
 from django.utils import timezone
 from django.utils.translation import gettext_lazy as _
 
+from streamserve.durable.jobs import Job, JobStep, Worker
 from streamserve.keys import digest_of, prefix_of
 from streamserve.managers import ApiKeyQuerySet, StreamQuerySet, WatchQuerySet
 from streamserve.protocol.requests import LATENCY_CLASSES
+
+__all__ = ["SCOPES", "ApiKey", "Job", "JobStep", "Live", "Stream", "Watch", "Worker", "default_scopes"]
 
 SCOPES = ("chat", "ops", "watch")
 

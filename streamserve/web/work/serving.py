@@ -1,0 +1,36 @@
+"""`KINDS`, the kinds of durable work of a site, and `worker_for`, a worker that serves them.
+
+A worker is a process of its own (`manage.py streamserve_worker`), or a task of the web process where JOBS is embedded.
+To add a kind: a class as `RowKind`, and a line in `KINDS`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+from streamserve.web.work.kinds import Kind
+from streamserve.web.work.presence import Presence
+from streamserve.web.work.worker import Worker
+
+if TYPE_CHECKING:
+    from streamserve.web.site import DjangoSite
+
+# By name, as `--kinds` takes them, the most urgent first. Each is made once for a worker, with its site.
+KINDS: Mapping[str, Callable[[DjangoSite], Kind]] = MappingProxyType({})
+
+
+def worker_for(
+    site: DjangoSite, names: Sequence[str] = (), *, concurrency: int | None = None, grace_seconds: float = 30.0
+) -> Worker:
+    """Return a worker of the site that serves the kinds of these names, or all. `concurrency`: of each kind."""
+    kinds = [make(site) for name, make in KINDS.items() if not names or name in names]
+    for kind in kinds:
+        kind.concurrency = concurrency or kind.concurrency
+    presence = Presence(
+        site.liveness,
+        kinds=",".join(kind.name for kind in kinds),
+        concurrency=sum(kind.concurrency for kind in kinds),
+    )
+    return Worker(kinds, presence, grace_seconds=grace_seconds)

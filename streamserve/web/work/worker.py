@@ -1,0 +1,155 @@
+"""`Worker`: the loop that runs durable work of several kinds, each a few at a time. asyncio, on one event loop.
+
+    claim while there is room ──► a task for each claim ──► its end, a retry, a dead letter
+           ▲                                       │
+           └── a task ended, `wake`, a second over ┘        every 2 s: what dead workers held is queued again
+
+`stop` ends it gracefully: nothing is claimed any more, what runs has `grace_seconds` to end, and is then given back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Sequence
+from contextvars import Context
+
+from streamserve.api.logs import get_logger
+from streamserve.web.work.kinds import WORKER_LOST, Claim, Failed, Kind, LeaseLost
+from streamserve.web.work.presence import BEAT_SECONDS, Presence
+
+log = get_logger(__name__)
+
+POLL_SECONDS = 1.0  # another process may have queued something
+ORPHAN_SECONDS = 2.0
+_OUTAGE_SECONDS = 2.0  # until a database that failed is asked again
+
+
+class Worker:
+    """One a process. `run` it; `stop` it."""
+
+    def __init__(self, kinds: Sequence[Kind], presence: Presence, *, grace_seconds: float = 30.0) -> None:
+        self.kinds, self.presence = kinds, presence
+        self.num_done = 0
+        self._grace_seconds = grace_seconds
+        self._running: dict[asyncio.Task[None], tuple[Kind, Claim]] = {}
+        self._news = asyncio.Event()
+        self._is_stopping = False
+        self._beat_at = self._orphans_at = 0.0
+
+    @property
+    def claims(self) -> list[Claim]:
+        """What runs now."""
+        return [claim for _, claim in self._running.values()]
+
+    def wake(self) -> None:
+        """Look for work at once: something was queued in this process."""
+        self._news.set()
+
+    def stop(self) -> None:
+        """Claim nothing more; `run` returns when what runs has ended, or was given back. Call it on the loop."""
+        self._is_stopping = True
+        self._news.set()
+
+    async def run(self) -> None:
+        """Work until `stop`. Cancelled, it gives back what runs at once."""
+        log.info("worker_started", worker=self.presence.worker_id, kinds=",".join(kind.name for kind in self.kinds))
+        try:
+            while not self._is_stopping:
+                self._news.clear()
+                try:
+                    await self._look_after()
+                    await self._claim_all()
+                except Exception:
+                    log.exception("worker_database_failed")
+                    await asyncio.sleep(_OUTAGE_SECONDS)
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(POLL_SECONDS):
+                        await self._news.wait()
+            if self._running:
+                log.info("worker_stopping", running=len(self._running), grace_seconds=self._grace_seconds)
+                await self._wait_for_the_rest()
+        finally:
+            await self._leave()
+
+    async def _look_after(self) -> None:
+        """Give a beat, and queue again what dead workers held, if it is time."""
+        now = time.monotonic()
+        if now >= self._beat_at:
+            await self.presence.beat()
+            self._beat_at = now + BEAT_SECONDS
+        if now < self._orphans_at:
+            return
+        self._orphans_at = now + ORPHAN_SECONDS
+        for kind in self.kinds:
+            running = [claim.id for of, claim in self._running.values() if of is kind]
+            num = await kind.orphans(self.presence.alive, self.presence.worker_id, running)
+            if num:
+                log.warning("work_requeued", kind=kind.name, num=num)
+
+    async def _claim_all(self) -> None:
+        """Claim one of each kind after the other, until nothing is due or there is no room."""
+        waiting = list(self.kinds)
+        while waiting and not self._is_stopping:
+            for kind in list(waiting):
+                num_running = sum(of is kind for of, _ in self._running.values())
+                claim = await kind.claim(self.presence.worker_id) if num_running < kind.concurrency else None
+                if claim is None:
+                    waiting.remove(kind)
+                else:
+                    self._begin(kind, claim)
+
+    def _begin(self, kind: Kind, claim: Claim) -> None:
+        name = f"{claim.kind} {claim.id}"
+        task = asyncio.get_running_loop().create_task(self._work(kind, claim), name=name, context=Context())
+        self._running[task] = (kind, claim)
+        task.add_done_callback(self._end)
+
+    def _end(self, task: asyncio.Task[None]) -> None:
+        del self._running[task]
+        self._news.set()
+
+    async def _work(self, kind: Kind, claim: Claim) -> None:
+        """Run one claim and settle it. What cannot be settled now is queued again by a later `orphans`."""
+        fields = {"kind": claim.kind, "id": claim.id, "attempt": claim.attempt}
+        began = time.monotonic()
+        log.info("work_started", **fields)
+        try:
+            if claim.attempt > kind.retry.max_attempts:
+                message = WORKER_LOST.format(attempts=kind.retry.max_attempts)
+                raise Failed(message, code="worker_lost", is_retryable=False)
+            await kind.run(claim)
+            self.num_done += 1
+            log.info("work_done", **fields, seconds=round(time.monotonic() - began, 3))
+        except LeaseLost:
+            log.warning("work_lost", **fields)
+        except asyncio.CancelledError:
+            await self._settle(kind.release(claim), "work_released", fields)
+            raise
+        except Exception as error:
+            failure = error if isinstance(error, Failed) else Failed("It failed. The server's log has the cause.")
+            log.warning("work_failed", **fields, code=failure.code, exc_info=failure is not error)
+            await self._settle(kind.fail(claim, failure), "work_settled", fields)
+
+    async def _settle(self, write: object, event: str, fields: dict[str, object]) -> None:
+        try:
+            again = await write  # type: ignore[misc]
+            log.info(event, **fields, again=again)
+        except LeaseLost:
+            log.warning("work_lost", **fields)
+        except Exception:
+            log.exception("work_not_settled", **fields)
+
+    async def _wait_for_the_rest(self) -> None:
+        """Wait for what runs; when `grace_seconds` are over, cancel it, which gives it back."""
+        await asyncio.wait(self._running, timeout=self._grace_seconds)
+
+    async def _leave(self) -> None:
+        running = list(self._running)
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+        with contextlib.suppress(Exception):  # the database is away: the row is too old soon
+            await self.presence.leave()
+        log.info("worker_stopped", worker=self.presence.worker_id, done=self.num_done, given_back=len(running))
