@@ -191,9 +191,9 @@ async def test_a_model_is_paused_and_resumed(engine: None, root: Any) -> None:
     assert paused.json() == {"model": "echo", "state": "paused"}
     entry = await LogEntry.objects.aget()
     assert (entry.user_id, entry.change_message) == (root.pk, "Pause of model echo: it is paused")
-    told = await client.get("/readyz")
-    assert (told.status_code, told.json()["reason"]) == (503, "echo is paused")
-    assert told.json()["models"][0]["message"] != ""
+    reply = await client.get("/readyz")
+    assert (reply.status_code, reply.json()["reason"]) == (503, "echo is paused")
+    assert reply.json()["models"][0]["message"] != ""
     metrics = (await client.get("/metrics")).content.decode()
     assert 'streamserve_engine_paused{model_name="echo"} 1' in metrics
     assert (await client.post(f"{LIVE}control/resume/echo")).json()["state"] == "ready"

@@ -1,4 +1,4 @@
-"""The contenders: policies of the same engine, by its configuration and by what it is told about readers.
+"""The contenders: policies of the same engine, by its configuration and by what it knows of readers.
 
 ours              the engine as it comes; a reader's position is what it has read (a page that acknowledges)
 ours, received    the same; a reader's position is all that was sent to it (a fast connection)

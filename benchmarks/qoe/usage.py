@@ -1,7 +1,7 @@
 """`Usage`: whose tokens a machine's time went to, and how often sequences stop and continue.
 
 A step's time is divided among its chunks: each pays for its own size and an equal part of the base. What was computed
-before, and is computed again after a park or a preemption, counts as recomputed, whoever it is for.
+before, and is computed again after a park or a preemption, counts as recomputed, for whichever sequence it is.
 """
 
 from __future__ import annotations

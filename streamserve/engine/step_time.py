@@ -20,7 +20,7 @@ from streamserve.engine.plan import Chunk, StepPlan
 # The first steps compile and warm things up.
 _NUM_WARM_UP_STEPS = 2
 _NUM_STEPS_TO_FIT = 16
-# The largest steps must be this many times the smallest, or a token's cost cannot be told from the base.
+# The largest steps must be this many times the smallest, or a token's cost cannot be separated from the base.
 _MIN_SPREAD = 4
 # Inside a class a step weighs at least 1/32: the mean follows the machine.
 _MAX_CLASS_STEPS = 32

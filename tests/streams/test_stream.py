@@ -277,7 +277,7 @@ async def test_a_refused_return_waits_and_asks_again(streams: Streams, scripted:
     stream.release()
     scripted.refusals.extend([Overloaded("full", retry_after=100)] * 2)
     stream.attach(Attachment())
-    await until(lambda: stream.last_seq == 2, "the reader is told")
+    await until(lambda: stream.last_seq == 2, "the reader has it")
     stream.attach(Attachment())
     await until(lambda: len(scripted.requests) == 3, "asked again")
     assert stream.state == "parked"
@@ -294,7 +294,7 @@ async def test_stop_while_a_refused_return_waits(streams: Streams, scripted: Scr
     stream.release()
     scripted.refusals.append(Overloaded("full", retry_after=100))
     stream.attach(Attachment())
-    await until(lambda: stream.last_seq == 2, "the reader is told")
+    await until(lambda: stream.last_seq == 2, "the reader has it")
     async with asyncio.timeout(5):
         await stream.stop()
 

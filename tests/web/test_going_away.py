@@ -48,7 +48,7 @@ async def let_go(
     reading = asyncio.create_task(Delivery(worker.streams, stream, encoder(stream)).run(send))
     await until(lambda: gate.is_holding and stream.readers.furthest_seq > 5, "it is in the middle, and read so far")
     closing = asyncio.create_task(worker.streams.aclose())
-    await until(lambda: stream.has_left or stream.terminal is not None, "it is told")
+    await until(lambda: stream.has_left or stream.terminal is not None, "it is cut")
     gate.open()
     await asyncio.gather(reading, closing)
     return stream, bytes(data)

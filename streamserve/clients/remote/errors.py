@@ -1,8 +1,8 @@
 """What a server elsewhere answers instead of an event stream → an error of ours, and a line in the log.
 
 Its own words reach a caller only where they are about the caller's request (400, 413, 422), cut and without control
-characters. What is about the site's configuration (a wrong key, a wrong address) is logged, and the caller is told that
-the model is not available. The key is in no message. Pure but for the log.
+characters. What is about the site's configuration (a wrong key, a wrong address) is logged, and the caller's error is
+that the model is not available. The key is in no message. Pure but for the log.
 """
 
 from __future__ import annotations

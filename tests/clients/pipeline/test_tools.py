@@ -22,7 +22,7 @@ ANSWERS = {"Weather report": "It is sunny.", "Missing: city": CALL, "sky": CALL,
 def weather(city: str, unit: Literal["C", "F"] = "C") -> str:
     """Return the weather of a city.
 
-    Not told to the model.
+    Not sent to the model.
     """
     return f"Weather report of {city}: sunny, 20 {unit}"
 
@@ -67,8 +67,8 @@ async def test_a_call_is_answered_and_the_model_goes_on(site: Site) -> None:
     assert done.finish_reason == "stop"
 
 
-async def test_wrong_arguments_are_told_to_the_model(site: Site) -> None:
-    """It tries again with what it is told; each call has an id of its own."""
+async def test_wrong_arguments_are_reported_to_the_model(site: Site) -> None:
+    """The error is the call's result, and the model calls again; each call has an id of its own."""
     events = await site.run(asking("wrong", weather, seed=4))
     calls = [event for event in events if isinstance(event, BlockStart) and event.kind == "tool_use"]
     assert len({call.id for call in calls}) == len(calls) == 2
@@ -114,7 +114,7 @@ def test_the_schema_is_the_signature_s() -> None:
     ],
 )
 def test_wrong_arguments_are_named(arguments: str, match: str) -> None:
-    """The model is told what is wrong, and what would be right."""
+    """The error names what is wrong and what would be right."""
     with pytest.raises(WrongCall, match=match):
         function_tool(weather).arguments(arguments)
     assert function_tool(weather).arguments('{"city": "Oslo"}') == {"city": "Oslo"}

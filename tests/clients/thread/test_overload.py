@@ -58,7 +58,7 @@ def test_an_overloaded_engine_is_busy() -> None:
 
 
 def test_some_refusals_come_before_the_head() -> None:
-    """Who could only be late is told at once where that is sure, a twentieth at least; the others as they expire."""
+    """A request that is sure to be late is refused at once, a twentieth at least; the others as they expire."""
     for mix in (CHATS, MIX):
         counts = overloaded(mix).counts()
         assert counts["refused"] >= (counts["refused"] + counts["queue_timeout"]) / 20

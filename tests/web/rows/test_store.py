@@ -274,7 +274,7 @@ async def test_a_worker_that_stops_leaves_its_streams(one: Worker, two: Worker, 
     reference, _ = await quiet(one, asked(max_tokens=30))
     stream, reading = await held(one, gate, asked(max_tokens=30), 4)
     closing = asyncio.create_task(one.streams.aclose())
-    await until(lambda: stream.has_left, "it is told")
+    await until(lambda: stream.has_left, "it is cut")
     gate.open()
     await closing
     data = await reading

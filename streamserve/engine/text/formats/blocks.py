@@ -3,7 +3,7 @@
 Each id is one `Token` event, at once, in the block that is open when its text is known: a `Token` with "" for markup
 and for text that is held back. So readers are never behind by what the parser waits for. The blocks' own events stand
 before the id's, and one id carries text of one block only; what it says of the next block comes with the next id. So an
-id that was shown was shown with all its events, and those of the id after it can be told from new ones by their index:
+id that was shown was shown with all its events, and those of the id after it differ from new ones in their index:
 a resumed answer repeats them, and `streams/transcript.py` drops them.
 
 Only the end has tokens without ids: the text that is left, at most one of each block. A text block at the beginning is

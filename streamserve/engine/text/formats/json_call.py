@@ -139,7 +139,7 @@ class JsonValue:
 class CallReader:
     """One call. `parts` has what was read, in order; the caller takes them once `name` is known.
 
-    With `name` given the text is the arguments alone. `is_bare`: nothing but its keys tells a call from another object.
+    With `name` given the text is the arguments alone. `is_bare`: a call has no tags; only its keys mark it.
     """
 
     def __init__(self, name: str | None = None, *, is_bare: bool = False) -> None:
