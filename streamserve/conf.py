@@ -39,6 +39,9 @@ DEVICES = ("auto", "cpu", "cuda")
 CLIENTS = ("process", "thread")  # the first is the default
 LOGS = ("file", "memory")  # the first is the default; or the address of a Redis:
 ROUTES_WITH_CLASSES = ("streams", "websocket", "chat_completions", "completions")
+# A reader's position is reported every few tokens, and a stop string may hold 64 characters back from it: with less, the
+# engine would wait for a reader that has read all it was sent.
+MIN_LEAD_TOKENS = 96
 LOG_SCHEMES = ("redis://", "rediss://", "unix://")
 # A new request waits while an engine drains, and so much longer for the next one.
 _ENGINE_START_SECONDS = 10.0
@@ -287,6 +290,9 @@ class _Reader(Reader):
         given = raw if isinstance(raw, Mapping) else {}
         if "MEMORY_SHARE" in given and config.memory_share is not None and not 0 < config.memory_share <= 1:
             self.wrong(f'{where}["MEMORY_SHARE"] is {config.memory_share}.', "It takes a share of 1: 0.4 is 40 %.")
+        if config.lead_tokens < MIN_LEAD_TOKENS:
+            hint = f"It takes {MIN_LEAD_TOKENS} or more: a stop string alone may hold back so many from the reader."
+            self.wrong(f'{where}["LEAD_TOKENS"] is {config.lead_tokens}.', hint)
         return config, given
 
     def _classes(self, raw: object) -> Mapping[str, LatencyClass]:

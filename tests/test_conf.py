@@ -81,6 +81,7 @@ def test_an_unknown_key_names_the_nearest(raw: Any, nearest: str) -> None:
         {"MODELS": {"a": "echo"}},
         {"MODELS": {"a": {"PATH": "echo", "ENGINE": {"MEMORY_SHARE": 40}}}},
         {**ECHO, "ENGINE": {"MEMORY_SHARE": 0.0}},
+        {**ECHO, "ENGINE": {"LEAD_TOKENS": 64}},
         {**ECHO, "ENGINE": {"HUNGRY_SECONDS": float("inf")}},
         {**ECHO, "ENGINE": {"MAX_DEBT_SECONDS": float("nan")}},
         {**ECHO, "CLASSES": {"chat": {"PACE": 0}}},

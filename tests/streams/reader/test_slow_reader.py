@@ -113,7 +113,7 @@ async def test_a_lead_of_four_tokens_changes_no_token(request_: GenerateRequest)
     """An engine that parks every few tokens at its reader's lead changes no token and shows no status."""
     async with echo_with(lead_tokens=10**6) as (_, streams):
         reference = answer(await collect(streams, await begin(streams, request_)), request_.n)
-    async with echo_with(lead_tokens=4) as (_, streams):
+    async with echo_with(lead_tokens=4, stalled_seconds=0.0) as (_, streams):
         stream = await begin(streams, request_)
         events = await read_all(follow(streams, stream))
         assert answer(events, request_.n) == reference
