@@ -39,8 +39,8 @@ DEVICES = ("auto", "cpu", "cuda")
 CLIENTS = ("process", "thread")  # the first is the default
 LOGS = ("file", "memory")  # the first is the default; or the address of a Redis:
 ROUTES_WITH_CLASSES = ("streams", "websocket", "chat_completions", "completions")
-# A reader's position is reported every few tokens, and a stop string may hold 64 characters back from it: with less, the
-# engine would wait for a reader that has read all it was sent.
+# A reader's position is reported every few tokens, and a stop string may hold 64 characters back from it: with less
+# the engine would wait for a reader that has read all it was sent.
 MIN_LEAD_TOKENS = 96
 LOG_SCHEMES = ("redis://", "rediss://", "unix://")
 # A new request waits while an engine drains, and so much longer for the next one.
