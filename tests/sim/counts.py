@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from streamserve.engine.plan import PENDING, Chunk
+from streamserve.engine.scheduler import Scheduler
 from streamserve.engine.sequence import Sequence
 
 if TYPE_CHECKING:
@@ -20,10 +21,20 @@ class CountLaws:
         self._rows: dict[int, tuple[tuple[int, int, int], int]] = {}
         self._most_running = 0
 
+    def watch(self, scheduler: Scheduler) -> None:
+        """Note how many run at once, also those that end before the step does."""
+        start = scheduler._start
+
+        def noted(sequence: Sequence, now: float) -> bool:
+            has_started = start(sequence, now)
+            self._most_running = max(self._most_running, len(scheduler.running))
+            return has_started
+
+        scheduler._start = noted  # type: ignore[method-assign]
+
     def check(self, asked: Asked, sequence: Sequence, chunk: Chunk) -> None:
         """A draw begins its row if the row may be incomplete, and otherwise brings the one new token."""
         spec = chunk.sample
-        self._most_running = max(self._most_running, len(self.sim.core.scheduler.running))
         if spec is None:
             return
         is_wanted = asked.request.sampling.repetition_penalty != 1.0
@@ -60,5 +71,4 @@ class CountLaws:
         rows = [s.counts_row for s in sequences if s.counts_row is not None]
         wanted = [s for s in self.sim.core.scheduler.running if s.has_penalties]
         assert len(set(rows)) == len(rows) == len(wanted), f"33: rows {rows} for {len(wanted)} sequences"
-        self._most_running = max(self._most_running, len(self.sim.core.scheduler.running))
         assert max(rows, default=-1) < self._most_running, f"33: row {max(rows)} is used"

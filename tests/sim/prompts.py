@@ -83,7 +83,9 @@ class PromptLaws:
         heads = laws.debts.heads
         sooner = heads[: heads.index(first.seq_id)] if first.seq_id in heads else []  # of lighter tenants
         later = [s.seq_id for s in chosen if s.order_key > first.order_key and s.seq_id not in {*lending, *sooner}]
-        if first.seq_id not in planned:  # the sequences before it took the whole budget
+        if first.seq_id not in planned:  # the sequences before it took the whole budget, or left some to the shortest
+            if any(s.order_key < first.order_key for s in chosen):
+                later = [seq_id for seq_id in later if lacks.get(seq_id, 0) >= lacks[first.seq_id]]
             assert not later, f"34: {first.seq_id} is passed by by {later}"
             return
         if is_full:

@@ -69,6 +69,7 @@ class Simulation:
         self.laws.debts.watch(self.core.scheduler)
         self.laws.hunger.watch()
         self.laws.readers.watch(self.core.scheduler)
+        self.laws.counts.watch(self.core.scheduler)
 
     # What clients do.
 
