@@ -61,13 +61,13 @@ class Drain:
     """One server's shutdown: the hooks of its apps, and the order of steps.
 
     `retry_after` is sent with a refused request. `serves` decides by path which new requests are answered meanwhile;
-    `body_bound_of`, at any time, how large the bodies of a path may be, with the JSON of the refusal: None leaves it to
-    the server's own limit.
+    `body_bound_of`, at any time, how large the bodies of a path may be, with the JSON of the refusal, and whether that
+    holds above the server's own limit too; None leaves it to the server.
     """
 
     def __init__(self, *, serves: Callable[[str], bool] = lambda path: False, retry_after_seconds: int = 2) -> None:
         self.serves = serves
-        self.body_bound_of: Callable[[str], tuple[int, bytes] | None] = lambda path: None
+        self.body_bound_of: Callable[[str], tuple[int, bytes, bool] | None] = lambda path: None
         self.retry_after = b"%d" % retry_after_seconds
         self.is_draining = False
         self._on_drain: list[Hook] = []

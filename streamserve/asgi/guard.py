@@ -28,7 +28,7 @@ from streamserve.protocol.errors import (
     headers_of,
     to_body,
 )
-from streamserve.protocol.json_body import too_large
+from streamserve.protocol.json_body import file_too_large, too_large
 
 BODY_BYTES_PER_SECOND = 1024  # of a body that is slow but not too slow
 _RETRY_SECONDS = 5
@@ -36,11 +36,19 @@ _RETRY_SECONDS = 5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RouteBound:
-    """What the bodies of one route may have, and the JSON of its errors. A probe is answered over `max_connections`."""
+    """What the bodies of one route may have, and the JSON of its errors. A probe is answered over `max_connections`.
+
+    `file_bytes`: of a route that takes a file in a form, how large that may be. `body_bytes` is the whole form.
+    """
 
     body_bytes: int
+    file_bytes: int = 0
     is_probe: bool = False
     error_json: Callable[[ErrorBody], dict[str, Any]] = native.error_json
+
+    def too_large(self) -> StreamserveError:
+        """Return the error for a body over the limit."""
+        return file_too_large(self.file_bytes) if self.file_bytes else too_large(self.body_bytes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,7 +116,7 @@ class GuardedApp:
                 retry_after=_RETRY_SECONDS,
             )
         if bound is not None and _content_length(scope) > bound.body_bytes:
-            raise too_large(bound.body_bytes)
+            raise bound.too_large()
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send, bound: RouteBound | None) -> None:
         if scope["type"] != "http" or bound is None:
@@ -148,14 +156,14 @@ class _Body:
         self._num_bytes += len(message.get("body", b""))
         self._is_whole = not message.get("more_body", False)
         if self._num_bytes > self._bound.body_bytes:
-            self.error = too_large(self._bound.body_bytes)
+            self.error = self._bound.too_large()
             raise self.error
         return message
 
 
 def large_body_reply(bound: RouteBound) -> bytes:
     """Return the body of the 413 for a route, for a server that refuses by itself."""
-    return json.dumps(bound.error_json(to_body(too_large(bound.body_bytes)))).encode()
+    return json.dumps(bound.error_json(to_body(bound.too_large()))).encode()
 
 
 def _content_length(scope: Scope) -> int:

@@ -87,9 +87,9 @@ class StreamMiddleware:
         else:
             await self._app(scope, receive, send)
 
-    def _body_bound_of(self, path: str) -> tuple[int, bytes] | None:
+    def _body_bound_of(self, path: str) -> tuple[int, bytes, bool] | None:
         bound = None if self._guard is None else self._guard.bound_of(path)
-        return None if bound is None else (bound.body_bytes, large_body_reply(bound))
+        return None if bound is None else (bound.body_bytes, large_body_reply(bound), bool(bound.file_bytes))
 
     def _join(self, drain: Drain, root_path: str) -> None:
         """Register the callbacks with the server's drain; if it has begun, call those of `on_drain` now."""

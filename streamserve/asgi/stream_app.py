@@ -50,8 +50,8 @@ Model = str | ModelConfig | RemoteConfig | EngineClient
 # that it raises becomes the response.
 Authenticate = Callable[[Scope], Caller | Awaitable[Caller | None] | None]
 
-# Only the scope `chat`: routes of other scopes need users and a database.
-_ROUTES = [(route.pattern(), route) for route in ROUTES if route.access.scope == "chat"]
+# Only the scope `chat`: routes of other scopes need users and a database, as those that need rows do.
+_ROUTES = [(route.pattern(), route) for route in ROUTES if route.access.scope == "chat" and not route.needs_rows]
 _ELSEWHERE = Route(
     path="",
     endpoint=ops.unknown,

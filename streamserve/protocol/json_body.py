@@ -45,6 +45,12 @@ def too_large(max_bytes: int) -> TooLarge:
     return TooLarge(f"The body is over the limit of {max_bytes:,} bytes. Send a shorter conversation.")
 
 
+def file_too_large(max_bytes: int) -> TooLarge:
+    """Return the error for a file over the limit."""
+    message = f"The file is over the limit of {max_bytes:,} bytes. Split it into several."
+    return TooLarge(message, code="file_too_large", param="file")
+
+
 def decode_json(body: bytes, limits: Limits) -> dict[str, Any]:
     """Return the object in `body`. Raise `TooLarge`, or `BadRequest` with code `invalid_json`.
 

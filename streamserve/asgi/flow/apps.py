@@ -17,6 +17,7 @@ import daphne.server
 # isort: split
 
 import asyncio
+import io
 import logging
 import time
 from collections.abc import Callable, Coroutine
@@ -30,7 +31,7 @@ from streamserve.asgi.drain import Drain
 from streamserve.asgi.flow.app_lifespan import LifespanTask
 from streamserve.asgi.flow.config import FlowConfig
 from streamserve.asgi.flow.requests import FlowChannel, FlowRequest
-from streamserve.asgi.flow.transport import FlowControl, FlowTransport, Inbox, piece_bytes
+from streamserve.asgi.flow.transport import BodyInbox, FlowControl, FlowTransport, Inbox, piece_bytes
 from streamserve.asgi.types import Message, Scope
 
 logger = logging.getLogger("streamserve.asgi")
@@ -99,8 +100,11 @@ class AppServer(daphne.server.Server):  # type: ignore[misc]  # daphne ships no 
         if details is None:
             return None
         assert "application_instance" not in details
-        # Of a request there are few messages: its body is whole by now, and a disconnect may follow.
-        inbox = Inbox(protocol.transport) if scope["type"] == "websocket" else asyncio.Queue[Message]()
+        inbox: Inbox | BodyInbox
+        if scope["type"] == "websocket":
+            inbox = Inbox(protocol.transport)
+        else:  # its body is whole by now, in memory or in a file; daphne reads what is left in its place
+            inbox, protocol.content = BodyInbox(protocol.content), io.BytesIO()
         scope.setdefault("asgi", {"version": "3.0"})
         control, transport = details["control"], details["transport"]
         send = partial(self._send, protocol, control)
@@ -113,6 +117,8 @@ class AppServer(daphne.server.Server):  # type: ignore[misc]  # daphne ships no 
         task = asyncio.ensure_future(self._run_app(scope, inbox, send))
         details["application_instance"] = task
         task.add_done_callback(lambda _: guarded(self._settle, protocol))
+        if isinstance(inbox, BodyInbox):
+            task.add_done_callback(lambda _: inbox.close())
         return inbox
 
     def _run_app(

@@ -41,7 +41,7 @@ _NEEDED = (
         "daphne.http_protocol",
         "WebRequest",
         "process handle_reply handle_exception check_timeouts finish duration send_disconnect gotLength "
-        "handleContentChunk registerProducer unregisterProducer",
+        "handleContentChunk registerProducer unregisterProducer content",
     ),
     ("daphne.http_protocol", "HTTPFactory", "buildProtocol"),
     ("daphne.ws_protocol", "WebSocketProtocol", "muted sendCloseFrame STATE_CONNECTING STATE_OPEN check_timeouts"),

@@ -7,7 +7,8 @@ Importing this module imports daphne, whose server module installs Twisted's rea
 Relies on, in daphne 4.2.3: `http_protocol.py` WebRequest (`process`, `handle_reply`, `handle_exception`,
 `check_timeouts`, `finish`, `send_disconnect`, `_response_started`), HTTPFactory.buildProtocol; in Twisted 26.10:
 `web/http.py` HTTPChannel (`allHeadersReceived`, `allContentReceived`, `requestDone`, `persistent`,
-`_networkProducer`), Request (`gotLength`, `handleContentChunk`, `producer`, `chunked`), _GenericHTTPChannelProtocol.
+`_networkProducer`), Request (`gotLength`,
+`handleContentChunk`, `producer`, `chunked`, `content`, `_parsePOSTFormSubmission`), _GenericHTTPChannelProtocol.
 """
 
 from __future__ import annotations
@@ -107,6 +108,7 @@ class FlowRequest(WebRequest):  # type: ignore[misc]  # daphne ships no types
 
     def gotLength(self, length: int | None) -> None:
         """Refuse a body by its announced length, before any of it is stored."""
+        self._parsePOSTFormSubmission = False  # Twisted would parse a form in memory; the app does
         self._set_body_limit()
         if length is not None and length > self._body_limit:
             super().gotLength(0)
@@ -133,8 +135,8 @@ class FlowRequest(WebRequest):  # type: ignore[misc]  # daphne ships no types
         raw = getattr(self.channel, "_path", None) or getattr(self.channel, "path", None) or b""
         path = unquote_to_bytes(raw.partition(b"?")[0]).decode("utf-8", "replace")
         bound = self.server.drain.body_bound_of(path)
-        if bound is not None and bound[0] <= self._body_limit:
-            self._body_limit, self._refusal = bound
+        if bound is not None and (bound[2] or bound[0] <= self._body_limit):
+            self._body_limit, self._refusal, _ = bound
 
     def _refuse_body(self) -> None:
         self._is_refused = True

@@ -21,7 +21,7 @@ import socket
 import struct
 import time
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import IO, Any
 
 from streamserve.asgi.flow.config import FlowConfig
 from streamserve.asgi.types import Message
@@ -41,6 +41,7 @@ _BODY_BYTES_PER_SECOND = 1024
 # Reading pauses at more unread WebSocket messages, or bytes of them, than this.
 _INBOX_MESSAGES = 64
 _INBOX_BYTES = 1024 * 1024
+_BODY_PIECE_BYTES = 64 * 1024
 
 
 class FlowTransport:
@@ -208,6 +209,39 @@ class Inbox(asyncio.Queue[Message]):
             self._is_paused = False
             self._transport.resumeProducing()
         return item
+
+
+class BodyInbox(asyncio.Queue[Message]):
+    """The messages that the app of a request has not received. Its body is read from `content` as the app takes it.
+
+    daphne would put the whole body into the queue, so that a large file stood in memory.
+    """
+
+    def __init__(self, content: IO[bytes]) -> None:
+        super().__init__()
+        self._content = content
+        self._is_whole = False
+
+    def put_nowait(self, item: Message) -> None:
+        """Take a message of daphne's; not those of the body."""
+        if item["type"] != "http.request":
+            super().put_nowait(item)
+
+    async def get(self) -> Message:
+        """Return the next piece of the body, then what else has come."""
+        if self._is_whole or self._content.closed:
+            return await super().get()
+        if self._content.tell():
+            await asyncio.sleep(0)  # a large body lets other connections be served between its pieces
+        body = self._content.read(_BODY_PIECE_BYTES)
+        self._is_whole = len(body) < _BODY_PIECE_BYTES
+        if self._is_whole:
+            self.close()
+        return {"type": "http.request", "body": body, "more_body": not self._is_whole}
+
+    def close(self) -> None:
+        """Close the file. Call it when the app has ended."""
+        self._content.close()
 
 
 def _length(message: Message) -> int:

@@ -266,3 +266,14 @@ def flood(client: socket.socket, data: bytes) -> int:
     except TimeoutError:
         return num
     raise AssertionError("the server reads without end")
+
+
+@pytest.mark.proof
+def test_a_large_body_is_not_held_in_memory(server: Server) -> None:
+    """The app takes a form of 24 MiB in pieces, out of the file that the server has put it into."""
+    before = warm_up(server)
+    form = {"content-type": "multipart/form-data; boundary=x"}
+    length = 24 * 2**20
+    with httpx.Client(base_url=server.url, timeout=60) as client:
+        assert client.post("/body", content=b"x" * length, headers=form).text == str(length)
+    assert rss(server) - before < 8 * 2**20
