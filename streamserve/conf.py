@@ -38,7 +38,7 @@ DTYPES = ("auto", "float32", "bfloat16")
 DEVICES = ("auto", "cpu", "cuda")
 CLIENTS = ("process", "thread")  # the first is the default
 LOGS = ("file", "memory")  # the first is the default; or the address of a Redis:
-ROUTES_WITH_CLASSES = ("streams", "websocket", "chat_completions", "completions")
+ROUTES_WITH_CLASSES = ("streams", "websocket", "chat_completions", "completions", "messages")
 LOG_SCHEMES = ("redis://", "rediss://", "unix://")
 # A new request waits while an engine drains, and so much longer for the next one.
 _ENGINE_START_SECONDS = 10.0
