@@ -38,7 +38,7 @@ DTYPES = ("auto", "float32", "bfloat16")
 DEVICES = ("auto", "cpu", "cuda")
 CLIENTS = ("process", "thread")  # the first is the default
 LOGS = ("file", "memory")  # the first is the default; or the address of a Redis:
-ROUTES_WITH_CLASSES = ("streams", "websocket", "chat_completions", "completions")
+ROUTES_WITH_CLASSES = ("streams", "websocket", "chat_completions", "completions", "messages")
 # A reader's position is reported every few tokens, and a stop string may hold 64 characters back from it: with less
 # the engine would wait for a reader that has read all it was sent.
 MIN_LEAD_TOKENS = 96

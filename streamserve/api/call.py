@@ -193,6 +193,9 @@ class Site(Protocol):
     def unseal(self) -> Callable[[str], str] | None:
         """Opens the system prompt of a chat element's page; None where there are no such pages."""
 
+    def with_own_system(self, request: GenerateRequest) -> GenerateRequest:
+        """Return the request as `start` gives it to its model: with the site's own system prompt, where it has one."""
+
     def health(self) -> Mapping[str, Any]:
         """Return the fields of `/readyz` beside the models."""
 

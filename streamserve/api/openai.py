@@ -7,10 +7,12 @@ Closing the connection stops the answer, as there, unless the caller means to co
 from __future__ import annotations
 
 from streamserve.api import native
+from streamserve.api.anthropic import id_header
 from streamserve.api.call import Call, Reply, Site, json_reply, with_class
 from streamserve.api.idempotency import once_of
-from streamserve.api.resume import OPENAI
+from streamserve.api.resume import ANTHROPIC, OPENAI
 from streamserve.dialects import openai_chat
+from streamserve.dialects.anthropic import shapes
 from streamserve.protocol.errors import BadRequest, NotFound, no_model
 from streamserve.streams.reader.delivery import Delivery
 from streamserve.streams.reader.follow import collect
@@ -43,13 +45,17 @@ async def chat_completions(call: Call, site: Site) -> Reply:
 
 
 async def stream_events(call: Call, site: Site) -> Reply:
-    """GET /v1/streams/{id}/events: the chunks that the reader lacks, and those that follow."""
-    return await native.stream_events(call, site, default_format=OPENAI)
+    """GET /v1/streams/{id}/events: the chunks, or events of a message, that the reader lacks, and those that follow."""
+    default_format = ANTHROPIC if shapes.VERSION_HEADER in call.headers else OPENAI
+    return await native.stream_events(call, site, default_format=default_format)
 
 
 async def models(call: Call, site: Site) -> Reply:
-    """GET /v1/models: the served models."""
-    return json_reply(openai_chat.models_json([client.describe() for client in site.clients.values()]))
+    """GET /v1/models: the served models, in the shape of the API whose headers are sent."""
+    models = [client.describe() for client in site.clients.values()]
+    if shapes.VERSION_HEADER in call.headers:
+        return json_reply(shapes.models_json(models, call.query()), headers=id_header(call.request_id))
+    return json_reply(openai_chat.models_json(models))
 
 
 async def model(call: Call, site: Site) -> Reply:
@@ -57,12 +63,14 @@ async def model(call: Call, site: Site) -> Reply:
     alias = call.params["model"]
     if alias not in site.clients:
         raise no_model(alias, site.clients)
-    return json_reply(openai_chat.model_json(site.clients[alias].describe()))
+    described = site.clients[alias].describe()
+    if shapes.VERSION_HEADER in call.headers:
+        return json_reply(shapes.model_json(described), headers=id_header(call.request_id))
+    return json_reply(openai_chat.model_json(described))
 
 
 async def unknown(call: Call, site: None) -> Reply:
     """Any other address under /v1/: a 404 that SDKs can read."""
     path = call.params["path"]
-    raise NotFound(
-        f"There is no /v1/{path} here. Known: /v1/chat/completions, /v1/completions, /v1/models.", code="unknown_url"
-    )
+    known = ", ".join(f"/v1/{name}" for name in ("chat/completions", "completions", "messages", "models"))
+    raise NotFound(f"There is no /v1/{path} here. Known: {known}.", code="unknown_url")

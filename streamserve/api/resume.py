@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from streamserve.api.call import Call, Reply, Site
 from streamserve.dialects import openai_chat
+from streamserve.dialects.anthropic import message
 from streamserve.dialects.base import Encoder
 from streamserve.dialects.completions.openai_completions import CompletionEncoder
 from streamserve.dialects.native import FORMATS, NativeEncoder
@@ -16,8 +17,8 @@ from streamserve.protocol.ids import parse_event_id
 from streamserve.streams.reader.delivery import Delivery
 from streamserve.streams.stream import Stream
 
-OPENAI, COMPLETIONS = "openai", "completions"
-RESUME_FORMATS = (*FORMATS, OPENAI, COMPLETIONS)
+OPENAI, COMPLETIONS, ANTHROPIC = "openai", "completions", "anthropic"
+RESUME_FORMATS = (*FORMATS, OPENAI, COMPLETIONS, ANTHROPIC)
 _MAX_SEQ_CHARS = 16  # the digits of 2**53, the largest exact integer in JavaScript
 
 
@@ -83,6 +84,8 @@ def _chosen_encoder(site: Site, stream: Stream, query: Mapping[str, str], defaul
         return openai_chat.encoder_for(
             stream, include_usage=include_usage == "true", reasoning_field=site.reasoning_field
         )
+    if format_ == ANTHROPIC:
+        return message.encoder_for(stream)
     if format_ == COMPLETIONS:
         return CompletionEncoder(stream, include_usage=include_usage == "true")
     return encoder_for(format_, stream)

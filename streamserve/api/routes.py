@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from streamserve.api import completions, native, openai, ops, pipelines
+from streamserve.api import anthropic, completions, native, openai, ops, pipelines
 from streamserve.api.call import Call, Reply, json_reply
 from streamserve.dialects import native as native_dialect
 from streamserve.dialects import openai_chat
+from streamserve.dialects.anthropic import shapes
 from streamserve.protocol.errors import ErrorBody, StreamserveError, headers_of, to_body
 from streamserve.protocol.measures import RESPONSES
 
@@ -73,14 +74,22 @@ class Route:
         parts = _PART.sub(lambda part: f"(?P<{part[2]}>{CONVERTERS[part[1]]})", self.path)
         return re.compile(f"/{parts}")
 
-    def error_reply(self, error: StreamserveError) -> Reply:
-        """Return `error` in this route's dialect, with the headers of its status, and count it."""
+    def error_reply(self, error: StreamserveError, request_id: str, asked: Mapping[str, str]) -> Reply:
+        """Return `error` in this route's dialect, with the headers of its status, and count it.
+
+        `asked` are the request's headers: under /v1/ that of Anthropic's API version chooses its shape.
+        """
         RESPONSES.by_status[self.name or _UNNAMED, error.http_status] += 1
         RESPONSES.by_code[error.code] += 1
         headers = headers_of(error)
         if error.http_status == 405:
             headers["Allow"] = ", ".join(self.methods)
-        return json_reply(self.error_json(to_body(error)), status=error.http_status, headers=headers)
+        error_json = self.error_json
+        if self.path.startswith("v1/") and shapes.VERSION_HEADER in asked:
+            error_json = shapes.error_json
+        if error_json is shapes.error_json:
+            headers |= anthropic.id_header(request_id)
+        return json_reply(error_json(to_body(error, request_id)), status=error.http_status, headers=headers)
 
 
 def failure(request_id: str) -> StreamserveError:
@@ -97,6 +106,10 @@ _OPS = Access(callers=OPS_CALLERS, scope="ops", open_in_debug=True)
 
 def _openai(path: str, endpoint: Callable[[Call, Any], Awaitable[Reply]], access: Access, **rest: Any) -> Route:
     return _native(path, endpoint, access, error_json=openai_chat.error_json, **rest)
+
+
+def _anthropic(path: str, endpoint: Callable[[Call, Any], Awaitable[Reply]], **rest: Any) -> Route:
+    return _native(path, endpoint, _CHAT, methods=("POST",), error_json=shapes.error_json, **rest)
 
 
 def _native(path: str, endpoint: Callable[[Call, Any], Awaitable[Reply]], access: Access, **rest: Any) -> Route:
@@ -133,6 +146,8 @@ ROUTES = (
     _openai(
         "v1/completions/stream", completions.token_stream, _CHAT, methods=("GET", "POST"), name="completions_stream"
     ),
+    _anthropic("v1/messages", anthropic.messages, name="messages"),
+    _anthropic("v1/messages/count_tokens", anthropic.count_tokens, name="count_tokens"),
     _openai(f"v1/streams/{_ID}/events", openai.stream_events, _CHAT, name="chat_stream_events"),
     _openai("v1/models", openai.models, _CHAT, name="models"),
     _openai("v1/models/<path:model>", openai.model, _CHAT, name="model"),

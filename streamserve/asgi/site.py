@@ -98,6 +98,10 @@ class LocalSite:
             raise no_stream()
         return Found(stream=stream)
 
+    def with_own_system(self, request: GenerateRequest) -> GenerateRequest:
+        """Return the request: an app without settings has no system prompt of its own."""
+        return request
+
     def health(self) -> Mapping[str, Any]:
         """Return no further fields for `/readyz`."""
         return {}

@@ -257,11 +257,11 @@ class StreamApp:
         except ClientLeft:
             return
         except StreamserveError as error:
-            reply = route.error_reply(error)
+            reply = route.error_reply(error, request.id, request.headers)
         except Exception:
             # The edge of a request: the log gets the error, the client gets the request's id.
             logger.exception("request %s to %s failed", request.id, request.path)
-            reply = route.error_reply(failure(request.id))
+            reply = route.error_reply(failure(request.id), request.id, request.headers)
         await request.send(reply)
 
     async def _admit(self, access: Access, scope: Scope) -> Caller:

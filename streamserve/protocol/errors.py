@@ -197,12 +197,13 @@ class CannotContinue(Refused):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ErrorBody:
-    """The fields of every error response, whatever the dialect."""
+    """The fields of every error response, whatever the dialect. `request_id` is "" for an error in mid-stream."""
 
     code: str
     message: str
     param: str | None = None
     http_status: int = 500
+    request_id: str = ""
 
 
 def error_for(code: str, message: str, *, retryable: bool = False) -> StreamserveError:
@@ -234,6 +235,12 @@ def headers_of(error: StreamserveError) -> dict[str, str]:
     return {"WWW-Authenticate": "Bearer"} if isinstance(error, Unauthorized) else {}
 
 
-def to_body(error: StreamserveError) -> ErrorBody:
+def to_body(error: StreamserveError, request_id: str = "") -> ErrorBody:
     """Return the fields to show for `error`."""
-    return ErrorBody(code=error.code, message=error.message, param=error.param, http_status=error.http_status)
+    return ErrorBody(
+        code=error.code,
+        message=error.message,
+        param=error.param,
+        http_status=error.http_status,
+        request_id=request_id,
+    )

@@ -171,8 +171,7 @@ class DjangoSite:
         """Start an answer for `principal`, within its quota. Raises StreamserveError."""
         self.streams.writer.refuse_if_down()
         request = dataclasses.replace(request, tenant=principal.tenant, salt=salt_of(principal.tenant))
-        if request.model in self.settings.models:
-            request = with_system(request, self.settings.models[request.model].system)
+        request = self.with_own_system(request)
         if request.model in self.clients:
             self.clients[request.model].start()
         start = partial(
@@ -187,6 +186,11 @@ class DjangoSite:
         stream = await self._start_once(once, start)
         self.permissions.note_start(stream, principal)
         return stream
+
+    def with_own_system(self, request: GenerateRequest) -> GenerateRequest:
+        """Return the request with the system prompt that the settings give its model, unless it brings one."""
+        served = self.settings.models.get(request.model)
+        return request if served is None else with_system(request, served.system)
 
     def default_class(self, route: str, model: str) -> str:
         """Return the latency class of requests that name none: the route's, the model's, or that of chats."""

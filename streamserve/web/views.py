@@ -67,13 +67,13 @@ def view_of(route: Route) -> View:
             if isinstance(reply.body, Delivery | JoinedDelivery):
                 get_site().permissions.hold(reply.body, caller, _break_off)
         except StreamserveError as error:
-            reply = route.error_reply(error)
+            reply = route.error_reply(error, request_id, headers)
         except RequestAborted:
             raise
         except Exception:
             # The edge of a request: the cause goes to the log, the client gets the id of its log line.
             log.exception("request_failed", request_id=request_id, path=request.path)
-            reply = route.error_reply(failure(request_id))
+            reply = route.error_reply(failure(request_id), request_id, headers)
         response = to_django(request, reply)
         _set_headers(response, {"X-Request-Id": request_id, **cors})
         if not route.access.identifies:

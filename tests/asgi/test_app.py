@@ -14,6 +14,7 @@ from streamserve.clients.thread.client import ThreadClient
 from streamserve.protocol.limits import Limits
 from tests.support.app_calls import GOOD, ask, by_header, call, error_of, header, started
 from tests.support.bad_bodies import NATIVE, OPENAI, bad_bodies
+from tests.support.message_checks import check_message
 from tests.support.stream_checks import check_native, check_native_part, check_openai, check_tokens
 from tests.support.streams import Gate, until
 
@@ -36,6 +37,24 @@ async def test_an_answer_in_every_form(ai: StreamApp) -> None:
     assert json.loads(whole.body)["choices"][0]["message"]["content"] == text
     listed = json.loads((await ask(ai, "GET", "/v1/models")).body)
     assert [model["id"] for model in listed["data"]] == ["echo"]
+
+
+async def test_a_message_in_anthropics_shape(ai: StreamApp) -> None:
+    """Streamed, whole, resumed, counted and refused, for the same callers."""
+    body = {"messages": [{"role": "user", "content": "still there?"}], "max_tokens": 8, "seed": 7}
+    streamed = await ask(ai, "POST", "/v1/messages", {**body, "stream": True})
+    message = check_message(streamed.body)
+    whole = await ask(ai, "POST", "/v1/messages", body)
+    assert json.loads(whole.body)["content"] == message["content"]
+    assert header(whole, "request-id") == header(whole, "x-request-id")
+    path = f"/v1/streams/{header(streamed, 'x-stream-id')}/events"
+    assert (await ask(ai, "GET", path, anthropic_version="2023-06-01")).body == streamed.body
+    counted = json.loads((await ask(ai, "POST", "/v1/messages/count_tokens", body)).body)
+    usage = message["usage"]
+    assert counted["input_tokens"] == usage["input_tokens"] + usage["cache_read_input_tokens"]
+    refused = await ask(ai, "POST", "/v1/messages", {**body, "max_tokens": 0})
+    assert error_of(refused) == (400, "invalid_value")
+    assert json.loads(refused.body)["request_id"] == header(refused, "request-id")
 
 
 async def test_resume_state_and_the_end(ai: StreamApp) -> None:

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from openai._streaming import SSEDecoder
 
 from streamserve.dialects import native
+from streamserve.dialects.anthropic.message import MessageEncoder
 from streamserve.dialects.base import Encoder
 from streamserve.dialects.native import NativeEncoder
 from streamserve.dialects.openai_chat import ChatEncoder
@@ -209,6 +210,17 @@ def test_openai_chat(
         index: "".join(text for text, choice in pieces if choice == index) for index in (0, 1)
     }
     assert last.data == "[DONE]"
+
+
+@readers
+@given(st.lists(any_texts, max_size=6), cuts())
+def test_anthropic(read: Callable[[list[bytes]], list[Read]], pieces: list[str], places: list[float]) -> None:
+    """Each text arrives under the number of its event, pings between them; then the stop."""
+    encoder = MessageEncoder(LOG_ID, message_id="msg_1", model="m")
+    got = [(one.id, json.loads(one.data)) for one in read(wire(encoder, answer(pieces), places)) if one.event != "ping"]
+    texts_of = [(id, data["delta"]["text"]) for id, data in got if data["type"] == "content_block_delta"]
+    assert texts_of == [(f"{LOG_ID}-{seq}", text) for seq, text in enumerate(pieces, start=1) if text]
+    assert (got[-1][0], got[-1][1]["type"]) == (f"{LOG_ID}-{len(pieces) + 1}", "message_stop")
 
 
 @given(st.lists(texts, max_size=6), cuts())

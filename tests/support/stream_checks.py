@@ -31,6 +31,7 @@ from streamserve.protocol.events import (
     Usage,
 )
 from streamserve.protocol.grammar import Grammar, GrammarError
+from tests.support.message_checks import folded
 
 _ID = re.compile(r"([a-z0-9]{12})-([1-9][0-9]*)")
 _SUCCESS = {"stop", "length", "tool_calls", "content_filter"}
@@ -254,10 +255,25 @@ def check_stream(data: bytes, *, after: int, is_whole: bool) -> None:
     if any(frame.event == "message" for frame in frames):
         _check_messages(frames, after, is_whole)
         return
+    if any("type" in frame.json for frame in frames):
+        _check_anthropic(head, frames, after, is_whole)
+        return
     check_native_part(head, after=after)
     if is_whole:
         assert frames, "no events at all"
         assert frames[-1].event in {*_TERMINAL, _FAREWELL}, f"no terminal event: the last is {frames[-1]}"
+
+
+def _check_anthropic(data: bytes, frames: list[Frame], after: int, is_whole: bool) -> None:
+    """Check a stream of the Messages API: its grammar, if it is there from the start; ids rise; it has one end."""
+    shown = [frame for frame in frames if frame.event != "ping"]
+    seqs = [after, *(frame.seq for frame in shown if frame.id)]
+    assert seqs == sorted(set(seqs)), f"ids do not rise: {seqs}"
+    ends = [place for place, frame in enumerate(shown) if frame.event in ("message_stop", "error")]
+    assert ends in ([], [len(shown) - 1]), "something follows the end"
+    assert ends or not is_whole, "no end"
+    if after == 0 and not (shown and shown[-1].event == "error"):
+        folded(data)
 
 
 def check_tokens(data: bytes) -> str:

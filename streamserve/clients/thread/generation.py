@@ -228,7 +228,9 @@ class LocalGeneration:
             del self._open[update.seq_id]
             self._engine.stop(update.seq_id, choice.stopped_at)
         if len(self._choices) > 1:
-            self._events.append(ChoiceDone(choice=choice.index, finish_reason=choice.finish_reason))
+            self._events.append(
+                ChoiceDone(choice=choice.index, finish_reason=choice.finish_reason, stop_string=choice.stop_string)
+            )
         if self._open:
             return
         choices = list(self._choices.values())
@@ -245,6 +247,7 @@ class LocalGeneration:
                 usage=usage,
                 latency=self.timings.latency,
                 breakdown=self.timings.breakdown(),
+                stop_string=choices[0].stop_string if len(choices) == 1 else None,
             )
         )
         self._end()

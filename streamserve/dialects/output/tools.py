@@ -59,8 +59,13 @@ def with_tools(request: GenerateRequest, values: Mapping[str, Any]) -> GenerateR
 
 
 def tools(limits: Limits) -> Reader:
-    """Return the reader of `tools`: functions with names of their own, of `max_prompt_chars` characters in all."""
-    several = list_of(lambda value, param: _tool(value, param, limits), high=limits.max_tools)
+    """Return the reader of `tools`."""
+    return several_tools(lambda value, param: _tool(value, param, limits), limits)
+
+
+def several_tools(one: Reader, limits: Limits) -> Reader:
+    """Return a reader of functions with names of their own, of `max_prompt_chars` characters in all."""
+    several = list_of(one, high=limits.max_tools)
 
     def reader(value: Any, param: str) -> tuple[Tool, ...]:
         found: tuple[Tool, ...] = several(value, param)
@@ -112,7 +117,7 @@ def check_choice(choice: ToolChoice, offered: Sequence[Tool], param: str) -> Non
 def response_format(limits: Limits) -> Reader:
     """Return the reader of `response_format`; None is plain text. The schema of `json_schema` always binds."""
     table: Table = {
-        "name": _name,
+        "name": tool_name,
         "description": text(0, limits.max_prompt_chars),
         "schema": any_object,
         "strict": boolean,
@@ -149,9 +154,9 @@ def _tool(value: Any, param: str, limits: Limits) -> Tool:
     outer = read(tool, {"type": one_of("function"), "function": any_object}, prefix=param + ".")
     inner = param + ".function."
     table: Table = {
-        "name": _name,
+        "name": tool_name,
         "description": text(0, limits.max_prompt_chars),
-        "parameters": _parameters,
+        "parameters": schema_of_arguments,
         "strict": boolean,
     }
     fields = read(required(outer, "function", prefix=param + "."), table, prefix=inner)
@@ -159,7 +164,7 @@ def _tool(value: Any, param: str, limits: Limits) -> Tool:
     return Tool(**fields)
 
 
-def _parameters(value: Any, param: str) -> Mapping[str, Any]:
+def schema_of_arguments(value: Any, param: str) -> Mapping[str, Any]:
     """Read the schema of a function's arguments, which are an object."""
     schema = any_object(value, param)
     if schema.get("type", "object") != "object":
@@ -171,11 +176,12 @@ def _function_name(value: Any, param: str) -> str:
     """Read `{"type": "function", "function": {"name": …}}`."""
     fields = read(any_object(value, param), {"type": one_of("function"), "function": any_object}, prefix=param + ".")
     inner = param + ".function."
-    function = read(required(fields, "function", prefix=param + "."), {"name": _name}, prefix=inner)
+    function = read(required(fields, "function", prefix=param + "."), {"name": tool_name}, prefix=inner)
     return str(required(function, "name", prefix=inner))
 
 
-def _name(value: Any, param: str) -> str:
+def tool_name(value: Any, param: str) -> str:
+    """Read the name of a function."""
     if not isinstance(value, str):
         wrong_type(value, param, "a string")
     if not _NAME.fullmatch(value):

@@ -53,6 +53,11 @@ class Choice:
                 self._feed(token_id) if self._writer is None else self._feed_block(self._writer, token_id)
 
     @property
+    def stop_string(self) -> str | None:
+        """The stop string that ended it."""
+        return None if self._stop is None or self.stopped_at is None else self._stop.found
+
+    @property
     def num_reasoning_tokens(self) -> int:
         """How many of the tokens stand in thinking blocks."""
         return 0 if self._writer is None else self._writer.num_reasoning_tokens

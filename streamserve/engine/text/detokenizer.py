@@ -98,22 +98,28 @@ class StopStrings:
     """Watches text for stop strings; the one that is complete first ends it, and is no part of it unless `is_kept`.
 
     Holds back only the longest suffix that may still become one. Among those complete at the same character the
-    longest wins, so that as little of any as possible is shown.
+    longest wins, so that as little of any as possible is shown. `found` is the one that has ended the text.
     """
 
     def __init__(self, stop: Iterable[str], *, is_kept: bool = False) -> None:
         self._stop = tuple(stop)
         self._is_kept = is_kept
         self._held = ""
-        self.is_found = False
+        self.found: str | None = None
+
+    @property
+    def is_found(self) -> bool:
+        """Whether a stop string has ended the text."""
+        return self.found is not None
 
     def feed(self, text: str) -> str:
         """Return the text that can be shown now; look at `is_found` afterwards."""
         self._held += text
-        found = self._earliest()
-        if found is not None:
-            self.is_found = True
-            return self._take(found)
+        place = self._earliest()
+        if place is not None:
+            start, end = place
+            self.found = self._held[start:end]
+            return self._take(end if self._is_kept else start)
         return self._take(len(self._held) - self._num_undecided())
 
     def feed_unchecked(self, text: str) -> str:
@@ -125,14 +131,14 @@ class StopStrings:
         """Return what is held back, at the end."""
         return self._take(len(self._held))
 
-    def _earliest(self) -> int | None:
-        """Return where the text ends: where the stop string that is complete first begins, or ends if it is kept."""
+    def _earliest(self) -> tuple[int, int] | None:
+        """Return where the stop string that is complete first begins and ends."""
         starts = ((self._held.find(stop), stop) for stop in self._stop)
         found = [(start + len(stop), start) for start, stop in starts if start >= 0]
         if not found:
             return None
         end, start = min(found)
-        return end if self._is_kept else start
+        return start, end
 
     def _num_undecided(self) -> int:
         """Return the length of the longest suffix of what is held that is the beginning of a stop string."""

@@ -11,7 +11,7 @@ import pytest
 from streamserve.clients.thread.rules import bad_word_ids
 from streamserve.engine.echo import ASSISTANT, END_OF_TURN, USER, VOCAB_SIZE, EchoRunner, EchoTokenizer
 from streamserve.protocol.errors import BadRequest
-from streamserve.protocol.events import Done, Event, Token
+from streamserve.protocol.events import ChoiceDone, Done, Event, Token
 from streamserve.protocol.requests import GenerateRequest, Message, SamplingParams
 from tests.support.clients import CONFIG, ask, collect, echo_runner, ids, serving, text
 
@@ -88,8 +88,18 @@ async def test_the_stop_string_stays_in_the_text() -> None:
     kept = await answer(ask(max_tokens=40, stop=(stop, "never"), include_stop=True))
     assert text(kept) == whole[:end]
     assert isinstance(kept[-1], Done)
-    assert kept[-1].finish_reason == "stop"
+    assert (kept[-1].finish_reason, kept[-1].stop_string) == ("stop", stop)
     assert text(await answer(ask(max_tokens=40, stop=(stop,)))) == whole[: end - len(stop)]
+
+
+async def test_each_answer_names_its_stop_string() -> None:
+    """Of several each in its own end; an answer that ends otherwise names none."""
+    stop = text(await answer(ask(max_tokens=40)))[20:24]
+    several = await answer(ask(max_tokens=40, n=2, stop=("never", stop)))
+    assert [one.stop_string for one in several if isinstance(one, ChoiceDone)] == [stop, stop]
+    for last in (several[-1], (await answer(ask(max_tokens=4, stop=("never",))))[-1]):
+        assert isinstance(last, Done)
+        assert last.stop_string is None
 
 
 @pytest.mark.parametrize("n", [1, 3])

@@ -136,6 +136,6 @@ def test_resume_after_the_end_repeats_nothing() -> None:
 def test_resume_after_a_stop_string() -> None:
     """A choice whose shown ids hold a stop string has `stopped_at`."""
     one = choice("b", shown=tuple(ids("ab")))
-    assert one.stopped_at == 2
+    assert (one.stopped_at, one.stop_string) == (2, "b")
     assert one.push(update(finish_reason="stop")) == []
     assert one.finish_reason == "stop"

@@ -1,4 +1,7 @@
-"""litellm at our site: the tool loop, a schema, reasoning, streams, errors. Arguments: URL, key, model."""
+"""litellm at our site: the tool loop, a schema, reasoning, streams, errors; by both of the APIs that it speaks.
+
+Arguments: URL, key, model.
+"""
 
 import json
 import os
@@ -46,4 +49,27 @@ try:
 except litellm.BadRequestError as error:
     refusal = str(error)
 assert "temperature" in refusal
-print("litellm: tool loop, stream, schema, reasoning, errors")
+
+
+def claude(messages, **fields):
+    """Ask by the Messages API."""
+    fields = {"temperature": 0, "max_tokens": 160, **fields}
+    return litellm.completion(f"anthropic/{NAME}", messages, api_base=URL, api_key=KEY, num_retries=0, **fields)
+
+
+message = claude(OSLO, tools=TOOLS).choices[0].message
+(call,) = message.tool_calls
+assert (call.function.name, json.loads(call.function.arguments)) == ("get_weather", {"city": "Oslo"})
+answered = [*OSLO, message.model_dump(), {"role": "tool", "tool_call_id": call.id, "content": "foggy"}]
+assert claude(answered, tools=TOOLS).choices[0].message.content == "It is foggy in Oslo."
+built = litellm.stream_chunk_builder(list(claude(OSLO, tools=TOOLS, stream=True)), messages=OSLO)
+(streamed,) = built.choices[0].message.tool_calls
+assert (streamed.function.name, json.loads(streamed.function.arguments)) == ("get_weather", {"city": "Oslo"})
+thinking = {"type": "enabled", "budget_tokens": 50}
+thought = (
+    claude([{"role": "user", "content": "Hello!"}], thinking=thinking, allowed_openai_params=["thinking"])
+    .choices[0]
+    .message
+)
+assert (thought.reasoning_content.strip(), thought.content) == ("No tool is needed.", "Hello! What can I do?"), thought
+print("litellm: tool loop, stream, schema, reasoning, errors; both APIs")

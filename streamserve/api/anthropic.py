@@ -1,0 +1,69 @@
+"""The endpoints under /v1/messages, in Anthropic's shape. asyncio; framework-free.
+
+As in chat completions, closing the connection stops the answer, unless the caller means to come back.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from streamserve.api.call import Call, Reply, Site, json_reply, with_class
+from streamserve.api.idempotency import once_of
+from streamserve.dialects.anthropic import message, request
+from streamserve.dialects.anthropic.request import MessagesRequest
+from streamserve.protocol.errors import BadRequest, no_model
+from streamserve.streams.reader.delivery import Delivery
+from streamserve.streams.reader.follow import collect
+from streamserve.streams.store import Once
+from streamserve.streams.stream import Stream
+
+CLASS_ROUTE = "messages"
+
+
+def id_header(request_id: str) -> dict[str, str]:
+    """Return the header in which the official client looks for the request's id."""
+    return {"Request-Id": request_id}
+
+
+async def messages(call: Call, site: Site) -> Reply:
+    """POST /v1/messages, streamed or whole."""
+    fields = await call.json(site.limits)
+    asked = request.parse(fields, site.limits, default_model=site.default_model)
+    stream = await _start(call, site, asked, once_of(call, "messages", fields))
+    if asked.stream:
+        body = Delivery(site.streams, stream, message.encoder_for(stream))
+        return Reply(body=body, headers=id_header(call.request_id))
+    events = await call.wait(collect(site.streams, stream))
+    whole = message.collect(events, **message.identity(stream))
+    return json_reply(whole, headers={"X-Stream-Id": stream.id, **id_header(call.request_id)})
+
+
+async def count_tokens(call: Call, site: Site) -> Reply:
+    """POST /v1/messages/count_tokens: the length of the prompt that a message would have. Generates nothing."""
+    fields = await call.json(site.limits)
+    asked = site.with_own_system(request.parse_count(fields, site.limits, default_model=site.default_model))
+    if asked.model not in site.clients:
+        raise no_model(asked.model, site.clients)
+    client = site.clients[asked.model]
+    client.start()
+    try:
+        token_ids = await call.wait(client.tokenize(asked))
+    except BadRequest as error:
+        error.param = request.field_of(error.param, asked)
+        raise
+    return json_reply({"input_tokens": len(token_ids)}, headers=id_header(call.request_id))
+
+
+async def _start(call: Call, site: Site, asked: MessagesRequest, once: Once | None) -> Stream:
+    """Start the answer. A model without a switch for thinking is asked without it, unless the caller named it."""
+    on_disconnect = asked.on_disconnect or ("abort" if once is None else "park")
+    generate = with_class(asked.generate, asked.latency_class, call.caller, site, CLASS_ROUTE)
+    while True:
+        try:
+            return await site.start(call.caller, generate, on_disconnect, received_at=call.received_at, once=once)
+        except BadRequest as error:
+            if error.param == "chat_template_kwargs" and not asked.asks_for_thinking and generate.chat_template_kwargs:
+                generate = replace(generate, chat_template_kwargs={})
+                continue
+            error.param = request.field_of(error.param, generate)
+            raise

@@ -1,0 +1,266 @@
+"""`POST /v1/messages` bodies → `MessagesRequest`. As in the OpenAI dialect a field is honoured, ignored after a type
+check (`IGNORED`), refused where the answer would silently lack what it asks for, or unknown and refused.
+
+Without `thinking` an answer is not to think, as in the public API: clients take the first block for its text. A last
+turn of the assistant is the beginning of the answer. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any
+
+from streamserve.dialects.anthropic import conversation
+from streamserve.dialects.fields import (
+    Reader,
+    Table,
+    any_list,
+    any_object,
+    boolean,
+    integer,
+    object_of,
+    one_of,
+    read,
+    required,
+    shorten,
+    text,
+)
+from streamserve.dialects.generate import build, conflict, request_fields, sampling_fields, strings
+from streamserve.dialects.messages import refuse_too_long
+from streamserve.dialects.native import ON_DISCONNECT
+from streamserve.dialects.output.grammar_fields import schema_grammar
+from streamserve.dialects.output.tools import schema_of_arguments, several_tools, tool_name, with_tools
+from streamserve.protocol.errors import BadRequest
+from streamserve.protocol.limits import Limits
+from streamserve.protocol.requests import GenerateRequest, Grammar, Message, Tool, ToolChoice
+
+_WORD = text(0, 512)
+_MAX_BUDGET = 2**31 - 1
+
+# Accepted, checked for their type, and without effect on an answer (docs/anthropic.md).
+IGNORED: Table = {
+    "cache_control": any_object,
+    "diagnostics": any_object,
+    "inference_geo": _WORD,
+    "speed": _WORD,
+    "user_profile_id": _WORD,
+    "workspace_id": _WORD,
+}
+# Of this server's other APIs.
+_SHARED_SAMPLING = ("temperature", "top_p", "top_k", "min_p", "seed")
+_SHARED = ("model", "metadata", "timeout_seconds", "latency_class", "input")
+
+# `thinking` and effort of the API → variables of chat templates, which know two names of a switch and three levels.
+_ON, _OFF = ({"enable_thinking": is_on, "thinking": is_on} for is_on in (True, False))
+_LEVELS = {"low": "low", "medium": "medium", "high": "high", "xhigh": "high", "max": "high"}
+_TIERS: Mapping[str, str | None] = {"auto": None, "standard_only": "chat"}
+_MODES = {"auto": "auto", "any": "required", "none": "none", "tool": "required"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MessagesRequest:
+    """A checked body. `on_disconnect` is "" and `latency_class` None where the caller left them open.
+
+    `asks_for_thinking`: the caller has set what the chat template's variables come from.
+    """
+
+    generate: GenerateRequest
+    latency_class: str | None = None
+    stream: bool = False
+    on_disconnect: str = ""
+    asks_for_thinking: bool = False
+
+
+def parse(
+    body: Mapping[str, Any], limits: Limits, *, default_model: str, needs_max_tokens: bool = True
+) -> MessagesRequest:
+    """Check every field of a body; raise `BadRequest` naming the first wrong one."""
+    values = read(body, _table(limits))
+    if needs_max_tokens:
+        required(values, "max_tokens")
+    _refuse_long_thinking(values)
+    config = values.get("output_config", {})
+    asks_for_thinking = "thinking" in values or config.get("effort") is not None
+    kwargs = {**values.get("thinking", {"kwargs": _OFF})["kwargs"]}
+    if config.get("effort") is not None:
+        kwargs["reasoning_effort"] = _LEVELS[config["effort"]]
+    fields = {name: values[name] for name in (*_SHARED_SAMPLING, *_SHARED, "max_tokens") if name in values}
+    if "stop_sequences" in values:
+        fields["stop"] = values["stop_sequences"]
+    if "messages" in values:
+        fields |= _conversation(values["messages"], values.get("system", ""), limits)
+        fields["chat_template_kwargs"] = kwargs
+    elif "input" not in values:
+        required(values, "messages")
+    elif "system" in values:
+        raise conflict("system goes before messages; send them too.", "system")
+    choice, is_parallel = values.get("tool_choice", (ToolChoice(), True))
+    about_tools = {"tools": values.get("tools", ()), "tool_choice": choice, "parallel_tool_calls": is_parallel}
+    request = with_tools(build(fields, limits, default_model=default_model), about_tools)
+    return MessagesRequest(
+        generate=replace(request, grammar=config.get("format")),
+        latency_class=_latency_class(values),
+        stream=values.get("stream", False),
+        on_disconnect=values.get("on_disconnect", ""),
+        asks_for_thinking=asks_for_thinking,
+    )
+
+
+def parse_count(body: Mapping[str, Any], limits: Limits, *, default_model: str) -> GenerateRequest:
+    """Check a body of `/v1/messages/count_tokens`, which is one of a message; `max_tokens` may be left out."""
+    return parse(body, limits, default_model=default_model, needs_max_tokens=False).generate
+
+
+@lru_cache(maxsize=8)
+def _table(limits: Limits) -> Table:
+    shared = {**sampling_fields(limits), **request_fields(limits)}
+    return {
+        **{name: shared[name] for name in (*_SHARED_SAMPLING, *_SHARED)},
+        "metadata": lambda value, param: shared["metadata"](_without_nulls(value), param),
+        "max_tokens": integer(1, limits.max_tokens),
+        "messages": conversation.messages(limits),
+        "system": conversation.system,
+        "stop_sequences": strings(limits.max_stop_chars, limits.max_stop),
+        "stream": boolean,
+        "on_disconnect": one_of(*ON_DISCONNECT),
+        "thinking": _thinking,
+        "tools": several_tools(lambda value, param: _tool(value, param, limits), limits),
+        "tool_choice": _tool_choice,
+        "output_config": object_of({"effort": one_of(*_LEVELS), "format": _format(limits)}),
+        "service_tier": one_of(*_TIERS),
+        **IGNORED,
+        "container": _unsupported("This server runs no code for a model; leave it out."),
+        "context_management": _unsupported("Shorten the messages yourself."),
+        "mcp_servers": _unsupported("Send what their tools are as tools.", allows_empty=True),
+    }
+
+
+def _conversation(turns: tuple[Message, ...], system: str, limits: Limits) -> dict[str, Any]:
+    """Return the fields of a conversation. Its last turn may be the assistant's: the beginning of the answer, or ""."""
+    last = turns[-1]
+    is_prefill = last.role == conversation.ASSISTANT
+    if is_prefill and "tool_calls" in last.extra:
+        raise conflict("messages end with a tool_use. Add a turn of the user with its tool_result.", "messages")
+    if is_prefill and not last.content:
+        turns, is_prefill = turns[:-1], False
+        if not turns:
+            raise BadRequest("messages have no turn of the user.", code="empty_prompt", param="messages")
+    if system:
+        turns = (Message(role=conversation.SYSTEM, content=system), *turns)
+        refuse_too_long(turns, "system and messages", limits)
+    return {"messages": turns, "continue_final_message": is_prefill}
+
+
+def _latency_class(values: Mapping[str, Any]) -> str | None:
+    named, tier = values.get("latency_class"), _TIERS[values.get("service_tier", "auto")]
+    if named is not None and tier is not None and named != tier:
+        raise conflict("service_tier and latency_class differ; send one of them.", "service_tier")
+    return named or tier
+
+
+def _thinking(value: Any, param: str) -> dict[str, Any]:
+    """Return `kwargs` for the chat template, and `budget_tokens` if there is one. Thoughts are always shown whole."""
+    thinking = any_object(value, param)
+    kind = required(thinking, "type", prefix=param + ".")
+    one_of("enabled", "disabled", "adaptive")(kind, param + ".type")
+    budget = {"budget_tokens": integer(1, _MAX_BUDGET)} if kind == "enabled" else {}
+    shown = {} if kind == "disabled" else {"display": one_of("summarized", "omitted")}
+    fields = read(thinking, {"type": one_of(kind), **budget, **shown}, prefix=param + ".")
+    if kind == "enabled":
+        required(fields, "budget_tokens", prefix=param + ".")
+    if fields.get("display") == "omitted":
+        where = param + ".display"
+        message = f"{where}: this server shows thoughts as they are. Leave it out, or send the type disabled."
+        raise BadRequest(message, code="unsupported_parameter", param=where)
+    return {**fields, "kwargs": {"enabled": _ON, "disabled": _OFF, "adaptive": {}}[kind]}
+
+
+def _refuse_long_thinking(values: Mapping[str, Any]) -> None:
+    budget, most = values.get("thinking", {}).get("budget_tokens", 0), values.get("max_tokens")
+    if most is not None and budget >= most:
+        raise conflict("thinking.budget_tokens must be below max_tokens.", "thinking.budget_tokens")
+
+
+def _format(limits: Limits) -> Reader:
+    """Return the reader of `output_config.format`: a schema that the text matches."""
+    table: Table = {"type": one_of("json_schema"), "schema": any_object}
+
+    def reader(value: Any, param: str) -> Grammar:
+        fields = read(any_object(value, param), table, prefix=param + ".")
+        required(fields, "type", prefix=param + ".")
+        return schema_grammar(required(fields, "schema", prefix=param + "."), param + ".schema", limits)
+
+    return reader
+
+
+def _tool(value: Any, param: str, limits: Limits) -> Tool:
+    """Read one tool. Its type is checked first: a tool that the public API itself runs is unsupported."""
+    tool = any_object(value, param)
+    kind = tool.get("type")
+    if kind is not None and text(1, 64)(kind, param + ".type") != "custom":
+        raise BadRequest(
+            f"{param} is of type {shorten(kind)}, which this server does not have. Send a function: name, description "
+            "and input_schema.",
+            code="unsupported_parameter",
+            param=param + ".type",
+        )
+    table: Table = {
+        "type": one_of("custom"),
+        "name": tool_name,
+        "description": text(0, limits.max_prompt_chars),
+        "input_schema": schema_of_arguments,
+        "strict": boolean,
+        # Without effect.
+        "cache_control": any_object,
+        "eager_input_streaming": boolean,
+        "input_examples": any_list,
+        "allowed_callers": any_list,
+        "defer_loading": boolean,
+    }
+    fields = read(tool, table, prefix=param + ".")
+    return Tool(
+        name=required(fields, "name", prefix=param + "."),
+        description=fields.get("description", ""),
+        parameters=required(fields, "input_schema", prefix=param + "."),
+        strict=fields.get("strict", False),
+    )
+
+
+def _tool_choice(value: Any, param: str) -> tuple[ToolChoice, bool]:
+    """Read which tools may or must be called, and whether several may be."""
+    choice = any_object(value, param)
+    kind = required(choice, "type", prefix=param + ".")
+    one_of(*_MODES)(kind, param + ".type")
+    own: dict[str, Reader] = {} if kind == "none" else {"disable_parallel_tool_use": boolean}
+    if kind == "tool":
+        own["name"] = tool_name
+    fields = read(choice, {"type": one_of(kind), **own}, prefix=param + ".")
+    names = (required(fields, "name", prefix=param + "."),) if kind == "tool" else ()
+    return ToolChoice(mode=_MODES[kind], names=names), not fields.get("disable_parallel_tool_use", False)
+
+
+def _without_nulls(value: Any) -> Any:
+    return {name: one for name, one in value.items() if one is not None} if isinstance(value, dict) else value
+
+
+def _unsupported(way_out: str, *, allows_empty: bool = False) -> Reader:
+    def reader(value: Any, param: str) -> None:
+        if not (allows_empty and value == []):
+            raise BadRequest(
+                f"{param} is not supported by this server. {way_out}", code="unsupported_parameter", param=param
+            )
+
+    return reader
+
+
+def field_of(param: str | None, request: GenerateRequest) -> str | None:
+    """Return the field of this API for the engine's `param`."""
+    fields = {
+        "stop": "stop_sequences",
+        "chat_template_kwargs": "thinking",
+        "continue_final_message": "messages",
+        "grammar": "tools" if request.grammar is None else "output_config.format",
+    }
+    return fields.get(param or "", param)
