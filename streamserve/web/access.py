@@ -32,7 +32,7 @@ METRICS_PERMISSION = "streamserve.view_live"
 CHAT = Access(callers=CHAT_CALLERS)
 # What a page of another origin may read and send, with a key (Fetch Standard, 3.2.3).
 _EXPOSED = "X-Stream-Id, Streamserve-From, Streamserve-Reader, X-Request-Id, Retry-After"
-_ALLOWED = "Authorization, Content-Type, Idempotency-Key, Last-Event-ID, X-Api-Key, X-Request-Id"
+_ALLOWED = "Authorization, Content-Type, Idempotency-Key, Last-Event-ID, X-Api-Key, X-Request-Id, X-Request-Start"
 _PREFLIGHT_SECONDS = 600
 
 
