@@ -196,10 +196,10 @@ class StreamAdmin(ReadOnlyAdmin):
     change_form_template = "streamserve/admin/stream.html"
     fieldsets = (
         (None, {"fields": ("id", "model", "owner", "tenant", "result")}),
-        (_("Figures"), {"fields": ("tokens", "first_token", "took", "created_at", "finished_at")}),
+        (_("Figures"), {"fields": ("tokens", "first_token", "took", "phases_in_words", "created_at", "finished_at")}),
         (_("Where it runs"), {"fields": ("producer", "released_at", "on_disconnect", "log_id", "last_seq", "fence")}),
     )
-    readonly_fields = ("result", "tokens", "first_token", "took")
+    readonly_fields = ("result", "tokens", "first_token", "took", "phases_in_words")
 
     def get_urls(self) -> list[URLPattern]:
         """Return the model's own pages and the watch page."""
@@ -246,6 +246,12 @@ class StreamAdmin(ReadOnlyAdmin):
         """Return the time from beginning to end."""
         end = stream.finished_at
         return in_words(None if end is None else (end - stream.created_at).total_seconds())
+
+    @admin.display(description=_("where the time went"))
+    def phases_in_words(self, stream: Stream) -> str:
+        """Return its phases, in order."""
+        phases = stream.phases or {}
+        return ", ".join(f"{name.replace('_', ' ')} {in_words(seconds)}" for name, seconds in phases.items()) or "–"
 
     def change_view(
         self, request: HttpRequest, object_id: str, form_url: str = "", extra_context: dict[str, Any] | None = None

@@ -103,6 +103,7 @@ class Stream(models.Model):
     cached_tokens = models.PositiveIntegerField(_("cached tokens"), default=0, editable=False)
     completion_tokens = models.PositiveIntegerField(_("completion tokens"), default=0, editable=False)
     ttft_seconds = models.FloatField(_("TTFT (s)"), null=True, editable=False)
+    phases = models.JSONField(null=True, editable=False, help_text=_("Seconds of each phase of its latency."))
     last_seq = models.PositiveIntegerField(default=0, editable=False)
     on_disconnect = models.CharField(
         _("on disconnect"), max_length=10, choices=ON_DISCONNECT, default="park", editable=False

@@ -17,6 +17,7 @@ from streamserve.clients.base import EngineClient
 from streamserve.protocol.errors import BadRequest
 from streamserve.protocol.json_body import check_head, read_body, too_large
 from streamserve.protocol.limits import Limits
+from streamserve.protocol.measures import Arrival, network_seconds
 from streamserve.protocol.requests import GenerateRequest
 from streamserve.streams.reader.delivery import NO_FLOW, Flow
 from streamserve.streams.registry import Streams
@@ -45,6 +46,14 @@ class Caller:
             raise ValueError("a Caller needs an owner; return None for an unknown caller")
         if not self.tenant:
             object.__setattr__(self, "tenant", self.owner)
+
+
+def admitted(received_at: float, headers: Mapping[str, str]) -> Arrival:
+    """Return a request's arrival, as far as it is known when its caller is admitted: call it then."""
+    now = time.monotonic()
+    arrived = time.time() - (now - received_at)
+    network = network_seconds(headers.get("x-request-start"), arrived)
+    return Arrival(received_at, admitted_at=now, network_seconds=network)
 
 
 ANONYMOUS = Caller("nobody")  # the caller at routes without authentication

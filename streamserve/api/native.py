@@ -114,6 +114,8 @@ def _state_json(found: Found) -> dict[str, Any]:
             "error_code": summary.error_code,
             "last_seq": stream.last_seq,
             "usage": stream.usage.as_json(),
+            "latency": round(summary.latency, 4),
+            "phases": {name: round(seconds, 4) for name, seconds in summary.phases.items()},
             "resumable": True,
         }
     elif record is not None:
@@ -130,6 +132,9 @@ def _state_json(found: Found) -> dict[str, Any]:
             "usage": {"prompt_tokens": record.prompt_tokens, "completion_tokens": record.completion_tokens},
             "resumable": False,
         }
+        if record.phases is not None:
+            own = (seconds for name, seconds in record.phases.items() if name != "network_in")
+            out |= {"latency": round(sum(own), 4), "phases": dict(record.phases)}
     else:
         raise gone()
     if record is not None and record.text:

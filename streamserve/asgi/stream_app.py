@@ -21,7 +21,7 @@ from types import TracebackType
 from typing import Self
 
 from streamserve.api import ops
-from streamserve.api.call import ANONYMOUS, Call, Caller, Site
+from streamserve.api.call import ANONYMOUS, Call, Caller, Site, admitted
 from streamserve.api.routes import ANYONE, PROBES, ROUTES, Access, Route, failure
 from streamserve.asgi.drain import Drain
 from streamserve.asgi.middleware import StreamMiddleware
@@ -240,17 +240,18 @@ class StreamApp:
         try:
             if request.method not in route.methods:
                 raise MethodNotAllowed(f"This address takes {' and '.join(route.methods)}, not {request.method}.")
+            caller = await self._admit(route.access, request.scope)
             call = Call(
                 method=request.method,
                 headers=request.headers,
-                caller=await self._admit(route.access, request.scope),
+                caller=caller,
                 request_id=request.id,
                 body=request.chunks,
                 wait=request.wait,
                 params=params,
                 query_string=request.query_string,
                 address=(request.scope.get("client") or ("",))[0],
-                received_at=request.scope["streamserve.received_at"],
+                received_at=admitted(request.scope["streamserve.received_at"], request.headers),
             )
             site: Site | None = self._serving() if route.needs_site else None
             reply = await route.endpoint(call, site)

@@ -66,7 +66,7 @@ _REF = {"ref": text(1, _SHORT)}
 _CREDIT = {"credit": integer(1, MAX_CREDIT)}
 
 FIELDS: Mapping[str, Table] = {
-    "start": {**_TYPE, "request": any_object, **_CREDIT, **_REF},
+    "start": {**_TYPE, "request": any_object, "sent_at": integer(0, _MAX_SEQ), **_CREDIT, **_REF},
     "resume": {**_TYPE, **_ID, "after": integer(0, _MAX_SEQ), **_CREDIT, **_REF},
     "ack": {**_TYPE, **_ID, "seq": integer(0, _MAX_SEQ), "away": boolean},
     "stop": {**_TYPE, **_ID, "seen_seq": integer(0, _MAX_SEQ), **_REF},

@@ -6,7 +6,6 @@ A log numbers its events: `LoggedEvent.seq` is dense from 1. The order that even
 
 The answer of a choice is a row of blocks: text, thinking, tool_use. `Token.index` names the block that a token belongs
 to. A choice without a `BlockStart` is one text block, 0, so a plain text answer has no block events at all.
-This release reads citations and does not write them.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ BLOCK_KINDS = (TEXT, "thinking", "tool_use")
 
 # Fields that the release before this one does not have. They are left out of bytes and payloads at their default, so
 # that an event that does not use them has the bytes it always had.
-ADDED_FIELDS = frozenset({"stop_string", "reasoning_tokens", "has_token_ids"})
+ADDED_FIELDS = frozenset({"stop_string", "reasoning_tokens", "has_token_ids", "phases"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -205,7 +204,7 @@ class BlockStop:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Citation:
-    """A source of the answer, or of characters `start` to `end` of one block's text. Read, and not yet written."""
+    """A source of the answer, or of characters `start` to `end` of one block's text."""
 
     type: ClassVar[str] = "citation"
     source: str
@@ -301,8 +300,8 @@ class Snapshot:
 class Done:
     """Terminal: the stream ended as `finish_reason` says. `latency` and `breakdown` are in seconds.
 
-    `breakdown` keys: intake, ttfb, queue, prefill, decode, ttft, tpot, itl_p50, itl_p95, as far as they are known
-    (protocol/metrics.py). `stop_string` is the one that ended the only choice.
+    `breakdown` keys: intake, ttfb, queue, prefill, first_decode, decode, ttft, tpot, itl_p50, itl_p95, as far as known
+    (protocol/metrics.py). `stop_string` is the one that ended the only choice. `phases` add up to `latency`.
     """
 
     type: ClassVar[str] = "done"
@@ -312,6 +311,7 @@ class Done:
     breakdown: Mapping[str, float] = field(default_factory=dict)
     kept_seq: int | None = None
     stop_string: str | None = None
+    phases: Mapping[str, float] | None = None
 
     def payload(self) -> dict[str, Any]:
         """Return the JSON object of the native event."""
@@ -321,7 +321,8 @@ class Done:
             "latency": round(self.latency, 4),
             "latency_ms": round(1000 * self.latency, 1),
             "usage": self.usage.as_json(),
-            "breakdown": {name: round(seconds, 4) for name, seconds in self.breakdown.items()},
+            "breakdown": _rounded(self.breakdown),
+            **({} if self.phases is None else {"phases": _rounded(self.phases)}),
             **_given(self, "kept_seq", "stop_string"),
         }
 
@@ -357,9 +358,7 @@ class Unknown:
         return {"kind": self.kind}
 
 
-Event = (
-    Meta | Status | Citation | BlockStart | Token | BlockStop | ChoiceDone | Snapshot | Error | Done | Unknown
-)  # fmt: skip
+Event = Meta | Status | Citation | BlockStart | Token | BlockStop | ChoiceDone | Snapshot | Error | Done | Unknown
 TERMINALS = (Done, Error)
 
 
@@ -380,6 +379,10 @@ class LoggedEvent(NamedTuple):
 
     seq: int
     event: Event
+
+
+def _rounded(seconds: Mapping[str, float]) -> dict[str, float]:
+    return {name: round(value, 4) for name, value in seconds.items()}
 
 
 def is_terminal(event: Event) -> bool:

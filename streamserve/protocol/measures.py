@@ -1,4 +1,4 @@
-"""What requests took, in fixed buckets: `Buckets`, and `Measures`, all requests of a process. Pure but for its state.
+"""What requests took: `Timings` of one, `Buckets` of many, and `Measures`, all of a process. Pure but for its state.
 
 Buckets cost the same however much was observed, add up, and give percentiles without a sort. `/metrics`, the live page
 and the `done` event are made from them. Names and meanings are protocol/metrics.py's. Event loop only.
@@ -6,6 +6,7 @@ and the `done` event are made from them. Names and meanings are protocol/metrics
 
 from __future__ import annotations
 
+import re
 from array import array
 from bisect import bisect_left
 from collections import Counter, deque
@@ -33,6 +34,67 @@ _OF_BREAKDOWN = {
 }
 ITL, E2E, TTFT = "inter_token_latency_seconds", "e2e_request_latency_seconds", "time_to_first_token_seconds"
 HISTOGRAMS = (*_OF_BREAKDOWN, ITL, E2E)
+
+
+# Phases of an answer (protocol/metrics.py has the others): what the stream itself can tell apart.
+FIRST_TOKEN, PARKED, OTHER = "first_token", "parked", "other"
+_GENERATION = "generation"
+# A client's clock that differs by more than this is not believed.
+_MAX_NETWORK_SECONDS = 60.0
+_SENT = re.compile(r"(?:t=)?([0-9]{9,17}(?:\.[0-9]{1,9})?)")
+
+
+class Arrival(float):
+    """When a request arrived, `time.monotonic()`, and what is known of its way in.
+
+    `admitted_at`: its caller was known and may make it. `network_seconds`: it took so long to get here.
+    """
+
+    admitted_at: float | None
+    network_seconds: float | None
+
+    def __new__(cls, at: float, *, admitted_at: float | None = None, network_seconds: float | None = None) -> Arrival:
+        """Return the moment `at`."""
+        self = super().__new__(cls, at)
+        self.admitted_at, self.network_seconds = admitted_at, network_seconds
+        return self
+
+
+def network_seconds(sent: str | None, arrived: float) -> float | None:
+    """Return how long a request was on its way, None if that cannot be. `arrived` is wall time.
+
+    `sent` is the header X-Request-Start: Unix time in seconds, milliseconds or microseconds, with or without `t=`. Two
+    clocks are compared: a negative time, and one of over a minute, is the clocks' and not the network's.
+    """
+    match = None if sent is None else _SENT.fullmatch(sent.strip())
+    if match is None:
+        return None
+    at = float(match[1])
+    while at > 1e11:  # not seconds before the year 5138
+        at /= 1000.0
+    return arrived - at if 0.0 <= arrived - at <= _MAX_NETWORK_SECONDS else None
+
+
+def parts_of(breakdown: Mapping[str, float]) -> dict[str, float]:
+    """Return the phases that an engine has measured, in order."""
+    parts = {name: breakdown[name] for name in ("queue", "prefill") if name in breakdown}
+    if "decode" in breakdown:
+        first = min(breakdown.get("first_decode", 0.0), breakdown["decode"])
+        parts |= {"first_decode": first, _GENERATION: breakdown["decode"] - first}
+    return parts
+
+
+def cut_to(parts: Mapping[str, float], seconds: float) -> dict[str, float]:
+    """Return `parts` as far as they fit into `seconds`, first ones first, and what is left as `other`.
+
+    Two processes have measured them, so that they may overlap by what a message takes.
+    """
+    out: dict[str, float] = {}
+    for name in sorted(parts, key=lambda name: name == OTHER):
+        out[name] = min(parts[name], seconds)
+        seconds -= out[name]
+    out[OTHER] = out.get(OTHER, 0.0) + max(0.0, seconds)
+    return out
 
 
 class Buckets:
@@ -80,6 +142,114 @@ class Buckets:
         starts = [0, *range(1, len(BOUNDS), _SHOWN_EVERY)]
         counts = tuple(sum(self.counts[start:end]) for start, end in zip(starts, [*starts[1:], None], strict=True))
         return Histogram(bounds=bounds, counts=counts, total=self.total)
+
+
+class Timings:
+    """The times of one answer: arrival, acceptance, first byte and first token, and the gaps after it in buckets.
+
+    `started_at` is the request's arrival at the server. What another process saw is None. From acceptance on the answer
+    is in one phase at each moment, so that the phases add up. All times are `time.monotonic()` seconds.
+    """
+
+    def __init__(self, started_at: float) -> None:
+        self.started_at = started_at
+        self.accepted_at: float | None = None
+        self._phase, self._phase_at = "", 0.0  # "" before acceptance
+        self._phases: dict[str, float] = {}
+        self.first_byte_at: float | None = None
+        self.first_at: float | None = None
+        self.last_at: float | None = None
+        self.gaps = Buckets()  # between the token events of one choice
+        self._last_ats: dict[int, float] = {}
+        self._knows_first = self._knows_all = True
+
+    def note(self, now: float, choice: int = 0) -> None:
+        """Count a token event committed now."""
+        if self._phase is not _GENERATION:
+            if self.first_at is None:
+                self.first_at = now
+            self.enter(_GENERATION, now)
+        before = self._last_ats.get(choice)
+        if before is not None:
+            self.gaps.observe(now - before)
+        self._last_ats[choice] = self.last_at = now
+
+    def skip(self, now: float) -> None:
+        """Count a token event committed at an unknown time before now."""
+        if self.first_at is None:
+            self.first_at = now  # a lower bound on the time that readers had
+            self._knows_first = False
+        self.last_at = now
+        self._last_ats.clear()
+        self._knows_all = False
+
+    def enter(self, phase: str, now: float) -> None:
+        """Begin a phase, which ends the one before."""
+        if self._phase:
+            self._phases[self._phase] = self._phases.get(self._phase, 0.0) + now - self._phase_at
+        self._phase, self._phase_at = phase, now
+
+    def accept(self, now: float) -> None:
+        """Note that the engine has accepted the request."""
+        self.accepted_at = now
+        self.enter(FIRST_TOKEN, now)
+
+    def phases(self, now: float, parts: Mapping[str, float] | None = None) -> dict[str, float]:
+        """Return what the time until `now` went to: from the arrival on they add up to the latency.
+
+        `parts` is what the engine or the pipeline has measured of an answer without a park, in order.
+        """
+        spans = dict(self._phases)
+        if self._phase:
+            spans[self._phase] = spans.get(self._phase, 0.0) + now - self._phase_at
+        if parts and PARKED not in spans:
+            spans = cut_to(parts, sum(spans.values()))
+        out: dict[str, float] = {}
+        arrival = self.started_at
+        if isinstance(arrival, Arrival) and arrival.network_seconds is not None:
+            out["network_in"] = arrival.network_seconds
+        if self.accepted_at is not None:
+            admitted_at = arrival.admitted_at if isinstance(arrival, Arrival) else None
+            if admitted_at is not None:
+                out["auth"] = max(0.0, admitted_at - arrival)
+            out["intake"] = max(0.0, self.accepted_at - (admitted_at or arrival))
+        known = sum(out.values()) - out.get("network_in", 0.0) + sum(spans.values())
+        out |= spans
+        out[OTHER] = max(0.0, out.get(OTHER, 0.0) + now - arrival - known)
+        return {name: seconds for name, seconds in out.items() if seconds > 0.0}
+
+    @property
+    def ttft(self) -> float | None:
+        """Seconds from arrival to the first output token; None if another process produced that."""
+        return None if self.first_at is None or not self._knows_first else self.first_at - self.started_at
+
+    def itl(self, share: float) -> float | None:
+        """Return about the gap that `share` of all gaps do not exceed."""
+        return self.gaps.quantile(share)
+
+    def since_arrival(self) -> dict[str, float]:
+        """Return the known times that count from the request's arrival, under their names in the `done` event."""
+        out: dict[str, float] = {}
+        if self.accepted_at is not None:
+            out["intake"] = max(0.0, self.accepted_at - self.started_at)
+        if self.first_byte_at is not None and self.accepted_at is not None:
+            out["ttfb"] = max(0.0, self.first_byte_at - self.started_at)
+        if self.ttft is not None:
+            out["ttft"] = self.ttft
+        return out
+
+    def breakdown(self, num_tokens: int) -> dict[str, float]:
+        """Return all that is known, under their names in the `done` event. `num_tokens`: of the longest choice."""
+        known = {"itl_p50": self.itl(0.5), "itl_p95": self.itl(0.95)}
+        if num_tokens > 1 and self._knows_all and self.first_at is not None and self.last_at is not None:
+            known["tpot"] = (self.last_at - self.first_at) / (num_tokens - 1)
+        return {**self.since_arrival(), **{name: time for name, time in known.items() if time is not None}}
+
+    def tokens_per_second(self, num_tokens: int) -> float:
+        """Return the mean rate after the first token."""
+        if self.first_at is None or self.last_at is None or self.last_at <= self.first_at or not self._knows_all:
+            return 0.0
+        return (num_tokens - 1) / (self.last_at - self.first_at)
 
 
 class ModelMeasures:

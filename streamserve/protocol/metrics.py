@@ -130,10 +130,29 @@ BREAKDOWN: Mapping[str, str] = {
     "queue": "Request accepted until first scheduled.",
     "prefill": "First scheduled until first output token.",
     "decode": "First output token until the last.",
+    "first_decode": "First output token until the next, a part of decode.",
     "ttft": "Request's arrival until first output token.",
     "tpot": "Mean gap after the first output token.",
     "itl_p50": "Median gap between two output tokens.",
     "itl_p95": "95th percentile of the gap between two output tokens.",
+}
+
+# Keys of the `done` event's `phases`, in seconds. All but the first add up to the latency; a pipeline may add its own.
+PHASES: Mapping[str, str] = {
+    "network_in": "The client's sending until the request's arrival, where the client says when it sent it.",
+    "auth": "Request's arrival until its caller is known, and may make it.",
+    "intake": "From then until the engine, or the pipeline, accepts it: the body, the quota, tokenising.",
+    "retrieval": "A step of a pipeline with that phase: passages are looked up.",
+    "rerank": "A step with that phase: they are put in order.",
+    "context": "A step with that phase, and `trim`: the prompt is made of them.",
+    "tools": "Functions that a pipeline's model has called.",
+    "queue": "Accepted until first scheduled.",
+    "prefill": "First scheduled until the first output token.",
+    "first_decode": "The first output token until the next.",
+    "generation": "From then until the last.",
+    "first_token": "Accepted, or continued, until the next output token: of an answer that was parked or stopped.",
+    "parked": "No engine works on it: its reader is behind or away, or the engine is.",
+    "other": "What is left: messages between processes, the log, a pipeline's own code.",
 }
 
 

@@ -17,6 +17,7 @@ from streamserve.clients.base import EngineClient, Generation
 from streamserve.protocol.errors import CannotContinue, Refused, StreamserveError
 from streamserve.protocol.events import TERMINALS, Done, Error, Event, LoggedEvent, Meta, Status
 from streamserve.protocol.frames import encode_event
+from streamserve.protocol.measures import FIRST_TOKEN, PARKED
 from streamserve.protocol.park import Accepted, Park
 from streamserve.protocol.requests import GenerateRequest
 from streamserve.streams.config import StreamConfig
@@ -56,7 +57,7 @@ class Producer(Replica):
         accepted = _NOT_ACCEPTED if generation is None else generation.accepted
         transcript = Transcript(accepted, request.n, request.arrived_at or time.monotonic())
         if generation is not None:
-            transcript.timings.accepted_at = time.monotonic()
+            transcript.timings.accept(time.monotonic())
         super().__init__(writer.log, log_id, transcript, lease, on_disconnect)
         self.request = request if generation is None else _as_accepted(request, generation)
         if request.echo or request.sampling.prompt_logprobs is not None:
@@ -182,7 +183,7 @@ class Producer(Replica):
             self._is_cut = self.lease.is_held  # a replica has no lease to release
             if self._generation is not None:
                 self._cancel()
-                self.parking.begin(NO_READER, self.transcript.num_tokens, time.monotonic())
+                self._begin_park(NO_READER)
             for reader in self.readers.attached:
                 reader.go_away()
             self._wake()
@@ -222,7 +223,12 @@ class Producer(Replica):
         if self._is_ending or not self._is_wanted or self._is_cut:
             generation.cancel()
             return
-        self.lag.begin(request.reader_tokens)
+        self._continue(generation, request.reader_tokens)
+
+    def _continue(self, generation: Generation, reader_tokens: tuple[int, ...] | None) -> None:
+        """Take the events of the generation that the engine has resumed."""
+        self.lag.begin(reader_tokens)
+        self.transcript.timings.enter(FIRST_TOKEN, time.monotonic())
         if self.parking.end():
             self._own.append(Status(status="resumed"))
         self._generation, self._has_resumed = generation, True
@@ -238,11 +244,16 @@ class Producer(Replica):
         if park is None:
             raise RuntimeError("the generation ended without a terminal event")
         self._generation = generation.on_news = None
-        self.parking.begin(park, self.transcript.num_tokens, time.monotonic())
+        self._begin_park(park)
         if self.parking.is_hopeless:
             self.end_with(_HOPELESS)
         elif park.reason in MESSAGES:
             self._show_waiting(MESSAGES[park.reason])
+
+    def _begin_park(self, park: Park) -> None:
+        now = time.monotonic()
+        self.parking.begin(park, self.transcript.num_tokens, now)
+        self.transcript.timings.enter(PARKED, now)
 
     def _show_waiting(self, message: str, status: str = "waiting") -> None:
         """Show the readers what the answer waits for, once in a park."""
@@ -254,7 +265,7 @@ class Producer(Replica):
     def _begin_to_produce(self) -> None:
         self._arm_timeout()
         if self.parking.park is None:
-            self.parking.begin(NO_READER, self.transcript.num_tokens, time.monotonic())
+            self._begin_park(NO_READER)
         if self._ending is not None:
             self._writer.mark(self)
 

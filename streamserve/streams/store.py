@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import logging
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any, Protocol
@@ -63,6 +63,7 @@ class Record:
     prompt_tokens: int = 0
     cached_tokens: int = 0
     completion_tokens: int = 0
+    phases: Mapping[str, float] | None = None
     last_seq: int = 0
     text: str = ""
     once: Once | None = None  # of a request with an Idempotency-Key

@@ -195,7 +195,7 @@ class Stream(Producer):
             return
         if self._generation is not None and self._generation.can_park:
             self._cancel()
-            self.parking.begin(NO_READER, self.transcript.num_tokens, time.monotonic())
+            self._begin_park(NO_READER)
         self._timers.disarm("first_reader")
         window = self._config.resume_window_seconds
         self._timers.arm("resume_window", window, lambda: self.end_with(_ABANDONED))

@@ -2,8 +2,8 @@
 
 Counts committed events only. Pure but for `time.monotonic()`.
 
-`Timings` and `StreamSummary`: the metrics of one stream, measured where its events are committed. All times are
-`time.monotonic()` seconds. Neither holds prompt or answer text.
+`StreamSummary`: the metrics of one stream, measured where its events are committed (`Timings` in
+protocol/measures.py). It holds no prompt or answer text.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from __future__ import annotations
 import time
 from array import array
 from bisect import bisect_right
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from streamserve.protocol.events import (
@@ -28,7 +28,7 @@ from streamserve.protocol.events import (
     Token,
     Usage,
 )
-from streamserve.protocol.measures import Buckets
+from streamserve.protocol.measures import Timings, parts_of
 from streamserve.protocol.park import Accepted
 from streamserve.protocol.requests import ShownChoice
 
@@ -70,80 +70,15 @@ class StreamSummary:
     transport: str
     intake: float | None = None
     ttfb: float | None = None
-
-
-class Timings:
-    """The times of one answer: arrival, acceptance, first byte and first token, and the gaps after it in buckets.
-
-    `started_at` is the request's arrival at the server. What another process saw is None.
-    """
-
-    def __init__(self, started_at: float) -> None:
-        self.started_at = started_at
-        self.accepted_at: float | None = None
-        self.first_byte_at: float | None = None
-        self.first_at: float | None = None
-        self.last_at: float | None = None
-        self.gaps = Buckets()  # between the token events of one choice
-        self._last_ats: dict[int, float] = {}
-        self._knows_first = self._knows_all = True
-
-    def note(self, now: float, choice: int = 0) -> None:
-        """Count a token event committed now."""
-        if self.first_at is None:
-            self.first_at = now
-        before = self._last_ats.get(choice)
-        if before is not None:
-            self.gaps.observe(now - before)
-        self._last_ats[choice] = self.last_at = now
-
-    def skip(self, now: float) -> None:
-        """Count a token event committed at an unknown time before now."""
-        if self.first_at is None:
-            self.first_at = now  # a lower bound on the time that readers had
-            self._knows_first = False
-        self.last_at = now
-        self._last_ats.clear()
-        self._knows_all = False
-
-    @property
-    def ttft(self) -> float | None:
-        """Seconds from arrival to the first output token; None if another process produced that."""
-        return None if self.first_at is None or not self._knows_first else self.first_at - self.started_at
-
-    def itl(self, share: float) -> float | None:
-        """Return about the gap that `share` of all gaps do not exceed."""
-        return self.gaps.quantile(share)
-
-    def since_arrival(self) -> dict[str, float]:
-        """Return the known times that count from the request's arrival, under their names in the `done` event."""
-        out: dict[str, float] = {}
-        if self.accepted_at is not None:
-            out["intake"] = max(0.0, self.accepted_at - self.started_at)
-        if self.first_byte_at is not None and self.accepted_at is not None:
-            out["ttfb"] = max(0.0, self.first_byte_at - self.started_at)
-        if self.ttft is not None:
-            out["ttft"] = self.ttft
-        return out
-
-    def breakdown(self, num_tokens: int) -> dict[str, float]:
-        """Return all that is known, under their names in the `done` event. `num_tokens`: of the longest choice."""
-        known = {"itl_p50": self.itl(0.5), "itl_p95": self.itl(0.95)}
-        if num_tokens > 1 and self._knows_all and self.first_at is not None and self.last_at is not None:
-            known["tpot"] = (self.last_at - self.first_at) / (num_tokens - 1)
-        return {**self.since_arrival(), **{name: time for name, time in known.items() if time is not None}}
-
-    def tokens_per_second(self, num_tokens: int) -> float:
-        """Return the mean rate after the first token."""
-        if self.first_at is None or self.last_at is None or self.last_at <= self.first_at or not self._knows_all:
-            return 0.0
-        return (num_tokens - 1) / (self.last_at - self.first_at)
+    latency: float = 0.0
+    phases: Mapping[str, float] = field(default_factory=dict)
 
 
 def summarize(stream: Stream) -> StreamSummary:
     """Return the current metrics of `stream`."""
     usage, timings, end = stream.usage, stream.transcript.timings, stream.terminal
-    times = timings.since_arrival()
+    times, age = timings.since_arrival(), (stream.ended_at or time.monotonic()) - timings.started_at
+    ended_with = end.phases if isinstance(end, Done) else None
     return StreamSummary(
         id=stream.id,
         log_id=stream.log_id,
@@ -152,7 +87,7 @@ def summarize(stream: Stream) -> StreamSummary:
         tenant=stream.tenant,
         state=stream.state,
         created=stream.created,
-        age_seconds=(stream.ended_at or time.monotonic()) - timings.started_at,
+        age_seconds=age,
         prompt_tokens=usage.prompt_tokens,
         completion_tokens=usage.completion_tokens,
         cached_tokens=usage.cached_tokens,
@@ -170,6 +105,8 @@ def summarize(stream: Stream) -> StreamSummary:
         transport=stream.readers.last_transport,
         intake=times.get("intake"),
         ttfb=times.get("ttfb"),
+        latency=end.latency if isinstance(end, Done) else age,
+        phases=timings.phases(timings.started_at + age) if ended_with is None else ended_with,
     )
 
 
@@ -373,23 +310,30 @@ class Transcript:
 
     def with_metrics(self, done: Done, usage: Usage | None = None) -> Done:
         """Return `done` with usage, latency and breakdown of the whole stream, over all its runs in the engine."""
-        latency = time.monotonic() - self.timings.started_at
-        breakdown = self.timings.breakdown(max(self.num_output_tokens))
-        return replace(done, usage=usage or self.usage, latency=latency, breakdown=breakdown)
+        now, timings = time.monotonic(), self.timings
+        return replace(
+            done,
+            usage=usage or self.usage,
+            latency=now - timings.started_at,
+            breakdown=timings.breakdown(max(self.num_output_tokens)),
+            phases=timings.phases(now, done.phases),
+        )
 
     def of_one_run(self, done: Done) -> Done:
         """Return the engine's `done` of an answer without a park, with the times that count from the arrival.
 
         The last tokens may be committed together with it: the first one too, if the answer is short.
         """
-        latency = time.monotonic() - self.timings.started_at
+        now = time.monotonic()
+        latency = now - self.timings.started_at
         times = {**done.breakdown, **self.timings.since_arrival()}
+        phases = self.timings.phases(now, done.phases or parts_of(done.breakdown))
         if self.timings.first_at is None and "ttft" in times:
             times["ttft"] = latency
         num_tokens = done.usage.completion_tokens if len(self._choices) == 1 else max(self.num_output_tokens)
         if num_tokens > 1 and "decode" in times:
             times["tpot"] = times["decode"] / (num_tokens - 1)
-        return replace(done, latency=latency, breakdown=times)
+        return replace(done, latency=latency, breakdown=times, phases=phases)
 
     def over_all_runs(self, done: Done) -> Done:
         """Return the engine's `done` of the last run with the metrics of all runs."""

@@ -18,7 +18,7 @@ from django.db import connections, transaction
 from django.http import HttpRequest, HttpResponse, HttpResponseBase, StreamingHttpResponse
 from django.utils.cache import patch_vary_headers
 
-from streamserve.api.call import ANONYMOUS, AuditedSite, Body, Call, Caller, Reply
+from streamserve.api.call import ANONYMOUS, AuditedSite, Body, Call, Caller, Reply, admitted
 from streamserve.api.logs import get_logger
 from streamserve.api.routes import Route, failure
 from streamserve.asgi.handover import HEADER, offer
@@ -100,7 +100,7 @@ def _call(
         params=params,
         query_string=request.META.get("QUERY_STRING", ""),
         address=request.META.get("REMOTE_ADDR") or "",
-        received_at=request.scope.get("streamserve.received_at") or time.monotonic(),  # type: ignore[attr-defined]
+        received_at=admitted(request.scope.get("streamserve.received_at") or time.monotonic(), headers),  # type: ignore[attr-defined]
     )
 
 

@@ -21,7 +21,7 @@ from channels.exceptions import StopConsumer
 from django.core.handlers.asgi import get_script_prefix as script_prefix_of
 from django.urls import NoReverseMatch, get_script_prefix, reverse
 
-from streamserve.api.call import with_class
+from streamserve.api.call import admitted, with_class
 from streamserve.api.logs import get_logger
 from streamserve.api.resume import gone, not_there
 from streamserve.api.routes import CHAT_CALLERS, Access
@@ -175,9 +175,11 @@ class StreamConsumer(AsyncConsumer):  # type: ignore[misc]  # channels ships no 
         if not isinstance(kind, str) or kind not in FIELDS:
             raise BadRequest(f"'type' is one of {', '.join(FIELDS)}.", code="unknown_type", param="type")
         subject |= about(values)
-        message = read(values, FIELDS[kind])
+        message, received_at = read(values, FIELDS[kind]), time.monotonic()
         if kind not in _WITHOUT_PERMISSION:
             await self._check_permission()
+        if kind in _MAY_WAIT:
+            message["arrival"] = admitted(received_at, {"x-request-start": str(message.get("sent_at", ""))})
         work = getattr(self, f"_on_{kind}")(message)
         if kind in _MAY_WAIT:
             await self._handle_beside(work, kind, dict(subject))
@@ -250,7 +252,9 @@ class StreamConsumer(AsyncConsumer):  # type: ignore[misc]  # channels ships no 
         """Ignore the answer to our ping: the ping itself has kept the connection open."""
 
     async def _begin(self, asked: native.NativeRequest, message: Mapping[str, Any]) -> None:
-        stream = await get_site().start(self._principal, asked.generate, asked.on_disconnect)
+        stream = await get_site().start(
+            self._principal, asked.generate, asked.on_disconnect, received_at=message["arrival"]
+        )
         await self._send(started(stream, message))
         self._shown.show(get_site().streams, stream, 0, message.get("credit"))
 

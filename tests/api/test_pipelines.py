@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -26,7 +27,8 @@ PROMPT = {"messages": [{"role": "user", "content": "Where is my bill?"}], "seed"
 
 async def bills(run: Run) -> None:
     """Answer a question about a bill."""
-    found = await run.step("Looking it up", _search, run.question or run.input["question"], of=1)
+    question = run.question or run.input["question"]
+    found = await run.step("Looking it up", _search, question, of=1, phase="retrieval")
     run.cite("help", id="7", title="Bills", url="/help/7/")
     await run.generate(f"{found}", max_tokens=8, seed=7, ignore_eos=True)
 
@@ -77,17 +79,21 @@ async def test_json_stream_socket_openai_and_python_are_the_same_answer(caller: 
 
 
 async def over_websocket(caller: Caller) -> str:
+    messages = await messages_of(caller, {"type": "start", "request": {**PROMPT, "model": "bills"}})
+    return "".join(one["data"]["text"] for one in messages if one.get("event") == "token")
+
+
+async def messages_of(caller: Caller, start: dict[str, Any]) -> list[dict[str, Any]]:
+    """Send one message; return those that come until the answer ends."""
     headers = [(b"host", b"testserver"), (b"authorization", caller.headers["authorization"].encode())]
     socket = WebsocketCommunicator(routing.application, "/ws/streams", headers=headers)
     assert (await socket.connect())[0]
-    await socket.send_json_to({"type": "start", "request": {**PROMPT, "model": "bills"}})
-    text, event = "", ""
-    while event not in ("done", "error"):
-        message = json.loads(await socket.receive_from(timeout=30))
-        event = message.get("event", "")
-        text += message["data"]["text"] if event == "token" else ""
+    await socket.send_json_to(start)
+    messages: list[dict[str, Any]] = [{}]
+    while messages[-1].get("event") not in ("done", "error"):
+        messages.append(json.loads(await socket.receive_from(timeout=30)))
     await socket.disconnect()
-    return text
+    return messages[1:]
 
 
 async def test_input_without_a_conversation(caller: Caller) -> None:
@@ -134,13 +140,16 @@ async def test_the_row_is_the_pipeline_s(caller: Caller) -> None:
     response = await caller.post("/pipelines/bills", PROMPT)
     stream_id = response["X-Stream-Id"]
 
-    async def is_finished() -> bool:
-        row = await StreamRow.objects.aget(pk=stream_id)
-        return row.state == "finished" and (row.model, row.completion_tokens) == ("bills", 8)
+    row = await in_row(stream_id)
+    assert (row.model, row.completion_tokens) == ("bills", 8)
 
+
+async def in_row(stream_id: str) -> StreamRow:
+    """Return the row of a stream, once its end is written."""
     for _ in range(200):
-        if await is_finished():
-            return
+        row = await StreamRow.objects.aget(pk=stream_id)
+        if row.state == "finished":
+            return row
         await asyncio.sleep(0.05)
     raise AssertionError("the row is not finished")
 
@@ -180,3 +189,30 @@ async def test_json_has_the_error_of_the_run(caller: Caller) -> None:
         assert b"half" not in response.content
     finally:
         forget("failing")
+
+
+async def test_where_the_time_went_is_in_done_the_state_and_the_row(caller: Caller) -> None:
+    """`phases` of JSON, of GET /streams/{id} and of the row are one; they add up, and know when the client sent."""
+    sent = {"x-request-start": f"t={time.time() - 0.2:.6f}"}
+    response = await caller.post("/pipelines/bills", PROMPT, **sent)
+    whole, stream_id = response.json(), response["X-Stream-Id"]
+    state = (await caller.get(f"/streams/{stream_id}")).json()
+    assert state["phases"] == whole["phases"]
+    row = await in_row(stream_id)
+    assert row.phases == whole["phases"]
+    phases = dict(whole["phases"])
+    assert 0.2 <= phases.pop("network_in") < 30.0
+    assert {"auth", "intake", "retrieval", "generation"} <= phases.keys()
+    assert sum(phases.values()) == pytest.approx(whole["latency"], abs=1e-3)
+    assert state["latency"] == pytest.approx(whole["latency"], abs=1e-3)
+
+
+async def test_a_plain_answer_s_times_over_the_socket(caller: Caller) -> None:
+    """A message has no headers: `sent_at` is the client's clock in milliseconds."""
+    request = {"prompt": "a", "max_tokens": 2, "model": "echo"}
+    start = {"type": "start", "request": request, "sent_at": int(time.time() * 1000) - 200}
+    done = (await messages_of(caller, start))[-1]["data"]
+    phases = dict(done["phases"])
+    assert 0.199 <= phases.pop("network_in") < 30.0
+    assert {"auth", "intake"} <= phases.keys()
+    assert sum(phases.values()) == pytest.approx(done["latency"], abs=1e-3)

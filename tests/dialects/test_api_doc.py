@@ -15,7 +15,7 @@ from streamserve.dialects.openai_request import _table
 from streamserve.protocol import errors, events
 from streamserve.protocol.errors import StreamserveError
 from streamserve.protocol.limits import Limits
-from streamserve.protocol.metrics import BREAKDOWN
+from streamserve.protocol.metrics import BREAKDOWN, PHASES
 from tests.support.bad_bodies import bad_bodies
 
 PACKAGE = Path(streamserve.__file__).parent
@@ -33,6 +33,7 @@ SOURCES = {
     "finish reasons": events.FINISH_REASONS,
     "events": [*(event.type for event in get_args(events.Event)), "farewell"],
     "breakdown of done": BREAKDOWN,
+    "phases of done": PHASES,
 }
 
 

@@ -10,6 +10,7 @@ import pytest
 
 from streamserve.protocol.errors import BadRequest, Overloaded
 from streamserve.protocol.events import ChoiceDone, Done, Error, Event, Meta, Status, Usage, is_terminal
+from streamserve.protocol.measures import Arrival
 from streamserve.streams.config import StreamConfig
 from streamserve.streams.log.base import Batch, Result
 from streamserve.streams.reader.follow import collect
@@ -403,3 +404,55 @@ async def test_a_reader_of_the_end_leaves_no_park(scripted: ScriptedClient) -> N
     await stream.ended.wait()
     assert (untimed(stream.terminal), stream.parking.num_parks, stream.last_seq) == (DONE, 0, 3)
     await streams.aclose()
+
+
+async def test_phases_of_a_parked_and_readmitted_answer_add_up(streams: Streams, scripted: ScriptedClient) -> None:
+    """The engine's parts are those of the last run only: the stream's own phases stand there, and the park."""
+    stream = await start(streams, max_tokens=50)
+    reader = Attachment()
+    stream.attach(reader)
+    scripted.last.push(tok("a", 5))
+    await until(lambda: stream.last_seq == 2, "the token is committed")
+    stream.detach(reader)
+    assert stream.summary().phases.keys() >= {"parked"}
+    stream.attach(Attachment())
+    await until(lambda: len(scripted.generations) == 2, "it is admitted again")
+    usage = Usage(prompt_tokens=3, completion_tokens=2)
+    parts = {"queue": 50.0, "prefill": 50.0, "decode": 50.0}
+    scripted.last.push(tok("b", 6))
+    scripted.last.push(Done(finish_reason="stop", usage=usage, breakdown=parts))
+    await stream.ended.wait()
+    end = stream.terminal
+    assert isinstance(end, Done)
+    assert end.phases is not None
+    assert {"intake", "first_token", "generation", "parked"} <= end.phases.keys()
+    assert "queue" not in end.phases
+    assert sum(end.phases.values()) == pytest.approx(end.latency, abs=1e-6)
+    assert stream.summary().phases == end.phases
+
+
+@pytest.mark.parametrize("ends_by", ["done", "stop", "error"])
+async def test_phases_of_a_plain_answer_add_up(streams: Streams, scripted: ScriptedClient, ends_by: str) -> None:
+    """Whole, stopped and failed answers: `done`, and what the row is given, have phases that add up."""
+    arrival = Arrival(time.monotonic() - 3.0, admitted_at=time.monotonic() - 2.0, network_seconds=0.5)
+    stream = await streams.start(ask("scripted"), owner="u", tenant="t", received_at=arrival)
+    scripted.last.push(tok("a", 5))
+    await until(lambda: stream.last_seq == 2, "the token is committed")
+    if ends_by == "stop":
+        await stream.stop()
+    elif ends_by == "done":
+        parts = {"queue": 1e-6, "prefill": 2e-6, "decode": 3e-6, "first_decode": 1e-6}
+        scripted.last.push(Done(finish_reason="stop", usage=Usage(completion_tokens=1), breakdown=parts))
+    else:
+        scripted.last.push(Error(code="internal_error", message="m"))
+    await stream.ended.wait()
+    summary = stream.summary()
+    phases = dict(summary.phases)
+    assert phases.pop("network_in") == 0.5
+    assert phases["auth"] == pytest.approx(1.0, abs=0.01)
+    assert phases["intake"] >= 2.0
+    assert sum(phases.values()) == pytest.approx(summary.latency, abs=1e-6)
+    if ends_by == "done":
+        assert (phases["queue"], phases["prefill"]) == (1e-6, 2e-6)
+    else:
+        assert "first_token" in phases

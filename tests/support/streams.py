@@ -39,7 +39,7 @@ def ask(
 
 def untimed(event: Event) -> Event:
     """Return a `done` without the times that the stream gives it."""
-    return replace(event, latency=0.0, breakdown={}) if isinstance(event, Done) else event
+    return replace(event, latency=0.0, breakdown={}, phases=None) if isinstance(event, Done) else event
 
 
 async def until(claim: Callable[[], bool], what: str) -> None:

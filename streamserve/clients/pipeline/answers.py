@@ -11,10 +11,12 @@ import time
 from dataclasses import replace
 
 from streamserve.clients.base import EngineClient, Generation
+from streamserve.clients.pipeline.phases import RunPhases
 from streamserve.clients.pipeline.speech import Speech
 from streamserve.clients.pipeline.tools import ToolCall
 from streamserve.protocol.errors import EngineUnavailable, error_for
 from streamserve.protocol.events import TEXT, BlockStart, BlockStop, Done, Error, Event, Status, Token
+from streamserve.protocol.measures import FIRST_TOKEN, parts_of
 from streamserve.protocol.park import Park
 from streamserve.protocol.requests import GenerateRequest
 
@@ -26,8 +28,10 @@ _ENGINE_SECONDS = 60.0
 class Answering:
     """See above. `speech` None: the answer is not shown, and does not wait for readers."""
 
-    def __init__(self, client: EngineClient, request: GenerateRequest, speech: Speech | None) -> None:
-        self._client, self._request, self._speech = client, request, speech
+    def __init__(
+        self, client: EngineClient, request: GenerateRequest, speech: Speech | None, phases: RunPhases
+    ) -> None:
+        self._client, self._request, self._speech, self._phases = client, request, speech, phases
         self._text: list[str] = []
         self._token_ids: list[int] = []
         self._other_blocks: set[int] = set()  # indexes of blocks that are not text
@@ -38,6 +42,7 @@ class Answering:
 
     async def run(self) -> tuple[str, Done]:
         """Return text and end of the answer. Raises StreamserveError, and Stopped by a filter."""
+        span, parts = self._phases.begin(FIRST_TOKEN), None
         try:
             while True:
                 generation = await self._accepted()
@@ -48,12 +53,14 @@ class Answering:
                     if self._speech is not None:
                         self._speech.generation.on_read = None
                 if done is not None:
+                    parts = parts_of(done.breakdown)
                     return "".join(self._text), done
                 assert generation.parked is not None
                 if self._text and not generation.accepted.has_token_ids:  # it would begin anew
                     raise EngineUnavailable("The server of the model was lost in the middle of an answer. Try again.")
                 await self._wait(generation.parked)
         finally:
+            self._phases.end(span, parts)
             if self._has_turn and self._speech is not None:
                 self._speech.turn.release()
 

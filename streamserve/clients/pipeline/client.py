@@ -143,10 +143,11 @@ class PipelineClient:
             result = await self._pipeline.function(run)
             await run.finish(result)
             speech.close_block()
-            ending = speech.done(latency=time.monotonic() - started_at)
+            ending = speech.done(latency=time.monotonic() - started_at, phases=run.phases.seconds())
         except Stopped:
             speech.cut_block()
-            ending = speech.done(latency=time.monotonic() - started_at, finish_reason="content_filter")
+            latency, phases = time.monotonic() - started_at, run.phases.seconds()
+            ending = speech.done(latency=latency, phases=phases, finish_reason="content_filter")
         except StreamserveError as error:
             ending = Error(code=error.code, message=error.message, retryable=error.is_retryable)
         except asyncio.CancelledError:

@@ -20,6 +20,7 @@ from typing import Any
 
 from streamserve.clients.base import EngineClient
 from streamserve.clients.pipeline.answers import Answering
+from streamserve.clients.pipeline.phases import RunPhases
 from streamserve.clients.pipeline.speech import Speech
 from streamserve.clients.pipeline.tools import FunctionTool, ToolCall, WrongCall, as_object, function_tool, result_text
 from streamserve.dialects.fields import read
@@ -66,6 +67,7 @@ class Run:
         self.deadline = None if request.timeout_seconds is None else time.monotonic() + request.timeout_seconds
         self._request, self._speech, self._clients = request, speech, clients
         self._limits, self._call = limits, call
+        self.phases = RunPhases()
         self._num_steps = self._num_citations = 0
         self._warming: set[asyncio.Task[None]] = set()
 
@@ -76,15 +78,23 @@ class Run:
         return asked[-1] if asked else self._request.prompt or ""
 
     async def step(
-        self, name: str, function: Callable[..., Any], *args: Any, of: int | None = None, **options: Any
+        self,
+        name: str,
+        function: Callable[..., Any],
+        *args: Any,
+        of: int | None = None,
+        phase: str = "",
+        **options: Any,
     ) -> Any:
         """Show the step `name`, run `function`, and return its result. Synchronous ones run on a thread.
 
-        Readers see "Step 2 of 4" where `of` says how many there are.
+        Readers see "Step 2 of 4" where `of` says how many there are. `phase` (retrieval, rerank, context, or a name of
+        your own) is where `done` counts its time.
         """
         self._num_steps += 1
-        await self._speech.show(Status(status="step", step=self._num_steps, of=of, message=name))
-        return await self._do(function, *args, **options)
+        with self.phases.during(phase):
+            await self._speech.show(Status(status="step", step=self._num_steps, of=of, message=name))
+            return await self._do(function, *args, **options)
 
     def cite(self, source: str, *, id: str, title: str | None = None, url: str | None = None) -> None:
         """Show a source of the answer, as soon as it is known."""
@@ -117,12 +127,13 @@ class Run:
         offered = {one.tool.name: one for one in map(function_tool, tools)}
         request = replace(request, tools=tuple(one.tool for one in offered.values()))
         for round_ in range(max_rounds + 1):
-            answering = Answering(client, request, self._speech if show else None)
+            answering = Answering(client, request, self._speech if show else None, self.phases)
             text, done = await answering.run()
             if not (offered and answering.calls):
                 return Answer(text=text, finish_reason=done.finish_reason, usage=done.usage)
             if round_ < max_rounds:
-                request = await self._with_results(request, text, answering.calls, offered)
+                with self.phases.during("tools"):
+                    request = await self._with_results(request, text, answering.calls, offered)
         message = f"The model called tools {max_rounds + 1} times without an answer, and may {max_rounds} times."
         raise StreamserveError(message, code="too_many_tool_rounds")
 
@@ -138,8 +149,17 @@ class Run:
 
         They are counted as they are joined by an empty line. A passage is kept whole or not at all.
         """
+        with self.phases.during("context"):
+            kept = await self._fitting(passages, max_tokens, model)
+        if len(kept) < len(passages):
+            message = f"The context was cut to {len(kept)} of {len(passages)} passages ({max_tokens:,} tokens)."
+            await self._speech.show(Status(status="trimmed", step=len(kept), of=len(passages), message=message))
+        return kept
+
+    async def _fitting(self, passages: Sequence[str], max_tokens: int, model: str) -> list[str]:
+        """Return the first passages that fit."""
         client, _ = self._prepare("-", model, {})
-        kept, num_tokens = list(passages), 0
+        kept = list(passages)
         while kept:
             request = replace(self._request, model=client.alias, messages=None, prompt="\n\n".join(kept))
             num_tokens = len(await client.tokenize(request))
@@ -147,9 +167,6 @@ class Run:
                 break
             # As many as fit if all are alike, but one less at least.
             kept = kept[: min(len(kept) - 1, len(kept) * max_tokens // num_tokens + 1)]
-        if len(kept) < len(passages):
-            message = f"The context was cut to {len(kept)} of {len(passages)} passages ({max_tokens:,} tokens)."
-            await self._speech.show(Status(status="trimmed", step=len(kept), of=len(passages), message=message))
         return kept
 
     async def _with_results(

@@ -7,6 +7,7 @@ model gave, whatever a filter has made of their text. On the event loop; knows n
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 
 from streamserve.clients.pipeline.filters import Chain, Stopped
 from streamserve.clients.pipeline.generation import PipelineGeneration
@@ -88,7 +89,7 @@ class Speech:
         self._reasoning_tokens += usage.reasoning_tokens
         self.finish_reason = finish_reason
 
-    def done(self, *, latency: float, finish_reason: str = "") -> Done:
+    def done(self, *, latency: float, phases: Mapping[str, float], finish_reason: str = "") -> Done:
         """Return the event of a whole answer: its tokens are those that were shown."""
         usage = Usage(
             prompt_tokens=self._prompt_tokens,
@@ -96,7 +97,7 @@ class Speech:
             cached_tokens=self._cached_tokens,
             reasoning_tokens=self._reasoning_tokens,
         )
-        return Done(finish_reason=finish_reason or self.finish_reason, usage=usage, latency=latency)
+        return Done(finish_reason=finish_reason or self.finish_reason, usage=usage, latency=latency, phases=phases)
 
     async def _start(self, kind: str, start: BlockStart | None = None) -> None:
         """Open a block. A first text block needs no `block_start`, as in a plain answer."""

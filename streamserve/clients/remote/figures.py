@@ -67,6 +67,7 @@ class Timings:
             "queue": max(0.0, sent - self.accepted_at),
             "prefill": max(0.0, first - sent),
             "decode": max(0.0, self.last_at - first),
+            "first_decode": self._gaps[0] if self._gaps else 0.0,
             "ttft": max(0.0, first - self.accepted_at),
             "itl_p50": percentile(self._gaps, 0.50) or 0.0,
             "itl_p95": percentile(self._gaps, 0.95) or 0.0,

@@ -85,6 +85,7 @@ class Timings:
             "queue": scheduled - self.accepted_at,
             "prefill": first - scheduled,
             "decode": self.last_at - first,
+            "first_decode": self.gaps[0] if self.gaps else 0.0,
             "ttft": first - self.accepted_at,
             "itl_p50": percentile(self.gaps, 0.50) or 0.0,
             "itl_p95": percentile(self.gaps, 0.95) or 0.0,

@@ -83,6 +83,7 @@ class RowStore:
             cached_tokens=summary.cached_tokens,
             completion_tokens=summary.completion_tokens,
             ttft_seconds=summary.ttft,
+            phases={name: round(seconds, 4) for name, seconds in summary.phases.items()},
             last_seq=last_seq,
             text=text.replace("\0", "\N{REPLACEMENT CHARACTER}"),  # PostgreSQL refuses NUL
         )
@@ -124,6 +125,7 @@ def record_of(row: StreamRow) -> Record:
         prompt_tokens=row.prompt_tokens,
         cached_tokens=row.cached_tokens,
         completion_tokens=row.completion_tokens,
+        phases=row.phases,
         last_seq=row.last_seq,
         text=row.text,
         once=None if row.request_key is None else Once(key=row.request_key, digest=row.request_digest or ""),
@@ -140,5 +142,6 @@ def line_of(summary: StreamSummary) -> dict[str, Any]:
         **{name: getattr(summary, name) for name in fields},
         **{f"{name}_ms": None if seconds is None else round(seconds * 1000, 2) for name, seconds in times.items()},
         "age_seconds": round(summary.age_seconds, 3),
+        "phases_ms": {name: round(seconds * 1000, 2) for name, seconds in summary.phases.items()},
         "num_parks": summary.num_parks,
     }

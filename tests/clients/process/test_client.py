@@ -47,7 +47,7 @@ async def collect(generation: Generation) -> list[Event]:
 def untimed(events: list[Event]) -> list[Event]:
     """Leave out times and what the prefix cache held; choice by choice."""
     out = [
-        replace(event, latency=0.0, breakdown={}, usage=Usage()) if isinstance(event, Done) else event
+        replace(event, latency=0.0, breakdown={}, phases=None, usage=Usage()) if isinstance(event, Done) else event
         for event in events
     ]
     return sorted(out, key=lambda event: getattr(event, "choice", 99))

@@ -30,7 +30,7 @@ async def test_streams_tokens_then_done() -> None:
     assert isinstance(done, Done)
     assert (done.finish_reason, done.usage.prompt_tokens, done.usage.completion_tokens) == ("length", 15, 12)
     assert len(ids(events)) == 12
-    assert done.breakdown.keys() == {"queue", "prefill", "decode", "ttft", "itl_p50", "itl_p95"}
+    assert done.breakdown.keys() == {"queue", "prefill", "decode", "first_decode", "ttft", "itl_p50", "itl_p95"}
     assert done.breakdown["ttft"] == pytest.approx(done.breakdown["queue"] + done.breakdown["prefill"])
     assert generation.accepted == replace(generation.accepted, num_prompt_tokens=15, max_tokens=12, seed=7)
 
