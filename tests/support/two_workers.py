@@ -10,6 +10,7 @@ from streamserve.dialects.native import NativeEncoder
 from streamserve.protocol.requests import GenerateRequest
 from streamserve.streams.config import StreamConfig
 from streamserve.streams.lease.liveness import Liveness
+from streamserve.streams.log.base import EventLog
 from streamserve.streams.log.file_log import FileLog
 from streamserve.streams.reader.delivery import Delivery
 from streamserve.streams.registry import Streams
@@ -22,8 +23,8 @@ from tests.support.stream_checks import check_native_part
 class Worker:
     """The parts that runtime.py makes, with the engine of the test."""
 
-    def __init__(self, folder: Path, client: EngineClient, settings: StreamConfig) -> None:
-        self.log = FileLog(folder / "streams.sqlite3")
+    def __init__(self, folder: Path, client: EngineClient, settings: StreamConfig, log: EventLog | None = None) -> None:
+        self.log = log or FileLog(folder / "streams.sqlite3")
         self.workers = Liveness(folder / "workers")
         self.store = RowStore(self.workers)
         self.streams = Streams({"echo": client}, self.log, settings, store=self.store)
