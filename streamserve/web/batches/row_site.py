@@ -63,6 +63,10 @@ class RowSite:
         """Return the class of batches."""
         return CLASS
 
+    def with_own_system(self, request: GenerateRequest) -> GenerateRequest:
+        """Return the request with its model's system prompt."""
+        return self._site.with_own_system(request)
+
     async def find(self, caller: Caller, *, stream_id: str = "", log_id: str = "") -> Found:
         """Raise NotFound: a row is not resumed."""
         raise no_stream()
