@@ -12,6 +12,7 @@ from typing import Any
 from django.apps import apps
 from django.conf import settings
 from django.core.checks import CheckMessage, Error, Warning, register
+from django.core.files.storage import InvalidStorageError, storages
 from django.db import DatabaseError
 from django.utils.module_loading import import_string
 
@@ -40,6 +41,7 @@ def check_settings(app_configs: Any, **kwargs: Any) -> list[CheckMessage]:
         *_check_memory(conf),
         *_check_remote(conf),
         *_check_log(conf),
+        *_check_storage(conf),
         *_check_anonymous(conf),
     ]
 
@@ -141,6 +143,26 @@ async def _complaints(conf: SiteConfig) -> list[str]:
         return await check_log(event_log)
     finally:
         await event_log.aclose()
+
+
+def _check_storage(conf: SiteConfig) -> Iterator[CheckMessage]:
+    """E011: the storage of batches' files is no alias. W013: it is in the folder that sites serve at MEDIA_URL."""
+    alias = conf.batches.storage
+    if not alias:
+        return
+    try:
+        location = getattr(storages[alias], "location", None)
+    except (InvalidStorageError, ImportError) as error:
+        hint = f"It takes an alias of STORAGES: {', '.join(settings.STORAGES)}."
+        yield Error(f'STREAMSERVE["BATCHES"]["STORAGE"] is {alias!r}: {error}', hint=hint, id="streamserve.E011")
+        return
+    media = settings.MEDIA_ROOT and Path(settings.MEDIA_ROOT).resolve()
+    if media and location and Path(location).resolve().is_relative_to(media):
+        yield Warning(
+            f"The files of batches are in MEDIA_ROOT, by STORAGES[{alias!r}]: they are private, and sites serve it.",
+            hint='Give them a storage of their own, or leave BATCHES["STORAGE"] out.',
+            id="streamserve.W013",
+        )
 
 
 def _check_models(conf: SiteConfig) -> Iterator[CheckMessage]:

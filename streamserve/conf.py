@@ -20,6 +20,7 @@ from django.conf import settings as django_settings
 from django.core.exceptions import ImproperlyConfigured
 from django.core.signals import setting_changed
 
+from streamserve.api.batch.config import BatchConfig
 from streamserve.asgi.flow.config import FlowConfig
 from streamserve.clients.process.config import LaunchConfig, ProcessConfig
 from streamserve.clients.remote.config import AUTO, SERVERS, RemoteConfig
@@ -83,6 +84,7 @@ class SiteConfig:
     prompt_in_url: bool = False
     reasoning_field: str = REASONING_FIELDS[0]
     cors_origins: tuple[str, ...] = ()
+    batches: BatchConfig = field(default_factory=BatchConfig)
     keep_streams_days: float = 0.0
     keep_watches_days: float = 0.0
     testing: bool = False
@@ -177,6 +179,7 @@ class _Reader(Reader):
             prompt_in_url=self.boolean(given, "PROMPT_IN_URL"),
             reasoning_field=self._one_of(given, "REASONING_FIELD", REASONING_FIELDS, in_tests=None, testing=testing),
             cors_origins=self._origins(given.get("CORS_ORIGINS", ())),
+            batches=self._options(BatchConfig, given, "BATCHES"),
             keep_streams_days=self.number(given, "KEEP_STREAMS_DAYS"),
             keep_watches_days=self.number(given, "KEEP_WATCHES_DAYS"),
             testing=testing,

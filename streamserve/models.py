@@ -8,12 +8,27 @@ from django.db import models
 from django.utils import timezone
 from django.utils.translation import gettext_lazy as _
 
+from streamserve.durable.batches import Batch, BatchRow
+from streamserve.durable.files import StoredFile
 from streamserve.durable.jobs import Job, JobStep, Worker
 from streamserve.keys import digest_of, prefix_of
 from streamserve.managers import ApiKeyQuerySet, StreamQuerySet, WatchQuerySet
 from streamserve.protocol.requests import LATENCY_CLASSES
 
-__all__ = ["SCOPES", "ApiKey", "Job", "JobStep", "Live", "Stream", "Watch", "Worker", "default_scopes"]
+__all__ = [
+    "SCOPES",
+    "ApiKey",
+    "Batch",
+    "BatchRow",
+    "Job",
+    "JobStep",
+    "Live",
+    "StoredFile",
+    "Stream",
+    "Watch",
+    "Worker",
+    "default_scopes",
+]
 
 SCOPES = ("chat", "ops", "watch")
 

@@ -88,6 +88,7 @@ def _bound_of(path: str) -> Any:
     """Return the bounds of the bodies of a route, None for an address of the site's own."""
     from django.conf import settings as django_settings
 
+    from streamserve.api.batch.files import FORM_BYTES
     from streamserve.api.routes import PROBES
     from streamserve.asgi.guard import RouteBound
     from streamserve.conf import get_settings
@@ -95,8 +96,11 @@ def _bound_of(path: str) -> Any:
     path = path.removeprefix((django_settings.FORCE_SCRIPT_NAME or "").rstrip("/"))
     for pattern, route in _route_patterns():
         if pattern.fullmatch(path):
+            limits = get_settings().limits
+            file_bytes = limits.max_file_bytes if route.takes_file else 0
             return RouteBound(
-                body_bytes=get_settings().limits.max_body_bytes,
+                body_bytes=file_bytes + FORM_BYTES if file_bytes else limits.max_body_bytes,
+                file_bytes=file_bytes,
                 error_json=route.error_json,
                 is_probe=route.name in PROBES,
             )

@@ -23,7 +23,14 @@ class NameConverter(StringConverter):
     regex = CONVERTERS["pipeline_name"]
 
 
+class FileIdConverter(StringConverter):
+    """The id of a file or a batch, or what looks like one: its endpoint knows."""
+
+    regex = CONVERTERS["file_id"]
+
+
 register_converter(StreamIdConverter, "stream_id")
 register_converter(NameConverter, "pipeline_name")
+register_converter(FileIdConverter, "file_id")
 
 urlpatterns = [path(route.path, view_of(route), name=route.name or None) for route in ROUTES]

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from streamserve.api import anthropic, completions, native, openai, ops, pipelines
+from streamserve.api.batch import batches, files
 from streamserve.api.call import Call, Reply, json_reply
 from streamserve.dialects import native as native_dialect
 from streamserve.dialects import openai_chat
@@ -26,7 +27,12 @@ OPS_CALLERS = ("session", "key")
 ANYONE = ("anyone",)
 
 # The variable parts of a path, in the syntax of Django's urlconf.
-CONVERTERS = {"stream_id": "[0-9a-f]{32}", "path": ".+", "pipeline_name": "[A-Za-z0-9][A-Za-z0-9._-]{0,63}"}
+CONVERTERS = {
+    "stream_id": "[0-9a-f]{32}",
+    "path": ".+",
+    "pipeline_name": "[A-Za-z0-9][A-Za-z0-9._-]{0,63}",
+    "file_id": "[A-Za-z0-9_-]{1,64}",  # of a file or a batch
+}
 _PART = re.compile(r"<(\w+):(\w+)>")
 _UNNAMED = "other"  # in `/metrics`: addresses where nothing is
 
@@ -58,7 +64,8 @@ class Access:
 class Route:
     """One route. `path` has no leading slash; `error_json` is the shape of its errors, `name` its name for `reverse`.
 
-    Without `needs_site` it does not depend on engines, log and database.
+    Without `needs_site` it does not depend on engines, log and database; one that `needs_rows` is the Django site's
+    only. `takes_file`: its bodies may be forms with a file.
     """
 
     path: str
@@ -68,6 +75,8 @@ class Route:
     error_json: Callable[[ErrorBody], dict[str, Any]] = native_dialect.error_json
     name: str = ""
     needs_site: bool = True
+    needs_rows: bool = False
+    takes_file: bool = False
 
     def pattern(self) -> re.Pattern[str]:
         """Return the pattern of the whole path, with its leading slash."""
@@ -98,6 +107,7 @@ def failure(request_id: str) -> StreamserveError:
 
 
 _CHAT = Access(callers=CHAT_CALLERS)
+_KNOWN = Access(callers=("session", "key"))
 _OPEN = Access(callers=ANYONE)
 _PROBE = Access(callers=ANYONE, identifies=True)
 _WATCH = Access(callers=("session", "key"), scope="watch")
@@ -110,6 +120,10 @@ def _openai(path: str, endpoint: Callable[[Call, Any], Awaitable[Reply]], access
 
 def _anthropic(path: str, endpoint: Callable[[Call, Any], Awaitable[Reply]], **rest: Any) -> Route:
     return _native(path, endpoint, _CHAT, methods=("POST",), error_json=shapes.error_json, **rest)
+
+
+def _stored(path: str, endpoint: Callable[[Call, Any], Awaitable[Reply]], **rest: Any) -> Route:
+    return _openai(path, endpoint, _KNOWN, needs_rows=True, **rest)
 
 
 def _native(path: str, endpoint: Callable[[Call, Any], Awaitable[Reply]], access: Access, **rest: Any) -> Route:
@@ -151,6 +165,12 @@ ROUTES = (
     _openai(f"v1/streams/{_ID}/events", openai.stream_events, _CHAT, name="chat_stream_events"),
     _openai("v1/models", openai.models, _CHAT, name="models"),
     _openai("v1/models/<path:model>", openai.model, _CHAT, name="model"),
+    _stored("v1/files", files.files, methods=("GET", "POST"), name="files", takes_file=True),
+    _stored("v1/files/<file_id:file_id>", files.file, methods=("GET", "DELETE"), name="file"),
+    _stored("v1/files/<file_id:file_id>/content", files.content, name="file_content"),
+    _stored("v1/batches", batches.batches, methods=("GET", "POST"), name="batches"),
+    _stored("v1/batches/<file_id:batch_id>", batches.batch, name="batch"),
+    _stored("v1/batches/<file_id:batch_id>/cancel", batches.cancel, methods=("POST",), name="cancel_batch"),
     _openai("v1/<path:path>", openai.unknown, _OPEN, methods=_ANY, needs_site=False),
     _native("livez", ops.livez, _OPEN, methods=_READ, name="livez", needs_site=False),
     _native("health", ops.livez, _OPEN, methods=_READ, name="health", needs_site=False),

@@ -88,7 +88,7 @@ def request_fields(limits: Limits) -> Mapping[str, Reader]:
         "echo": boolean,
         "timeout_seconds": number(0.1, limits.max_timeout_seconds),
         "latency_class": one_of(*LATENCY_CLASSES),
-        "metadata": _metadata(limits),
+        "metadata": metadata(limits),
         "input": any_object,
         "grammar": grammar(limits),
     }
@@ -265,7 +265,7 @@ def _refuse_too_long(found: Sequence[Prompt], param: str, limits: Limits) -> Non
         raise PromptTooLong(message, param=param)
 
 
-def _metadata(limits: Limits) -> Reader:
+def metadata(limits: Limits) -> Reader:
     """Read the caller's own notes. They are not used; the check bounds their size."""
     note = text(0, limits.max_metadata_chars)
 

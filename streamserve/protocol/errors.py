@@ -16,6 +16,7 @@
     ├── KeyReused 422              an Idempotency-Key was sent before, with another body
     ├── Cancelled 499              stopped or abandoned before a whole answer was there
     ├── TimedOut 504               the request's own timeout_seconds ran out
+    ├── StorageFull 507            the caller's files take all the room they may
     └── Refused 429/503            the caller's quota, or the server's capacity; carries retry_after
         ├── QuotaExceeded 429
         ├── Overloaded 503
@@ -150,6 +151,13 @@ class TimedOut(StreamserveError):
 
     http_status = 504
     code = "timeout"
+
+
+class StorageFull(StreamserveError):
+    """The files of the caller's tenant take all the room that they may."""
+
+    http_status = 507
+    code = "storage_full"
 
 
 class Refused(StreamserveError):

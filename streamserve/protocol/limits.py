@@ -33,6 +33,10 @@ class Limits:
     max_template_kwargs: int = 16
     max_tools: int = 128
     max_grammar_chars: int = 65_536
+    max_file_bytes: int = 200 * 1024 * 1024
+    max_tenant_file_bytes: int = 2 * 1024 * 1024 * 1024  # of all files that a tenant keeps
+    max_batch_lines: int = 50_000
+    max_batches: int = 16  # of a tenant that have not ended
     max_streams_per_principal: int = 16
     max_streams_anonymous: int = 8
     max_connections: int = 10_000  # requests and WebSockets in progress in a process; 0 is no bound

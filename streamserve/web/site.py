@@ -35,6 +35,9 @@ from streamserve.streams.store import Once
 from streamserve.streams.stream import Stream
 from streamserve.web.audit import WatchAudit
 from streamserve.web.auth import salt_of
+from streamserve.web.batches.files import SiteFiles
+from streamserve.web.batches.row_site import RowSite
+from streamserve.web.batches.store import SiteBatches
 from streamserve.web.live import LiveFigures
 from streamserve.web.permissions import PermissionChecks, watching_user
 from streamserve.web.pipelines import pipeline_clients
@@ -143,6 +146,9 @@ class DjangoSite:
         store = RowStore(self.liveness, keeps_text=settings.store)
         self.streams = Streams(self.clients, self.log, settings.streams, store=store, limits=settings.limits)
         self._start_once = StartOnce(self.streams)
+        self.files = SiteFiles(settings)
+        self.batches = SiteBatches(settings)
+        self._row_site: RowSite | None = None
         self.audit = WatchAudit(self.streams)
         self.live = LiveFigures(models, self.streams, are_shared=settings.log != "memory")
         self.live.start()
@@ -170,13 +176,9 @@ class DjangoSite:
     ) -> Stream:
         """Start an answer for `principal`, within its quota. Raises StreamserveError."""
         self.streams.writer.refuse_if_down()
-        request = dataclasses.replace(request, tenant=principal.tenant, salt=salt_of(principal.tenant))
-        request = self.with_own_system(request)
-        if request.model in self.clients:
-            self.clients[request.model].start()
         start = partial(
             self.streams.start,
-            request,
+            self.prepared(principal, request),
             owner=principal.owner,
             tenant=principal.tenant,
             on_disconnect=on_disconnect,
@@ -191,6 +193,21 @@ class DjangoSite:
         """Return the request with the system prompt that the settings give its model, unless it brings one."""
         served = self.settings.models.get(request.model)
         return request if served is None else with_system(request, served.system)
+
+    def prepared(self, caller: Caller, request: GenerateRequest) -> GenerateRequest:
+        """Return the request as the engine gets it: with its tenant, and the model's system prompt. Loads the model."""
+        request = dataclasses.replace(request, tenant=caller.tenant, salt=salt_of(caller.tenant))
+        request = self.with_own_system(request)
+        if request.model in self.clients:
+            self.clients[request.model].start()
+        return request
+
+    @property
+    def row_site(self) -> RowSite:
+        """What answers the rows of batches; made on its first use."""
+        if self._row_site is None:
+            self._row_site = RowSite(self)
+        return self._row_site
 
     def default_class(self, route: str, model: str) -> str:
         """Return the latency class of requests that name none: the route's, the model's, or that of chats."""
@@ -259,6 +276,8 @@ class DjangoSite:
         await self.audit.aclose()
         if self.reaper is not None:
             await self.reaper.aclose()
+        if self._row_site is not None:
+            await self._row_site.aclose()
         await self.streams.aclose()
         for client in self.clients.values():
             await client.aclose()

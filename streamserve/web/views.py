@@ -101,6 +101,7 @@ def _call(
         query_string=request.META.get("QUERY_STRING", ""),
         address=request.META.get("REMOTE_ADDR") or "",
         received_at=admitted(request.scope.get("streamserve.received_at") or time.monotonic(), headers),  # type: ignore[attr-defined]
+        file=request,  # type: ignore[arg-type]  # it has `read`
     )
 
 

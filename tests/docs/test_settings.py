@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from streamserve import checks
+from streamserve.api.batch.config import BatchConfig
 from streamserve.asgi.flow.config import FlowConfig
 from streamserve.clients.process.config import ProcessConfig
 from streamserve.clients.remote.config import RemoteConfig
@@ -25,7 +26,7 @@ _ROW = re.compile(r"^\| (`[A-Z_]+`(?:, `[A-Z_]+`)*) \| (.+?) \|", re.MULTILINE)
 
 CLASSES_OF_KEYS = [
     *(SiteConfig, EngineConfig, FlowConfig, LatencyClass, ModelConfig, RemoteConfig),
-    *(ProcessConfig, Limits, StreamConfig),
+    *(ProcessConfig, Limits, StreamConfig, BatchConfig),
 ]
 
 
@@ -46,6 +47,7 @@ def test_every_key_is_documented(cls: Any) -> None:
         ("`ENGINE`", EngineConfig, {"CLASSES"}),
         ("`STREAMS`", StreamConfig, {"ENGINE_WAIT_SECONDS"}),  # made of the drain's
         ("`LIMITS`", Limits, set()),
+        ("`BATCHES`", BatchConfig, set()),
         ("Engines", ProcessConfig, set()),
     ],
 )

@@ -41,6 +41,7 @@ def route_of(pattern: URLPattern) -> Route:
 def address(pattern: URLPattern) -> str:
     path = str(pattern.pattern).replace("<stream_id:stream_id>", UNKNOWN_ID)
     path = path.replace("<path:path>", "nothing").replace("<path:model>", "nothing")
+    path = path.replace("<file_id:file_id>", "file-none").replace("<file_id:batch_id>", "batch_none")
     return "/" + path.replace("<pipeline_name:name>", "nothing")
 
 
@@ -104,7 +105,7 @@ async def test_other_verbs_are_405_with_allow(pattern: URLPattern, engine: None)
         ("/streams/nothing/nothing", "unknown_url"),
         ("/v1/nothing", "unknown_url"),
         (f"/streams/{UNKNOWN_ID}/nothing", "unknown_url"),
-        ("/v1/files/x", "unknown_url"),
+        ("/v1/uploads/x", "unknown_url"),
     ],
 )
 async def test_unknown_addresses_are_404_in_the_dialect(path: str, code: str) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
+from streamserve.web.batches.work import BatchKind
 from streamserve.web.work.kinds import Kind
 from streamserve.web.work.presence import Presence
 from streamserve.web.work.worker import Worker
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from streamserve.web.site import DjangoSite
 
 # By name, as `--kinds` takes them, the most urgent first. Each is made once for a worker, with its site.
-KINDS: Mapping[str, Callable[[DjangoSite], Kind]] = MappingProxyType({})
+KINDS: Mapping[str, Callable[[DjangoSite], Kind]] = MappingProxyType({"batch": BatchKind})
 
 
 def worker_for(

@@ -1,0 +1,63 @@
+"""The endpoints under /v1/batches, in the OpenAI shape. asyncio; framework-free. Workers do the work (web/batches/)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from streamserve.api.batch.files import FileSite
+from streamserve.api.batch.rows import check_endpoint
+from streamserve.api.call import Call, Caller, Reply, json_reply
+from streamserve.dialects.batches.openai_batches import BatchRecord, NewBatch, batch_json, parse
+from streamserve.dialects.batches.openai_files import FEWEST_BATCHES, MOST_BATCHES, Page, list_json, parse_page
+from streamserve.protocol.errors import NotFound
+
+
+class Batches(Protocol):
+    """The batches of the site's tenants."""
+
+    async def create(self, caller: Caller, batch: NewBatch) -> BatchRecord:
+        """Queue a batch. Raises NotFound for its file, QuotaExceeded."""
+
+    async def find(self, caller: Caller, batch_id: str) -> BatchRecord:
+        """Return the batch. Raises NotFound for an unknown id and for another tenant's."""
+
+    async def page(self, caller: Caller, page: Page) -> tuple[Sequence[BatchRecord], bool]:
+        """Return a part of the tenant's batches, and whether there are more."""
+
+    async def cancel(self, caller: Caller, batch_id: str) -> BatchRecord:
+        """Have the batch run no more rows. Raises NotFound; BadRequest for one that has ended."""
+
+
+class BatchSite(FileSite, Protocol):
+    """A site with a database, a storage and workers."""
+
+    @property
+    def batches(self) -> Batches: ...
+
+
+async def batches(call: Call, site: BatchSite) -> Reply:
+    """POST /v1/batches: create one. GET: list them."""
+    if call.method == "POST":
+        asked = parse(await call.json(site.limits), site.limits)
+        check_endpoint(asked.endpoint, site)
+        return json_reply(batch_json(await site.batches.create(call.caller, asked)))
+    page = parse_page(call.query(), most=MOST_BATCHES, usual=FEWEST_BATCHES)
+    found, has_more = await site.batches.page(call.caller, page)
+    return json_reply(list_json([batch_json(one) for one in found], has_more=has_more))
+
+
+async def batch(call: Call, site: BatchSite) -> Reply:
+    """GET /v1/batches/{id}: its status and counts."""
+    return json_reply(batch_json(await site.batches.find(call.caller, call.params["batch_id"])))
+
+
+async def cancel(call: Call, site: BatchSite) -> Reply:
+    """POST /v1/batches/{id}/cancel: run no more rows; those that have finished are kept."""
+    await call.json(site.limits, optional=True)
+    return json_reply(batch_json(await site.batches.cancel(call.caller, call.params["batch_id"])))
+
+
+def no_batch(batch_id: str) -> NotFound:
+    """Return the error for an id that names no batch of the caller's, whatever it looks like."""
+    return NotFound(f"There is no batch {batch_id[:64]!r} here.", code="batch_not_found", param="batch_id")

@@ -1,0 +1,158 @@
+"""The endpoints under /v1/files, in the OpenAI shape: input and output files of batches. asyncio; framework-free.
+
+Neither an upload nor a download is ever whole in memory. Who may read an answer of a tenant may read its files.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from typing import IO, Protocol
+from urllib.parse import quote
+
+from streamserve.api.call import Body, Call, Caller, Reply, Site, json_reply
+from streamserve.dialects.batches.openai_files import (
+    MOST_FILES,
+    FileRecord,
+    Page,
+    deleted_json,
+    file_json,
+    list_json,
+    parse_page,
+    parse_upload,
+)
+from streamserve.protocol.errors import BadRequest, NotFound
+from streamserve.streams.reader.delivery import NO_FLOW, Flow
+
+# Beside the file, what a form may have: its fields, and the heads of its parts.
+FORM_BYTES = 64 * 1024
+_PIECE_BYTES = 64 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """The form of an upload, received: its fields, and its file on this machine's disk."""
+
+    fields: Mapping[str, str]
+    filename: str | None
+    num_bytes: int
+    file: IO[bytes] | None
+
+
+class Files(Protocol):
+    """The files of the site's tenants."""
+
+    def receive(self, call: Call) -> AbstractAsyncContextManager[Form]:
+        """Receive the form in the body of `call`; its file is gone after the context."""
+
+    async def add(self, caller: Caller, form: Form, expires_seconds: int | None) -> FileRecord:
+        """Store the form's file. Raises StorageFull."""
+
+    async def find(self, caller: Caller, file_id: str) -> FileRecord:
+        """Return the file. Raises NotFound for an unknown id and for another tenant's."""
+
+    async def page(self, caller: Caller, page: Page) -> tuple[Sequence[FileRecord], bool]:
+        """Return a part of the tenant's files, and whether there are more."""
+
+    async def delete(self, caller: Caller, file_id: str) -> None:
+        """Delete the file. Raises NotFound; BadRequest while a batch reads it."""
+
+    async def content(self, caller: Caller, file_id: str) -> Body:
+        """Return the file as the body of a response."""
+
+
+class FileSite(Site, Protocol):
+    """A site with a database and a storage."""
+
+    @property
+    def files(self) -> Files: ...
+
+
+async def files(call: Call, site: FileSite) -> Reply:
+    """POST /v1/files: upload one. GET: list them."""
+    return await (_upload(call, site) if call.method == "POST" else _list(call, site))
+
+
+async def _upload(call: Call, site: FileSite) -> Reply:
+    async with site.files.receive(call) as form:
+        expires_seconds = parse_upload(form.fields)
+        if form.file is None:
+            raise BadRequest("file is missing. Send the file in the part 'file'.", code="missing_field", param="file")
+        if not form.num_bytes:
+            raise BadRequest("The file is empty.", code="empty_file", param="file")
+        return json_reply(file_json(await site.files.add(call.caller, form, expires_seconds)))
+
+
+async def _list(call: Call, site: FileSite) -> Reply:
+    page = parse_page(call.query(), most=MOST_FILES, usual=MOST_FILES)
+    found, has_more = await site.files.page(call.caller, page)
+    return json_reply(list_json([file_json(one) for one in found], has_more=has_more))
+
+
+async def file(call: Call, site: FileSite) -> Reply:
+    """GET /v1/files/{id}: what is known of it. DELETE: delete it."""
+    file_id = call.params["file_id"]
+    if call.method == "DELETE":
+        await site.files.delete(call.caller, file_id)
+        return json_reply(deleted_json(file_id))
+    return json_reply(file_json(await site.files.find(call.caller, file_id)))
+
+
+async def content(call: Call, site: FileSite) -> Reply:
+    """GET /v1/files/{id}/content: the file itself."""
+    return Reply(body=await site.files.content(call.caller, call.params["file_id"]))
+
+
+def no_file(file_id: str, param: str = "file_id") -> NotFound:
+    """Return the error for an id that names no file of the caller's, whatever it looks like."""
+    return NotFound(f"There is no file {file_id[:64]!r} here.", code="file_not_found", param=param)
+
+
+class FileBody:
+    """A file as a response's `Body`. It is read on a thread, a piece at a time, when the reader has taken the last."""
+
+    def __init__(self, file: FileRecord, open_file: Callable[[], IO[bytes]]) -> None:
+        self._record, self._open = file, open_file
+        self._is_closed = False
+
+    @property
+    def stream(self) -> FileRecord:
+        """What log lines name."""
+        return self._record
+
+    @property
+    def headers(self) -> list[tuple[bytes, bytes]]:
+        """No browser shows it as a page, and no middleware compresses it."""
+        name = quote(self._record.filename, safe="")
+        return [
+            (b"content-type", b"application/octet-stream"),
+            (b"content-length", b"%d" % self._record.num_bytes),
+            (b"content-disposition", f"attachment; filename*=UTF-8''{name}".encode()),
+            (b"content-encoding", b"identity"),
+            (b"cache-control", b"private, no-store, no-transform"),
+            (b"x-content-type-options", b"nosniff"),
+        ]
+
+    async def run(self, send: Callable[[bytes], Awaitable[None]], flow: Flow = NO_FLOW) -> None:
+        """Send the file."""
+        async for piece in self:
+            await send(piece)
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        file = await asyncio.to_thread(self._open)
+        try:
+            while not self._is_closed and (piece := await asyncio.to_thread(file.read, _PIECE_BYTES)):
+                yield piece
+        finally:
+            file.close()
+
+    def cut_off(self) -> bytes | None:
+        """Close; a file has no last bytes that say where to go on."""
+        self.close()
+        return None
+
+    def close(self) -> None:
+        """Read no more. Idempotent and synchronous."""
+        self._is_closed = True

@@ -1,0 +1,167 @@
+"""`ENDPOINTS`: what the rows of a batch may ask, and `answer_line`, which asks it. asyncio; framework-free.
+
+A row goes to the endpoint function of its route, so it is parsed, accepted and encoded as a request to that route is.
+Another endpoint is one more entry in `ENDPOINTS`: its function of `Call` and `Site`, and the JSON of its errors.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import secrets
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from streamserve.api import completions, openai, pipelines
+from streamserve.api.call import Call, Caller, Reply, Site
+from streamserve.api.logs import get_logger
+from streamserve.clients.pipeline.client import PipelineClient
+from streamserve.dialects import native, openai_chat
+from streamserve.dialects.batches.lines import Line, RowResult
+from streamserve.protocol.errors import BadRequest, ErrorBody, Refused, StreamserveError, to_body
+from streamserve.streams.stream import Stream
+
+log = get_logger(__name__)
+
+T = TypeVar("T")
+
+# A row that had begun and was lost through no fault of its own is begun again so often.
+MAX_RUNS = 3
+_FIRST_WAIT_SECONDS, _MAX_WAIT_SECONDS = 1.0, 30.0
+_PIPELINE = re.compile(r"/pipelines/([^/]+)")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Endpoint:
+    """What answers a row, and the JSON of its errors."""
+
+    answer: Callable[[Call, Any], Awaitable[Reply]]
+    error_json: Callable[[ErrorBody], dict[str, Any]]
+
+
+# By the `url` of a row, which is the `endpoint` of its batch.
+ENDPOINTS: Mapping[str, Endpoint] = {
+    "/v1/chat/completions": Endpoint(answer=openai.chat_completions, error_json=openai_chat.error_json),
+    "/v1/completions": Endpoint(answer=completions.completions, error_json=openai_chat.error_json),
+}
+_RUN = Endpoint(answer=pipelines.run, error_json=native.error_json)
+
+
+@dataclass(frozen=True, slots=True)
+class RowReply:
+    """The response of a row."""
+
+    status_code: int
+    body: str
+
+
+class TryLater(Exception):
+    """The row was refused for now, by the load or for the lack of an engine. `seconds` is how long to wait."""
+
+    def __init__(self, error: Refused) -> None:
+        super().__init__(error.message)
+        self.seconds = error.retry_after
+
+
+def check_endpoint(url: str, site: Site) -> None:
+    """Raise BadRequest unless rows may ask `url` here."""
+    if url in ENDPOINTS or _pipeline_of(url, site) is not None:
+        return
+    names = [name for name, client in site.clients.items() if isinstance(client, PipelineClient)]
+    known = ", ".join([*ENDPOINTS, *(f"/pipelines/{name}" for name in names)])
+    message = f"{url[:128]!r} takes no batches here. Known: {known}."
+    raise BadRequest(message, code="invalid_endpoint", param="endpoint")
+
+
+def _pipeline_of(url: str, site: Site) -> str | None:
+    found = _PIPELINE.fullmatch(url)
+    return found[1] if found and isinstance(site.clients.get(found[1]), PipelineClient) else None
+
+
+async def answer_line(
+    site: Site, caller: Caller, line: Line, on_wait: Callable[[str], None] = lambda message: None
+) -> RowResult:
+    """Return how a line's row ended. While it is refused for the load, or for the lack of an engine, wait."""
+    request_id, wait = f"req_{secrets.token_hex(12)}", _FIRST_WAIT_SECONDS
+    while True:
+        try:
+            reply = await run_row(site, caller, line.url, line.body, request_id)
+        except TryLater as refusal:
+            on_wait(str(refusal))
+            await asyncio.sleep(max(wait, min(refusal.seconds, _MAX_WAIT_SECONDS)))
+            wait = min(2 * wait, _MAX_WAIT_SECONDS)
+        else:
+            return RowResult(
+                line=line.number,
+                custom_id=line.custom_id,
+                request_id=request_id,
+                status_code=reply.status_code,
+                body=reply.body,
+            )
+
+
+async def run_row(site: Site, caller: Caller, url: str, body: Mapping[str, Any], request_id: str) -> RowReply:
+    """Return the response that `url` gives to `body`. Raises TryLater; cancelled, it ends the answer."""
+    endpoint = ENDPOINTS.get(url, _RUN)
+    raw = json.dumps(body, ensure_ascii=False).encode()
+    params = {} if endpoint is not _RUN else {"name": url.rpartition("/")[2]}
+    counted = _Counted(site)
+    num_runs = 0
+    while True:
+        num_before = counted.num_started
+        call = Call(
+            method="POST",
+            headers={"content-type": "application/json"},
+            caller=caller,
+            request_id=request_id,
+            body=lambda: _pieces(raw),
+            wait=_wait,
+            params=params,
+        )
+        try:
+            reply = await endpoint.answer(call, counted)
+            assert isinstance(reply.body, bytes)  # rows that want a stream are refused before
+            return RowReply(reply.status, reply.body.decode())
+        except StreamserveError as error:
+            if not isinstance(error, Refused):
+                return _failed(endpoint, error)
+            if counted.num_started == num_before:
+                raise TryLater(error) from error
+            num_runs += 1
+            if num_runs >= MAX_RUNS:
+                return _failed(endpoint, error)
+        except Exception:
+            log.exception("batch_row_failed", request_id=request_id)
+            message = f"The server failed on this row. Its log has the cause under {request_id}."
+            return _failed(endpoint, StreamserveError(message))
+
+
+def _failed(endpoint: Endpoint, error: StreamserveError) -> RowReply:
+    return RowReply(error.http_status, json.dumps(endpoint.error_json(to_body(error)), ensure_ascii=False))
+
+
+class _Counted:
+    """`site`, which counts the answers that have begun for one row."""
+
+    def __init__(self, site: Site) -> None:
+        self._site = site
+        self.num_started = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._site, name)
+
+    async def start(self, *args: Any, **options: Any) -> Stream:
+        """Start an answer, and count it."""
+        stream = await self._site.start(*args, **options)
+        self.num_started += 1
+        return stream
+
+
+async def _pieces(raw: bytes) -> AsyncIterator[bytes]:
+    yield raw
+
+
+async def _wait(work: Coroutine[Any, Any, T], /) -> T:
+    return await work

@@ -1,0 +1,264 @@
+"""`SiteFiles`: the files of tenants, in a Django storage, with a row each. See `Files` in api/batch/files.py.
+
+A row is inserted before its content and deleted after it: a process that is killed in between leaves a row, which the
+purge finds. Contents have random names, which no client is shown. Storage and parser block, so they run on threads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
+from datetime import datetime, timedelta
+from functools import partial
+from typing import IO, Any
+
+from django.core.exceptions import SuspiciousOperation
+from django.core.files.base import File
+from django.core.files.storage import Storage
+from django.core.files.uploadhandler import TemporaryFileUploadHandler
+from django.db import models, transaction
+from django.db.models import Q
+from django.http.multipartparser import MultiPartParser, MultiPartParserError
+from django.utils import timezone
+
+from streamserve.api.batch.files import FORM_BYTES, FileBody, Form, no_file
+from streamserve.api.call import Body, Call, Caller
+from streamserve.api.logs import get_logger
+from streamserve.conf import SiteConfig
+from streamserve.dialects.batches.openai_files import PURPOSE, FileRecord, Page
+from streamserve.durable.batches import Batch
+from streamserve.durable.files import StoredFile
+from streamserve.protocol.errors import BadRequest, NotFound, StorageFull, StreamserveError, UnsupportedMedia
+from streamserve.protocol.json_body import check_head, file_too_large
+from streamserve.web.batches.storage import storage_for
+from streamserve.web.rows import orm
+
+log = get_logger(__name__)
+
+_FOLDER = "streamserve-files"
+_UNFINISHED = timedelta(days=1)  # a file that is not whole by then never will be
+
+
+class SiteFiles:
+    """Any event loop of a process that has the site's settings."""
+
+    def __init__(self, settings: SiteConfig) -> None:
+        self._settings = settings
+        self._limits = settings.limits
+
+    @property
+    def storage(self) -> Storage:
+        """Where the contents are."""
+        return storage_for(self._settings)
+
+    @asynccontextmanager
+    async def receive(self, call: Call) -> AsyncIterator[Form]:
+        """Parse the form in the body of `call`, on a thread. Raises before that where it cannot be stored."""
+        length = call.headers.get("content-length", "")
+        most = self._limits.max_file_bytes
+        check_head("", call.headers.get("content-encoding", ""), self._limits)
+        if length.isdigit() and int(length[:20]) > most + FORM_BYTES:
+            raise file_too_large(most)
+        if call.headers.get("content-type", "").partition(";")[0].strip().lower() != "multipart/form-data":
+            raise UnsupportedMedia("Send the file as multipart/form-data.", param="Content-Type")
+        await orm.call(self._check_room, call.caller.tenant, int(length[:20]) if length.isdigit() else 0)
+        form = await asyncio.to_thread(_parse, call, most)
+        try:
+            yield form
+        finally:
+            if form.file is not None:
+                form.file.close()
+
+    def _check_room(self, tenant: str, num_bytes: int) -> None:
+        most = self._limits.max_tenant_file_bytes
+        if StoredFile.objects.num_bytes_of(tenant) + num_bytes > most + FORM_BYTES:
+            raise StorageFull(f"Your files take up to {most:,} bytes. Delete some.", param="file")
+
+    async def add(self, caller: Caller, form: Form, expires_seconds: int | None) -> FileRecord:
+        """Store the form's file."""
+        assert form.file is not None
+        return await self.store(
+            form.file,
+            caller,
+            filename=form.filename or "file",
+            purpose=PURPOSE,
+            num_bytes=form.num_bytes,
+            expires_seconds=expires_seconds,
+        )
+
+    async def store(
+        self,
+        content: IO[bytes],
+        caller: Caller,
+        *,
+        filename: str,
+        purpose: str,
+        num_bytes: int,
+        expires_seconds: int | None = None,
+        is_output: bool = False,
+    ) -> FileRecord:
+        """Store a file of `caller`. An output is not shown yet, nor refused. Raises StorageFull."""
+        now = timezone.now()
+        seconds = expires_seconds or self._settings.batches.keep_days * 86_400
+        row = StoredFile(
+            id=f"file-{secrets.token_hex(16)}",
+            name=f"{_FOLDER}/{secrets.token_hex(16)}",
+            filename=filename[-255:],
+            owner=caller.owner,
+            tenant=caller.tenant,
+            purpose=purpose,
+            num_bytes=num_bytes,
+            created_at=now,
+            expires_at=now + timedelta(seconds=seconds) if seconds else None,
+        )
+        await orm.call(self._insert, row, not is_output)
+        try:
+            file = content if isinstance(content, File) else File(content)
+            row.name = await asyncio.to_thread(self.storage.save, row.name, file)
+        except BaseException:
+            with suppress(Exception):
+                await self._drop(row)
+            raise
+        await orm.write(StoredFile.objects.filter(pk=row.pk).update, name=row.name, is_ready=not is_output)
+        return record_of(row)
+
+    @transaction.atomic
+    def _insert(self, row: StoredFile, is_limited: bool) -> None:
+        if is_limited:
+            self._check_room(row.tenant, row.num_bytes)
+        row.save(force_insert=True)
+
+    async def find(self, caller: Caller, file_id: str) -> FileRecord:
+        """Return the file."""
+        return record_of(await self._row(caller, file_id))
+
+    async def page(self, caller: Caller, page: Page) -> tuple[Sequence[FileRecord], bool]:
+        """Return a part of the tenant's files."""
+        rows = StoredFile.objects.of(caller.tenant)
+        if page.purpose:
+            rows = rows.filter(purpose=page.purpose)
+        found, has_more = await orm.call(part_of, rows, page, no_file)
+        return [record_of(row) for row in found], has_more
+
+    async def delete(self, caller: Caller, file_id: str) -> None:
+        """Delete the file, unless a batch reads it."""
+        row = await self._row(caller, file_id)
+        reading = Batch.objects.unfinished().filter(input_file_id=row.pk)
+        batch_id = await orm.call(lambda: reading.values_list("pk", flat=True).first())
+        if batch_id is not None:
+            message = f"The batch {batch_id} reads this file. Cancel it, or delete the file when it has ended."
+            raise BadRequest(message, code="file_in_use", param="file_id")
+        await self._drop(row)
+
+    async def content(self, caller: Caller, file_id: str) -> Body:
+        """Return the file as the body of a response."""
+        row = await self._row(caller, file_id)
+        if not await asyncio.to_thread(self.storage.exists, row.name):
+            log.error("stored_file_lost", file_id=row.pk)
+            raise no_file(file_id)
+        return FileBody(record_of(row), partial(self.storage.open, row.name, "rb"))
+
+    async def open(self, tenant: str, file_id: str) -> IO[bytes]:
+        """Open a file of the tenant. Blocking reads. Raises NotFound."""
+        row = await orm.call(StoredFile.objects.of(tenant).filter(pk=file_id).first)
+        if row is None:
+            raise no_file(file_id)
+        return await asyncio.to_thread(self.storage.open, row.name, "rb")
+
+    async def purge(self) -> int:
+        """Delete what has expired, except files that a batch reads; return how many."""
+        now = timezone.now()
+        in_use = Batch.objects.unfinished().values("input_file_id")
+        expired = StoredFile.objects.expired(now, now - _UNFINISHED).exclude(pk__in=in_use)
+        rows = await orm.call(lambda: list(expired))
+        for row in rows:
+            await self._drop(row)
+        return len(rows)
+
+    async def _drop(self, row: StoredFile) -> None:
+        """Delete the content, then the row."""
+        await asyncio.to_thread(self.storage.delete, row.name)
+        await orm.call(row.delete)
+
+    async def _row(self, caller: Caller, file_id: str) -> StoredFile:
+        row = await orm.call(StoredFile.objects.of(caller.tenant).filter(pk=file_id).first)
+        if row is None:
+            raise no_file(file_id)
+        return row
+
+
+class _FormHandler(TemporaryFileUploadHandler):
+    """Takes one file, in the part `file`, up to a size."""
+
+    def __init__(self, max_bytes: int) -> None:
+        super().__init__()
+        self._max_bytes = max_bytes
+        self.found: Any = None
+
+    def new_file(self, field_name: str, *args: Any, **options: Any) -> None:
+        if field_name != "file" or self.found is not None:
+            raise BadRequest("The form takes one file, in the part 'file'.", code="invalid_form", param=field_name[:64])
+        super().new_file(field_name, *args, **options)
+        self.found = self.file
+
+    def receive_data_chunk(self, raw_data: bytes, start: int) -> None:
+        if start + len(raw_data) > self._max_bytes:
+            raise file_too_large(self._max_bytes)
+        super().receive_data_chunk(raw_data, start)
+
+
+def _parse(call: Call, max_bytes: int) -> Form:
+    """Return the form of a request whose body is a file. Blocks."""
+    handler = _FormHandler(max_bytes)
+    meta = {
+        "CONTENT_TYPE": call.headers.get("content-type", ""),
+        "CONTENT_LENGTH": call.headers.get("content-length") or "1",  # 0 is an empty form
+    }
+    assert call.file is not None  # Django has the body whole
+    try:
+        fields, _ = MultiPartParser(meta, call.file, [handler], "utf-8").parse()  # type: ignore[arg-type]
+    except (StreamserveError, MultiPartParserError, SuspiciousOperation) as error:
+        if handler.found is not None:
+            handler.found.close()
+        if isinstance(error, StreamserveError):
+            raise
+        raise BadRequest("The form cannot be read as multipart/form-data.", code="invalid_form") from error
+    found = handler.found
+    return Form(
+        fields={str(name): str(value) for name, value in fields.items()},
+        filename=None if found is None else found.name,
+        num_bytes=0 if found is None else found.size,
+        file=found,
+    )
+
+
+def part_of(rows: models.QuerySet[Any], page: Page, missing: Callable[[str, str], NotFound]) -> tuple[list[Any], bool]:
+    """Return the rows of a page, by their times and ids, and whether there are more."""
+    sign, step = ("-", "lt") if page.is_newest_first else ("", "gt")
+    if page.after:
+        last = rows.filter(pk=page.after).first()
+        if last is None:
+            raise missing(page.after, "after")
+        later = Q(**{f"created_at__{step}": last.created_at})
+        rows = rows.filter(later | Q(created_at=last.created_at, **{f"pk__{step}": last.pk}))
+    found = list(rows.order_by(f"{sign}created_at", f"{sign}pk")[: page.limit + 1])
+    return found[: page.limit], len(found) > page.limit
+
+
+def record_of(row: StoredFile) -> FileRecord:
+    """Return the row as a value."""
+    return FileRecord(
+        id=row.pk,
+        filename=row.filename,
+        num_bytes=row.num_bytes,
+        purpose=row.purpose,
+        created_at=int(row.created_at.timestamp()),
+        expires_at=seconds_of(row.expires_at),
+    )
+
+
+def seconds_of(moment: datetime | None) -> int | None:
+    """Return whole seconds of the epoch."""
+    return None if moment is None else int(moment.timestamp())

@@ -1,0 +1,146 @@
+"""`compose`: a batch's output and error files, out of its input file and its rows. In bounded memory, on a thread.
+
+Both are read in the order of the input. Each line of the input ends in exactly one of the files: its row decides in
+which, and without a row it was not run.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import IO, TYPE_CHECKING
+
+from channels.db import database_sync_to_async
+from django.db import transaction
+from django.utils import timezone
+
+from streamserve.api.call import Caller
+from streamserve.dialects.batches import openai_batches
+from streamserve.dialects.batches.lines import Line, RowResult, parse_line, read_lines
+from streamserve.dialects.batches.openai_files import OUTPUT_PURPOSE, FileRecord
+from streamserve.durable.batches import Batch, BatchRow
+from streamserve.durable.files import StoredFile
+from streamserve.protocol.limits import Limits
+from streamserve.web.rows import orm
+from streamserve.web.work.kinds import Claim, LeaseLost
+
+if TYPE_CHECKING:
+    from streamserve.web.site import DjangoSite
+
+_ROWS_AT_ONCE = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Shapes:
+    """The lines of an API's files: of a row that was run, and of one that was not (request id, custom_id, why)."""
+
+    result_line: Callable[[RowResult], bytes]
+    unrun_line: Callable[[str, str, str], bytes]
+    has_error_file: bool = True
+
+
+# By `Batch.api`. An API whose results are one file has no error file.
+SHAPES: Mapping[str, Shapes] = {
+    "openai": Shapes(result_line=openai_batches.result_line, unrun_line=openai_batches.unrun_line),
+}
+
+
+async def compose(site: DjangoSite, batch: Batch, file: IO[bytes], why: str) -> Composed:
+    """Store the files of a batch, not shown yet. `why` is the reason of the rows that were not run."""
+    shapes = SHAPES[batch.api]
+    with ExitStack() as stack:
+        output = stack.enter_context(tempfile.TemporaryFile())
+        errors = stack.enter_context(tempfile.TemporaryFile()) if shapes.has_error_file else output
+        writing = database_sync_to_async(_write, thread_sensitive=False)
+        num_unrun = await writing(batch, file, output, errors, shapes, why, site.limits)
+        names = [(output, "output")] + ([(errors, "error")] if errors is not output else [])
+        stored = [await _store(site, batch, content, name) for content, name in names]
+    return Composed(stored[0], stored[1] if len(stored) > 1 else None, num_unrun)
+
+
+def _write(
+    batch: Batch, file: IO[bytes], output: IO[bytes], errors: IO[bytes], shapes: Shapes, why: str, limits: Limits
+) -> int:
+    """Write both files; return how many rows were not run."""
+    rows = _rows_of(batch.pk)
+    row = next(rows, None)
+    num_unrun = 0
+    with file:
+        for lines in read_lines(file, limits):
+            for number, raw in lines:
+                if row is not None and row.line == number:
+                    ended = RowResult(
+                        line=number,
+                        custom_id=row.custom_id,
+                        request_id=row.request_id,
+                        status_code=row.status_code,
+                        body=row.body,
+                    )
+                    (output if ended.is_success else errors).write(shapes.result_line(ended))
+                    row = next(rows, None)
+                elif isinstance(line := parse_line(number, raw, batch.endpoint, limits), Line):
+                    # A batch that is cancelled while its file is checked may have wrong lines; they have no id.
+                    errors.write(shapes.unrun_line(_request_id(batch.pk, number), line.custom_id, why))
+                    num_unrun += 1
+    return num_unrun
+
+
+def _rows_of(batch_id: str) -> Iterator[BatchRow]:
+    line = 0
+    while rows := BatchRow.objects.after(batch_id, line, _ROWS_AT_ONCE):
+        yield from rows
+        line = rows[-1].line
+
+
+def _request_id(batch_id: str, number: int) -> str:
+    return f"req_{hashlib.sha256(f'{batch_id} {number}'.encode()).hexdigest()[:24]}"
+
+
+async def _store(site: DjangoSite, batch: Batch, content: IO[bytes], name: str) -> FileRecord | None:
+    """Store a file that has lines; it is shown when the batch has ended."""
+    num_bytes = content.seek(0, os.SEEK_END)
+    if not num_bytes:
+        return None
+    content.seek(0)
+    return await site.files.store(
+        content,
+        Caller(batch.owner, batch.tenant),
+        filename=f"{batch.pk}_{name}.jsonl",
+        purpose=OUTPUT_PURPOSE,
+        num_bytes=num_bytes,
+        expires_seconds=batch.output_expires_seconds,
+        is_output=True,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Composed:
+    """The files of a batch, stored; `num_unrun` rows were not run."""
+
+    output: FileRecord | None
+    errors: FileRecord | None
+    num_unrun: int
+
+    async def finish(self, claim: Claim, status: str) -> None:
+        """End the batch, and show its files. Raises LeaseLost; then the purge drops them."""
+        await orm.call(self._finish, claim, status)
+        await orm.call(BatchRow.objects.drop, claim.id)
+
+    @transaction.atomic
+    def _finish(self, claim: Claim, status: str) -> None:
+        output_id, error_id = ("" if one is None else one.id for one in (self.output, self.errors))
+        held = Batch.objects.held(claim.id, claim.fence, claim.worker_id)
+        num_ended = held.finish(
+            "cancelled" if status == "cancelled" else "done",
+            status=status,
+            output_file_id=output_id,
+            error_file_id=error_id,
+            **{f"{status}_at": timezone.now()},
+        )
+        if not num_ended:
+            raise LeaseLost(claim.id)
+        StoredFile.objects.filter(pk__in=(output_id, error_id)).update(is_ready=True)

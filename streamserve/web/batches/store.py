@@ -1,0 +1,120 @@
+"""`SiteBatches`: the batches of tenants as rows. See `Batches` in api/batch/batches.py. Workers run them (work.py)."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any
+
+from django.db import transaction
+from django.utils import timezone
+
+from streamserve.api.batch.batches import no_batch
+from streamserve.api.batch.files import no_file
+from streamserve.api.call import Caller
+from streamserve.conf import SiteConfig
+from streamserve.dialects.batches.lines import LineError
+from streamserve.dialects.batches.openai_batches import ENDED, TIMES, WINDOW_SECONDS, BatchRecord, NewBatch
+from streamserve.dialects.batches.openai_files import PURPOSE, Page
+from streamserve.durable.batches import Batch
+from streamserve.durable.files import StoredFile
+from streamserve.protocol.errors import BadRequest, QuotaExceeded
+from streamserve.web.batches.files import part_of, seconds_of
+from streamserve.web.rows import orm
+
+_RETRY_SECONDS = 60
+
+
+class SiteBatches:
+    """Any event loop of a process that has the site's settings. `wake` is called when there is work."""
+
+    def __init__(self, settings: SiteConfig) -> None:
+        self._settings = settings
+        self.wake: Callable[[], None] = lambda: None
+
+    async def create(self, caller: Caller, batch: NewBatch, *, api: str = "openai") -> BatchRecord:
+        """Queue a batch."""
+        now = timezone.now()
+        row = Batch(
+            id=f"batch_{secrets.token_hex(16)}",
+            api=api,
+            owner=caller.owner,
+            tenant=caller.tenant,
+            endpoint=batch.endpoint,
+            input_file_id=batch.input_file_id,
+            metadata=batch.metadata,
+            output_expires_seconds=batch.expires_after,
+            created_at=now,
+            due_at=now,
+            expires_at=now + timedelta(seconds=WINDOW_SECONDS),
+        )
+        await orm.call(self._insert, row)
+        self.wake()
+        return record_of(row)
+
+    @transaction.atomic
+    def _insert(self, row: Batch) -> None:
+        file = StoredFile.objects.of(row.tenant).filter(pk=row.input_file_id).first()
+        if file is None:
+            raise no_file(row.input_file_id, "input_file_id")
+        if file.purpose != PURPOSE:
+            message = f"{file.pk} is a file of the purpose {file.purpose}. Upload one with purpose={PURPOSE}."
+            raise BadRequest(message, code="invalid_value", param="input_file_id")
+        most = self._settings.limits.max_batches
+        if Batch.objects.of(row.tenant).unfinished().count() >= most:
+            message = f"You have {most} batches that have not ended, which is the limit. Wait, or cancel one."
+            raise QuotaExceeded(message, code="too_many_batches", retry_after=_RETRY_SECONDS)
+        row.save(force_insert=True)
+
+    async def find(self, caller: Caller, batch_id: str) -> BatchRecord:
+        """Return the batch."""
+        return record_of(await self._row(caller, batch_id))
+
+    async def page(self, caller: Caller, page: Page) -> tuple[Sequence[BatchRecord], bool]:
+        """Return a part of the tenant's batches."""
+        found, has_more = await orm.call(part_of, Batch.objects.of(caller.tenant), page, _missing)
+        return [record_of(row) for row in found], has_more
+
+    async def cancel(self, caller: Caller, batch_id: str) -> BatchRecord:
+        """Have the batch run no more rows. Cancelled again, it stays as it is."""
+        row = await self._row(caller, batch_id)
+        if not await orm.write(Batch.objects.cancel, row.pk):
+            row = await self._row(caller, batch_id)
+            if row.status not in ("cancelling", "cancelled"):
+                message = f"The batch is {row.status}: there is nothing left to cancel."
+                raise BadRequest(message, code="batch_not_cancellable", param="batch_id")
+            return record_of(row)
+        self.wake()
+        return record_of(await self._row(caller, batch_id))
+
+    async def _row(self, caller: Caller, batch_id: str) -> Batch:
+        row = await orm.call(Batch.objects.of(caller.tenant).filter(pk=batch_id).first)
+        if row is None:
+            raise no_batch(batch_id)
+        return row
+
+
+def _missing(batch_id: str, param: str) -> Any:
+    error = no_batch(batch_id)
+    error.param = param
+    return error
+
+
+def record_of(row: Batch) -> BatchRecord:
+    """Return the row as a value."""
+    has_ended = row.status in ENDED
+    return BatchRecord(
+        id=row.pk,
+        endpoint=row.endpoint,
+        status=row.status,
+        input_file_id=row.input_file_id,
+        output_file_id=row.output_file_id if has_ended else "",
+        error_file_id=row.error_file_id if has_ended else "",
+        num_rows=row.num_rows,
+        num_completed=row.num_completed,
+        num_failed=row.num_failed,
+        metadata=row.metadata,
+        errors=tuple(LineError(**one) for one in row.errors or ()),
+        times={name: seconds_of(getattr(row, name)) for name in TIMES},
+    )

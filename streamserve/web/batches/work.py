@@ -1,0 +1,192 @@
+"""`BatchKind`: batches as durable work. A worker claims a whole batch, checks its file, runs its rows, makes its files.
+
+    validating   every line is checked; a wrong one fails the batch before any row has run
+    in_progress  slots take the next line that has no row yet, run it, and store its end before they take another
+    finalizing   rows and lines side by side, in the order of the input, are written to the output and the error file
+
+What a kill cuts short is what the slots held, one row each: the next worker reads which lines have rows. asyncio; the
+storage is read on threads, the database on the ORM thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections.abc import AsyncIterator
+from typing import IO, TYPE_CHECKING, Any
+
+from django.utils import timezone
+
+from streamserve.api.batch.rows import answer_line
+from streamserve.api.call import Caller
+from streamserve.dialects.batches.lines import Line, LineChecker, LineError, parse_line, read_lines
+from streamserve.durable.batches import Batch, BatchRow
+from streamserve.protocol.errors import NotFound
+from streamserve.web.batches.output import compose
+from streamserve.web.batches.row_writer import RowWriter
+from streamserve.web.rows import orm
+from streamserve.web.work.kinds import Claim, Failed, LeaseLost, RetryPolicy, RowKind
+
+if TYPE_CHECKING:
+    from streamserve.web.site import DjangoSite
+
+NAME = "batch"
+AT_ONCE = 4  # batches that a worker runs at once
+# How soon a worker that runs rows sees that its batch was cancelled.
+_LOOK_SECONDS = 1.0
+# A batch that lost its worker so often, without a row's end in between, kills it.
+_MAX_ATTEMPTS = 20
+
+
+class BatchKind(RowKind[Batch]):
+    """See `Kind` in web/work/kinds.py."""
+
+    name = NAME
+    model = Batch
+
+    def __init__(self, site: DjangoSite) -> None:
+        super().__init__(concurrency=AT_ONCE, retry=RetryPolicy(max_attempts=_MAX_ATTEMPTS))
+        self.site = site
+
+    async def run(self, claim: Claim) -> None:
+        await BatchRun(self, claim).run()
+
+    async def bury(self, claim: Claim, failure: Failed) -> None:
+        error = LineError(code=failure.code, message=failure.message)
+        await self.finish(
+            claim, "failed", status="failed", failed_at=timezone.now(), errors=[dataclasses.asdict(error)]
+        )
+
+
+class BatchRun:
+    """One batch in this worker, from its claim to its end."""
+
+    def __init__(self, kind: BatchKind, claim: Claim) -> None:
+        self._kind, self._claim = kind, claim
+        self._row: Batch = claim.row
+        self._files, self._limits = kind.site.files, kind.site.limits
+        self._caller = Caller(self._row.owner, self._row.tenant)
+        self._taking = asyncio.Lock()  # one slot at a time takes the next line
+
+    async def run(self) -> None:
+        """Continue the batch where it is."""
+        if self._row.status == "validating":
+            await self._validate()
+        if self._row.status == "in_progress":
+            await self._run_rows()
+        if self._row.status in ("in_progress", "cancelling", "finalizing"):
+            await self._finalize()
+
+    async def _move(self, *before: str, to: str, **columns: Any) -> None:
+        """Change the status, unless the batch was cancelled meanwhile. Raises LeaseLost."""
+        claim = self._claim
+        moved = await orm.write(Batch.objects.move, claim.id, claim.fence, claim.worker_id, before, to, **columns)
+        if not moved:
+            await self._look()
+            if self._row.status in before:
+                raise LeaseLost(claim.id)
+        else:
+            self._row.status = to
+
+    async def _look(self) -> str:
+        """Return the batch's status. Raises LeaseLost."""
+        claim = self._claim
+        held = Batch.objects.held(claim.id, claim.fence, claim.worker_id)
+        status = await orm.call(held.values_list("status", flat=True).first)
+        if status is None:
+            raise LeaseLost(claim.id)
+        self._row.status = status
+        return str(status)
+
+    async def _open(self) -> IO[bytes]:
+        try:
+            return await self._files.open(self._row.tenant, self._row.input_file_id)
+        except NotFound as error:
+            raise Failed("The input file is gone.", code="input_file_not_found", is_retryable=False) from error
+
+    # Validating
+
+    async def _validate(self) -> None:
+        """Check every line of the file, on a thread."""
+        file = await self._open()
+        checker = LineChecker(self._row.endpoint, self._limits)
+
+        def check() -> None:
+            with file:
+                for lines in read_lines(file, self._limits):
+                    checker.check(lines)
+                    if checker.is_hopeless:
+                        return
+
+        await asyncio.to_thread(check)
+        num_rows, errors = checker.result()
+        if errors:
+            columns = {
+                "status": "failed", "failed_at": timezone.now(), "errors": [dataclasses.asdict(one) for one in errors],
+            }  # fmt: skip
+            await self._kind.finish(self._claim, "failed", **columns)
+            self._row.status = "failed"
+        else:
+            await self._move("validating", to="in_progress", num_rows=num_rows)
+
+    # Running
+
+    async def _run_rows(self) -> None:
+        """Run every line that has no row, until none is left, or the batch is cancelled or expires."""
+        done = await orm.call(BatchRow.objects.lines_of, self._claim.id)
+        writer = RowWriter(self._claim)
+        lines = self._lines(done)
+        seconds = (self._row.expires_at - timezone.now()).total_seconds()
+        slots = [self._slot(lines, writer) for _ in range(self._kind.site.settings.batches.concurrency)]
+        working: asyncio.Future[Any] = asyncio.gather(*slots)
+        looking: asyncio.Future[Any] = asyncio.create_task(self._wait_cancelled(), name=f"{self._claim.id} watch")
+        try:
+            await asyncio.wait({working, looking}, timeout=max(0.0, seconds), return_when=asyncio.FIRST_COMPLETED)
+            for task in (working, looking):
+                if task.done():
+                    task.result()
+        finally:
+            looking.cancel()
+            working.cancel()
+            await asyncio.gather(working, looking, return_exceptions=True)
+            await lines.aclose()  # type: ignore[attr-defined]
+            await writer.aclose()
+
+    async def _wait_cancelled(self) -> None:
+        while await self._look() == "in_progress":  # noqa: ASYNC110  (another process cancels)
+            await asyncio.sleep(_LOOK_SECONDS)
+
+    async def _lines(self, done: set[int]) -> AsyncIterator[Line]:
+        """Yield the lines that have no row."""
+        file = await self._open()
+        try:
+            pieces = read_lines(file, self._limits)
+            while piece := await asyncio.to_thread(next, pieces, None):
+                for number, raw in piece:
+                    if number not in done:
+                        line = parse_line(number, raw, self._row.endpoint, self._limits)
+                        assert isinstance(line, Line)  # it was checked
+                        yield line
+        finally:
+            file.close()
+
+    async def _slot(self, lines: AsyncIterator[Line], writer: RowWriter) -> None:
+        """Run one line after the other."""
+        while True:
+            async with self._taking:
+                line = await anext(lines, None)
+            if line is None:
+                return
+            await writer.store(await answer_line(self._kind.site.row_site, self._caller, line))
+
+    # Finalizing
+
+    async def _finalize(self) -> None:
+        """Make the files; what was not run is in the error file with the reason."""
+        await self._look()  # it may have been cancelled meanwhile
+        if self._row.status == "in_progress":
+            await self._move("in_progress", to="finalizing")
+        is_cancelled = self._row.status == "cancelling"
+        made = await compose(self._kind.site, self._row, await self._open(), "cancelled" if is_cancelled else "expired")
+        status = "cancelled" if is_cancelled else "expired" if made.num_unrun else "completed"
+        await made.finish(self._claim, status)

@@ -1,0 +1,143 @@
+"""`/v1/files`: shapes, owners, limits."""
+
+from __future__ import annotations
+
+import json
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+from django.conf import settings
+from django.test.utils import override_settings
+from django.utils import timezone
+
+from streamserve.models import StoredFile
+from streamserve.web import site
+from streamserve.web.rows import orm
+from tests.support.batch_runs import Tenant
+
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("engine")]
+
+
+@pytest.fixture
+def tenant(alice_key: str) -> Tenant:
+    return Tenant(alice_key)
+
+
+async def test_a_file_comes_back_as_it_went_in(tenant: Tenant) -> None:
+    """Upload, look, list, download, delete; then it is gone, from the storage too."""
+    content = b'{"a": 1}\n' * 30_000
+    file = (await tenant.upload(content)).json()
+    assert (file["object"], file["bytes"], file["filename"], file["purpose"], file["status"]) == (
+        "file", len(content), "in.jsonl", "batch", "processed",
+    )  # fmt: skip
+    assert (await tenant.get(f"/v1/files/{file['id']}")).json() == file
+    assert (await tenant.get("/v1/files")).json()["data"] == [file]
+    response = await tenant.get(f"/v1/files/{file['id']}/content")
+    assert response.headers["Content-Length"] == str(len(content))
+    assert b"".join([piece async for piece in response.streaming_content]) == content
+    row = await StoredFile.objects.aget()
+    assert site.get_site().files.storage.exists(row.name)
+    deleted = await tenant.delete(f"/v1/files/{file['id']}")
+    assert deleted.json() == {"id": file["id"], "object": "file", "deleted": True}
+    assert not site.get_site().files.storage.exists(row.name)
+    for path in (f"/v1/files/{file['id']}", f"/v1/files/{file['id']}/content", "/v1/files/nonsense"):
+        missing = await tenant.get(path)
+        assert (missing.status_code, missing.json()["error"]["code"]) == (404, "file_not_found")
+
+
+async def test_a_file_is_its_tenants(tenant: Tenant, lonely_key: str) -> None:
+    """For another tenant it does not exist."""
+    file_id = await tenant.file(b"{}\n")
+    other = Tenant(lonely_key)
+    assert (await other.get("/v1/files")).json()["data"] == []
+    assert (await other.get(f"/v1/files/{file_id}")).status_code == 404
+    assert (await other.get(f"/v1/files/{file_id}/content")).status_code == 404
+    assert (await other.delete(f"/v1/files/{file_id}")).status_code == 404
+    assert (await tenant.get(f"/v1/files/{file_id}")).status_code == 200
+
+
+async def test_a_list_comes_in_pages(tenant: Tenant) -> None:
+    """Newest first, or oldest first; `after` is the last id of the page before."""
+    ids = [await tenant.file(b"%d\n" % index) for index in range(5)]
+    first = (await tenant.get("/v1/files?limit=2")).json()
+    assert ([one["id"] for one in first["data"]], first["has_more"]) == (ids[:2:-1], True)
+    rest = (await tenant.get(f"/v1/files?limit=3&after={first['last_id']}")).json()
+    assert ([one["id"] for one in rest["data"]], rest["has_more"]) == (ids[2::-1], False)
+    oldest = (await tenant.get("/v1/files?order=asc&limit=2&purpose=batch")).json()
+    assert [one["id"] for one in oldest["data"]] == ids[:2]
+    assert (await tenant.get("/v1/files?purpose=batch_output")).json()["data"] == []
+    assert (await tenant.get("/v1/files?limit=0")).json()["error"]["param"] == "limit"
+    assert (await tenant.get("/v1/files?after=file-none")).json()["error"]["param"] == "after"
+
+
+async def test_forms_that_are_wrong(tenant: Tenant) -> None:
+    """Each has a code and a param."""
+    response = await tenant.upload(b"x", purpose="fine-tune")
+    assert (response.status_code, response.json()["error"]["param"]) == (400, "purpose")
+    response = await tenant.upload(b"")
+    assert (response.status_code, response.json()["error"]["code"]) == (400, "empty_file")
+    response = await tenant.client.post("/v1/files", {"purpose": "batch"}, headers=tenant.headers)
+    assert (response.status_code, response.json()["error"]["param"]) == (400, "file")
+    response = await tenant.post("/v1/files", {"purpose": "batch"})
+    assert (response.status_code, response.json()["error"]["param"]) == (415, "Content-Type")
+    broken = await tenant.client.post(
+        "/v1/files", b"no form", content_type="multipart/form-data", headers=tenant.headers
+    )
+    assert (broken.status_code, broken.json()["error"]["code"]) == (400, "invalid_form")
+    expires = {"expires_after[anchor]": "created_at", "expires_after[seconds]": "5"}
+    response = await tenant.upload(b"x", **expires)
+    assert (response.status_code, response.json()["error"]["param"]) == (400, "expires_after[seconds]")
+    assert await StoredFile.objects.acount() == 0
+
+
+@pytest.mark.parametrize(("size", "status"), [(1000, 200), (1001, 413)])
+async def test_the_largest_file(tenant: Tenant, size: int, status: int) -> None:
+    """One byte more is refused, by name; nothing of it is kept."""
+    await site.reset()
+    with override_settings(STREAMSERVE={"TESTING": True, "LIMITS": {"MAX_FILE_BYTES": 1000}}):
+        response = await tenant.upload(b"x" * size)
+        assert response.status_code == status
+        if status == 413:
+            error = response.json()["error"]
+            assert (error["code"], error["param"]) == ("file_too_large", "file")
+            assert "1,000" in error["message"]
+            assert await StoredFile.objects.acount() == 0
+        await site.reset()
+
+
+async def test_a_tenant_has_so_much_room(tenant: Tenant) -> None:
+    """What it keeps counts; deleting makes room."""
+    await site.reset()
+    room = 80 * 1024
+    with override_settings(STREAMSERVE={"TESTING": True, "LIMITS": {"MAX_TENANT_FILE_BYTES": room}}):
+        file_id = await tenant.file(b"x" * room)
+        full = await tenant.upload(b"y" * room)
+        assert (full.status_code, full.json()["error"]["code"]) == (507, "storage_full")
+        await tenant.delete(f"/v1/files/{file_id}")
+        await tenant.file(b"y" * room)
+        await site.reset()
+
+
+async def test_what_has_expired_is_gone(tenant: Tenant) -> None:
+    """At once for its tenant; from the storage by the purge, which also drops what was never whole."""
+    expires = {"expires_after[anchor]": "created_at", "expires_after[seconds]": "3600"}
+    file = (await tenant.upload(b"x", **expires)).json()
+    assert file["expires_at"] == file["created_at"] + 3600
+    kept, torn = await tenant.file(b"kept"), await tenant.file(b"torn")
+    past = timezone.now() - timedelta(days=2)
+    await StoredFile.objects.filter(pk=file["id"]).aupdate(expires_at=past)
+    await StoredFile.objects.filter(pk=torn).aupdate(is_ready=False, created_at=past)
+    assert (await tenant.get(f"/v1/files/{file['id']}")).status_code == 404
+    assert await site.get_site().files.purge() == 2
+    assert [row.pk async for row in StoredFile.objects.all()] == [kept]
+
+
+async def test_contents_are_in_a_private_folder(tenant: Tenant) -> None:
+    """Under a name that no client is shown, in STATE_DIR, which no web server serves."""
+    file = (await tenant.upload(b"secret")).json()
+    row = await orm.call(StoredFile.objects.get)
+    path = Path(site.get_site().files.storage.path(row.name))
+    assert path.is_relative_to(Path(settings.BASE_DIR) / "state" / "files")
+    assert path.stat().st_mode & 0o077 == 0  # noqa: ASYNC240  (a test)
+    assert path.name not in json.dumps(file)
