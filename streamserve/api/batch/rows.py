@@ -1,4 +1,4 @@
-"""`ENDPOINTS`: what the rows of a batch may ask, and `run_row`, which asks it. asyncio; framework-free.
+"""`ENDPOINTS`: what the rows of a batch may ask, and `answer_line`, which asks it. asyncio; framework-free.
 
 A row goes to the endpoint function of its route, so it is parsed, accepted and encoded as a request to that route is.
 Another endpoint is one more entry in `ENDPOINTS`: its function of `Call` and `Site`, and the JSON of its errors.
@@ -6,8 +6,10 @@ Another endpoint is one more entry in `ENDPOINTS`: its function of `Call` and `S
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
+import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -17,6 +19,7 @@ from streamserve.api.call import Call, Caller, Reply, Site
 from streamserve.api.logs import get_logger
 from streamserve.clients.pipeline.client import PipelineClient
 from streamserve.dialects import native, openai_chat
+from streamserve.dialects.batches.lines import Line, RowResult
 from streamserve.protocol.errors import BadRequest, ErrorBody, Refused, StreamserveError, to_body
 from streamserve.streams.stream import Stream
 
@@ -26,6 +29,7 @@ T = TypeVar("T")
 
 # A row that had begun and was lost through no fault of its own is begun again so often.
 MAX_RUNS = 3
+_FIRST_WAIT_SECONDS, _MAX_WAIT_SECONDS = 1.0, 30.0
 _PIPELINE = re.compile(r"/pipelines/([^/]+)")
 
 
@@ -74,6 +78,28 @@ def check_endpoint(url: str, site: Site) -> None:
 def _pipeline_of(url: str, site: Site) -> str | None:
     found = _PIPELINE.fullmatch(url)
     return found[1] if found and isinstance(site.clients.get(found[1]), PipelineClient) else None
+
+
+async def answer_line(
+    site: Site, caller: Caller, line: Line, on_wait: Callable[[str], None] = lambda message: None
+) -> RowResult:
+    """Return how a line's row ended. While it is refused for the load, or for the lack of an engine, wait."""
+    request_id, wait = f"req_{secrets.token_hex(12)}", _FIRST_WAIT_SECONDS
+    while True:
+        try:
+            reply = await run_row(site, caller, line.url, line.body, request_id)
+        except TryLater as refusal:
+            on_wait(str(refusal))
+            await asyncio.sleep(max(wait, min(refusal.seconds, _MAX_WAIT_SECONDS)))
+            wait = min(2 * wait, _MAX_WAIT_SECONDS)
+        else:
+            return RowResult(
+                line=line.number,
+                custom_id=line.custom_id,
+                request_id=request_id,
+                status_code=reply.status_code,
+                body=reply.body,
+            )
 
 
 async def run_row(site: Site, caller: Caller, url: str, body: Mapping[str, Any], request_id: str) -> RowReply:

@@ -59,13 +59,13 @@ class RowSite:
             request, owner=caller.owner, tenant=caller.tenant, on_disconnect="abort", received_at=received_at
         )
 
+    def with_own_system(self, request: GenerateRequest) -> GenerateRequest:
+        """Return the request with the system prompt that the settings give its model."""
+        return self._site.with_own_system(request)
+
     def default_class(self, route: str, model: str) -> str:
         """Return the class of batches."""
         return CLASS
-
-    def with_own_system(self, request: GenerateRequest) -> GenerateRequest:
-        """Return the request with its model's system prompt."""
-        return self._site.with_own_system(request)
 
     async def find(self, caller: Caller, *, stream_id: str = "", log_id: str = "") -> Found:
         """Raise NotFound: a row is not resumed."""

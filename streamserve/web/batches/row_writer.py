@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+from streamserve.dialects.batches.lines import RowResult
 from streamserve.durable.batches import Batch, BatchRow
 from streamserve.web.rows import orm
 from streamserve.web.work.kinds import Claim, LeaseLost
@@ -14,10 +15,10 @@ class RowWriter:
 
     def __init__(self, claim: Claim) -> None:
         self._claim = claim
-        self._waiting: list[tuple[BatchRow, asyncio.Future[None]]] = []
+        self._waiting: list[tuple[RowResult, asyncio.Future[None]]] = []
         self._task: asyncio.Task[None] | None = None
 
-    async def store(self, row: BatchRow) -> None:
+    async def store(self, row: RowResult) -> None:
         """Return when the row is stored. Raises LeaseLost, and the database's errors."""
         stored: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.append((row, stored))
@@ -38,8 +39,19 @@ class RowWriter:
                 if not stored.done():
                     stored.set_exception(error) if error is not None else stored.set_result(None)
 
-    async def _write_rows(self, rows: list[BatchRow]) -> Exception | None:
+    async def _write_rows(self, results: list[RowResult]) -> Exception | None:
         claim = self._claim
+        rows = [
+            BatchRow(
+                batch_id=claim.id,
+                line=one.line,
+                custom_id=one.custom_id,
+                request_id=one.request_id,
+                status_code=one.status_code,
+                body=one.body.replace("\0", "\N{REPLACEMENT CHARACTER}"),  # PostgreSQL refuses NUL
+            )
+            for one in results
+        ]
         try:
             is_held = await orm.write(Batch.objects.store, claim.id, claim.fence, claim.worker_id, rows)
         except Exception as error:  # each slot raises it

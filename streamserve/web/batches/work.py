@@ -12,13 +12,12 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import secrets
 from collections.abc import AsyncIterator
 from typing import IO, TYPE_CHECKING, Any
 
 from django.utils import timezone
 
-from streamserve.api.batch.rows import TryLater, run_row
+from streamserve.api.batch.rows import answer_line
 from streamserve.api.call import Caller
 from streamserve.dialects.batches.lines import Line, LineChecker, LineError, parse_line, read_lines
 from streamserve.durable.batches import Batch, BatchRow
@@ -35,7 +34,6 @@ NAME = "batch"
 AT_ONCE = 4  # batches that a worker runs at once
 # How soon a worker that runs rows sees that its batch was cancelled.
 _LOOK_SECONDS = 1.0
-_MAX_WAIT_SECONDS = 30.0
 # A batch that lost its worker so often, without a row's end in between, kills it.
 _MAX_ATTEMPTS = 20
 
@@ -179,26 +177,7 @@ class BatchRun:
                 line = await anext(lines, None)
             if line is None:
                 return
-            await writer.store(await self._run_line(line))
-
-    async def _run_line(self, line: Line) -> BatchRow:
-        """Return the end of a row. While it is refused for the load, or for the lack of an engine, wait."""
-        request_id, wait = f"req_{secrets.token_hex(12)}", 1.0
-        while True:
-            try:
-                reply = await run_row(self._kind.site.row_site, self._caller, line.url, line.body, request_id)
-            except TryLater as refusal:
-                await asyncio.sleep(max(wait, min(refusal.seconds, _MAX_WAIT_SECONDS)))
-                wait = min(2 * wait, _MAX_WAIT_SECONDS)
-                continue
-            return BatchRow(
-                batch_id=self._claim.id,
-                line=line.number,
-                custom_id=line.custom_id,
-                request_id=request_id,
-                status_code=reply.status_code,
-                body=reply.body.replace("\0", "\N{REPLACEMENT CHARACTER}"),  # PostgreSQL refuses NUL
-            )
+            await writer.store(await answer_line(self._kind.site.row_site, self._caller, line))
 
     # Finalizing
 
