@@ -59,6 +59,10 @@ class RowSite:
             request, owner=caller.owner, tenant=caller.tenant, on_disconnect="abort", received_at=received_at
         )
 
+    def with_own_system(self, request: GenerateRequest) -> GenerateRequest:
+        """Return the request with the system prompt that the settings give its model."""
+        return self._site.with_own_system(request)
+
     def default_class(self, route: str, model: str) -> str:
         """Return the class of batches."""
         return CLASS
