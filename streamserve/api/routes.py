@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from streamserve.api import anthropic, completions, native, openai, ops, pipelines
-from streamserve.api.batch import batches, files
+from streamserve.api.batch import batches, files, message_batches
 from streamserve.api.call import Call, Reply, json_reply
 from streamserve.dialects import native as native_dialect
 from streamserve.dialects import openai_chat
@@ -122,6 +122,11 @@ def _anthropic(path: str, endpoint: Callable[[Call, Any], Awaitable[Reply]], **r
     return _native(path, endpoint, _CHAT, methods=("POST",), error_json=shapes.error_json, **rest)
 
 
+def _message_batches(path: str, endpoint: Callable[[Call, Any], Awaitable[Reply]], **rest: Any) -> Route:
+    path = f"v1/messages/batches{path}"
+    return _native(path, endpoint, _KNOWN, error_json=shapes.error_json, needs_rows=True, **rest)
+
+
 def _stored(path: str, endpoint: Callable[[Call, Any], Awaitable[Reply]], **rest: Any) -> Route:
     return _openai(path, endpoint, _KNOWN, needs_rows=True, **rest)
 
@@ -143,6 +148,7 @@ def _counted(endpoint: Callable[[Call, Any], Awaitable[Reply]], name: str) -> Ca
 
 
 _ID = "<stream_id:stream_id>"
+_BATCH = "/<file_id:batch_id>"
 
 ROUTES = (
     _native("streams", native.start_stream, _CHAT, methods=("POST",), name="streams"),
@@ -162,6 +168,12 @@ ROUTES = (
     ),
     _anthropic("v1/messages", anthropic.messages, name="messages"),
     _anthropic("v1/messages/count_tokens", anthropic.count_tokens, name="count_tokens"),
+    _message_batches(
+        "", message_batches.message_batches, methods=("GET", "POST"), name="message_batches", takes_file=True
+    ),
+    _message_batches(_BATCH, message_batches.message_batch, methods=("GET", "DELETE"), name="message_batch"),
+    _message_batches(f"{_BATCH}/cancel", message_batches.cancel, methods=("POST",), name="cancel_message_batch"),
+    _message_batches(f"{_BATCH}/results", message_batches.results, name="message_batch_results"),
     _openai(f"v1/streams/{_ID}/events", openai.stream_events, _CHAT, name="chat_stream_events"),
     _openai("v1/models", openai.models, _CHAT, name="models"),
     _openai("v1/models/<path:model>", openai.model, _CHAT, name="model"),

@@ -14,19 +14,22 @@ from streamserve.protocol.errors import NotFound
 
 
 class Batches(Protocol):
-    """The batches of the site's tenants."""
+    """The batches of the site's tenants. `api` is the one that a batch was made by, and is seen by."""
 
-    async def create(self, caller: Caller, batch: NewBatch) -> BatchRecord:
-        """Queue a batch. Raises NotFound for its file, QuotaExceeded."""
+    async def create(self, caller: Caller, batch: NewBatch, *, api: str = "openai", num_rows: int = 0) -> BatchRecord:
+        """Queue a batch; `num_rows` as far as it is known. Raises NotFound for its file, QuotaExceeded."""
 
-    async def find(self, caller: Caller, batch_id: str) -> BatchRecord:
-        """Return the batch. Raises NotFound for an unknown id and for another tenant's."""
+    async def find(self, caller: Caller, batch_id: str, *, api: str = "openai") -> BatchRecord:
+        """Return the batch. Raises NotFound for an unknown id, and for one of another tenant or API."""
 
-    async def page(self, caller: Caller, page: Page) -> tuple[Sequence[BatchRecord], bool]:
-        """Return a part of the tenant's batches, and whether there are more."""
+    async def page(self, caller: Caller, page: Page, *, api: str = "openai") -> tuple[Sequence[BatchRecord], bool]:
+        """Return a part of the tenant's batches of an API, and whether there are more."""
 
-    async def cancel(self, caller: Caller, batch_id: str) -> BatchRecord:
+    async def cancel(self, caller: Caller, batch_id: str, *, api: str = "openai") -> BatchRecord:
         """Have the batch run no more rows. Raises NotFound; BadRequest for one that has ended."""
+
+    async def delete(self, caller: Caller, batch_id: str, *, api: str) -> None:
+        """Forget a batch that has ended."""
 
 
 class BatchSite(FileSite, Protocol):

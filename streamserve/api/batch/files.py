@@ -50,6 +50,11 @@ class Files(Protocol):
     async def add(self, caller: Caller, form: Form, expires_seconds: int | None) -> FileRecord:
         """Store the form's file. Raises StorageFull."""
 
+    async def store(
+        self, content: IO[bytes], caller: Caller, *, filename: str, purpose: str, num_bytes: int
+    ) -> FileRecord:
+        """Store a file of `caller`. Raises StorageFull."""
+
     async def find(self, caller: Caller, file_id: str) -> FileRecord:
         """Return the file. Raises NotFound for an unknown id and for another tenant's."""
 

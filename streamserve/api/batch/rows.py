@@ -14,11 +14,12 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mappi
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from streamserve.api import completions, openai, pipelines
+from streamserve.api import anthropic, completions, openai, pipelines
 from streamserve.api.call import Call, Caller, Reply, Site
 from streamserve.api.logs import get_logger
 from streamserve.clients.pipeline.client import PipelineClient
 from streamserve.dialects import native, openai_chat
+from streamserve.dialects.anthropic import shapes
 from streamserve.dialects.batches.lines import Line, RowResult
 from streamserve.protocol.errors import BadRequest, ErrorBody, Refused, StreamserveError, to_body
 from streamserve.streams.stream import Stream
@@ -45,6 +46,7 @@ class Endpoint:
 ENDPOINTS: Mapping[str, Endpoint] = {
     "/v1/chat/completions": Endpoint(answer=openai.chat_completions, error_json=openai_chat.error_json),
     "/v1/completions": Endpoint(answer=completions.completions, error_json=openai_chat.error_json),
+    "/v1/messages": Endpoint(answer=anthropic.messages, error_json=shapes.error_json),
 }
 _RUN = Endpoint(answer=pipelines.run, error_json=native.error_json)
 

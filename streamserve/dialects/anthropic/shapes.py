@@ -62,7 +62,7 @@ def models_json(models: Sequence[DescribesModel], query: Mapping[str, str]) -> d
 
 def page_json(items: Sequence[dict[str, Any]], query: Mapping[str, str]) -> dict[str, Any]:
     """Return the page of `items` that the query names; an id that is not there is refused."""
-    limit = _limit(query.get("limit", str(_ON_A_PAGE)))
+    limit = limit_of(query)
     ids = [item["id"] for item in items]
     if "before_id" in query:
         end = _place(query["before_id"], ids, "before_id")
@@ -77,7 +77,9 @@ def page_json(items: Sequence[dict[str, Any]], query: Mapping[str, str]) -> dict
     return {"data": shown, "has_more": has_more, **edges}
 
 
-def _limit(text: str) -> int:
+def limit_of(query: Mapping[str, str]) -> int:
+    """Return how many items a query asks for."""
+    text = query.get("limit", str(_ON_A_PAGE))
     if not (text.isascii() and text.isdigit() and len(text) < 5 and 1 <= int(text) <= _MOST_ON_A_PAGE):
         message = f"'limit' is a number from 1 to {_MOST_ON_A_PAGE:,}."
         raise BadRequest(message, code="invalid_value", param="limit")

@@ -19,6 +19,7 @@ from django.db import transaction
 from django.utils import timezone
 
 from streamserve.api.call import Caller
+from streamserve.dialects.anthropic import batches as anthropic_batches
 from streamserve.dialects.batches import openai_batches
 from streamserve.dialects.batches.lines import Line, RowResult, parse_line, read_lines
 from streamserve.dialects.batches.openai_files import OUTPUT_PURPOSE, FileRecord
@@ -46,6 +47,9 @@ class Shapes:
 # By `Batch.api`. An API whose results are one file has no error file.
 SHAPES: Mapping[str, Shapes] = {
     "openai": Shapes(result_line=openai_batches.result_line, unrun_line=openai_batches.unrun_line),
+    "anthropic": Shapes(
+        result_line=anthropic_batches.result_line, unrun_line=anthropic_batches.unrun_line, has_error_file=False
+    ),
 }
 
 

@@ -24,6 +24,7 @@ from streamserve.web.batches.files import part_of, seconds_of
 from streamserve.web.rows import orm
 
 _RETRY_SECONDS = 60
+_ID_PREFIXES = {"openai": "batch_", "anthropic": "msgbatch_"}
 
 
 class SiteBatches:
@@ -33,16 +34,17 @@ class SiteBatches:
         self._settings = settings
         self.wake: Callable[[], None] = lambda: None
 
-    async def create(self, caller: Caller, batch: NewBatch, *, api: str = "openai") -> BatchRecord:
+    async def create(self, caller: Caller, batch: NewBatch, *, api: str = "openai", num_rows: int = 0) -> BatchRecord:
         """Queue a batch."""
         now = timezone.now()
         row = Batch(
-            id=f"batch_{secrets.token_hex(16)}",
+            id=f"{_ID_PREFIXES[api]}{secrets.token_hex(16)}",
             api=api,
             owner=caller.owner,
             tenant=caller.tenant,
             endpoint=batch.endpoint,
             input_file_id=batch.input_file_id,
+            num_rows=num_rows,
             metadata=batch.metadata,
             output_expires_seconds=batch.expires_after,
             created_at=now,
@@ -67,29 +69,34 @@ class SiteBatches:
             raise QuotaExceeded(message, code="too_many_batches", retry_after=_RETRY_SECONDS)
         row.save(force_insert=True)
 
-    async def find(self, caller: Caller, batch_id: str) -> BatchRecord:
+    async def find(self, caller: Caller, batch_id: str, *, api: str = "openai") -> BatchRecord:
         """Return the batch."""
-        return record_of(await self._row(caller, batch_id))
+        return record_of(await self._row(caller, batch_id, api))
 
-    async def page(self, caller: Caller, page: Page) -> tuple[Sequence[BatchRecord], bool]:
+    async def page(self, caller: Caller, page: Page, *, api: str = "openai") -> tuple[Sequence[BatchRecord], bool]:
         """Return a part of the tenant's batches."""
-        found, has_more = await orm.call(part_of, Batch.objects.of(caller.tenant), page, _missing)
+        found, has_more = await orm.call(part_of, Batch.objects.of(caller.tenant).filter(api=api), page, _missing)
         return [record_of(row) for row in found], has_more
 
-    async def cancel(self, caller: Caller, batch_id: str) -> BatchRecord:
+    async def delete(self, caller: Caller, batch_id: str, *, api: str) -> None:
+        """Forget the batch, if it has ended."""
+        row = await self._row(caller, batch_id, api)
+        await orm.write(Batch.objects.filter(pk=row.pk, status__in=ENDED).delete)
+
+    async def cancel(self, caller: Caller, batch_id: str, *, api: str = "openai") -> BatchRecord:
         """Have the batch run no more rows. Cancelled again, it stays as it is."""
-        row = await self._row(caller, batch_id)
+        row = await self._row(caller, batch_id, api)
         if not await orm.write(Batch.objects.cancel, row.pk):
-            row = await self._row(caller, batch_id)
+            row = await self._row(caller, batch_id, api)
             if row.status not in ("cancelling", "cancelled"):
                 message = f"The batch is {row.status}: there is nothing left to cancel."
                 raise BadRequest(message, code="batch_not_cancellable", param="batch_id")
             return record_of(row)
         self.wake()
-        return record_of(await self._row(caller, batch_id))
+        return record_of(await self._row(caller, batch_id, api))
 
-    async def _row(self, caller: Caller, batch_id: str) -> Batch:
-        row = await orm.call(Batch.objects.of(caller.tenant).filter(pk=batch_id).first)
+    async def _row(self, caller: Caller, batch_id: str, api: str) -> Batch:
+        row = await orm.call(Batch.objects.of(caller.tenant).filter(pk=batch_id, api=api).first)
         if row is None:
             raise no_batch(batch_id)
         return row

@@ -1,0 +1,227 @@
+"""Message batches: the requests of a body → lines of an input file; the JSON of a batch, and the lines of its results.
+
+    {"requests": [{"custom_id": …, "params": {…}}, …]}      or, as JSONL, one `{"custom_id": …, "params": {…}}` a line
+
+Bodies may be far larger than memory should hold, so they are read a piece at a time, and a request is checked and
+written before the next one is read. Whether its `params` are right is found when it is run, as in the public API.
+Shapes as the official client's types have them (anthropic 2.12, `types/messages/`). Pure but for the given files.
+"""
+
+from __future__ import annotations
+
+import codecs
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import IO, Any
+
+from streamserve.dialects.batches.lines import MAX_CUSTOM_ID_CHARS, RowResult, digest_of, read_lines
+from streamserve.dialects.batches.openai_batches import ENDED, BatchRecord
+from streamserve.dialects.fields import any_object, read, required, text
+from streamserve.protocol.errors import BadRequest, StreamserveError, UnsupportedMedia
+from streamserve.protocol.json_body import decode_json
+from streamserve.protocol.limits import Limits
+
+ENDPOINT = "/v1/messages"  # of every request
+_JSON = "application/json"
+_JSONL = ("application/jsonl", "application/x-jsonl", "application/x-ndjson", "application/x-jsonlines")
+_PIECE_BYTES = 64 * 1024
+_ENVELOPE_BYTES = 4096  # what a request may have beside its params
+_BLANK = " \t\r\n"
+_DECODER = json.JSONDecoder()
+_TABLE = {"custom_id": text(1, MAX_CUSTOM_ID_CHARS), "params": any_object}
+_TIMES_OF_END = ("completed_at", "expired_at", "cancelled_at", "failed_at")
+
+
+def write_requests(body: IO[bytes], content_type: str, out: IO[bytes], limits: Limits) -> int:
+    """Write the requests in `body` as lines of an input file; return how many. Raises BadRequest, UnsupportedMedia."""
+    kind = content_type.partition(";")[0].strip().lower()
+    if kind not in (_JSON, *_JSONL):
+        message = f"Send JSON with 'Content-Type: {_JSON}', or one request a line with '{_JSONL[0]}'."
+        raise UnsupportedMedia(message, param="Content-Type")
+    seen: set[bytes] = set()
+    for raw in _elements(body, limits) if kind == _JSON else _lines(body, limits):
+        index = len(seen)
+        if index >= limits.max_batch_lines:
+            message = f"requests has more than {limits.max_batch_lines:,} items, the limit. Make several batches."
+            raise BadRequest(message, code="too_many_requests", param="requests")
+        out.write(_line_of(raw, f"requests[{index}]", seen, limits))
+    if not seen:
+        raise BadRequest("requests must not be empty.", code="invalid_value", param="requests")
+    return len(seen)
+
+
+def _line_of(raw: bytes, param: str, seen: set[bytes], limits: Limits) -> bytes:
+    """Return a request as a line, after a check of everything but its params. `seen` are digests of custom_ids."""
+    most = limits.max_body_bytes + _ENVELOPE_BYTES
+    if len(raw) > most:
+        raise _too_large(param, limits)
+    try:
+        fields = decode_json(raw, replace(limits, max_body_bytes=most))
+    except StreamserveError as error:
+        raise BadRequest(error.message.replace("The body", param), code="invalid_json", param=param) from error
+    values = read(fields, _TABLE, prefix=param + ".")
+    custom_id, params = (required(values, name, prefix=param + ".") for name in _TABLE)
+    where = f"{param}.custom_id"
+    if "\0" in custom_id:
+        raise BadRequest(f"{where} has a NUL character.", code="invalid_value", param=where)
+    digest = digest_of(custom_id)
+    if digest in seen:
+        raise BadRequest(f"{where} is that of another request.", code="duplicate_custom_id", param=where)
+    if params.get("stream"):
+        where = f"{param}.params.stream"
+        message = f"{where}: a batch collects whole messages. Leave it out."
+        raise BadRequest(message, code="stream_not_supported", param=where)
+    seen.add(digest)
+    line = {"custom_id": custom_id, "method": "POST", "url": ENDPOINT, "body": params}
+    return json.dumps(line, ensure_ascii=False, separators=(",", ":")).encode() + b"\n"
+
+
+def _too_large(param: str, limits: Limits) -> BadRequest:
+    message = f"{param} is longer than {limits.max_body_bytes + _ENVELOPE_BYTES:,} bytes, the limit of one request."
+    return BadRequest(message, code="line_too_large", param=param)
+
+
+def _lines(body: IO[bytes], limits: Limits) -> Iterator[bytes]:
+    for lines in read_lines(body, limits):
+        yield from (raw for _, raw in lines)
+
+
+def _elements(body: IO[bytes], limits: Limits) -> Iterator[bytes]:
+    """Yield the JSON of each item of `requests`, the only field."""
+    reader = _Reader(body, limits)
+    reader.take("{")
+    if reader.next() != "}":
+        name = str(json.loads(reader.value("The body")))[:48]
+        if name != "requests":
+            message = f"Unknown field {name}. A body has requests, and nothing else."
+            raise BadRequest(message, code="unknown_field", param=name)
+        reader.take(":")
+        yield from _items(reader)
+    reader.take("}")
+    reader.take("")
+
+
+def _items(reader: _Reader) -> Iterator[bytes]:
+    reader.take("[")
+    index = 0
+    while reader.next() != "]":
+        if index:
+            reader.take(",")
+            reader.next()
+        yield reader.value(f"requests[{index}]")
+        index += 1
+    reader.take("]")
+
+
+class _Reader:
+    """The JSON of a file, a value at a time."""
+
+    def __init__(self, file: IO[bytes], limits: Limits) -> None:
+        self._file, self._limits = file, limits
+        self._decode = codecs.getincrementaldecoder("utf-8-sig")().decode
+        self._text, self._at = "", 0  # what is not taken yet begins at `_at`
+        self._is_whole = False
+
+    def next(self) -> str:
+        """Return the next character that is not blank, "" at the end. Takes the blanks."""
+        while True:
+            while self._at < len(self._text) and self._text[self._at] in _BLANK:
+                self._at += 1
+            if self._at < len(self._text) or not self._read():
+                return self._text[self._at : self._at + 1]
+
+    def take(self, wanted: str) -> None:
+        """Take a character, "" for the end. Raises BadRequest for another one."""
+        if self.next() != wanted:
+            found = self.next()
+            message = (
+                f"The body is not the JSON of requests: {wanted or 'its end'} is expected, not {found or 'its end'}."
+            )
+            raise BadRequest(message, code="invalid_json")
+        self._at += len(wanted)
+
+    def value(self, param: str) -> bytes:
+        """Take one value; return its JSON. Raises BadRequest for what is none, or is too long."""
+        most = self._limits.max_body_bytes + _ENVELOPE_BYTES
+        while True:
+            try:
+                _, end = _DECODER.raw_decode(self._text, self._at)
+            except (ValueError, RecursionError):
+                end = 0
+            if end and (end < len(self._text) or self._is_whole):
+                raw, self._at = self._text[self._at : end], end
+                return raw.encode("utf-8", "surrogatepass")
+            if len(self._text) - self._at > most:
+                raise _too_large(param, self._limits)
+            if not self._read():
+                raise BadRequest(f"{param} is no JSON, or not whole.", code="invalid_json")
+
+    def _read(self) -> bool:
+        """Read on, as much again as is not taken yet; return whether there was more."""
+        rest = self._text[self._at :]
+        raw = self._file.read(max(_PIECE_BYTES, len(rest)))
+        try:
+            self._text, self._at = rest + self._decode(raw, final=not raw), 0
+        except UnicodeDecodeError:
+            raise BadRequest("The body is not UTF-8.", code="invalid_json") from None
+        self._is_whole = not raw
+        return bool(raw)
+
+
+def batch_json(batch: BatchRecord) -> dict[str, Any]:
+    """Return a batch as that API shows it. Its counts grow while it runs; their sum is always that of its requests."""
+    has_ended = batch.status in ENDED
+    num_left = batch.num_rows - batch.num_completed - batch.num_failed
+    left_as = {"cancelled": "canceled", "expired": "expired", "failed": "errored"}.get(batch.status, "processing")
+    counts = {
+        "processing": 0,
+        "succeeded": batch.num_completed,
+        "errored": batch.num_failed,
+        "canceled": 0,
+        "expired": 0,
+    }
+    counts[left_as] += num_left
+    path = f"/v1/messages/batches/{batch.id}"
+    return {
+        "id": batch.id,
+        "type": "message_batch",
+        "processing_status": "ended" if has_ended else "canceling" if batch.status == "cancelling" else "in_progress",
+        "request_counts": counts,
+        "created_at": _time(batch.times.get("created_at")),
+        "expires_at": _time(batch.times.get("expires_at")),
+        "ended_at": _time(next((batch.times[name] for name in _TIMES_OF_END if batch.times.get(name)), None)),
+        "cancel_initiated_at": _time(batch.times.get("cancelling_at")),
+        "archived_at": None,
+        "results_url": f"{path}/results" if batch.output_file_id else None,
+    }
+
+
+def deleted_json(batch_id: str) -> dict[str, Any]:
+    """Return what the deletion of a batch answers."""
+    return {"id": batch_id, "type": "message_batch_deleted"}
+
+
+def _time(seconds: int | None) -> str | None:
+    return None if seconds is None else datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def result_line(row: RowResult) -> bytes:
+    """Return the line of a request that was run."""
+    body = json.loads(row.body)
+    return _result(row.custom_id, {"type": "succeeded", "message": body} if row.is_success else _errored(body))
+
+
+def _errored(body: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "errored", "error": body}
+
+
+def unrun_line(request_id: str, custom_id: str, why: str) -> bytes:
+    """Return the line of a request that was not run."""
+    return _result(custom_id, {"type": "canceled" if why == "cancelled" else why})
+
+
+def _result(custom_id: str, result: dict[str, Any]) -> bytes:
+    line = {"custom_id": custom_id, "result": result}
+    return json.dumps(line, ensure_ascii=False, separators=(",", ":")).encode() + b"\n"
