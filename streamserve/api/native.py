@@ -10,9 +10,11 @@ from streamserve.api.idempotency import once_of
 from streamserve.api.resume import after_of, encoder_for, gone, gone_reply, not_there, resume, stream_of_event
 from streamserve.dialects import native
 from streamserve.dialects.native import NativeRequest
+from streamserve.dialects.run import outline_json
 from streamserve.protocol.errors import Forbidden
 from streamserve.streams.reader.delivery import Delivery
-from streamserve.streams.store import Once
+from streamserve.streams.store import Once, Record
+from streamserve.streams.stream import Stream
 
 PROMPT_IN_URL = (
     "Answers are not started by GET here, because the prompt would be in the access logs. POST it to /streams, and "
@@ -101,42 +103,53 @@ async def watch(call: Call, site: AuditedSite) -> Reply:
 
 def _state_json(found: Found) -> dict[str, Any]:
     """Return the state of a stream: from memory while it is there, else from its record."""
-    stream, record = found.stream, found.record
-    if stream is not None:
-        summary = stream.summary()
-        out = {
-            "id": stream.id,
-            "log_id": stream.log_id,
-            "model": stream.model,
-            "created": stream.created if record is None else int(record.created),
-            "state": stream.state,
-            "finish_reason": summary.finish_reason,
-            "error_code": summary.error_code,
-            "last_seq": stream.last_seq,
-            "usage": stream.usage.as_json(),
-            "latency": round(summary.latency, 4),
-            "phases": {name: round(seconds, 4) for name, seconds in summary.phases.items()},
-            "resumable": True,
-        }
-    elif record is not None:
-        out = {
-            "id": record.id,
-            "log_id": record.log_id,
-            "model": record.model,
-            "created": int(record.created),
-            "state": "finished",
-            "finish_reason": record.finish_reason or None,
-            # The row is running but its log is gone: the worker that made it has died.
-            "error_code": (record.error_code or None) if record.is_finished else "producer_lost",
-            "last_seq": record.last_seq,
-            "usage": {"prompt_tokens": record.prompt_tokens, "completion_tokens": record.completion_tokens},
-            "resumable": False,
-        }
-        if record.phases is not None:
-            own = (seconds for name, seconds in record.phases.items() if name != "network_in")
-            out |= {"latency": round(sum(own), 4), "phases": dict(record.phases)}
+    if found.stream is not None:
+        out = _live_json(found.stream)
+    elif found.record is not None:
+        out = _recorded_json(found.record)
     else:
         raise gone()
-    if record is not None and record.text:
-        out["text"] = record.text
+    if found.record is not None:
+        out["created"] = int(found.record.created)
+        if found.record.text:
+            out["text"] = found.record.text
+    return out
+
+
+def _live_json(stream: Stream) -> dict[str, Any]:
+    summary = stream.summary()
+    out = {
+        "id": stream.id,
+        "log_id": stream.log_id,
+        "model": stream.model,
+        "created": stream.created,
+        "state": stream.state,
+        "finish_reason": summary.finish_reason,
+        "error_code": summary.error_code,
+        "last_seq": stream.last_seq,
+        "usage": stream.usage.as_json(),
+        "latency": round(summary.latency, 4),
+        "phases": {name: round(seconds, 4) for name, seconds in summary.phases.items()},
+        "resumable": True,
+    }
+    return out | outline_json(stream.outline) if stream.outline else out
+
+
+def _recorded_json(record: Record) -> dict[str, Any]:
+    out: dict[str, Any] = {
+        "id": record.id,
+        "log_id": record.log_id,
+        "model": record.model,
+        "created": int(record.created),
+        "state": "finished",
+        "finish_reason": record.finish_reason or None,
+        # The row is running but its log is gone: the worker that made it has died.
+        "error_code": (record.error_code or None) if record.is_finished else "producer_lost",
+        "last_seq": record.last_seq,
+        "usage": {"prompt_tokens": record.prompt_tokens, "completion_tokens": record.completion_tokens},
+        "resumable": False,
+    }
+    if record.phases is not None:
+        own = (seconds for name, seconds in record.phases.items() if name != "network_in")
+        out |= {"latency": round(sum(own), 4), "phases": dict(record.phases)}
     return out

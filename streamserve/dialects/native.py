@@ -9,15 +9,16 @@ dialects show less of the same log. Pure.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Protocol
 
 from streamserve.dialects.fields import boolean, integer, one_of, read, required, text
 from streamserve.dialects.generate import build, conflict, request_fields, sampling_fields
 from streamserve.dialects.output.tools import tool_fields, with_tools
+from streamserve.dialects.run import trimmed_of
 from streamserve.protocol.errors import BadRequest, ErrorBody
-from streamserve.protocol.events import Done, GoingAway, LoggedEvent, Meta, Token
+from streamserve.protocol.events import Citation, Done, GoingAway, LoggedEvent, Meta, Status, Token
 from streamserve.protocol.ids import event_id
 from streamserve.protocol.limits import Limits
 from streamserve.protocol.requests import SYSTEM_ROLES, GenerateRequest, Message
@@ -156,17 +157,23 @@ class IsStream(Protocol):
     def has_token_ids(self) -> bool:
         """Whether its tokens have ids."""
 
+    @property
+    def outline(self) -> Sequence[Citation | Status]:
+        """The citations and steps of a run so far."""
+
 
 def meta_of(stream: IsStream) -> Meta:
     """Return what names the stream, for a reader that has its first event already."""
     return Meta(model=stream.model, stream_id=stream.id, created=stream.created, has_token_ids=stream.has_token_ids)
 
 
-def closing_meta(meta: Meta, done: Done) -> dict[str, Any]:
-    """Return `meta` as it stands before `done`: with the latency, and the cached tokens of the prompt."""
+def closing_meta(meta: Meta, done: Done, outline: Sequence[Citation | Status] = ()) -> dict[str, Any]:
+    """Return `meta` as it stands before `done`: with the latency, the cached tokens, and what a run left out."""
     out, usage = done.payload(), done.usage
     counts = {"prompt_tokens": usage.prompt_tokens, "cached_tokens": usage.cached_tokens}
-    return {**meta.payload(), **counts, "latency": out["latency"], "latency_ms": out["latency_ms"]}
+    whole = {**meta.payload(), **counts, "latency": out["latency"], "latency_ms": out["latency_ms"]}
+    trimmed = trimmed_of(outline)
+    return {**whole, "trimmed": trimmed} if trimmed else whole
 
 
 class NativeEncoder:
@@ -182,7 +189,7 @@ class NativeEncoder:
 
     def __init__(self, log_id: str, stream: IsStream | None = None) -> None:
         self._log_id = log_id
-        self._meta = None if stream is None else meta_of(stream)
+        self._meta, self._stream = None if stream is None else meta_of(stream), stream
         self._token_head = numbered_head(Token.type, event_id(log_id, 0)[:-1])
 
     def encode(self, logged: LoggedEvent) -> bytes:
@@ -199,7 +206,8 @@ class NativeEncoder:
         if isinstance(event, Meta):
             self._meta = event
         elif isinstance(event, Done) and self._meta is not None:
-            before = frame(one_line_json(closing_meta(self._meta, event)), event=Meta.type)
+            outline = () if self._stream is None else self._stream.outline
+            before = frame(one_line_json(closing_meta(self._meta, event, outline)), event=Meta.type)
         return before + frame(one_line_json(event.payload()), event=event.type, id=id)
 
     def going_away(self, notice: GoingAway) -> bytes:
@@ -221,7 +229,8 @@ def websocket_message(stream_id: str, log_id: str, logged: LoggedEvent) -> dict[
 
 def closing_message(stream: IsStream, done: Done) -> dict[str, Any]:
     """Return `closing_meta` as a WebSocket message, which precedes that of `done`."""
-    return {"type": "event", "id": stream.id, "event": Meta.type, "data": closing_meta(meta_of(stream), done)}
+    data = closing_meta(meta_of(stream), done, stream.outline)
+    return {"type": "event", "id": stream.id, "event": Meta.type, "data": data}
 
 
 def error_json(body: ErrorBody) -> dict[str, Any]:

@@ -188,7 +188,7 @@ async def answer_turn(log: EventLog, log_id: str, choice: int = 0) -> Message:
         if kept_seq is None or seq <= kept_seq:
             texts.setdefault(token.index, []).append(token.text)
     content = [text for index, text in texts.items() if index not in blocks or blocks[index].kind == TEXT]
-    starts = (blocks[index] for index in texts if index in blocks and blocks[index].name is not None)
+    starts = (blocks[index] for index in texts if index in blocks and blocks[index].kind == "tool_use")
     calls = [call for start in starts if (call := _call_json(start, "".join(texts[start.index]))) is not None]
     extra = {"tool_calls": calls} if calls else {}
     return Message(role="assistant", content="".join(chain.from_iterable(content)), extra=extra)

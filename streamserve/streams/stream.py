@@ -26,11 +26,12 @@ import asyncio
 import copy
 import logging
 import time
+from collections.abc import Sequence
 from functools import partial
 
 from streamserve.clients.base import EngineClient, Generation
 from streamserve.protocol.errors import Refused
-from streamserve.protocol.events import Done, Error, Meta, Usage
+from streamserve.protocol.events import Citation, Done, Error, Meta, Status, Usage
 from streamserve.protocol.requests import GenerateRequest
 from streamserve.streams.config import StreamConfig
 from streamserve.streams.lease.lease import Lease
@@ -104,6 +105,11 @@ class Stream(Producer):
     def has_token_ids(self) -> bool:
         """Whether its tokens have ids; those of a server elsewhere have none."""
         return self.transcript.has_token_ids
+
+    @property
+    def outline(self) -> Sequence[Citation | Status]:
+        """The citations and steps of a run so far."""
+        return self.transcript.outline
 
     @property
     def is_live(self) -> bool:

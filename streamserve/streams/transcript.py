@@ -15,16 +15,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+from streamserve.dialects.run import is_outline
 from streamserve.protocol.events import (
     TEXT,
     BlockStart,
     BlockStop,
     BlockText,
     ChoiceDone,
+    Citation,
     Done,
     Error,
     Event,
     Meta,
+    Status,
     Token,
     Usage,
 )
@@ -111,6 +114,7 @@ def summarize(stream: Stream) -> StreamSummary:
 
 
 _OF_A_CHOICE = (Token, BlockStart, BlockStop, ChoiceDone)
+_MAX_OUTLINE = 2_000
 _ONE_WITHOUT_ID = (0,)  # counted, and never shown
 
 
@@ -183,6 +187,7 @@ class Transcript:
         self.num_tokens = 0
         self.may_repeat = False  # a choice of several has finished, or there are blocks
         self.has_blocks = False
+        self.outline: list[Citation | Status] = []  # of a run: its first citations and steps
         self._num_prompt_tokens = accepted.num_prompt_tokens
         self._num_cached_tokens: int | None = None
         self._choices = [_ChoiceTokens() for _ in range(n)]
@@ -234,6 +239,9 @@ class Transcript:
                 choice.thinking = event.index
         elif isinstance(event, BlockStop):
             self._choice(event.choice).stopped = event.index
+        elif isinstance(event, Citation | Status):
+            if is_outline(event) and len(self.outline) < _MAX_OUTLINE:
+                self.outline.append(event)
         elif isinstance(event, Meta):
             self._num_prompt_tokens = event.prompt_tokens
             self._blocks = None if event.has_token_ids else {}

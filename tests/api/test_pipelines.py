@@ -216,3 +216,39 @@ async def test_a_plain_answer_s_times_over_the_socket(caller: Caller) -> None:
     assert 0.199 <= phases.pop("network_in") < 30.0
     assert {"auth", "intake"} <= phases.keys()
     assert sum(phases.values()) == pytest.approx(done["latency"], abs=1e-3)
+
+
+async def test_what_trim_cut_is_in_meta_and_the_outline_in_the_state(caller: Caller) -> None:
+    """The second `meta` names it, in a stream, over the socket and in JSON; the state has steps and citations."""
+
+    async def trimmed(run: Run) -> None:
+        run.cite("help", id="1")
+        kept = await run.trim(["a", "b " * 40, "c"], 20)
+        await run.step("Answering", run.say, f"kept {len(kept)}")
+
+    pipeline("trimmed")(trimmed)
+    try:
+        await site.reset()
+        await until_ready()
+        whole = (await caller.post("/pipelines/trimmed", PROMPT)).json()
+        (cut,) = whole["meta"]["trimmed"]
+        assert (cut["kept"], cut["of"], whole["text"]) == (1, 3, "kept 1")
+        assert "20 tokens" in cut["message"]
+        frames = parse_sse(await body_of(await caller.post("/pipelines/trimmed", {**PROMPT, "stream": True})))
+        first, second = (frame.json for frame in frames if frame.event == "meta")
+        assert "trimmed" not in first
+        assert second["trimmed"] == [cut]
+        again = {"accept": "text/event-stream", "last-event-id": frames[-2].id or frames[-3].id}
+        resumed = parse_sse(await body_of(await caller.get(f"/streams/{first['stream_id']}/events", **again)))
+        assert [frame.json["trimmed"] for frame in resumed if frame.event == "meta"] == [[cut]]
+        messages = await messages_of(caller, {"type": "start", "request": {**PROMPT, "model": "trimmed"}})
+        assert messages[-2]["data"]["trimmed"] == [cut]
+        state = (await caller.get(f"/streams/{whole['id']}")).json()
+        assert state["steps"] == whole["steps"]
+        assert [step["status"] for step in state["steps"]] == ["trimmed", "step"]
+        assert state["citations"] == whole["citations"] == [{"source": "help", "id": "1"}]
+        plain = await caller.post("/streams", {"prompt": "a", "max_tokens": 2, "model": "echo"})
+        await body_of(plain)
+        assert not {"steps", "citations"} & (await caller.get(f"/streams/{plain['X-Stream-Id']}")).json().keys()
+    finally:
+        forget("trimmed")

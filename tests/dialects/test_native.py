@@ -263,7 +263,7 @@ def test_meta_comes_again_before_done_for_a_reader_in_the_middle():
     """An encoder that knows the stream does not need to have seen `meta`; an error has no second one."""
 
     class Known:
-        id, model, created, has_token_ids = "s" * 32, "helpdesk", 17, True
+        id, model, created, has_token_ids, outline = "s" * 32, "helpdesk", 17, True, ()
 
     done = Done(finish_reason="stop", usage=Usage(prompt_tokens=9, cached_tokens=4), latency=1.25)
     frames = read_events([NativeEncoder(LOG_ID, Known()).encode(LoggedEvent(9, done))])

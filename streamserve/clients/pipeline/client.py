@@ -16,7 +16,7 @@ from dataclasses import replace
 from typing import Any
 
 from streamserve.clients.base import EngineClient
-from streamserve.clients.pipeline.filters import Chain, Stopped
+from streamserve.clients.pipeline.filters import Stopped
 from streamserve.clients.pipeline.generation import PipelineGeneration
 from streamserve.clients.pipeline.registry import Pipeline
 from streamserve.clients.pipeline.run import Run
@@ -68,7 +68,7 @@ class PipelineClient:
         if request.reader_tokens is None:
             generation.num_read = None
         request = replace(request, sampling=replace(request.sampling, seed=seed))
-        speech = Speech(generation, Chain([make() for make in self._pipeline.filters]))
+        speech = Speech(generation, self._pipeline.filters)
         run = Run(request, speech, self._clients, model=self._model, limits=self._limits, call=self._call)
         task = asyncio.get_running_loop().create_task(
             self._run(run, speech), name=f"pipeline {self.alias} {request.stream_id}", context=Context()

@@ -115,13 +115,15 @@ class Run:
         show: bool = True,
         tools: Sequence[Callable[..., Any]] = (),
         max_rounds: int = 4,
+        show_results: bool = True,
         **fields: Any,
     ) -> Answer:
         """Have a model answer, show the answer unless `show` is False, and return it whole.
 
         `fields` are those of POST /streams: max_tokens, temperature, stop. Several may run side by side; those that are
         shown follow each other. Without messages: the caller's own. `tools` are functions that the model may call; it
-        is asked again with their results, `max_rounds` times at most. Raises StreamserveError.
+        is asked again with their results, `max_rounds` times at most. Readers see calls and results, unless
+        `show_results` is False. Raises StreamserveError.
         """
         client, request = self._prepare(messages, model, fields)
         offered = {one.tool.name: one for one in map(function_tool, tools)}
@@ -133,7 +135,8 @@ class Run:
                 return Answer(text=text, finish_reason=done.finish_reason, usage=done.usage)
             if round_ < max_rounds:
                 with self.phases.during("tools"):
-                    request = await self._with_results(request, text, answering.calls, offered)
+                    is_shown = show and show_results
+                    request = await self._with_results(request, text, answering.calls, offered, is_shown=is_shown)
         message = f"The model called tools {max_rounds + 1} times without an answer, and may {max_rounds} times."
         raise StreamserveError(message, code="too_many_tool_rounds")
 
@@ -170,7 +173,13 @@ class Run:
         return kept
 
     async def _with_results(
-        self, request: GenerateRequest, text: str, calls: Sequence[ToolCall], tools: Mapping[str, FunctionTool]
+        self,
+        request: GenerateRequest,
+        text: str,
+        calls: Sequence[ToolCall],
+        tools: Mapping[str, FunctionTool],
+        *,
+        is_shown: bool,
     ) -> GenerateRequest:
         """Run the tools that the model has called, and return the request for the answer to their results."""
         said = [
@@ -180,6 +189,8 @@ class Run:
         turns = [Message(role="assistant", content=text, extra={"tool_calls": said})]
         for call in calls:
             result = await self._result(call, tools)
+            if is_shown:
+                await self._speech.show_result(call.id, result)
             turns.append(Message(role="tool", content=result, extra={"tool_call_id": call.id, "name": call.name}))
         seed = request.sampling.seed  # the ids of calls are made of it: those of another round are others
         sampling = replace(request.sampling, seed=None if seed is None else seed + 1)

@@ -1,28 +1,42 @@
 """`Speech`: what a run shows, in order: the text of its answers through the filters, blocks, usage.
 
 One answer is shown at a time: those that are generated side by side follow each other. Tokens keep the ids that the
-model gave, whatever a filter has made of their text. On the event loop; knows no model.
+model gave, whatever a filter has made of their text. Every block goes through filters of its own: text, thoughts, calls
+and results of tools. On the event loop; knows no model.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 
-from streamserve.clients.pipeline.filters import Chain, Stopped
+from streamserve.clients.pipeline.filters import Chain, OutputFilter, Stopped
 from streamserve.clients.pipeline.generation import PipelineGeneration
-from streamserve.protocol.events import TEXT, BlockStart, BlockStop, Done, Event, Token, Usage
+from streamserve.protocol.events import (
+    TEXT,
+    BlockStart,
+    BlockStop,
+    Done,
+    Event,
+    Token,
+    Usage,
+)
+
+# Kinds of blocks that only runs have: a call that the run answers itself, and its result, which has the call's id.
+# Readers leave out blocks of a kind that they do not know.
+SERVER_TOOL_USE, TOOL_RESULT = "server_tool_use", "tool_result"
+_RESULT_CHARS = 2_000  # of a tool's result, in one event
 
 
 class Speech:
     """The shown side of one run."""
 
-    def __init__(self, generation: PipelineGeneration, chain: Chain) -> None:
+    def __init__(self, generation: PipelineGeneration, filters: Sequence[Callable[[], OutputFilter]] = ()) -> None:
         self.generation = generation
         self.turn = asyncio.Lock()  # held by the answer that is shown
         self.num_tokens = 0  # shown so far
         self.finish_reason = "stop"
-        self._chain = chain
+        self._filters, self._chain = filters, Chain(())  # of the open block
         self._prompt_tokens = self._cached_tokens = self._reasoning_tokens = 0
         self._open: str | None = None  # the kind of the block that is open; None before the first and between two
         self._index = 0  # of the open block, or of the next one
@@ -48,7 +62,7 @@ class Speech:
                 await self._start(TEXT)
             self.num_tokens += len(event.token_ids)
             try:
-                text = self._chain.feed(event.text) if self._open == TEXT else event.text
+                text = self._chain.feed(event.text)
             except Stopped as stopped:
                 self._put_text(stopped.text, event.token_ids)
                 raise Stopped from None
@@ -59,17 +73,33 @@ class Speech:
         """Show text that no model has made. Raises Stopped."""
         await self.take(Token(text=text, token_ids=()))
 
+    async def show_result(self, call_id: str, text: str) -> None:
+        """Show what a function has returned to the model, as far as the filters let it: one that stops ends it."""
+        async with self.turn:
+            await self._start(TOOL_RESULT, BlockStart(choice=0, index=0, kind=TOOL_RESULT, id=call_id))
+            for begin in range(0, len(text), _RESULT_CHARS):
+                try:
+                    self._put_text(self._chain.feed(text[begin : begin + _RESULT_CHARS]))
+                except Stopped as stopped:
+                    self._put_text(stopped.text)
+                    self.cut_block()
+                    return
+                await self.generation.room()
+            try:
+                self.close_block()
+            except Stopped:
+                self.cut_block()
+
     def close_block(self, stop: BlockStop | None = None) -> None:
-        """End the open block; show what the filters held back of a text. Raises Stopped."""
+        """End the open block; show what the filters held back of it. Raises Stopped."""
         if self._open is None:
             return
-        if self._open == TEXT:
-            try:
-                rest = self._chain.flush()
-            except Stopped as stopped:
-                self._put_text(stopped.text)
-                raise Stopped from None
-            self._put_text(rest)
+        try:
+            rest = self._chain.flush()
+        except Stopped as stopped:
+            self._put_text(stopped.text)
+            raise Stopped from None
+        self._put_text(rest)
         if not self._is_implied:
             signature = None if stop is None else stop.signature
             self.generation.put(BlockStop(choice=0, index=self._index, signature=signature))
@@ -80,7 +110,8 @@ class Speech:
         """End the open block without what the filters hold: the answer was stopped."""
         if self._open is not None and not self._is_implied:
             self.generation.put(BlockStop(choice=0, index=self._index))
-        self._open = None
+        self._open, self._is_implied = None, False
+        self._index += 1
 
     def count(self, usage: Usage, finish_reason: str) -> None:
         """Add the counts of an answer that was shown to its end."""
@@ -103,7 +134,9 @@ class Speech:
         """Open a block. A first text block needs no `block_start`, as in a plain answer."""
         self.close_block()
         self._is_implied = start is None and self._index == 0
-        self._open = kind
+        # The functions of a run are called here: a client that would call them itself must not take them for its own.
+        kind = SERVER_TOOL_USE if kind == "tool_use" else kind
+        self._open, self._chain = kind, Chain([make() for make in self._filters])
         if not self._is_implied:
             id, name = (None, None) if start is None else (start.id, start.name)
             await self.generation.emit(BlockStart(choice=0, index=self._index, kind=kind, id=id, name=name))

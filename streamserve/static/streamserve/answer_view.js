@@ -3,6 +3,7 @@
 // An answer with blocks shows its blocks. One without is a single text, where the tags of thoughts and calls of models
 // whose format the server does not know are looked for.
 
+import { isCall } from "./blocks.js";
 import { isJson, mayBecomeJson, prettyJson } from "./json.js";
 import { codeBox, element, reconcile, sourceUrl, updateBlocks } from "./render.js";
 import { count, words } from "./words.js";
@@ -33,13 +34,14 @@ export class AnswerView {
 // --- parts of blocks -------------------------------------------------------------------------------------------------
 
 function partsOf(blocks, isStreaming) {
-  const shown = blocks.filter(({ kind, text }) => kind === "tool_use" || text.trim() !== "");
+  const shown = blocks.filter(({ kind, text }) => isCall(kind) || text.trim() !== "");
   return withJson(shown.map(partOf), isStreaming);
 }
 
 function partOf({ kind, text, name, isOpen, seconds }) {
   if (kind === "thinking") return { ...part("think", text, !isOpen), seconds };
-  if (kind === "tool_use") return { ...part("tool", text, !isOpen), name };
+  if (isCall(kind)) return { ...part("tool", text, !isOpen), name };
+  if (kind === "tool_result") return { ...part("tool", text, !isOpen), name: "result" };
   return part("text", text, !isOpen); // unknown kinds too: nothing that was sent is dropped
 }
 

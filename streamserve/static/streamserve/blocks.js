@@ -27,7 +27,7 @@ function begin(turn, { choice, index, kind, id, name }, now) {
   if (turn.blocks.length === 0 && turn.text !== "") turn.blocks.push({ index: 0, kind: "text", text: turn.text, isOpen: false });
   const block = { index, kind, text: "", isOpen: true };
   if (kind === "thinking") block.startedAt = now;
-  if (kind === "tool_use") Object.assign(block, { id, name });
+  if (isCall(kind)) Object.assign(block, { id, name });
   turn.blocks.push(block);
 }
 
@@ -68,7 +68,12 @@ export function cutTo(turn, { chars, blocks }) {
   for (const [at, block] of turn.blocks.entries()) block.text = block.text.slice(0, blocks[at]);
 }
 
+/** Whether a block is a call of a tool: the client's, or one that the server answers itself. */
+export function isCall(kind) {
+  return kind === "tool_use" || kind === "server_tool_use";
+}
+
 /** Whether anything of the answer can be seen. */
 export function hasContent({ text, blocks }) {
-  return text.trim() !== "" || blocks.some((block) => block.kind === "tool_use" || block.text.trim() !== "");
+  return text.trim() !== "" || blocks.some((block) => isCall(block.kind) || block.text.trim() !== "");
 }

@@ -8,9 +8,14 @@ from typing import Any, Literal
 import pytest
 
 from streamserve.clients.factory import echo_client
+from streamserve.clients.pipeline.filters import Blocklist
 from streamserve.clients.pipeline.run import Run
 from streamserve.clients.pipeline.tools import WrongCall, function_tool
-from streamserve.protocol.events import BlockStart, Done, Error, Event
+from streamserve.protocol.events import BlockStart, Done, Error, Event, Token
+from streamserve.protocol.frames import encode_event
+from streamserve.protocol.requests import Message
+from streamserve.streams.log.base import Batch, MemoryLog
+from streamserve.streams.store import answer_turn
 from tests.clients.pipeline.test_runs import Site, text_of
 from tests.support.streams import until
 
@@ -59,7 +64,7 @@ def asking(question: str, *tools: Any, **options: Any) -> Any:
 async def test_a_call_is_answered_and_the_model_goes_on(site: Site) -> None:
     """The call is a block of the run, its result is the model's next turn, and the last answer is the run's text."""
     events: list[Event] = await site.run(asking("How is the sky?", weather))
-    calls = [event for event in events if isinstance(event, BlockStart) and event.kind == "tool_use"]
+    calls = [event for event in events if isinstance(event, BlockStart) and event.kind == "server_tool_use"]
     assert [call.name for call in calls] == ["weather"]
     assert text_of(events).endswith("It is sunny.")
     done = events[-1]
@@ -67,10 +72,58 @@ async def test_a_call_is_answered_and_the_model_goes_on(site: Site) -> None:
     assert done.finish_reason == "stop"
 
 
+def results_of(events: list[Event]) -> dict[str, str]:
+    """Return what each result shows, by the id of its call."""
+    begun = {e.index: e for e in events if isinstance(e, BlockStart) and e.kind == "tool_result"}
+    texts = {start.id or "": "" for start in begun.values()}
+    for event in events:
+        if isinstance(event, Token) and event.index in begun:
+            assert event.token_ids == ()
+            texts[begun[event.index].id or ""] += event.text
+    return texts
+
+
+async def test_readers_see_the_result_of_a_call(site: Site) -> None:
+    """A block with the call's id and without a name; it is no text of the answer."""
+    events = await site.run(asking("How is the sky?", weather))
+    (call,) = [event for event in events if isinstance(event, BlockStart) and event.kind == "server_tool_use"]
+    assert results_of(events) == {call.id: "Weather report of Oslo: sunny, 20 C"}
+    assert all(event.name is None for event in events if isinstance(event, BlockStart) and event.kind == "tool_result")
+    whole = await log_turn(events)
+    assert (whole.content, whole.extra) == ("It is sunny.", {})
+
+
+@pytest.mark.parametrize("options", [{"show_results": False}, {"show": False}])
+async def test_results_may_stay_with_the_run(site: Site, options: dict[str, bool]) -> None:
+    """An author who does not want them shown says so; an answer that is not shown shows none."""
+    assert results_of(await site.run(asking("How is the sky?", weather, **options))) == {}
+
+
+@pytest.mark.parametrize("stops", [False, True])
+async def test_a_result_goes_through_the_filters(site: Site, stops: bool) -> None:
+    """What no reader may see is not in a result either; the run goes on, and the function got the whole call."""
+
+    def make() -> Blocklist:
+        return Blocklist(["sunny, 20"], replacement=None if stops else "[…]")
+
+    events = await site.run(asking("How is the sky?", weather), filters=[make])
+    (shown,) = results_of(events).values()
+    assert shown == ("Weather report of Oslo: " if stops else "Weather report of Oslo: […] C")
+    assert text_of(events).endswith("It is sunny.")
+
+
+async def log_turn(events: list[Event]) -> Message:
+    """Return the events as a turn of the conversation, as a next one is asked with."""
+    log = MemoryLog()
+    batch = Batch("L" * 12, 1, 0, list(events), [encode_event(event) for event in events], True)
+    assert await log.commit([batch]) == [len(events)]
+    return await answer_turn(log, "L" * 12)
+
+
 async def test_wrong_arguments_are_reported_to_the_model(site: Site) -> None:
     """The error is the call's result, and the model calls again; each call has an id of its own."""
     events = await site.run(asking("wrong", weather, seed=4))
-    calls = [event for event in events if isinstance(event, BlockStart) and event.kind == "tool_use"]
+    calls = [event for event in events if isinstance(event, BlockStart) and event.kind == "server_tool_use"]
     assert len({call.id for call in calls}) == len(calls) == 2
     assert text_of(events).endswith("It is sunny.")
 
@@ -80,7 +133,7 @@ async def test_the_rounds_have_an_end(site: Site) -> None:
     events = await site.run(asking("sky", endless, max_rounds=2))
     assert isinstance(events[-1], Error)
     assert events[-1].code == "too_many_tool_rounds"
-    assert sum(isinstance(event, BlockStart) and event.kind == "tool_use" for event in events) == 3
+    assert sum(isinstance(event, BlockStart) and event.kind == "server_tool_use" for event in events) == 3
 
 
 def test_the_schema_is_the_signature_s() -> None:
