@@ -29,7 +29,7 @@ from streamserve.dialects.openai_chat import REASONING_FIELDS
 from streamserve.engine.config import CLASSES, EngineConfig, LatencyClass, ModelConfig
 from streamserve.engine.text.formats.choose import NAMES as FORMAT_NAMES
 from streamserve.protocol.limits import Limits
-from streamserve.protocol.requests import LATENCY_CLASSES
+from streamserve.protocol.requests import LATENCY_CLASSES, ROUTES_WITH_CLASSES
 from streamserve.streams.config import StreamConfig
 
 T = TypeVar("T")
@@ -39,7 +39,6 @@ DTYPES = ("auto", "float32", "bfloat16")
 DEVICES = ("auto", "cpu", "cuda")
 CLIENTS = ("process", "thread")  # the first is the default
 LOGS = ("file", "memory")  # the first is the default; or the address of a Redis:
-ROUTES_WITH_CLASSES = ("streams", "websocket", "chat_completions", "completions", "messages")
 # A reader's position is reported every few tokens, and a stop string may hold 64 characters back from it: with less
 # the engine would wait for a reader that has read all it was sent.
 MIN_LEAD_TOKENS = 96

@@ -10,13 +10,15 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from streamserve.api.call import Caller
+    from streamserve.asgi.site import Defaults
     from streamserve.asgi.stream_app import StreamApp as app
     from streamserve.asgi.stream_app import anyone
 
-__all__ = ["Caller", "anyone", "app"]
+__all__ = ["Caller", "Defaults", "anyone", "app"]
 
 _NAMES = {
     "Caller": ("streamserve.api.call", "Caller"),
+    "Defaults": ("streamserve.asgi.site", "Defaults"),
     "anyone": ("streamserve.asgi.stream_app", "anyone"),
     "app": ("streamserve.asgi.stream_app", "StreamApp"),
 }

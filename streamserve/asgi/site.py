@@ -11,7 +11,7 @@ import dataclasses
 import hashlib
 import hmac
 import secrets
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from functools import partial
 from typing import Any
 
@@ -21,12 +21,39 @@ from streamserve.clients.base import EngineClient
 from streamserve.dialects.openai_chat import REASONING_FIELDS
 from streamserve.protocol.errors import no_stream
 from streamserve.protocol.limits import Limits
-from streamserve.protocol.requests import LATENCY_CLASSES, GenerateRequest
+from streamserve.protocol.requests import LATENCY_CLASSES, ROUTES_WITH_CLASSES, GenerateRequest, with_system
 from streamserve.streams.config import StreamConfig
 from streamserve.streams.log.base import EventLog
 from streamserve.streams.registry import Streams
 from streamserve.streams.store import Once
 from streamserve.streams.stream import Stream
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Defaults:
+    """What requests get that do not bring it.
+
+    `systems`: alias → system prompt of every chat whose caller sends none; it is computed once for all callers.
+    `latency_classes`: alias → class. `route_classes`: route → class, which goes before the model's. Raises ValueError.
+    """
+
+    systems: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    latency_classes: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    route_classes: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        unknown = self.route_classes.keys() - set(ROUTES_WITH_CLASSES)
+        if unknown:
+            raise ValueError(f"route_classes has {min(unknown)!r}; routes are {', '.join(ROUTES_WITH_CLASSES)}")
+        unknown = {*self.latency_classes.values(), *self.route_classes.values()} - set(LATENCY_CLASSES)
+        if unknown:
+            raise ValueError(f"{min(unknown)!r} is no latency class; they are {', '.join(LATENCY_CLASSES)}")
+
+    def check_models(self, models: Collection[str]) -> None:
+        """Raise ValueError for an alias that is not in `models`."""
+        unknown = (self.systems.keys() | self.latency_classes.keys()) - set(models)
+        if unknown:
+            raise ValueError(f"defaults name the model {min(unknown)!r}; models are {', '.join(models)}")
 
 
 class LocalSite:
@@ -45,11 +72,13 @@ class LocalSite:
         *,
         takes_prompt_in_url: bool = False,
         reasoning_field: str = REASONING_FIELDS[0],
+        defaults: Defaults = Defaults(),
     ) -> None:
         self.loop = asyncio.get_running_loop()
         self.clients, self.limits, self.default_model = clients, limits, default_model
         self.takes_prompt_in_url, self.reasoning_field = takes_prompt_in_url, reasoning_field
         self.is_draining = False
+        self._defaults = defaults
         self.streams = Streams(clients, log, settings, limits=limits)
         self._start_once = StartOnce(self.streams)
         self._secret = secrets.token_bytes(32)
@@ -71,7 +100,7 @@ class LocalSite:
         """Start an answer for `caller`, within its limits. Raises StreamserveError."""
         # The tenant's prefix-cache salt: blocks of two tenants never match, and a salt cannot be guessed.
         salt = hmac.new(self._secret, caller.tenant.encode(), hashlib.sha256).hexdigest()
-        request = dataclasses.replace(request, salt=salt)
+        request = self.with_own_system(dataclasses.replace(request, salt=salt))
         if request.model in self.clients:
             self.clients[request.model].start()
         start = partial(
@@ -86,8 +115,9 @@ class LocalSite:
         return await self._start_once(once, start)
 
     def default_class(self, route: str, model: str) -> str:
-        """Return the class of chats: an app without settings has no other default."""
-        return LATENCY_CLASSES[0]
+        """Return the latency class of requests that name none: the route's, the model's, or that of chats."""
+        defaults = self._defaults
+        return defaults.route_classes.get(route) or defaults.latency_classes.get(model) or LATENCY_CLASSES[0]
 
     async def find(self, caller: Caller, *, stream_id: str = "", log_id: str = "") -> Found:
         """Return the stream. Raises NotFound for an unknown id, and for a stream of another tenant."""
@@ -99,8 +129,8 @@ class LocalSite:
         return Found(stream=stream)
 
     def with_own_system(self, request: GenerateRequest) -> GenerateRequest:
-        """Return the request: an app without settings has no system prompt of its own."""
-        return request
+        """Return the request with the system prompt of its model, unless it brings one."""
+        return with_system(request, self._defaults.systems.get(request.model, ""))
 
     def health(self) -> Mapping[str, Any]:
         """Return no further fields for `/readyz`."""

@@ -26,7 +26,7 @@ from streamserve.api.routes import ANYONE, PROBES, ROUTES, Access, Route, failur
 from streamserve.asgi.drain import Drain
 from streamserve.asgi.middleware import StreamMiddleware
 from streamserve.asgi.request import ClientLeft, Request
-from streamserve.asgi.site import LocalSite
+from streamserve.asgi.site import Defaults, LocalSite
 from streamserve.asgi.types import Receive, Scope, Send
 from streamserve.clients.base import EngineClient
 from streamserve.clients.factory import make_client, remote_client
@@ -75,7 +75,8 @@ class StreamApp:
     request. `state_dir`: engines are separate processes, shared by all workers with this folder; None: they run in this
     process. `prefix`: a path before all routes, where no mount removes it. `default_model` "": the first.
     `prompt_in_url`: `GET /streams/new?prompt=` starts answers, and access logs have their prompts.
-    `reasoning_field`: where chat completions show thinking, one of REASONING_FIELDS. `log` (None: in memory) holds the
+    `reasoning_field`: where chat completions show thinking, one of REASONING_FIELDS. `defaults`: system prompts and
+    latency classes of models and routes. `log` (None: in memory) holds the
     events; no other process reads them, whatever the log.
     """
 
@@ -93,6 +94,7 @@ class StreamApp:
         prefix: str = "",
         prompt_in_url: bool = False,
         reasoning_field: str = REASONING_FIELDS[0],
+        defaults: Defaults | None = None,
     ) -> None:
         if not callable(authenticate):
             raise TypeError("authenticate must be a function of the ASGI scope; `anyone` accepts every request")
@@ -107,6 +109,8 @@ class StreamApp:
             raise ValueError(f"reasoning_field is one of {', '.join(REASONING_FIELDS)}, not {reasoning_field!r}")
         self._prefix, self._prompt_in_url = prefix.rstrip("/"), prompt_in_url
         self._reasoning_field = reasoning_field
+        self._defaults = defaults or Defaults()
+        self._defaults.check_models(models)
         self._site: LocalSite | None = None
         self._drain: Drain | None = None
         self._is_draining = False
@@ -181,6 +185,7 @@ class StreamApp:
                 self._default_model,
                 takes_prompt_in_url=self._prompt_in_url,
                 reasoning_field=self._reasoning_field,
+                defaults=self._defaults,
             )
             self._site.is_draining = self._is_draining
         if self._site.loop is not loop:

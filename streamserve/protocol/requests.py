@@ -122,6 +122,8 @@ class ShownChoice:
 
 # What a request may name as its `latency_class`; docs/settings.md has their budgets.
 LATENCY_CLASSES = ("chat", "completion", "document", "batch")
+# The routes whose requests may have another one by default.
+ROUTES_WITH_CLASSES = ("streams", "websocket", "chat_completions", "completions", "messages")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -141,7 +141,7 @@ class Connection(asyncio.Protocol):
             self._on_made(self)
 
     def data_received(self, data: bytes) -> None:
-        self._silence.reset()
+        self._silence.seconds = 0.0
         try:
             for payload in self._cutter.feed(data):
                 self._handle(payload)

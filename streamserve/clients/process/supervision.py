@@ -38,7 +38,7 @@ class StallClock:
     """Sums the seconds in which a process could have shown progress and did not. Pure.
 
     Between two looks at most `longest_gap` seconds count: a longer gap is one in which the looking process did not run
-    either. A second in which the process was busy counts `1 / BUSY_FACTOR`.
+    either. A second in which the process was busy counts `1 / BUSY_FACTOR`. Progress sets `seconds` to 0.
     """
 
     def __init__(self, longest_gap: float) -> None:
@@ -53,10 +53,6 @@ class StallClock:
             self.seconds += gap - min(gap, busy_seconds) * (1 - 1 / BUSY_FACTOR)
         self._looked_at = now
         return self.seconds
-
-    def reset(self) -> None:
-        """There was progress."""
-        self.seconds = 0.0
 
 
 class ProcessActivity:
@@ -192,7 +188,7 @@ class Watchdog:
         step = self._step
         if (stats.steps, step) != self._seen or (step is None and stats.running == 0):
             self._stall.look(now)
-            self._stall.reset()
+            self._stall.seconds = 0.0
             self._seen = (stats.steps, step)
             return
         allowed = self._seconds if step is None else step.seconds_allowed

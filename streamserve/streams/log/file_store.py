@@ -136,29 +136,32 @@ class FileStore:
         The result of an append is its log's last seq, that of other writes the number of deleted logs. Raises
         LogUnavailable, and then nothing is written.
         """
-        with self._errors(), self._lock.held():
-            db = self._opened or self._open()
-            db.execute("BEGIN IMMEDIATE")
-            try:
-                known = self._heads
-                if self._note_version(db) or len(known) > _MOST_HEADS:
-                    known.clear()
-                unknown = [one.log_id for one in writes if not isinstance(one, Purge) and one.log_id not in known]
-                if unknown:
-                    known.update(self._find(unknown))
-                results = [self._append(one) if isinstance(one, Append) else self._delete(one) for one in writes]
-                self._insert_pages(db)
-                db.execute("COMMIT")
-            except BaseException:
-                self._heads.clear()
-                self._pages.clear()
-                with contextlib.suppress(sqlite3.Error):
-                    if db.in_transaction:  # some errors have rolled it back
-                        db.execute("ROLLBACK")
-                raise
-            self._num_appends += len(writes)
-            self.needs_checkpoint = self._num_appends >= _CHECKPOINT_APPENDS
-            return results
+        try:
+            with self._lock.held():
+                db = self._opened or self._open()
+                db.execute("BEGIN IMMEDIATE")
+                try:
+                    known = self._heads
+                    if self._note_version(db) or len(known) > _MOST_HEADS:
+                        known.clear()
+                    unknown = [one.log_id for one in writes if not isinstance(one, Purge) and one.log_id not in known]
+                    if unknown:
+                        known.update(self._find(unknown))
+                    results = [self._append(one) if isinstance(one, Append) else self._delete(one) for one in writes]
+                    self._insert_pages(db)
+                    db.execute("COMMIT")
+                except BaseException:
+                    self._heads.clear()
+                    self._pages.clear()
+                    with contextlib.suppress(sqlite3.Error):
+                        if db.in_transaction:  # some errors have rolled it back
+                            db.execute("ROLLBACK")
+                    raise
+        except (sqlite3.Error, OSError) as error:
+            raise self._unavailable(error) from error
+        self._num_appends += len(writes)
+        self.needs_checkpoint = self._num_appends >= _CHECKPOINT_APPENDS
+        return results
 
     def _append(self, write: Append) -> Result:
         head = self._heads.get(write.log_id)
@@ -315,19 +318,23 @@ class FileStore:
 
     @contextlib.contextmanager
     def _errors(self) -> Iterator[None]:
-        """Raise LogUnavailable for errors of the file or its disk. After most of them the file is reopened."""
+        """Raise LogUnavailable for errors of the file or its disk."""
         try:
             yield
-        except sqlite3.Error as error:
+        except (sqlite3.Error, OSError) as error:
+            raise self._unavailable(error) from error
+
+    def _unavailable(self, error: sqlite3.Error | OSError) -> LogUnavailable:
+        """Return what an error of the file or its disk becomes. After most of SQLite's the file is reopened."""
+        if isinstance(error, sqlite3.Error):
             kind = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF
             if kind not in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_BUSY):
                 self.close()
-            raise _unavailable(kind) from error
-        except TimeoutError as error:
-            raise _unavailable(sqlite3.SQLITE_BUSY) from error
-        except OSError as error:
-            is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-            raise _unavailable(sqlite3.SQLITE_FULL if is_full else sqlite3.SQLITE_IOERR) from error
+            return _unavailable(kind)
+        if isinstance(error, TimeoutError):
+            return _unavailable(sqlite3.SQLITE_BUSY)
+        is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        return _unavailable(sqlite3.SQLITE_FULL if is_full else sqlite3.SQLITE_IOERR)
 
 
 def _unavailable(kind: int) -> LogUnavailable:
