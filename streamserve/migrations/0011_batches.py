@@ -8,7 +8,7 @@ from django.db import migrations, models
 class Migration(migrations.Migration):
 
     dependencies = [
-        ('streamserve', '0011_where_time_goes'),
+        ('streamserve', '0010_where_time_goes'),
     ]
 
     operations = [

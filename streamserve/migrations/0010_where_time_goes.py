@@ -6,7 +6,7 @@ from django.db import migrations, models
 class Migration(migrations.Migration):
 
     dependencies = [
-        ('streamserve', '0010_batches'),
+        ('streamserve', '0009_durable_work'),
     ]
 
     operations = [
