@@ -32,6 +32,7 @@ INSTALLED_APPS = [
     "channels",
     "streamserve",
     "project",
+    "project.help",
 ]
 MIDDLEWARE = [
     "django.middleware.security.SecurityMiddleware",
@@ -91,6 +92,12 @@ def _models() -> dict[str, dict[str, Any]]:
     words: dict[str, Any] = {"ANSWERS": None} if path == "echo" else {}  # long answers, to watch and to test
     return {alias: {"PATH": path, "DTYPE": dtype, **words}}
 
+
+# How the assistant answers (project/help/assistant.py). "slots": the model says the passages' own sentences, whose
+# values are filled in; the demo model cannot copy them. "quotes": the model reads the passages and quotes from them.
+_SMALL = {"helpdesk", "echo"}
+HELP_ANSWERS = "slots" if _SMALL & set(_models()) else "quotes"
+HELP_EMBEDDING: str | None = None  # "package.module.function": texts to vectors, for a search by meaning as well
 
 STREAMSERVE = {
     "MODELS": _models(),

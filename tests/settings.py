@@ -22,6 +22,7 @@ INSTALLED_APPS = [
     "django.contrib.staticfiles",
     "channels",
     "streamserve",
+    "project.help",
 ]
 MIDDLEWARE = [
     "django.middleware.security.SecurityMiddleware",

@@ -11,6 +11,7 @@ import time
 from dataclasses import replace
 
 from streamserve.clients.base import EngineClient, Generation
+from streamserve.clients.pipeline.filters import OutputFilter
 from streamserve.clients.pipeline.phases import RunPhases
 from streamserve.clients.pipeline.speech import Speech
 from streamserve.clients.pipeline.tools import ToolCall
@@ -26,12 +27,21 @@ _ENGINE_SECONDS = 60.0
 
 
 class Answering:
-    """See above. `speech` None: the answer is not shown, and does not wait for readers."""
+    """See above. `speech` None: the answer is not shown, and does not wait for readers.
+
+    `through` changes the text of the answer before the run's filters see it.
+    """
 
     def __init__(
-        self, client: EngineClient, request: GenerateRequest, speech: Speech | None, phases: RunPhases
+        self,
+        client: EngineClient,
+        request: GenerateRequest,
+        speech: Speech | None,
+        phases: RunPhases,
+        through: OutputFilter | None = None,
     ) -> None:
         self._client, self._request, self._speech, self._phases = client, request, speech, phases
+        self._through = through
         self._text: list[str] = []
         self._token_ids: list[int] = []
         self._other_blocks: set[int] = set()  # indexes of blocks that are not text
@@ -101,6 +111,8 @@ class Answering:
             if isinstance(event, Done):
                 if self._speech is not None:
                     await self._take_turn()
+                    if self._through is not None and (rest := self._through.flush()):
+                        await self._speech.say(rest)
                     self._speech.count(event.usage, event.finish_reason)
                 return event
             self._note(event)
@@ -133,6 +145,8 @@ class Answering:
 
     async def _show(self, event: Event) -> None:
         assert self._speech is not None
+        if isinstance(event, Token) and self._through is not None and event.index not in self._other_blocks:
+            event = replace(event, text=self._through.feed(event.text))
         if isinstance(event, Token | BlockStart | BlockStop):
             await self._speech.take(event)
         elif isinstance(event, Status):

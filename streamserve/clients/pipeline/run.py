@@ -20,6 +20,7 @@ from typing import Any
 
 from streamserve.clients.base import EngineClient
 from streamserve.clients.pipeline.answers import Answering
+from streamserve.clients.pipeline.filters import OutputFilter
 from streamserve.clients.pipeline.phases import RunPhases
 from streamserve.clients.pipeline.speech import Speech
 from streamserve.clients.pipeline.tools import FunctionTool, ToolCall, WrongCall, as_object, function_tool, result_text
@@ -116,6 +117,7 @@ class Run:
         tools: Sequence[Callable[..., Any]] = (),
         max_rounds: int = 4,
         show_results: bool = True,
+        through: OutputFilter | None = None,
         **fields: Any,
     ) -> Answer:
         """Have a model answer, show the answer unless `show` is False, and return it whole.
@@ -123,13 +125,14 @@ class Run:
         `fields` are those of POST /streams: max_tokens, temperature, stop. Several may run side by side; those that are
         shown follow each other. Without messages: the caller's own. `tools` are functions that the model may call; it
         is asked again with their results, `max_rounds` times at most. Readers see calls and results, unless
-        `show_results` is False. Raises StreamserveError.
+        `show_results` is False. `through` is a filter of this answer alone: readers see its text, and `Answer` has what
+        the model said. Raises StreamserveError.
         """
         client, request = self._prepare(messages, model, fields)
         offered = {one.tool.name: one for one in map(function_tool, tools)}
         request = replace(request, tools=tuple(one.tool for one in offered.values()))
         for round_ in range(max_rounds + 1):
-            answering = Answering(client, request, self._speech if show else None, self.phases)
+            answering = Answering(client, request, self._speech if show else None, self.phases, through)
             text, done = await answering.run()
             if not (offered and answering.calls):
                 return Answer(text=text, finish_reason=done.finish_reason, usage=done.usage)

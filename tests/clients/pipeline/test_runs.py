@@ -122,6 +122,32 @@ async def test_answers_side_by_side_follow_each_other(site: Site, gate: Gate) ->
     assert any(len(plan.chunks) == 3 for plan in gate.plans)
 
 
+class Shout:
+    """Shows an answer in capitals, and an end of its own."""
+
+    def feed(self, text: str) -> str:
+        return text.upper()
+
+    def flush(self) -> str:
+        return "!"
+
+
+async def test_an_answer_may_go_through_a_filter_of_its_own(site: Site) -> None:
+    """Readers see what it makes of the text; the author has what the model said, and the next answer is as it is."""
+    answers = []
+
+    async def function(run: Run) -> None:
+        answers.append(await run.generate("one", through=Shout(), **SHORT))
+        answers.append(await run.generate("two", **SHORT))
+
+    events = await site.run(function)
+    assert text_of(events) == f"{answers[0].text.upper()}!{answers[1].text}"
+    assert answers[0].text != answers[0].text.upper()
+    done = events[-1]
+    assert isinstance(done, Done)
+    assert done.usage.completion_tokens == 12
+
+
 async def test_a_hidden_answer_is_not_shown(site: Site) -> None:
     """Its text is the author's alone, and its tokens are not among those of the run."""
 

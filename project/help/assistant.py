@@ -1,0 +1,115 @@
+"""`billing`: the help desk's assistant, as a pipeline. It answers from the passages, cites them, or does not know.
+
+    retrieve ─► rerank and select ─► trim ─► answer, with the slots filled and the passages cited
+    └─ meanwhile: the prefix of the prompt is computed
+
+`HELP_ANSWERS` says how: "slots" for a model that cannot copy (the demo's), "quotes" for one that can. Registered by
+project/pipelines.py.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from functools import partial
+
+from django.conf import settings
+
+from project.help.answering import Citations, Markers, SlotFiller, allowed_answers
+from project.help.search import Hit, candidates, choose
+from streamserve import Run
+
+MAX_CONTEXT_TOKENS = 3000
+MAX_ANSWER_TOKENS = 240
+FIRST_TOKEN_SECONDS, TOTAL_SECONDS = 0.5, 5.0  # the budgets that the chat page shows
+DO_NOT_KNOW = "I do not know: no help page answers this. Support does, at help@quillbox.example."
+SYSTEM = (
+    "You are the help desk of Quillbox. Answer in two or three sentences, from the numbered passages only, and write "
+    "the number of each passage that you use in brackets behind the sentence, as [1]. If they do not answer the "
+    "question, say that you do not know."
+)
+_MARKER = re.compile(r" ?\[\d{1,2}\]")
+_SMALL_TALK = re.compile(
+    r"\W*(?:hi|hello|hey|hiya|howdy|good (?:morning|afternoon|evening|day)|greetings|thanks?|thank you|thx|cheers|bye|"
+    r"goodbye|see you|ok(?:ay)?|great|who are you|what are you|what can you do|how are you|nice to meet you)\b",
+    re.IGNORECASE,
+)
+
+
+async def billing(run: Run) -> None:
+    """Answer a question about Quillbox from its help pages, with its sources."""
+    warm(run)
+    found = await run.step("Searching the help pages", candidates, run.question, of=3)
+    hits = await run.step("Choosing the passages", choose, found, _earlier(run), of=3)
+    if hits:
+        hits = await trimmed(run, hits)
+        await run.step("Writing the answer", partial(answer, run, hits), of=3)
+    elif is_small_talk(run.question):
+        await run.generate(_conversation(run), max_tokens=60, temperature=0)
+    else:
+        await run.say(DO_NOT_KNOW)
+
+
+async def answer(run: Run, hits: Sequence[Hit]) -> None:
+    """Have the model answer from these passages; show it with its citations."""
+    citations = Citations(partial(cite, run))
+    if settings.HELP_ANSWERS == "slots":
+        choices = allowed_answers(hits)
+        await run.generate(
+            _conversation(run),
+            grammar={"type": "choice", "choices": choices},
+            through=SlotFiller(hits, citations),
+            max_tokens=MAX_ANSWER_TOKENS,
+            temperature=0,
+        )
+        return
+    passages = "\n\n".join(f"[{number}] {_as_text(hit)}" for number, hit in enumerate(hits, 1))
+    asked = {"role": "user", "content": f"{passages}\n\nQuestion: {run.question}"}
+    await run.generate(
+        [{"role": "system", "content": SYSTEM}, *_conversation(run)[:-1], asked],
+        through=Markers(hits, citations),
+        max_tokens=MAX_ANSWER_TOKENS,
+        temperature=0,
+    )
+
+
+def cite(run: Run, hit: Hit) -> None:
+    """Show a passage as a source of the answer."""
+    run.cite("help", id=hit["slug"], title=hit["title"], url=hit["url"])
+
+
+async def trimmed(run: Run, hits: Sequence[Hit]) -> list[Hit]:
+    """Return the first passages that fit into the context."""
+    kept = await run.trim(list(map(_as_text, hits)), max_tokens=MAX_CONTEXT_TOKENS)
+    return list(hits[: len(kept)])
+
+
+def warm(run: Run) -> None:
+    """Have computed, while passages are looked up, what the prompt begins with: all of it where no passage is in it."""
+    if settings.HELP_ANSWERS == "slots":
+        run.warm(_conversation(run))
+    else:
+        run.warm([{"role": "system", "content": SYSTEM}, *_conversation(run)[:-1]])
+
+
+def is_small_talk(question: str) -> bool:
+    """Whether a question greets, thanks or asks who answers, and is short."""
+    return len(question.split()) <= 6 and _SMALL_TALK.match(question) is not None
+
+
+def _as_text(hit: Hit) -> str:
+    return f"{hit['title']}\n{hit['text']}"
+
+
+def _earlier(run: Run) -> str:
+    """Return the question that this one may lean on; "" for the first, and for a greeting."""
+    asked = [message.content for message in run.messages if message.role == "user"]
+    return "" if len(asked) < 2 or is_small_talk(run.question) else asked[-2]
+
+
+def _conversation(run: Run) -> list[dict[str, str]]:
+    """Return the last turns of the conversation as the model may see them: without the numbers of sources."""
+    turns = [message for message in run.messages if message.role in ("user", "assistant")][-5:]
+    if not turns:
+        return [{"role": "user", "content": run.question}]
+    return [{"role": turn.role, "content": _MARKER.sub("", turn.content)} for turn in turns]

@@ -1,0 +1,133 @@
+"""The index of the passages: rebuilt when a passage has changed, in every process that searches.
+
+    the version in the database ── as known? ──► the index at hand, else read all passages and build another
+
+It holds what BM25 needs: the stems of each passage, and how many passages have a stem. Candidates come from
+PostgreSQL's full-text search where that is the database, else from bm25s. Blocking: call it from a thread.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import bm25s
+import numpy as np
+from django.conf import settings
+from django.db import connection
+from django.utils.module_loading import import_string
+
+from project.help.models import Passage
+from project.help.words import stems
+
+Embed = Callable[[Sequence[str]], Sequence[Sequence[float]]]
+_K1, _B = 1.5, 0.75  # BM25's own, as bm25s has them
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Document:
+    """A passage as the index has it."""
+
+    slug: str
+    title: str
+    url: str
+    sentences: tuple[str, ...]  # with their slots
+    values: Mapping[str, str]
+    text: str  # filled, with the body: what a model may read
+    counts: Mapping[str, int]  # of its stems
+
+    @property
+    def length(self) -> int:
+        """The number of its stems."""
+        return sum(self.counts.values())
+
+
+def document_of(passage: Passage) -> Document:
+    """Return a passage as a document."""
+    text = f"{passage.text}\n{passage.body_text}".strip()
+    searched = (passage.title, passage.also_asked, passage.keywords, passage.topic.name, text)
+    return Document(
+        slug=passage.slug,
+        title=passage.title,
+        url=passage.get_absolute_url(),
+        sentences=tuple(passage.sentence_list),
+        values=dict(passage.values),
+        text=text,
+        counts=Counter(stems(" ".join(searched))),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Index:
+    """All passages of one version. `vectors` are theirs where the site has an embedding."""
+
+    version: str
+    documents: Mapping[str, Document]
+    frequencies: Mapping[str, int]  # of a stem: the number of passages that have it
+    mean_length: float
+    bm25: bm25s.BM25 | None = None
+    vectors: np.ndarray | None = field(default=None, compare=False)  # (num_passages, width), of length 1
+
+    def weight(self, stem: str) -> float:
+        """Return how much a stem tells: BM25's inverse document frequency. One that no passage has tells most."""
+        frequency = self.frequencies.get(stem, 0)
+        return math.log(1 + (len(self.documents) - frequency + 0.5) / (frequency + 0.5))
+
+    def bm25_score(self, words: set[str], document: Document) -> float:
+        """Return the BM25 score of one passage."""
+        norm = _K1 * (1 - _B + _B * document.length / self.mean_length)
+        found = ((self.weight(word), document.counts[word]) for word in words if word in document.counts)
+        return sum(weight * count / (count + norm) for weight, count in found)
+
+    def coverage(self, words: set[str], document: Document) -> float:
+        """Return which share of what the words tell the passage has: 0 to 1."""
+        whole = sum(map(self.weight, words))
+        return sum(self.weight(word) for word in words if word in document.counts) / whole if whole else 0.0
+
+
+_current: Index | None = None
+_building = threading.Lock()
+
+
+def current_index() -> Index:
+    """Return the index of the passages as they are now: one query, and a new index if they have changed."""
+    global _current
+    version = f"{connection.alias} {connection.settings_dict['NAME']} {Passage.objects.version()}"
+    with _building:
+        if _current is None or _current.version != version:
+            _current = _build(version)
+        return _current
+
+
+def _build(version: str) -> Index:
+    documents = {one.slug: document_of(one) for one in Passage.objects.select_related("topic")}
+    frequencies = Counter(stem for one in documents.values() for stem in one.counts)
+    bm25 = None
+    if documents and frequencies and connection.vendor != "postgresql":
+        bm25 = bm25s.BM25(k1=_K1, b=_B)
+        bm25.index([list(Counter(one.counts).elements()) for one in documents.values()], show_progress=False)
+    embed = embedding()
+    return Index(
+        version=version,
+        documents=documents,
+        frequencies=frequencies,
+        mean_length=sum(one.length for one in documents.values()) / max(1, len(documents)) or 1.0,
+        bm25=bm25,
+        vectors=unit_rows(embed([one.text for one in documents.values()])) if embed and documents else None,
+    )
+
+
+def embedding() -> Embed | None:
+    """Return the callable that `HELP_EMBEDDING` names: texts to vectors. None without the setting."""
+    path = getattr(settings, "HELP_EMBEDDING", None)
+    return import_string(path) if path else None
+
+
+def unit_rows(vectors: Sequence[Sequence[float]]) -> np.ndarray:
+    """Return the vectors as rows of length 1; one of zeros stays."""
+    rows = np.asarray(vectors, dtype=np.float32)
+    lengths = np.linalg.norm(rows, axis=1, keepdims=True)
+    return rows / np.where(lengths == 0, 1, lengths)

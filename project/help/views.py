@@ -1,0 +1,24 @@
+"""The help pages: one for each passage, which citations link to, and one with all."""
+
+from __future__ import annotations
+
+from itertools import groupby
+
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import get_object_or_404, render
+
+from project.help.models import Passage
+
+
+def index(request: HttpRequest) -> HttpResponse:
+    """Show all passages by topic."""
+    passages = Passage.objects.select_related("topic")
+    topics = [(topic, list(each)) for topic, each in groupby(passages, key=lambda passage: passage.topic)]
+    return render(request, "help/index.html", {"topics": topics})
+
+
+def passage(request: HttpRequest, slug: str) -> HttpResponse:
+    """Show one passage, and the others of its topic."""
+    found = get_object_or_404(Passage.objects.select_related("topic"), slug=slug)
+    others = Passage.objects.filter(topic=found.topic).exclude(pk=found.pk)
+    return render(request, "help/passage.html", {"passage": found, "others": others})

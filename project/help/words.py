@@ -1,0 +1,30 @@
+"""Text as the words a search compares: lower case, without stop words, stemmed by Snowball's English rules. Pure."""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+
+import Stemmer
+
+_WORD = re.compile(r"[^\W_]+")
+_POSSESSIVE = re.compile(r"['’](?:s|d|ll|m|re|ve|t)\b")
+# Words of questions that do not say what is asked for. `quillbox` stands in half of the passages.
+_STOP_TEXT = """
+a about am an and any anything are as at be been but by can could did do does down everything explain for from get give
+got had has have how i if in into is it its just know let may me might must my no not of on one or our out over please
+quillbox shall should show so some something tell than that the their them then there these they this those to too up us
+very was we were what when where which who whom why will with would you your
+"""
+_STOP_WORDS = frozenset(_STOP_TEXT.split())
+
+
+@cache
+def _stemmer() -> Stemmer.Stemmer:
+    return Stemmer.Stemmer("english")
+
+
+def stems(text: str) -> list[str]:
+    """Return the stems of a text's words, in order, with repetitions."""
+    words = _WORD.findall(_POSSESSIVE.sub("", text.lower()))
+    return _stemmer().stemWords([word for word in words if word not in _STOP_WORDS])

@@ -1,0 +1,8 @@
+"""The demo site's pipelines. An app's `pipelines.py` is found by itself; see docs/pipelines.md."""
+
+from __future__ import annotations
+
+from project.help.assistant import billing
+from streamserve import pipeline
+
+pipeline(latency_class="chat")(billing)
