@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from project.help.assistant import billing
+from project.help.review import account_review
 from streamserve import pipeline
 
 pipeline(latency_class="chat")(billing)
+pipeline()(account_review)

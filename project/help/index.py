@@ -24,7 +24,7 @@ from project.help.models import Passage
 from project.help.words import stems
 
 Embed = Callable[[Sequence[str]], Sequence[Sequence[float]]]
-_K1, _B = 1.5, 0.75  # BM25's own, as bm25s has them
+_K1, _B = 1.2, 0.5  # of BM25: how much repetitions and a passage's length count
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

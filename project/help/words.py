@@ -9,12 +9,12 @@ import Stemmer
 
 _WORD = re.compile(r"[^\W_]+")
 _POSSESSIVE = re.compile(r"['’](?:s|d|ll|m|re|ve|t)\b")
-# Words of questions that do not say what is asked for. `quillbox` stands in half of the passages.
+# Words of questions that do not say what is asked for. `how` and `where` do: passages of one topic differ by them.
 _STOP_TEXT = """
-a about am an and any anything are as at be been but by can could did do does down everything explain for from get give
-got had has have how i if in into is it its just know let may me might must my no not of on one or our out over please
-quillbox shall should show so some something tell than that the their them then there these they this those to too up us
-very was we were what when where which who whom why will with would you your
+a about am an and any anything are as at be been but by can could did do does down everything explain for from get
+give got had has have i if in into is it its just know let may me might must my no not of on one or our out over
+please quillbox shall should show so some something tell than that the their them then there these they this those to
+too up us very was we were what who whom will with would you your
 """
 _STOP_WORDS = frozenset(_STOP_TEXT.split())
 

@@ -11,7 +11,7 @@ from typing import Any
 from asgiref.sync import sync_to_async
 
 from project.help.assistant import billing
-from project.help.knowledge_files import KNOWLEDGE, read_passages, save_passages, toml_files
+from project.help.knowledge_files import KNOWLEDGE, read_passages, toml_files
 from project.help.models import Passage, Topic
 from streamserve.clients.base import EngineClient
 from streamserve.clients.pipeline.client import PipelineClient
@@ -24,7 +24,9 @@ def load_knowledge() -> None:
     """Save the demo's passages, where a flush of the database has taken them away."""
     if Passage.objects.count() != 148:
         Passage.objects.all().delete()
-        save_passages(read_passages(toml_files([KNOWLEDGE])), Topic, Passage)
+        entries = list(read_passages(toml_files([KNOWLEDGE])))
+        topics = {entry["topic"]: Topic.objects.get_or_create(name=entry["topic"])[0] for entry in entries}
+        Passage.objects.bulk_create(Passage(**{**entry, "topic": topics[entry["topic"]]}) for entry in entries)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

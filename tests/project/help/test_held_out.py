@@ -14,7 +14,7 @@ pytest.importorskip("torch", reason="needs the engine extra: pip install 'stream
 from project.demo_model.knowledge import FACTS_BY_ID
 from project.demo_model.quality import HELPDESK
 from project.help.models import Passage
-from project.help.questions import ABSENT, EDITED, HELD_OUT, PRESENT, HeldOut
+from project.help.questions.held_out import ABSENT, EDITED, HELD_OUT, PRESENT, HeldOut
 from streamserve.clients.factory import hf_client
 from streamserve.engine.config import EngineConfig, ModelConfig
 from tests.support.help_desk import Answered, Ask, assistant_over

@@ -16,7 +16,7 @@ def page(request: HttpRequest, model: str) -> HttpResponse:
 
 urlpatterns = [
     path("model/", page, {"model": "echo"}),
-    path("pipeline/", page, {"model": "billing"}),
+    path("pipeline/", page, {"model": "bills"}),
     path("admin/", admin.site.urls),
     path("", include("streamserve.urls")),
 ]

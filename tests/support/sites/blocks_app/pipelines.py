@@ -6,7 +6,7 @@ from streamserve import Run, pipeline
 
 
 @pipeline(model="echo")
-async def billing(run: Run) -> None:
+async def bills(run: Run) -> None:
     """Answer from passages."""
     passages: list[str] = await run.step("Looking up", lambda: ["one two three"] * 5, of=2)
     run.cite("help", id="7", title="Prices", url="/help/7/")

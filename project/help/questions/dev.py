@@ -1,4 +1,4 @@
-"""Questions that the search was tuned on: none of their facts is asked for by the held-out `questions.py`.
+"""Questions that the search was tuned on: none of their facts is asked for by `held_out.py`.
 
 They go with the forty questions and ten off-topic ones of `project/demo_model/questions.py`, held out from the
 model but not from the search.
