@@ -64,3 +64,10 @@ def engines_stopped(site: BatchSite) -> Iterator[None]:
         for alias in ("echo", "helpdesk"):
             with contextlib.suppress(AssertionError):  # it was not started
                 site.manage("streamserve_engine", alias, "--stop")
+
+
+def start_worker(env: Mapping[str, str], log: Path) -> subprocess.Popen[bytes]:
+    """Start a worker of batches; what it prints is added to `log`."""
+    with log.open("ab") as out:
+        command = [sys.executable, "-m", "tests.support.batch_worker"]
+        return subprocess.Popen(command, cwd=ROOT, env={**os.environ, **env}, stdout=out, stderr=out)
