@@ -26,6 +26,7 @@ from django.utils.translation import gettext_lazy as _
 
 from streamserve.api.call import Reply
 from streamserve.api.logs import get_logger
+from streamserve.durable import admin as durable_admin  # noqa: F401  (registers its own)
 from streamserve.keys import new_key
 from streamserve.models import ApiKey, Live, Stream, Watch, default_scopes
 from streamserve.protocol.errors import StreamserveError

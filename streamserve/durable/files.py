@@ -51,7 +51,7 @@ class StoredFile(models.Model):
         verbose_name = _("file")
         verbose_name_plural = _("files")
         ordering = ("-created_at", "-id")
-        default_permissions = ("view", "delete")
+        default_permissions = ("view",)
         indexes = (models.Index(fields=["tenant", "-created_at", "-id"], name="streamserve_file_tenant"),)
 
     def __str__(self) -> str:

@@ -77,7 +77,7 @@ class Migration(migrations.Migration):
                 'verbose_name': 'file',
                 'verbose_name_plural': 'files',
                 'ordering': ('-created_at', '-id'),
-                'default_permissions': ('view', 'delete'),
+                'default_permissions': ('view',),
                 'indexes': [models.Index(fields=['tenant', '-created_at', '-id'], name='streamserve_file_tenant')],
             },
         ),

@@ -153,7 +153,9 @@ class DjangoSite:
         self.live = LiveFigures(models, self.streams, are_shared=settings.log != "memory")
         self.live.start()
         self.permissions = PermissionChecks(self.streams, self.audit)
-        self.reaper = None if self.liveness is None else Reaper(self.streams, self.liveness, row_ages(settings))
+        self.reaper = (
+            None if self.liveness is None else Reaper(self.streams, self.liveness, row_ages(settings), self.files.purge)
+        )
         if self.reaper is not None:
             self.reaper.start()
 

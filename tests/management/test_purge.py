@@ -15,7 +15,7 @@ from django.db.models.signals import post_delete
 from django.test.utils import override_settings
 from django.utils import timezone
 
-from streamserve.models import Stream, Watch
+from streamserve.models import Batch, StoredFile, Stream, Watch
 from streamserve.web import site
 from streamserve.web.rows.reaper import Reaper
 
@@ -84,3 +84,22 @@ async def test_the_reaper_does_the_same(tmp_path: Path) -> None:
     assert await database_sync_to_async(left)() == ("ab", "ab")
     assert threads
     assert "streamserve orm" not in threads
+
+
+def test_the_command_drops_expired_files_and_old_batches(tmp_path: Path) -> None:
+    """By BATCHES["KEEP_DAYS"]; what a batch still reads stays, however old it is."""
+    now = timezone.now()
+    old, past = now - timedelta(days=9), now - timedelta(seconds=1)
+    fields = {"owner": "user:1", "tenant": "user:1"}
+    for name, expires_at in (("expired", past), ("read", past), ("kept", now + timedelta(days=1))):
+        StoredFile.objects.create(id=name, name=name, num_bytes=1, is_ready=True, expires_at=expires_at, **fields)
+    ended = {"status": "completed", "state": "done", "finished_at": old}
+    Batch.objects.create(id="old", input_file_id="kept", expires_at=old, **ended, **fields)
+    Batch.objects.create(id="new", input_file_id="kept", expires_at=old, **{**ended, "finished_at": now}, **fields)
+    Batch.objects.create(id="running", input_file_id="read", expires_at=old, created_at=old, **fields)
+    out = io.StringIO()
+    with override_settings(STREAMSERVE=conf(tmp_path, BATCHES={"KEEP_DAYS": 7})):
+        call_command("streamserve_purge", stdout=out)
+    assert "1 files of batches and 1 batches are gone" in out.getvalue()
+    assert sorted(StoredFile.objects.values_list("pk", flat=True)) == ["kept", "read"]
+    assert sorted(Batch.objects.values_list("pk", flat=True)) == ["new", "running"]

@@ -1,7 +1,7 @@
 """`manage.py streamserve_purge`: drop the event logs of streams that ended longer ago than RETENTION_SECONDS.
 
-Rows of streams and watches go too, when KEEP_STREAMS_DAYS and KEEP_WATCHES_DAYS are over. Web processes do the same
-every few minutes; the command is for stopped sites and for a dry run.
+Rows of streams and watches go too, when KEEP_STREAMS_DAYS and KEEP_WATCHES_DAYS are over, and what batches have left.
+Web processes do the same every few minutes; the command is for stopped sites and for a dry run.
 """
 
 from __future__ import annotations
@@ -11,12 +11,14 @@ import time
 from datetime import UTC, datetime
 from typing import Any
 
+from asgiref.sync import async_to_sync
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.utils import timezone
 
 from streamserve.conf import get_settings
 from streamserve.models import Stream
 from streamserve.streams.log.base import EventLog, LogUnavailable
+from streamserve.web.batches.files import SiteFiles
 from streamserve.web.rows.reaper import purge_before
 from streamserve.web.site import log_for, row_ages
 
@@ -45,6 +47,8 @@ class Command(BaseCommand):
                 self.stdout.write(f"{num} logs that were last written before {until:%Y-%m-%d %H:%M} UTC are gone.")
                 rows = row_ages(settings).drop_old(settings.streams, timezone.now())
                 self.stdout.write(f"{rows[0]} rows of streams and {rows[1]} of watches are gone.")
+                num_files, num_batches = async_to_sync(SiteFiles(settings).purge)()
+                self.stdout.write(f"{num_files} files of batches and {num_batches} batches are gone.")
         except LogUnavailable as error:
             raise CommandError(error.message) from error
 

@@ -167,15 +167,20 @@ class SiteFiles:
             raise no_file(file_id)
         return await asyncio.to_thread(self.storage.open, row.name, "rb")
 
-    async def purge(self) -> int:
-        """Delete what has expired, except files that a batch reads; return how many."""
+    async def purge(self) -> tuple[int, int]:
+        """Delete expired files, except those that a batch reads, and old batches; return how many of each."""
         now = timezone.now()
         in_use = Batch.objects.unfinished().values("input_file_id")
         expired = StoredFile.objects.expired(now, now - _UNFINISHED).exclude(pk__in=in_use)
         rows = await orm.call(lambda: list(expired))
         for row in rows:
             await self._drop(row)
-        return len(rows)
+        days, num_batches = self._settings.batches.keep_days, 0
+        if days:
+            num_batches = await orm.call(Batch.objects.drop_finished, now - timedelta(days=days))
+        if rows or num_batches:
+            log.info("batches_purged", files=len(rows), batches=num_batches)
+        return len(rows), num_batches
 
     async def _drop(self, row: StoredFile) -> None:
         """Delete the content, then the row."""

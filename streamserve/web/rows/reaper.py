@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Awaitable, Callable
 from contextvars import Context
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -61,8 +62,14 @@ class RowAges:
 class Reaper:
     """One a process. `aclose()` ends its task."""
 
-    def __init__(self, streams: Streams, liveness: Liveness, ages: RowAges = RowAges()) -> None:
-        self._ages = ages
+    def __init__(
+        self,
+        streams: Streams,
+        liveness: Liveness,
+        ages: RowAges = RowAges(),
+        purge_files: Callable[[], Awaitable[object]] | None = None,
+    ) -> None:
+        self._ages, self._purge_files = ages, purge_files
         self._streams, self._liveness = streams, liveness
         self._window = timedelta(seconds=streams.settings.resume_window_seconds)
         self._every_seconds = min(EVERY_SECONDS, max(1.0, streams.settings.resume_window_seconds / 4))
@@ -153,3 +160,5 @@ class Reaper:
         dropped = await drop_old(streams.settings, timezone.now())
         if any(dropped):
             log.info("rows_dropped", streams=dropped[0], watches=dropped[1])
+        if self._purge_files is not None:
+            await self._purge_files()

@@ -1,0 +1,1 @@
+"""An app whose pipelines write down each run: the proofs of batches count them."""
