@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import http.client
 import json
+from contextlib import closing
 from datetime import timedelta
 from typing import Any
+from urllib.parse import urlsplit
 
+import httpx
 import pytest
 from django.utils import timezone
 
-from streamserve.models import Batch, BatchRow, StoredFile
+from streamserve.models import ApiKey, Batch, BatchRow, StoredFile
+from streamserve.testing import DaphneServer
 from streamserve.web import site
 from streamserve.web.work.serving import worker_for
 from tests.support.batch_runs import Tenant, jsonl, line
@@ -182,3 +187,20 @@ async def test_a_batch_is_its_tenants(tenant: Tenant, lonely_key: str) -> None:
     ):
         assert (response.status_code, response.json()["error"]["type"]) == (404, "not_found_error")
     assert (await other.get(PATH)).json()["data"] == []
+
+
+def test_a_large_body_over_the_wire(hard_server: DaphneServer) -> None:
+    """Far above the limit of other routes, read to its last request; above its own limit it is a 413 at once."""
+    _row, key = ApiKey.objects.make()
+    requests = [request(f"r{index}", note="x" * 1000) for index in range(3000)]
+    headers = {"Authorization": f"Bearer {key}"}
+    with httpx.Client(base_url=hard_server.url, headers=headers, timeout=30, trust_env=False) as client:
+        refused = client.post(PATH, json={"requests": [*requests, request("r0")]})
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, "requests[3000].custom_id")
+    address = urlsplit(hard_server.url)
+    head = {**headers, "Content-Type": "application/json", "Content-Length": str(300 * 1024 * 1024)}
+    connection = http.client.HTTPConnection(address.hostname or "", address.port, timeout=30)
+    with closing(connection):
+        connection.request("POST", PATH, headers=head)  # without the body
+        response = connection.getresponse()
+        assert (response.status, json.loads(response.read())["error"]["type"]) == (413, "request_too_large")

@@ -93,6 +93,22 @@ async def test_a_site_serves_the_other_sites_model(server: Server) -> None:
         assert (refused.status_code, refused.json()["error"]["code"]) == (400, "upstream_refused")
 
 
+async def test_the_messages_api_of_a_server_without_a_switch(server: Server) -> None:
+    """A model without template variables is asked without them, unless the caller names thinking; then it is a 400."""
+    config = RemoteConfig(alias="", url=f"{server.url}/v1", remote_model="m", server="openai")
+    here = app(models={"here": config}, authenticate=anyone)
+    body = {"max_tokens": 64, "messages": [{"role": "user", "content": "Pass it on."}]}
+    async with here, httpx.AsyncClient(transport=httpx.ASGITransport(app=here), base_url="http://here") as http:
+        whole = (await http.post("/v1/messages", json=body)).json()
+        assert whole["content"] == [{"type": "text", "text": "Pass it on."}]
+        assert (whole["stop_reason"], whole["usage"]["output_tokens"]) == ("end_turn", 12)
+        for fields in ({"thinking": {"type": "enabled", "budget_tokens": 9}}, {"output_config": {"effort": "low"}}):
+            refused = await http.post("/v1/messages", json={**body, **fields})
+            assert (refused.status_code, refused.json()["error"]["param"]) == (400, "thinking")
+        uncounted = await http.post("/v1/messages/count_tokens", json=body)
+        assert (uncounted.status_code, uncounted.json()["error"]["code"]) == (400, "unsupported_parameter")
+
+
 async def test_a_continued_answer(client: RemoteClient) -> None:
     """The other site takes up the text so far; what was shown is no part of the prompt's count."""
     question = "Continue this sentence."

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -32,6 +34,17 @@ def python() -> Path:
     return python
 
 
+@pytest.fixture(scope="module")
+def worker(site: Server, env: dict[str, str]) -> Iterator[None]:
+    """A process that runs the site's batches."""
+    command = [sys.executable, "-m", "tests.support.batch_worker"]
+    process = subprocess.Popen(command, cwd=ROOT, env={**os.environ, **env}, stderr=subprocess.DEVNULL)
+    yield
+    process.terminate()
+    assert process.wait(timeout=30) == 0
+
+
+@pytest.mark.usefixtures("worker")
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.stem)
 def test_a_client_works(site: Server, key: str, python: Path, script: Path) -> None:
     """The script, which asserts what the client read, ends without an error."""

@@ -1,5 +1,5 @@
-"""The official anthropic client at our site: messages, streams, tools, thinking, counts, errors, models. Arguments:
-URL, key, model.
+"""The official anthropic client at our site: messages, streams, tools, thinking, counts, errors, models, batches.
+Arguments: URL, key, model.
 
 The Messages API of the version that this client speaks has no temperature in its methods: it goes as extra_body.
 """
@@ -7,6 +7,7 @@ The Messages API of the version that this client speaks has no temperature in it
 import asyncio
 import json
 import sys
+import time
 
 import anthropic
 from anthropic.types import Message
@@ -173,6 +174,38 @@ def check_models():
     assert client.models.retrieve(NAME) == model
 
 
+def until_ended(batch):
+    """Return the batch when it has ended; the site's own worker runs it."""
+    deadline = time.monotonic() + 60
+    while batch.processing_status != "ended":
+        assert time.monotonic() < deadline, batch
+        time.sleep(0.2)
+        batch = client.messages.batches.retrieve(batch.id)
+    return batch
+
+
+def check_batches():
+    def request(custom_id, **params):
+        return {"custom_id": custom_id, "params": {"model": NAME, "max_tokens": 60, "messages": HELLO, **params}}
+
+    requests = [*(request(f"hello-{index}", temperature=0) for index in range(4)), request("wrong", temperature=9)]
+    batch = until_ended(client.messages.batches.create(requests=requests))
+    counts = batch.request_counts
+    assert (counts.succeeded, counts.errored, counts.processing) == (4, 1, 0), batch
+    results = {one.custom_id: one.result for one in client.messages.batches.results(batch.id)}
+    assert list(results) == [one["custom_id"] for one in requests]
+    for index in range(4):
+        assert strict(results[f"hello-{index}"].message).content[0].text == "Hello! What can I do?"
+    assert results["wrong"].type == "errored"
+    assert results["wrong"].error.error.type == "invalid_request_error"
+    other = client.messages.batches.create(requests=[request("later")])
+    other = until_ended(client.messages.batches.cancel(other.id))
+    assert other.cancel_initiated_at is not None
+    assert [one.id for one in client.messages.batches.list(limit=1)][:2] == [other.id, batch.id]
+    assert client.messages.batches.delete(batch.id).type == "message_batch_deleted"
+    assert batch.id not in [one.id for one in client.messages.batches.list()]
+
+
 async def check_the_async_client():
     other = anthropic.AsyncAnthropic(base_url=URL, api_key=KEY, max_retries=0)
     async with other.messages.stream(model=NAME, max_tokens=120, messages=HELLO, extra_body=GREEDY) as stream:
@@ -187,5 +220,6 @@ check_tools()
 check_a_schema()
 check_errors()
 check_models()
+check_batches()
 asyncio.run(check_the_async_client())
-print("anthropic: messages, streams, thinking, tools, schema, counts, errors, models")
+print("anthropic: messages, streams, thinking, tools, schema, counts, errors, models, batches")
