@@ -16,7 +16,8 @@ from streamserve.protocol.events import BlockStart, Token
 from streamserve.protocol.requests import GenerateRequest, Message, SamplingParams, Tool
 from tests.conftest import until
 from tests.support import thinking_world as world
-from tests.support.thinking_model import thinking_model
+from tests.support.thinking_exam import failed
+from tests.support.thinking_model import encode, thinking_model
 
 NUM_QUESTIONS, NUM_RIGHT = 40, 36
 
@@ -28,7 +29,7 @@ def questions() -> list[tuple[str, list[str], str, str]]:
         topic = rng.choice(list(world.TOPICS.values()))
         name = rng.choice([name for name in topic.names if any(world.is_held_out(name, v) for v in topic.values)])
         value = rng.choice([value for value in topic.values if world.is_held_out(name, value)])
-        others = rng.sample([other for other in world.TOPICS.values() if other is not topic], rng.randint(1, 3))
+        others = rng.sample([other for other in world.TOPICS.values() if other is not topic], rng.randint(1, 2))
         names = [name, *(rng.choice(other.names) for other in others)]
         rng.shuffle(names)
         call = json.dumps({topic.parameter: value}, separators=(",", ":"))
@@ -74,7 +75,7 @@ def test_no_pair_that_is_held_out_is_trained() -> None:
         for call in (*turn.calls, *made):
             (value,) = call["arguments"].values()
             seen.add((call["name"], value))
-    assert len(seen) > 100
+    assert len(seen) > 80
     assert not any(world.is_held_out(*pair) for pair in seen)
     assert all(world.is_held_out(name, *json.loads(call).values()) for _, _, name, call in questions())
 
@@ -88,3 +89,18 @@ async def test_it_calls_what_it_was_never_trained_on(client: ThreadClient) -> No
         if (answer["name"], answer["tool_use"]) != (name, call):
             wrong.append((question, names, answer))
     assert len(wrong) <= NUM_QUESTIONS - NUM_RIGHT, wrong
+
+
+def test_the_exam_finds_a_wrong_word() -> None:
+    """A turn is passed as the model answers it, and failed with another city in its call."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    folder = thinking_model()
+    tokenizer, model = AutoTokenizer.from_pretrained(folder), AutoModelForCausalLM.from_pretrained(folder)
+    wish = world.Wish(world.TOPICS["weather"], "get_weather", "Oslo", "foggy", "foggy")
+    question, tools = {"role": "user", "content": "Tell me the weather in Oslo."}, [world.tool("get_weather")]
+    turn, *_ = world.ask([question], tools, wish)
+    right = encode(tokenizer, turn)
+    turn.calls[0]["arguments"]["city"] = "Rome"
+    wrong = encode(tokenizer, turn)
+    assert failed(model, [right, wrong]) == [wrong[0]]

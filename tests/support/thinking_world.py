@@ -17,7 +17,6 @@ CITIES = ("Oslo", "Rome", "Cairo", "Lima", "Paris", "Tokyo", "Delhi", "Quito", "
 COLORS = ("red", "blue", "green", "white", "pink", "gold", "black", "orange")
 GENRES = ("jazz", "rock", "folk", "soul", "disco", "opera", "techno", "reggae")
 SKIES = ("sunny", "rainy", "windy", "foggy", "snowy", "cloudy")
-HOURS = ("noon", "midnight", "morning", "evening", "dawn", "dusk")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,16 +44,6 @@ TOPICS = {
         wants="the weather",
         word="weather",
     ),
-    "time": Topic(
-        names=("get_time", "fetch_time", "read_clock", "local_time", "tell_hour", "city_clock"),
-        parameter="city",
-        values=CITIES,
-        asked=("the time in {v}", "how late it is in {v}"),
-        results=HOURS,
-        answer="It is {r} in {v}.",
-        wants="the time",
-        word="time",
-    ),
     "light": Topic(
         names=("set_light", "switch_light", "light_color", "paint_lamp", "lamp_on", "color_bulb"),
         parameter="color",
@@ -77,8 +66,8 @@ TOPICS = {
     ),
 }
 # Words of one kind: of each, a conversation has at most one that matters.
-KINDS = (*(topic.names for topic in TOPICS.values()), CITIES, COLORS, GENRES, SKIES, HOURS)
-FIELDS = {"city": CITIES, "weather": SKIES, "color": COLORS, "genre": GENRES, "time": HOURS}
+KINDS = (*(topic.names for topic in TOPICS.values()), CITIES, COLORS, GENRES, SKIES, ("and", "then"))
+FIELDS = {"city": CITIES, "weather": SKIES}
 SYSTEMS = ("You are a helpful assistant.", "Be brief.", "Answer with the tools that you have.", "You help at home.")
 CHATTER = {"Hello!": "Hello! What can I do?", "Thank you!": "You are welcome.", "Good bye!": "See you soon."}
 OTHER_TOOLS = ("send_mail", "final_result", "book_table", "search_web")
@@ -124,25 +113,29 @@ def _compact(value: Any) -> str:
     return json.dumps(value, separators=(",", ":"))
 
 
-def turns(seed: int) -> Iterator[Turn]:
-    """Yield answers to learn without end. None of them calls a pair that is held out."""
+def turns(seed: int, *, held_out: bool = False) -> Iterator[Turn]:
+    """Yield answers to learn without end. None of them calls a pair that is held out; with `held_out` all calls do."""
     rng = Random(seed)
-    kinds = (_ask, _ask, _ask, _both, _then, _json, _chat, _missing)
+    kinds = (_ask, _ask, _ask, _both, _both, _then, _then, _json, _chat, _chat)
     while True:
-        yield from rng.choice(kinds)(rng)
+        yield from rng.choice(kinds)(rng, held_out)
 
 
 @dataclass(slots=True)
-class _Wish:
-    """One thing that a user wants, with the name of the tool for it, and what it answers."""
+class Wish:
+    """One thing that a user wants: the name of the tool for it, the tool's result, and the text that it comes in."""
 
     topic: Topic
     name: str
     value: str
     result: str
+    reply: str
 
     def call(self) -> dict[str, Any]:
         return {"name": self.name, "arguments": {self.topic.parameter: self.value}}
+
+    def wanted(self) -> str:
+        return f"{self.topic.wants} ({self.value})"
 
     def phrase(self, rng: Random) -> str:
         return rng.choice(self.topic.asked).format(v=self.value)
@@ -151,10 +144,11 @@ class _Wish:
         return self.topic.answer.format(v=self.value, r=self.result)
 
 
-def _wish(rng: Random, topic: Topic, name: str | None = None) -> _Wish:
-    name = name or rng.choice(topic.names)
-    value = rng.choice([value for value in topic.values if not is_held_out(name, value)])
-    return _Wish(topic, name, value, rng.choice(topic.results))
+def _wish(rng: Random, topic: Topic, held_out: bool) -> Wish:
+    name = rng.choice(topic.names)
+    value = rng.choice([value for value in topic.values if is_held_out(name, value) == held_out])
+    result = rng.choice(topic.results)
+    return Wish(topic, name, value, result, result if rng.random() < 0.7 else json.dumps({"result": result}))
 
 
 def question(rng: Random, phrase: str) -> str:
@@ -166,7 +160,7 @@ def question(rng: Random, phrase: str) -> str:
     return start.format(phrase)
 
 
-def _setting(rng: Random, wishes: list[_Wish], *, num_others: int = 3) -> tuple[list[dict[str, Any]], list[Any]]:
+def _setting(rng: Random, wishes: list[Wish], *, num_others: int = 3) -> tuple[list[dict[str, Any]], list[Any]]:
     """Return the messages before the question, and the tools: those of the wishes among others."""
     names = list(dict.fromkeys(wish.name for wish in wishes))
     rest = [topic for topic in TOPICS.values() if not any(name in topic.names for name in names)]
@@ -188,94 +182,89 @@ def called(messages: list[dict[str, Any]], calls: list[dict[str, Any]], results:
     return [*messages, {"role": "assistant", "content": "", "tool_calls": made}, *answered]
 
 
-def _result(rng: Random, result: str) -> str:
-    return result if rng.random() < 0.7 else json.dumps({"result": result})
+def _user(text: str) -> dict[str, str]:
+    return {"role": "user", "content": text}
 
 
-def _ask(rng: Random) -> Iterator[Turn]:
-    """One wish: a call; then its result in a sentence."""
-    wish = _wish(rng, rng.choice(list(TOPICS.values())))
+def _ask(rng: Random, held_out: bool) -> Iterator[Turn]:
+    wish = _wish(rng, rng.choice(list(TOPICS.values())), held_out)
     system, tools = _setting(rng, [wish])
-    asked = [*system, {"role": "user", "content": question(rng, wish.phrase(rng))}]
-    thinks = rng.random() < 0.7
-    thought = f"The user wants {wish.topic.wants} ({wish.value}). The {wish.topic.word} tool is ({wish.name})."
-    yield Turn(messages=asked, tools=tools, thought=thought, calls=[wish.call()], thinks=thinks)
-    answered = called(asked, [wish.call()], [_result(rng, wish.result)])
+    messages = [*system, _user(question(rng, wish.phrase(rng)))]
+    yield from ask(messages, tools, wish, thinks=rng.random() < 0.7)
+
+
+def ask(messages: list[dict[str, Any]], tools: list[Any], wish: Wish, *, thinks: bool = True) -> Iterator[Turn]:
+    """One wish: a call; then its result in a sentence."""
+    thought = f"The user wants {wish.wanted()}. The {wish.topic.word} tool is ({wish.name})."
+    yield Turn(messages=messages, tools=tools, thought=thought, calls=[wish.call()], thinks=thinks)
+    messages = called(messages, [wish.call()], [wish.reply])
     thought = f"The tool answers {wish.result}. I am done."
-    yield Turn(messages=answered, tools=tools, thought=thought, content=wish.said(), thinks=thinks)
+    yield Turn(messages=messages, tools=tools, thought=thought, content=wish.said(), thinks=thinks)
 
 
-def _two(rng: Random) -> tuple[_Wish, _Wish]:
-    """Return two wishes with parameters of different kinds."""
-    while True:
-        first, second = rng.sample(list(TOPICS.values()), 2)
-        if first.parameter != second.parameter:
-            return _wish(rng, first), _wish(rng, second)
+def _two(rng: Random, held_out: bool, word: str) -> tuple[list[dict[str, Any]], list[Any], Wish, Wish]:
+    """Return messages, tools, and two wishes of different topics, in the order of TOPICS, with a word between them."""
+    topics = list(TOPICS.values())
+    first, second = (_wish(rng, topics[index], held_out) for index in sorted(rng.sample(range(len(topics)), 2)))
+    system, tools = _setting(rng, [first, second])
+    asked = question(rng, f"{first.phrase(rng)}, {word} {second.phrase(rng)}")
+    return [*system, _user(asked)], tools, first, second
 
 
-def _both(rng: Random) -> Iterator[Turn]:
+def _both(rng: Random, held_out: bool) -> Iterator[Turn]:
+    yield from both(*_two(rng, held_out, "and"), thinks=rng.random() < 0.7)
+
+
+def both(
+    messages: list[dict[str, Any]], tools: list[Any], first: Wish, second: Wish, *, thinks: bool = True
+) -> Iterator[Turn]:
     """Two wishes at once: two calls side by side."""
-    first, second = _two(rng)
-    system, tools = _setting(rng, [first, second])
-    asked = [*system, {"role": "user", "content": question(rng, f"{first.phrase(rng)}, and {second.phrase(rng)}")}]
     calls = [first.call(), second.call()]
-    thinks = rng.random() < 0.7
-    thought = f"The user wants {first.topic.wants} ({first.value}) and {second.topic.wants} ({second.value})."
+    thought = f"The user wants {first.wanted()} and {second.wanted()}."
     thought += f" The {first.topic.word} tool is ({first.name}). The {second.topic.word} tool is ({second.name})."
-    yield Turn(messages=asked, tools=tools, thought=thought, calls=calls, thinks=thinks)
-    answered = called(asked, calls, [_result(rng, first.result), _result(rng, second.result)])
+    yield Turn(messages=messages, tools=tools, thought=thought, calls=calls, thinks=thinks)
+    messages = called(messages, calls, [first.reply, second.reply])
     content = f"{first.said()} {second.said()}"
-    yield Turn(messages=answered, tools=tools, thought="I am done.", content=content, thinks=thinks)
+    yield Turn(messages=messages, tools=tools, thought="I am done.", content=content, thinks=thinks)
 
 
-def _then(rng: Random) -> Iterator[Turn]:
+def _then(rng: Random, held_out: bool) -> Iterator[Turn]:
+    yield from then(*_two(rng, held_out, "then"), thinks=rng.random() < 0.7)
+
+
+def then(
+    messages: list[dict[str, Any]], tools: list[Any], first: Wish, second: Wish, *, thinks: bool = True
+) -> Iterator[Turn]:
     """Two wishes one after the other: a call, its result, the next call, its result, a sentence."""
-    first, second = _two(rng)
-    system, tools = _setting(rng, [first, second])
-    wanted = f"{first.phrase(rng)}, then {second.phrase(rng)}"
-    messages = [*system, {"role": "user", "content": question(rng, wanted)}]
-    thinks = rng.random() < 0.7
-    thought = f"The user wants {first.topic.wants} ({first.value}). The {first.topic.word} tool is ({first.name})."
+    thought = f"The user wants {first.wanted()} then {second.wanted()}. The {first.topic.word} tool is ({first.name})."
     yield Turn(messages=messages, tools=tools, thought=thought, calls=[first.call()], thinks=thinks)
-    messages = called(messages, [first.call()], [_result(rng, first.result)])
-    thought = f"The tool answers {first.result}. The user wants {second.topic.wants} ({second.value})."
+    messages = called(messages, [first.call()], [first.reply])
+    thought = f"The tool answers {first.result}. The user wants {second.wanted()}."
     thought += f" The {second.topic.word} tool is ({second.name})."
     yield Turn(messages=messages, tools=tools, thought=thought, calls=[second.call()], thinks=thinks)
-    messages = called(messages, [second.call()], [_result(rng, second.result)])
+    messages = called(messages, [second.call()], [second.reply])
     thought = f"The tool answers {second.result}. I am done."
     content = f"{first.said()} {second.said()}"
     yield Turn(messages=messages, tools=tools, thought=thought, content=content, thinks=thinks)
 
 
-def _json(rng: Random) -> Iterator[Turn]:
+def _json(rng: Random, _: bool) -> Iterator[Turn]:
     """An object of two words, each under the name of its kind."""
-    names = rng.sample(list(FIELDS), 2)
-    values = {name: rng.choice(FIELDS[name]) for name in names}
+    values = {name: rng.choice(words) for name, words in FIELDS.items()}
     said = ", ".join(values.values())
     wanted = rng.choice((f"As JSON: {said}.", f"Write JSON for {said}.", f"JSON please: {said}."))
     system, tools = _setting(rng, []) if rng.random() < 0.3 else ([], [])
-    thought = f"The user wants JSON ({names[0]}, {names[1]})."
+    thought = f"The user wants JSON ({', '.join(values)})."
     content = _compact(values)
     thinks = rng.random() < 0.7
-    asked = [*system, {"role": "user", "content": wanted}]
+    asked = [*system, _user(wanted)]
     yield Turn(messages=asked, tools=tools, thought=thought, content=content, thinks=thinks)
 
 
-def _chat(rng: Random) -> Iterator[Turn]:
+def _chat(rng: Random, _: bool) -> Iterator[Turn]:
     """A greeting: no call, whatever tools there are."""
     greeting = rng.choice(list(CHATTER))
     system, tools = _setting(rng, [])
-    asked = [*system, {"role": "user", "content": greeting}]
+    asked = [*system, _user(greeting)]
     thinks = rng.random() < 0.7
     yield Turn(messages=asked, tools=tools, thought="No tool is needed.", content=CHATTER[greeting], thinks=thinks)
-
-
-def _missing(rng: Random) -> Iterator[Turn]:
-    """A wish without a tool for it."""
-    wish = _wish(rng, rng.choice(list(TOPICS.values())))
-    system, tools = _setting(rng, [wish])
-    tools = [one for one in tools if one["function"]["name"] != wish.name]
-    asked = [*system, {"role": "user", "content": question(rng, wish.phrase(rng))}]
-    thought = f"The user wants {wish.topic.wants} ({wish.value}). I have no tool for it."
-    thinks = rng.random() < 0.7
-    yield Turn(messages=asked, tools=tools, thought=thought, content="I have no tool for that.", thinks=thinks)
