@@ -119,7 +119,7 @@ class Named(Protocol):
 
 
 class Body(Protocol):
-    """The body of a streamed response: `Delivery`, `WatchDelivery`, `LiveDelivery`. Run it, iterate it or close it."""
+    """The body of a streamed response, such as `Delivery`. Run it, iterate it or close it; see `Closing`."""
 
     @property
     def stream(self) -> Named: ...
@@ -136,6 +136,9 @@ class Body(Protocol):
 
     def cut_off(self) -> bytes | None:
         """Close because the server shuts down; return the last bytes to send, or None."""
+
+    def on_close(self, call: Callable[[], None]) -> None:
+        """Call `call` once when the body closes; at once if it has."""
 
     def close(self) -> None:
         """Detach the reader. Idempotent and synchronous."""

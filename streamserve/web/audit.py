@@ -25,10 +25,9 @@ log = get_logger(__name__)
 
 
 class WatchDelivery(Delivery):
-    """A delivery to a watcher. `closed` is set when its reader is detached."""
+    """A delivery to a watcher."""
 
     def __init__(self, streams: Streams, stream: Stream, after: int) -> None:
-        self.closed = asyncio.Event()
         self._task: asyncio.Task[Any] | None = None
         super().__init__(streams, stream, NativeEncoder(stream.log_id, stream), after=after, watcher=True)
 
@@ -40,10 +39,6 @@ class WatchDelivery(Delivery):
     async def run(self, send: Callable[[bytes], Awaitable[None]], flow: Flow = NO_FLOW) -> None:
         self._task = asyncio.current_task()
         await super().run(send, flow)
-
-    def close(self) -> None:
-        super().close()
-        self.closed.set()
 
     def cut(self) -> None:
         """Stop sending and end the connection."""
@@ -118,7 +113,9 @@ class WatchAudit:
         else:
             if not is_written.done():
                 is_written.set_result(None)
-            await delivery.closed.wait()
+            closed = asyncio.Event()
+            delivery.on_close(closed.set)
+            await closed.wait()
             await _record_end(row, delivery.sent_seq)
         finally:
             del self._live[delivery]

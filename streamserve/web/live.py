@@ -25,7 +25,7 @@ from streamserve.models import Stream as StreamRow
 from streamserve.protocol.measures import ITL, TTFT, Recently
 from streamserve.protocol.sse import CONTENT_TYPE, FIRST_BYTES, frame, one_line_json
 from streamserve.protocol.stats import EngineStats
-from streamserve.streams.reader.delivery import NO_FLOW, Flow
+from streamserve.streams.reader.delivery import NO_FLOW, Closing, Flow
 from streamserve.streams.registry import Streams
 
 log = get_logger(__name__)
@@ -196,15 +196,15 @@ class _Source:
     id: str = "live-page"
 
 
-class LiveDelivery:
+class LiveDelivery(Closing):
     """Sends a viewer the figures until it leaves, for `LIFE_SECONDS` at most. A `Body`, like a stream's Delivery."""
 
     stream = _Source()
 
     def __init__(self, live: LiveFigures, *, every_seconds: float = EVERY_SECONDS) -> None:
         self._live = live
+        super().__init__()
         self._every_seconds = every_seconds
-        self._is_closed = False
 
     @property
     def headers(self) -> list[tuple[bytes, bytes]]:
@@ -224,17 +224,13 @@ class LiveDelivery:
     async def __aiter__(self) -> AsyncIterator[bytes]:
         yield FIRST_BYTES
         ends_at = asyncio.get_running_loop().time() + LIFE_SECONDS
-        while not self._is_closed and asyncio.get_running_loop().time() < ends_at:
+        while not self.is_closed and asyncio.get_running_loop().time() < ends_at:
             yield await self._live.frame()
             await asyncio.sleep(self._every_seconds)
 
     def cut_off(self) -> None:
         """Close. The page reconnects by itself, so there are no last bytes."""
         self.close()
-
-    def close(self) -> None:
-        """End after the next event. Idempotent."""
-        self._is_closed = True
 
 
 def _row_metrics(row: StreamRow) -> dict[str, Any]:

@@ -65,7 +65,9 @@ def view_of(route: Route) -> View:
             site: AuditedSite | None = get_site() if route.needs_site else None
             reply = await route.endpoint(_call(request, headers, caller, request_id, params), site)
             if isinstance(reply.body, Delivery | JoinedDelivery):
-                get_site().permissions.hold(reply.body, caller, _break_off)
+                permissions = get_site().permissions
+                permissions.hold(reply.body, caller, _break_off)
+                reply.body.on_close(functools.partial(permissions.release, reply.body))
         except StreamserveError as error:
             reply = route.error_reply(error, request_id, headers)
         except RequestAborted:

@@ -49,6 +49,18 @@ async def test_answers_of_a_revoked_key_end(alice: Any) -> None:
         await site.reset()
 
 
+async def test_a_reader_that_has_ended_is_checked_no_more(alice_key: str) -> None:
+    """When its body closes, not when the garbage collector finds it."""
+    checks = site.get_site().permissions
+    response = await Caller(key=alice_key).post("/streams", {"prompt": "hi", "max_tokens": 4, "ignore_eos": True})
+    held = list(checks._readers)
+    assert len(held) == 1
+    async for _ in response:
+        pass
+    assert held[0].is_closed
+    assert not checks._readers
+
+
 async def test_a_stop_that_the_log_does_not_take_holds_up_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
     """The check returns, the next one stops what is new, and the first stop is committed when the log is back."""
     monkeypatch.setattr(permissions, "_STOP_SECONDS", 0.0)

@@ -24,7 +24,7 @@ from streamserve.dialects.batches.openai_files import (
     parse_upload,
 )
 from streamserve.protocol.errors import BadRequest, NotFound
-from streamserve.streams.reader.delivery import NO_FLOW, Flow
+from streamserve.streams.reader.delivery import NO_FLOW, Closing, Flow
 
 # Beside the file, what a form may have: its fields, and the heads of its parts.
 FORM_BYTES = 64 * 1024
@@ -115,12 +115,12 @@ def no_file(file_id: str, param: str = "file_id") -> NotFound:
     return NotFound(f"There is no file {file_id[:64]!r} here.", code="file_not_found", param=param)
 
 
-class FileBody:
+class FileBody(Closing):
     """A file as a response's `Body`. It is read on a thread, a piece at a time, when the reader has taken the last."""
 
     def __init__(self, file: FileRecord, open_file: Callable[[], IO[bytes]]) -> None:
+        super().__init__()
         self._record, self._open = file, open_file
-        self._is_closed = False
 
     @property
     def stream(self) -> FileRecord:
@@ -148,7 +148,7 @@ class FileBody:
     async def __aiter__(self) -> AsyncIterator[bytes]:
         file = await asyncio.to_thread(self._open)
         try:
-            while not self._is_closed and (piece := await asyncio.to_thread(file.read, _PIECE_BYTES)):
+            while not self.is_closed and (piece := await asyncio.to_thread(file.read, _PIECE_BYTES)):
                 yield piece
         finally:
             file.close()
@@ -157,7 +157,3 @@ class FileBody:
         """Close; a file has no last bytes that say where to go on."""
         self.close()
         return None
-
-    def close(self) -> None:
-        """Read no more. Idempotent and synchronous."""
-        self._is_closed = True

@@ -31,7 +31,29 @@ class Flow(NamedTuple):
 NO_FLOW = Flow()
 
 
-class Delivery:
+class Closing:
+    """The end of a response's body, as every `Body` has it: `close`, and what is to be done then."""
+
+    def __init__(self) -> None:
+        self.is_closed = False
+        self._on_close: list[Callable[[], None]] = []
+
+    def on_close(self, call: Callable[[], None]) -> None:
+        """Call `call` once when the body closes; at once if it has."""
+        if self.is_closed:
+            call()
+        else:
+            self._on_close.append(call)
+
+    def close(self) -> None:
+        """End. Idempotent and synchronous."""
+        self.is_closed = True
+        calls, self._on_close = self._on_close, []
+        for call in calls:
+            call()
+
+
+class Delivery(Closing):
     """`first_bytes`, then the frames of every event after `after`, to the terminal one.
 
     `config` is the reader's own in place of the site's.
@@ -50,6 +72,7 @@ class Delivery:
         watcher: bool = False,
         config: StreamConfig | None = None,
     ) -> None:
+        super().__init__()
         content_type = encoder.content_type.partition(";")[0]
         self.reader = Reader(
             streams,
@@ -134,6 +157,7 @@ class Delivery:
         self.reader.close()
         if self._channel is not None:
             self._channel.end(None)
+        super().close()
 
     def _begin(self) -> None:
         if self._has_begun:

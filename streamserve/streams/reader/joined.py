@@ -12,13 +12,13 @@ from contextlib import aclosing
 
 from streamserve.dialects.base import Encoder
 from streamserve.streams.reader.channel import PullChannel
-from streamserve.streams.reader.delivery import NO_FLOW, Flow
+from streamserve.streams.reader.delivery import NO_FLOW, Closing, Flow
 from streamserve.streams.reader.reader import Reader
 from streamserve.streams.registry import Streams
 from streamserve.streams.stream import Stream
 
 
-class JoinedDelivery:
+class JoinedDelivery(Closing):
     """`first_bytes` once, the frames of every stream from its start, and when all have ended `last_bytes`.
 
     See `Delivery`.
@@ -27,6 +27,7 @@ class JoinedDelivery:
     def __init__(
         self, streams: Streams, parts: Sequence[tuple[Stream, Encoder]], last_bytes: Callable[[], bytes]
     ) -> None:
+        super().__init__()
         self.stream = parts[0][0]
         self._ids = [stream.id for stream, _ in parts]
         self._encoder = parts[0][1]
@@ -104,6 +105,7 @@ class JoinedDelivery:
             reader.close()
         for channel in self._channels:
             channel.end(None)
+        super().close()
 
     def _begin(self) -> None:
         if self._has_begun:

@@ -68,6 +68,17 @@ async def test_headers_hold_what_proxies_need(streams: Streams) -> None:
     }
 
 
+async def test_what_is_registered_for_the_close_is_called_once(streams: Streams) -> None:
+    """However often the delivery closes; at once where it has closed before."""
+    delivery = deliver(streams, await start(streams))
+    calls: list[str] = []
+    delivery.on_close(lambda: calls.append(f"open: {not delivery.is_closed}"))
+    delivery.close()
+    delivery.close()
+    delivery.on_close(lambda: calls.append("late"))
+    assert calls == ["open: False", "late"]
+
+
 async def test_first_bytes_and_first_token_leave_at_once(scripted: ScriptedClient) -> None:
     """The first bytes and the first token wait neither for the engine nor for more tokens, also with a long hold."""
     streams = serving(scripted, coalesce_seconds=LONG)
