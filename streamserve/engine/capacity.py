@@ -113,6 +113,11 @@ def max_tokens_that_fit(num_blocks: int, block_size: int) -> int:
     return (num_blocks - NULL_BLOCKS) * block_size
 
 
+def max_servable_tokens(max_model_len: int, num_blocks: int, block_size: int) -> int:
+    """Return the largest prompt + max_tokens that can ever run."""
+    return min(max_model_len, max_tokens_that_fit(num_blocks, block_size))
+
+
 def numbers_per_token(model: Mapping[str, Any]) -> int:
     """How many numbers the KV memory stores for one token, over all layers (all of it, windows or not)."""
     text = text_config(model)
