@@ -84,6 +84,7 @@ def test_an_unknown_key_names_the_nearest(raw: Any, nearest: str) -> None:
         {**ECHO, "ENGINE": {"LEAD_TOKENS": 64}},
         {**ECHO, "ENGINE": {"HUNGRY_SECONDS": float("inf")}},
         {**ECHO, "ENGINE": {"MAX_DEBT_SECONDS": float("nan")}},
+        {**ECHO, "ENGINE": {"BATCH_WEIGHT": -0.5}},
         {**ECHO, "CLASSES": {"chat": {"PACE": 0}}},
         {**ECHO, "CLASSES": {"chat": 0.5}},
         {**ECHO, "ROUTE_CLASSES": {"streams": "vip"}},

@@ -56,6 +56,7 @@ class StepBudget:
         self.chunks: list[Chunk] = []
         self.has_decodes = False
         self.has_preempted = False
+        self.has_given_way = False  # a row of a batch, to another class
         self._config = config
         self._block_size = block_size
         self._step_time = step_time

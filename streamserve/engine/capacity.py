@@ -31,7 +31,8 @@ class UnknownShape(Exception):
 class Capacity:
     """What one engine holds in one dtype. `weight_bytes` None: not known.
 
-    `streams[n]`: how many sequences of n tokens run at once; None: the model takes none that long.
+    `streams[n]`: how many sequences of n tokens are admitted at once; None: the model takes none that long. A step
+    holds `max_num_seqs` of them.
     """
 
     dtype: str
@@ -55,7 +56,7 @@ def capacity(
     bytes_per_token = numbers_per_token(model) * DTYPE_BYTES[dtype]
     weight_bytes = None if parameters is None else parameters * DTYPE_BYTES[dtype]
     block_bytes, longest = bytes_per_token * engine.block_size, engine.max_model_len or model_len(model)
-    useful = most_useful_blocks(engine.max_num_seqs, longest, engine.block_size)
+    useful = most_useful_blocks(most_whole(engine), longest, engine.block_size)
     num_blocks = engine.num_blocks
     if num_blocks is None:
         budget = _pool_budget(engine, memory_bytes, weight_bytes or 0, on_gpu)
@@ -80,7 +81,7 @@ def _pool_budget(engine: EngineConfig, memory_bytes: int, weight_bytes: int, on_
 
 def _streams(num_tokens: int, num_blocks: int, engine: EngineConfig) -> int:
     fitting = max(0, num_blocks - NULL_BLOCKS) // blocks_for_tokens(num_tokens, engine.block_size)
-    return min(fitting, engine.max_num_seqs)
+    return fitting if engine.max_admitted is None else min(fitting, engine.max_admitted)
 
 
 def pool_bytes_on_cpu(total_bytes: int, share: float | None) -> int:
@@ -98,9 +99,14 @@ def num_blocks_for(budget_bytes: int, block_bytes: int, *, most_useful: int) -> 
     return min(budget_bytes // block_bytes, most_useful + NULL_BLOCKS)
 
 
-def most_useful_blocks(max_num_seqs: int, max_model_len: int, block_size: int) -> int:
-    """Blocks that the largest possible batch fills; more could only serve the prefix cache."""
-    return max_num_seqs * blocks_for_tokens(max_model_len, block_size)
+def most_whole(engine: EngineConfig) -> int:
+    """Return for how many of the longest sequences there is memory at most: those of a step, or as many as may be."""
+    return max(engine.max_num_seqs, engine.max_admitted or 0)
+
+
+def most_useful_blocks(num_seqs: int, max_model_len: int, block_size: int) -> int:
+    """Blocks that so many of the longest sequences fill. Most are shorter, so that more of them are admitted."""
+    return num_seqs * blocks_for_tokens(max_model_len, block_size)
 
 
 def blocks_for_tokens(num_tokens: int, block_size: int) -> int:
@@ -111,6 +117,11 @@ def blocks_for_tokens(num_tokens: int, block_size: int) -> int:
 def max_tokens_that_fit(num_blocks: int, block_size: int) -> int:
     """The longest sequence the pool can ever hold: prompt + max_tokens above it never fits."""
     return (num_blocks - NULL_BLOCKS) * block_size
+
+
+def max_servable_tokens(max_model_len: int, num_blocks: int, block_size: int) -> int:
+    """Return the largest prompt + max_tokens that can ever run."""
+    return min(max_model_len, max_tokens_that_fit(num_blocks, block_size))
 
 
 def numbers_per_token(model: Mapping[str, Any]) -> int:

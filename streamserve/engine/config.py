@@ -42,6 +42,8 @@ class LatencyClass:
         return min(self.queue_seconds, self.ttft_seconds + (1 - _LATE_SHARE) * self.max_late_seconds)
 
 
+# The class of the rows of batches: computed in what all other classes leave, and first to give blocks back.
+BATCH = "batch"
 # The class of prompts that are only to be cached: computed while there is nothing else to do, and only then.
 WARM = "warm"
 
@@ -50,7 +52,7 @@ CLASSES: Mapping[str, LatencyClass] = MappingProxyType(
         "chat": LatencyClass(ttft_seconds=0.5, total_seconds=5.0, max_queue_seconds=30.0),
         "completion": LatencyClass(ttft_seconds=0.2, total_seconds=2.0, max_queue_seconds=15.0),
         "document": LatencyClass(ttft_seconds=3.0, total_seconds=15.0, max_queue_seconds=120.0),
-        "batch": LatencyClass(ttft_seconds=10.0, total_seconds=60.0),
+        BATCH: LatencyClass(ttft_seconds=10.0, total_seconds=60.0),
         WARM: LatencyClass(ttft_seconds=1e9, max_queue_seconds=30.0, timeout_seconds=120.0),
     }
 )
@@ -71,7 +73,8 @@ class EngineConfig:
     `lead_tokens`: a sequence this far ahead of what its reader has received is held until that has read on; it parks
     where another one lacks memory, or when the reader has not moved for `stalled_seconds`. `min_ahead_seconds`: one
     this far ahead of its reader's pace may be parked where a waiting sequence lacks memory. `max_debt_seconds`: a
-    tenant that has had so many seconds of work more than its share lets the others go first. `overlap`: launch a step
+    tenant that has had so many seconds of work more than its share lets the others go first; a token of a batch's row
+    counts there as `batch_weight` tokens. `overlap`: launch a step
     before the one before it is collected; None: where the runner can. `step_seconds`: a step that takes longer, and
     longer than eight times the step-time model's prediction, counts as hung.
     """
@@ -94,6 +97,7 @@ class EngineConfig:
     stalled_seconds: float = 30.0
     min_ahead_seconds: float = 30.0
     max_debt_seconds: float = 1.0
+    batch_weight: float = 0.5
     overlap: bool | None = None
     default_max_tokens: int | None = None
     step_seconds: float = 12.0

@@ -6,7 +6,7 @@ Engine thread only.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
@@ -15,6 +15,7 @@ from streamserve.engine.grammar.matcher import Matcher, advance
 from streamserve.engine.in_flight import Launched, Part
 from streamserve.engine.kv.pool import BlockPool
 from streamserve.engine.plan import Chunk, RawLogprobs, Sampled, StepResult
+from streamserve.engine.policy.waiting import is_batch
 from streamserve.engine.scheduler import Scheduler
 from streamserve.engine.sequence import Sequence, SequenceRequest, State
 from streamserve.protocol.park import Park
@@ -76,6 +77,7 @@ class OutputProcessor:
         self.num_parks = 0
         self.num_grammar_waits = 0
         self.max_model_len = config.max_model_len or _NO_MODEL_LIMIT
+        self._batch_weight = config.batch_weight
         self._scheduler = scheduler
         self._updates: list[SequenceUpdate] = []
 
@@ -151,9 +153,10 @@ class OutputProcessor:
 
     def process_step(self, step: Launched, result: StepResult, now: float) -> None:
         """Record a step's result for the sequences that still take part in it; all tenants are charged."""
-        num_tokens: Counter[str] = Counter()
+        num_tokens: defaultdict[str, float] = defaultdict(float)
         for part in step.parts:
-            num_tokens[part.sequence.request.tenant] += len(part.chunk.token_ids)
+            weight = self._batch_weight if is_batch(part.sequence) else 1.0
+            num_tokens[part.sequence.request.tenant] += weight * len(part.chunk.token_ids)
         for tenant, number in num_tokens.items():
             self._scheduler.charge(tenant, number, now)
         sampled = {one.seq_id: one for one in result.sampled}

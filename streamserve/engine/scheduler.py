@@ -16,6 +16,9 @@ blocks is admitted, and each step chooses among the admitted.
 Memory alone makes a sequence give blocks back, and then those furthest ahead or newest; and a reader that is gone. A
 sequence `lead_tokens` ahead of its reader is held: paused until that has read on, whatever is free (see `leads`).
 
+Rows of batches are computed, by the same three rules, in the seats, tokens and memory that all other classes leave.
+They are the first to give blocks back, which stay cached, and take none from another class.
+
 The queue is in the order of the key, arrival + the class's TTFT budget, which never changes. What is late goes behind
 what is in time (see `Patience`). Among tenants those further below their share go first (see `TenantShares`).
 
@@ -37,31 +40,19 @@ from operator import attrgetter, itemgetter
 
 from streamserve.engine.budget import StepBudget, TokenBudget
 from streamserve.engine.config import EngineConfig
-from streamserve.engine.kv.free_list import Block, IntegrityError
+from streamserve.engine.kv.free_list import IntegrityError
 from streamserve.engine.kv.pool import BlockPool
 from streamserve.engine.plan import Chunk
 from streamserve.engine.policy import leads
-from streamserve.engine.policy.lengths import AnswerLengths
-from streamserve.engine.policy.waiting import WaitingQueue, is_warm, order_key
+from streamserve.engine.policy.reserve import MemoryReserve
+from streamserve.engine.policy.waiting import WaitingQueue, is_batch, is_warm, order_key
 from streamserve.engine.sequence import Sequence, State
 from streamserve.engine.shared_prefill import BlockWriters
 from streamserve.engine.step_time import StepTime
 from streamserve.protocol.park import Park
 
-# Until it is known how long answers of a class are, the share of their remaining max_tokens kept free for running
-# sequences on admission. Most answers end long before max_tokens, so it decays while nothing goes wrong, and starts
-# again after a preemption (SGLang's new_token_ratio). Later it is what is kept free beyond the expected length.
-RESERVE_SHARE = 0.7
-MIN_RESERVE_SHARE = 0.1
-RESERVE_DECAY = 0.995
-
 # Order of the prompts that share what another one left of a step: the shortest first.
 _num_lacking = attrgetter("num_unplanned_tokens", "order_key")
-
-
-def max_servable_tokens(max_model_len: int, num_blocks: int, block_size: int) -> int:
-    """Return the largest prompt + max_tokens that can ever run: the model's length, or all blocks but the null one."""
-    return min(max_model_len, (num_blocks - 1) * block_size)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,9 +92,8 @@ class Scheduler:
         self.forced_preempt: Callable[[tuple[Sequence, ...]], Iterable[Sequence]] | None = None
         self._config = config
         self._pool = pool
-        self._lengths = AnswerLengths()
+        self._reserve = MemoryReserve()
         self._budget = TokenBudget(config, pool.block_size)
-        self._reserve_share = RESERVE_SHARE
         self._parked: list[tuple[Sequence, Park]] = []  # by the plan that is being made
 
     @property
@@ -125,13 +115,13 @@ class Scheduler:
         """Plan smaller steps for a while: one of `num_tokens` ran out of memory. See `TokenBudget`."""
         self._budget.lower(num_tokens)
 
-    def charge(self, tenant: str, num_tokens: int, now: float) -> None:
+    def charge(self, tenant: str, num_tokens: float, now: float) -> None:
         """Record what a step computed for a tenant: above its share, the others' requests go first."""
         self._queue.shares.charge(tenant, num_tokens, now)
 
     def note_length(self, sequence: Sequence) -> None:
         """Record that an answer has ended: the next ones of its class reserve memory by its length."""
-        self._lengths.note(sequence.request.latency_class, sequence.num_output_tokens)
+        self._reserve.note_length(sequence)
 
     def queued_seconds(self) -> float:
         """Return how long the prefill of all that wait takes by the step-time model; 0 until that is fitted."""
@@ -187,18 +177,27 @@ class Scheduler:
         for sequence in [one for one in self.running if leads.is_stalled(one, self._config, now)]:
             self._park(sequence, budget, now)
         self._make_way(budget)
-        hungry, ahead = self._decodes(now)
-        begun = [one for one in self.running if one.num_unplanned_tokens > 1]
-        most = self._config.max_num_seqs
-        self._plan_hungry(hungry, most - min(len(begun), max(1, most // 2)), budget, now)
-        self._plan_prompts(begun, most - len(hungry), budget, now)
-        self._fill([*hungry, *ahead], budget, now)
+        self._plan([one for one in self.running if not is_batch(one)], budget, now)
+        budget.has_decodes = True  # beside rows of batches a step is short: a request that comes waits for it
+        self._plan([one for one in self.running if is_batch(one)], budget, now, of_batch=True)
         self._queue.note(now)
-        self._reserve_share = max(MIN_RESERVE_SHARE, self._reserve_share * RESERVE_DECAY)
+        self._reserve.note_step()
         self._budget.recover()
         return Schedule(chunks=tuple(sorted(budget.chunks, key=_is_prompt)), parked=tuple(self._parked))
 
-    def _decodes(self, now: float) -> tuple[list[Sequence], list[Sequence]]:
+    def _plan(self, running: list[Sequence], budget: StepBudget, now: float, *, of_batch: bool = False) -> None:
+        """Choose among these, and those that wait like them, for what is left of the step."""
+        planned = {chunk.seq_id for chunk in budget.chunks}
+        running = [one for one in running if one.seq_id not in planned]
+        hungry, ahead = self._decodes(running, now)
+        begun = [one for one in running if one.num_unplanned_tokens > 1]
+        num_seats = self._config.max_num_seqs - len(planned)
+        num_kept = min(len(begun), max(1, num_seats // 2))
+        self._plan_hungry(hungry, self._config.max_num_seqs - num_kept, budget, now)
+        self._plan_prompts(begun, num_seats - len(hungry), budget, now, of_batch=of_batch)
+        self._fill([*hungry, *ahead], budget, now)
+
+    def _decodes(self, running: list[Sequence], now: float) -> tuple[list[Sequence], list[Sequence]]:
         """Return the decoding sequences that are hungry, least ahead first, and the others, oldest key first.
 
         Those that are held are in neither.
@@ -206,7 +205,7 @@ class Scheduler:
         seconds = self._config.hungry_seconds
         hungry: list[tuple[float, Sequence]] = []
         ahead: list[Sequence] = []
-        for sequence in self.running:
+        for sequence in running:
             if sequence.num_unplanned_tokens == 1 and not leads.is_held(sequence, self._config):
                 left = sequence.ahead_seconds(now)
                 if left < seconds:
@@ -220,7 +219,7 @@ class Scheduler:
         """Plan the first `most` that can decode."""
         budget.has_decodes = budget.has_decodes or bool(hungry)
         for sequence in hungry:
-            if len(budget.chunks) >= most:
+            if len(budget.chunks) >= most or budget.num_tokens <= 0:
                 return
             if self._can_decode(sequence) and self._make_room(sequence, budget, now):
                 budget.add(sequence, 1)
@@ -231,9 +230,9 @@ class Scheduler:
         for sequence in decodes:
             if len(budget.chunks) >= self._config.max_num_seqs or budget.num_tokens <= 0:
                 return
-            has_room = self._has_room(sequence) or self._pool.num_free or not budget.chunks
+            may_take = not budget.chunks or (is_batch(self.running[-1]) and not is_batch(sequence))
             if (
-                has_room
+                (may_take or self._pool.num_free or self._has_room(sequence))
                 and sequence.seq_id not in planned
                 and self._can_decode(sequence)
                 and self._make_room(sequence, budget, now)
@@ -248,17 +247,20 @@ class Scheduler:
             and not sequence.must_wait(self._config.max_model_len)
         )
 
-    def _plan_prompts(self, begun: list[Sequence], num_seats: int, budget: StepBudget, now: float) -> None:
+    def _plan_prompts(
+        self, begun: list[Sequence], num_seats: int, budget: StepBudget, now: float, *, of_batch: bool
+    ) -> None:
         """Continue and start prompts in order; what the first leaves to the others, by what they lack.
 
         So the oldest prompt always gets most of a step, and no long prompt keeps a short one waiting. Sequences start
         strictly in order, while there are fewer prompts than `num_seats`: one that does not fit holds back those
-        behind it, unless others park for it.
+        behind it, unless others leave for it.
         """
         begun = [one for one in begun if one.state is State.RUNNING]
-        num_prompts, may_start = len(begun), not budget.has_preempted
+        num_prompts, may_start = len(begun), not (budget.has_preempted or (of_batch and budget.has_given_way))
         writers = BlockWriters(self._pool, self.running, budget.chunks)
         while budget.has_room and len(budget.chunks) < self._config.max_num_seqs:
+            may_start = may_start and self._queue.is_turn(of_batch=of_batch)
             head = self._queue.head(now) if may_start and num_prompts < num_seats else None
             prompts = begun if head is None else [*begun, head]
             if not prompts:
@@ -266,17 +268,14 @@ class Scheduler:
             sequence = min(prompts, key=_num_lacking if budget.is_shared else order_key)
             if sequence is head:
                 if not self._start(sequence, now):
-                    victim = self._furthest_ahead(sequence, now)
-                    may_start = victim is not None
-                    if victim is not None:
-                        begun = [one for one in begun if one is not victim]
-                        self._park(victim, budget, now)
+                    may_start = self._make_place(sequence, budget, now)
+                    begun = [one for one in begun if one.state is State.RUNNING]
                     continue
                 num_prompts += 1
             turn = writers.turn_of(sequence)
             begun = [one for one in begun if one is not sequence and one is not turn]
             if turn is not None:  # otherwise it waits for a block that another one is writing
-                budget.prefill(turn, has_others=bool(begun or (may_start and self.waiting)))
+                budget.prefill(turn, has_others=bool(begun) or (may_start and self._queue.is_turn(of_batch=of_batch)))
                 writers.note(turn, budget.chunks[-1])
         budget.return_share()
 
@@ -288,19 +287,18 @@ class Scheduler:
         if all(map(is_warm, self.running)) and all(map(is_warm, self.waiting)):
             budget.has_decodes = True
             return
-        share, num_preemptions = self._reserve_share, self.num_preemptions
+        num_preemptions = self.num_preemptions
         for sequence in [one for one in self.running if is_warm(one)]:
             self._preempt(sequence)
-        self._reserve_share, self.num_preemptions = share, num_preemptions  # no memory was short
+        self.num_preemptions = num_preemptions  # no memory was short
 
     def _start(self, sequence: Sequence, now: float) -> bool:
-        """Start the sequence, with blocks for all its known tokens, if these and the reserve for growth are free."""
-        if not self._may_admit():
-            return False
-        if is_warm(sequence) and not all(map(is_warm, self.running)):
+        """Start it, with blocks for its known tokens, if these and the reserve for growth (not of rows) are free."""
+        if not self._may_admit() or (is_warm(sequence) and not all(map(is_warm, self.running))):
             return False
         prefix = self._pool.find_prefix(sequence)
-        if not self._fits(sequence, prefix, self.running, self._pool.num_free):
+        beside = [one for one in self.running if is_batch(sequence) or not is_batch(one)]
+        if not self._reserve.fits(self._pool, sequence, prefix, beside, self._pool.num_free):
             return False
         self.waiting.remove(sequence)
         self._pool.start(sequence, prefix)
@@ -315,41 +313,32 @@ class Scheduler:
         most = self._config.max_admitted
         return most is None or len(self.running) < most
 
-    def _fits(self, sequence: Sequence, prefix: list[Block], beside: list[Sequence], num_free: int) -> bool:
-        """Whether `num_free` blocks are enough for its known tokens and the reserve for the growth of all."""
-        num_held = sum(block.ref_count > 0 for block in prefix)
-        needed = self._pool.num_blocks_for(sequence.num_tokens) - num_held
-        if beside:  # a sequence that would run alone always has room
-            needed += int(sum(self._num_growth_blocks(other) for other in (*beside, sequence)))
-        return needed <= num_free
+    def _make_place(self, waiting: Sequence, budget: StepBudget, now: float) -> bool:
+        """Take one sequence out of the batch for the waiting one; False: all that may go together free too little.
 
-    def _num_growth_blocks(self, sequence: Sequence) -> float:
-        """Return the blocks to keep free for what may still come of an answer."""
-        num_left, name = sequence.num_remaining_tokens, sequence.request.latency_class
-        expected, share = self._lengths.left(name, sequence.num_output_tokens), self._reserve_share
-        if expected is not None:
-            num_left, share = min(num_left, math.ceil(expected)), 1.0 + share
-        most = self._pool.num_blocks_for(sequence.num_tokens + num_left)
-        return share * (most - self._pool.num_blocks_for(sequence.num_tokens))
-
-    def _furthest_ahead(self, waiting: Sequence, now: float) -> Sequence | None:
-        """Return the sequence furthest ahead of its reader, if far enough; None if all such together free too little.
-
-        Memory is what lacks. They may share blocks, so one may park in vain. Those that are held are far enough; others
-        only for a sequence without output: for resumed ones all would take turns and compute twice.
+        They may share blocks, so one may go in vain. Rows of batches give way to all other classes, the last first.
+        Then the sequence furthest ahead of its reader parks. Those that are held are far enough ahead; others only for
+        a sequence without output: for resumed ones all would take turns and compute twice.
         """
         if is_warm(waiting):
-            return None
+            return False
+        planned = {chunk.seq_id for chunk in budget.chunks}  # of the rows, those that another class waits for
+        rows = [one for one in self.running if is_batch(one) and one.seq_id not in planned and not is_batch(waiting)]
         is_first = self._may_admit() and not waiting.num_output_tokens
         least = self._config.min_ahead_seconds if is_first else math.inf
-        spare = [one for one in self.running if leads.may_park(one, self._config, least, now)]
-        if not spare:
-            return None
-        others = [one for one in self.running if one not in spare]
-        num_free = self._pool.num_free + sum(len(one.block_table) for one in spare)
-        if not self._fits(waiting, self._pool.find_prefix(waiting), others, num_free):
-            return None
-        return max(spare, key=lambda one: one.ahead_seconds(now))
+        alike = (one for one in self.running if is_batch(one) is is_batch(waiting))
+        spare = [one for one in alike if leads.may_park(one, self._config, least, now)]
+        leaving = rows + spare
+        num_free = self._pool.num_free + sum(len(one.block_table) for one in leaving)
+        others = [one for one in self.running if one not in leaving]
+        fits, prefix = self._reserve.fits, self._pool.find_prefix(waiting)
+        if not leaving or not fits(self._pool, waiting, prefix, others, num_free):
+            return False
+        if rows:
+            self._give_way(rows[-1], budget)
+        else:
+            self._park(max(spare, key=lambda one: one.ahead_seconds(now)), budget, now)
+        return True
 
     def _park(self, sequence: Sequence, budget: StepBudget, now: float) -> None:
         park = leads.park_of(sequence, self._config, now)
@@ -363,25 +352,31 @@ class Scheduler:
     def _make_room(self, sequence: Sequence, budget: StepBudget, now: float) -> bool:
         """Allocate a block for the next token; False if the sequence itself was preempted.
 
-        For want of one, those that are held park, furthest ahead first; then the last in order are preempted.
+        For want of one, rows of batches give way to other classes; then those that are held park, furthest ahead
+        first; then the last in order are preempted.
         """
         if self._has_room(sequence):
             return True
         if sequence.num_launched_tokens > len(sequence.block_table) * self._pool.block_size:
             raise IntegrityError(f"sequence {sequence.seq_id} has fewer blocks than it has filled")
         while self._pool.num_free == 0:
-            held = [one for one in self.running if leads.may_park(one, self._config, math.inf, now)]
+            victim = self.running[-1]
+            if is_batch(victim) and not is_batch(sequence):
+                self._give_way(victim, budget)
+                continue
+            alike = (one for one in self.running if is_batch(one) is is_batch(sequence))
+            held = [one for one in alike if leads.may_park(one, self._config, math.inf, now)]
             if held:
                 self._park(max(held, key=lambda one: one.ahead_seconds(now)), budget, now)
                 continue
             # Invariant: the oldest is never a victim, and alone it always has room.
-            victim = self.running[-1]
             if victim is self.running[0]:
                 raise IntegrityError(
                     f"sequence {victim.seq_id} runs alone and has no room: its blocks have other holders"
                 )
             budget.remove(victim)  # it may be planned already
             budget.has_preempted = True
+            self._reserve.note_shortage()
             self._preempt(victim)
             if victim is sequence:
                 return False
@@ -396,4 +391,8 @@ class Scheduler:
         sequence.num_preemptions += 1
         self._queue.put(sequence)
         self.num_preemptions += 1
-        self._reserve_share = RESERVE_SHARE
+
+    def _give_way(self, row: Sequence, budget: StepBudget) -> None:
+        budget.remove(row)
+        budget.has_given_way = True
+        self._preempt(row)

@@ -115,7 +115,7 @@ class Sequence:
     counts_row: int | None = None
     is_counted: bool = False
     num_grammar_waits: int = 0
-    order_key: tuple[float, int] = (0.0, 0)
+    order_key: tuple[int, float, int] = (0, 0.0, 0)
     late_at: float = math.inf
     expires_at: float = math.inf
     scheduled_at: float | None = None

@@ -55,7 +55,8 @@ class BlockWriters:
         size = self._pool.block_size
         first, last = sequence.num_computed_tokens // size, min(-(-end // size), sequence.num_tokens // size)
         for hash_ in self._pool.hashes(sequence, first, last):
-            self._writers.setdefault(hash_, sequence)
+            if self._writers.setdefault(hash_, sequence).state is not State.RUNNING:
+                self._writers[hash_] = sequence
 
 
 def _end(chunk: Chunk) -> int:

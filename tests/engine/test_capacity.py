@@ -71,15 +71,17 @@ def test_what_is_missing_is_named(missing: str) -> None:
 
 
 def test_a_pool_on_the_cpu() -> None:
-    """A quarter of RAM; streams are whole blocks of it, without the null block, and never more than may run."""
-    found = capacity_of(max_num_seqs=30)
+    """A quarter of RAM; streams are whole blocks of it, without the null block, and never more than may be admitted."""
+    found = capacity_of(max_num_seqs=10, max_admitted=30)
     block_bytes = 32 * found.bytes_per_token
     assert found.bytes_per_token == 2 * 30 * 2 * 3 * 64
     assert found.weight_bytes == 2 * 134_515_008
     assert found.num_blocks == 2 * GIB // block_bytes
     assert found.pool_bytes == found.num_blocks * block_bytes
-    per_stream = {1024: 32, 4096: 128, 8192: 256}
-    assert found.streams == {n: min(30, (found.num_blocks - 1) // blocks) for n, blocks in per_stream.items()}
+    fitting = {n: (found.num_blocks - 1) // blocks for n, blocks in {1024: 32, 4096: 128, 8192: 256}.items()}
+    assert found.streams == {n: min(30, number) for n, number in fitting.items()}
+    assert capacity_of(max_num_seqs=30).streams == fitting
+    assert fitting[1024] > 30
 
 
 def test_a_pool_on_the_gpu() -> None:
@@ -95,7 +97,8 @@ def test_what_is_set_counts() -> None:
     assert capacity_of(kv_cache_bytes=GIB).num_blocks == GIB // (32 * 2 * 30 * 2 * 3 * 64)
     short = capacity_of(max_model_len=2000, max_num_seqs=2)
     assert short.num_blocks == 1 + 2 * 63
-    assert short.streams == {1024: 2, 4096: None, 8192: None}
+    assert short.streams == {1024: 3, 4096: None, 8192: None}
+    assert capacity_of(max_model_len=2000, max_num_seqs=2, max_admitted=5).num_blocks == 1 + 5 * 63
 
 
 def test_nothing_fits() -> None:

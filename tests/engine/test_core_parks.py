@@ -94,7 +94,7 @@ def test_held_sequence_parks_before_another_is_preempted(overlap: bool) -> None:
     """The next token of a running sequence needs a block: the one that waits for its reader gives its own."""
     drive = Drive(lead_tokens=8, num_blocks=18, overlap=overlap)
     drive.run(request(1, sampling=LONG, reader_tokens=0))
-    drive.core.scheduler._reserve_share = 0.0
+    drive.core.scheduler._reserve._share = 0.0
     answers = drive.run(request(2, range(30, 50), sampling=sampling(max_tokens=40)))
     assert (answers[1].park, answers[2].finish_reason) == (Park(reason="lead", resume_at_lead=4), "length")
     assert drive.core.stats().preemptions == 0

@@ -107,7 +107,7 @@ def resumed(one: SequenceRequest, seq_id: int, shown: list[int]) -> SequenceRequ
 def test_too_little_memory(how: object, overlap: bool) -> None:
     """In a pool with a third of the blocks needed, every sequence gets the same tokens."""
     drive = Drive(num_blocks=24, overlap=overlap)
-    drive.core.scheduler._reserve_share = 0.0
+    drive.core.scheduler._reserve._share = 0.0
     assert drive.tokens(*requests(how)) == references(how)
     assert drive.core.stats().preemptions > 0
     drive.assert_empty()

@@ -39,10 +39,10 @@ def running(*requests: SequenceRequest, num_free: int = 4, **config: Any) -> Des
     """All of these run and have one more token; `num_free` blocks are free, and none is reserved for their growth."""
     num_used = sum(-(-(8 + len(one.output_token_ids) + 2) // 4) for one in requests)
     desk = Desk(**{"max_num_seqs": len(requests) + 1, "num_blocks": num_used + num_free + 1, **AHEAD, **config})
-    desk.scheduler._reserve_share = 0.0
+    desk.scheduler._reserve._share = 0.0
     desk.add(*requests)
     desk.step()
-    desk.scheduler._reserve_share = 0.0
+    desk.scheduler._reserve._share = 0.0
     assert len(desk.scheduler.running) == len(requests)
     return desk
 
@@ -116,7 +116,7 @@ def test_no_sequence_parks_for_a_seat() -> None:
 def test_no_sequence_parks_before_it_has_a_token() -> None:
     """Every admission gives at least one token, so that parking in turns makes progress."""
     desk = Desk(max_num_seqs=2, num_blocks=40, max_num_batched_tokens=16, **AHEAD)
-    desk.scheduler._reserve_share = 0.0
+    desk.scheduler._reserve._share = 0.0
     desk.add(reading(1, num_shown=100), large(9, num_blocks=20, arrived_at=9.0))
     while desk.sequences[1].num_output_tokens == 100:
         assert desk.step().parked == ()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from streamserve.engine.scheduler import max_servable_tokens
+from streamserve.engine.capacity import max_servable_tokens
 from tests.support.cores import Drive, request, sampling
 
 
@@ -63,11 +63,11 @@ def test_waiting_are_admitted_in_order_of_arrival() -> None:
 
 
 def test_class_gives_a_head_start() -> None:
-    """A chat request goes before a batch row that came up to 9.5 s earlier, and not before an older one."""
+    """A chat goes before a document that came up to 2.5 s earlier, and not before an older one."""
     drive = Drive(max_num_seqs=1)
-    rows = [request(1, arrived_at=0.0), request(2, arrived_at=90.0, latency_class="batch")]
+    documents = [request(seq_id, arrived_at=at, latency_class="document") for seq_id, at in ((1, 0.0), (2, 97.0))]
     chats = [request(3, arrived_at=99.4), request(4, arrived_at=99.6)]
-    drive.run(*rows, *chats)
+    drive.run(*documents, *chats)
     assert first_steps(drive) == [1, 3, 2, 4]
 
 
@@ -125,7 +125,7 @@ def test_lone_sequence_needs_no_reserve() -> None:
 def crowded() -> Drive:
     """Three sequences that will not fit together once they have grown; the reserve has been decayed away."""
     drive = Drive(num_blocks=13, max_num_seqs=3)
-    drive.core.scheduler._reserve_share = 0.0
+    drive.core.scheduler._reserve._share = 0.0
     for seq_id in (1, 2, 3):
         drive.add(request(seq_id, range(8), sampling=sampling(max_tokens=24), salt=str(seq_id)))
     return drive

@@ -22,12 +22,13 @@ class CountLaws:
         self._most_running = 0
 
     def watch(self, scheduler: Scheduler) -> None:
-        """Note how many run at once, also those that end before the step does."""
+        """Note how many run at once, and what each finds in the cache: also of those that end before the step does."""
         start = scheduler._start
 
         def noted(sequence: Sequence, now: float) -> bool:
             has_started = start(sequence, now)
             self._most_running = max(self._most_running, len(scheduler.running))
+            self.sim.laws.note_found()
             return has_started
 
         scheduler._start = noted  # type: ignore[method-assign]

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from streamserve.engine.plan import StepPlan
 from streamserve.engine.policy.reader import MIN_PACE, REPORT_TOKENS
 from streamserve.engine.sequence import Sequence, State
+from tests.sim.debts import is_row
 
 if TYPE_CHECKING:
     from tests.sim.simulation import Simulation
@@ -31,12 +33,26 @@ class Report:
         return (num_tokens - self.num_read - since) / pace
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """What a plan holds of one group, and what was left for it: all other classes come first, then rows of batches."""
+
+    running: list[Sequence]
+    decodes: list[Sequence]
+    admitted: list[Sequence]
+    planned: set[int]
+    num_seats: int
+    is_spent: bool
+    is_last: bool
+
+
 class HungerLaws:
     """`pauses`: how often a sequence that could decode was left out. `longest`: for how many steps a hungry one was."""
 
     def __init__(self, sim: Simulation) -> None:
         self.sim = sim
         self.pauses = self.longest = 0
+        self.beyond: set[int] = set()  # at their lead, and decoded a token for another one
         self._reports: dict[int, Report] = {}
         self._out: Counter[int] = Counter()
         self._allowed: dict[int, float] = {}
@@ -68,36 +84,63 @@ class HungerLaws:
             self._begin(sequence, now)
 
     def check_plan(self, plan: StepPlan, decodes: list[Sequence], admitted: list[Sequence]) -> None:
-        """Check who decodes, and that no admission goes before a hungry decode."""
-        sim, laws = self.sim, self.sim.laws
-        planned = {chunk.seq_id for chunk in plan.chunks}
-        now, most = laws.started_at, sim.shape.max_num_seqs
+        """Check who decodes, and that no admission goes before a hungry decode; rows of batches by themselves."""
+        laws = self.sim.laws
         held = [s for s in decodes if self.is_held(s)]
-        moving = [s.seq_id for s in held if s.seq_id in planned]
+        planned = {chunk.seq_id for chunk in plan.chunks}
+        waited_for = laws.sharing.writers_waited_for()  # each gives the block that another one waits for
+        self.beyond |= {s.seq_id for s in held if s.seq_id in planned & waited_for.keys()}
+        moving = [s.seq_id for s in held if s.seq_id in planned - waited_for.keys()]
         assert not moving, f"22: {moving[0]} stands at its lead, and decodes"
-        decodes = [s for s in decodes if s not in held]
+        lent = laws.sharing.lent_rows(plan)
+        rows = {s.seq_id for s in laws.sim.core.scheduler.running if is_row(s)} - lent
+        first = [chunk for chunk in plan.chunks if chunk.seq_id not in rows]
+        num_seats, num_tokens = self.sim.shape.max_num_seqs, laws.budget_of_plan
+        for of_batch, chunks in ((False, first), (True, [chunk for chunk in plan.chunks if chunk.seq_id in rows])):
+            group = Group(
+                running=[s for s in laws.stayed() if is_row(s) is of_batch and s.seq_id not in lent and s not in held],
+                decodes=[s for s in decodes if is_row(s) is of_batch and s.seq_id not in lent and s not in held],
+                admitted=[s for s in admitted if is_row(s) is of_batch and s.seq_id not in lent],
+                planned={chunk.seq_id for chunk in chunks},
+                num_seats=num_seats,
+                is_spent=sum(len(chunk.token_ids) for chunk in chunks) >= num_tokens,
+                is_last=of_batch,
+            )
+            self._check_group(group)
+            num_seats -= len(chunks)
+            num_tokens -= sum(len(chunk.token_ids) for chunk in chunks)
+
+    def _check_group(self, group: Group) -> None:
+        sim, laws = self.sim, self.sim.laws
+        now, num_seats, planned, decodes = laws.started_at, group.num_seats, group.planned, group.decodes
         left_out = [s for s in decodes if s.seq_id not in planned and not laws.flights.waits_for_token(s)]
         hungry = {s.seq_id: a for s in decodes if (a := self.ahead(s, now)) < sim.shape.hungry_seconds}
         starved = [s for s in left_out if s.seq_id in hungry]
-        if admitted:
-            assert not starved, f"37: {admitted[0].seq_id} is admitted before {starved[0].seq_id}, which is hungry"
-            num_prompts = sum(laws.flights.num_unplanned(s) > 1 for s in sim.core.scheduler.running)
-            assert len(hungry) + num_prompts <= most, "37: admitted beside as many hungry sequences as a step holds"
+        prompts = [s for s in (*group.running, *group.admitted) if laws.flights.num_unplanned(s) > 1]
+        if group.admitted:
+            one = group.admitted[0].seq_id
+            assert not starved, f"37: {one} is admitted before {starved[0].seq_id}, which is hungry"
+            assert len(hungry) + len(prompts) <= num_seats, (
+                "37: admitted beside as many hungry sequences as a step holds"
+            )
         num_decodes = sum(s.seq_id in planned for s in decodes)
-        num_begun = len(laws.stayed()) - len(decodes) - len(held)
-        has_prompts = any(laws.flights.num_unplanned(s) > 1 and not laws.sharing.waits(s) for s in laws.stayed())
-        assert not has_prompts or len(planned & hungry.keys()) < most, "10: no seat is kept for prompts that have begun"
-        if starved:
-            room = most - min(num_begun, max(1, most // 2))
+        num_begun = len(group.running) - len(decodes)
+        has_prompts = any(s in group.running and not laws.sharing.waits(s) for s in prompts)
+        if has_prompts and not group.is_last:
+            assert len(planned & hungry.keys()) < num_seats, "10: no seat is kept for prompts that have begun"
+        if starved and not group.is_spent:
+            room = num_seats - min(num_begun, max(1, num_seats // 2))
             assert num_decodes >= room, f"10: {starved[0].seq_id} is hungry, and left out of {num_decodes} decodes"
+        if starved:
             least = min(hungry[s.seq_id] for s in starved)
             others = [seq_id for seq_id in planned & hungry.keys() if hungry[seq_id] > least + 1e-9]
             assert not others, f"10: {others[0]} decodes before a hungrier one"
-        is_full = len(plan.chunks) >= most or plan.num_tokens >= laws.budget_of_plan
+        is_full = len(planned) >= num_seats or group.is_spent
         for sequence in left_out:
             is_short = sim.core.pool.num_free == 0 and sequence.seq_id not in hungry
             assert is_full or is_short, f"10: {sequence.seq_id} could decode and was left out"
-        self._count(hungry, starved, left_out)
+        if not group.is_last:
+            self._count(hungry, starved, left_out)
 
     def after_step(self) -> None:
         """No pace has fallen without a cause."""

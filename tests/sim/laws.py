@@ -16,7 +16,7 @@ from streamserve.protocol.park import SUSPECT_LOSSES
 from tests.sim.answers import AnswerLaws
 from tests.sim.books import Books
 from tests.sim.counts import CountLaws
-from tests.sim.debts import Debts
+from tests.sim.debts import Debts, is_row
 from tests.sim.flights import Flights
 from tests.sim.hunger import HungerLaws
 from tests.sim.prompts import PromptLaws
@@ -51,7 +51,7 @@ class Laws:
         self._started: set[tuple[int, int]] = set()
         self._cached: dict[int, int] = {}
         self._found: dict[int, int] = {}
-        self._order: dict[int, tuple[float, int]] = {}
+        self._order: dict[int, tuple[int, float, int]] = {}
         self._forced: set[int] = set()
 
     @property
@@ -122,7 +122,7 @@ class Laws:
         self.num_failures = sim.num_failures
         self.num_quarantines = sim.num_quarantines
         self.num_free = sim.core.pool.num_free
-        self.has_preempted = self.has_tried = False
+        self.has_preempted = self.has_tried = self.has_given_way = False
         self.answers.before_step()
         self._forced.clear()
         self.num_wanted = sum(self.flights.wants_block(s) for s in self.running)
@@ -149,10 +149,10 @@ class Laws:
             if sequence.seq_id in sim.by_seq_id:
                 self.books.forget_hits(sim.by_seq_id[sequence.seq_id])
         if not is_part:
+            self.sharing.check_plan(plan)
             self._check_order()
             self._check_preempted()
             assert plan.num_tokens <= sim.core.scheduler.token_budget, "26: more than the lowered budget"
-            self.sharing.check_plan(plan)
             self.prompts.check(plan, self.decodes())
             self.hunger.check_plan(plan, self.decodes(), self.admitted())
             self.readers.check_waiting(plan)
@@ -296,12 +296,17 @@ class Laws:
         self.has_preempted = self.has_preempted or bool(victims)
         if not victims or self._forced:
             return
-        kept = scheduler.running
+        lent, before = self.sharing.lent_rows(self.plans[-1]), {s.seq_id for s in self.running}
+        kept = [s for s in scheduler.running if s.seq_id not in lent]
         for victim in victims:
             assert all(s.order_key < victim.order_key for s in kept), f"12: {victim.seq_id} is not the last"
-        assert self.num_wanted > self.num_free, "12: preempted with blocks to spare"
-        before = {s.seq_id for s in self.running}
-        assert all(s.seq_id in before for s in kept), "12: an admission and a preemption in one step"
+        came = [s for s in kept if s.seq_id not in before]
+        others = [s for s in (*came, *scheduler.waiting) if not is_row(s)]
+        has_given_way = bool(others) and all(map(is_row, victims))
+        assert has_given_way or self.num_wanted > self.num_free, "12: preempted with blocks to spare"
+        self.has_given_way = has_given_way
+        is_alone = all(not is_row(s) for s in came) if has_given_way else not came
+        assert is_alone, "12: an admission and a preemption in one step"
 
     # After a step.
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from streamserve.engine.plan import StepPlan
 from streamserve.engine.sequence import Sequence, State
+from tests.sim.debts import is_row
 from tests.sim.model import STEP_SECONDS, TOKEN_SECONDS
 
 if TYPE_CHECKING:
@@ -34,25 +35,38 @@ class PromptLaws:
         now, seconds = self.sim.laws.started_at, self.sim.shape.hungry_seconds
         hunger = self.sim.laws.hunger
         hungry = [s for s in decodes if hunger.ahead(s, now) < seconds and not hunger.is_held(s)]
-        self._check_time(plan, planned, hungry)
-        self._check_share(planned, is_full=len(plan.chunks) == self.sim.shape.max_num_seqs)
+        rows = {s.seq_id for s in self.sim.core.scheduler.running if is_row(s)} - self.sim.laws.sharing.lent_rows(plan)
+        first = {seq_id: number for seq_id, number in planned.items() if seq_id not in rows}
+        self._check_time(plan, first, [s for s in hungry if not is_row(s)], is_short=False)
+        if len(first) < len(planned):
+            self._check_time(plan, planned, [s for s in decodes if not is_row(s) or s in hungry], is_short=True)
+        self._check_share(first or planned, is_full=len(plan.chunks) == self.sim.shape.max_num_seqs)
 
     def _check_progress(self, plan: StepPlan, planned: dict[int, int]) -> None:
         """If any sequence has more than a token to compute, some prompt advances, as long as budget is left."""
         laws = self.sim.laws
-        running = [s for s in self.sim.core.scheduler.running if not laws.sharing.waits(s)]
+        lent = laws.sharing.lent_rows(plan)
+        rows = {s.seq_id for s in self.sim.core.scheduler.running if is_row(s)} - lent
+        num_left = self.sim.shape.max_num_seqs - sum(chunk.seq_id not in rows for chunk in plan.chunks)
+        running = [
+            s
+            for s in self.sim.core.scheduler.running
+            if not laws.sharing.waits(s) and (num_left > 0 or s.seq_id not in rows)
+        ]
         longest = max((laws.flights.num_unplanned(s) for s in running), default=0)
         is_spent = plan.num_tokens >= laws.budget_of_plan
-        assert longest < 2 or is_spent or planned, "10: prefill stands still"
+        # A prompt may have waited for the chunk in flight of a row that has given way since.
+        assert longest < 2 or is_spent or planned or laws.has_given_way, "10: prefill stands still"
 
-    def _check_time(self, plan: StepPlan, planned: dict[int, int], decodes: list[Sequence]) -> None:
-        """At least a block; at most what the longest step and, beside decodes, the time between tokens allow."""
+    def _check_time(self, plan: StepPlan, planned: dict[int, int], decodes: list[Sequence], *, is_short: bool) -> None:
+        """At least a block; at most what the longest step and, beside decodes or if short, that of a token allow."""
         laws, shape, num_prefill = self.sim.laws, self.sim.shape, sum(planned.values())
+        is_short = is_short or bool(decodes)
         if not laws.is_calm or self.sim.has_jumped:
             return
         predicted = self.sim.core.scheduler.step_time.predict(plan)
-        until_fitted = 0 if predicted is not None else shape.prefill_chunk if decodes else shape.budget
-        seconds = min(shape.max_step_seconds, shape.itl_target_seconds if decodes else 1e9)
+        until_fitted = 0 if predicted is not None else shape.prefill_chunk if is_short else shape.budget
+        seconds = min(shape.max_step_seconds, shape.itl_target_seconds if is_short else 1e9)
         hungry = {sequence.seq_id for sequence in decodes} & {chunk.seq_id for chunk in plan.chunks}
         by_time = round((seconds - STEP_SECONDS) / TOKEN_SECONDS) - len(hungry)  # those ahead join after the prompts
         most = max(by_time, until_fitted, shape.block_size)
@@ -68,8 +82,10 @@ class PromptLaws:
         prompts = [s for s in scheduler.running if lacks.get(s.seq_id, 0) > max(1, planned.get(s.seq_id, 0))]
         if not planned or not laws.is_calm:
             return
+        of_batch = all(is_row(s) for s in scheduler.running if s.seq_id in planned)
+        prompts = [s for s in prompts if is_row(s) is of_batch] if of_batch else [s for s in prompts if not is_row(s)]
         head = self._could_start()
-        if head is not None:
+        if head is not None and is_row(head) is of_batch and not (of_batch and is_full):
             prompts.append(head)
             lacks[head.seq_id] = head.num_tokens
         if not prompts:

@@ -10,6 +10,7 @@ from streamserve.engine.output import SequenceUpdate
 from streamserve.engine.plan import StepPlan
 from streamserve.engine.scheduler import Scheduler
 from streamserve.engine.sequence import Sequence
+from tests.sim.debts import is_row
 from tests.sim.prompts import surely_fits
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ class ReaderLaws:
         self._ahead: dict[int, float] = {}
         self.resting: set[int] = set()  # when the step began
         self._stalled: set[int] = set()
+        self._lent: set[int] = set()  # rows that the last plan computes for another class
         self._wrong: list[str] = []
 
     def watch(self, scheduler: Scheduler) -> None:
@@ -35,7 +37,8 @@ class ReaderLaws:
         park, hunger = scheduler._park, self.sim.laws.hunger
 
         def noted(sequence: Sequence, budget: StepBudget, now: float) -> None:
-            ahead = {s.seq_id: hunger.ahead(s, now) for s in scheduler.running if hunger.rests(s)}
+            peers = [s for s in scheduler.running if is_row(s) is is_row(sequence)]
+            ahead = {s.seq_id: hunger.ahead(s, now) for s in peers if hunger.rests(s)}
             is_stalled = (
                 hunger.rests(sequence) and hunger.still_seconds(sequence, now) >= self.sim.shape.stalled_seconds
             )
@@ -60,6 +63,7 @@ class ReaderLaws:
     def check_waiting(self, plan: StepPlan) -> None:
         """No sequence waits for memory that an answer far ahead of its reader could free (a conservative estimate)."""
         scheduler, shape, laws = self.sim.core.scheduler, self.sim.shape, self.sim.laws
+        self._lent = laws.sharing.lent_rows(plan)
         decodes = {sequence.seq_id for sequence in laws.decodes()}
         heads = [s for s in scheduler.waiting if s.seq_id in laws.debts.heads]
         if not heads or heads[0].num_output_tokens:  # no seat is free, or it has shown tokens: no park for it
@@ -70,7 +74,11 @@ class ReaderLaws:
             return
         if laws.has_refused() or len(scheduler.running) == shape.max_admitted:
             return
-        ahead = [s for s in scheduler.running if self._may_park(s)]
+        if is_row(heads[0]) and len(plan.chunks) >= shape.max_num_seqs:
+            return
+        alike = [s for s in scheduler.running if is_row(s) is is_row(heads[0])]
+        ahead = [s for s in alike if self._may_park(s)]
+        ahead += [] if is_row(heads[0]) else [s for s in scheduler.running if is_row(s) and s.seq_id not in self._lent]
         fits = surely_fits(self.sim, heads[0], [s for s in scheduler.running if s not in ahead], ahead)
         assert not ahead or not fits, f"23: {heads[0].seq_id} waits, and {ahead[0].seq_id} does not park"
 
@@ -86,6 +94,7 @@ class ReaderLaws:
             sequence = self.sim.core._sequences.get(update.seq_id)
             self._again[update.seq_id] = sequence.num_preemptions if sequence else self._again.get(update.seq_id, 0)
             most = max(lead, self._unread[update.seq_id] + 1) + self._again[update.seq_id]
+            most += update.seq_id in self.sim.laws.hunger.beyond
             assert unread <= most or update.is_last, f"22: {unread} tokens unread"
         if update.park is None:
             return
@@ -96,19 +105,23 @@ class ReaderLaws:
             assert update.park.resume_at_lead == lead // 2, "22: another time to ask again"
             assert update.seq_id in self._stalled or self._is_needed(), "22: parked though memory is free"
         elif update.park.reason == "ahead":
-            self._check_ahead(update)
+            self._check_ahead(asked, update)
         else:
             why = (update.park.reason, self.sim.was_paused)
             assert why == ("paused", True), f"24: parked because {why[0]}"
 
-    def _check_ahead(self, update: SequenceUpdate) -> None:
-        """The parked one was the furthest ahead, by enough, and another waits or got its memory."""
+    def _check_ahead(self, asked: Asked, update: SequenceUpdate) -> None:
+        """The parked one was the furthest ahead, by enough, and another waits or got its memory; rows go before it."""
         assert update.park is not None
         laws = self.sim.laws
         ahead = self._ahead.get(update.seq_id)
         assert ahead is not None, "23: parked without a reader, or a new token"
         assert ahead >= self.sim.shape.min_ahead_seconds - 1e-9, f"23: parked only {ahead} s ahead"
-        staying = [self._ahead.get(s.seq_id, 0.0) for s in laws.stayed()]
+        of_batch = asked.request.latency_class == "batch"
+        assert of_batch or not any(s for s in laws.stayed() if is_row(s) and s.seq_id not in self._lent), (
+            "23: parked, and a row of a batch stays"
+        )
+        staying = [self._ahead.get(s.seq_id, 0.0) for s in laws.stayed() if is_row(s) is of_batch]
         assert all(ahead >= one - 1e-9 for one in staying), "23: another was further ahead"
         right = min(ahead / 2, 30.0)
         assert abs(update.park.resume_seconds - right) < 1e-6, "23: another time to ask again"
@@ -135,7 +148,7 @@ class ReaderLaws:
                 assert has_left, f"22: the reader of {sequence.seq_id} has not moved for {seconds} s"
         is_quiet = laws.is_calm and not laws.was_flying and not laws.has_refused() and not laws.had_messages
         if running and is_quiet and len(laws.plans) == laws.num_plans and all(map(laws.hunger.rests, running)):
-            assert not self.sim.core.scheduler.waiting, "10: all that run are held, and another waits"
+            assert all(map(is_row, self.sim.core.scheduler.waiting)), "10: all that run are held, and another waits"
 
     def after_step(self) -> None:
         """A paused engine holds no sequence."""

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from streamserve.engine.plan import Chunk, StepPlan
 from streamserve.engine.sequence import Sequence
 from tests.sim.books import Meaning, meaning
+from tests.sim.debts import is_row
 
 if TYPE_CHECKING:
     from tests.sim.asked import Asked
@@ -48,15 +49,26 @@ class SharingLaws:
         has_flight = self.sim.laws.flights.chunk_of(sequence) is not None
         return writer != sequence.seq_id or (has_flight and self.sim.laws.books.is_cached(means))
 
-    def writers_waited_for(self) -> dict[int, tuple[float, int]]:
+    def writers_waited_for(self) -> dict[int, tuple[int, float, int]]:
         """Return the sequences that write a block for which others wait, and the order key of the first of these."""
-        found: dict[int, tuple[float, int]] = {}
+        found: dict[int, tuple[int, float, int]] = {}
         for sequence in self.sim.core.scheduler.running:
             if self.waits(sequence):
                 means = self._next(self.sim.by_seq_id[sequence.seq_id], sequence, self._launched(sequence))
                 if means in self._begun:
                     found.setdefault(self._begun[means], sequence.order_key)
         return found
+
+    def lent_rows(self, plan: StepPlan) -> set[int]:
+        """Return the rows of batches in a plan that other classes wait for: they are computed in the turn of these."""
+        running = self.sim.core.scheduler.running
+        waited = {
+            self._begun.get(means)
+            for s in running
+            if not is_row(s) and (means := self._next(self.sim.by_seq_id[s.seq_id], s, self._launched(s))) is not None
+        }
+        rows = {s.seq_id for s in running if is_row(s)}
+        return {chunk.seq_id for chunk in plan.chunks if chunk.seq_id in waited & rows}
 
     def _begin(self, sequence: Sequence, end: int) -> None:
         asked = self.sim.by_seq_id.get(sequence.seq_id)

@@ -201,7 +201,7 @@ class Simulation:
 
     def _was_too_large(self, seq_id: int) -> bool:
         """Whether its chunk was the largest of a step that failed again, as half of one that failed before."""
-        failed = self.runner.failed[-4:]
+        failed = self.runner.failed[-8:]  # of a suspect too, tried before the others
         largest = [max(plan.chunks, key=lambda chunk: len(chunk.token_ids)).seq_id for plan in failed[1:]]
         return seq_id in largest and sum(seq_id == c.seq_id for plan in failed for c in plan.chunks) > 1
 

@@ -14,11 +14,11 @@ from itertools import chain
 
 from streamserve.clients.thread import rules
 from streamserve.clients.thread.public_prefix import PublicPrefixes
+from streamserve.engine.capacity import max_servable_tokens
 from streamserve.engine.config import EngineConfig, LatencyClass
 from streamserve.engine.grammar.compiler import GrammarCompiler
 from streamserve.engine.grammar.matcher import Matcher
 from streamserve.engine.plan import Runner
-from streamserve.engine.scheduler import max_servable_tokens
 from streamserve.engine.sequence import SequenceRequest
 from streamserve.engine.text.choice import Choice
 from streamserve.engine.text.formats.base import OutputFormat, Parser

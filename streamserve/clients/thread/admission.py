@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from streamserve.engine.config import WARM, EngineConfig, LatencyClass
+from streamserve.engine.config import BATCH, WARM, EngineConfig, LatencyClass
 from streamserve.engine.output import SequenceUpdate
 from streamserve.engine.patience import Patience
 from streamserve.protocol.errors import Overloaded
@@ -135,6 +135,7 @@ class _Waiting:
 class _Running:
     """A sequence that has started. `num_tokens`: of its prompt, until its first token."""
 
+    latency_class: str
     started_at: float
     num_tokens: int
 
@@ -143,7 +144,8 @@ class AdmissionControl:
     """Counts sequences from acceptance to their end, and refuses those that would wait too long.
 
     The bound in time is `Patience`, as in the scheduler: what the scheduler would end later is refused here, before
-    anything was promised. `max_waiting` bounds memory, for each class by itself.
+    anything was promised. `max_waiting` bounds memory, for each class by itself. Rows of batches are before no other
+    class, neither in the queue nor in a seat.
     """
 
     def __init__(self, config: EngineConfig, timings: RecentTimings, clock: Callable[[], float]) -> None:
@@ -216,9 +218,10 @@ class AdmissionControl:
         if self._patience.is_standing(latency_class, now):
             most = config.ttft_seconds + _LAG_SHARE * (patience - config.ttft_seconds)
             return config.ttft_seconds + self._key_lag(now, tenant), most
-        seconds = self._seconds_for(*self._ahead(now, now + config.ttft_seconds, tenant), stats)
+        key, of_batch = now + config.ttft_seconds, latency_class == BATCH
+        seconds = self._seconds_for(*self._ahead(now, key, tenant, of_batch), stats, of_batch=of_batch)
         if seconds > config.standing_queue_seconds:
-            seconds = self._seconds_for(*self._ahead(-math.inf, now + config.ttft_seconds, tenant), stats)
+            seconds = self._seconds_for(*self._ahead(-math.inf, key, tenant, of_batch), stats, of_batch=of_batch)
         return seconds, patience
 
     def add(self, seq_id: int, num_tokens: int, latency_class: str = "chat", tenant: str = "") -> None:
@@ -236,7 +239,7 @@ class AdmissionControl:
             self._timings.note_refused(waiting.latency_class, has_waited=True)
         if waiting is not None and update.scheduled_at is not None:
             self._waiting.pop(update.seq_id, None)
-            self._running[update.seq_id] = _Running(update.scheduled_at, waiting.num_tokens)
+            self._running[update.seq_id] = _Running(waiting.latency_class, update.scheduled_at, waiting.num_tokens)
             self._note_queue(self._clock())
         running = self._running.get(update.seq_id)
         if running is not None and running.num_tokens and update.token_ids:
@@ -258,32 +261,38 @@ class AdmissionControl:
         waiting = (one for one in self._waiting.copy().values() if one.latency_class != WARM)
         self._patience.note(now, has_in_time=any(now <= one.late_at < math.inf for one in waiting))
 
-    def _ahead(self, now: float, key: float, tenant: str) -> tuple[int, float]:
+    def _ahead(self, now: float, key: float, tenant: str, of_batch: bool) -> tuple[int, float]:
         """Return how many are in time and go before a request with this key, and their tokens.
 
         Of each other tenant no more than of its own, and one.
         """
-        first = [one for one in self._waiting.copy().values() if one.key <= key and one.late_at >= now]
+        others = [one for one in self._others(of_batch) if one.late_at >= now]
+        first = [one for one in others if one.key <= key or (of_batch and one.latency_class != BATCH)]
         numbers = Counter(one.tenant for one in first)
         own = numbers.pop(tenant, 0)
         num_ahead = own + sum(min(number, own + 1) for number in numbers.values())
         return num_ahead, sum(one.num_tokens for one in first) * num_ahead / max(1, len(first))
 
-    def _seconds_for(self, num_waiting: int, num_tokens: float, stats: CoreStats) -> float:
+    def _others(self, of_batch: bool) -> list[_Waiting]:
+        """Return those that wait, and can be before a row of a batch, or before any other request."""
+        return [one for one in self._waiting.copy().values() if of_batch or one.latency_class != BATCH]
+
+    def _seconds_for(self, num_waiting: int, num_tokens: float, stats: CoreStats, *, of_batch: bool = False) -> float:
         """Return how long it takes until a request behind these begins: prompts to compute, or seats to come free.
 
         The prompts that are being computed do not count: each step has room for a new one beside them. 0 while nothing
         is known of either.
         """
         prefill = num_tokens * self._seconds_per_token * self._cold_share
-        return max(prefill, self._seconds_to_seat(num_waiting + 1, stats))
+        return max(prefill, self._seconds_to_seat(num_waiting + 1, stats, of_batch))
 
-    def _seconds_to_seat(self, number: int, stats: CoreStats) -> float:
+    def _seconds_to_seat(self, number: int, stats: CoreStats, of_batch: bool) -> float:
         """Return when so many seats have come free: each when its answer has run for as long as recent ones did.
 
         There are more seats than a step has, where readers are slower than the engine.
         """
-        seconds, started = self._timings.running_seconds(), [one.started_at for one in self._running.copy().values()]
+        seconds, running = self._timings.running_seconds(), self._running.copy().values()
+        started = [one.started_at for one in running if of_batch or one.latency_class != BATCH]
         num_seats = max(self._config.max_num_seqs, stats.running)
         if stats.running and stats.blocks_used:  # there may be memory for fewer
             num_seats = max(1, min(num_seats, stats.running * stats.blocks_total // stats.blocks_used))
@@ -300,7 +309,7 @@ class AdmissionControl:
 
         A tenant with more requests in the queue than this one keeps it from nothing.
         """
-        in_time = [one for one in self._waiting.copy().values() if one.late_at >= now]
+        in_time = [one for one in self._others(of_batch=False) if one.late_at >= now]
         numbers = Counter(one.tenant for one in in_time)
         keys = (one.key for one in in_time if numbers[one.tenant] <= numbers[tenant] + 1)
         return now - min(keys, default=math.inf)

@@ -13,7 +13,7 @@ from typing import TypeVar
 
 import torch
 
-from streamserve.engine.capacity import max_tokens_that_fit, most_useful_blocks, num_blocks_for
+from streamserve.engine.capacity import max_tokens_that_fit, most_useful_blocks, most_whole, num_blocks_for
 from streamserve.engine.config import EngineConfig, ModelConfig
 from streamserve.engine.model import attention
 from streamserve.engine.model.batch import StepBatch, build_batch
@@ -293,7 +293,7 @@ def choose_num_blocks(loaded: LoadedModel, layers: dict[int, LayerShape], config
         return config.num_blocks
     budget = pool_bytes(config, loaded.device)
     block_bytes = bytes_per_block(layers, config.block_size, loaded.dtype)
-    useful = most_useful_blocks(config.max_num_seqs, longest, config.block_size)
+    useful = most_useful_blocks(most_whole(config), longest, config.block_size)
     num_blocks = num_blocks_for(budget, block_bytes, most_useful=useful)
     if num_blocks < 2:
         raise ModelLoadError(

@@ -22,7 +22,8 @@ def is_held(sequence: Sequence, config: EngineConfig) -> bool:
 
 def rests(sequence: Sequence, config: EngineConfig) -> bool:
     """Whether it is held, and all that was begun of it is there: a park loses nothing."""
-    return sequence.num_unplanned_tokens == 1 and not sequence.is_pending and is_held(sequence, config)
+    is_there = sequence.num_launched_tokens == sequence.num_computed_tokens
+    return is_there and sequence.num_unplanned_tokens == 1 and is_held(sequence, config)
 
 
 def is_stalled(sequence: Sequence, config: EngineConfig, now: float) -> bool:

@@ -9,12 +9,14 @@ slices:  [ second 91: a 300, b 20 | second 92: a 280 | ... | second 100: b 5 ]
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Set
 
 WINDOW_SECONDS = 10
 # The window moves in slices of one second: it is between nine and ten seconds long.
 _SLICE_SECONDS = 1.0
+# Less than any weighted token: what is left of sums that are not exact.
+_LEAST_TOKENS = 1e-6
 
 
 class TenantShares:
@@ -22,18 +24,19 @@ class TenantShares:
 
     def __init__(self, max_debt_seconds: float) -> None:
         self._max_debt_seconds = max_debt_seconds
-        self._slices: deque[tuple[int, Counter[str]]] = deque()
-        self._tokens: Counter[str] = Counter()
-        self._total = 0
+        self._slices: deque[tuple[int, dict[str, float]]] = deque()
+        self._tokens: dict[str, float] = {}
+        self._total = 0.0
 
-    def charge(self, tenant: str, num_tokens: int, now: float) -> None:
-        """Record that the engine computed `num_tokens` for a tenant."""
+    def charge(self, tenant: str, num_tokens: float, now: float) -> None:
+        """Record that the engine computed `num_tokens` for a tenant, by their weight."""
         self._drop_before(now)
         second = int(now // _SLICE_SECONDS)
         if not self._slices or self._slices[-1][0] != second:
-            self._slices.append((second, Counter()))
-        self._slices[-1][1][tenant] += num_tokens
-        self._tokens[tenant] += num_tokens
+            self._slices.append((second, {}))
+        newest = self._slices[-1][1]
+        newest[tenant] = newest.get(tenant, 0.0) + num_tokens
+        self._tokens[tenant] = self._tokens.get(tenant, 0.0) + num_tokens
         self._total += num_tokens
 
     def ranks(self, waiting: Set[str], now: float) -> dict[str, int]:
@@ -56,5 +59,7 @@ class TenantShares:
             for tenant, num_tokens in self._slices.popleft()[1].items():
                 self._total -= num_tokens
                 self._tokens[tenant] -= num_tokens
-                if not self._tokens[tenant]:
+                if self._tokens[tenant] < _LEAST_TOKENS:
                     del self._tokens[tenant]
+        if not self._slices:
+            self._total = 0.0

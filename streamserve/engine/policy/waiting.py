@@ -2,8 +2,9 @@
 
 In the order of the key: arrival + the class's TTFT budget. It is fixed when a sequence is added, so one that comes back
 has its old place. Answers that have begun go first: they were preempted or parked, and their readers wait for them.
-What is late goes behind what is in time (see `Patience`). Among tenants those further below their share go first (see
-`TenantShares`). Knows sequences, no blocks; time is an argument. Engine thread only.
+What is late goes behind what is in time (see `Patience`), and rows of batches behind all other classes. Among tenants
+those further below their share go first (see `TenantShares`). Knows sequences, no blocks; time is an argument. Engine
+thread only.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import math
 from bisect import insort
 from operator import attrgetter
 
-from streamserve.engine.config import WARM, EngineConfig
+from streamserve.engine.config import BATCH, WARM, EngineConfig
 from streamserve.engine.patience import Patience
 from streamserve.engine.policy.reader import ReaderPace
 from streamserve.engine.policy.tenants import TenantShares
@@ -21,7 +22,9 @@ from streamserve.engine.sequence import Sequence
 # Order of the queue and of the batch: smaller goes first. Set by `WaitingQueue.add`.
 order_key = attrgetter("order_key")
 # The tiers of the queue: no sequence starts before one of an earlier tier.
-_BEGUN, _IN_TIME, _LATE, _WARM = range(4)
+_BEGUN, _IN_TIME, _LATE, _BATCH_BEGUN, _BATCH, _WARM = range(6)
+# The classes that others go before whatever their age; smaller goes first.
+_RANKS = {BATCH: 1, WARM: 2}
 
 
 class WaitingQueue:
@@ -37,7 +40,8 @@ class WaitingQueue:
         """Queue a sequence that is new to the engine."""
         request = sequence.request
         latency_class = self._config.classes[request.latency_class]
-        sequence.order_key = request.arrived_at + latency_class.ttft_seconds, request.seq_id
+        rank, key = _RANKS.get(request.latency_class, 0), request.arrived_at + latency_class.ttft_seconds
+        sequence.order_key = rank, key, request.seq_id
         sequence.reader = ReaderPace(request.reader_tokens, latency_class.pace)
         if sequence.num_output_tokens:
             sequence.reader.begin(sequence.num_output_tokens, now)
@@ -57,10 +61,14 @@ class WaitingQueue:
         in_time = (one for one in self.sequences if _is_limited(one))
         self._patience.note(now, has_in_time=any(_tier(one, now) == _IN_TIME for one in in_time))
 
+    def is_turn(self, *, of_batch: bool) -> bool:
+        """Whether the next to start is a row of a batch, or is none."""
+        return bool(self.sequences) and is_batch(self.sequences[0]) is of_batch
+
     def head(self, now: float) -> Sequence | None:
         """Return the next to start. By tier; of several tenants one furthest below its share; by key.
 
-        An answer that has begun goes by its key alone. So do rows of a batch, which are never late.
+        An answer that has begun goes by its key alone. So do those of classes that are never late.
         """
         best, is_limited = _WARM + 1, False
         firsts: dict[str, Sequence] = {}  # of each tenant, in the best tier
@@ -71,7 +79,7 @@ class WaitingQueue:
             if tier < best:
                 best, is_limited = tier, _is_limited(sequence)
                 firsts = {sequence.request.tenant: sequence}
-            elif tier == best and is_limited == _is_limited(sequence):
+            elif tier == best and tier != _BATCH_BEGUN and is_limited == _is_limited(sequence):
                 firsts.setdefault(sequence.request.tenant, sequence)
         ranks = self.shares.ranks(firsts.keys(), now)
         return min(firsts.values(), key=lambda one: (ranks[one.request.tenant], one.order_key), default=None)
@@ -89,6 +97,11 @@ class WaitingQueue:
         return refused
 
 
+def is_batch(sequence: Sequence) -> bool:
+    """Whether it is a row of a batch: computed in what the others leave."""
+    return sequence.request.latency_class == BATCH
+
+
 def is_warm(sequence: Sequence) -> bool:
     """Whether it is computed only while there is nothing else to do."""
     return sequence.request.latency_class == WARM
@@ -97,11 +110,13 @@ def is_warm(sequence: Sequence) -> bool:
 def _tier(sequence: Sequence, now: float) -> int:
     if is_warm(sequence):
         return _WARM
+    if is_batch(sequence):
+        return _BATCH if sequence.is_new else _BATCH_BEGUN
     if not sequence.is_new:
         return _BEGUN
     return _LATE if sequence.late_at < now else _IN_TIME
 
 
 def _is_limited(sequence: Sequence) -> bool:
-    """Whether its class limits the wait: between these and the rows of a batch keys decide, and not tenants."""
+    """Whether its class limits the wait: between these and those of other classes keys decide, and not tenants."""
     return sequence.late_at < math.inf

@@ -110,6 +110,7 @@ def _report(chosen: ServedModel, device: str, memory_bytes: int) -> dict[str, An
         "memory_bytes": memory_bytes,
         "block_size": chosen.engine.block_size,
         "max_num_seqs": chosen.engine.max_num_seqs,
+        "max_admitted": chosen.engine.max_admitted,
         "has_sliding_window": has_sliding_window(config),
         "capacities": [asdict(one) for one in found],
     }
@@ -137,7 +138,11 @@ def _lines(report: dict[str, Any]) -> Sequence[str]:
 
 
 def _notes(report: dict[str, Any], found: Sequence[Capacity]) -> Sequence[str]:
-    notes = [f"At most max_num_seqs={report['max_num_seqs']} streams run at once; more of them wait."]
+    most = report["max_admitted"]
+    notes = [
+        f"A step computes at most max_num_seqs={report['max_num_seqs']} of them, those whose readers run out first;"
+        f" {'memory bounds' if most is None else f'max_admitted={most} and memory bound'} how many are admitted."
+    ]
     if report["has_sliding_window"]:
         notes.append(_WINDOWS)
     if report["num_parameters"] is None:

@@ -299,3 +299,20 @@ def test_refusals_are_counted_by_class() -> None:
     assert timings.num_refused == 3
     counted = {name: one["refused"] for name, one in timings.by_class(CLASSES).items()}
     assert counted == {"chat": 2, "completion": 1, "document": 1, "batch": 0, "warm": 0}
+
+
+def test_rows_of_batches_keep_no_chat_waiting() -> None:
+    """All seats have rows, and five hundred old ones wait with long prompts: a chat would begin at once, a row late."""
+    bounds = bounds_of(max_num_seqs=2)
+    bounds._timings.note_finished(
+        {"prefill": 1.0, "decode": 99.0, "queue": 0.0, "ttft": 1.0, "itl_p50": 0, "itl_p95": 0}
+    )
+    for seq_id in range(502):
+        bounds.add(seq_id, 1000, "batch")
+    for seq_id in range(2):
+        bounds.note(scheduled(seq_id))
+    full = CoreStats(running=2, blocks_total=100, blocks_used=100, queued_tokens=500_000, queued_seconds=5_000.0)
+    assert bounds.predict("chat", full) == (0.0, 30.0)
+    assert bounds.predict("batch", full)[0] > 100.0
+    bounds.add(600, 10)
+    assert bounds.predict("batch", full)[0] > bounds.predict("chat", full)[0]

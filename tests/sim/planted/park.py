@@ -98,14 +98,14 @@ MUTANTS = (
     _scheduler(
         name="the one least ahead parks",
         law=23,
-        old="return max(spare, key=lambda one: one.ahead_seconds(now))",
-        new="return min(spare, key=lambda one: one.ahead_seconds(now))",
+        old="self._park(max(spare, key=",
+        new="self._park(min(spare, key=",
     ),
     _scheduler(
         name="no sequence parks for waiting ones",
         law=23,
-        old="        if not spare:\n            return None",
-        new="        return None",
+        old="        else:\n            self._park(max(spare,",
+        new="        else:\n            return False\n            self._park(max(spare,",
     ),
     _scheduler(
         name="a parked sequence's chunk is planned all the same",

@@ -19,8 +19,8 @@ MUTANTS = (
     _scheduler(
         name="admission goes before hungry decodes",
         law=37,
-        old="self._plan_prompts(begun, most - len(hungry), budget, now)",
-        new="self._plan_prompts(begun, most, budget, now)",
+        old="self._plan_prompts(begun, num_seats - len(hungry), budget,",
+        new="self._plan_prompts(begun, num_seats, budget,",
     ),
     _scheduler(
         name="the most ahead decode first",
@@ -43,14 +43,14 @@ MUTANTS = (
     _scheduler(
         name="no seat is kept for prompts that have begun",
         law=10,
-        old="most - min(len(begun), max(1, most // 2)), budget, now)",
-        new="most, budget, now)",
+        old="num_kept = min(len(begun), max(1, num_seats // 2))",
+        new="num_kept = 0",
     ),
     _scheduler(
         name="prompts take every seat",
         law=10,
-        old="most - min(len(begun), max(1, most // 2)), budget, now)",
-        new="most - min(len(begun), most), budget, now)",
+        old="num_kept = min(len(begun), max(1, num_seats // 2))",
+        new="num_kept = min(len(begun), num_seats)",
     ),
     _scheduler(
         name="more are admitted than may be",
@@ -73,29 +73,29 @@ MUTANTS = (
     _scheduler(
         name="one ahead preempts another",
         law=12,
-        old="            has_room = self._has_room(sequence) or self._pool.num_free or not budget.chunks\n",
-        new="            has_room = True\n",
+        old="            may_take = not budget.chunks or (is_batch(self.running[-1]) and not is_batch(sequence))\n",
+        new="            may_take = True\n",
     ),
     _scheduler(
         name="starvation: a sequence that does not fit is passed by",
         law=11,
-        old="                    may_start = victim is not None\n",
+        old="                    may_start = self._make_place(sequence, budget, now)\n",
         new=(
-            "                    may_start = victim is not None\n"
+            "                    may_start = self._make_place(sequence, budget, now)\n"
             "                    may_start = may_start or any(self._start(one, now) for one in self.waiting[1:])\n"
         ),
     ),
     _scheduler(
         name="starvation: admission waits until the begun prompts are computed",
         law=34,
-        old="num_prompts, may_start = len(begun), not budget.has_preempted",
-        new="num_prompts, may_start = len(begun), not begun and not budget.has_preempted",
+        old="num_prompts, may_start = len(begun), not (",
+        new="num_prompts, may_start = len(begun), not begun and not (",
     ),
     _scheduler(
         name="admission continues after a preemption",
         law=12,
-        old="num_prompts, may_start = len(begun), not budget.has_preempted",
-        new="num_prompts, may_start = len(begun), True",
+        old="not (budget.has_preempted or (of_batch and budget.has_given_way))",
+        new="not (of_batch and budget.has_given_way)",
     ),
     _scheduler(
         name="a preempted sequence is lost",
@@ -130,20 +130,20 @@ MUTANTS = (
     _waiting(
         name="ties in the queue are broken by addresses",
         law=31,
-        old="latency_class.ttft_seconds, request.seq_id",
-        new="latency_class.ttft_seconds, id(request)",
+        old="sequence.order_key = rank, key, request.seq_id",
+        new="sequence.order_key = rank, key, id(request)",
     ),
     _waiting(
         name="the last in the queue goes first",
         law=25,
-        old="sequence.order_key = request.arrived_at + ",
-        new="sequence.order_key = -request.arrived_at + ",
+        old="sequence.order_key = rank, key,",
+        new="sequence.order_key = rank, -key,",
     ),
     _waiting(
         name="the queue is in the order of return",
         law=25,
-        old="sequence.order_key = request.arrived_at + ",
-        new="sequence.order_key = now + ",
+        old="sequence.order_key = rank, key,",
+        new="sequence.order_key = rank, now,",
     ),
     _waiting(
         name="preempted sequences go to the end of the queue",
@@ -176,10 +176,84 @@ MUTANTS = (
         new="one.order_key",
     ),
     _waiting(
-        name="a tenant's share counts for rows of a batch against chats",
+        name="a tenant's share counts for rows of a batch that have begun",
         law=25,
-        old="            elif tier == best and is_limited == _is_limited(sequence):\n",
-        new="            elif tier == best:\n",
+        old="            elif tier == best and tier != _BATCH_BEGUN and ",
+        new="            elif tier == best and ",
+    ),
+    _waiting(
+        name="rows of batches are in the order of all others",
+        law=25,
+        old="_RANKS = {BATCH: 1, WARM: 2}\n",
+        new="_RANKS = {WARM: 2}\n",
+    ),
+    _waiting(
+        name="rows of batches start in their turn",
+        law=25,
+        old="    if is_batch(sequence):\n        return _BATCH if sequence.is_new else _BATCH_BEGUN\n",
+        new="",
+    ),
+    _waiting(
+        name="a row that has begun goes before other classes",
+        law=25,
+        old="        return _BATCH if sequence.is_new else _BATCH_BEGUN\n",
+        new="        return _BATCH if sequence.is_new else _BEGUN\n",
+    ),
+    _scheduler(
+        name="rows of batches decode beside all others",
+        law=10,
+        old="        self._plan([one for one in self.running if not is_batch(one)], budget, now)\n",
+        new="        self._plan(self.running, budget, now)\n",
+    ),
+    _scheduler(
+        name="no row gives way to what waits",
+        law=23,
+        old="        if rows:\n            self._give_way(rows[-1], budget)\n        else:\n",
+        new="        if not spare:\n            return False\n        else:\n",
+    ),
+    _scheduler(
+        name="the oldest row gives way",
+        law=12,
+        old="self._give_way(rows[-1], budget)",
+        new="self._give_way(rows[0], budget)",
+    ),
+    _scheduler(
+        name="others park for rows of batches",
+        law=23,
+        old="        alike = (one for one in self.running if is_batch(one) is is_batch(waiting))\n",
+        new="        alike = (one for one in self.running if one not in rows)\n",
+    ),
+    _scheduler(
+        name="what is held parks before rows give way",
+        law=23,
+        old="            if is_batch(victim) and not is_batch(sequence):\n",
+        new="            if is_batch(victim) and not is_batch(sequence) and not any(\n"
+        "                leads.rests(one, self._config) for one in self.running\n"
+        "            ):\n",
+    ),
+    _scheduler(
+        name="a row that gave way starts again at once",
+        law=12,
+        old="not (budget.has_preempted or (of_batch and budget.has_given_way))",
+        new="not budget.has_preempted",
+    ),
+    _scheduler(
+        name="memory is kept free for rows of batches",
+        law=23,
+        old="        beside = [one for one in self.running if is_batch(sequence) or not is_batch(one)]\n",
+        new="        beside = self.running\n",
+    ),
+    _scheduler(
+        name="rows of batches take long steps",
+        law=29,
+        old="        budget.has_decodes = True  # beside rows",
+        new="        # beside rows",
+    ),
+    _output(
+        name="rows of batches count in full",
+        law=25,
+        old="weight = self._batch_weight if is_batch(part.sequence) else 1.0",
+        new="weight = 1.0",
     ),
     _waiting(
         name="no sequence is in the queue too long",
@@ -298,8 +372,8 @@ MUTANTS = (
     _tenants(
         name="a tenant is charged for other work",
         law=25,
-        old="        self._tokens[tenant] += num_tokens\n        self._total",
-        new='        self._tokens["a"] += num_tokens\n        self._total',
+        old="        self._tokens[tenant] = self._tokens.get(tenant, 0.0) + num_tokens\n",
+        new='        self._tokens["a"] = self._tokens.get("a", 0.0) + num_tokens\n',
     ),
     _tenants(
         name="debts never expire",

@@ -8,6 +8,7 @@ from tests.sim.planted import Mutant
 
 _scheduler = partial(Mutant, file="scheduler.py")
 _budget = partial(Mutant, file="budget.py")
+_reserve = partial(Mutant, file="policy/reserve.py")
 _step_time = partial(Mutant, file="step_time.py")
 
 MUTANTS = (
@@ -62,8 +63,8 @@ MUTANTS = (
     _scheduler(
         name="the oldest is preempted",
         law=12,
-        old="            victim = self.running[-1]\n            if victim is self.running[0]:",
-        new="            victim = self.running[0]\n            if victim is self.running[-1]:",
+        old="            victim = self.running[-1]\n            if is_batch",
+        new="            victim = self.running[0]\n            if is_batch",
     ),
     _scheduler(
         name="a sequence is preempted before memory is out",
@@ -83,13 +84,13 @@ MUTANTS = (
         old="        sequence.transition(State.FINISHED)\n        sequence.release(self._pool)",
         new="        sequence.transition(State.FINISHED)",
     ),
-    _scheduler(
+    _reserve(
         name="more blocks are needed than are free",
         law=16,
         old="        return needed <= num_free",
         new="        return needed <= num_free + 1",
     ),
-    _scheduler(
+    _reserve(
         name="cached blocks without a holder count as held",
         law=16,
         old="num_held = sum(block.ref_count > 0 for block in prefix)",
@@ -104,7 +105,7 @@ MUTANTS = (
     _scheduler(
         name="chunked prompts do not continue",
         law=10,
-        old="        begun = [one for one in self.running if one.num_unplanned_tokens > 1]\n",
+        old="        begun = [one for one in running if one.num_unplanned_tokens > 1]\n",
         new="        begun: list[Sequence] = []\n",
     ),
     _scheduler(
