@@ -30,6 +30,7 @@ T = TypeVar("T")
 
 # A row that had begun and was lost through no fault of its own is begun again so often.
 MAX_RUNS = 3
+_NOT_BEGUN = "queue_timeout"  # of an answer that was accepted, and had no step
 _FIRST_WAIT_SECONDS, _MAX_WAIT_SECONDS = 1.0, 30.0
 _PIPELINE = re.compile(r"/pipelines/([^/]+)")
 
@@ -129,7 +130,7 @@ async def run_row(site: Site, caller: Caller, url: str, body: Mapping[str, Any],
         except StreamserveError as error:
             if not isinstance(error, Refused):
                 return _failed(endpoint, error)
-            if counted.num_started == num_before:
+            if counted.num_started == num_before or error.code == _NOT_BEGUN:
                 raise TryLater(error) from error
             num_runs += 1
             if num_runs >= MAX_RUNS:

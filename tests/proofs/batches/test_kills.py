@@ -66,6 +66,7 @@ class Processes:
         self._folder = Path(site.env["STREAMSERVE_STATE_DIR"])
         self._env = environ_of(ROOT, site.env)
         self.web, self.worker = self._start_web(), self._start_worker()
+        wait_until_listening(Server(site.port, self.web, self._folder / "web.log"))
         self.killed: Counter[str] = Counter()
 
     def _start_web(self) -> subprocess.Popen[bytes]:
@@ -73,26 +74,25 @@ class Processes:
         command = [sys.executable, "-m", "daphne", "-b", "127.0.0.1", "-p", str(self._site.port)]
         with log.open("ab") as out:
             command.append("project.asgi:application")
-            process = subprocess.Popen(command, cwd=ROOT, env=self._env, stdout=out, stderr=out)
-        wait_until_listening(Server(self._site.port, process, log))
-        return process
+            return subprocess.Popen(command, cwd=ROOT, env=self._env, stdout=out, stderr=out)
 
     def _start_worker(self) -> subprocess.Popen[bytes]:
         return start_worker(self._env, self._folder / "worker.log")
 
     def kill(self, what: str) -> None:
-        """Kill one with -9. The engine is started again by its clients."""
+        """Kill one with -9; an engine, which its clients start again, only while there is one: else the worker."""
         if what == "engine":
             pids = [pid for pid in processes_of(self._folder) if f"engine-{self._model}" in _command(pid)]
             for pid in pids:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
-            self.killed[what] += bool(pids)
+            what = "engine" if pids else "worker"
+        self.killed[what] += 1
+        if what == "engine":
             return
         process = self.web if what == "web" else self.worker
         process.kill()
         process.wait()
-        self.killed[what] += 1
         if what == "web":
             self.web = self._start_web()
         else:
@@ -140,7 +140,7 @@ def lines_of(client: httpx.Client, file_id: str | None) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize(
     ("model", "name", "num_rows", "num_tokens"),
-    [("echo", "counted_echo", NUM_ECHO, 20), ("helpdesk", "counted_help", NUM_HELP, 24)],
+    [("echo", "counted_echo", NUM_ECHO, 40), ("helpdesk", "counted_help", NUM_HELP, 120)],
 )
 def test_each_row_ends_once(site: BatchSite, model: str, name: str, num_rows: int, num_tokens: int) -> None:
     """Whatever is killed, and whenever: while the file is checked, while rows run, while the files are made."""
@@ -164,7 +164,8 @@ def test_each_row_ends_once(site: BatchSite, model: str, name: str, num_rows: in
                     counts = batch["request_counts"]
                     return bool(counts["completed"] + counts["failed"] >= least)
 
-                wait(client, batch["id"], has_come)
+                batch = wait(client, batch["id"], has_come)
+                assert batch["status"] not in ENDED, f"it ended before kill {kill}"
                 processes.kill(chance.choice(VICTIMS))
             batch = wait(client, batch["id"], lambda batch: False)
             output, errors = (lines_of(client, batch[f"{one}_file_id"]) for one in ("output", "error"))

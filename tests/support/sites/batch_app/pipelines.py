@@ -19,7 +19,8 @@ def _note(name: str) -> None:
 
 async def _answer(run: Any) -> None:
     _note(str(run.input["name"]))
-    await run.generate(str(run.input["question"]), max_tokens=int(run.input["max_tokens"]), temperature=0.0)
+    most = int(run.input["max_tokens"])
+    await run.generate(str(run.input["question"]), max_tokens=most, ignore_eos=True, temperature=0.0)
 
 
 @pipeline(model="echo")
