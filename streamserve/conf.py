@@ -52,7 +52,7 @@ class ServedModel:
     """One entry of MODELS: the model, its engine's config (ENGINE, and the model's own ENGINE), its system prompt.
 
     `latency_class` is that of requests that name none; "": that of chats. `remote`: the server elsewhere that runs the
-    model; then `model.path` is its address, and there is no engine of ours.
+    model; then `model.path` is its address, and there is no engine of ours. `filters` are dotted paths.
     """
 
     model: ModelConfig
@@ -60,6 +60,7 @@ class ServedModel:
     system: str = ""
     latency_class: str = ""
     remote: RemoteConfig | None = None
+    filters: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -232,9 +233,13 @@ class _Reader(Reader):
         if not isinstance(system, str):
             self.wrong(f'{where}["SYSTEM"] is {type(system).__name__}.', "It takes the text of a system prompt.")
             system = ""
+        filters = self.dotted_paths(options.pop("FILTERS", ()), f'{where}["FILTERS"]')
         latency_class = options.pop("LATENCY_CLASS", "")
         self.one_of(latency_class, ("", *classes), f'{where}["LATENCY_CLASS"]')
         if "URL" in options:
+            if filters:
+                hint = "A server elsewhere continues an answer by its text, which filters change. Use a pipeline's."
+                self.wrong(f"{where} has URL and FILTERS.", hint)
             remote = self._remote(str(alias), options, where, has_engine=bool(own_engine))
             path = ModelConfig(alias=str(alias), path=remote.url)
             return ServedModel(
@@ -250,7 +255,7 @@ class _Reader(Reader):
         if model.format is not None and "." not in str(model.format):
             self.one_of(model.format, FORMAT_NAMES, f'{where}["FORMAT"]')
         engine, _ = self._engine(own_engine, f'{where}["ENGINE"]', classes, shared)
-        return ServedModel(model=model, engine=engine, system=system, latency_class=str(latency_class))
+        return ServedModel(model=model, engine=engine, system=system, latency_class=str(latency_class), filters=filters)
 
     def _remote(self, alias: str, options: Mapping[str, Any], where: str, *, has_engine: bool) -> RemoteConfig:
         """Return the config of a model with a URL."""

@@ -82,6 +82,14 @@ class Reader:
         if value not in choices:
             self.wrong(f"STREAMSERVE {where} is {value!r}.", f"It takes one of {', '.join(choices)}.")
 
+    def dotted_paths(self, raw: object, where: str) -> tuple[str, ...]:
+        """Return a list of dotted paths, or () and a problem."""
+        paths = raw if isinstance(raw, list | tuple) else [raw]
+        if all(isinstance(path, str) and "." in path.strip(".") for path in paths):
+            return tuple(paths)
+        self.wrong(f"{where} is {raw!r}.", "It takes a list of dotted paths, as mysite.filters.no_bluebird.")
+        return ()
+
     def mapping(self, raw: object, where: str) -> Mapping[str, Any]:
         """Return `raw`, or {} and a problem."""
         if isinstance(raw, Mapping):

@@ -28,9 +28,15 @@ class Generation(Protocol):
     """
 
     accepted: Accepted
-    parked: Park | None
-    num_cached_tokens: int
     on_news: Callable[[], None] | None
+
+    @property
+    def parked(self) -> Park | None:
+        """Why the engine has parked it, and when to ask again; None unless it has."""
+
+    @property
+    def num_cached_tokens(self) -> int:
+        """How many prompt tokens were found in the prefix cache."""
 
     @property
     def can_park(self) -> bool:

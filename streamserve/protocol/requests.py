@@ -24,7 +24,7 @@ from streamserve.protocol.errors import BadRequest, UnmetNeeds
 from streamserve.protocol.events import BlockText
 
 # What a request may need of the release that serves it: fields that change the answer and that 0.1.0 does not know.
-KNOWN_NEEDS = frozenset({"blocks", "grammar", "pipeline", "sampling", "tools"})
+KNOWN_NEEDS = frozenset({"blocks", "filters", "grammar", "pipeline", "sampling", "tools"})
 
 # Roles of a message by which the caller has a system prompt of its own ("developer" is OpenAI's newer word).
 SYSTEM_ROLES = ("system", "developer")
@@ -145,6 +145,7 @@ class GenerateRequest:
     `continue_final_message`: the last message is the beginning of the answer, and is not closed. `echo`: the answer
     begins with the text of the prompt. `num_prompt_chars[choice]` of that text, and the log-probabilities of the first
     `num_prompt_logprobs` tokens, readers were shown before this admission.
+    `replay`: the events of `output_token_ids` come again, before the new ones.
     `has_public_system`: the first message is the server's own (`with_system`), and its blocks need no salt; no body
     sets it.
     """
@@ -179,6 +180,7 @@ class GenerateRequest:
     shown: tuple[ShownChoice, ...] = ()
     num_prompt_chars: tuple[int, ...] = ()
     num_prompt_logprobs: int = 0
+    replay: bool = False
 
 
 def with_system(request: GenerateRequest, system: str) -> GenerateRequest:
@@ -258,6 +260,7 @@ _ADDED_FIELDS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "grammar": ("grammar",),
         "sampling": ("continue_final_message", "echo", "num_prompt_chars", "num_prompt_logprobs"),
         "pipeline": ("input",),
+        "filters": ("replay",),
     }
 )
 _ADDED_SAMPLING = ("logit_bias", "allowed_token_ids", "bad_words", "include_stop", "prompt_logprobs")

@@ -224,6 +224,8 @@ class Transcript:
             choice.note(token_ids, seq)
             if self.has_blocks:
                 self._note_in_block(choice, event)
+            elif not token_ids and choice.token_ids:
+                choice.ended, self.may_repeat = event.index, True
             self.num_tokens += len(token_ids)
             if is_ours:
                 self.timings.note(time.monotonic(), index)

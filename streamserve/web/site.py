@@ -17,14 +17,17 @@ from pathlib import Path
 from typing import Any
 
 from django.conf import settings as django_settings
+from django.core.exceptions import ImproperlyConfigured
+from django.utils.module_loading import import_string
 
 from streamserve.api.call import Body, Call, Caller, Found
 from streamserve.api.idempotency import StartOnce
 from streamserve.api.logs import get_logger
 from streamserve.clients.base import EngineClient
 from streamserve.clients.factory import make_client, remote_client
+from streamserve.clients.filtered import FilteredClient
 from streamserve.clients.process.client import ProcessClient
-from streamserve.conf import LOG_SCHEMES, SiteConfig, get_settings
+from streamserve.conf import LOG_SCHEMES, ServedModel, SiteConfig, get_settings
 from streamserve.protocol.errors import NotFound, no_stream
 from streamserve.protocol.requests import LATENCY_CLASSES, GenerateRequest, with_system
 from streamserve.streams.lease.liveness import Liveness
@@ -66,6 +69,20 @@ def client_for(settings: SiteConfig, alias: str) -> EngineClient:
         return ProcessClient(settings.engine_spec(alias))
     entry = settings.models[alias]
     return make_client(entry.model, entry.engine, step_delay_seconds=settings.echo_step_seconds)
+
+
+def filtered(model: ServedModel, client: EngineClient) -> EngineClient:
+    """Return the client with the model's output filters. Raises ImproperlyConfigured for a path without one."""
+    if not model.filters:
+        return client
+    try:
+        makers = [import_string(path) for path in model.filters]
+        for make in makers:
+            make().flush()
+    except Exception as error:
+        message = f"FILTERS of the model {model.model.alias!r} cannot be made: {error}"
+        raise ImproperlyConfigured(message) from error
+    return FilteredClient(client, makers)
 
 
 def make_state_dir(settings: SiteConfig) -> None:
@@ -141,7 +158,7 @@ class DjangoSite:
         if settings.log.startswith(LOG_SCHEMES):
             self.checking = loop.create_task(check_log(self.log), name="check of the log", context=Context())
         self.liveness = liveness_for(settings)
-        models: dict[str, EngineClient] = {alias: client_for(settings, alias) for alias in settings.models}
+        models = {alias: filtered(settings.models[alias], client_for(settings, alias)) for alias in settings.models}
         self.clients = {**models, **pipeline_clients(settings, models)}
         store = RowStore(self.liveness, keeps_text=settings.store)
         self.streams = Streams(self.clients, self.log, settings.streams, store=store, limits=settings.limits)

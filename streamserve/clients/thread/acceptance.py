@@ -201,6 +201,7 @@ def _choices(
             # The text of a grammar is its tokens' bytes, to the first one.
             strip_leading_space=request.messages is not None and is_free and not request.continue_final_message,
             source=source,
+            replay=request.replay,
         )
         for index in range(request.n)
     )

@@ -140,7 +140,8 @@ class LocalGeneration:
         # What was shown before the first token: the place in the queue, and how many prompt tokens are computed.
         self._place: int | None = None
         self._num_prefilled = 0
-        self._events: deque[Event] = deque(_echo_events(echoes))
+        self._events: deque[Event] = deque(event for choice in choices.values() for event in choice.replayed)
+        self._events.extend(_echo_events(echoes))
         self._has_news = asyncio.Event()
         self._is_announced = False
 

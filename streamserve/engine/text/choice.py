@@ -35,8 +35,10 @@ class Choice:
         shown_token_ids: tuple[int, ...] = (),
         strip_leading_space: bool = False,
         source: AnswerSource | None = None,
+        replay: bool = False,
     ) -> None:
         self.index = index
+        self.replayed: list[Event] = []  # with `replay`, the events of the shown ids
         self.finish_reason: str | None = None
         self.stopped_at: int | None = None
         self.num_tokens = 0
@@ -49,8 +51,11 @@ class Choice:
         self._token_ids: list[int] = []  # with blocks: all of them, to find the end's events again
         self._writer = None if source is None else BlockWriter(source, self._stop, choice=index)
         for token_id in shown_token_ids:
-            if self.stopped_at is None:
-                self._feed(token_id) if self._writer is None else self._feed_block(self._writer, token_id)
+            if self.stopped_at is not None:
+                break
+            events = self._events_of(token_id)
+            if replay:
+                self.replayed += events
 
     @property
     def stop_string(self) -> str | None:
@@ -61,6 +66,12 @@ class Choice:
     def num_reasoning_tokens(self) -> int:
         """How many of the tokens stand in thinking blocks."""
         return 0 if self._writer is None else self._writer.num_reasoning_tokens
+
+    def _events_of(self, token_id: int) -> list[Event]:
+        """Feed one id that readers were shown; return its events."""
+        if self._writer is not None:
+            return self._feed_block(self._writer, token_id)
+        return [Token(text=self._feed(token_id), token_ids=(token_id,), choice=self.index)]
 
     def push(self, update: SequenceUpdate) -> list[Event]:
         """Take an update; return its tokens and the text they release, and the blocks that begin and end."""
