@@ -57,6 +57,7 @@ def _engine_metrics(stats: EngineStats) -> dict[str, float]:
         "num_out_of_memory": stats.out_of_memory,
         "num_quarantines": stats.quarantines,
         "num_unknown_ids": stats.unknown_ids,
+        "num_grammar_waits": stats.grammar_waits,
         "engine_steps": stats.steps,
         "lost_engines": stats.lost_engines,
         "num_readers_away": stats.readers_away,

@@ -77,6 +77,9 @@ METRICS: Mapping[str, Metric] = {
         _metric("num_out_of_memory", "counter", "steps", "Steps that ran out of memory and were run again in halves."),
         _metric("num_quarantines", "counter", "pools", "Block pools given up because their counts did not add up."),
         _metric("num_unknown_ids", "counter", "messages", "Messages to sequences that the engine does not have."),
+        _metric(
+            "num_grammar_waits", "counter", "steps", "Steps that left out a sequence whose mask was not known yet."
+        ),
         _metric("num_unknown_events", "counter", "events", "Events of kinds unknown to this release, at each reading."),
         _metric("num_unknown_fields", "counter", "fields", "Event fields unknown to this release, at each reading."),
         _metric("engine_steps", "counter", "steps", "Forward passes of the engine."),

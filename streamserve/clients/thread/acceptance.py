@@ -76,7 +76,7 @@ class Prepared:
     """A request ready for the engine: ids, resolved sampling and timeout, and the text side of each choice.
 
     `num_tokens`: of all choices, those that are known already and are to be computed. `needs`: see `Accepted`.
-    `grammar`: what the whole output must match; then `constrain` sets `matchers`, one for each choice.
+    `grammar`: what the whole output must match; then `constrained.py` sets `matchers`, one for each choice.
     `num_tokens`: of all choices, those that are known already and are to be computed. `echoes`: the prompt's text that
     each choice still has to begin with.
     """
@@ -146,6 +146,8 @@ def prepare(engine: LoadedEngine, config: EngineConfig, request: GenerateRequest
     )
     check_sampling(sampling)  # the model's own defaults, too
     _check_ids(request, prompt, engine.runner.vocab_size)
+    if engine.format is None:
+        rules.refuse_forced_call(request)
     grammar = engine.format.grammar(request, prompt) if engine.format is not None else request.grammar
     source = _source(engine.format, request, prompt, sampling)
     choices = _choices(engine.tokenizer, request, sampling, source, is_free=grammar is None)
@@ -221,27 +223,6 @@ def _source(
 
     answer = f"{request.stream_id}/{sampling.seed}"
     return AnswerSource(tags=format_.tags, make_parser=make_parser, answer=answer, has_echo=request.echo)
-
-
-def constrain(engine: LoadedEngine, prepared: Prepared) -> Prepared:
-    """Compile the grammar, and move each choice's matcher over the tokens that were shown of it.
-
-    Slow: the grammar may have to be proved first. Raises BadRequest, or Overloaded if too many wait for that.
-    """
-    if prepared.grammar is None:
-        return prepared
-    request, sampling = prepared.request, prepared.sampling
-    if request.grammar is not None and request.grammar != prepared.grammar:
-        engine.grammars.check(request.grammar)  # by itself: within the whole output its faults would be hard to find
-    ends = {*sampling.stop_token_ids, *(() if sampling.ignore_eos else prepared.eos_token_ids)}
-    shown = (*request.output_token_ids, *[()] * (request.n - len(request.output_token_ids)))
-    texts = [ids[:-1] if ids and ids[-1] in ends else ids for ids in shown]
-    try:
-        return replace(prepared, matchers=engine.grammars.matchers(prepared.grammar, texts))
-    except BadRequest as error:
-        if request.grammar is None:  # then it is made of the tools' schemas
-            error.param = "tools"
-        raise
 
 
 def encode(tokenizer: Tokenizer, request: GenerateRequest) -> Prompt:

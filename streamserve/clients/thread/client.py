@@ -13,8 +13,9 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
 
-from streamserve.clients.thread.acceptance import LoadedEngine, Prepared, constrain, encode, prepare
+from streamserve.clients.thread.acceptance import LoadedEngine, Prepared, encode, prepare
 from streamserve.clients.thread.admission import AdmissionControl, RecentTimings
+from streamserve.clients.thread.constrained import constrain
 from streamserve.clients.thread.engine_thread import EngineThread, Load
 from streamserve.clients.thread.generation import LocalGeneration, error_event
 from streamserve.clients.thread.output_router import OutputRouter

@@ -27,6 +27,17 @@ def bad_word_ids(tokenizer: Tokenizer, sampling: SamplingParams, vocab_size: int
     return tuple(word for word in found if max(word) < vocab_size)
 
 
+def refuse_forced_call(request: GenerateRequest) -> None:
+    """Raise BadRequest for a forced call of an engine that has no output format: the echo engine by itself."""
+    if request.tools and request.tool_choice.mode == "required":
+        raise BadRequest(
+            "the echo engine makes no tool calls unless MODELS gives it a FORMAT. Set one, such as qwen3, or use "
+            "tool_choice auto or none.",
+            code="tools_unsupported",
+            param="tool_choice",
+        )
+
+
 def refuse_prompt_logprobs(sampling: SamplingParams) -> None:
     """Refuse what no engine here computes."""
     if sampling.prompt_logprobs is not None:

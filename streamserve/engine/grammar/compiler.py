@@ -26,7 +26,7 @@ from streamserve.engine.grammar.prover import Prover
 from streamserve.engine.grammar.source import source_of
 from streamserve.engine.grammar.vocabulary import TokenTable, Vocabulary
 from streamserve.engine.text.tokenizer import Tokenizer
-from streamserve.protocol.errors import Overloaded, StreamserveError
+from streamserve.protocol.errors import BadRequest, Overloaded, StreamserveError
 from streamserve.protocol.requests import Grammar
 
 # Worker processes, and so the grammars that are proved at once.
@@ -79,6 +79,14 @@ class GrammarCompiler:
     def check(self, grammar: Grammar) -> None:
         """Raise BadRequest for a grammar that is wrong on the face of it; what needs the compiler is not looked at."""
         source_of(grammar, self.limits)
+
+    def fault(self, grammar: Grammar) -> BadRequest | None:
+        """Return why a grammar cannot be compiled; None if it can. Raises Overloaded as `matchers` does."""
+        try:
+            self._proved_source(grammar)
+        except BadRequest as error:
+            return error
+        return None
 
     def close(self) -> None:
         """End the worker processes; a grammar that is being proved is refused."""

@@ -160,9 +160,73 @@ async def test_strict_tools_are_a_grammar_of_the_whole_output() -> None:
         wrong = ask(prompt=None, messages=HI, tools=(replace(tool, parameters={"not": {}}),), tool_choice=FORCED)
         with pytest.raises(BadRequest) as caught:
             await client.generate(wrong)
-        assert (caught.value.code, caught.value.param) == ("unsupported_grammar", "tools")
+        assert (caught.value.code, caught.value.param) == ("unsupported_grammar", "tools[0]")
         with pytest.raises(BadRequest) as caught:
             await client.generate(ask(prompt=None, messages=HI, tools=(tool,), grammar=schema({"not": {}})))
         assert (caught.value.code, caught.value.param) == ("unsupported_grammar", "grammar")
     finally:
         await client.aclose()
+
+
+async def calling(parameters: dict[str, object], **how: object) -> tuple[list[str], Done]:
+    """Return the arguments of the calls in an answer that must call a tool that is not strict, and its end."""
+    tool = Tool(name="weather", parameters=parameters)
+    client = echo_client(format_name="hermes")
+    try:
+        await ready(client)
+        how = {"max_tokens": 200, "temperature": 1.0, "parallel_tool_calls": False, **how}
+        request = ask(prompt=None, messages=HI, tools=(tool,), tool_choice=FORCED, **how)
+        events = await collect(await client.generate(request))
+    finally:
+        await client.aclose()
+    blocks = [event.index for event in events if isinstance(event, BlockStart)]
+    done = events[-1]
+    assert isinstance(done, Done)
+    texts = ["".join(e.text for e in events if isinstance(e, Token) and e.index == index) for index in blocks]
+    return texts, done
+
+
+@pytest.mark.parametrize("seed", range(4))
+async def test_a_forced_call_matches_its_schema_though_not_strict(seed: int) -> None:
+    """Its caller reads the arguments by the schema, as instructor does, which never says `strict`."""
+    properties = {"unit": {"enum": ["c", "f"]}, "days": {"type": "integer", "maximum": 9}}
+    texts, done = await calling({"properties": properties, "required": ["unit", "days"]}, seed=seed)
+    assert done.finish_reason == "tool_calls"
+    [arguments] = [json.loads(text) for text in texts]
+    assert arguments["unit"] in ("c", "f")
+    assert arguments["days"] <= 9
+
+
+@pytest.mark.parametrize("parameters", [{"not": {}}, {"properties": {"a": {"type": "strange"}}}])
+async def test_a_schema_that_cannot_be_enforced_does_not_refuse_a_call(parameters: dict[str, object]) -> None:
+    """Without `strict` the arguments are then free: an object, or what max_tokens left of one."""
+    texts, done = await calling(parameters)
+    assert done.finish_reason in ("tool_calls", "length")
+    assert texts[0].startswith("{")
+
+
+async def test_the_tool_at_fault_is_named() -> None:
+    """A strict tool with a schema that does not compile is named, with a grammar of the answer or without one."""
+    good = Tool(name="weather", parameters={"properties": {"unit": {"enum": ["c"]}}}, strict=True)
+    wrong = Tool(name="clock", parameters={"properties": {"a": {"type": "strange"}}}, strict=True)
+    client = echo_client(format_name="hermes")
+    try:
+        await ready(client)
+        for grammar in (None, Grammar(kind="json_object")):
+            with pytest.raises(BadRequest, match="clock") as caught:
+                await client.generate(ask(prompt=None, messages=HI, tools=(good, wrong), grammar=grammar))
+            assert (caught.value.code, caught.value.param) == ("invalid_grammar", "tools[1]")
+        with pytest.raises(BadRequest) as caught:
+            await client.generate(ask(prompt=None, messages=HI, tools=(good,), grammar=schema({"type": "strange"})))
+        assert caught.value.param == "grammar"
+    finally:
+        await client.aclose()
+
+
+async def test_the_echo_engine_without_a_format_refuses_a_forced_call() -> None:
+    """It would not call; the error names the way out."""
+    async with serving() as client:
+        tool = Tool(name="weather", parameters={})
+        with pytest.raises(BadRequest, match="FORMAT") as caught:
+            await client.generate(ask(prompt=None, messages=HI, tools=(tool,), tool_choice=FORCED))
+        assert (caught.value.code, caught.value.param) == ("tools_unsupported", "tool_choice")

@@ -34,8 +34,14 @@ assert whole.choices[0].finish_reason == "stop"
 
 chunks = list(ask(OSLO, tools=TOOLS, stream=True, stream_options={"include_usage": True}))
 built = litellm.stream_chunk_builder(chunks, messages=OSLO)
+ends = [chunk.choices[0].finish_reason for chunk in chunks if chunk.choices and chunk.choices[0].finish_reason]
+assert ends == ["tool_calls"], ends
 (streamed,) = built.choices[0].message.tool_calls
 assert (streamed.function.name, json.loads(streamed.function.arguments)) == ("get_weather", {"city": "Oslo"})
+
+# Its builder takes the reason of the last chunk; with usage that is a chunk of litellm's own, which has none.
+built = litellm.stream_chunk_builder(list(ask(OSLO, tools=TOOLS, stream=True)), messages=OSLO)
+assert built.choices[0].finish_reason == "tool_calls", built
 
 properties = {"city": {"enum": CITIES}, "weather": {"enum": ["rainy", "sunny"]}}
 schema = {"type": "object", "properties": properties, "required": [*properties], "additionalProperties": False}
