@@ -11,7 +11,7 @@ from pathlib import Path
 from playwright.sync_api import Page, sync_playwright
 
 FOLDER = Path(__file__).parent
-QUESTIONS = ("How do I pause my subscription?", "And how long can it last?", "What does the Team plan cost?")
+QUESTIONS = ("How do I pause my subscription?", "And what does it cost?")
 ARGS = ["--headless", "--no-sandbox", "--disable-gpu"]
 
 

@@ -39,8 +39,8 @@ _SMALL_TALK = re.compile(
 async def billing(run: Run) -> None:
     """Answer a question about Quillbox from its help pages, with its sources."""
     warm(run)
-    found = await run.step("Searching the help pages", candidates, run.question, of=3)
-    hits = await run.step("Choosing the passages", choose, found, _earlier(run), of=3)
+    found = await run.step("Searching the help pages", candidates, run.question, of=3, phase="retrieval")
+    hits = await run.step("Choosing the passages", choose, found, _earlier(run), of=3, phase="rerank")
     if hits:
         hits = await trimmed(run, hits)
         await run.step("Writing the answer", partial(answer, run, hits), of=3)

@@ -52,7 +52,7 @@ class Finding(TypedDict):
 async def account_review(run: Run) -> None:
     """Review an account: what it costs, and what could cost less. Input: {"account": {…}}; without one, a sample."""
     account = account_of(run.input)
-    passages = await run.step("Reading the help pages", hits_of, sorted(_SLUGS), of=4)
+    passages = await run.step("Reading the help pages", hits_of, sorted(_SLUGS), of=4, phase="retrieval")
     checks = await run.step("Planning the checks", plan, account, [hit["slug"] for hit in passages], of=4)
     findings = await run.step(f"Checking {_listed(checks)}", execute, account, checks, passages, of=4)
     await run.step("Writing the review", partial(synthesise, run, findings, passages), of=4)

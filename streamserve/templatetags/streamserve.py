@@ -24,12 +24,15 @@ def streamserve_chat(
     title: str = "",
     name: str = "",
     figures: bool = False,
+    models: str | Iterable[str] = (),
+    first_token_budget: float = 0,
+    total_budget: float = 0,
 ) -> dict[str, Any]:
     """Render the chat for this visitor.
 
     `system` is the system prompt of this widget, which the visitor does not see; `suggestions` a list, or a text with |
     between the questions; `name` keeps its conversation apart from those of other widgets; `figures` shows tokens and
-    times under each answer.
+    times under each answer, and the budgets, in seconds, beside what was measured. `models` are those to choose from.
     """
     request = context.get("request")
     if request is None:
@@ -44,5 +47,7 @@ def streamserve_chat(
         title=title,
         name=name,
         figures=figures,
+        models=models,
+        budgets={"first_token": first_token_budget, "total": total_budget},
     )
     return {"streamserve": config, "csrf_token": get_token(request)}

@@ -14,10 +14,13 @@ from project.help.assistant import billing
 from project.help.knowledge_files import KNOWLEDGE, read_passages, toml_files
 from project.help.models import Passage, Topic
 from streamserve.clients.base import EngineClient
+from streamserve.clients.factory import hf_client
 from streamserve.clients.pipeline.client import PipelineClient
 from streamserve.clients.pipeline.registry import Pipeline
+from streamserve.engine.config import EngineConfig, ModelConfig
 from streamserve.protocol.events import Citation, Done, Event, Status, Token
 from streamserve.protocol.requests import GenerateRequest, Message
+from tests.support.streams import until
 
 
 def load_knowledge() -> None:
@@ -63,6 +66,21 @@ async def _ask(client: PipelineClient, *turns: str, **fields: Any) -> Answered:
     events = [event async for event in await client.generate(request)]
     assert isinstance(events[-1], Done), events[-1]
     return Answered(events=tuple(events))
+
+
+@asynccontextmanager
+async def shipped_model() -> AsyncIterator[EngineClient]:
+    """Yield the demo model in the engine, ready."""
+    from project.demo_model.quality import HELPDESK
+
+    model = ModelConfig(alias="helpdesk", path=str(HELPDESK), dtype="float32", num_threads=1)
+    client = hf_client(model, EngineConfig())
+    client.start()
+    try:
+        await until(lambda: client.describe().state != "loading", "the demo model is loaded")
+        yield client
+    finally:
+        await client.aclose()
 
 
 @asynccontextmanager

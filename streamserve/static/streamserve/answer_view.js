@@ -189,6 +189,40 @@ function readToolCall(source) {
 
 // --- sources ---------------------------------------------------------------------------------------------------------
 
+const MARKER = /\[([1-9][0-9]?)\]/g;
+
+/** Make each `[2]` of the text the second source: its number, with its title, as a link. Code and links stay. */
+export function linkMarkers(root, citations) {
+  if (citations.length === 0) return;
+  const walker = document.createTreeWalker(root, NodeFilter.SHOW_TEXT);
+  const found = [];
+  while (walker.nextNode()) {
+    const { data, parentElement } = walker.currentNode;
+    if (data.includes("[") && parentElement.closest("a, pre, code") === null) found.push(walker.currentNode);
+  }
+  for (const node of found) replaceMarkers(node, citations);
+}
+
+function replaceMarkers(node, citations) {
+  const pieces = [];
+  let end = 0;
+  for (const match of node.data.matchAll(MARKER)) {
+    const source = citations[match[1] - 1];
+    if (source === undefined) continue;
+    pieces.push(node.data.slice(end, match.index).replace(/ $/, ""), markerNode(match[1], source));
+    end = match.index + match[0].length;
+  }
+  if (pieces.length > 0) node.replaceWith(...pieces, node.data.slice(end));
+}
+
+function markerNode(number, { source, id, title, url }) {
+  const address = typeof url === "string" ? sourceUrl(url) : null;
+  const label = String(title || id || source);
+  const attributes = { class: "ss-marker", title: label, "aria-label": words("Source {number}: {title}", { number, title: label }) };
+  if (address === null) return element("sup", { ...attributes, role: "img" }, number);
+  return element("a", { ...attributes, href: address.href, target: "_blank", rel: "noopener noreferrer nofollow" }, number);
+}
+
 /** A numbered list of the sources that the answer cites, each linked if its address is of the web or of this site. */
 export function sourceItems(citations) {
   return citations.map(({ source, id, title, url }) => {

@@ -215,7 +215,7 @@ export class Answering {
 
   /** "waiting" pauses the answer until "resumed"; so does "loading" after text, or after "waiting". */
   status(data) {
-    if (data.status === "step") return this.step(progressText(data));
+    if (data.status === "step") return this.step(data);
     if (data.status === "trimmed") return this.note(data.message);
     const hasBegun = this.view.isHeldUp || hasContent(this.turn);
     const isHeldUp = data.status === "waiting" || (data.status === "loading" && hasBegun);
@@ -226,7 +226,9 @@ export class Answering {
   }
 
   /** A step of a pipeline stays on screen until text follows it. */
-  step(text) {
+  step(data) {
+    const text = progressText(data);
+    this.turn.steps[(data.step ?? 1) - 1] = data.message || text; // a replay brings a step again
     this.view.showStatus(text, { isStep: true });
     this.chat.announce(text);
   }
@@ -374,16 +376,25 @@ function progressText({ status, step, of, message }) {
 }
 
 /** The metrics under an answer, from the `done` event. Times in seconds. */
-function figuresOf({ totalTokens, latency, usage, breakdown = {} }) {
+function figuresOf({ totalTokens, latency, usage, breakdown = {}, phases = {} }) {
   const tokens = usage?.completion_tokens ?? totalTokens ?? 0;
   const decodeSeconds = breakdown.decode || latency - (breakdown.ttft ?? 0);
   return {
     tokens,
     tokensPerSecond: tokens > 1 && decodeSeconds > 0 ? (tokens - 1) / decodeSeconds : null,
-    ttftServer: breakdown.ttft ?? null,
+    ttftServer: breakdown.ttft ?? untilFirstToken(phases),
+    total: latency ?? null,
+    phases,
     cachedTokens: usage?.prompt_tokens_details?.cached_tokens ?? 0,
     promptTokens: usage?.prompt_tokens ?? 0,
   };
+}
+
+/** Of a pipeline: what came before the first token. Null where its phases are not known. */
+function untilFirstToken(phases) {
+  if (phases.prefill === undefined) return null;
+  const after = ["network_in", "first_decode", "generation", "tools", "parked", "other"];
+  return Object.entries(phases).reduce((sum, [name, seconds]) => (after.includes(name) ? sum : sum + seconds), 0);
 }
 
 /** An error as a sentence for the user, with the remedy. */

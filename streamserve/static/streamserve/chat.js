@@ -409,7 +409,8 @@ function watchServer(chats) {
 }
 
 function readConfig(root) {
-  const { streamsUrl, readyUrl, liveUrl, model, storageKey, keepaliveSeconds, request, csrfCookie, figures } = root.dataset;
+  const { streamsUrl, readyUrl, liveUrl, model, storageKey, keepaliveSeconds, request, csrfCookie } = root.dataset;
+  const { figures, firstTokenBudget, totalBudget } = root.dataset;
   const token = () => cookie(csrfCookie) ?? root.querySelector("input[name=csrfmiddlewaretoken]")?.value ?? "";
   return {
     streamsUrl,
@@ -421,6 +422,7 @@ function readConfig(root) {
     request: JSON.parse(request || "{}"),
     headers: () => ({ "X-CSRFToken": token() }),
     showsFigures: figures === "true",
+    budgets: { firstToken: Number(firstTokenBudget) || 0, total: Number(totalBudget) || 0 }, // seconds; 0: none
   };
 }
 

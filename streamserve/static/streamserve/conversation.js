@@ -23,6 +23,7 @@ export function newTurn(question) {
     blocks: [], // of an answer that has more than text (blocks.js)
     citations: [],
     notes: [],
+    steps: [], // of a pipeline, in words
     state: "waiting",
     isSent: false,
     streamId: null,

@@ -2,15 +2,16 @@
 
 import { isLive } from "./conversation.js";
 import { copyFrom, element } from "./render.js";
-import { AnswerView, sourceItems } from "./answer_view.js";
+import { AnswerView, linkMarkers, sourceItems } from "./answer_view.js";
 import { hasContent } from "./blocks.js";
 import { count, words } from "./words.js";
 
 export class TurnView {
   /** `on.again(turn)`: answer this question again; `on.edit(turn)`: take it back to change it. */
-  constructor(template, turn, on, { showsFigures = false } = {}) {
+  constructor(template, turn, on, { showsFigures = false, budgets = {} } = {}) {
     this.turn = turn;
     this.showsFigures = showsFigures;
+    this.budgets = budgets;
     this.node = template.content.firstElementChild.cloneNode(true);
     this.parts = Object.fromEntries([...this.node.querySelectorAll("[data-ss]")].map((part) => [part.dataset.ss, part]));
     this.answer = new AnswerView(this.parts.body);
@@ -20,6 +21,7 @@ export class TurnView {
     this.parts.retry.addEventListener("click", () => on.again(turn));
     this.parts.again.addEventListener("click", () => on.again(turn));
     this.parts.edit.addEventListener("click", () => on.edit(turn));
+    this.parts.made.addEventListener("toggle", () => this.parts.made.open && this.parts.made.scrollIntoView({ block: "nearest" }));
     this.parts.copy.addEventListener("click", () => copyFrom(this.parts.copy, () => turn.text.trim()));
     this.show();
     this.paint();
@@ -32,6 +34,7 @@ export class TurnView {
   /** Show the text so far, on an animation frame. */
   paint() {
     this.answer.update(this.turn.text, this.isLive, this.turn.blocks);
+    linkMarkers(this.parts.body, this.turn.citations);
     this.showSources();
     this.showTyping();
   }
@@ -51,6 +54,7 @@ export class TurnView {
   /** Show dots until there is text, and below the text during a step and while the answer waits for its model. */
   showTyping() {
     this.parts.typing.hidden = !this.isLive || (hasContent(this.turn) && !this.isHeldUp && !this.isStep);
+    this.parts.skeleton.hidden = !this.isLive || hasContent(this.turn);
     this.node.classList.toggle("is-held-up", this.isHeldUp);
   }
 
@@ -84,7 +88,18 @@ export class TurnView {
     parts.foot.hidden = this.isLive || !hasContent(turn);
     parts.copy.hidden = turn.text.trim() === "";
     parts.again.hidden = turn.state === "failed";
-    parts.figures.replaceChildren(...(this.showsFigures ? figureNodes(turn.figures) : []));
+    parts.figures.replaceChildren(...(this.showsFigures ? figureNodes(turn.figures, this.budgets) : []));
+    this.showMaking();
+  }
+
+  /** The steps of a pipeline, and where the time went, folded. */
+  showMaking() {
+    const { turn, parts } = this;
+    const phases = this.showsFigures ? Object.entries(turn.figures?.phases ?? {}) : [];
+    const steps = turn.steps.filter(Boolean);
+    parts.made.hidden = this.isLive || steps.length === 0;
+    parts["step-list"].replaceChildren(...steps.map((text) => element("li", { dir: "auto" }, text)));
+    parts.phases.replaceChildren(...phaseNodes(phases));
   }
 }
 
@@ -97,13 +112,25 @@ function noticeOf({ state, finishReason, error }) {
   return "";
 }
 
+/** A row a phase: its name, a bar as long as its share, its seconds. */
+function phaseNodes(phases) {
+  const longest = Math.max(...phases.map(([, seconds]) => seconds));
+  return phases.map(([name, seconds]) => {
+    const bar = element("span", { class: "ss-bar", "aria-hidden": "true" });
+    bar.style.inlineSize = `${Math.max(1, Math.round((100 * seconds) / longest))}%`;
+    const label = element("dt", {}, name.replaceAll("_", " "));
+    return element("div", {}, label, element("dd", {}, bar, element("span", {}, time(seconds))));
+  });
+}
+
 /** "128 tokens", "42 tok/s", "first token 210 ms here, 180 ms server", "64 cached", each with a longer title. */
-function figureNodes(figures) {
+function figureNodes(figures, budgets) {
   if (figures === null) return [];
   const tokens = { count: count(figures.tokens) };
-  const out = [
-    figure(figures.tokens === 1 ? words("{count} token", tokens) : words("{count} tokens", tokens), words("Tokens of this answer")),
-  ];
+  const out = [];
+  if (figures.tokens > 0 || figures.total == null) {
+    out.push(figure(figures.tokens === 1 ? words("{count} token", tokens) : words("{count} tokens", tokens), words("Tokens of this answer")));
+  }
   if (figures.tokensPerSecond !== null) {
     out.push(figure(words("{rate} tok/s", { rate: rate(figures.tokensPerSecond) }), words("Speed after the first token")));
   }
@@ -112,13 +139,27 @@ function figureNodes(figures) {
   if (figures.ttftServer !== null) first.push(words("{time} server", { time: time(figures.ttftServer) }));
   if (first.length > 0) {
     const title = words("From sending the question to the first words on this screen, and as the server measured it");
-    out.push(figure(words("first token {times}", { times: first.join(", ") }), title));
+    const node = figure(words("first token {times}", { times: first.join(", ") }), title);
+    out.push(withBudget(node, figures.ttftServer ?? figures.ttftSeen, budgets.firstToken));
+  }
+  if (budgets.total && figures.total != null) {
+    const node = figure(words("{time} in all", { time: time(figures.total) }), words("From the question's arrival at the server to the end"));
+    out.push(withBudget(node, figures.total, budgets.total));
   }
   if (figures.cachedTokens > 0) {
     const title = words("Of {count} prompt tokens, taken from the prefix cache", { count: count(figures.promptTokens) });
     out.push(figure(words("{count} cached", { count: count(figures.cachedTokens) }), title));
   }
   return out;
+}
+
+/** "210 ms (≤ 500 ms)": what was measured, beside what it may be. */
+function withBudget(node, seconds, budget) {
+  if (!budget) return node;
+  const limit = budget < 1 ? time(budget) : `${count(budget)} s`;
+  node.append(" ", element("small", { title: words("The budget of this chat") }, `(≤ ${limit})`));
+  node.classList.toggle("is-over", seconds > budget);
+  return node;
 }
 
 function figure(text, title) {

@@ -39,23 +39,32 @@ def widget_config(
     title: str = "",
     name: str = "",
     figures: bool = False,
+    models: str | Iterable[str] = (),
+    budgets: Mapping[str, float] | None = None,
 ) -> dict[str, Any]:
     """Return the variable `streamserve` of chat.html. `user` is the visitor, or None.
 
     `name` keeps the conversations of different widgets apart; without one those of another model or title are.
+    `models` are those a visitor may choose from, the first one unless another is chosen. `budgets` has `first_token`
+    and `total`, in seconds, to be shown beside what was measured.
     """
     settings = get_settings()
-    _check_model(model, settings)
+    offered = [model] if model else _listed(models)
+    for alias in offered:
+        _check_model(alias, settings)
+    budgets = budgets or {}
     username = user.get_username() if user is not None and user.is_authenticated else ""
     return {
         "streams_url": reverse("streamserve:streams"),
         "ready_url": reverse("streamserve:readyz"),
         "live_url": reverse("streamserve:livez"),
         "websocket_url": get_script_prefix() + socket_path().removeprefix("/"),
-        "models": [model] if model else list(settings.models),
-        "default_model": model or settings.default_model,
+        "models": offered or list(settings.models),
+        "default_model": offered[0] if offered else settings.default_model,
+        "first_token_budget": json.dumps(budgets.get("first_token", 0)),
+        "total_budget": json.dumps(budgets.get("total", 0)),
         "request": json.dumps({"sealed_system": seal(system)} if system else {}),
-        "suggestions": _suggestions(suggestions),
+        "suggestions": _listed(suggestions),
         "title": title.strip(),  # text, also where a template has it as a literal, which Django takes for HTML
         "figures": figures,
         "words": json.dumps(translations(), ensure_ascii=False),
@@ -75,8 +84,8 @@ def _check_model(model: str, settings: SiteConfig) -> None:
         raise ImproperlyConfigured(f'A chat names the model {model!r}, which is not in STREAMSERVE["MODELS"]. {hint}')
 
 
-def _suggestions(given: str | Iterable[str]) -> list[str]:
-    """Return the questions; in a template they are one string, with | between them."""
+def _listed(given: str | Iterable[str]) -> list[str]:
+    """Return the texts; in a template they are one string, with | between them."""
     each = given.split("|") if isinstance(given, str) else given
     return [text for text in (str(one).strip() for one in each) if text]
 

@@ -17,6 +17,7 @@ WORDS = (
     gettext_noop("Ended at the length limit"),
     gettext_noop("Ended by a filter"),
     gettext_noop("Ended, because it had no reader"),
+    gettext_noop("From the question's arrival at the server to the end"),
     gettext_noop("From sending the question to the first words on this screen, and as the server measured it"),
     gettext_noop("Generating"),
     gettext_noop("Image: {text}"),
@@ -28,6 +29,7 @@ WORDS = (
     gettext_noop("Reading"),
     gettext_noop("Reading, {percent} %"),
     gettext_noop("Something on this page went wrong."),
+    gettext_noop("Source {number}: {title}"),
     gettext_noop("Speed after the first token"),
     gettext_noop("Step {step}"),
     gettext_noop("Step {step} of {of}"),
@@ -35,6 +37,7 @@ WORDS = (
     gettext_noop("The answer could not be finished."),
     gettext_noop("The answer failed"),
     gettext_noop("The answer took too long and was ended."),
+    gettext_noop("The budget of this chat"),
     gettext_noop("The model cannot answer."),
     gettext_noop("The model has stopped working. The site's owner can see why in the log."),
     gettext_noop("The model is about to be restarted. New answers wait until it is back."),
@@ -69,6 +72,7 @@ WORDS = (
     gettext_noop("{loaded} of {total} MB"),
     gettext_noop("{rate} tok/s"),
     gettext_noop("{time} here"),
+    gettext_noop("{time} in all"),
     gettext_noop("{time} server"),
 )
 

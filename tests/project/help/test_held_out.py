@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import re
-from typing import Any
 
 import pytest
 from asgiref.sync import sync_to_async
@@ -12,12 +11,9 @@ from asgiref.sync import sync_to_async
 pytest.importorskip("torch", reason="needs the engine extra: pip install 'streamserve[engine]'")
 
 from project.demo_model.knowledge import FACTS_BY_ID
-from project.demo_model.quality import HELPDESK
 from project.help.models import Passage
 from project.help.questions.held_out import ABSENT, EDITED, HELD_OUT, PRESENT, HeldOut
-from streamserve.clients.factory import hf_client
-from streamserve.engine.config import EngineConfig, ModelConfig
-from tests.support.help_desk import Answered, Ask, assistant_over
+from tests.support.help_desk import Answered, Ask, assistant_over, shipped_model
 
 
 def is_right(question: HeldOut, answered: Answered) -> bool:
@@ -49,22 +45,13 @@ async def answers_to(questions: tuple[HeldOut, ...], ask: Ask) -> list[tuple[Hel
 
 async def test_it_answers_48_of_60_held_out_questions(shared_knowledge: None) -> None:
     """Present facts, edited ones and absent ones: the right fact and the right passage, or none."""
-    model = ModelConfig(alias="helpdesk", path=str(HELPDESK), dtype="float32", num_threads=1)
-    client: Any = hf_client(model, EngineConfig())
-    client.start()
-    try:
-        async with asyncio.timeout(120):
-            while client.describe().state == "loading":  # noqa: ASYNC110  # loading happens on another thread
-                await asyncio.sleep(0.05)
-        async with assistant_over(client) as ask:
-            got = await answers_to(PRESENT, ask)
-            for question in EDITED:
-                await sync_to_async(edit)(question)
-            removed = [question.removed for question in ABSENT if question.removed]
-            await sync_to_async(Passage.objects.filter(slug__in=removed).delete)()
-            got += await answers_to(EDITED + ABSENT, ask)
-    finally:
-        await client.aclose()
+    async with shipped_model() as model, assistant_over(model) as ask:
+        got = await answers_to(PRESENT, ask)
+        for question in EDITED:
+            await sync_to_async(edit)(question)
+        removed = [question.removed for question in ABSENT if question.removed]
+        await sync_to_async(Passage.objects.filter(slug__in=removed).delete)()
+        got += await answers_to(EDITED + ABSENT, ask)
     assert [question for question, _ in got] == list(HELD_OUT)
     wrong = [
         (question.text, answered.text, answered.cited) for question, answered in got if not is_right(question, answered)
