@@ -8,6 +8,7 @@ it is read. An ASGI app sees a connection only with its first request: connectio
 from __future__ import annotations
 
 import asyncio
+import functools
 import ipaddress
 import json
 import time
@@ -161,6 +162,7 @@ class _Body:
         return message
 
 
+@functools.lru_cache(maxsize=256)  # asked for with each request, and the same for all of a route
 def large_body_reply(bound: RouteBound) -> bytes:
     """Return the body of the 413 for a route, for a server that refuses by itself."""
     return json.dumps(bound.error_json(to_body(bound.too_large()))).encode()
@@ -187,6 +189,7 @@ def client_of(address: str) -> str:
     return str(ip.ipv4_mapped or ("::1" if ip.is_loopback else ipaddress.IPv6Address(int(ip) >> 64 << 64)))
 
 
+@functools.lru_cache(maxsize=4096)  # each request asks twice, and parsing takes longer than what is done with it
 def limited_client(address: str) -> str:
     """Return the client that is limited; "" for a unix socket or a loopback address: a proxy may stand there."""
     client = client_of(address)

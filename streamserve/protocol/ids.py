@@ -7,8 +7,8 @@ caller's text: it either parses, or counts as no id at all. Pure.
 from __future__ import annotations
 
 import hashlib
+import random
 import re
-import secrets
 
 _EVENT_ID = re.compile(r"([0-9A-Za-z_-]{1,40})-(0|[1-9][0-9]{0,14})")
 _STREAM_ID = re.compile(r"[0-9a-f]{32}")
@@ -32,8 +32,8 @@ def is_stream_id(text: str) -> bool:
 
 
 def request_id_of(given: str) -> str:
-    """Return the caller's `X-Request-Id` if it is well formed, else a random id."""
-    return given if _REQUEST_ID.fullmatch(given) else secrets.token_hex(16)
+    """Return the caller's `X-Request-Id` if it is well formed, else a random id, which is no secret."""
+    return given if _REQUEST_ID.fullmatch(given) else f"{random.getrandbits(128):032x}"
 
 
 def tool_call_id(answer: str, choice: int, index: int) -> str:

@@ -31,7 +31,7 @@ class Recent:
         self._bodies: deque[bytes] = deque()
         self._last: list[LoggedEvent] = []
         self._last_seq = 0
-        self._num_bytes = self._num_last_bytes = 0
+        self.num_bytes = self._num_last_bytes = 0
 
     def add(self, events: list[LoggedEvent], bodies: Sequence[bytes] | None) -> None:
         """Keep a batch; `bodies` are its events encoded, where known. After a gap only this batch is kept."""
@@ -42,9 +42,9 @@ class Recent:
         self._last, self._last_seq = events, events[-1].seq
         self._bodies.extend(bodies)
         self._num_last_bytes = sum(map(len, bodies))
-        self._num_bytes += self._num_last_bytes
-        while self._num_bytes > _MAX_BYTES:
-            self._num_bytes -= len(self._bodies.popleft())
+        self.num_bytes += self._num_last_bytes
+        while self.num_bytes > _MAX_BYTES:
+            self.num_bytes -= len(self._bodies.popleft())
 
     def shrink(self) -> None:
         """Keep the last batch as bytes only, if it is large."""
@@ -67,5 +67,5 @@ class Recent:
 
     def clear(self) -> None:
         """Keep nothing."""
-        self._last, self._num_bytes, self._num_last_bytes, self._last_seq = [], 0, 0, 0
+        self._last, self.num_bytes, self._num_last_bytes, self._last_seq = [], 0, 0, 0
         self._bodies.clear()

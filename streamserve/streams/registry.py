@@ -360,7 +360,8 @@ class Streams:
     def _size_of(self, stream: Stream) -> int:
         """Return about how many bytes a finished stream holds: with a log in memory its events as objects, too."""
         in_log = 0 if self.store.is_shared else _OBJECT_FACTOR * stream.num_event_bytes
-        return _STREAM_BYTES + size_of(stream.request) + _TOKEN_BYTES * stream.transcript.num_tokens + in_log
+        num_bytes = _STREAM_BYTES + size_of(stream.request) + stream.recent.num_bytes
+        return num_bytes + _TOKEN_BYTES * stream.transcript.num_tokens + in_log
 
     async def _drop(self, stream: Stream) -> None:
         self._remove(stream)

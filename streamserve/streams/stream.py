@@ -186,6 +186,8 @@ class Stream(Producer):
     def detach(self, reader: Attachment) -> None:
         """Count `reader` out, once. Losing the last owner's reader takes effect before this returns."""
         if self.readers.discard(reader):
+            if self.ended.is_set():
+                self.recent.clear()
             self._wake()
             if not reader.is_watcher:
                 self.release()
@@ -331,4 +333,5 @@ class Stream(Producer):
             self.ended.set()
             for reader in self.readers.attached:
                 reader.advance()
-            self.recent.clear()
+            if self.readers.last_transport:  # else the first one, which is on its way, takes them
+                self.recent.clear()

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 import signal
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from typing import Any
 
 import httpx
 import pytest
 
+from tests.support.control_routes import get, wait_for
 from tests.support.flow_driver import flow
 from tests.support.servers import Server, uvicorn, wait_until_ready
 from tests.support.stream_checks import check_native, check_native_part, check_openai, text_of
@@ -45,24 +45,6 @@ def server(request: pytest.FixtureRequest) -> Iterator[Server]:
 def _open_gate(server: Server) -> Iterator[None]:
     yield
     get(server, "/control?open=1")
-
-
-def get(server: Server, path: str) -> dict[str, Any]:
-    value = httpx.get(server.url + path, timeout=_DEADLINE_SECONDS).raise_for_status().json()
-    assert isinstance(value, dict)
-    return value
-
-
-def until(server: Server, claim: Callable[[dict[str, Any]], Any], what: str) -> dict[str, Any]:
-    """Ask for the state until `claim` holds for it."""
-    deadline = time.monotonic() + _DEADLINE_SECONDS
-    while time.monotonic() < deadline:
-        state = get(server, "/state")
-        if claim(state):
-            return state
-        time.sleep(0.01)
-    shown = {**state, "plans": state["plans"][-9:]}
-    raise AssertionError(f"not within {_DEADLINE_SECONDS:.0f} s: {what}\n{shown}\n{server.output()}")
 
 
 def is_wrapped(server: Server) -> bool:
@@ -125,13 +107,15 @@ def test_a_reader_that_leaves_is_absent_from_the_next_step(server: Server, path:
         stream_id, data, chunks = answer.headers["x-stream-id"], b"", answer.iter_raw()
         while b"event: token" not in data:
             data += next(chunks)
-        held = until(server, lambda state: state["is_holding"], "a step is held")
+        held = wait_for(server, lambda state: state["is_holding"], "a step is held")
         (seq_id,) = held["plans"][-1]
-    until(server, lambda state: {"id": stream_id, "state": "parked"} in state["streams"], "its leaving is seen")
+    wait_for(server, lambda state: {"id": stream_id, "state": "parked"} in state["streams"], "its leaving is seen")
     get(server, "/control?open=1")
-    until(server, lambda state: state["stats"]["blocks_used"] == 0, "its blocks are free")
+    wait_for(server, lambda state: state["stats"]["blocks_used"] == 0, "its blocks are free")
     assert check_native(httpx.get(f"{server.url}/ask?prompt=other", timeout=_DEADLINE_SECONDS).content)
-    after = until(server, lambda state: not state["tasks"] or is_only_waiting(state), "no task of a delivery is left")
+    after = wait_for(
+        server, lambda state: not state["tasks"] or is_only_waiting(state), "no task of a delivery is left"
+    )
     later = after["plans"][len(held["plans"]) :]
     assert later
     assert all(seq_id not in plan for plan in later)

@@ -9,13 +9,12 @@ from __future__ import annotations
 import os
 import socket
 import struct
-import time
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import httpx
 import pytest
 
+from tests.support.control_routes import get, wait_for
 from tests.support.servers import SERVERS, Server
 from tests.support.stream_checks import check_native, check_native_part, text_of
 
@@ -33,24 +32,6 @@ def server(request: pytest.FixtureRequest) -> Iterator[Server]:
 def _open_gate(server: Server) -> Iterator[None]:
     yield
     get(server, "/control?open=1")
-
-
-def get(server: Server, path: str) -> dict[str, Any]:
-    """Return the JSON answer of a control route."""
-    value = httpx.get(server.url + path, timeout=_DEADLINE_SECONDS).raise_for_status().json()
-    assert isinstance(value, dict)
-    return value
-
-
-def wait_for(server: Server, claim: Callable[[dict[str, Any]], bool], what: str) -> dict[str, Any]:
-    """Ask the server for its state until `claim` holds for it."""
-    deadline = time.monotonic() + _DEADLINE_SECONDS
-    while time.monotonic() < deadline:
-        state = get(server, "/state")
-        if claim(state):
-            return state
-        time.sleep(0.005)
-    raise AssertionError(f"not within {_DEADLINE_SECONDS:.0f} s: {what}\n{state}\n{server.output()}")
 
 
 def ask_http(server: Server) -> socket.socket:

@@ -475,6 +475,7 @@ async def test_a_page_that_is_awaited_is_no_silence(
     stream = await start(streams)
     scripted.last.push(*words(0, 3), DONE)
     await stream.ended.wait()
+    await collect(streams, stream)  # the next reader reads the log
     log.outage = DOWN
     wire = Wire()
     reading = asyncio.create_task(Delivery(streams, stream, NativeEncoder(stream.log_id)).run(wire.send))

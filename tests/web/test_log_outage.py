@@ -132,11 +132,28 @@ class Response:
         await self._chunks.aclose()
 
 
-async def begin(worker: Worker, gate: Gate, stream: Stream, full: FullFile) -> None:
-    """Begin the outage, and have the stream find it while the engine is held."""
+async def held(worker: Worker, gate: Gate, full: FullFile) -> tuple[Stream, asyncio.Task[bytes]]:
+    """Start an answer, and begin an outage in its middle, which it finds while the engine is held.
+
+    Returns it and a task that reads it to its end.
+    """
+    gate.allow(4)
+    stream = await worker.start(ask(max_tokens=NUM_TOKENS, ignore_eos=True))
+    reading = asyncio.create_task(worker.read(stream.id))
+    await until(lambda: stream.last_seq >= 3 and stream.readers.num_holding == 1, "it runs")
     await full.begin()
     gate.allow(1)
     await until(lambda: worker.streams.writer.outage is not None, "the outage is noticed")
+    return stream, reading
+
+
+async def cut_off(worker: Worker, gate: Gate, full: FullFile) -> tuple[Stream, list[Frame]]:
+    """The same; the outage lasts, so that the reader is cut off. Returns the stream and what the reader has."""
+    stream, reading = await held(worker, gate, full)
+    worker.streams.writer._outage_seconds = 0.0
+    seen = check_native_part(await reading)
+    await until(lambda: not stream.lease.is_held, "its lease is released")
+    return stream, seen
 
 
 async def test_callers_wait_and_read_on(site: site_module.DjangoSite, full: FullFile, alice_key: str) -> None:
@@ -328,14 +345,7 @@ async def test_another_worker_resumes_what_was_cut(
 ) -> None:
     """The answer continues at the worker with room, in the middle of a word, before the first worker has room again."""
     gate = gated[1]
-    gate.allow(4)
-    stream = await one.start(ask(max_tokens=NUM_TOKENS, ignore_eos=True))
-    reading = asyncio.create_task(one.read(stream.id))
-    await until(lambda: stream.last_seq >= 3 and stream.readers.num_holding == 1, "it runs")
-    await begin(one, gate, stream, full)
-    one.streams.writer._outage_seconds = 0.0
-    seen = check_native_part(await reading)
-    await until(lambda: not stream.lease.is_held, "its lease is released")
+    stream, seen = await cut_off(one, gate, full)
     gate.open()
     rest = check_native(await two.read(stream.id, seen[-1].seq), after=seen[-1].seq)
     whole = check_native(await two.read(stream.id))
@@ -352,14 +362,7 @@ async def test_an_early_reader_keeps_no_worker_away(
 ) -> None:
     """A reader that returns to the worker without room is cut: that worker claims it in vain and releases it."""
     gate = gated[1]
-    gate.allow(4)
-    stream = await one.start(ask(max_tokens=NUM_TOKENS, ignore_eos=True))
-    reading = asyncio.create_task(one.read(stream.id))
-    await until(lambda: stream.last_seq >= 3 and stream.readers.num_holding == 1, "it runs")
-    await begin(one, gate, stream, full)
-    one.streams.writer._outage_seconds = 0.0
-    seen = check_native_part(await reading)
-    await until(lambda: not stream.lease.is_held, "its lease is released")
+    stream, seen = await cut_off(one, gate, full)
     one.streams.writer._outage_seconds = 3600.0
     full.store.refuses_claims = True
     fence = stream.lease.fence
@@ -379,11 +382,7 @@ async def test_a_server_stops_during_an_outage(
 ) -> None:
     """The answer is left at once, with what was shown, and the next process continues it."""
     gate = gated[1]
-    gate.allow(4)
-    stream = await one.start(ask(max_tokens=NUM_TOKENS, ignore_eos=True))
-    reading = asyncio.create_task(one.read(stream.id))
-    await until(lambda: stream.last_seq >= 3 and stream.readers.num_holding == 1, "it runs")
-    await begin(one, gate, stream, full)
+    stream, reading = await held(one, gate, full)
     gate.open()
     one.streams.shut_down()
     seen = check_native_part(await reading)
@@ -402,11 +401,7 @@ async def test_another_worker_stops_a_stream_during_an_outage(
 ) -> None:
     """The other worker's end is in the log first: the batch in doubt is refused, and the reader here gets the end."""
     gate = gated[1]
-    gate.allow(4)
-    stream = await one.start(ask(max_tokens=NUM_TOKENS, ignore_eos=True))
-    reading = asyncio.create_task(one.read(stream.id))
-    await until(lambda: stream.last_seq >= 3 and stream.readers.num_holding == 1, "it runs")
-    await begin(one, gate, stream, full)
+    stream, reading = await held(one, gate, full)
     there = await two.streams.reach(stream.id)
     assert there is not None
     await there.stop()

@@ -74,7 +74,8 @@ class LogFull(LogUnavailable):
 
 def new_log_id() -> str:
     """Return a random 12-character name, unique over all streams (62 bits)."""
-    number = secrets.randbelow(len(_LOG_ID_ALPHABET) ** 12)
+    # Of 128 bits the remainder is as good as uniform, and one call releases the GIL once; `randbelow` draws again.
+    number = secrets.randbits(128) % len(_LOG_ID_ALPHABET) ** 12
     letters = []
     for _ in range(12):
         number, index = divmod(number, len(_LOG_ID_ALPHABET))

@@ -17,7 +17,6 @@ from __future__ import annotations
 import asyncio
 import math
 import random
-import secrets
 import time
 from collections import deque
 from contextvars import Context
@@ -71,7 +70,8 @@ class Reader(Attachment):
         _check_place(stream, after)
         stream.readers.check_room(streams.settings.max_readers, is_watcher=is_watcher)
         super().__init__(is_watcher=is_watcher, transport=transport, seq=after)
-        config, self.id, self.stream, self.sent_seq = config or streams.settings, secrets.token_hex(8), stream, after
+        config, self.stream, self.sent_seq = config or streams.settings, stream, after
+        self.id = f"{random.getrandbits(64):016x}"  # no secret: acknowledgements are checked by their tenant
         self._accepted_seq = after  # by the transport: a frame may still be on its way to it
         self.is_over = False  # nothing more is written
         self.is_let_go = False  # and the stream continues elsewhere, or later

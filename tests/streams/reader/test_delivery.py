@@ -11,7 +11,7 @@ import pytest
 from streamserve.dialects.native import NativeEncoder
 from streamserve.dialects.text import TextEncoder
 from streamserve.protocol.errors import BadRequest, Gone, QuotaExceeded
-from streamserve.protocol.events import Done, Meta, PositionLogprobs, Status, Token, TokenLogprob
+from streamserve.protocol.events import Done, LoggedEvent, Meta, PositionLogprobs, Status, Token, TokenLogprob
 from streamserve.streams.config import StreamConfig
 from streamserve.streams.log.base import MemoryLog
 from streamserve.streams.reader.delivery import Delivery
@@ -77,6 +77,28 @@ async def test_what_is_registered_for_the_close_is_called_once(streams: Streams)
     delivery.close()
     delivery.on_close(lambda: calls.append("late"))
     assert calls == ["open: False", "late"]
+
+
+class CountingLog(MemoryLog):
+    """Counts its reads."""
+
+    num_reads = 0
+
+    async def read(self, log_id: str, after: int, limit: int = 512) -> list[LoggedEvent]:
+        self.num_reads += 1
+        return await super().read(log_id, after, limit)
+
+
+async def test_the_first_reader_of_a_short_answer_reads_no_log(scripted: ScriptedClient) -> None:
+    """An answer may end before its response has begun. Its newest events wait for the first reader, and only for it."""
+    log = CountingLog()
+    streams = serving(scripted, log)
+    stream = await written(streams, scripted, tok("Hi", 1), DONE)
+    frames = [check_native(b"".join([data async for data in deliver(streams, stream)])) for _ in range(2)]
+    assert [frame.event for frame in frames[0]] == ["meta", "token", "done"]
+    assert frames[0] == frames[1]
+    assert log.num_reads == 1
+    assert stream.recent.num_bytes == 0
 
 
 async def test_first_bytes_and_first_token_leave_at_once(scripted: ScriptedClient) -> None:
@@ -330,6 +352,7 @@ async def test_a_dropped_stream_is_gone(scripted: ScriptedClient) -> None:
     """A delivery made before its log was dropped raises Gone and sends nothing made up."""
     streams = serving(scripted)
     stream = await written(streams, scripted, tok("a"), DONE)
+    await collect(streams, stream)  # only the first reader has its events from memory
     delivery, wire = deliver(streams, stream), Wire()
     await streams.log.drop(stream.log_id)
     with pytest.raises(Gone):
@@ -440,6 +463,7 @@ async def test_closing_follow_is_synchronous(streams: Streams, scripted: Scripte
 async def test_nothing_is_given_after_close(streams: Streams, scripted: ScriptedClient) -> None:
     """An iterator closed in the middle of a replay ends its wait and yields no further event."""
     stream = await written(streams, scripted, *(tok("x") for _ in range(200)), DONE)
+    await collect(streams, stream)  # the next reader reads the log
     events = follow(streams, stream)
     waiting = asyncio.create_task(anext(events, None))
     await asyncio.sleep(0)
