@@ -105,6 +105,7 @@ STREAMSERVE = {
     "STATE_DIR": STATE_DIR,
     "ANONYMOUS": True,
     "FLOW": {"DRAIN_SECONDS": 2},  # Ctrl-C ends the demo soon
+    "JOBS": {"EMBEDDED": True},  # without a second command
 }
 
 LOGGING = {

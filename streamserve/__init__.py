@@ -2,6 +2,7 @@
 
     from streamserve import acomplete, complete, stream      docs/python.md
     from streamserve import Run, pipeline, run_pipeline      docs/pipelines.md
+    from streamserve import aenqueue_job, enqueue_job        docs/jobs.md
 
 They are imported on first use (PEP 562): the package itself imports neither Django nor the engine.
 """
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
     from streamserve.web.calls.answers import acomplete as acomplete
     from streamserve.web.calls.answers import complete as complete
     from streamserve.web.calls.answers import stream as stream
+    from streamserve.web.calls.jobs import aenqueue_job as aenqueue_job
+    from streamserve.web.calls.jobs import enqueue_job as enqueue_job
     from streamserve.web.calls.runs import run_pipeline as run_pipeline
 
 __version__ = "0.1.0"
@@ -27,6 +30,8 @@ _HOMES = {
     "acomplete": "streamserve.web.calls.answers",
     "complete": "streamserve.web.calls.answers",
     "stream": "streamserve.web.calls.answers",
+    "aenqueue_job": "streamserve.web.calls.jobs",
+    "enqueue_job": "streamserve.web.calls.jobs",
     "run_pipeline": "streamserve.web.calls.runs",
     "pipeline": "streamserve.clients.pipeline.registry",
     "Run": "streamserve.clients.pipeline.run",

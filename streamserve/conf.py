@@ -26,11 +26,12 @@ from streamserve.clients.process.config import LaunchConfig, ProcessConfig
 from streamserve.clients.remote.config import AUTO, SERVERS, RemoteConfig
 from streamserve.conf_reader import Problem, Reader, field_names, nearest
 from streamserve.dialects.openai_chat import REASONING_FIELDS
+from streamserve.durable.webhooks import Webhook, read_webhooks
 from streamserve.engine.config import CLASSES, EngineConfig, LatencyClass, ModelConfig
 from streamserve.engine.text.formats.choose import NAMES as FORMAT_NAMES
 from streamserve.protocol.limits import Limits
 from streamserve.protocol.requests import LATENCY_CLASSES, ROUTES_WITH_CLASSES
-from streamserve.streams.config import StreamConfig
+from streamserve.streams.config import JobConfig, StreamConfig
 
 T = TypeVar("T")
 
@@ -79,6 +80,8 @@ class SiteConfig:
     route_classes: Mapping[str, str] = field(default_factory=dict)
     limits: Limits = field(default_factory=Limits)
     streams: StreamConfig = field(default_factory=StreamConfig)
+    jobs: JobConfig = field(default_factory=JobConfig)
+    webhooks: Mapping[str, Webhook] = field(default_factory=dict)
     anonymous: bool = False
     store: bool = False
     prompt_in_url: bool = False
@@ -87,6 +90,7 @@ class SiteConfig:
     batches: BatchConfig = field(default_factory=BatchConfig)
     keep_streams_days: float = 0.0
     keep_watches_days: float = 0.0
+    keep_jobs_days: float = 0.0
     testing: bool = False
     echo_step_seconds: float = 0.0
     harden_event_streams: bool = False
@@ -152,6 +156,7 @@ class _Reader(Reader):
         self._base_dir, self._debug = base_dir, debug
 
     def settings(self, raw: object) -> SiteConfig:
+        """Return the settings. In tests a server that ends does not wait for answers."""
         given = self.mapping(raw, "STREAMSERVE")
         self.refuse_unknown(given, [name.upper() for name in field_names(SiteConfig)], "STREAMSERVE")
         testing = self.boolean(given, "TESTING")
@@ -174,6 +179,8 @@ class _Reader(Reader):
             route_classes=self._route_classes(given.get("ROUTE_CLASSES", {})),
             limits=self.dataclass(Limits, given.get("LIMITS", {}), "LIMITS"),
             streams=self._streams(given.get("STREAMS", {}), process),
+            jobs=self._options(JobConfig, given, "JOBS"),
+            webhooks=read_webhooks(self, given),
             anonymous=self.boolean(given, "ANONYMOUS"),
             store=self.boolean(given, "STORE"),
             prompt_in_url=self.boolean(given, "PROMPT_IN_URL"),
@@ -182,11 +189,11 @@ class _Reader(Reader):
             batches=self._options(BatchConfig, given, "BATCHES"),
             keep_streams_days=self.number(given, "KEEP_STREAMS_DAYS"),
             keep_watches_days=self.number(given, "KEEP_WATCHES_DAYS"),
+            keep_jobs_days=self.number(given, "KEEP_JOBS_DAYS"),
             testing=testing,
             echo_step_seconds=self.number(given, "ECHO_STEP_SECONDS"),
             harden_event_streams=self.boolean(given, "HARDEN_EVENT_STREAMS"),
             flow_server=self.boolean({"FLOW_SERVER": True, **given}, "FLOW_SERVER"),
-            # In tests a server that ends does not wait for answers.
             flow=self._options(FlowConfig, given, "FLOW", {"DRAIN_SECONDS": 0.0} if testing else {}),
         )
 

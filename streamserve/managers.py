@@ -13,14 +13,13 @@ from django.db.models import Q
 from django.dispatch import Signal
 from django.utils import timezone
 
-from streamserve.durable.leases import LeasedQuerySet
+from streamserve.durable.leases import LeasedQuerySet, delete_in_parts
 from streamserve.keys import digest_of, is_well_formed, new_key
 
 if TYPE_CHECKING:
     from streamserve.models import ApiKey, Stream, Watch  # noqa: F401  (a base class names it in quotes)
 
 LAST_USED_EVERY = timedelta(minutes=1)  # one write a minute and key, not one a request
-_ROWS_AT_ONCE = 1000  # a transaction, so that it holds no lock for long
 
 keys_revoked = Signal()  # an UPDATE sends no post_save
 
@@ -74,17 +73,21 @@ class StreamQuerySet(LeasedQuerySet["Stream"]):
     def running_of(self, owner: str, is_prefix: bool, worker_id: str = "") -> list[tuple[str, str]]:
         """Return (id, producer) of the running streams of `owner`, or of a prefix of owners; oldest first.
 
-        Without those that `worker_id` produces. Every start asks this, so it is written out: building the query takes
-        ten times as long as running it. The state is no parameter, so that SQLite uses the index of running streams.
+        Without jobs, and those that `worker_id` produces. Every start asks this, so it is written out: building the
+        query takes ten times as long as running it. The state is no parameter: so SQLite uses its index.
         """
         comparison, value = ("LIKE", f"{owner}%") if is_prefix else ("=", owner)
         sql = (
             "SELECT id, producer FROM streamserve_stream "
-            f"WHERE state = 'running' AND owner {comparison} %s ORDER BY created_at"
+            f"WHERE state = 'running' AND on_disconnect <> 'job' AND owner {comparison} %s ORDER BY created_at"
         )
         with connections[self.db].cursor() as cursor:
             cursor.execute(sql, [value])
             return [(id, producer) for id, producer in cursor.fetchall() if not producer or producer != worker_id]
+
+    def of_unfinished_jobs(self) -> models.QuerySet[Stream, tuple[str, int]]:
+        """Return log id and fence of the streams of jobs that have not ended."""
+        return self.filter(state="running", on_disconnect="job").values_list("log_id", "fence")
 
     def finished_before(self, when: datetime) -> StreamQuerySet:
         """Return the streams that ended before `when`."""
@@ -92,7 +95,7 @@ class StreamQuerySet(LeasedQuerySet["Stream"]):
 
     def drop_finished(self, before: datetime) -> int:
         """Delete the rows of streams that ended before `before`, some at a time; return how many."""
-        return _delete(self.finished_before(before))
+        return delete_in_parts(self.finished_before(before))
 
     def claim(self, stream_id: str, seen_fence: int, worker_id: str) -> int:
         """Make `worker_id` the producer, with the next fence; 0 if `seen_fence` is old or the stream finished."""
@@ -114,7 +117,7 @@ class WatchQuerySet(models.QuerySet["Watch"]):
 
     def drop_ended(self, before: datetime) -> int:
         """Delete the watches that began, and if known ended, before `before`; return how many."""
-        return _delete(self.filter(Q(ended_at__isnull=True) | Q(ended_at__lt=before), began_at__lt=before))
+        return delete_in_parts(self.filter(Q(ended_at__isnull=True) | Q(ended_at__lt=before), began_at__lt=before))
 
     def note(self, pk: int, last_seq: int) -> int:
         """Write the last event sent by a running watch."""
@@ -123,10 +126,3 @@ class WatchQuerySet(models.QuerySet["Watch"]):
     def end(self, pk: int, last_seq: int) -> int:
         """Write the end; 0 if it is written already."""
         return self.filter(pk=pk, ended_at__isnull=True).update(last_seq=last_seq, ended_at=timezone.now())
-
-
-def _delete(rows: models.QuerySet[Any]) -> int:
-    num = 0
-    while keys := list(rows.order_by().values_list("pk", flat=True)[:_ROWS_AT_ONCE]):
-        num += rows.model._default_manager.filter(pk__in=keys).delete()[0]
-    return num

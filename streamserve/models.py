@@ -10,7 +10,7 @@ from django.utils.translation import gettext_lazy as _
 
 from streamserve.durable.batches import Batch, BatchRow
 from streamserve.durable.files import StoredFile
-from streamserve.durable.jobs import Job, JobStep, Worker
+from streamserve.durable.jobs import Job, JobStep, WebhookDelivery, Worker
 from streamserve.keys import digest_of, prefix_of
 from streamserve.managers import ApiKeyQuerySet, StreamQuerySet, WatchQuerySet
 from streamserve.protocol.requests import LATENCY_CLASSES
@@ -26,6 +26,7 @@ __all__ = [
     "StoredFile",
     "Stream",
     "Watch",
+    "WebhookDelivery",
     "Worker",
     "default_scopes",
 ]
@@ -104,7 +105,7 @@ class Stream(models.Model):
     """One answer, running or finished. `id` is the stream id of the API: 128 random bits in hex."""
 
     STATES = (("running", _("running")), ("finished", _("finished")))
-    ON_DISCONNECT = (("park", _("park")), ("abort", _("abort")), ("finish", _("finish")))
+    ON_DISCONNECT = (("park", _("park")), ("abort", _("abort")), ("finish", _("finish")), ("job", _("job")))
 
     id = models.CharField(primary_key=True, max_length=32, editable=False)
     log_id = models.CharField(max_length=12, unique=True, editable=False)

@@ -17,7 +17,7 @@ from dataclasses import replace
 from typing import Any
 from weakref import WeakValueDictionary
 
-from streamserve.api.call import Call
+from streamserve.api.call import Call, Caller
 from streamserve.protocol.errors import BadRequest, EngineUnavailable, KeyReused, QuotaExceeded
 from streamserve.streams.registry import Streams
 from streamserve.streams.store import KeyTaken, Once
@@ -34,11 +34,16 @@ def once_of(call: Call, endpoint: str, body: Mapping[str, Any]) -> Once | None:
     key = call.headers.get(HEADER)
     if key is None:
         return None
+    return once_for(call.caller, key, endpoint, body)
+
+
+def once_for(caller: Caller, key: str, endpoint: str, body: Mapping[str, Any]) -> Once:
+    """Return a caller's key and the digest of what it asks. Raises BadRequest."""
     if _KEY.fullmatch(key) is None:
         message = "An Idempotency-Key has 1 to 255 visible ASCII characters. Send a UUID."
         raise BadRequest(message, code="invalid_idempotency_key", param="Idempotency-Key")
     asked = json.dumps([endpoint, body], sort_keys=True, separators=(",", ":"))
-    return Once(key=_digest(f"{call.caller.owner}\n{key}"), digest=_digest(asked))
+    return Once(key=_digest(f"{caller.owner}\n{key}"), digest=_digest(asked))
 
 
 def part_of(once: Once, index: int) -> Once:

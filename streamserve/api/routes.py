@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from streamserve.api import anthropic, completions, native, openai, ops, pipelines
+from streamserve.api import anthropic, completions, jobs, native, openai, ops, pipelines
 from streamserve.api.batch import batches, files, message_batches
 from streamserve.api.call import Call, Reply, json_reply
 from streamserve.dialects import native as native_dialect
@@ -147,7 +147,7 @@ def _counted(endpoint: Callable[[Call, Any], Awaitable[Reply]], name: str) -> Ca
     return count
 
 
-_ID = "<stream_id:stream_id>"
+_ID, _JOB = "<stream_id:stream_id>", "jobs/<stream_id:job_id>"
 _BATCH = "/<file_id:batch_id>"
 
 ROUTES = (
@@ -161,6 +161,11 @@ ROUTES = (
     _native("streams/<path:path>", ops.unknown, _OPEN, methods=_ANY, needs_site=False),
     _native("pipelines", pipelines.pipelines, _CHAT, name="pipelines"),
     _native("pipelines/<pipeline_name:name>", pipelines.run, _CHAT, methods=("GET", "POST"), name="pipeline"),
+    _native("jobs", jobs.jobs, _CHAT, methods=("GET", "POST"), name="jobs", needs_rows=True),
+    _native(_JOB, jobs.job, _CHAT, name="job", needs_rows=True),
+    _native(f"{_JOB}/events", jobs.job_events, _CHAT, name="job_events", needs_rows=True),
+    _native(f"{_JOB}/cancel", jobs.cancel_job, _CHAT, methods=("POST",), name="cancel_job", needs_rows=True),
+    _native("jobs/<path:path>", ops.unknown, _OPEN, methods=_ANY, needs_site=False),
     _openai("v1/chat/completions", openai.chat_completions, _CHAT, methods=("POST",), name="chat_completions"),
     _openai("v1/completions", completions.completions, _CHAT, methods=("POST",), name="completions"),
     _openai(

@@ -1,4 +1,7 @@
-"""Rows of durable work: `Worker`, `Job` and `JobStep`. What a job shows is in its stream's event log, not here."""
+"""Rows of durable work: `Worker`, `Job` and `JobStep`. What a job shows is in its stream's event log, not here.
+
+JSON is kept as text: PostgreSQL's own type refuses texts with a NUL, which models can write.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from django.db.models.functions import Now
 from django.utils import timezone
 from django.utils.translation import gettext_lazy as _
 
-from streamserve.durable.leases import Work, WorkQuerySet
+from streamserve.durable.leases import Work, WorkQuerySet, delete_in_parts
 
 # A worker of another host, which only its row can tell about, is dead after so long without a beat.
 LEASE_SECONDS = 30.0
@@ -68,6 +71,10 @@ class JobQuerySet(WorkQuerySet["Job"]):
         """Return the jobs that ended before `when`."""
         return self.filter(finished_at__lt=when).exclude(state__in=("queued", "running"))
 
+    def drop_finished(self, before: datetime) -> int:
+        """Delete the jobs that ended before `before`, with their steps; return how many."""
+        return delete_in_parts(self.finished_before(before))
+
 
 class Job(Work):
     """A run of a pipeline that a worker makes. `id` is the job id of the API; its stream has its events and request."""
@@ -77,8 +84,9 @@ class Job(Work):
     pipeline = models.CharField(_("pipeline"), max_length=200, editable=False)
     owner = models.CharField(_("owner"), max_length=64, editable=False)
     tenant = models.CharField(_("tenant"), max_length=64, editable=False)
-    progress = models.JSONField(null=True, editable=False, help_text=_("The newest step that was shown."))
-    result = models.JSONField(null=True, editable=False, help_text=_("The whole answer of a job that is done."))
+    progress = models.TextField(blank=True, editable=False, help_text=_("JSON of the newest step that was shown."))
+    speaking = models.TextField(blank=True, editable=False, help_text=_("JSON of the key of the answer shown last."))
+    result = models.TextField(blank=True, editable=False, help_text=_("JSON of the whole answer of one that is done."))
     webhook = models.CharField(_("webhook"), max_length=64, blank=True, editable=False)
     request_key = models.CharField(
         max_length=64, null=True, unique=True, editable=False, help_text=_("SHA-256 of the caller and Idempotency-Key.")
@@ -116,7 +124,7 @@ class JobStep(models.Model):
     job = models.ForeignKey(Job, on_delete=models.CASCADE, related_name="steps", editable=False)
     name = models.CharField(_("step"), max_length=200, editable=False)
     ordinal = models.PositiveIntegerField(editable=False)
-    result = models.JSONField(null=True, editable=False)
+    result = models.TextField(editable=False, help_text=_("JSON: of its result, and of what it has shown."))
     seconds = models.FloatField(_("seconds"), editable=False)
     created_at = models.DateTimeField(_("finished"), default=timezone.now, editable=False)
 
@@ -129,3 +137,29 @@ class JobStep(models.Model):
 
     def __str__(self) -> str:
         return f"{self.name} {self.ordinal + 1}"
+
+
+class WebhookDelivery(Work):
+    """One message to a webhook: a job has ended. `id` is the message's; what it says is made from the job's row."""
+
+    id = models.CharField(primary_key=True, max_length=32, editable=False)
+    job = models.ForeignKey(Job, on_delete=models.CASCADE, related_name="deliveries", editable=False)
+    webhook = models.CharField(_("webhook"), max_length=64, editable=False)
+
+    objects = WorkQuerySet.as_manager()
+
+    class Meta(Work.Meta):
+        abstract = False
+        verbose_name = _("webhook message")
+        verbose_name_plural = _("webhook messages")
+        ordering = ("-created_at",)
+        default_permissions = ("view",)
+        indexes = (
+            models.Index(
+                fields=["due_at", "created_at"], condition=models.Q(state="queued"), name="streamserve_hook_due"
+            ),
+            models.Index(fields=["producer"], condition=models.Q(state="running"), name="streamserve_hook_held"),
+        )
+
+    def __str__(self) -> str:
+        return self.id

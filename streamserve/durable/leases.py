@@ -26,6 +26,7 @@ WorkT = TypeVar("WorkT", bound="Work")
 
 # Where rows are not skipped that another worker is claiming: so many more are read, for those that are lost to it.
 _SPARE = 4
+_ROWS_AT_ONCE = 1000  # a transaction that deletes, so that it holds no lock for long
 
 
 class LeasedQuerySet(models.QuerySet[RowT]):
@@ -102,6 +103,14 @@ class WorkQuerySet(LeasedQuerySet[WorkT]):
         """
         rows = self.filter(state="running", producer=worker_id).exclude(pk__in=list(but))
         return rows.retry(timezone.now())
+
+
+def delete_in_parts(rows: models.QuerySet[Any]) -> int:
+    """Delete rows, some in each transaction; return how many, without those that went with them."""
+    num = 0
+    while keys := list(rows.order_by().values_list("pk", flat=True)[:_ROWS_AT_ONCE]):
+        num += rows.model._default_manager.filter(pk__in=keys).delete()[1].get(rows.model._meta.label, 0)
+    return num
 
 
 class Work(models.Model):

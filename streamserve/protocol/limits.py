@@ -39,6 +39,8 @@ class Limits:
     max_batches: int = 16  # of a tenant that have not ended
     max_streams_per_principal: int = 16
     max_streams_anonymous: int = 8
+    max_jobs_per_principal: int = 100  # that have not ended
+    max_jobs_anonymous: int = 8
     max_connections: int = 10_000  # requests and WebSockets in progress in a process; 0 is no bound
     max_connections_per_address: int = 0
     max_wrong_keys: int = 20  # that one address may send within a minute

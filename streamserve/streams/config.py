@@ -1,8 +1,11 @@
-"""`StreamConfig`: the times and bounds of streams, as one value. conf.py makes it; knows no Django."""
+"""`StreamConfig` and `JobConfig`: the times and bounds of streams and of jobs. conf.py makes them; knows no Django."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+
+# The `on_disconnect` of a job's stream: no reader holds it, and only the worker that has the job produces it.
+JOB = "job"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,3 +36,25 @@ class StreamConfig:
     ping_seconds: float = 0.0
     snapshot_events: int = 512
     log_outage_seconds: float = 30.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobConfig:
+    """How jobs are run. Waits in seconds.
+
+    `embedded`: web processes run jobs too, so that no worker is needed. `concurrency` is that of one process. A failed
+    attempt is followed by another after `retry_seconds`, then twice that, `max_retry_seconds` at most. An attempt may
+    take `timeout_seconds`, unless its request says less. A worker that stops waits `grace_seconds` for what runs.
+    """
+
+    embedded: bool = False
+    concurrency: int = 4
+    max_attempts: int = 5
+    retry_seconds: float = 2.0
+    max_retry_seconds: float = 600.0
+    timeout_seconds: float = 3600.0
+    grace_seconds: float = 30.0
+
+    def __post_init__(self) -> None:
+        if self.concurrency < 1 or self.max_attempts < 1:
+            raise ValueError("CONCURRENCY and MAX_ATTEMPTS are 1 at least")

@@ -20,7 +20,7 @@ from streamserve.protocol.frames import encode_event
 from streamserve.protocol.measures import FIRST_TOKEN, PARKED
 from streamserve.protocol.park import Accepted, Park
 from streamserve.protocol.requests import GenerateRequest
-from streamserve.streams.config import StreamConfig
+from streamserve.streams.config import JOB, StreamConfig
 from streamserve.streams.lease.lease import Lease
 from streamserve.streams.log.base import Batch, LogUnavailable, Result
 from streamserve.streams.parking import LOADING, MESSAGES, NO_READER, Parking, ShownPrompt
@@ -63,7 +63,7 @@ class Producer(Replica):
         if request.echo or request.sampling.prompt_logprobs is not None:
             self.shown_prompt = ShownPrompt()
         self.lag = ReaderLag(
-            transcript, self.readers, is_bounded=on_disconnect != "finish", known=request.reader_tokens
+            transcript, self.readers, is_bounded=on_disconnect not in ("finish", JOB), known=request.reader_tokens
         )
         self.parking = Parking()
         self._client, self._writer, self._config = client, writer, config
@@ -210,7 +210,7 @@ class Producer(Replica):
             seconds = self.parking.refuse(refused, time.monotonic())
             is_final = isinstance(refused, CannotContinue) or refused.code == "engine_died"
             if is_final or seconds > self._config.resume_window_seconds:
-                self.end_with(Error(code=refused.code, message=refused.message, retryable=True))
+                self._give_up(Error(code=refused.code, message=refused.message, retryable=True))
             elif refused.code == "engine_loading":
                 self._show_waiting(LOADING)  # a park for another reason was not shown
                 self._show_waiting(LOADING, status="loading")
@@ -229,9 +229,9 @@ class Producer(Replica):
         """Take the events of the generation that the engine has resumed."""
         self.lag.begin(reader_tokens)
         self.transcript.timings.enter(FIRST_TOKEN, time.monotonic())
-        if self.parking.end():
+        if self.parking.end() and (self.on_disconnect != JOB or self.last_seq > 1):  # a job's first attempt is none
             self._own.append(Status(status="resumed"))
-        self._generation, self._has_resumed = generation, True
+        self._generation, self._has_resumed = generation, self.on_disconnect != JOB  # a job's run repeats nothing
         self._is_drained = self._has_backlog = False
         generation.on_news = partial(self._writer.mark, self)
         self._note_position()
@@ -268,6 +268,10 @@ class Producer(Replica):
             self._begin_park(NO_READER)
         if self._ending is not None:
             self._writer.mark(self)
+
+    def _give_up(self, error: Error) -> None:
+        """The engine refuses to continue: the end, but for a job, which may be tried again."""
+        self.end_with(error)
 
     def _stop_producing(self) -> None:
         """Another process writes from now on, or none: keep nothing that only the producer needs."""
@@ -307,7 +311,8 @@ class Producer(Replica):
         if event is self._ending:
             kept_seq = None if event.kept_seq is None else min(event.kept_seq, self.last_seq)
             return self.transcript.with_metrics(replace(event, kept_seq=kept_seq))
-        return self.transcript.over_all_runs(event) if self.parking.num_parks else self.transcript.of_one_run(event)
+        is_one_run = not self.parking.num_parks or self.on_disconnect == JOB  # a job's run counts all its attempts
+        return self.transcript.of_one_run(event) if is_one_run else self.transcript.over_all_runs(event)
 
     @property
     def _is_ending(self) -> bool:

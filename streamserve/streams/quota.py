@@ -18,6 +18,7 @@ from weakref import WeakSet
 
 from streamserve.protocol.errors import Overloaded, QuotaExceeded, StreamserveError
 from streamserve.protocol.limits import Limits
+from streamserve.streams.config import JOB
 from streamserve.streams.store import ANONYMOUS, Group, groups_of
 
 if TYPE_CHECKING:
@@ -94,6 +95,8 @@ class StreamQuota:
         idle: list[Stream | str] = []
         ours = set(self._evicting)
         for stream in self._streams.unfinished(group):
+            if stream.on_disconnect == JOB:
+                continue  # jobs have a limit of their own
             is_held = stream.readers.num_holding > 0 or stream.on_disconnect == "finish"
             if not stream.lease.is_elsewhere:
                 ours.add(stream.id)

@@ -89,9 +89,8 @@ class Streams:
         """Start an answer: the quota, the engine's acceptance, the record, `meta`; then its task runs.
 
         Its times count from `received_at` (None: from now). With `once` it raises KeyTaken where there is a record of
-        the same key. Raises NotFound for an unknown model, QuotaExceeded,
-        Overloaded, LogUnavailable, what the store raises, and what the client raises: BadRequest, Refused. Then no
-        stream runs.
+        the same key. Raises NotFound for an unknown model, QuotaExceeded, Overloaded, LogUnavailable, what the store
+        raises, and what the client raises: BadRequest, Refused. Then no stream runs.
         """
         now = time.monotonic()
         self.writer.refuse_if_down()
@@ -126,10 +125,9 @@ class Streams:
         return self._streams.get(stream_id)
 
     async def reach(self, stream_id: str, record: Record | None = None) -> Stream | None:
-        """Return the stream of that id, in any process, with every committed event counted.
+        """Return the stream of that id, in any process, with every committed event counted; a reader must attach soon.
 
-        `record` is the stream's, if the caller has just read it. None if the stream does not exist or its events are no
-        longer kept. A reader must attach soon. Raises LogUnavailable.
+        `record` is the stream's, if it was just read. None: no such stream or no events. Raises LogUnavailable.
         """
         stream = self._streams.get(stream_id)
         if not self.store.is_shared:
@@ -154,6 +152,13 @@ class Streams:
         if stream is not None:
             self._add(stream, is_recorded=record.is_finished)
         return stream
+
+    async def adopt(self, record: Record) -> None:
+        """Take in a job's stream, whose first event is in the log, where no other process could restore it."""
+        stream = await restore(record, self.store, self.clients.get(record.model), self.writer, self.settings)
+        if stream is not None:
+            stream.lease.is_held = True
+            self._add(stream)
 
     def find_log(self, log_id: str) -> Stream | None:
         """Return the stream whose events carry that log id."""

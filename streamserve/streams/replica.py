@@ -13,6 +13,7 @@ import time
 from collections.abc import Sequence
 
 from streamserve.protocol.events import TERMINALS, Done, Error, LoggedEvent, Token
+from streamserve.streams.config import JOB
 from streamserve.streams.lease.lease import Lease, LeaseResult
 from streamserve.streams.log.base import EventLog, LogLost, append
 from streamserve.streams.parking import ShownPrompt
@@ -45,6 +46,7 @@ class Replica:
         self.ended = asyncio.Event()  # set once nothing more will be committed here
         self._ending: Done | Error | None = None  # the terminal event that is to be committed
         self._has_left = False
+        self._is_worked = False  # the job of this stream runs in this process
         self._idle_at = time.monotonic() + _IDLE_SECONDS
         self._news = asyncio.Event()
         self._is_waiting_for_log = False
@@ -116,8 +118,9 @@ class Replica:
     async def _ask_for_lease(self) -> LeaseResult:
         """Claim the stream: for a reader; by force to stop it; to end it otherwise, only if none claimed it since."""
         is_stop = isinstance(self._ending, Done) and self._ending.finish_reason == "cancelled"
-        result = await self.lease.take(by_force=is_stop, only_as_last=self._ending is not None and not is_stop)
-        if result is LeaseResult.HELD_ELSEWHERE and not is_stop:
+        by_force = is_stop or self._is_worked  # who has the job decides
+        result = await self.lease.take(by_force=by_force, only_as_last=self._ending is not None and not by_force)
+        if result is LeaseResult.HELD_ELSEWHERE and not by_force:
             self._ending = None
         return result
 
@@ -154,6 +157,8 @@ class Replica:
 
     @property
     def _is_wanted(self) -> bool:
+        if self.on_disconnect == JOB:
+            return self._is_worked
         return self.readers.num_holding > 0 or self.on_disconnect == "finish"
 
     def _seconds_beside(self) -> float | None:

@@ -33,10 +33,10 @@ from streamserve.clients.base import EngineClient, Generation
 from streamserve.protocol.errors import Refused
 from streamserve.protocol.events import Citation, Done, Error, Meta, Status, Usage
 from streamserve.protocol.requests import GenerateRequest
-from streamserve.streams.config import StreamConfig
+from streamserve.streams.config import JOB, StreamConfig
 from streamserve.streams.lease.lease import Lease
 from streamserve.streams.log.base import Ended, Fenced, LogLost, LogUnavailable, new_log_id
-from streamserve.streams.parking import NO_READER
+from streamserve.streams.parking import NO_READER, Parking
 from streamserve.streams.producer import Producer
 from streamserve.streams.readers import Attachment
 from streamserve.streams.replica import RETRY_SECONDS
@@ -93,6 +93,8 @@ class Stream(Producer):
         self.ended_at: float | None = None
         self.is_lost = False  # the log has forgotten it: readers get an error that is in no log
         self._away: LogUnavailable | None = None  # why a replica cannot read its log
+        self._work_over = asyncio.Event()  # of a job's attempt
+        self._work_error: Error | None = None
 
     @property
     def state(self) -> str:
@@ -196,7 +198,7 @@ class Stream(Producer):
     def release(self) -> None:
         """Do what `on_disconnect` says, unless an owner's reader is attached. Also for a reader that never came."""
         is_ending = self._is_ending or (self._in_flight is not None and self._in_flight.is_end)
-        if is_ending or self._is_wanted or not self.lease.is_held:
+        if is_ending or self._is_wanted or not self.lease.is_held or self.on_disconnect == JOB:
             return
         if self.on_disconnect == "abort":
             self.end_with(_ABANDONED)
@@ -207,6 +209,54 @@ class Stream(Producer):
         self._timers.disarm("first_reader")
         window = self._config.resume_window_seconds
         self._timers.arm("resume_window", window, lambda: self.end_with(_ABANDONED))
+
+    # Of a job
+
+    async def work(self) -> Error | None:
+        """Produce here until the end, because the job of this stream runs here; return why the attempt failed.
+
+        None: it ended, or another process has taken it (`terminal` is None then). Cancelled, it stands still.
+        """
+        self._work_over.clear()
+        self._work_error, self.parking, self._is_worked = None, Parking(), True
+        self.transcript.timings.started_at = time.monotonic()
+        self._wake()
+        try:
+            if not self.ended.is_set():
+                await self._work_over.wait()
+        finally:
+            self._is_worked = False
+            if not self._is_ending:
+                self._stand_down()
+        return self._work_error
+
+    async def bury(self, error: Error) -> None:
+        """End the stream of a job with `error`, which is not tried again."""
+        self.end_with(error)
+        await self.work()
+
+    def fail_attempt(self, error: Error) -> None:
+        """Stop producing without an end: the job is tried again, or buried. `work` returns the error."""
+        self._work_error = error
+        self._work_over.set()
+
+    def _stand_down(self) -> None:
+        self._cancel()
+        self._own.clear()
+        self._timers.disarm_all()
+        self.parking.begin(NO_READER, self.transcript.num_tokens, time.monotonic())
+        self._wake()
+
+    def _give_up(self, error: Error) -> None:
+        if self.on_disconnect == JOB:
+            self.fail_attempt(error)
+        else:
+            super()._give_up(error)
+
+    def _stop_producing(self) -> None:
+        super()._stop_producing()
+        self._is_worked = False
+        self._work_over.set()
 
     def on_loss(self) -> bool:
         """The log no longer has what it had acknowledged. Return whether the stream ends here in an error for that."""
@@ -331,6 +381,7 @@ class Stream(Producer):
         finally:
             self.ended_at = time.monotonic()
             self.ended.set()
+            self._work_over.set()
             for reader in self.readers.attached:
                 reader.advance()
             if self.readers.last_transport:  # else the first one, which is on its way, takes them

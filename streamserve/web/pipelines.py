@@ -10,6 +10,7 @@ from django.utils.module_loading import autodiscover_modules
 
 from streamserve.clients.base import EngineClient
 from streamserve.clients.pipeline.client import PipelineClient
+from streamserve.clients.pipeline.journal import Memo
 from streamserve.clients.pipeline.registry import PIPELINES
 from streamserve.conf import SiteConfig
 
@@ -19,7 +20,9 @@ def find_pipelines() -> None:
     autodiscover_modules("pipelines")
 
 
-def pipeline_clients(settings: SiteConfig, models: Mapping[str, EngineClient]) -> dict[str, EngineClient]:
+def pipeline_clients(
+    settings: SiteConfig, models: Mapping[str, EngineClient], jobs: Mapping[str, Memo]
+) -> dict[str, EngineClient]:
     """Return a client for each registered pipeline. Raises ImproperlyConfigured for one that no request could reach."""
     clients: dict[str, EngineClient] = {}
     for name, pipeline in PIPELINES.items():
@@ -34,6 +37,7 @@ def pipeline_clients(settings: SiteConfig, models: Mapping[str, EngineClient]) -
             default_model=settings.default_model,
             limits=settings.limits,
             call=_call_elsewhere,
+            jobs=jobs,
         )
     return clients
 

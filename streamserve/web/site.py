@@ -26,6 +26,7 @@ from streamserve.api.logs import get_logger
 from streamserve.clients.base import EngineClient
 from streamserve.clients.factory import make_client, remote_client
 from streamserve.clients.filtered import FilteredClient
+from streamserve.clients.pipeline.journal import Memo
 from streamserve.clients.process.client import ProcessClient
 from streamserve.conf import LOG_SCHEMES, ServedModel, SiteConfig, get_settings
 from streamserve.protocol.errors import NotFound, no_stream
@@ -48,6 +49,9 @@ from streamserve.web.rows import orm
 from streamserve.web.rows.reaper import Reaper, RowAges
 from streamserve.web.rows.store import RowStore
 from streamserve.web.widget.sealed import unseal
+from streamserve.web.work.queue import SiteJobs
+from streamserve.web.work.serving import worker_for
+from streamserve.web.work.worker import Worker
 from streamserve.web.wrong_keys import WrongKeys
 
 log = get_logger(__name__)
@@ -107,7 +111,11 @@ def log_for(settings: SiteConfig) -> EventLog:
 
 def row_ages(settings: SiteConfig) -> RowAges:
     """Return how long rows are kept."""
-    return RowAges(streams_days=settings.keep_streams_days, watches_days=settings.keep_watches_days)
+    return RowAges(
+        streams_days=settings.keep_streams_days,
+        watches_days=settings.keep_watches_days,
+        jobs_days=settings.keep_jobs_days,
+    )
 
 
 def workers_folder(settings: SiteConfig) -> Path:
@@ -146,7 +154,7 @@ class DjangoSite:
     """See `Site` and `AuditedSite` in api/call.py. Of one event loop."""
 
     def __init__(self, settings: SiteConfig, loop: asyncio.AbstractEventLoop) -> None:
-        self.settings = settings
+        self.settings: SiteConfig = settings
         self.loop, self.pid = loop, os.getpid()
         self.limits, self.default_model = settings.limits, settings.default_model
         self.wrong_keys = WrongKeys(settings.limits.max_wrong_keys)
@@ -159,7 +167,8 @@ class DjangoSite:
             self.checking = loop.create_task(check_log(self.log), name="check of the log", context=Context())
         self.liveness = liveness_for(settings)
         models = {alias: filtered(settings.models[alias], client_for(settings, alias)) for alias in settings.models}
-        self.clients = {**models, **pipeline_clients(settings, models)}
+        self.memos: dict[str, Memo] = {}  # of the jobs that run here, by their streams' ids
+        self.clients = {**models, **pipeline_clients(settings, models, self.memos)}
         store = RowStore(self.liveness, keeps_text=settings.store)
         self.streams = Streams(self.clients, self.log, settings.streams, store=store, limits=settings.limits)
         self._start_once = StartOnce(self.streams)
@@ -170,11 +179,28 @@ class DjangoSite:
         self.live = LiveFigures(models, self.streams, are_shared=settings.log != "memory")
         self.live.start()
         self.permissions = PermissionChecks(self.streams, self.audit)
+        self.jobs = SiteJobs(self)
+        self.worker: Worker | None = None  # embedded
+        self._working: asyncio.Task[None] | None = None
+        if settings.jobs.embedded and not settings.testing:
+            self.ensure_worker()
         self.reaper = (
             None if self.liveness is None else Reaper(self.streams, self.liveness, row_ages(settings), self.files.purge)
         )
         if self.reaper is not None:
             self.reaper.start()
+
+    def ensure_worker(self) -> None:
+        """Run jobs in this process, if JOBS is embedded, or the log is in its memory: no worker could read that."""
+        if self.worker is None and (self.settings.jobs.embedded or self.settings.log == "memory"):
+            self.worker = worker_for(self, grace_seconds=0.0)
+            self._working = self.loop.create_task(self.worker.run(), name="worker", context=Context())
+
+    async def stop_worker(self) -> None:
+        """Give back what the embedded worker runs: another process continues it."""
+        if self._working is not None:
+            self._working.cancel()
+            await asyncio.gather(self._working, return_exceptions=True)
 
     async def control_engine(self, alias: str, action: str) -> str:
         """Pause, resume or drain the engine of a model for all workers; return its state afterwards."""
@@ -290,6 +316,7 @@ class DjangoSite:
         if self.checking is not None:
             self.checking.cancel()
             await asyncio.gather(self.checking, return_exceptions=True)
+        await self.stop_worker()
         await self.live.aclose()
         await self.permissions.aclose()
         await self.audit.aclose()

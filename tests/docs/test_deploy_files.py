@@ -12,9 +12,10 @@ from django.core.management import get_commands
 
 from streamserve.asgi.flow.config import FlowConfig
 from streamserve.clients.process.config import LaunchConfig
-from tests.support.deploy_units import ENGINE, FOLDER, WEB, command_of, read_unit
+from streamserve.streams.config import JobConfig
+from tests.support.deploy_units import ENGINE, FOLDER, WEB, WORKER, command_of, read_unit
 
-UNITS = [WEB, ENGINE]
+UNITS = [WEB, ENGINE, WORKER]
 _SPARE_SECONDS = 20  # beside the drain: farewells, `finally`, the threads' end
 
 
@@ -30,6 +31,7 @@ def test_a_unit_restarts_what_ends_and_waits_for_its_drain(unit: Path) -> None:
     drains = {
         WEB: FlowConfig().drain_seconds,
         ENGINE: LaunchConfig.__dataclass_fields__["drain_seconds"].default,
+        WORKER: JobConfig().grace_seconds,
     }
     assert int(keys["TimeoutStopSec"]) >= drains[unit] + _SPARE_SECONDS
     assert (keys["Restart"], keys["KillMode"], keys["KillSignal"]) == ("always", "mixed", "SIGTERM")
@@ -37,16 +39,17 @@ def test_a_unit_restarts_what_ends_and_waits_for_its_drain(unit: Path) -> None:
 
 def test_worker_and_engine_find_each_other() -> None:
     """One user, one folder, and the /tmp in which their socket lies."""
-    web, engine = map(read_unit, UNITS)
+    web, *others = map(read_unit, UNITS)
     for key in ("User", "WorkingDirectory", "Environment", "EnvironmentFile"):
-        assert web[key] == engine[key]
-    assert (web["PrivateTmp"], engine["PrivateTmp"]) == ("no", "no")
+        assert [other[key] for other in others] == [web[key]] * len(others)
+    assert {one["PrivateTmp"] for one in (web, *others)} == {"no"}
 
 
 def test_the_commands_exist() -> None:
     """The engine's is one of ours; the worker's is daphne, on nginx's ports, and is asked at an address it has."""
     assert command_of(ENGINE, "chat")[1:] == ["manage.py", "streamserve_engine", "chat"]
-    assert "streamserve_engine" in get_commands()
+    assert command_of(WORKER, "1")[1:] == ["manage.py", "streamserve_worker"]
+    assert {"streamserve_engine", "streamserve_worker"} <= get_commands().keys()
     assert command_of(WEB, "8001")[1:] == ["-m", "daphne", *["-b", "127.0.0.1", "-p", "8001", "--proxy-headers"], _APP]
     assert read_unit(WEB)["ExecStartPost"].endswith(" http://127.0.0.1:%i/livez")
     servers = [line.split()[1] for line in (FOLDER / "nginx.conf").read_text().splitlines() if "server 127" in line]
@@ -61,7 +64,7 @@ def test_systemd_reads_the_units_without_a_word(tmp_path: Path) -> None:
     systemd_analyze, curl = shutil.which("systemd-analyze"), shutil.which("curl")
     if systemd_analyze is None or curl is None:
         pytest.skip("systemd-analyze or curl is missing; what else is said of the units is tested")
-    for unit, instance in ((WEB, "8001"), (ENGINE, "chat")):
+    for unit, instance in ((WEB, "8001"), (ENGINE, "chat"), (WORKER, "1")):
         text = unit.read_text().replace("/usr/bin/curl", curl).replace("=/srv/mysite\n", f"={tmp_path}\n")
         for program in ("python", "daphne"):
             text = text.replace(f"/srv/mysite/venv/bin/{program}", sys.executable)

@@ -18,7 +18,7 @@ from streamserve.clients.remote.config import RemoteConfig
 from streamserve.conf import SiteConfig
 from streamserve.engine.config import CLASSES, WARM, EngineConfig, LatencyClass, ModelConfig
 from streamserve.protocol.limits import Limits
-from streamserve.streams.config import StreamConfig
+from streamserve.streams.config import JobConfig, StreamConfig
 
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "settings.md"
 _ROW = re.compile(r"^\| (`[A-Z_]+`(?:, `[A-Z_]+`)*) \| (.+?) \|", re.MULTILINE)
@@ -26,7 +26,7 @@ _ROW = re.compile(r"^\| (`[A-Z_]+`(?:, `[A-Z_]+`)*) \| (.+?) \|", re.MULTILINE)
 
 CLASSES_OF_KEYS = [
     *(SiteConfig, EngineConfig, FlowConfig, LatencyClass, ModelConfig, RemoteConfig),
-    *(ProcessConfig, Limits, StreamConfig, BatchConfig),
+    *(ProcessConfig, Limits, StreamConfig, BatchConfig, JobConfig),
 ]
 
 
@@ -48,6 +48,7 @@ def test_every_key_is_documented(cls: Any) -> None:
         ("`STREAMS`", StreamConfig, {"ENGINE_WAIT_SECONDS"}),  # made of the drain's
         ("`LIMITS`", Limits, set()),
         ("`BATCHES`", BatchConfig, set()),
+        ("`JOBS`", JobConfig, set()),
         ("Engines", ProcessConfig, set()),
     ],
 )

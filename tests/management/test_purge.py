@@ -62,7 +62,9 @@ def test_the_command_drops_rows_whose_days_are_over(tmp_path: Path, keys: Any, r
         assert left() == ("abcd", "abc")
         call_command("streamserve_purge", stdout=out)
     assert left() == rows
-    assert f"{4 - len(rows[0])} rows of streams and {3 - len(rows[1])} of watches are gone." in out.getvalue()
+    assert (
+        f"{4 - len(rows[0])} rows of streams, {3 - len(rows[1])} of watches and 0 of jobs are gone." in out.getvalue()
+    )
 
 
 async def test_the_reaper_does_the_same(tmp_path: Path) -> None:

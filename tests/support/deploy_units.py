@@ -10,6 +10,7 @@ from tests.support.servers import ROOT
 
 FOLDER = ROOT / "docs" / "deploy"
 WEB, ENGINE = FOLDER / "streamserve-web@.service", FOLDER / "streamserve-engine@.service"
+WORKER = FOLDER / "streamserve-worker@.service"
 # The placeholders in the units, and what a Python is given for them.
 _ARGUMENTS = {"/srv/mysite/venv/bin/python": [], "/srv/mysite/venv/bin/daphne": ["-m", "daphne"]}
 

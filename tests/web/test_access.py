@@ -24,7 +24,7 @@ from streamserve.web.auth import VISITOR_COOKIE
 from tests.conftest import Caller, body_of, until_ready
 
 PROMPT = {"prompt": "hello", "max_tokens": 3}
-OPEN_TO_ALL = {"livez", "health", "readyz", "streams/<path:path>", "v1/<path:path>"}
+OPEN_TO_ALL = {"livez", "health", "readyz", "streams/<path:path>", "jobs/<path:path>", "v1/<path:path>"}
 UNKNOWN_ID = "0" * 32
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -39,7 +39,7 @@ def route_of(pattern: URLPattern) -> Route:
 
 
 def address(pattern: URLPattern) -> str:
-    path = str(pattern.pattern).replace("<stream_id:stream_id>", UNKNOWN_ID)
+    path = str(pattern.pattern).replace("<stream_id:stream_id>", UNKNOWN_ID).replace("<stream_id:job_id>", UNKNOWN_ID)
     path = path.replace("<path:path>", "nothing").replace("<path:model>", "nothing")
     path = path.replace("<file_id:file_id>", "file-none").replace("<file_id:batch_id>", "batch_none")
     return "/" + path.replace("<pipeline_name:name>", "nothing")

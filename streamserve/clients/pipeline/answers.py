@@ -12,7 +12,9 @@ from dataclasses import replace
 
 from streamserve.clients.base import EngineClient, Generation
 from streamserve.clients.pipeline.filters import OutputFilter
+from streamserve.clients.pipeline.journal import Journal, Key
 from streamserve.clients.pipeline.phases import RunPhases
+from streamserve.clients.pipeline.shown import joined
 from streamserve.clients.pipeline.speech import Speech
 from streamserve.clients.pipeline.tools import ToolCall
 from streamserve.protocol.errors import EngineUnavailable, error_for
@@ -27,7 +29,7 @@ _ENGINE_SECONDS = 60.0
 
 
 class Answering:
-    """See above. `speech` None: the answer is not shown, and does not wait for readers.
+    """See above. `speech` None: the answer is not shown, and does not wait for readers. `journal`: of a job.
 
     `through` changes the text of the answer before the run's filters see it.
     """
@@ -39,9 +41,12 @@ class Answering:
         speech: Speech | None,
         phases: RunPhases,
         through: OutputFilter | None = None,
+        journal: Journal | None = None,
     ) -> None:
         self._client, self._request, self._speech, self._phases = client, request, speech, phases
-        self._through = through
+        self._through, self._journal = through, journal
+        self._key: Key | None = None  # in the journal
+        self._events: list[Event] = []  # for the journal, neighbouring tokens as one
         self._text: list[str] = []
         self._token_ids: list[int] = []
         self._other_blocks: set[int] = set()  # indexes of blocks that are not text
@@ -52,8 +57,14 @@ class Answering:
 
     async def run(self) -> tuple[str, Done]:
         """Return text and end of the answer. Raises StreamserveError, and Stopped by a filter."""
-        span, parts = self._phases.begin(FIRST_TOKEN), None
+        span, parts, began = self._phases.begin(FIRST_TOKEN), None, time.monotonic()
         try:
+            if self._journal is not None:
+                self._key, self._request = self._journal.begin_answer(self._request)
+                kept = self._journal.answer(self._key)
+                if kept is not None:
+                    return await self._repeat(kept)
+                await self._continue(self._journal)
             while True:
                 generation = await self._accepted()
                 try:
@@ -64,6 +75,9 @@ class Answering:
                         self._speech.generation.on_read = None
                 if done is not None:
                     parts = parts_of(done.breakdown)
+                    if self._journal is not None and self._key is not None:
+                        events, is_shown = [*self._events, done], self._speech is not None
+                        await self._journal.keep_answer(self._key, events, time.monotonic() - began, is_shown=is_shown)
                     return "".join(self._text), done
                 assert generation.parked is not None
                 if self._text and not generation.accepted.has_token_ids:  # it would begin anew
@@ -73,6 +87,43 @@ class Answering:
             self._phases.end(span, parts)
             if self._has_turn and self._speech is not None:
                 self._speech.turn.release()
+
+    async def _repeat(self, events: list[Event]) -> tuple[str, Done]:
+        """Show the answer that an earlier attempt of the job has finished, as far as the log lacks it."""
+        if self._speech is not None:
+            await self._take_turn(begins=False)
+        for event in events:
+            if isinstance(event, Done):
+                await self._end(event)
+                return "".join(self._text), event
+            self._note(event)
+            if self._speech is not None:
+                await self._show(event)
+        raise EngineUnavailable("The end of an answer was not kept. Try again.")
+
+    async def _continue(self, journal: Journal) -> None:
+        """Go on from what an earlier attempt has shown of this answer, if it was cut off in its middle."""
+        if self._speech is None or self._through is not None or journal.memo.begun != self._key:
+            return
+        await self._take_turn(begins=False)
+        token = await self._speech.continued()
+        if token is not None:
+            self._note(Token(text=token.text, token_ids=token.token_ids))
+            self._note_shown(self._events[-1])
+
+    async def _end(self, done: Done) -> None:
+        """Show the rest of the answer whose turn it is, and count it."""
+        if self._speech is None:
+            return
+        if self._through is not None and (rest := self._through.flush()):
+            await self._speech.say(rest)
+            self._note_shown(Token(text=rest, token_ids=()))
+        self._speech.count(done.usage, done.finish_reason)
+        self._note_shown(done)
+
+    def _note_shown(self, event: Event) -> None:
+        if self._journal is not None:
+            self._journal.note(event, self._key)
 
     async def _accepted(self) -> Generation:
         """Ask the engine to begin, or to continue; wait for one that is on its way."""
@@ -111,9 +162,7 @@ class Answering:
             if isinstance(event, Done):
                 if self._speech is not None:
                     await self._take_turn()
-                    if self._through is not None and (rest := self._through.flush()):
-                        await self._speech.say(rest)
-                    self._speech.count(event.usage, event.finish_reason)
+                    await self._end(event)
                 return event
             self._note(event)
             if self._speech is not None:
@@ -130,6 +179,12 @@ class Answering:
         )
 
     def _note(self, event: Event) -> None:
+        if self._journal is not None and isinstance(event, Token | BlockStart | BlockStop):
+            last = self._events[-1] if self._events else None
+            if isinstance(event, Token) and isinstance(last, Token) and last.index == event.index:
+                self._events[-1] = joined(last, event)
+            else:
+                self._events.append(event)
         if isinstance(event, BlockStart) and event.kind != TEXT:
             self._other_blocks.add(event.index)
             if event.kind == "tool_use":
@@ -148,15 +203,18 @@ class Answering:
         if isinstance(event, Token) and self._through is not None and event.index not in self._other_blocks:
             event = replace(event, text=self._through.feed(event.text))
         if isinstance(event, Token | BlockStart | BlockStop):
+            self._note_shown(event)
             await self._speech.take(event)
         elif isinstance(event, Status):
             await self._speech.show(event)
 
-    async def _take_turn(self) -> None:
+    async def _take_turn(self, *, begins: bool = True) -> None:
         """Wait until the answers before this one are shown whole."""
         if not self._has_turn and self._speech is not None:
-            await self._speech.turn.acquire()
+            await self._speech.turn.acquire(self._key)
             self._has_turn, self._first = True, self._speech.num_tokens
+            if begins and self._journal is not None and self._key is not None:
+                await self._journal.memo.begin(self._key)
 
     def _num_read(self) -> int | None:
         """Return how many tokens of this answer the reader has; None if it does not wait for readers."""

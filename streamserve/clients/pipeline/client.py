@@ -18,8 +18,10 @@ from typing import Any
 from streamserve.clients.base import EngineClient
 from streamserve.clients.pipeline.filters import Stopped
 from streamserve.clients.pipeline.generation import PipelineGeneration
+from streamserve.clients.pipeline.journal import Journal, Memo
 from streamserve.clients.pipeline.registry import Pipeline
 from streamserve.clients.pipeline.run import Run
+from streamserve.clients.pipeline.shown import Shown
 from streamserve.clients.pipeline.speech import Speech
 from streamserve.protocol.errors import BadRequest, EngineUnavailable, ProducerLost, StreamserveError, no_model
 from streamserve.protocol.events import Error, Event
@@ -34,7 +36,10 @@ _LOST = "This run has lost the process that it ran in, and cannot be continued. 
 
 
 class PipelineClient:
-    """See `EngineClient` in clients/base.py. `clients` are the site's, `call` runs a synchronous function elsewhere."""
+    """See `EngineClient` in clients/base.py. `clients` are the site's, `call` runs a synchronous function elsewhere.
+
+    `jobs` are the memos of the jobs that run in this process, by their streams' ids.
+    """
 
     def __init__(
         self,
@@ -44,11 +49,12 @@ class PipelineClient:
         default_model: str,
         limits: Limits | None = None,
         call: Call = asyncio.to_thread,
+        jobs: Mapping[str, Memo] = {},
     ) -> None:
         self.alias = pipeline.name
         self._pipeline, self._clients = pipeline, clients
         self._model = pipeline.model or default_model
-        self._limits, self._call = limits or Limits(), call
+        self._limits, self._call, self._jobs = limits or Limits(), call, jobs
         self._tasks: set[asyncio.Task[None]] = set()
         self._is_closed = False
 
@@ -56,7 +62,8 @@ class PipelineClient:
         """Start a run. Raises what a model that cannot answer raises, and ProducerLost for a run that had begun."""
         check_needs(request)
         check_sampling(request.sampling)
-        if request.output_token_ids:
+        memo = self._jobs.get(request.stream_id)
+        if request.output_token_ids and memo is None:
             raise ProducerLost(_LOST)
         if request.n != 1:
             raise BadRequest("A pipeline gives one answer: leave n out.", code="invalid_value", param="n")
@@ -68,10 +75,16 @@ class PipelineClient:
         if request.reader_tokens is None:
             generation.num_read = None
         request = replace(request, sampling=replace(request.sampling, seed=seed))
-        speech = Speech(generation, self._pipeline.filters)
-        run = Run(request, speech, self._clients, model=self._model, limits=self._limits, call=self._call)
+        journal = None
+        if memo is not None:
+            await memo.load()
+            journal, generation.shown = Journal(memo, seed), Shown(memo.shown)
+        speech = Speech(generation, self._pipeline.filters, None if journal is None else journal.turns())
+        run = Run(
+            request, speech, self._clients, model=self._model, limits=self._limits, call=self._call, journal=journal
+        )
         task = asyncio.get_running_loop().create_task(
-            self._run(run, speech), name=f"pipeline {self.alias} {request.stream_id}", context=Context()
+            self._run(run, speech, memo), name=f"pipeline {self.alias} {request.stream_id}", context=Context()
         )
         generation.task = task
         self._tasks.add(task)
@@ -135,7 +148,7 @@ class PipelineClient:
         if model.state == "failed":
             raise EngineUnavailable(f"model {self._model} is not available. {model.message}".strip(), retry_after=5)
 
-    async def _run(self, run: Run, speech: Speech) -> None:
+    async def _run(self, run: Run, speech: Speech, memo: Memo | None) -> None:
         """Run the author's function to its end; the events end with `done` or `error`."""
         started_at = time.monotonic()
         ending: Event
@@ -143,6 +156,8 @@ class PipelineClient:
             result = await self._pipeline.function(run)
             await run.finish(result)
             speech.close_block()
+            if speech.generation.shown is not None:
+                speech.generation.shown.check_over()
             ending = speech.done(latency=time.monotonic() - started_at, phases=run.phases.seconds())
         except Stopped:
             speech.cut_block()
@@ -158,4 +173,5 @@ class PipelineClient:
             ending = Error(code="pipeline_failed", message=message)
         finally:
             await run.aclose()
-        speech.generation.put(ending)
+        if memo is None or not (isinstance(ending, Error) and memo.retry(ending)):
+            speech.generation.put(ending)

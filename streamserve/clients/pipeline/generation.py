@@ -13,6 +13,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
 
+from streamserve.clients.pipeline.shown import Shown
 from streamserve.protocol.events import Event, is_terminal
 from streamserve.protocol.park import Accepted, Park
 
@@ -31,6 +32,7 @@ class PipelineGeneration:
         self.on_news: Callable[[], None] | None = None
         self.task: asyncio.Task[None] | None = None
         self.is_open = True
+        self.shown: Shown | None = None  # of a job that is tried again: what it does not show again
         self.num_read: int | None = 0  # tokens that the furthest reader has; None: the run does not wait for readers
         self.on_read: Callable[[], None] | None = None
         self._events: deque[Event] = deque()
@@ -79,9 +81,14 @@ class PipelineGeneration:
     # For the run
 
     def put(self, event: Event) -> None:
-        """Show an event without waiting. Nothing follows a terminal one."""
+        """Show an event without waiting. Nothing follows a terminal one. Raises NotRepeatable."""
         if not self.is_open:
             return
+        if self.shown is not None:
+            rest = self.shown.rest_of(event)
+            if rest is None:
+                return
+            event = rest
         self._events.append(event)
         self.is_open = not is_terminal(event)
         if len(self._events) >= MAX_WAITING:

@@ -15,19 +15,20 @@ import json
 import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from streamserve.clients.base import EngineClient
 from streamserve.clients.pipeline.answers import Answering
 from streamserve.clients.pipeline.filters import OutputFilter
+from streamserve.clients.pipeline.journal import Journal, Key
 from streamserve.clients.pipeline.phases import RunPhases
 from streamserve.clients.pipeline.speech import Speech
 from streamserve.clients.pipeline.tools import FunctionTool, ToolCall, WrongCall, as_object, function_tool, result_text
 from streamserve.dialects.fields import read
 from streamserve.dialects.generate import build, request_fields, sampling_fields
 from streamserve.protocol.errors import StreamserveError, no_model
-from streamserve.protocol.events import Citation, Status, Usage
+from streamserve.protocol.events import Citation, Event, Status, Token, Usage
 from streamserve.protocol.limits import Limits
 from streamserve.protocol.requests import GenerateRequest, Message
 
@@ -61,13 +62,14 @@ class Run:
         model: str,
         limits: Limits,
         call: Callable[..., Awaitable[Any]],
+        journal: Journal | None = None,
     ) -> None:
         self.input: Mapping[str, Any] = request.input
         self.messages: tuple[Message, ...] = request.messages or ()
         self.stream_id, self.tenant, self.model = request.stream_id, request.tenant, model
         self.deadline = None if request.timeout_seconds is None else time.monotonic() + request.timeout_seconds
         self._request, self._speech, self._clients = request, speech, clients
-        self._limits, self._call = limits, call
+        self._limits, self._call, self._journal = limits, call, journal
         self.phases = RunPhases()
         self._num_steps = self._num_citations = 0
         self._warming: set[asyncio.Task[None]] = set()
@@ -90,23 +92,33 @@ class Run:
         """Show the step `name`, run `function`, and return its result. Synchronous ones run on a thread.
 
         Readers see "Step 2 of 4" where `of` says how many there are. `phase` (retrieval, rerank, context, or a name of
-        your own) is where `done` counts its time.
+        your own) is where `done` counts its time. In a job the result is kept as JSON: a job that is tried again gets
+        it, and does not call the function.
         """
         self._num_steps += 1
+        status = Status(status="step", step=self._num_steps, of=of, message=name)
         with self.phases.during(phase):
-            await self._speech.show(Status(status="step", step=self._num_steps, of=of, message=name))
-            return await self._do(function, *args, **options)
+            await self._speech.show(status)
+            if self._journal is None:
+                return await self._do(function, *args, **options)
+            self._journal.memo.note_step(status)
+            return await self._kept(self._journal, name, lambda: self._do(function, *args, **options))
 
     def cite(self, source: str, *, id: str, title: str | None = None, url: str | None = None) -> None:
         """Show a source of the answer, as soon as it is known."""
         self._num_citations += 1
         if self._num_citations > _MAX_CITATIONS:
             raise ValueError(f"a run cites {_MAX_CITATIONS:,} sources at most")
-        self._speech.generation.put(Citation(source=source, id=str(id), title=title, url=url))
+        citation = Citation(source=source, id=str(id), title=title, url=url)
+        self._speech.generation.put(citation)
+        if self._journal is not None:
+            self._journal.note(citation)
 
     async def say(self, text: str) -> None:
         """Show text that no model has made."""
         await self._speech.say(text)
+        if self._journal is not None:
+            self._journal.note(Token(text=text, token_ids=()))
 
     async def generate(
         self,
@@ -132,7 +144,8 @@ class Run:
         offered = {one.tool.name: one for one in map(function_tool, tools)}
         request = replace(request, tools=tuple(one.tool for one in offered.values()))
         for round_ in range(max_rounds + 1):
-            answering = Answering(client, request, self._speech if show else None, self.phases, through)
+            shown = self._speech if show else None
+            answering = Answering(client, request, shown, self.phases, through, self._journal)
             text, done = await answering.run()
             if not (offered and answering.calls):
                 return Answer(text=text, finish_reason=done.finish_reason, usage=done.usage)
@@ -194,6 +207,8 @@ class Run:
             result = await self._result(call, tools)
             if is_shown:
                 await self._speech.show_result(call.id, result)
+                if self._journal is not None:
+                    self._journal.note_result(call.id, result)
             turns.append(Message(role="tool", content=result, extra={"tool_call_id": call.id, "name": call.name}))
         seed = request.sampling.seed  # the ids of calls are made of it: those of another round are others
         sampling = replace(request.sampling, seed=None if seed is None else seed + 1)
@@ -207,7 +222,30 @@ class Run:
             arguments = tools[call.name].arguments(call.arguments)
         except WrongCall as wrong:
             return f"Error: {wrong}"
-        return result_text(await self._do(tools[call.name].function, **arguments))
+        function = tools[call.name].function
+        if self._journal is None:
+            return result_text(await self._do(function, **arguments))
+
+        async def result() -> str:
+            return result_text(await self._do(function, **arguments))
+
+        return str(await self._kept(self._journal, f"tool {call.name}", result))
+
+    async def _kept(self, journal: Journal, name: str, function: Callable[[], Awaitable[Any]]) -> Any:
+        """Run a step of a job, or return what an earlier attempt has kept of it, and show what that has shown."""
+
+        async def show(key: Key | None, events: list[Event]) -> None:
+            if key is not None:
+                await self._speech.turn.acquire(key)
+            try:
+                for event in events:
+                    await self._speech.repeat(event)
+                    journal.note(event, key)
+            finally:
+                if key is not None:
+                    self._speech.turn.release()
+
+        return await journal.step(name, function, show, _as_json, _from_json)
 
     async def _do(self, function: Callable[..., Any], *args: Any, **options: Any) -> Any:
         """Run a function: a synchronous one on a thread."""
@@ -260,6 +298,18 @@ class Run:
             timeout_seconds=left,
             arrived_at=time.monotonic(),
         )
+
+
+def _as_json(result: Any) -> Any:
+    """Return the result of a step as what JSON can hold."""
+    return {"$answer": asdict(result)} if isinstance(result, Answer) else result
+
+
+def _from_json(value: Any) -> Any:
+    if isinstance(value, dict) and set(value) == {"$answer"}:
+        kept = value["$answer"]
+        return Answer(text=kept["text"], finish_reason=kept["finish_reason"], usage=Usage(**kept["usage"]))
+    return value
 
 
 async def _warm(client: EngineClient, request: GenerateRequest) -> None:

@@ -7,17 +7,19 @@ and results of tools. On the event loop; knows no model.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Mapping, Sequence
 
 from streamserve.clients.pipeline.filters import Chain, OutputFilter, Stopped
 from streamserve.clients.pipeline.generation import PipelineGeneration
+from streamserve.clients.pipeline.journal import Turns
 from streamserve.protocol.events import (
     TEXT,
     BlockStart,
     BlockStop,
+    Citation,
     Done,
     Event,
+    Status,
     Token,
     Usage,
 )
@@ -31,9 +33,14 @@ _RESULT_CHARS = 2_000  # of a tool's result, in one event
 class Speech:
     """The shown side of one run."""
 
-    def __init__(self, generation: PipelineGeneration, filters: Sequence[Callable[[], OutputFilter]] = ()) -> None:
+    def __init__(
+        self,
+        generation: PipelineGeneration,
+        filters: Sequence[Callable[[], OutputFilter]] = (),
+        turn: Turns | None = None,
+    ) -> None:
         self.generation = generation
-        self.turn = asyncio.Lock()  # held by the answer that is shown
+        self.turn = turn or Turns()  # held by the answer that is shown
         self.num_tokens = 0  # shown so far
         self.finish_reason = "stop"
         self._filters, self._chain = filters, Chain(())  # of the open block
@@ -68,6 +75,26 @@ class Speech:
                 raise Stopped from None
             self._put_text(text, event.token_ids)
             await self.generation.room()
+
+    async def continued(self) -> Token | None:
+        """Return what an earlier attempt has shown of the answer whose turn it is, and count it as shown.
+
+        None if it has to be made anew: there is nothing, it has other blocks than text, or filters have changed it.
+        """
+        shown = self.generation.shown
+        token = None if shown is None or self._filters else shown.plain_answer()
+        if token is not None:
+            await self.take(Token(text=token.text, token_ids=token.token_ids))
+        return token
+
+    async def repeat(self, event: Event) -> None:
+        """Show an event of a step that an earlier attempt has finished, as far as it was not shown then."""
+        if isinstance(event, Done):
+            self.count(event.usage, event.finish_reason)
+        elif isinstance(event, Status | Citation):
+            await self.show(event)
+        else:
+            await self.take(event)
 
     async def say(self, text: str) -> None:
         """Show text that no model has made. Raises Stopped."""

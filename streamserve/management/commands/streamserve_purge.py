@@ -46,7 +46,7 @@ class Command(BaseCommand):
                 num = asyncio.run(_purge(before))
                 self.stdout.write(f"{num} logs that were last written before {until:%Y-%m-%d %H:%M} UTC are gone.")
                 rows = row_ages(settings).drop_old(settings.streams, timezone.now())
-                self.stdout.write(f"{rows[0]} rows of streams and {rows[1]} of watches are gone.")
+                self.stdout.write(f"{rows[0]} rows of streams, {rows[1]} of watches and {rows[2]} of jobs are gone.")
                 num_files, num_batches = async_to_sync(SiteFiles(settings).purge)()
                 self.stdout.write(f"{num_files} files of batches and {num_batches} batches are gone.")
         except LogUnavailable as error:

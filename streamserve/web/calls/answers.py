@@ -100,7 +100,7 @@ class Answer:
         if len(tenant) > _MAX_TENANT_CHARS:
             raise BadRequest(f"A tenant's name has at most {_MAX_TENANT_CHARS} characters.", param="tenant")
         self._request, self._user, self._tenant = request, user, tenant
-        self._bodies = list(_bodies(question, system, fields))
+        self.bodies = list(_bodies(question, system, fields))
         self._stream: Stream | None = None
 
     @property
@@ -115,36 +115,36 @@ class Answer:
 
     def start(self) -> Self:
         """Begin an answer that waits for its reader; return it."""
-        caller = self._caller("await astart()")
+        caller = self.caller("await astart()")
         background.run(lambda: self._start(caller, "park"), "await astart()")
         return self
 
     async def astart(self) -> Self:
         """Do what `start` does, from async code."""
-        await self._start(await self._acaller(), "park")
+        await self._start(await self.acaller(), "park")
         return self
 
     async def abegin(self) -> Stream:
         """Begin an answer that ends with its reader, and return its stream."""
-        return await self._start(await self._acaller(), "abort")
+        return await self._start(await self.acaller(), "abort")
 
     def response(self, format: str = "native") -> HttpResponseBase:
         """Return the response of a view that streams the answer: server-sent events in this `format`."""
-        caller = self._caller("await aresponse()")
+        caller = self.caller("await aresponse()")
         return background.run(lambda: self._respond(caller, format), "await aresponse()")
 
     async def aresponse(self, format: str = "native") -> HttpResponseBase:
         """Do what `response` does, from an async view."""
-        return await self._respond(await self._acaller(), format)
+        return await self._respond(await self.acaller(), format)
 
     def whole(self) -> Completion:
         """Wait for the end; return the whole answer."""
-        caller = self._caller("await acomplete()")
+        caller = self.caller("await acomplete()")
         return background.run(lambda: self._whole(caller), "await acomplete()")
 
     async def awhole(self) -> Completion:
         """Do what `whole` does, from async code."""
-        return await self._whole(await self._acaller())
+        return await self._whole(await self.acaller())
 
     def __iter__(self) -> Iterator[str]:
         return self._texts()
@@ -154,12 +154,13 @@ class Answer:
 
     # The caller
 
-    def _caller(self, instead: str) -> Caller:
-        """Return the owner of the answer. In this thread, whose transaction may hold the user's row."""
+    def caller(self, instead: str) -> Caller:
+        """Return the owner. In this thread, whose transaction may hold the user's row."""
         background.refuse_on_loop(instead)
-        return async_to_sync(self._acaller)() if self._request is not None else self._named_caller()
+        return async_to_sync(self.acaller)() if self._request is not None else self._named_caller()
 
-    async def _acaller(self) -> Caller:
+    async def acaller(self) -> Caller:
+        """Return the owner of the answer."""
         if self._request is None:
             return self._named_caller()
         request, headers = self._request, {name.lower(): value for name, value in self._request.headers.items()}
@@ -184,14 +185,14 @@ class Answer:
         if self._stream is not None:
             return self._stream
         site = get_site()
-        for body in self._bodies:
+        for body in self.bodies:
             asked = native.parse(body, site.limits, default_model=site.default_model)
             await _wait_for_engine(asked.generate.model)
             try:
                 self._stream = await site.start(caller, asked.generate, on_disconnect)
                 return self._stream
             except NoChatTemplate:
-                if body is self._bodies[-1]:
+                if body is self.bodies[-1]:
                     raise
         raise AssertionError("the last body returns or raises")
 
@@ -215,7 +216,7 @@ class Answer:
 
     async def _follow(self, caller: Caller | None) -> AsyncGenerator[str]:
         """Yield the new text of the answer. Raises the error that it ends in."""
-        started = await self._start(caller or await self._acaller(), "abort")
+        started = await self._start(caller or await self.acaller(), "abort")
         blocks = TextBlocks()
         async with aclosing(follow(get_site().streams, started, transport="python")) as events:
             async for logged in events:
@@ -225,7 +226,7 @@ class Answer:
 
     def _texts(self) -> Generator[str]:
         """Do what `_follow` does, from synchronous code."""
-        texts = self._follow(self._caller("async for"))
+        texts = self._follow(self.caller("async for"))
         try:
             while (text := background.run(lambda: _next(texts), "async for")) is not None:
                 yield text

@@ -7,6 +7,7 @@ is ended once. The time between two rounds is a quarter of the resume window, 30
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Awaitable, Callable
 from contextvars import Context
@@ -17,9 +18,9 @@ from channels.db import database_sync_to_async
 from django.utils import timezone
 
 from streamserve.api.logs import get_logger
+from streamserve.models import Job, Watch
 from streamserve.models import Stream as StreamRow
-from streamserve.models import Watch
-from streamserve.streams.config import StreamConfig
+from streamserve.streams.config import JOB, StreamConfig
 from streamserve.streams.lease.liveness import Liveness, host_of
 from streamserve.streams.log.base import Refusal, append
 from streamserve.streams.registry import Streams
@@ -42,21 +43,24 @@ def purge_before(settings: StreamConfig, now: float) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowAges:
-    """How many days rows are kept: finished streams, watches. 0: for ever."""
+    """How many days rows are kept: finished streams, watches, jobs. 0: for ever."""
 
     streams_days: float = 0.0
     watches_days: float = 0.0
+    jobs_days: float = 0.0
 
-    def drop_old(self, settings: StreamConfig, now: datetime) -> tuple[int, int]:
+    def drop_old(self, settings: StreamConfig, now: datetime) -> tuple[int, int, int]:
         """Delete older rows; return how many of each. A row stays for as long as its log may be replayed."""
         replayed = datetime.fromtimestamp(purge_before(settings, now.timestamp()), UTC)
-        num_streams = num_watches = 0
+        num_streams = num_watches = num_jobs = 0
         if self.streams_days:
             before = min(replayed, now - timedelta(days=self.streams_days))
             num_streams = StreamRow.objects.drop_finished(before)
         if self.watches_days:
             num_watches = Watch.objects.drop_ended(now - timedelta(days=self.watches_days))
-        return num_streams, num_watches
+        if self.jobs_days:
+            num_jobs = Job.objects.drop_finished(min(replayed, now - timedelta(days=self.jobs_days)))
+        return num_streams, num_watches, num_jobs
 
 
 class Reaper:
@@ -98,7 +102,7 @@ class Reaper:
 
     async def round(self) -> None:
         """Check every unfinished stream once; purge if it is time."""
-        for row in await orm.call(lambda: list(StreamRow.objects.unfinished())):
+        for row in await orm.call(lambda: list(StreamRow.objects.unfinished().exclude(on_disconnect=JOB))):
             try:
                 await self._check(row)
             except Exception:
@@ -152,6 +156,9 @@ class Reaper:
                     await append(streams.log, stream.log_id, stream.lease.fence, [])
                 except (Refusal, KeyError):
                     log.info("stream_log_not_kept", stream_id=stream.id)
+        for log_id, fence in await orm.call(lambda: list(StreamRow.objects.of_unfinished_jobs())):
+            with contextlib.suppress(Refusal, KeyError):  # queued or between two attempts: it has no writer
+                await append(streams.log, log_id, fence, [])
         num_dropped = await streams.log.purge(purge_before(streams.settings, time.time()))
         if num_dropped:
             log.info("stream_logs_purged", num=num_dropped)
@@ -159,6 +166,6 @@ class Reaper:
         drop_old = database_sync_to_async(self._ages.drop_old, thread_sensitive=False)
         dropped = await drop_old(streams.settings, timezone.now())
         if any(dropped):
-            log.info("rows_dropped", streams=dropped[0], watches=dropped[1])
+            log.info("rows_dropped", streams=dropped[0], watches=dropped[1], jobs=dropped[2])
         if self._purge_files is not None:
             await self._purge_files()

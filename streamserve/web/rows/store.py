@@ -33,22 +33,8 @@ class RowStore:
         self._liveness = liveness
 
     async def insert(self, record: Record) -> None:
-        row = StreamRow(
-            id=record.id,
-            log_id=record.log_id,
-            owner=record.owner,
-            tenant=record.tenant,
-            model=record.model,
-            on_disconnect=record.on_disconnect,
-            fence=record.fence,
-            producer=record.producer,
-            request=None if record.request is None else encode_request(record.request),
-            created_at=datetime.fromtimestamp(record.created, UTC),
-            request_key=None if record.once is None else record.once.key,
-            request_digest=None if record.once is None else record.once.digest,
-        )
         try:
-            await orm.write(row.save, force_insert=True)
+            await orm.write(row_of(record).save, force_insert=True)
         except IntegrityError as error:
             if record.once is not None and await self.find(request_key=record.once.key) is not None:
                 raise KeyTaken from error
@@ -95,6 +81,24 @@ class RowStore:
 
     def is_alive(self, worker_id: str) -> bool:
         return self._liveness is not None and self._liveness.is_alive(worker_id)
+
+
+def row_of(record: Record) -> StreamRow:
+    """Return a new stream's record as a row."""
+    return StreamRow(
+        id=record.id,
+        log_id=record.log_id,
+        owner=record.owner,
+        tenant=record.tenant,
+        model=record.model,
+        on_disconnect=record.on_disconnect,
+        fence=record.fence,
+        producer=record.producer,
+        request=None if record.request is None else encode_request(record.request),
+        created_at=datetime.fromtimestamp(record.created, UTC),
+        request_key=None if record.once is None else record.once.key,
+        request_digest=None if record.once is None else record.once.digest,
+    )
 
 
 def record_of(row: StreamRow) -> Record:

@@ -10,16 +10,34 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
+from streamserve.streams.config import JobConfig
 from streamserve.web.batches.work import BatchKind
-from streamserve.web.work.kinds import Kind
+from streamserve.web.work.jobs import Jobs
+from streamserve.web.work.kinds import Kind, RetryPolicy
 from streamserve.web.work.presence import Presence
+from streamserve.web.work.webhooks import Webhooks
 from streamserve.web.work.worker import Worker
 
 if TYPE_CHECKING:
     from streamserve.web.site import DjangoSite
 
+
+def _jobs(site: DjangoSite) -> Kind:
+    config = site.settings.jobs
+    return Jobs(site.streams, site.memos, concurrency=config.concurrency, retry=retry_of(config))
+
+
+def retry_of(config: JobConfig) -> RetryPolicy:
+    """Return how often a job is tried."""
+    return RetryPolicy(
+        max_attempts=config.max_attempts, first_seconds=config.retry_seconds, max_seconds=config.max_retry_seconds
+    )
+
+
 # By name, as `--kinds` takes them, the most urgent first. Each is made once for a worker, with its site.
-KINDS: Mapping[str, Callable[[DjangoSite], Kind]] = MappingProxyType({"batch": BatchKind})
+KINDS: Mapping[str, Callable[[DjangoSite], Kind]] = MappingProxyType(
+    {"jobs": _jobs, "webhooks": lambda site: Webhooks(site.settings.webhooks), "batch": BatchKind}
+)
 
 
 def worker_for(

@@ -32,10 +32,11 @@ class Worker:
     def __init__(self, kinds: Sequence[Kind], presence: Presence, *, grace_seconds: float = 30.0) -> None:
         self.kinds, self.presence = kinds, presence
         self.num_done = 0
+        self.ends_idle = False  # it stops when nothing is due and nothing runs
         self._grace_seconds = grace_seconds
         self._running: dict[asyncio.Task[None], tuple[Kind, Claim]] = {}
         self._news = asyncio.Event()
-        self._is_stopping = False
+        self.is_stopping = False
         self._beat_at = self._orphans_at = 0.0
 
     @property
@@ -49,18 +50,20 @@ class Worker:
 
     def stop(self) -> None:
         """Claim nothing more; `run` returns when what runs has ended, or was given back. Call it on the loop."""
-        self._is_stopping = True
+        self.is_stopping = True
         self._news.set()
 
     async def run(self) -> None:
         """Work until `stop`. Cancelled, it gives back what runs at once."""
         log.info("worker_started", worker=self.presence.worker_id, kinds=",".join(kind.name for kind in self.kinds))
         try:
-            while not self._is_stopping:
+            while not self.is_stopping:
                 self._news.clear()
                 try:
                     await self._look_after()
                     await self._claim_all()
+                    if self.ends_idle and not self._running:
+                        break
                 except Exception:
                     log.exception("worker_database_failed")
                     await asyncio.sleep(_OUTAGE_SECONDS)
@@ -91,7 +94,7 @@ class Worker:
     async def _claim_all(self) -> None:
         """Claim one of each kind after the other, until nothing is due or there is no room."""
         waiting = list(self.kinds)
-        while waiting and not self._is_stopping:
+        while waiting and not self.is_stopping:
             for kind in list(waiting):
                 num_running = sum(of is kind for of, _ in self._running.values())
                 claim = await kind.claim(self.presence.worker_id) if num_running < kind.concurrency else None

@@ -1,0 +1,164 @@
+"""`/jobs`: runs of pipelines that a worker makes, whether anybody reads them or not. asyncio; framework-free.
+
+A job's events are those of its stream: `GET /jobs/{id}/events` resumes like `GET /streams/{id}/events`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Any, Protocol
+
+from streamserve.api import native as native_endpoints
+from streamserve.api.call import Call, Caller, Reply, Site, json_reply, with_class
+from streamserve.api.idempotency import once_of
+from streamserve.dialects import native
+from streamserve.protocol.errors import BadRequest, NotFound
+from streamserve.protocol.requests import GenerateRequest
+from streamserve.streams.store import Once
+
+STATUSES = ("queued", "running", "done", "failed", "cancelled")
+MAX_PAGE = 100
+_PAGE = 20
+_OF_READERS = ("on_disconnect", "format", "stream", "model")
+_CLASS = "document"  # nobody waits for the first token of a job
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobView:
+    """A job as its owner sees it. `place`: how many are taken before a queued one; `error` its code and message."""
+
+    id: str
+    stream_id: str
+    pipeline: str
+    status: str
+    attempts: int
+    place: int | None
+    progress: dict[str, Any] | None
+    result: dict[str, Any] | None
+    error: tuple[str, str] | None
+    webhook: str
+    created_at: datetime
+    due_at: datetime
+    started_at: datetime | None
+    finished_at: datetime | None
+
+    def as_json(self) -> dict[str, Any]:
+        """Return its JSON. Times are Unix seconds."""
+        error = None if self.error is None else {"code": self.error[0], "message": self.error[1]}
+        out = {
+            "job_id": self.id,
+            "status": self.status,
+            "pipeline": self.pipeline,
+            "stream_id": self.stream_id,
+            "created_at": _seconds(self.created_at),
+            "started_at": _seconds(self.started_at),
+            "finished_at": _seconds(self.finished_at),
+            "attempts": self.attempts,
+            "progress": self.progress,
+            "result": self.result,
+            "error": error,
+        }
+        if self.status == "queued":
+            out |= {"place": self.place, "due_at": _seconds(self.due_at)}
+        return out | ({"webhook": self.webhook} if self.webhook else {})
+
+
+class JobQueue(Protocol):
+    """The jobs of a site. Every call may raise a database error."""
+
+    async def enqueue(
+        self, caller: Caller, request: GenerateRequest, *, webhook: str = "", once: Once | None = None
+    ) -> JobView:
+        """Queue a run of a pipeline; with `once`, return the job that its key has queued before."""
+
+    async def find(self, caller: Caller, job_id: str) -> JobView:
+        """Return a job of the caller's tenant. Raises NotFound."""
+
+    async def list(self, caller: Caller, *, status: str = "", after: str = "", limit: int = 20) -> list[JobView]:
+        """Return the tenant's jobs, the newest first, without their results."""
+
+    async def cancel(self, caller: Caller, job_id: str) -> JobView:
+        """End a job as cancelled; one that has ended stays as it is."""
+
+
+class JobSite(Site, Protocol):
+    """A site with a database and workers."""
+
+    @property
+    def jobs(self) -> JobQueue: ...
+
+
+async def jobs(call: Call, site: JobSite) -> Reply:
+    """Queue a job, or list them."""
+    return await (_list(call, site) if call.method == "GET" else _enqueue(call, site))
+
+
+async def _enqueue(call: Call, site: JobSite) -> Reply:
+    """POST /jobs {pipeline, input | messages | prompt, webhook?, the fields of POST /streams}: 202."""
+    body = await call.json(site.limits)
+    once = once_of(call, "jobs", body)
+    webhook = body.get("webhook", "")
+    if not isinstance(webhook, str):
+        raise BadRequest("'webhook' is the name of one of the site's webhooks.", param="webhook")
+    job = await site.jobs.enqueue(call.caller, job_request(body, call.caller, site), webhook=webhook, once=once)
+    return json_reply(job.as_json(), status=202, headers={"X-Stream-Id": job.stream_id})
+
+
+def job_request(body: dict[str, Any], caller: Caller, site: Site) -> GenerateRequest:
+    """Return the request in the body of a job. Raises BadRequest."""
+    name = body.get("pipeline")
+    if not isinstance(name, str) or not name:
+        raise BadRequest("A job needs 'pipeline', the name of a pipeline. GET /pipelines lists them.", param="pipeline")
+    for field in _OF_READERS:
+        if field in body:
+            message = f"A job has no {field!r}: it runs to its end, and its events are at /jobs/<job_id>/events."
+            raise BadRequest(message, code="unknown_field", param=field)
+    rest = {key: value for key, value in body.items() if key not in ("pipeline", "webhook")}
+    asked = native.parse({**rest, "model": name}, site.limits, default_model=site.default_model)
+    return with_class(asked.generate, asked.latency_class or caller.latency_class or _CLASS, caller, site, "jobs")
+
+
+async def _list(call: Call, site: JobSite) -> Reply:
+    """GET /jobs?status=&after=&limit=: the newest first."""
+    query = call.query()
+    unknown = set(query) - {"status", "after", "limit"}
+    if unknown:
+        raise BadRequest(f"There is no parameter {min(unknown)[:64]!r}: status, after, limit.", param=min(unknown)[:64])
+    status, limit = query.get("status", ""), query.get("limit", str(_PAGE))
+    if status and status not in STATUSES:
+        raise BadRequest(f"'status' is one of {', '.join(STATUSES)}.", param="status")
+    if not (limit.isascii() and limit.isdigit() and len(limit) <= 3 and 1 <= int(limit) <= MAX_PAGE):
+        raise BadRequest(f"'limit' is a number from 1 to {MAX_PAGE}.", param="limit")
+    found = await site.jobs.list(call.caller, status=status, after=query.get("after", ""), limit=int(limit) + 1)
+    page = found[: int(limit)]
+    rest = {"has_more": len(found) > len(page), "last_id": page[-1].id if page else None}
+    return json_reply({"jobs": [job.as_json() for job in page], **rest})
+
+
+async def job(call: Call, site: JobSite) -> Reply:
+    """GET /jobs/{id}: status, place, progress, result, error."""
+    found = await site.jobs.find(call.caller, call.params["job_id"])
+    return json_reply(found.as_json())
+
+
+async def job_events(call: Call, site: JobSite) -> Reply:
+    """GET /jobs/{id}/events: the events of its stream, replayed and followed."""
+    found = await site.jobs.find(call.caller, call.params["job_id"])
+    return await native_endpoints.stream_events(replace(call, params={"stream_id": found.stream_id}), site)
+
+
+async def cancel_job(call: Call, site: JobSite) -> Reply:
+    """POST /jobs/{id}/cancel: end it as cancelled, queued or running. Idempotent."""
+    await call.json(site.limits, optional=True)
+    return json_reply((await site.jobs.cancel(call.caller, call.params["job_id"])).as_json())
+
+
+def no_job() -> NotFound:
+    """Return the error for an id that names no job of the caller's."""
+    message = "There is no job of that id. `job_id` of the answer to POST /jobs has it: 32 hex digits."
+    return NotFound(message, code="job_not_found", param="job_id")
+
+
+def _seconds(when: datetime | None) -> float | None:
+    return None if when is None else round(when.timestamp(), 3)

@@ -1,0 +1,226 @@
+"""`Journal`: what a run keeps in a job, so that another attempt repeats no finished step and shows nothing twice.
+
+    step    the JSON of its result, and what it has shown     by its name and how often that name came before
+    answer  its events as the model gave them                 the same, under the step that it is in
+    turn    which answer is being shown: it may be cut off
+
+A `Memo` (the job's rows, web/work/memo.py) keeps them. An attempt calls the author's function from the start: a
+finished step returns what was kept, and what it shows goes through `Shown`, which takes off what the log has. A plain
+answer that was cut off goes on from its tokens; one with blocks, or behind filters, is made anew with the same seed,
+and compared. An answer's name has a digest of its request, since those side by side may be called in any order.
+asyncio; knows no database.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import hashlib
+import json
+import logging
+import time
+from collections import Counter, deque
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from contextvars import ContextVar
+from dataclasses import asdict, replace
+from typing import Any, Protocol
+
+from streamserve.clients.pipeline.shown import joined
+from streamserve.protocol.events import BlockStart, BlockStop, Error, Event, Status, Token
+from streamserve.protocol.frames import decode_event, encode_event
+from streamserve.protocol.requests import GenerateRequest
+
+logger = logging.getLogger("streamserve.pipelines")
+
+Key = tuple[str, int]
+_MAX_NAME_CHARS = 200
+_DIGEST_CHARS = 16
+
+
+class Memo(Protocol):
+    """What is kept of one job, for the attempt that runs. Its writes raise when the job was taken from this process."""
+
+    @property
+    def kept(self) -> Mapping[Key, Mapping[str, Any]]:
+        """JSON of what is finished, in the order in which it was shown."""
+
+    @property
+    def shown(self) -> Sequence[Event]:
+        """What the log has."""
+
+    @property
+    def begun(self) -> Key | None:
+        """The last answer that began to be shown."""
+
+    async def load(self) -> None:
+        """Read what earlier attempts have left."""
+
+    async def keep(self, key: Key, value: Mapping[str, Any], seconds: float) -> None:
+        """Keep the result of what is finished."""
+
+    async def begin(self, key: Key) -> None:
+        """Note the answer that is about to be shown."""
+
+    def note_step(self, status: Status) -> None:
+        """Note how far the job is."""
+
+    def retry(self, error: Error) -> bool:
+        """Take the end of a failed attempt, and return True, if the job is tried again."""
+
+
+class Turns:
+    """One answer is shown at a time; in a job that is tried again, in the order of before."""
+
+    def __init__(self, order: Iterable[Key] = ()) -> None:
+        self._order = deque(order)
+        self._lock = asyncio.Lock()
+        self._moved = asyncio.Event()
+
+    async def acquire(self, key: Key | None = None) -> None:
+        """Wait for the turn."""
+        while self._order and self._order[0] != key:
+            self._moved.clear()
+            await self._moved.wait()
+        await self._lock.acquire()
+        if self._order:
+            self._order.popleft()
+
+    def release(self) -> None:
+        """End the turn."""
+        self._lock.release()
+        self._moved.set()
+
+    async def __aenter__(self) -> None:
+        await self._lock.acquire()  # of what belongs to no answer, and has no place in the order
+
+    async def __aexit__(self, *error: object) -> None:
+        self.release()
+
+
+class _Scope:
+    """A step that runs: what is counted and shown within it."""
+
+    def __init__(self, path: str = "") -> None:
+        self.path = path
+        self.nums: Counter[str] = Counter()
+        self.shown: list[tuple[Key | None, Event]] = []
+
+
+_scope: ContextVar[_Scope | None] = ContextVar("scope", default=None)
+
+
+class Journal:
+    """Of one attempt."""
+
+    def __init__(self, memo: Memo, seed: int) -> None:
+        self.memo, self._seed = memo, seed
+        self._root = _Scope()
+
+    def key(self, name: str) -> Key:
+        """Return the key of the next step or answer of that name."""
+        scope = _scope.get() or self._root
+        ordinal = scope.nums[name]
+        scope.nums[name] += 1
+        full = f"{scope.path}{name}"
+        if len(full) > _MAX_NAME_CHARS:
+            digest = _digest(full)
+            full = full[: _MAX_NAME_CHARS - len(digest)] + digest
+        return full, ordinal
+
+    def turns(self) -> Turns:
+        """Return the turns of earlier attempts' answers, and then any."""
+        order = [key for key, value in self.memo.kept.items() if value.get("is_shown")]
+        if self.memo.begun is not None and self.memo.begun not in order:
+            order.append(self.memo.begun)
+        return Turns(order)
+
+    def begin_answer(self, request: GenerateRequest) -> tuple[Key, GenerateRequest]:
+        """Return the key of an answer, and its request with a seed: the same in every attempt."""
+        asked = [request.model, request.prompt, request.messages, request.tools, asdict(request.sampling)]
+        key = self.key(f"generate {_digest(repr(asked))}")
+        if request.sampling.seed is None:
+            seed = int(_digest(f"{self._seed} {key}"), 16) >> 1
+            request = replace(request, sampling=replace(request.sampling, seed=seed))
+        return key, request
+
+    def note(self, event: Event, key: Key | None = None) -> None:
+        """Note what is shown within a step. `key` is the answer's that it belongs to."""
+        scope = _scope.get()
+        if scope is None:
+            return
+        last_key, last = scope.shown[-1] if scope.shown else (None, None)
+        if isinstance(event, Token) and isinstance(last, Token) and (last_key, last.index) == (key, event.index):
+            scope.shown[-1] = (key, joined(last, event))
+        else:
+            scope.shown.append((key, event))
+
+    def note_result(self, call_id: str, text: str) -> None:
+        """Note the result of a tool that is shown within a step: a block of its own."""
+        self.note(BlockStart(choice=0, index=0, kind="tool_result", id=call_id))
+        self.note(Token(text=text, token_ids=()))
+        self.note(BlockStop(choice=0, index=0))
+
+    async def step(
+        self,
+        name: str,
+        function: Callable[[], Awaitable[Any]],
+        show: Callable[[Key | None, list[Event]], Awaitable[None]],
+        encode: Callable[[Any], Any],
+        decode: Callable[[Any], Any],
+    ) -> Any:
+        """Return the step's result: what an earlier attempt has kept, or what `function` returns now.
+
+        `show` shows again what the kept step has shown. A result that is no JSON is not kept: the step is repeated.
+        """
+        key = self.key(name)
+        kept = self.memo.kept.get(key)
+        if kept is not None:
+            for of, events in kept["shown"]:
+                await show(None if of is None else (of[0], of[1]), [_decoded(event) for event in events])
+            return decode(kept["result"])
+        scope, began = _Scope(f"{key[0]}#{key[1]}/"), time.monotonic()
+        token = _scope.set(scope)
+        try:
+            result = await function()
+        finally:
+            _scope.reset(token)
+        for of, event in scope.shown:
+            self.note(event, of)
+        try:
+            text = json.dumps(encode(result), ensure_ascii=True, allow_nan=False)
+        except (TypeError, ValueError, RecursionError) as error:
+            logger.warning("the result of the step %s is no JSON, and another attempt repeats it: %s", key[0], error)
+            return result
+        kept_result = json.loads(text)
+        await self.memo.keep(key, {"result": kept_result, "shown": _grouped(scope.shown)}, time.monotonic() - began)
+        return decode(kept_result)
+
+    def answer(self, key: Key) -> list[Event] | None:
+        """Return the events of a finished answer."""
+        kept = self.memo.kept.get(key)
+        return None if kept is None else [_decoded(event) for event in kept["events"]]
+
+    async def keep_answer(self, key: Key, events: list[Event], seconds: float, *, is_shown: bool) -> None:
+        """Keep a finished answer, `done` last. Before its turn ends."""
+        await self.memo.keep(key, {"events": [_encoded(one) for one in events], "is_shown": is_shown}, seconds)
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:_DIGEST_CHARS]
+
+
+def _grouped(shown: Iterable[tuple[Key | None, Event]]) -> list[tuple[Key | None, list[str]]]:
+    groups: list[tuple[Key | None, list[str]]] = []
+    for key, event in shown:
+        if not groups or groups[-1][0] != key:
+            groups.append((key, []))
+        groups[-1][1].append(_encoded(event))
+    return groups
+
+
+def _encoded(event: Event) -> str:
+    return base64.b64encode(encode_event(event)).decode()
+
+
+def _decoded(text: str) -> Event:
+    return decode_event(base64.b64decode(text))

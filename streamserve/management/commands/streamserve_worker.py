@@ -1,0 +1,79 @@
+"""`manage.py streamserve_worker`: run jobs, for systemd and containers, or in a second terminal.
+
+SIGTERM and Ctrl-C end it gracefully: it takes nothing more, what runs has GRACE_SECONDS to end, and another worker
+continues the rest. A second signal gives everything back at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+from argparse import ArgumentParser
+from typing import Any
+
+from django.core.management.base import BaseCommand, CommandError
+
+from streamserve.conf import get_settings
+from streamserve.web import site
+from streamserve.web.work.serving import KINDS, worker_for
+from streamserve.web.work.worker import Worker
+
+
+class Command(BaseCommand):
+    """Runs one worker until a signal."""
+
+    help = "Run jobs and other durable work until SIGTERM or Ctrl-C. Several workers share the work."
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        parser.add_argument(
+            "--concurrency", type=int, help='how much runs at once of each kind; default JOBS["CONCURRENCY"]'
+        )
+        parser.add_argument(
+            "--kinds", default="", help=f"what it works on, with commas in between: {', '.join(KINDS)}; default all"
+        )
+        parser.add_argument("--drain", action="store_true", help="end when nothing is due any more")
+
+    def handle(self, *args: Any, concurrency: int | None, kinds: str, drain: bool, **options: Any) -> None:
+        settings = get_settings()
+        if settings.log == "memory":
+            raise CommandError('Logs are in the memory of web processes (LOG is "memory"), and they run the jobs.')
+        names = [name for name in kinds.split(",") if name]
+        unknown = [name for name in names if name not in KINDS]
+        if unknown:
+            raise CommandError(f"There is no kind of work {unknown[0]!r}. There are: {', '.join(KINDS)}.")
+        if concurrency is not None and concurrency < 1:
+            raise CommandError("--concurrency is 1 at least.")
+        _log_to_stderr()
+        asyncio.run(self._run(names, concurrency, settings.jobs.grace_seconds, drain))
+
+    async def _run(self, names: list[str], concurrency: int | None, grace_seconds: float, drain: bool) -> None:
+        here = site.get_site()
+        site.start_loading()
+        worker = worker_for(here, names, concurrency=concurrency, grace_seconds=grace_seconds)
+        worker.ends_idle = drain
+        running = asyncio.create_task(worker.run())
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, _stop, worker, running)
+        kinds = ", ".join(f"{kind.name} ({kind.concurrency} at once)" for kind in worker.kinds)
+        self.stdout.write(f"Working on {kinds}, as {worker.presence.worker_id}. Ctrl-C ends it.")
+        self.stdout.flush()
+        await asyncio.gather(running, return_exceptions=True)
+        await site.reset()
+        self.stdout.write(f"The worker has ended; it has done {worker.num_done}.")
+
+
+def _stop(worker: Worker, running: asyncio.Task[None]) -> None:
+    """The first signal ends it gracefully, the second at once."""
+    if worker.is_stopping:
+        running.cancel()
+    worker.stop()
+
+
+def _log_to_stderr() -> None:
+    """Log to stderr, unless the site has configured logging."""
+    logger = logging.getLogger("streamserve")
+    if not logger.hasHandlers():
+        logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+        logger.setLevel(logging.INFO)

@@ -1,0 +1,207 @@
+"""`JobQueue`: the jobs of a site as its routes and Python code see them: enqueue, find, list, cancel. asyncio.
+
+A job and its stream are inserted in one transaction, after the stream's first event is in the log: so readers find its
+events at once, and a worker a request that is whole.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from django.db import IntegrityError, transaction
+from django.db.models import Q
+
+from streamserve.api.call import Caller
+from streamserve.api.jobs import JobView, no_job
+from streamserve.clients.pipeline.client import PipelineClient
+from streamserve.models import Job
+from streamserve.protocol.errors import BadRequest, KeyReused, NotFound, Overloaded, QuotaExceeded
+from streamserve.protocol.events import Done, Meta
+from streamserve.protocol.requests import GenerateRequest, check_needs, check_sampling
+from streamserve.streams.config import JOB
+from streamserve.streams.log.base import append, new_log_id
+from streamserve.streams.store import ANONYMOUS, Once, Record
+from streamserve.web.auth import salt_of
+from streamserve.web.rows import orm
+from streamserve.web.rows.store import row_of
+from streamserve.web.work.jobs import end_job
+from streamserve.web.work.views import view_of
+
+if TYPE_CHECKING:
+    from streamserve.web.site import DjangoSite
+
+_RETRY_AFTER = 30
+
+
+class SiteJobs:
+    """See `JobQueue` in api/jobs.py."""
+
+    def __init__(self, site: DjangoSite) -> None:
+        self._site = site
+
+    async def enqueue(
+        self, caller: Caller, request: GenerateRequest, *, webhook: str = "", once: Once | None = None
+    ) -> JobView:
+        """Queue a run of a pipeline; with `once`, return the job that its key has queued before.
+
+        Raises NotFound for an unknown pipeline, BadRequest, QuotaExceeded, Overloaded, LogUnavailable, KeyReused.
+        """
+        site = self._site
+        earlier = await self._earlier(once)
+        if earlier is not None:
+            return earlier
+        self._check(request, webhook)
+        await self._check_room(caller)
+        site.streams.writer.refuse_if_down()
+        record = self._record(caller, request)
+        meta = Meta(model=record.model, stream_id=record.id, created=int(record.created))
+        await append(site.log, record.log_id, record.fence, [meta])
+        job = _row_of(record, webhook, once)
+        try:
+            await orm.call(_insert, job, record)
+        except IntegrityError:
+            earlier = await self._earlier(once)  # another worker was faster
+            if earlier is None:
+                raise
+            return earlier
+        if not site.streams.store.is_shared:
+            await site.streams.adopt(record)
+        site.ensure_worker()
+        if site.worker is not None:
+            site.worker.wake()
+        return await self._view(job)
+
+    async def find(self, caller: Caller, job_id: str) -> JobView:
+        """Return a job of the caller's tenant. Raises NotFound."""
+        return await self._view(await self._row(caller, job_id))
+
+    async def list(self, caller: Caller, *, status: str = "", after: str = "", limit: int = 20) -> list[JobView]:
+        """Return the tenant's jobs, the newest first; those after the job `after`. Raises NotFound for that."""
+        last = await self._row(caller, after) if after else None
+
+        def rows() -> list[Job]:
+            jobs = Job.objects.filter(tenant=caller.tenant).order_by("-created_at", "-pk").defer("result")
+            if status:
+                jobs = jobs.filter(state=status)
+            if last is not None:
+                older = Q(created_at=last.created_at, pk__lt=last.pk)
+                jobs = jobs.filter(Q(created_at__lt=last.created_at) | older)
+            return list(jobs[:limit])
+
+        return [view_of(job, has_result=False) for job in await orm.call(rows)]
+
+    async def cancel(self, caller: Caller, job_id: str) -> JobView:
+        """End a job as cancelled, queued or running; one that has ended stays as it is. Raises as `Stream.stop`."""
+        job = await self._row(caller, job_id)
+        if not job.is_finished:
+            await self.stop(job)
+            job = await self._row(caller, job_id)
+        return await self._view(job)
+
+    async def stop(self, job: Job) -> None:
+        """Cancel a job, whose owner was checked: the log decides whether it had ended before."""
+        stream = await self._site.streams.reach(job.stream_id)
+        if stream is not None:
+            await stream.stop()
+        end = None if stream is None else stream.terminal
+        if stream is None or (isinstance(end, Done) and end.finish_reason == "cancelled"):
+            fence = await orm.call(lambda: Job.objects.values_list("fence", flat=True).get(pk=job.pk))
+            await orm.call(end_job, job.pk, "cancelled", fence=fence)
+
+    async def _row(self, caller: Caller, job_id: str) -> Job:
+        job = await orm.call(Job.objects.filter(pk=job_id, tenant=caller.tenant).first)
+        if job is None:
+            raise no_job()
+        return job
+
+    async def _view(self, job: Job) -> JobView:
+        place = await orm.call(Job.objects.place_of, job) if job.state == "queued" else None
+        return view_of(job, place=place)
+
+    async def _earlier(self, once: Once | None) -> JobView | None:
+        if once is None:
+            return None
+        job = await orm.call(Job.objects.filter(request_key=once.key).first)
+        if job is None:
+            return None
+        if job.request_digest != once.digest:
+            raise KeyReused("This Idempotency-Key was sent with another body. Send a new key with a new request.")
+        return await self._view(job)
+
+    def _check(self, request: GenerateRequest, webhook: str) -> None:
+        client = self._site.clients.get(request.model)
+        if not isinstance(client, PipelineClient):
+            names = [name for name, one in self._site.clients.items() if isinstance(one, PipelineClient)]
+            known = f"Known: {', '.join(names)}." if names else "The site has none: see docs/pipelines.md."
+            message = f"There is no pipeline {request.model[:64]!r} here. {known}"
+            raise NotFound(message, code="pipeline_not_found", param="pipeline")
+        if webhook and webhook not in self._site.settings.webhooks:
+            known = ", ".join(self._site.settings.webhooks) or "none"
+            message = f"There is no webhook {webhook[:64]!r} here; the site's settings have: {known}."
+            raise BadRequest(message, code="webhook_not_found", param="webhook")
+        if request.n != 1:
+            raise BadRequest("A pipeline gives one answer: leave n out.", code="invalid_value", param="n")
+        check_needs(request)
+        check_sampling(request.sampling)
+
+    async def _check_room(self, caller: Caller) -> None:
+        """Raise where the caller has as many unfinished jobs as it may; visitors without a login share a bound."""
+        is_visitor, limits = caller.owner in ANONYMOUS, self._site.limits
+        most = limits.max_jobs_anonymous if is_visitor else limits.max_jobs_per_principal
+        unfinished = Job.objects.filter(state__in=("queued", "running"))
+        of = {"owner__startswith": ANONYMOUS.name} if is_visitor else {"owner": caller.owner}
+        if await orm.call(unfinished.filter(**of).count) < most:
+            return
+        if is_visitor:
+            message = "All jobs for visitors without a login are taken. Sign in, or try again later."
+            raise Overloaded(message, code="anonymous_places_taken", retry_after=_RETRY_AFTER)
+        message = f"You have {most} jobs that have not ended, which is the limit. Cancel one, or wait until one ends."
+        raise QuotaExceeded(message, code="too_many_jobs", retry_after=_RETRY_AFTER)
+
+    def _record(self, caller: Caller, request: GenerateRequest) -> Record:
+        """Return the record of the job's stream: no process produces it yet."""
+        sampling, config = request.sampling, self._site.settings.jobs
+        if sampling.seed is None:  # every attempt draws the same tokens
+            sampling = replace(sampling, seed=secrets.randbits(63))
+        request = replace(
+            request,
+            sampling=sampling,
+            tenant=caller.tenant,
+            salt=salt_of(caller.tenant),
+            stream_id=secrets.token_hex(16),
+            arrived_at=time.monotonic(),
+            timeout_seconds=request.timeout_seconds or config.timeout_seconds,
+        )
+        return Record(
+            id=request.stream_id,
+            log_id=new_log_id(),
+            owner=caller.owner,
+            tenant=caller.tenant,
+            model=request.model,
+            created=time.time(),
+            on_disconnect=JOB,
+            request=request,
+        )
+
+
+def _row_of(record: Record, webhook: str, once: Once | None) -> Job:
+    """Return the row of a new job."""
+    return Job(
+        id=secrets.token_hex(16),
+        stream_id=record.id,
+        pipeline=record.model,
+        owner=record.owner,
+        tenant=record.tenant,
+        webhook=webhook,
+        request_key=None if once is None else once.key,
+        request_digest=None if once is None else once.digest,
+    )
+
+
+def _insert(job: Job, record: Record) -> None:
+    with transaction.atomic(using=Job.objects.db):
+        row_of(record).save(force_insert=True)
+        job.save(force_insert=True)

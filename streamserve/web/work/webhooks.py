@@ -1,0 +1,100 @@
+"""`Webhooks`: messages to the site's webhooks as a kind of work: signed, retried with back-off, durable.
+
+A message is inserted in the transaction that ends its job, so that none is lost and none is sent of a job that has not
+ended. It may arrive twice: its id stays, so a receiver can tell. Signed as Standard Webhooks says
+(github.com/standard-webhooks/standard-webhooks): HMAC-SHA256 of "id.timestamp.body". Redirects are not followed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import hashlib
+import hmac
+import http.client
+import json
+import secrets
+import time
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import urlsplit
+
+from streamserve.durable.webhooks import Webhook
+from streamserve.models import Job, WebhookDelivery
+from streamserve.web.rows import orm
+from streamserve.web.work.kinds import Claim, Failed, RetryPolicy, RowKind
+from streamserve.web.work.views import view_of
+
+_GONE = 410  # the receiver wants no more of them
+_RETRY = RetryPolicy(max_attempts=10, first_seconds=5.0, max_seconds=3600.0)
+
+
+class Webhooks(RowKind[WebhookDelivery]):
+    """See above. `targets` are those of the settings, by name."""
+
+    name, model = "webhooks", WebhookDelivery
+
+    def __init__(self, targets: Mapping[str, Webhook], *, concurrency: int = 4, retry: RetryPolicy = _RETRY) -> None:
+        super().__init__(concurrency=concurrency, retry=retry)
+        self._targets = targets
+
+    async def run(self, claim: Claim) -> None:
+        target = self._targets.get(claim.row.webhook)
+        if target is None:
+            message = f"The settings have no webhook {claim.row.webhook!r} any more."
+            raise Failed(message, code="webhook_not_found", is_retryable=False)
+        job = await orm.call(Job.objects.get, pk=claim.row.job_id)
+        body = message_of(job)
+        # A thread of its own: a receiver that hangs must not hold up the pool that others share.
+        status = await asyncio.to_thread(post, target, claim.id, body, round(time.time()))
+        if not 200 <= status < 300:
+            message = f"The webhook answered {status}."
+            raise Failed(message, code="webhook_refused", is_retryable=status != _GONE)
+        await self.finish(claim)
+
+
+def message_of(job: Job) -> bytes:
+    """Return what is posted of a job that has ended."""
+    assert job.finished_at is not None
+    message: dict[str, Any] = {
+        "type": f"job.{job.state}",
+        "timestamp": job.finished_at.isoformat(),
+        "data": view_of(job).as_json(),
+    }
+    return json.dumps(message, separators=(",", ":")).encode()
+
+
+def signature_of(secret: bytes, message_id: str, timestamp: int, body: bytes) -> str:
+    """Return the header `webhook-signature`."""
+    signed = f"{message_id}.{timestamp}.".encode() + body
+    return "v1," + base64.b64encode(hmac.new(secret, signed, hashlib.sha256).digest()).decode()
+
+
+def post(target: Webhook, message_id: str, body: bytes, timestamp: int) -> int:
+    """Post a message and return the status; blocks. Raises Failed where there is no answer."""
+    parts = urlsplit(target.url)
+    cls = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
+    connection = cls(parts.hostname or "", parts.port, timeout=target.timeout_seconds)
+    path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+    headers = {
+        "Content-Type": "application/json",
+        "User-Agent": "streamserve",
+        "webhook-id": message_id,
+        "webhook-timestamp": str(timestamp),
+        "webhook-signature": signature_of(target.secret, message_id, timestamp, body),
+    }
+    try:
+        connection.request("POST", path, body, headers)
+        return connection.getresponse().status
+    except (OSError, http.client.HTTPException) as error:
+        message = f"The webhook could not be reached: {type(error).__name__}."
+        raise Failed(message, code="webhook_unreachable") from error
+    finally:
+        connection.close()
+
+
+def queue_message(job_id: str) -> None:
+    """Insert the message of a job that has just ended, if it names a webhook. In the transaction of its end."""
+    webhook = Job.objects.values_list("webhook", flat=True).get(pk=job_id)
+    if webhook:
+        WebhookDelivery.objects.create(id=f"msg_{secrets.token_hex(12)}", job_id=job_id, webhook=webhook)
