@@ -12,7 +12,13 @@ import pytest
 from tests.support.postgres_server import PostgresServer
 from tests.support.servers import ROOT
 
-FILES = ["tests/web/rows/test_store.py", "tests/web/test_auth.py", "tests/e2e/test_site_wire.py", "tests/test_keys.py"]
+FILES = [
+    "tests/web/rows/test_store.py",
+    "tests/web/test_auth.py",
+    "tests/e2e/test_site_wire.py",
+    "tests/test_keys.py",
+    "tests/project/help/test_search.py",
+]
 
 SQLITE_ONLY = ["tests/web/rows/test_store.py::test_an_end_is_written_when_the_database_is_unlocked"]
 
