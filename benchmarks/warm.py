@@ -44,7 +44,7 @@ def pipelines(prefix: dict[int, str], search_seconds: float) -> dict[str, Pipeli
     async def answer(run: Run, *, is_warm: bool) -> None:
         system = {"role": "system", "content": prefix[int(run.question)]}
         if is_warm:
-            run.warm([system, {"role": "user", "content": ""}])
+            run.warm([system, {"role": "user", "content": "Found: the"}])
         await run.step("Looking it up", asyncio.sleep, search_seconds, phase="retrieval")
         user = {"role": "user", "content": "Found: the price is 9 euros. What is the price?"}
         await run.generate([system, user], max_tokens=8, ignore_eos=True, temperature=0.0)
