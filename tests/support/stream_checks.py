@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from streamserve.clients.thread.generation import _ECHO_CHARS
 from streamserve.protocol.events import (
     TEXT,
     BlockStart,
@@ -238,13 +239,19 @@ def _check_ids(frames: list[Frame], after: int) -> None:
 
 
 def _span(frame: Frame, before: int, *, has_ids: bool) -> int:
-    """Return by how much the frame's id may be ahead of the last one. Without ids a token has a character at least."""
+    """Return by how much the frame's id may be ahead of the last one. Without ids a token has a character at least.
+
+    In an answer with ids, tokens without them are its echoed prompt, in events of _ECHO_CHARS.
+    """
     if frame.event == "snapshot":
         assert frame.seq == frame.json["seq"], frame
         return frame.seq - before
-    if frame.event == "token":
-        return max(1, len(frame.json["token_ids"] if has_ids else frame.json["text"]))
-    return 1
+    if frame.event != "token":
+        return 1
+    num_ids, num_chars = len(frame.json["token_ids"]), len(frame.json["text"])
+    if has_ids and not num_ids:
+        return max(1, -(-num_chars // _ECHO_CHARS))
+    return max(1, num_ids if has_ids else num_chars)
 
 
 def check_stream(data: bytes, *, after: int, is_whole: bool) -> None:

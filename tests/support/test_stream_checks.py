@@ -48,6 +48,18 @@ def test_a_good_stream_passes() -> None:
     assert [frame.data for frame in parse_sse(b"data: a\r\ndata: b\r\n\r\ndata: unfinished")] == ["a\nb"]
 
 
+def test_an_echoed_prompt_may_be_joined() -> None:
+    """It has no ids, and stands in events of 4,096 characters; a longer leap is a gap."""
+
+    def answer(num_chars: int) -> bytes:
+        echo = {**token("x" * num_chars)[1], "token_ids": []}
+        return native(META, (3, "token", echo), (4, *token()), (5, *END))
+
+    assert len(check_native(answer(4097))) == 4
+    with pytest.raises(AssertionError, match="seq 3 after 1"):
+        check_native(answer(4096))
+
+
 def test_the_text_is_that_of_text_blocks() -> None:
     """Tokens of a thinking block are no text, before a snapshot and after it."""
     thought = [META, (2, "block_start", THOUGHT), (3, *token("hm")), (4, "block_stop", BLOCK_STOP)]

@@ -1,4 +1,4 @@
-"""instructor at our site: by a forced call, which it never says is strict, and by a schema. Arguments: URL, key, model."""
+"""instructor at our site: by a forced call, never `strict`, and by a schema. Arguments: URL, key, model."""
 
 import sys
 from typing import Literal
