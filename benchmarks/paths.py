@@ -46,10 +46,10 @@ events in the log, here 4 to 6.
     3 socket -> scheduler           66      71     28
     4 resume -> first byte         145     259     42      2 SELECTs of the stream's row, then 1 UPDATE
 
-The same for later trees: docs/benchmarks.md. An earlier count, whose means are not known, had 213, 323, 42 for 1 and 77, 98, 22 for 2. With lambdas and
-comprehensions counted, this program comes near them. For 1, with an engine thread in the web worker, the log in memory,
-no API key and a bare "prompt", it counts 216, 427, 44. For 2 it counts 75, 88, 22 to the socket and 82, 107, 24 in the
-whole turn.
+The same for later trees: docs/benchmarks.md. An earlier count, whose means are not known, had 213, 323, 42 for 1 and
+77, 98, 22 for 2. With lambdas and comprehensions counted, this program comes near them. For 1, with an engine thread in
+the web worker, the log in memory, no API key and a bare "prompt", it counts 216, 427, 44. For 2 it counts 75, 88, 22 to
+the socket and 82, 107, 24 in the whole turn.
 """
 
 from __future__ import annotations

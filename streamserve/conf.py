@@ -24,7 +24,7 @@ from streamserve.api.batch.config import BatchConfig
 from streamserve.asgi.flow.config import FlowConfig
 from streamserve.clients.process.config import LaunchConfig, ProcessConfig
 from streamserve.clients.remote.config import AUTO, SERVERS, RemoteConfig
-from streamserve.conf_reader import Problem, Reader, field_names, nearest
+from streamserve.conf_reader import Problem, Reader, field_names, is_base_url, nearest, without_login
 from streamserve.dialects.openai_chat import REASONING_FIELDS
 from streamserve.durable.webhooks import Webhook, read_webhooks
 from streamserve.engine.config import CLASSES, EngineConfig, LatencyClass, ModelConfig
@@ -271,9 +271,9 @@ class _Reader(Reader):
             self.wrong(f"{where} has URL and {key}.", "A model with a URL runs on a server elsewhere. Take one out.")
         given = {key: value for key, value in options.items() if key != "PATH"}
         url = given.get("URL")
-        if not isinstance(url, str) or not _is_base_url(url):
+        if not isinstance(url, str) or not is_base_url(url):
             self.wrong(
-                f'{where}["URL"] is {_without_login(url)!r}.',
+                f'{where}["URL"] is {without_login(url)!r}.',
                 "It takes the base of the server's OpenAI routes, such as http://10.0.0.5:8000/v1, without a login "
                 "(name the key's variable in API_KEY_ENV), query or fragment.",
             )
@@ -385,19 +385,3 @@ class _Reader(Reader):
 def _as_echo(entry: ServedModel) -> ServedModel:
     """Return the model as an echo engine, which needs no weights and no server."""
     return dataclasses.replace(entry, model=dataclasses.replace(entry.model, path=ECHO_PATH), remote=None)
-
-
-def _is_base_url(url: str) -> bool:
-    """Return whether `url` is an http(s) address that routes can be appended to."""
-    try:
-        parts = urlsplit(url)
-        has_host = bool(parts.hostname) and (parts.port is None or parts.port > 0)
-    except ValueError:
-        return False
-    is_bare = not (parts.query or parts.fragment or "@" in parts.netloc or "\\" in url)
-    return parts.scheme in ("http", "https") and has_host and is_bare
-
-
-def _without_login(url: object) -> object:
-    """Return an address without what stands before its last @, so that no password gets into a message."""
-    return url.rpartition("@")[2] if isinstance(url, str) else url

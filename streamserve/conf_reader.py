@@ -13,6 +13,7 @@ import typing
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
+from urllib.parse import urlsplit
 
 T = TypeVar("T")
 
@@ -130,3 +131,19 @@ def nearest(name: str, known: Iterable[str]) -> str:
 def _allowed_types(annotation: Any) -> tuple[type, ...]:
     members = typing.get_args(annotation) if isinstance(annotation, types.UnionType) else (annotation,)
     return (*members, int) if float in members else tuple(members)
+
+
+def is_base_url(url: str) -> bool:
+    """Return whether `url` is an http(s) address that routes can be appended to."""
+    try:
+        parts = urlsplit(url)
+        has_host = bool(parts.hostname) and (parts.port is None or parts.port > 0)
+    except ValueError:
+        return False
+    is_bare = not (parts.query or parts.fragment or "@" in parts.netloc or "\\" in url)
+    return parts.scheme in ("http", "https") and has_host and is_bare
+
+
+def without_login(url: object) -> object:
+    """Return an address without what stands before its last @, so that no password gets into a message."""
+    return url.rpartition("@")[2] if isinstance(url, str) else url

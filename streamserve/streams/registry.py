@@ -1,8 +1,8 @@
 """`Streams`: every stream of this process: it starts, finds and drops them.
 
-Owns one task per stream, which inserts its record, runs it to its end, finishes the record, keeps the stream for replay
-and drops it. With a shared store other processes have the same log and streams; `reach` restores a stream that is not
-in this process. Lives on one event loop; knows no transport, no framework, and of users only `owner` and `tenant`.
+Owns one task per stream, which inserts its record, runs it, finishes the record, keeps it for replay and drops it. With
+a shared store other processes have the same log and streams; `reach` restores one that is not in this process. On one
+event loop; knows no transport, no framework, and of users only `owner` and `tenant`.
 """
 
 from __future__ import annotations
@@ -38,8 +38,7 @@ from streamserve.streams.writer import LogWriter
 
 logger = logging.getLogger("streamserve.streams")
 
-# `aclose` waits this long for terminal events to be committed and their records finished, then cancels.
-_CLOSE_SECONDS = 5.0
+_CLOSE_SECONDS = 5.0  # `aclose` waits so long for ends to be committed and recorded, then cancels
 _ENGINE_POLL_SECONDS = 0.05
 # The delays between attempts to write a stream's end. The longest allows one more attempt while the process closes.
 _RETRY_SECONDS, _MAX_RETRY_SECONDS = 0.1, 4.0
