@@ -35,6 +35,7 @@ from streamserve.web.live import LiveDelivery
 from streamserve.web.permissions import WATCH_PERMISSION
 from streamserve.web.site import get_site
 from streamserve.web.views import non_atomic, to_django
+from streamserve.web.work import admin as work_admin  # noqa: F401  (registers its own)
 
 log = get_logger(__name__)
 

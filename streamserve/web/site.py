@@ -182,8 +182,6 @@ class DjangoSite:
         self.jobs = SiteJobs(self)
         self.worker: Worker | None = None  # embedded
         self._working: asyncio.Task[None] | None = None
-        if settings.jobs.embedded and not settings.testing:
-            self.ensure_worker()
         self.reaper = (
             None if self.liveness is None else Reaper(self.streams, self.liveness, row_ages(settings), self.files.purge)
         )
@@ -191,8 +189,8 @@ class DjangoSite:
             self.reaper.start()
 
     def ensure_worker(self) -> None:
-        """Run jobs in this process, if JOBS is embedded, or the log is in its memory: no worker could read that."""
-        if self.worker is None and (self.settings.jobs.embedded or self.settings.log == "memory"):
+        """Run jobs in this process too."""
+        if self.worker is None:
             self.worker = worker_for(self, grace_seconds=0.0)
             self._working = self.loop.create_task(self.worker.run(), name="worker", context=Context())
 
@@ -365,9 +363,14 @@ def start_loading() -> None:
 
 
 async def begin_to_serve() -> None:
-    """Start loading, for servers that start up; with DEBUG the first page or request that needs a model does."""
+    """Start loading, for servers that start up; with DEBUG the first page or request that needs a model does.
+
+    Where JOBS is embedded, run jobs: a command or a worker of another queue, which has a site too, does not.
+    """
     if not django_settings.DEBUG:
         start_loading()
+    if get_settings().jobs.embedded:
+        get_site().ensure_worker()
 
 
 def begin_to_drain() -> None:

@@ -112,6 +112,49 @@ async def test_readers_follow_a_job_and_resume(caller: Caller, author: Author) -
     assert text_of(events).endswith(" Checked.")
 
 
+@pytest.mark.parametrize("when", ["before", "while"])
+async def test_a_job_needs_no_reader(caller: Caller, author: Author, when: str) -> None:
+    """It runs to its end though its only reader leaves, before it runs or while it does."""
+    author.may_end.clear()
+    job_id = (await caller.post("/jobs", ASKED)).json()["job_id"]
+    if when == "while":
+        await asyncio.wait_for(author.is_waiting.wait(), DEADLINE)
+    response = await caller.get(f"/jobs/{job_id}/events")
+    pieces = aiter(response.streaming_content)
+    assert await anext(pieces)
+    await pieces.aclose()
+    author.may_end.set()
+    assert (await ended(caller, job_id))["status"] == "done"
+    events = check_native(await body_of(await caller.get(f"/jobs/{job_id}/events")))
+    assert text_of(events).endswith(" Checked.")
+
+
+@pytest.fixture
+def admin(root: Any) -> Caller:
+    return Caller(user=root)
+
+
+@pytest.fixture
+def guest(staff: Any) -> Caller:
+    return Caller(user=staff)
+
+
+async def test_staff_see_and_cancel_jobs(caller: Caller, author: Author, admin: Caller, guest: Caller) -> None:
+    """The admin lists jobs, messages and workers; cancelling needs its own permission."""
+    author.may_end.clear()
+    job_id = (await caller.post("/jobs", {**ASKED, "input": {"secret": "canary"}})).json()["job_id"]
+    await asyncio.wait_for(author.is_waiting.wait(), DEADLINE)
+    for name in ("job", "webhookdelivery", "worker"):
+        assert (await admin.get(f"/admin/streamserve/{name}/")).status_code == 200
+        assert (await guest.get(f"/admin/streamserve/{name}/")).status_code == 403
+    page = (await admin.get(f"/admin/streamserve/job/{job_id}/change/")).content.decode()
+    assert "Looking it up" in page
+    assert "canary" not in page
+    chosen = {"action": "cancel", "_selected_action": job_id}
+    assert (await admin.client.post("/admin/streamserve/job/", chosen)).status_code == 302
+    assert (await caller.get(f"/jobs/{job_id}")).json()["status"] == "cancelled"
+
+
 @pytest.mark.parametrize("failures", [1, 4])
 async def test_a_failed_attempt_is_tried_again_and_repeats_nothing(
     caller: Caller, author: Author, failures: int

@@ -1,0 +1,103 @@
+"""Jobs, webhook messages and workers in Django's admin: read only, but for cancelling jobs. Registered by admin.py."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from django.contrib import admin, messages
+from django.db.models import QuerySet
+from django.http import HttpRequest
+from django.utils.translation import gettext_lazy as _
+from django.utils.translation import ngettext
+
+from streamserve.durable.jobs import Job, JobStep, WebhookDelivery, Worker
+from streamserve.protocol.errors import StreamserveError
+from streamserve.web.calls import background
+from streamserve.web.site import get_site
+
+if TYPE_CHECKING:
+    ModelAdmin = admin.ModelAdmin[Any]
+    TabularInline = admin.TabularInline[Any, Any]
+else:  # the stubs' classes are generic, Django's are not
+    ModelAdmin, TabularInline = admin.ModelAdmin, admin.TabularInline
+
+
+class _Unchanged:
+    """Rows that the program alone writes."""
+
+    def has_add_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return False
+
+    def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return False
+
+    def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return False
+
+
+class StepInline(_Unchanged, TabularInline):
+    """The finished steps and answers of a job, without their results."""
+
+    model = JobStep
+    fields = readonly_fields = ("name", "ordinal", "seconds", "created_at")
+    extra = 0
+
+
+@admin.register(Job)
+class JobAdmin(_Unchanged, ModelAdmin):
+    """Every job, newest first; the failed ones are the dead letters. Results are their owners' and are not shown."""
+
+    list_display = ("short_id", "created_at", "pipeline", "owner", "state", "attempts", "error_code", "producer")
+    list_filter = ("state", "pipeline", "error_code", "created_at")
+    search_fields = ("id", "stream_id", "owner", "tenant")
+    date_hierarchy = "created_at"
+    inlines = (StepInline,)
+    actions = ("cancel",)
+    fieldsets = (
+        (None, {"fields": ("id", "pipeline", "owner", "tenant", "state", "error_code", "error_message")}),
+        (_("Times"), {"fields": ("created_at", "due_at", "started_at", "finished_at")}),
+        (_("Where it runs"), {"fields": ("stream_id", "producer", "fence", "attempts", "progress", "webhook")}),
+    )
+
+    def has_cancel_permission(self, request: HttpRequest) -> bool:
+        """Return whether the user may cancel anybody's job."""
+        return request.user.has_perm("streamserve.cancel_job")
+
+    @admin.display(description=_("job"), ordering="id")
+    def short_id(self, job: Job) -> str:
+        """Return the beginning of the id."""
+        return job.pk[:8]
+
+    @admin.action(description=_("Cancel the selected jobs"), permissions=["cancel"])
+    def cancel(self, request: HttpRequest, jobs: QuerySet[Job]) -> None:
+        """End what has not ended."""
+        num = 0
+        for job in jobs.filter(state__in=("queued", "running")):
+            try:
+                background.run(partial(_stop, job), "the API")
+                num += 1
+            except StreamserveError as error:
+                self.message_user(request, f"{job.pk[:8]}: {error.message}", messages.ERROR)
+        text = ngettext("%(num)d job was cancelled.", "%(num)d jobs were cancelled.", num) % {"num": num}
+        self.message_user(request, text)
+
+
+async def _stop(job: Job) -> None:
+    await get_site().jobs.stop(job)
+
+
+@admin.register(WebhookDelivery)
+class WebhookDeliveryAdmin(_Unchanged, ModelAdmin):
+    """Every message, newest first; the failed ones are the dead letters."""
+
+    list_display = ("id", "created_at", "webhook", "job_id", "state", "attempts", "error_code", "due_at")
+    list_filter = ("state", "webhook", "error_code")
+    search_fields = ("id", "job__id")
+
+
+@admin.register(Worker)
+class WorkerAdmin(_Unchanged, ModelAdmin):
+    """The processes that run jobs and other durable work."""
+
+    list_display = ("id", "kinds", "concurrency", "started_at", "beat_at")

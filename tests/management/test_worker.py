@@ -1,0 +1,46 @@
+"""`manage.py streamserve_worker`: what it refuses. Real workers run in tests/proofs/jobs and tests/web/work."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.core.management import CommandError, call_command
+from django.test.utils import override_settings
+
+from streamserve.management.commands.streamserve_worker import Command
+
+
+def conf(tmp_path: Path, **keys: Any) -> dict[str, Any]:
+    return {"MODELS": {"echo": {"PATH": "echo"}}, "STATE_DIR": str(tmp_path), **keys}
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"kinds": "jobs,tea"}, "no kind of work 'tea'"),
+        ({"concurrency": 0}, "1 at least"),
+    ],
+)
+def test_wrong_options_are_refused(tmp_path: Path, options: dict[str, Any], text: str) -> None:
+    """By name, with what there is."""
+    with override_settings(STREAMSERVE=conf(tmp_path)), pytest.raises(CommandError, match=text):
+        call_command("streamserve_worker", **options)
+
+
+def test_a_log_in_memory_has_no_other_worker(tmp_path: Path) -> None:
+    """Its events are in the web process, which runs the jobs."""
+    with override_settings(STREAMSERVE=conf(tmp_path, LOG="memory")), pytest.raises(CommandError, match="memory"):
+        call_command("streamserve_worker")
+
+
+def test_its_help_says_what_it_does() -> None:
+    """Every option has a sentence."""
+    out = io.StringIO()
+    parser = Command(stdout=out).create_parser("manage.py", "streamserve_worker")
+    text = parser.format_help()
+    assert "SIGTERM" in text
+    for option in ("--concurrency", "--kinds", "--drain"):
+        assert option in text
