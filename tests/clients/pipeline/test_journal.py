@@ -1,0 +1,237 @@
+"""Laws of a job's attempts: cut off after any event, another attempt shows the rest and nothing twice."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from streamserve.clients.pipeline.client import PipelineClient
+from streamserve.clients.pipeline.filters import Redaction
+from streamserve.clients.pipeline.journal import Key
+from streamserve.clients.pipeline.registry import Pipeline
+from streamserve.clients.pipeline.run import Run
+from streamserve.clients.thread.client import ThreadClient
+from streamserve.protocol.events import BlockStart, BlockStop, Citation, Done, Error, Event, Status, Token
+from streamserve.protocol.requests import GenerateRequest, Message, SamplingParams
+from tests.support.streams import Gate, started_echo
+
+ASKED = GenerateRequest(
+    model="p",
+    messages=(Message(role="user", content="Where is my bill?"),),
+    stream_id="s",
+    sampling=SamplingParams(seed=5),
+)
+SHORT = {"max_tokens": 6, "ignore_eos": True}
+
+
+class Kept:
+    """A `Memo` in memory: what an attempt begins with, and what it leaves."""
+
+    def __init__(
+        self, shown: list[Event], kept: Mapping[Key, Mapping[str, Any]], begun: Key | None, *, retries: bool = False
+    ) -> None:
+        self.shown, self.kept, self.begun = shown, dict(kept), begun
+        self.retries, self.error = retries, asyncio.Event()
+
+    async def load(self) -> None:
+        pass
+
+    async def keep(self, key: Key, value: Mapping[str, Any], seconds: float) -> None:
+        self.kept.setdefault(key, value)
+
+    async def begin(self, key: Key) -> None:
+        self.begun = key
+
+    def note_step(self, status: Status) -> None:
+        pass
+
+    def retry(self, error: Error) -> bool:
+        self.error.set()
+        return self.retries
+
+
+@pytest.fixture
+async def echo(gate: Gate) -> AsyncIterator[ThreadClient]:
+    client = await started_echo(gate)
+    gate.open()
+    yield client
+    await client.aclose()
+
+
+class Author:
+    """Pipelines, and how often each step was called."""
+
+    def __init__(self) -> None:
+        self.calls: Counter[str] = Counter()
+
+    def found(self, name: str) -> dict[str, Any]:
+        self.calls[name] += 1
+        return {"name": name, "ids": [1, 2]}
+
+    async def plain(self, run: Run) -> None:
+        found = await run.step("read", self.found, "read", of=3)
+        run.cite("help", id="7", title="Bills")
+        await run.generate(f"{found['name']} one", **SHORT)
+        run.cite("help", id="7", title="Bills")
+        plan = await run.step("plan", run.generate, "a plan", show=False, of=3, **SHORT)
+        await run.say(f" [{len(plan.text)}] ")
+        await run.step("write", self.write, run, of=3)
+        await run.generate(f"{found['ids']} three", **SHORT)
+
+    async def write(self, run: Run) -> str:
+        self.calls["write"] += 1
+        await run.say("Two: ")
+        run.cite("help", id="8")
+        await run.generate("two", **SHORT)
+        return str(await run.generate("two", **SHORT))
+
+    async def side_by_side(self, run: Run) -> None:
+        await asyncio.gather(*(run.generate(f"part {index}", **SHORT) for index in range(3)))
+        await asyncio.gather(*(run.step(f"s{index}", run.generate, f"more {index}", **SHORT) for index in range(2)))
+
+
+async def attempt(
+    echo: ThreadClient, function: Callable[[Run], Any], memo: Kept, filters: Any = ()
+) -> AsyncIterator[Event]:
+    """Yield what one attempt shows."""
+    one = Pipeline(name="p", function=function, filters=filters)
+    client = PipelineClient(one, {"echo": echo}, default_model="echo", jobs={"s": memo})
+    generation = await client.generate(replace(ASKED, output_token_ids=((),)))
+    try:
+        async for event in generation:
+            if not (isinstance(event, Status) and event.status not in ("step", "trimmed")):
+                yield event
+    finally:
+        generation.cancel()
+        await client.aclose()
+
+
+def folded(events: list[Event]) -> dict[str, Any]:
+    """Return what readers have: texts and ids by block, blocks, steps, citations, the end without times."""
+    texts, ids = Counter[int](), Counter[int]()
+    text: dict[int, str] = {}
+    for event in events:
+        if isinstance(event, Token):
+            text[event.index] = text.get(event.index, "") + event.text
+            ids[event.index] += len(event.token_ids)
+            texts[event.index] += 1
+    (end,) = [event for event in events if isinstance(event, Done | Error)]
+    assert isinstance(end, Done), end
+    assert events[-1] is end
+    return {
+        "text": text,
+        "ids": ids,
+        "blocks": [event for event in events if isinstance(event, BlockStart | BlockStop)],
+        "steps": [event for event in events if isinstance(event, Status)],
+        "citations": [event for event in events if isinstance(event, Citation)],
+        "end": (end.finish_reason, end.usage.prompt_tokens, end.usage.completion_tokens),
+    }
+
+
+FILTERS = [lambda: Redaction(r"[aeiou]{2}", "__", max_chars=4)]
+
+
+@pytest.mark.parametrize(("name", "filters"), [("plain", ()), ("plain", FILTERS), ("side_by_side", ())])
+async def test_an_attempt_shows_the_rest_of_one_that_was_cut_off_anywhere(
+    echo: ThreadClient, name: str, filters: Any
+) -> None:
+    """After each event of a run: the second attempt gives the same whole, and calls no kept step."""
+    author = Author()
+    memo = Kept([], {}, None)
+    cuts: list[tuple[list[Event], dict[Key, Any], Key | None, Counter[str]]] = [([], {}, None, Counter())]
+    events: list[Event] = []
+    async for event in attempt(echo, getattr(author, name), memo, filters):
+        events.append(event)
+        cuts.append((list(events), dict(memo.kept), memo.begun, author.calls.copy()))
+    wanted = folded(events)
+    assert wanted["text"]
+    for shown, kept, begun, _ in cuts[:-1]:
+        again = Author()
+        second = Kept(list(shown), kept, begun)
+        rest = [event async for event in attempt(echo, getattr(again, name), second, filters)]
+        assert folded([*shown, *rest]) == wanted, f"cut off after {len(shown)} events"
+        steps = {key[0] for key, value in kept.items() if "result" in value}
+        assert not steps & set(again.calls), f"cut off after {len(shown)} events"
+
+
+async def test_a_plain_answer_goes_on_from_its_tokens(echo: ThreadClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The model is asked to continue after the ids in the log, and not for what a kept answer had."""
+    memo, shown = Kept([], {}, None), list[Event]()
+    async for event in attempt(echo, Author().plain, memo):
+        shown.append(event)
+        if sum(isinstance(one, Token) for one in shown) == 3:
+            break
+    asked: list[GenerateRequest] = []
+    generate = echo.generate
+
+    async def noted(request: GenerateRequest) -> Any:
+        asked.append(request)
+        return await generate(request)
+
+    monkeypatch.setattr(echo, "generate", noted)
+    kept = {key: value for key, value in memo.kept.items() if "result" in value}
+    _ = [event async for event in attempt(echo, Author().plain, Kept(shown, kept, memo.begun))]
+    ids = tuple(id for event in shown if isinstance(event, Token) for id in event.token_ids)
+    assert [request.output_token_ids for request in asked] == [(ids,), (), (), (), ()]
+    assert len(ids) == 3
+
+
+@pytest.mark.parametrize("change", ["another text", "a shorter text", "a longer text"])
+async def test_a_run_that_changes_its_mind_ends(echo: ThreadClient, change: str) -> None:
+    """What was shown is not taken back: the job ends in `not_repeatable`, which says what to do."""
+
+    async def first(run: Run) -> None:
+        await run.say("It is noon.")
+        await run.step("x", Author().found, "x")
+
+    async def second(run: Run) -> None:
+        await run.say({"another text": "It is one.", "a shorter text": "It", "a longer text": "It is noon."}[change])
+        if change == "a longer text":
+            await run.say(" Now.")
+
+    memo = Kept([], {}, None)
+    shown = [event async for event in attempt(echo, first, memo)][:-1]
+    again = [event async for event in attempt(echo, second, Kept(shown, memo.kept, None))]
+    end = again[-1]
+    if change == "a longer text":  # more than before is no change
+        assert isinstance(end, Done)
+    else:
+        assert isinstance(end, Error)
+        assert (end.code, end.retryable) == ("not_repeatable", False)
+        assert "steps" in end.message
+
+
+async def test_a_result_that_is_no_json_is_not_kept(echo: ThreadClient) -> None:
+    """The step hands it on as it is, and another attempt calls it again."""
+    got: list[Any] = []
+
+    async def function(run: Run) -> None:
+        got.append(await run.step("set", lambda: {1, 2}))
+        got.append(await run.step("list", lambda: (1, 2)))
+
+    memo = Kept([], {}, None)
+    _ = [event async for event in attempt(echo, function, memo)]
+    assert got == [{1, 2}, [1, 2]]
+    assert set(memo.kept) == {("list", 0)}
+
+
+async def test_a_failed_attempt_shows_no_end_while_it_is_tried_again(echo: ThreadClient) -> None:
+    """The last one does."""
+
+    async def function(run: Run) -> None:
+        raise RuntimeError("no")
+
+    memo = Kept([], {}, None, retries=True)
+    reading = asyncio.create_task(anext(attempt(echo, function, memo)))
+    await asyncio.wait_for(memo.error.wait(), 10)
+    assert not reading.done()
+    reading.cancel()
+    await asyncio.gather(reading, return_exceptions=True)
+    (end,) = [event async for event in attempt(echo, function, Kept([], {}, None))]
+    assert isinstance(end, Error)
+    assert end.code == "pipeline_failed"
