@@ -12,7 +12,7 @@ from django.test.utils import override_settings
 
 from streamserve import Run, pipeline
 from streamserve.clients.pipeline.registry import forget
-from streamserve.models import Job
+from streamserve.models import ApiKey, Job
 from streamserve.models import Stream as StreamRow
 from streamserve.web import site
 from streamserve.web.rows import orm
@@ -299,6 +299,24 @@ async def test_a_caller_has_a_limit_of_jobs(caller: Caller, author: Author) -> N
         await caller.post(f"/jobs/{ids[0]}/cancel")
         assert (await caller.post("/jobs", ASKED)).status_code == 202
         author.may_end.set()
+        await site.reset()
+
+
+async def test_a_revoked_keys_job_does_not_run(caller: Caller, author: Author, lonely_key: str) -> None:
+    """It is cancelled when its turn comes."""
+    author.may_end.clear()
+    with override_settings(STREAMSERVE={"TESTING": True, "JOBS": {"CONCURRENCY": 1}}):
+        await site.reset()
+        await until_ready()
+        await caller.post("/jobs", ASKED)
+        await asyncio.wait_for(author.is_waiting.wait(), DEADLINE)
+        job_id = (await Caller(key=lonely_key).post("/jobs", ASKED)).json()["job_id"]
+        await orm.call(ApiKey.objects.filter(name="lonely").revoke)
+        author.may_end.set()
+        async with asyncio.timeout(DEADLINE):
+            while (job := await orm.call(Job.objects.get, pk=job_id)).state in ("queued", "running"):  # noqa: ASYNC110
+                await asyncio.sleep(0.02)
+        assert (job.state, author.calls.count("search")) == ("cancelled", 1)
         await site.reset()
 
 

@@ -18,6 +18,8 @@ FILES = [
     "tests/e2e/test_site_wire.py",
     "tests/test_keys.py",
     "tests/project/help/test_search.py",
+    "tests/web/work/test_worker.py",
+    "tests/api/test_jobs.py",
 ]
 
 SQLITE_ONLY = ["tests/web/rows/test_store.py::test_an_end_is_written_when_the_database_is_unlocked"]

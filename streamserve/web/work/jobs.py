@@ -23,6 +23,7 @@ from streamserve.streams.log.base import LogUnavailable
 from streamserve.streams.reader.follow import collect
 from streamserve.streams.registry import Streams
 from streamserve.streams.stream import Stream
+from streamserve.web.permissions import PermissionChecks, owners_without_permission
 from streamserve.web.rows import orm
 from streamserve.web.work.kinds import Claim, Failed, LeaseLost, RetryPolicy, RowKind
 from streamserve.web.work.memo import JobMemo
@@ -37,16 +38,26 @@ class Jobs(RowKind[Job]):
     name, model = "jobs", Job
 
     def __init__(
-        self, streams: Streams, memos: MutableMapping[str, Memo], *, concurrency: int, retry: RetryPolicy
+        self,
+        streams: Streams,
+        memos: MutableMapping[str, Memo],
+        permissions: PermissionChecks,
+        *,
+        concurrency: int,
+        retry: RetryPolicy,
     ) -> None:
         super().__init__(concurrency=concurrency, retry=retry)
-        self._streams, self._memos = streams, memos
+        self._streams, self._memos, self._permissions = streams, memos, permissions
 
     async def run(self, claim: Claim) -> None:
         stream = await self._reach(claim)
         if stream is None:
             raise Failed(_LOG_LOST, code="log_lost", is_retryable=False)
+        lost = await orm.call(owners_without_permission, [claim.row.owner])
+        if stream.terminal is None and lost:
+            await stream.stop()
         if stream.terminal is None:
+            self._permissions.ensure_running()  # it stops the stream when its owner loses the permission
             self._memos[stream.id] = JobMemo(claim, stream, is_last=claim.attempt >= self.retry.max_attempts)
             try:
                 error = await stream.work()

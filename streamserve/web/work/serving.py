@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 def _jobs(site: DjangoSite) -> Kind:
     config = site.settings.jobs
-    return Jobs(site.streams, site.memos, concurrency=config.concurrency, retry=retry_of(config))
+    return Jobs(site.streams, site.memos, site.permissions, concurrency=config.concurrency, retry=retry_of(config))
 
 
 def retry_of(config: JobConfig) -> RetryPolicy:
