@@ -23,10 +23,11 @@ async def audit(run: Run) -> None:
     plan = await run.step("plan", run.generate, f"{name} plan", show=False, of=4, **GENERATE)
     await run.step("check", wait, run.stream_id, of=4)
     await run.say(f" [{len(plan.text)}] ")
-    await asyncio.gather(
-        run.step("write", run.generate, f"{name} two", of=4, **GENERATE), run.generate(f"{name} three", **GENERATE)
+    _, hidden = await asyncio.gather(  # of two shown ones, the first to begin would be the first to be shown
+        run.step("write", run.generate, f"{name} two", of=4, **GENERATE),
+        run.generate(f"{name} three", show=False, **GENERATE),
     )
-    await run.say(" The end.")
+    await run.say(f" {hidden} The end.")
 
 
 def note(stream_id: str, step: str, result: str) -> str:
