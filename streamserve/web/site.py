@@ -173,7 +173,7 @@ class DjangoSite:
         self.streams = Streams(self.clients, self.log, settings.streams, store=store, limits=settings.limits)
         self._start_once = StartOnce(self.streams)
         self.files = SiteFiles(settings)
-        self.batches = SiteBatches(settings)
+        self.batches = SiteBatches(settings, self.ensure_worker)
         self._row_site: RowSite | None = None
         self.audit = WatchAudit(self.streams)
         self.live = LiveFigures(models, self.streams, are_shared=settings.log != "memory")
@@ -191,10 +191,12 @@ class DjangoSite:
             self.reaper.start()
 
     def ensure_worker(self) -> None:
-        """Run jobs in this process, if JOBS is embedded, or the log is in its memory: no worker could read that."""
+        """Run what is queued here, if JOBS is embedded, or the log is in memory: no other process reads that."""
         if self.worker is None and (self.settings.jobs.embedded or self.settings.log == "memory"):
             self.worker = worker_for(self, grace_seconds=0.0)
             self._working = self.loop.create_task(self.worker.run(), name="worker", context=Context())
+        if self.worker is not None:
+            self.worker.wake()
 
     async def stop_worker(self) -> None:
         """Give back what the embedded worker runs: another process continues it."""

@@ -70,8 +70,6 @@ class SiteJobs:
         if not site.streams.store.is_shared:
             await site.streams.adopt(record)
         site.ensure_worker()
-        if site.worker is not None:
-            site.worker.wake()
         return await self._view(job)
 
     async def find(self, caller: Caller, job_id: str) -> JobView:
