@@ -173,7 +173,7 @@ class DjangoSite:
         self.streams = Streams(self.clients, self.log, settings.streams, store=store, limits=settings.limits)
         self._start_once = StartOnce(self.streams)
         self.files = SiteFiles(settings)
-        self.batches = SiteBatches(settings)
+        self.batches = SiteBatches(settings, self.wake_worker)
         self._row_site: RowSite | None = None
         self.audit = WatchAudit(self.streams)
         self.live = LiveFigures(models, self.streams, are_shared=settings.log != "memory")
@@ -189,10 +189,17 @@ class DjangoSite:
             self.reaper.start()
 
     def ensure_worker(self) -> None:
-        """Run jobs in this process too."""
+        """Run jobs and batches in this process too."""
         if self.worker is None:
             self.worker = worker_for(self, grace_seconds=0.0)
             self._working = self.loop.create_task(self.worker.run(), name="worker", context=Context())
+
+    def wake_worker(self) -> None:
+        """Have what was just queued run at once, where a worker runs here; a log in memory no other process reads."""
+        if self.settings.log == "memory":
+            self.ensure_worker()
+        if self.worker is not None:
+            self.worker.wake()
 
     async def stop_worker(self) -> None:
         """Give back what the embedded worker runs: another process continues it."""

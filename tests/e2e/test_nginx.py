@@ -277,6 +277,21 @@ def test_a_body_over_the_limit_gets_a_json_413(site: httpx.Client) -> None:
     assert (read.status_code, read.json()["error"]["code"]) == (400, "invalid_json")
 
 
+def test_a_file_of_a_batch_may_be_larger(site: httpx.Client) -> None:
+    """It passes unbuffered; one over the limit is refused by its length, as JSON."""
+    content = b"x" * (5 * 1024 * 1024)
+    up = site.post("/v1/files", files={"file": content}, data={"purpose": "batch"})
+    assert up.json()["bytes"] == len(content)
+    assert site.get(f"/v1/files/{up.json()['id']}/content").content == content
+    head = f"POST /v1/files HTTP/1.1\r\nHost: x\r\nContent-Length: {300 * 2**20}\r\nConnection: close\r\n\r\n"
+    with socket.create_connection((site.base_url.host, site.base_url.port or 80), timeout=_SECONDS) as client:
+        client.sendall(head.encode())
+        answer = b"".join(iter(lambda: client.recv(4096), b""))
+    assert answer.startswith(b"HTTP/1.1 413")
+    error = json.loads(answer.partition(b"\r\n\r\n")[2])["error"]
+    assert (error["code"], error["param"]) == ("file_too_large", "file")
+
+
 def test_the_websocket_of_the_site(site: httpx.Client, key: str) -> None:
     """An answer runs from start to done; the page's Origin is nginx's address, which the site must trust."""
     url, headers = str(site.base_url), {"Authorization": f"Bearer {key}"}

@@ -28,6 +28,13 @@ def jsonl(lines: Iterable[Any]) -> bytes:
     return b"".join(json.dumps(one).encode() + b"\n" for one in lines)
 
 
+async def without_worker() -> None:
+    """Stop the worker that a site with a log in memory has in its process, for good."""
+    here = site.get_site()
+    here.ensure_worker()
+    await here.stop_worker()
+
+
 class Tenant:
     """A caller of the files and batches API, without a server."""
 
@@ -59,7 +66,8 @@ class Tenant:
         return await self.client.post(path, body, content_type="application/json", headers=self.headers)
 
     async def create(self, content: bytes, endpoint: str = CHAT, **fields: Any) -> Any:
-        """Upload a file and create a batch of it; return the response."""
+        """Upload a file and create a batch of it, which waits for a worker of the test; return the response."""
+        await without_worker()
         body = {"input_file_id": await self.file(content), "endpoint": endpoint, "completion_window": "24h", **fields}
         return await self.post("/v1/batches", body)
 

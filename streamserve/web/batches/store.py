@@ -30,9 +30,8 @@ _ID_PREFIXES = {"openai": "batch_", "anthropic": "msgbatch_"}
 class SiteBatches:
     """Any event loop of a process that has the site's settings. `wake` is called when there is work."""
 
-    def __init__(self, settings: SiteConfig) -> None:
-        self._settings = settings
-        self.wake: Callable[[], None] = lambda: None
+    def __init__(self, settings: SiteConfig, wake: Callable[[], None]) -> None:
+        self._settings, self._wake = settings, wake
 
     async def create(self, caller: Caller, batch: NewBatch, *, api: str = "openai", num_rows: int = 0) -> BatchRecord:
         """Queue a batch."""
@@ -52,7 +51,7 @@ class SiteBatches:
             expires_at=now + timedelta(seconds=WINDOW_SECONDS),
         )
         await orm.call(self._insert, row)
-        self.wake()
+        self._wake()
         return record_of(row)
 
     @transaction.atomic
@@ -92,7 +91,7 @@ class SiteBatches:
                 message = f"The batch is {row.status}: there is nothing left to cancel."
                 raise BadRequest(message, code="batch_not_cancellable", param="batch_id")
             return record_of(row)
-        self.wake()
+        self._wake()
         return record_of(await self._row(caller, batch_id, api))
 
     async def _row(self, caller: Caller, batch_id: str, api: str) -> Batch:

@@ -69,9 +69,7 @@ class SiteJobs:
             return earlier
         if not site.streams.store.is_shared:
             await site.streams.adopt(record)
-            site.ensure_worker()  # no other process could read its events
-        if site.worker is not None:
-            site.worker.wake()
+        site.wake_worker()
         return await self._view(job)
 
     async def find(self, caller: Caller, job_id: str) -> JobView:

@@ -48,6 +48,17 @@ async def test_rows_are_answered_as_requests_are(tenant: Tenant) -> None:
     assert (file["purpose"], file["filename"]) == ("batch_output", f"{batch['id']}_output.jsonl")
 
 
+async def test_a_web_process_that_has_a_worker_runs_it(tenant: Tenant) -> None:
+    """As the demo's does, and every one with a log in memory: at once, and without a command."""
+    file_id = await tenant.file(jsonl([line("a")]))
+    asked = {"input_file_id": file_id, "endpoint": CHAT, "completion_window": "24h"}
+    batch = (await tenant.post("/v1/batches", asked)).json()
+    async with asyncio.timeout(30):
+        while (batch := await tenant.batch(batch["id"]))["status"] != "completed":  # noqa: ASYNC110  (as a client polls)
+            await asyncio.sleep(0.01)
+    assert batch["request_counts"]["completed"] == 1
+
+
 async def test_completions_are_rows_too(tenant: Tenant) -> None:
     """With several prompts in a row, as the route takes them."""
     rows = [

@@ -18,7 +18,7 @@ from streamserve.models import ApiKey, Batch, BatchRow, StoredFile
 from streamserve.testing import DaphneServer
 from streamserve.web import site
 from streamserve.web.work.serving import worker_for
-from tests.support.batch_runs import Tenant, jsonl, line
+from tests.support.batch_runs import Tenant, jsonl, line, without_worker
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("engine")]
 
@@ -36,7 +36,8 @@ def request(custom_id: str, **changes: Any) -> dict[str, Any]:
 
 
 async def created(tenant: Tenant, *requests: Any) -> dict[str, Any]:
-    """Create a batch; return it."""
+    """Create a batch, which waits for a worker of the test; return it."""
+    await without_worker()
     response = await tenant.post(PATH, {"requests": list(requests)})
     assert response.status_code == 200, response.content
     assert response["Request-Id"]
