@@ -21,6 +21,7 @@ from project.help.models import Passage
 from project.help.words import stems
 
 NUM_CANDIDATES = 20
+MAX_WORDS = 100  # of a question: what follows is not searched for
 MAX_PASSAGES = 3
 MIN_SCORE = 2.4  # of a passage that answers at all
 CLOSE = 0.9  # of the best score: a passage that comes so close may answer, too
@@ -54,7 +55,7 @@ class Candidates(TypedDict):
 
 def candidates(question: str, limit: int = NUM_CANDIDATES) -> Candidates:
     """Return the passages that share a word with the question, or come near to its meaning."""
-    index = current_index()
+    index, question = current_index(), " ".join(question.split()[:MAX_WORDS])
     known = sorted({stem for stem in stems(question) if stem in index.frequencies})
     slugs: list[str] = []
     if known:

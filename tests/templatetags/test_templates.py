@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 import json
 import re
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -13,6 +14,8 @@ from django.core.exceptions import ImproperlyConfigured
 from django.template import Context, Template
 from django.test import Client, RequestFactory, override_settings
 
+from streamserve.clients.pipeline.registry import forget, pipeline
+from streamserve.clients.pipeline.run import Run
 from streamserve.web import site
 from streamserve.web.widget.sealed import unseal
 
@@ -24,6 +27,18 @@ def render(tag: str, user: Any = None, **context: Any) -> str:
     request.user = user or AnonymousUser()
     variables = {"request": request, "user": request.user, **context}
     return Template(f"{{% load streamserve %}}{{% streamserve_chat {tag} %}}").render(Context(variables))
+
+
+@pytest.fixture
+def desk() -> Iterator[None]:
+    """A pipeline beside the site's model."""
+
+    async def bills(run: Run) -> None:
+        """Answer."""
+
+    pipeline(bills)
+    yield
+    forget("bills")
 
 
 def data(page: str, name: str) -> str:
@@ -76,6 +91,23 @@ def test_a_model_of_its_own_leaves_no_choice() -> None:
     assert "<select" not in page
     with pytest.raises(ImproperlyConfigured, match="Did you mean 'echo'"):
         render('model="ecco"')
+
+
+def test_several_models_are_a_choice(desk: None) -> None:
+    """The first one answers unless another is chosen; pipelines are models here; an unknown one is named."""
+    page = render('models="bills | echo"')
+    assert data(page, "model") == "bills"
+    assert re.findall(r"<option(?: selected)?>(\w+)<", page) == ["bills", "echo"]
+    assert "<option selected>bills" in page
+    with pytest.raises(ImproperlyConfigured, match="Did you mean 'echo'"):
+        render("models=offered", offered=["bills", "ecco"])
+
+
+def test_budgets_reach_the_page() -> None:
+    """In seconds; 0 is none."""
+    page = render("first_token_budget=0.5 total_budget=5")
+    assert (data(page, "first-token-budget"), data(page, "total-budget")) == ("0.5", "5")
+    assert (data(render(""), "first-token-budget"), data(render(""), "total-budget")) == ("0", "0")
 
 
 @pytest.mark.parametrize("login_url", ["admin:login", "/nowhere/", "https://login.example/?x=1"])

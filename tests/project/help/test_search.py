@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,7 +12,7 @@ from project.demo_model.questions import OFF_TOPIC, QUESTIONS
 from project.help import index
 from project.help.models import Passage, Topic
 from project.help.questions.dev import ANSWERED, UNANSWERED
-from project.help.search import MAX_PASSAGES, candidates, choose, rerank, select
+from project.help.search import MAX_PASSAGES, MAX_WORDS, candidates, choose, hits_of, rerank, select
 
 pytestmark = pytest.mark.usefixtures("knowledge")
 
@@ -58,6 +59,19 @@ def test_an_empty_knowledge_base_answers_nothing() -> None:
     """Neither the index nor the search needs a passage."""
     Passage.objects.all().delete()
     assert found("How do I pause?") == []
+
+
+def test_a_long_text_is_searched_by_its_first_words() -> None:
+    """Ten thousand words cost no more than a hundred."""
+    assert found("pause " + "zzz " * 10_000 + "refund") == found("pause " + "zzz " * 99)
+    assert len(candidates("pause " * 10_000)["question"].split()) == MAX_WORDS
+
+
+def test_what_steps_return_is_json() -> None:
+    """So that a job can keep the result of a step that is done."""
+    steps = candidates("How do I pause?"), choose(candidates("How do I pause?")), hits_of(["price-team", "no-such"])
+    assert json.loads(json.dumps(steps)) == [*steps]
+    assert [hit["slug"] for hit in steps[2]] == ["price-team"]
 
 
 @pytest.mark.parametrize("question", ["", "?!", "the of and", "x" * 20_000, "' OR 1=1 --", "{month}", "naïve 🙂 日本"])
