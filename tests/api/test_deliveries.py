@@ -130,6 +130,18 @@ async def by_batch(on: Site, way: str) -> tuple[str | None, str]:
     return (None, body["error"]["code"]) if "error" in body else (body["text"], body["finish_reason"])
 
 
+async def by_job(on: Site, way: str) -> tuple[str | None, str]:
+    queued = (await on.caller.post("/jobs", {**asked(way), "pipeline": "told"})).json()
+    for _ in range(600):
+        job = (await on.caller.get(f"/jobs/{queued['job_id']}")).json()
+        if job["status"] == "done":
+            return job["result"]["text"], job["result"]["finish_reason"]
+        if job["status"] in ("failed", "cancelled"):
+            return None, job["error"]["code"] if job["error"] else job["status"]
+        await asyncio.sleep(0.05)
+    raise AssertionError(job)
+
+
 DELIVERIES = {
     "json": by_json,
     "stream": by_stream,
@@ -138,9 +150,10 @@ DELIVERIES = {
     "socket": by_socket,
     "python": by_python,
     "batch": by_batch,
+    "job": by_job,
 }
-# A row has no reader who could leave, and is stopped with its batch: tests/api/batch has that.
-WITH_READER = [name for name in DELIVERIES if name != "batch"]
+# Rows and jobs have no reader who could leave, and are stopped by routes of theirs: tests/api/batch, tests of jobs.
+WITH_READER = [name for name in DELIVERIES if name not in ("batch", "job")]
 # What a reader who leaves ends; the other runs go on.
 ENDED_WITH_READER = {"json", "chat", "chat stream", "python"}
 

@@ -52,7 +52,7 @@ class Liveness:
         self._folder = folder
         self.host = own_host(folder)
         self.own_id = f"{self.host}-{secrets.token_hex(_ID_BYTES)}"
-        self._fd = self._create_lock()
+        self._fd: int | None = self._create_lock()
 
     def is_alive(self, worker_id: str) -> bool:
         """Return False if that worker is known to be dead."""
@@ -69,10 +69,13 @@ class Liveness:
                 path.unlink(missing_ok=True)
 
     def close(self) -> None:
-        """Release this worker's lock and remove its file."""
+        """Release this worker's lock and remove its file. Idempotent: the number may be another file's by now."""
+        fd, self._fd = self._fd, None
+        if fd is None:
+            return
         self._path(self.own_id).unlink(missing_ok=True)
         with contextlib.suppress(OSError):
-            os.close(self._fd)
+            os.close(fd)
 
     def _is_locked(self, worker_id: str) -> bool | None:
         """Return whether that worker holds its lock; None if it has no file."""
