@@ -42,6 +42,7 @@ __all__ = [
     "collect",
     "encoder_for",
     "error_json",
+    "from_text",
     "identity",
     "model_json",
     "models_json",
@@ -319,6 +320,21 @@ def collect(
         "model": model,
         "choices": [one.as_json(index, done.finish_reason, reasoning_field) for index, one in enumerate(choices)],
         "usage": _usage_json(done.usage),
+    }
+
+
+def from_text(
+    text: str, *, completion_id: str, model: str, created: int, finish_reason: str, usage: Usage
+) -> dict[str, Any]:
+    """Return what is left of a `chat.completion` whose events are dropped: its text, without thoughts and calls."""
+    choice = _Choice(tokens=[Token(text=text, token_ids=())])
+    return {
+        "id": completion_id,
+        "object": "chat.completion",
+        "created": created,
+        "model": model,
+        "choices": [choice.as_json(0, finish_reason, REASONING_FIELDS[0])],
+        "usage": _usage_json(usage),
     }
 
 
