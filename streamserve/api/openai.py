@@ -6,16 +6,20 @@ Closing the connection stops the answer, as there, unless the caller means to co
 
 from __future__ import annotations
 
+from typing import Any
+
 from streamserve.api import native
 from streamserve.api.anthropic import id_header
 from streamserve.api.call import Call, Reply, Site, json_reply, with_class
 from streamserve.api.idempotency import once_of
-from streamserve.api.resume import ANTHROPIC, OPENAI
+from streamserve.api.resume import ANTHROPIC, OPENAI, gone
 from streamserve.dialects import openai_chat
 from streamserve.dialects.anthropic import shapes
-from streamserve.protocol.errors import BadRequest, NotFound, no_model
+from streamserve.protocol.errors import BadRequest, NotFinished, NotFound, no_model
+from streamserve.protocol.events import SUCCESS_REASONS, ChoiceDone, Token, Usage
 from streamserve.streams.reader.delivery import Delivery
 from streamserve.streams.reader.follow import collect
+from streamserve.streams.store import Record
 
 
 async def chat_completions(call: Call, site: Site) -> Reply:
@@ -42,6 +46,42 @@ async def chat_completions(call: Call, site: Site) -> Reply:
     events = await call.wait(collect(site.streams, stream))
     whole = openai_chat.collect(events, reasoning_field=site.reasoning_field, **openai_chat.identity(stream))
     return json_reply(whole, headers={"X-Stream-Id": stream.id})
+
+
+async def chat_completion(call: Call, site: Site) -> Reply:
+    """GET /v1/chat/completions/chatcmpl-{stream id}: the whole answer, streamed or not, while its events are kept.
+
+    Afterwards it is the text that the site stores, if it does. Raises NotFinished while the answer is being made.
+    """
+    found = await site.find(call.caller, stream_id=call.params["stream_id"])
+    stream, record = found.stream, found.record
+    if stream is None:
+        if record is None or not record.text or record.finish_reason not in SUCCESS_REASONS:
+            raise gone()
+        return json_reply(_stored_text(record))
+    if stream.state != "finished":
+        raise NotFinished(f"The answer is still being made. Ask again, or read /v1/streams/{stream.id}/events.")
+    events = await call.wait(collect(site.streams, stream))
+    # The request is forgotten at the end: how many choices there are is in the log.
+    n = 1 + max((one.event.choice for one in events if isinstance(one.event, Token | ChoiceDone)), default=0)
+    named = {**openai_chat.identity(stream), "n": n}
+    return json_reply(openai_chat.collect(events, reasoning_field=site.reasoning_field, **named))
+
+
+def _stored_text(record: Record) -> dict[str, Any]:
+    usage = Usage(
+        prompt_tokens=record.prompt_tokens,
+        completion_tokens=record.completion_tokens,
+        cached_tokens=record.cached_tokens,
+    )
+    return openai_chat.from_text(
+        record.text,
+        completion_id=f"chatcmpl-{record.id}",
+        model=record.model,
+        created=int(record.created),
+        finish_reason=record.finish_reason,
+        usage=usage,
+    )
 
 
 async def stream_events(call: Call, site: Site) -> Reply:

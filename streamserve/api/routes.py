@@ -167,6 +167,7 @@ ROUTES = (
     _native(f"{_JOB}/cancel", jobs.cancel_job, _CHAT, methods=("POST",), name="cancel_job", needs_rows=True),
     _native("jobs/<path:path>", ops.unknown, _OPEN, methods=_ANY, needs_site=False),
     _openai("v1/chat/completions", openai.chat_completions, _CHAT, methods=("POST",), name="chat_completions"),
+    _openai(f"v1/chat/completions/chatcmpl-{_ID}", openai.chat_completion, _CHAT, name="chat_completion"),
     _openai("v1/completions", completions.completions, _CHAT, methods=("POST",), name="completions"),
     _openai(
         "v1/completions/stream", completions.token_stream, _CHAT, methods=("GET", "POST"), name="completions_stream"

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from streamserve.protocol.errors import StreamserveError, error_for
 from streamserve.protocol.events import (
     SUCCESS_REASONS,
     TEXT,
@@ -67,6 +68,10 @@ class Ending:
     message: str
     retryable: bool = False
 
+    def error(self) -> StreamserveError:
+        """Return it as an error, with the status of its code."""
+        return error_for(self.code, self.message, retryable=self.retryable)
+
 
 # `cancelled` and `abandoned` are finish reasons that no other dialect has. There they are errors with these codes: a
 # client that took them for success would keep half an answer as a whole one.
@@ -86,6 +91,15 @@ def ending(event: Event) -> Ending | None:
         message = _ENDING_MESSAGES.get(event.finish_reason, "The stream ended early.")
         return Ending(code=event.finish_reason, message=message)
     return None
+
+
+def successful(event: Event) -> Done:
+    """Return a terminal event of success; raise the error that any other one stands for."""
+    end = ending(event)
+    if end is not None:
+        raise end.error()
+    assert isinstance(event, Done)
+    return event
 
 
 def coalesce(events: Sequence[LoggedEvent], *, max_tokens: int | None = None) -> list[LoggedEvent]:

@@ -13,10 +13,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from streamserve.dialects.base import GOING_DOWN, ending
+from streamserve.dialects.base import GOING_DOWN, ending, successful
 from streamserve.dialects.openai_request import ChatRequest, parse
 from streamserve.dialects.output.annotations import Annotations
-from streamserve.protocol.errors import ErrorBody, error_for, to_body
+from streamserve.protocol.errors import ErrorBody, to_body
 from streamserve.protocol.events import (
     TEXT,
     BlockStart,
@@ -42,6 +42,7 @@ __all__ = [
     "collect",
     "encoder_for",
     "error_json",
+    "from_text",
     "identity",
     "model_json",
     "models_json",
@@ -200,8 +201,7 @@ class ChatEncoder:
     def _end(self, event: Event) -> list[str]:
         end = ending(event)
         if end is not None:
-            error = error_for(end.code, end.message, retryable=end.retryable)
-            return [one_line_json(error_json(to_body(error)))]
+            return [one_line_json(error_json(to_body(end.error())))]
         assert isinstance(event, Done)
         out = [data for choice in range(self._n) for data in self._finish(choice, event.finish_reason)]
         if self._include_usage:
@@ -311,7 +311,7 @@ def collect(
         elif isinstance(event, ChoiceDone):
             choices[event.choice].finish_reason = event.finish_reason
         elif is_terminal(event):
-            done = _successful(event)
+            done = successful(event)
     assert done is not None, "the log has no terminal event"
     return {
         "id": completion_id,
@@ -323,6 +323,21 @@ def collect(
     }
 
 
+def from_text(
+    text: str, *, completion_id: str, model: str, created: int, finish_reason: str, usage: Usage
+) -> dict[str, Any]:
+    """Return what is left of a `chat.completion` whose events are dropped: its text, without thoughts and calls."""
+    choice = _Choice(tokens=[Token(text=text, token_ids=())])
+    return {
+        "id": completion_id,
+        "object": "chat.completion",
+        "created": created,
+        "model": model,
+        "choices": [choice.as_json(0, finish_reason, REASONING_FIELDS[0])],
+        "usage": _usage_json(usage),
+    }
+
+
 def _thinking_json(text: str, field: str) -> dict[str, str]:
     return {"reasoning_content": text, "reasoning": text} if field == "both" else {field: text}
 
@@ -330,14 +345,6 @@ def _thinking_json(text: str, field: str) -> dict[str, str]:
 def _usage_json(usage: Usage) -> dict[str, Any]:
     """Return the counts with both details, which the native shape leaves out where they are 0."""
     return {**usage.as_json(), "completion_tokens_details": {"reasoning_tokens": usage.reasoning_tokens}}
-
-
-def _successful(event: Event) -> Done:
-    end = ending(event)
-    if end is not None:
-        raise error_for(end.code, end.message, retryable=end.retryable)
-    assert isinstance(event, Done)
-    return event
 
 
 def _logprobs_json(tokens: Sequence[Token]) -> dict[str, Any] | None:

@@ -9,6 +9,7 @@
     ├── NotFound 404               unknown model, stream or route (another tenant's too)
     ├── MethodNotAllowed 405
     ├── RequestTimeout 408         the body did not arrive in time
+    ├── NotFinished 409            the answer is asked for as a whole, and is still being made
     ├── Gone 410                   the stream's events have expired
     ├── TooLarge 413               body over the limit
     ├── UnsupportedMedia 415       not JSON, or compressed
@@ -102,6 +103,13 @@ class RequestTimeout(StreamserveError):
 
     http_status = 408
     code = "request_timeout"
+
+
+class NotFinished(StreamserveError):
+    """The answer is asked for as a whole, and is still being made. Ask again."""
+
+    http_status = 409
+    code = "answer_running"
 
 
 class Gone(StreamserveError):

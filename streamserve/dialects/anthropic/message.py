@@ -16,7 +16,7 @@ from typing import Any
 from streamserve.dialects.anthropic.shapes import error_json
 from streamserve.dialects.base import GOING_DOWN, Ending, ending
 from streamserve.dialects.openai_chat import IsStream
-from streamserve.protocol.errors import error_for, to_body
+from streamserve.protocol.errors import to_body
 from streamserve.protocol.events import (
     TEXT,
     BlockStart,
@@ -198,7 +198,7 @@ def collect(events: Iterable[LoggedEvent], *, message_id: str, model: str) -> di
     for logged in events:
         end = ending(logged.event)
         if end is not None:
-            raise error_for(end.code, end.message, retryable=end.retryable)
+            raise end.error()
         for event in fold.feed(logged.event):
             kind = event["type"]
             if kind == "message_start":
@@ -257,7 +257,7 @@ def usage_json(usage: Usage) -> dict[str, Any]:
 
 
 def _error(end: Ending) -> dict[str, Any]:
-    return error_json(to_body(error_for(end.code, end.message, retryable=end.retryable)))
+    return error_json(to_body(end.error()))
 
 
 def _frame(event: dict[str, Any], id: str | None = None) -> bytes:

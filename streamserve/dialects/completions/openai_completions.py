@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from streamserve.dialects.base import GOING_DOWN, TextBlocks, ending
+from streamserve.dialects.base import GOING_DOWN, TextBlocks, ending, successful
 from streamserve.dialects.fields import (
     Reader,
     boolean,
@@ -26,7 +26,7 @@ from streamserve.dialects.fields import (
 from streamserve.dialects.generate import Prompt, build, conflict, prompts, request_fields, sampling_fields
 from streamserve.dialects.native import ON_DISCONNECT
 from streamserve.dialects.openai_chat import IsStream, error_json
-from streamserve.protocol.errors import BadRequest, error_for, to_body
+from streamserve.protocol.errors import BadRequest, to_body
 from streamserve.protocol.events import (
     BlockStart,
     ChoiceDone,
@@ -227,8 +227,7 @@ class CompletionEncoder:
     def _end(self, event: Event) -> list[str]:
         end = ending(event)
         if end is not None:
-            error = error_for(end.code, end.message, retryable=end.retryable)
-            return [one_line_json(error_json(to_body(error)))]
+            return [one_line_json(error_json(to_body(end.error())))]
         assert isinstance(event, Done)
         out = [data for choice in range(self._n) for data in self._finish(choice, event.finish_reason)]
         self._joined.note(event.usage, self._head)
@@ -311,17 +310,9 @@ def _collect_one(events: Iterable[LoggedEvent], n: int) -> tuple[list[_Choice], 
         elif isinstance(event, ChoiceDone):
             choices[event.choice].finish_reason = event.finish_reason
         elif is_terminal(event):
-            done = _successful(event)
+            done = successful(event)
     assert done is not None, "the log has no terminal event"
     return choices, done
-
-
-def _successful(event: Event) -> Done:
-    end = ending(event)
-    if end is not None:
-        raise error_for(end.code, end.message, retryable=end.retryable)
-    assert isinstance(event, Done)
-    return event
 
 
 def _choices_of(token: Token, n: int, *, has_token_ids: bool) -> Iterable[int]:

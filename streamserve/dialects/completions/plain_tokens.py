@@ -16,7 +16,7 @@ from streamserve.dialects.generate import build, conflict, request_fields, sampl
 from streamserve.dialects.native import on_disconnect, query_values
 from streamserve.dialects.openai_chat import error_json
 from streamserve.dialects.tokens import TokensEncoder
-from streamserve.protocol.errors import StreamserveError, error_for, to_body
+from streamserve.protocol.errors import StreamserveError, to_body
 from streamserve.protocol.events import LoggedEvent
 from streamserve.protocol.limits import Limits
 from streamserve.protocol.requests import GenerateRequest
@@ -39,8 +39,7 @@ class PlainEncoder(TokensEncoder):
     keepalive = _NO_TEXT
 
     def _error(self, end: Ending, logged: LoggedEvent) -> bytes:
-        error = error_for(end.code, end.message, retryable=end.retryable)
-        return self._frame(one_line_json(error_json(to_body(error))), logged, event="error")
+        return self._frame(one_line_json(error_json(to_body(end.error()))), logged, event="error")
 
 
 def refusal(error: StreamserveError) -> bytes:

@@ -423,3 +423,11 @@ async def test_the_async_client(site: Server, key: str) -> None:
         chunks = [chunk async for chunk in stream]
     message, _ = folded(chunks)
     assert [call["name"] for call in message["tool_calls"]] == ["get_weather"]
+
+
+def test_an_answer_is_retrieved(ask: Any, client: openai.OpenAI) -> None:
+    """`retrieve` returns the completion again, with its thought and its calls."""
+    whole = ask(OSLO, tools=WEATHER)
+    assert client.chat.completions.retrieve(whole.id) == whole
+    with pytest.raises(openai.NotFoundError):
+        client.chat.completions.retrieve("chatcmpl-none")

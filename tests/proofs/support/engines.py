@@ -8,23 +8,28 @@ from __future__ import annotations
 import math
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from streamserve.clients.thread.acceptance import EngineFacts, LoadedEngine
 from streamserve.clients.thread.client import ThreadClient
+from streamserve.clients.thread.engine_thread import Load
 from streamserve.engine.config import EngineConfig, ModelConfig
 from streamserve.engine.core import EngineCore
 from streamserve.engine.echo import VOCAB_SIZE, EchoRunner, EchoTokenizer
 from streamserve.engine.plan import Runner
+from streamserve.engine.text.formats.base import OutputFormat
 from streamserve.engine.text.tokenizer import Tokenizer
 from tests.proofs.support.pairs import BLOCK_SIZE, MODEL_LEN, NUM_BLOCKS, Feature, PlanCounts
-from tests.support.clients import load_of, ready
+from tests.support.clients import ready
 from tests.support.engines import WrappedRunner
 
 # Ids of the echo engine that stand for themselves in a prompt.
 _NUM_BYTES = 128
+# Of the trained model: tokens of prompt and answer, blocks for all answers of a workload, and for one and a part.
+_LONGEST, _MANY_BLOCKS, _FEW_BLOCKS = 256, 1601, 65
 
 
 class TinyTokenizer(EchoTokenizer):
@@ -48,7 +53,7 @@ class TinyTokenizer(EchoTokenizer):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Model:
-    """The parts of an engine, which can be made again and again."""
+    """The parts of an engine, which can be made again and again. `fit` changes the config for its longer answers."""
 
     name: str
     num_ids: int
@@ -56,6 +61,16 @@ class Model:
     make_runner: Callable[[EngineConfig], Runner]
     tokenizer: Tokenizer
     poison: Callable[[Runner, int], None]
+    max_len: int = MODEL_LEN
+    format: OutputFormat | None = None
+    eos_token_ids: frozenset[int] = frozenset()
+    fit: Callable[[EngineConfig], EngineConfig] = lambda config: config
+
+    def load(self, runner: Runner) -> Load:
+        """Return the load of an engine."""
+        facts = EngineFacts(max_model_len=self.max_len, eos_token_ids=self.eos_token_ids)
+        engine = partial(LoadedEngine, tokenizer=self.tokenizer, facts=facts, format=self.format)
+        return lambda progress: engine(runner=runner)
 
 
 def _echo_runner(config: EngineConfig) -> EchoRunner:
@@ -106,13 +121,42 @@ def tiny_model(folder: Path, model_type: str) -> Model:
     )
 
 
+def thinking_model(folder: Path) -> Model:
+    """Load the trained model that thinks and calls tools, once, with its tokenizer and its output format."""
+    from streamserve.engine.model.runner import load_runner
+    from streamserve.engine.text.formats.choose import choose_format
+    from streamserve.engine.text.hf_tokenizer import HFTokenizer
+
+    config = EngineConfig(block_size=BLOCK_SIZE, num_blocks=_MANY_BLOCKS, max_model_len=_LONGEST, overlap=True)
+    model = ModelConfig(alias="thinker", path=str(folder), dtype="float32", device="cpu", parity_probe=False)
+    runner: Any = load_runner(model, config)
+    tokenizer = HFTokenizer(str(folder), None)
+
+    def fit(config: EngineConfig) -> EngineConfig:
+        return replace(config, num_blocks=_MANY_BLOCKS if config.num_blocks == NUM_BLOCKS else _FEW_BLOCKS)
+
+    return Model(
+        name="the trained model",
+        num_ids=runner.vocab_size,
+        max_tokens=120,
+        make_runner=lambda config: _Lent(runner, config.num_blocks or 0),
+        tokenizer=tokenizer,
+        poison=lambda _, block_id: runner.kv.fill_block(block_id, math.nan),
+        max_len=_LONGEST,
+        format=choose_format(tokenizer, None),
+        eos_token_ids=frozenset(runner.eos_token_ids) | tokenizer.eos_token_ids,
+        fit=fit,
+    )
+
+
 @asynccontextmanager
 async def serving(
     model: Model, config: EngineConfig, features: Iterable[Feature] = (), plans: PlanCounts | None = None
 ) -> AsyncIterator[ThreadClient]:
     """An engine that is ready, and prepared as the features require; `plans` counts what it plans."""
+    config = model.fit(config)
     runner = model.make_runner(config)
-    client = ThreadClient("proof", load_of(runner, model.tokenizer, MODEL_LEN), config)
+    client = ThreadClient("proof", model.load(runner), config)
     try:
         core = core_of(await ready(client))
         core.pool._on_evict = lambda block_id: model.poison(runner, block_id)

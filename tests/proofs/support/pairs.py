@@ -21,7 +21,7 @@ from streamserve.engine.config import CLASSES, EngineConfig
 from streamserve.engine.core import EngineCore
 from streamserve.engine.plan import PENDING, StepPlan
 from streamserve.engine.sequence import Sequence
-from streamserve.protocol.events import ChoiceDone, Done, Error, Event, Token
+from streamserve.protocol.events import BlockStart, ChoiceDone, Done, Error, Event, Token
 from streamserve.protocol.requests import GenerateRequest, Grammar, SamplingParams
 from streamserve.protocol.stats import EngineStats
 
@@ -193,14 +193,22 @@ def config_of(features: Iterable[Feature] = ()) -> EngineConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReceivedChoice:
-    """One choice of an answer, as its reader has it at the end."""
+    """One choice of an answer, as its reader has it at the end; of each block the kind, the name and the text."""
 
     token_ids: tuple[int, ...] = ()
     text: str = ""
     finish_reason: str | None = None
+    blocks: Mapping[int, tuple[str, str | None, str]] = field(default_factory=dict)
 
     def take(self, token: Token) -> ReceivedChoice:
-        return replace(self, token_ids=self.token_ids + token.token_ids, text=self.text + token.text)
+        kind, name, text = self.blocks.get(token.index, ("text", None, ""))
+        blocks = {**self.blocks, token.index: (kind, name, text + token.text)}
+        token_ids = self.token_ids + token.token_ids
+        return replace(self, token_ids=token_ids, text=self.text + token.text, blocks=blocks)
+
+    def begin(self, start: BlockStart) -> ReceivedChoice:
+        """Begin a block; a continued answer may repeat the start of the one that it was cut in."""
+        return replace(self, blocks={start.index: (start.kind, start.name, ""), **self.blocks})
 
 
 Answer = tuple[ReceivedChoice, ...]
@@ -323,6 +331,8 @@ async def _read_generation(
             return tuple(received), event
         if isinstance(event, Token) and answer[event.choice].finish_reason is None:
             received[event.choice] = received[event.choice].take(event)
+        elif isinstance(event, BlockStart) and answer[event.choice].finish_reason is None:
+            received[event.choice] = received[event.choice].begin(event)
         elif isinstance(event, ChoiceDone):
             received[event.choice] = replace(received[event.choice], finish_reason=event.finish_reason)
     return tuple(received), None
