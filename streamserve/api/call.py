@@ -237,7 +237,7 @@ class Site(Protocol):
 def with_class(request: GenerateRequest, asked: str | None, caller: Caller, site: Site, route: str) -> GenerateRequest:
     """Return the request in its latency class: what it asked for, or what key, route or model have by default."""
     name = asked or caller.latency_class or site.default_class(route, request.model)
-    return replace(request, latency_class=name)
+    return request if name == request.latency_class else replace(request, latency_class=name)
 
 
 class AuditedSite(Site, Protocol):

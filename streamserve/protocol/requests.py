@@ -263,14 +263,14 @@ _ADDED_FIELDS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "filters": ("replay",),
     }
 )
+_PLAIN = GenerateRequest(model="")  # the defaults of these fields
 _ADDED_SAMPLING = ("logit_bias", "allowed_token_ids", "bad_words", "include_stop", "prompt_logprobs")
 
 
 def with_needs(request: GenerateRequest) -> GenerateRequest:
     """Return the request with the needs that its own fields imply, and those that it has already."""
-    plain = GenerateRequest(model=request.model)
-    needs = {need for need, names in _ADDED_FIELDS.items() if any(_differs(request, plain, name) for name in names)}
-    if any(_differs(request.sampling, plain.sampling, name) for name in _ADDED_SAMPLING):
+    needs = {need for need, names in _ADDED_FIELDS.items() if any(_differs(request, _PLAIN, name) for name in names)}
+    if any(_differs(request.sampling, _PLAIN.sampling, name) for name in _ADDED_SAMPLING):
         needs.add("sampling")
     return replace(request, needs=tuple(sorted({*request.needs, *needs}))) if needs else request
 
@@ -282,13 +282,12 @@ def _differs(one: object, other: object, name: str) -> bool:
 def encode_request(request: GenerateRequest) -> dict[str, Any]:
     """Return the request as JSON values, for `decode_request` of this release or of the one before."""
     request = with_needs(request)
-    plain = GenerateRequest(model=request.model)
     kept: dict[str, Any] = msgspec.to_builtins(request, enc_hook=dict)
     for name in ("needs", "has_public_system", *chain.from_iterable(_ADDED_FIELDS.values())):
-        if not _differs(request, plain, name):
+        if not _differs(request, _PLAIN, name):
             del kept[name]
     for name in _ADDED_SAMPLING:
-        if not _differs(request.sampling, plain.sampling, name):
+        if not _differs(request.sampling, _PLAIN.sampling, name):
             del kept["sampling"][name]
     del kept["num_losses"], kept["shown"]  # counted by the process that has the stream; in the log
     return kept
