@@ -8,6 +8,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import httpx
 import pytest
 from asgiref.sync import async_to_sync
 from celery import Celery
@@ -21,8 +22,9 @@ from streamserve.protocol.errors import BadRequest, NotFound
 from streamserve.web import site
 from streamserve.web.calls import background
 from streamserve.web.rows import orm
-from tests.support.demo_site import manage, processes_of
+from tests.support.demo_site import environment, manage, processes_of
 from tests.support.doc_blocks import blocks_of
+from tests.support.servers import daphne, wait_until_ready
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -121,4 +123,30 @@ def test_a_task_of_djangos_framework_queues_a_job(tmp_path: Path) -> None:
     assert "'done'" in outputs[-1]
     assert '"account 7"' in outputs[-1]
     assert "jobs (2 at once)" in outputs[-2]
+    assert processes_of(tmp_path) == set()
+
+
+@pytest.mark.proof
+def test_the_demo_runs_jobs_without_a_worker(tmp_path: Path) -> None:
+    """JOBS is embedded there: the web process under daphne runs what is queued, and no command is needed."""
+    variables = {"DJANGO_SETTINGS_MODULE": "tests.support.sites.tasks_site"}
+    key = "a-key-for-these-tests"
+    for arguments in (["migrate", "--verbosity=0"], ["streamserve_key", "create", "--key", key]):
+        done = manage(tmp_path, *arguments, **variables)
+        assert done.returncode == 0, done.stderr
+    try:
+        with (
+            daphne("project.asgi:application", env=environment(tmp_path, **variables)) as web,
+            httpx.Client(base_url=web.url, headers={"Authorization": f"Bearer {key}"}, trust_env=False) as http,
+        ):
+            wait_until_ready(web.url)
+            job = http.post("/jobs", json={"pipeline": "review", "input": {"account": 7}}).json()
+            until = time.monotonic() + SECONDS
+            while job["status"] in ("queued", "running"):
+                assert time.monotonic() < until, job
+                time.sleep(0.1)
+                job = http.get(f"/jobs/{job['job_id']}").json()
+            assert (job["status"], job["result"]["text"]) == ("done", "account 7")
+    finally:
+        manage(tmp_path, "streamserve_engine", "--stop", **variables)
     assert processes_of(tmp_path) == set()
