@@ -10,9 +10,9 @@ outage of the log, and the model is given the readers' position.
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import Callable, Sequence
 
+from streamserve.clients.event_queue import EventQueue
 from streamserve.clients.pipeline.shown import Shown
 from streamserve.protocol.events import Event, is_terminal
 from streamserve.protocol.park import Accepted, Park
@@ -20,49 +20,22 @@ from streamserve.protocol.park import Accepted, Park
 MAX_WAITING = 256
 
 
-class PipelineGeneration:
+class PipelineGeneration(EventQueue):
     """See `Generation` in clients/base.py. `task` is the run's; set by the client once it is started."""
 
     can_park = False
 
     def __init__(self, max_tokens: int, seed: int) -> None:
+        super().__init__()
         self.accepted = Accepted(num_prompt_tokens=0, max_tokens=max_tokens, seed=seed)
         self.parked: Park | None = None
         self.num_cached_tokens = 0
-        self.on_news: Callable[[], None] | None = None
         self.task: asyncio.Task[None] | None = None
-        self.is_open = True
         self.shown: Shown | None = None  # of a job that is tried again: what it does not show again
         self.num_read: int | None = 0  # tokens that the furthest reader has; None: the run does not wait for readers
         self.on_read: Callable[[], None] | None = None
-        self._events: deque[Event] = deque()
         self._has_room = asyncio.Event()
         self._has_room.set()
-        self._has_news = asyncio.Event()
-        self._is_announced = False
-
-    def __aiter__(self) -> PipelineGeneration:
-        return self
-
-    async def __anext__(self) -> Event:
-        while not self._events:
-            if not self.is_open:
-                raise StopAsyncIteration
-            self._is_announced = False
-            self._has_news.clear()
-            await self._has_news.wait()
-        (event,) = self.ready(1)
-        return event
-
-    def ready(self, most: int | None = None) -> list[Event]:
-        """Take the events that are there now, or the first `most`."""
-        num = len(self._events) if most is None else min(most, len(self._events))
-        events = [self._events.popleft() for _ in range(num)]
-        if not self._events:
-            self._is_announced = False
-        if len(self._events) < MAX_WAITING:
-            self._has_room.set()
-        return events
 
     def reader_at(self, num_tokens: Sequence[int] | None, is_away: bool = False) -> None:
         """Note how many tokens the furthest reader has."""
@@ -93,11 +66,11 @@ class PipelineGeneration:
         self.is_open = not is_terminal(event)
         if len(self._events) >= MAX_WAITING:
             self._has_room.clear()
-        self._has_news.set()
-        if not self._is_announced:
-            self._is_announced = True
-            if self.on_news is not None:
-                self.on_news()
+        self._announce()
+
+    def _on_taken(self) -> None:
+        if len(self._events) < MAX_WAITING:
+            self._has_room.set()
 
     async def emit(self, event: Event) -> None:
         """Show an event; wait while too many are not taken."""

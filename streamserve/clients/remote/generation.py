@@ -10,9 +10,9 @@ queue holds `MAX_QUEUED` events, and those of one read more.
 from __future__ import annotations
 
 import asyncio
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
+from streamserve.clients.event_queue import EventQueue
 from streamserve.clients.remote.answer import Answer
 from streamserve.protocol.events import TERMINALS, Error, Event
 from streamserve.protocol.park import Accepted, Park
@@ -20,7 +20,7 @@ from streamserve.protocol.park import Accepted, Park
 MAX_QUEUED = 64
 
 
-class RemoteGeneration:
+class RemoteGeneration(EventQueue):
     """See `clients.base.Generation`. `continues`: the server takes up an answer that has only text so far."""
 
     def __init__(
@@ -32,45 +32,22 @@ class RemoteGeneration:
         lead_tokens: int,
         reader_tokens: tuple[int, ...] | None,
     ) -> None:
+        super().__init__()
         self.accepted = accepted
         self.answer = answer
         self.parked: Park | None = None
         self.num_cached_tokens = 0
-        self.is_open = True
-        self.on_news: Callable[[], None] | None = None
         self.task: asyncio.Task[None] | None = None  # of the exchange; the client owns it
         self._continues = continues
         self._lead_tokens = lead_tokens
         self._reader_tokens = reader_tokens
-        self._events: deque[Event] = deque()
-        self._has_news, self._has_room = asyncio.Event(), asyncio.Event()
+        self._has_room = asyncio.Event()
         self._has_room.set()
-        self._is_announced = False
 
     @property
     def can_park(self) -> bool:
         """Whether the server would continue the answer as it is now."""
         return self.answer.num_tokens == 0 or (self._continues and self.answer.is_text_only)
-
-    def __aiter__(self) -> RemoteGeneration:
-        return self
-
-    async def __anext__(self) -> Event:
-        while not self._events:
-            if not self.is_open:
-                raise StopAsyncIteration
-            self._is_announced = False
-            self._has_news.clear()
-            await self._has_news.wait()
-        return self.ready(1)[0]
-
-    def ready(self, most: int | None = None) -> list[Event]:
-        """Take the events that are there now, or the first `most`; [] does not mean the end (`is_open` does)."""
-        num = len(self._events) if most is None else min(most, len(self._events))
-        events = [self._events.popleft() for _ in range(num)]
-        self._is_announced = bool(self._events)
-        self._note_room()
-        return events
 
     def reader_at(self, num_tokens: Sequence[int] | None, is_away: bool = False) -> None:
         """Note how far the furthest reader is; one that has read enough lets the server be read from again."""
@@ -128,6 +105,9 @@ class RemoteGeneration:
             made - seen >= self._lead_tokens for made, seen in zip(self.answer.tokens_of_choices, read, strict=False)
         )
 
+    def _on_taken(self) -> None:
+        self._note_room()
+
     def _note_room(self) -> None:
         if self.has_room:
             self._has_room.set()
@@ -139,10 +119,3 @@ class RemoteGeneration:
         if cancel and self.task is not None:
             self.task.cancel()
         self._has_news.set()
-
-    def _announce(self) -> None:
-        """Wake the stream, once until everything is taken."""
-        self._has_news.set()
-        if self.on_news is not None and (not self._is_announced or not self.is_open):
-            self.on_news()
-        self._is_announced = True

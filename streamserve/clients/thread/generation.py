@@ -7,14 +7,14 @@ engine only by its `EngineSide`. Its queue of events needs no bound: n * max_tok
 from __future__ import annotations
 
 import asyncio
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from streamserve.clients.event_queue import EventQueue
 from streamserve.engine.output import SequenceUpdate
 from streamserve.engine.text.choice import Choice
-from streamserve.protocol.events import ChoiceDone, Done, Error, Event, Status, Token, Usage
+from streamserve.protocol.events import ChoiceDone, Done, Error, Status, Token, Usage
 from streamserve.protocol.metrics import percentile
 from streamserve.protocol.park import Accepted, Park
 
@@ -105,7 +105,7 @@ class EngineSide(Protocol):
         """Its furthest reader has received `num_tokens` output tokens; None: do not wait for readers."""
 
 
-class LocalGeneration:
+class LocalGeneration(EventQueue):
     """See `clients.base.Generation`. `choices` maps the engine's sequence ids to the text sides.
 
     `echoes[choice]` is the prompt's text, as far as the answer begins with it and readers were not shown it.
@@ -125,14 +125,14 @@ class LocalGeneration:
         latency_class: str = "chat",
         echoes: Sequence[str] = (),
     ) -> None:
+        super().__init__(event for choice in choices.values() for event in choice.replayed)
+        self._events.extend(_echo_events(echoes))
         self.accepted = accepted
         self.latency_class = latency_class
         self.parked: Park | None = None
         self.num_cached_tokens = 0
-        self.is_open = True
         self.loop = asyncio.get_running_loop()
         self.timings = Timings(accepted_at, last_at=accepted_at)
-        self.on_news: Callable[[], None] | None = None
         self._choices = dict(choices)
         self._open = dict(choices)
         self._is_resumed = any(choice.num_tokens for choice in choices.values())
@@ -140,34 +140,11 @@ class LocalGeneration:
         # What was shown before the first token: the place in the queue, and how many prompt tokens are computed.
         self._place: int | None = None
         self._num_prefilled = 0
-        self._events: deque[Event] = deque(event for choice in choices.values() for event in choice.replayed)
-        self._events.extend(_echo_events(echoes))
-        self._has_news = asyncio.Event()
-        self._is_announced = False
 
     @property
     def is_whole(self) -> bool:
         """Whether this run is the whole answer so far: no park lies before or after it."""
         return not self._is_resumed and self.parked is None
-
-    def __aiter__(self) -> LocalGeneration:
-        return self
-
-    async def __anext__(self) -> Event:
-        while not self._events:
-            if not self.is_open:
-                raise StopAsyncIteration
-            self._is_announced = False
-            self._has_news.clear()
-            await self._has_news.wait()
-        return self._events.popleft()
-
-    def ready(self, most: int | None = None) -> list[Event]:
-        """Take the events that are there now, or the first `most`; [] does not mean the end (`is_open` does)."""
-        num = len(self._events) if most is None else min(most, len(self._events))
-        events = [self._events.popleft() for _ in range(num)]
-        self._is_announced = bool(self._events)
-        return events
 
     def reader_at(self, num_tokens: Sequence[int] | None, is_away: bool = False) -> None:
         """Pass on how far the furthest reader is in each choice that still runs."""
@@ -207,7 +184,7 @@ class LocalGeneration:
         elif update.park is not None:  # the other choices end with the one that the engine has parked
             self.parked = update.park
             self._end()
-        if not self.is_open or (self._events and not self._is_announced):
+        if not self.is_open or self._events:
             self._announce()
 
     def _show_progress(self, update: SequenceUpdate) -> None:
@@ -263,10 +240,3 @@ class LocalGeneration:
             self._engine.abort(seq_id)
         self._open.clear()
         self._has_news.set()
-
-    def _announce(self) -> None:
-        """Wake the reader, once until everything is taken."""
-        self._has_news.set()
-        self._is_announced = True
-        if self.on_news is not None:
-            self.on_news()
