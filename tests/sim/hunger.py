@@ -52,7 +52,7 @@ class HungerLaws:
     def __init__(self, sim: Simulation) -> None:
         self.sim = sim
         self.pauses = self.longest = 0
-        self.beyond: set[int] = set()  # at their lead, and decoded a token for another one
+        self.beyond: set[int] = set()  # at their lead, and decoded what another one waited for
         self._reports: dict[int, Report] = {}
         self._out: Counter[int] = Counter()
         self._allowed: dict[int, float] = {}

@@ -294,6 +294,8 @@ class Laws:
         victims = [s for s in self.running if s.seq_id in waiting - self._forced]
         self._preempted |= {s.seq_id for s in victims}
         self.has_preempted = self.has_preempted or bool(victims)
+        again = [s.seq_id for s, number in self._ran if s.state is State.RUNNING and s.num_preemptions != number]
+        assert self._forced or not again, f"12: {again} are preempted, and start again at once"
         if not victims or self._forced:
             return
         lent, before = self.sharing.lent_rows(self.plans[-1]), {s.seq_id for s in self.running}
@@ -305,8 +307,16 @@ class Laws:
         has_given_way = bool(others) and all(map(is_row, victims))
         assert has_given_way or self.num_wanted > self.num_free, "12: preempted with blocks to spare"
         self.has_given_way = has_given_way
+        if has_given_way and came and self.sim.shape.max_admitted is None and not self.num_wanted:
+            assert self._num_surely_needed(kept, came) > self.num_free, "12: a row gave way in vain"
         is_alone = all(not is_row(s) for s in came) if has_given_way else not came
         assert is_alone, "12: an admission and a preemption in one step"
+
+    def _num_surely_needed(self, kept: list[Sequence], came: list[Sequence]) -> int:
+        """More blocks than it takes to start these beside what stays of other classes than rows, and its growth."""
+        size, others = self.sim.shape.block_size, [s for s in kept if not is_row(s)]
+        growth = 2 * sum(-(-(s.num_tokens + s.num_remaining_tokens) // size) for s in others)
+        return growth + sum(-(-s.num_tokens // size) for s in came)
 
     # After a step.
 

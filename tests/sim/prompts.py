@@ -84,6 +84,8 @@ class PromptLaws:
             return
         of_batch = all(is_row(s) for s in scheduler.running if s.seq_id in planned)
         prompts = [s for s in prompts if is_row(s) is of_batch] if of_batch else [s for s in prompts if not is_row(s)]
+        if laws.admitted():  # what one with a chunk in flight was to take over may have been evicted for these
+            prompts = [s for s in prompts if s.seq_id in planned or laws.flights.chunk_of(s) is None]
         head = self._could_start()
         if head is not None and is_row(head) is of_batch and not (of_batch and is_full):
             prompts.append(head)

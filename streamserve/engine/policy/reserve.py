@@ -1,5 +1,7 @@
 """`MemoryReserve`: how many blocks stay free on an admission, for what is still to come of the answers that run.
 
+Enough for the time when they hold most: they grow, and those that end give their blocks back to those that do not.
+
 Knows sequences and counts of blocks; decides no order. Engine thread only.
 """
 
@@ -46,9 +48,10 @@ class MemoryReserve:
         """Whether `num_free` blocks are enough for its known tokens and the growth of all; `prefix` is cached."""
         num_held = sum(block.ref_count > 0 for block in prefix)
         needed = pool.num_blocks_for(sequence.num_tokens) - num_held
-        growth = [self._num_growth_blocks(pool, one) for one in beside]
-        if growth:  # a sequence that would run alone always has room
-            needed += int(sum(growth) + self._num_growth_blocks(pool, sequence))
+        parts = [(self._num_growth_blocks(pool, one), _num_own_blocks(pool, one)) for one in beside]
+        if parts:  # a sequence that would run alone always has room
+            parts.append((self._num_growth_blocks(pool, sequence), needed))
+            needed += math.ceil(_peak(parts))
         return needed <= num_free
 
     def _num_growth_blocks(self, pool: BlockPool, sequence: Sequence) -> float:
@@ -59,3 +62,21 @@ class MemoryReserve:
             num_left, share = min(num_left, math.ceil(expected)), 1.0 + share
         most = pool.num_blocks_for(sequence.num_tokens + num_left)
         return share * (most - pool.num_blocks_for(sequence.num_tokens))
+
+
+def _num_own_blocks(pool: BlockPool, sequence: Sequence) -> int:
+    """Return how many blocks it gives back when it ends; what it found in the cache others may hold."""
+    return len(sequence.block_table) - sequence.num_cached_tokens // pool.block_size
+
+
+def _peak(parts: list[tuple[float, int]]) -> float:
+    """Return the most blocks that sequences hold together at any time from now on, beyond those that they hold now.
+
+    Each part: how much one still grows, and what it gives back then. All grow side by side, and the shortest end first.
+    (Idea: the Past-Future scheduler, arXiv 2507.10150.)
+    """
+    most, num_back = 0.0, 0
+    for index, (growth, num_own) in enumerate(sorted(parts)):
+        most = max(most, growth * (len(parts) - index) - num_back)
+        num_back += num_own
+    return most

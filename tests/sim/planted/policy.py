@@ -282,8 +282,8 @@ MUTANTS = (
     _waiting(
         name="rows of a batch make an overload",
         law=20,
-        old="in_time = (one for one in self.sequences if _is_limited(one))",
-        new="in_time = (one for one in self.sequences)",
+        old="any(_tier(one, now) == _IN_TIME for one in in_time)",
+        new="any(_tier(one, now) in (_IN_TIME, _BATCH) for one in self.sequences)",
     ),
     _patience(
         name="every queue is a burst",
