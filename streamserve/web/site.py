@@ -201,12 +201,6 @@ class DjangoSite:
         if self.worker is not None:
             self.worker.wake()
 
-    async def stop_worker(self) -> None:
-        """Give back what the embedded worker runs: another process continues it."""
-        if self._working is not None:
-            self._working.cancel()
-            await asyncio.gather(self._working, return_exceptions=True)
-
     async def control_engine(self, alias: str, action: str) -> str:
         """Pause, resume or drain the engine of a model for all workers; return its state afterwards."""
         if alias not in self.clients or action not in ACTIONS:
@@ -321,7 +315,9 @@ class DjangoSite:
         if self.checking is not None:
             self.checking.cancel()
             await asyncio.gather(self.checking, return_exceptions=True)
-        await self.stop_worker()
+        if self._working is not None:  # it gives back what it runs
+            self._working.cancel()
+            await asyncio.gather(self._working, return_exceptions=True)
         await self.live.aclose()
         await self.permissions.aclose()
         await self.audit.aclose()
@@ -370,10 +366,7 @@ def start_loading() -> None:
 
 
 async def begin_to_serve() -> None:
-    """Start loading, for servers that start up; with DEBUG the first page or request that needs a model does.
-
-    Where JOBS is embedded, run jobs: a command or a worker of another queue, which has a site too, does not.
-    """
+    """Run jobs where they are embedded, and start loading; with DEBUG the first page that needs a model does."""
     if not django_settings.DEBUG:
         start_loading()
     if get_settings().jobs.embedded:
@@ -387,6 +380,8 @@ def begin_to_drain() -> None:
     if _site is not None:
         for begin_to_leave in list(_site.on_drain):
             begin_to_leave()
+        if _site.worker is not None:
+            _site.worker.stop()  # what it runs is given back, and costs no attempt
 
 
 def shut_down_streams() -> None:
