@@ -1,4 +1,7 @@
-"""The site's pipelines: found in `<app>/pipelines.py` of each installed app, and served beside its models."""
+"""The site's pipelines: found in `<app>/pipelines.py` of each installed app, and served beside its models.
+
+And the output filters of its models, by the dotted paths of FILTERS.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +9,14 @@ from collections.abc import Mapping
 
 from channels.db import database_sync_to_async
 from django.core.exceptions import ImproperlyConfigured
-from django.utils.module_loading import autodiscover_modules
+from django.utils.module_loading import autodiscover_modules, import_string
 
 from streamserve.clients.base import EngineClient
+from streamserve.clients.filtered import FilteredClient
 from streamserve.clients.pipeline.client import PipelineClient
 from streamserve.clients.pipeline.journal import Memo
 from streamserve.clients.pipeline.registry import PIPELINES
-from streamserve.conf import SiteConfig
+from streamserve.conf import ServedModel, SiteConfig
 
 
 def find_pipelines() -> None:
@@ -40,6 +44,20 @@ def pipeline_clients(
             jobs=jobs,
         )
     return clients
+
+
+def filtered(model: ServedModel, client: EngineClient) -> EngineClient:
+    """Return the client with the model's output filters. Raises ImproperlyConfigured for a path without one."""
+    if not model.filters:
+        return client
+    try:
+        makers = [import_string(path) for path in model.filters]
+        for make in makers:
+            make().flush()
+    except Exception as error:
+        message = f"FILTERS of the model {model.model.alias!r} cannot be made: {error}"
+        raise ImproperlyConfigured(message) from error
+    return FilteredClient(client, makers)
 
 
 async def _call_elsewhere(function: object, *args: object, **options: object) -> object:

@@ -17,18 +17,15 @@ from pathlib import Path
 from typing import Any
 
 from django.conf import settings as django_settings
-from django.core.exceptions import ImproperlyConfigured
-from django.utils.module_loading import import_string
 
 from streamserve.api.call import Body, Call, Caller, Found
 from streamserve.api.idempotency import StartOnce
 from streamserve.api.logs import get_logger
 from streamserve.clients.base import EngineClient
 from streamserve.clients.factory import make_client, remote_client
-from streamserve.clients.filtered import FilteredClient
 from streamserve.clients.pipeline.journal import Memo
 from streamserve.clients.process.client import ProcessClient
-from streamserve.conf import LOG_SCHEMES, ServedModel, SiteConfig, get_settings
+from streamserve.conf import LOG_SCHEMES, SiteConfig, get_settings
 from streamserve.protocol.errors import NotFound, no_stream
 from streamserve.protocol.requests import LATENCY_CLASSES, GenerateRequest, with_system
 from streamserve.streams.lease.liveness import Liveness
@@ -44,7 +41,7 @@ from streamserve.web.batches.row_site import RowSite
 from streamserve.web.batches.store import SiteBatches
 from streamserve.web.live import LiveFigures
 from streamserve.web.permissions import PermissionChecks, watching_user
-from streamserve.web.pipelines import pipeline_clients
+from streamserve.web.pipelines import filtered, pipeline_clients
 from streamserve.web.rows import orm
 from streamserve.web.rows.reaper import Reaper, RowAges
 from streamserve.web.rows.store import RowStore
@@ -73,20 +70,6 @@ def client_for(settings: SiteConfig, alias: str) -> EngineClient:
         return ProcessClient(settings.engine_spec(alias))
     entry = settings.models[alias]
     return make_client(entry.model, entry.engine, step_delay_seconds=settings.echo_step_seconds)
-
-
-def filtered(model: ServedModel, client: EngineClient) -> EngineClient:
-    """Return the client with the model's output filters. Raises ImproperlyConfigured for a path without one."""
-    if not model.filters:
-        return client
-    try:
-        makers = [import_string(path) for path in model.filters]
-        for make in makers:
-            make().flush()
-    except Exception as error:
-        message = f"FILTERS of the model {model.model.alias!r} cannot be made: {error}"
-        raise ImproperlyConfigured(message) from error
-    return FilteredClient(client, makers)
 
 
 def make_state_dir(settings: SiteConfig) -> None:
