@@ -69,5 +69,5 @@ def engines_stopped(site: BatchSite) -> Iterator[None]:
 def start_worker(env: Mapping[str, str], log: Path) -> subprocess.Popen[bytes]:
     """Start a worker of batches; what it prints is added to `log`."""
     with log.open("ab") as out:
-        command = [sys.executable, "-m", "tests.support.batch_worker"]
+        command = [sys.executable, "manage.py", "streamserve_worker", "--kinds", "batch"]
         return subprocess.Popen(command, cwd=ROOT, env={**os.environ, **env}, stdout=out, stderr=out)

@@ -1,11 +1,9 @@
-"""Files and batches with the official OpenAI client, from the upload to the results."""
+"""Files and batches with the official OpenAI client, from the upload to the results. The web process has a worker."""
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import openai
@@ -13,18 +11,9 @@ import pytest
 
 from tests.e2e.clients.conftest import MODEL
 from tests.support.batch_runs import ENDED, jsonl, line
-from tests.support.batch_site import start_worker
-from tests.support.servers import ROOT, Server, stop
 
 HELLO = [{"role": "user", "content": "Hello!"}]
 _DEADLINE_SECONDS = 120.0
-
-
-@pytest.fixture
-def worker(site: Server, env: dict[str, str], tmp_path: Path) -> Iterator[None]:
-    process = start_worker({**env, "PYTHONPATH": str(ROOT)}, tmp_path / "worker.log")
-    yield
-    stop(process)
 
 
 def ended(client: openai.OpenAI, batch_id: str) -> Any:
@@ -41,7 +30,6 @@ def results(client: openai.OpenAI, file_id: str | None) -> list[dict[str, Any]]:
     return [json.loads(one) for one in client.files.content(file_id).text.splitlines()]
 
 
-@pytest.mark.usefixtures("worker")
 def test_a_batch_from_upload_to_results(client: openai.OpenAI) -> None:
     """Answers are those of the route, in the order of the input; wrong rows are in the error file."""
     ask = {"model": MODEL, "messages": HELLO, "temperature": 0, "max_tokens": 40}
@@ -76,7 +64,6 @@ def test_a_batch_from_upload_to_results(client: openai.OpenAI) -> None:
         client.files.retrieve(file.id)
 
 
-@pytest.mark.usefixtures("worker")
 def test_a_wrong_file_and_a_cancelled_batch(client: openai.OpenAI) -> None:
     """The errors of a failed batch have lines; a batch is cancelled once."""
     row = line("a", model=MODEL, messages=HELLO, max_tokens=4)

@@ -19,6 +19,7 @@ STREAMSERVE = {
     "ECHO_STEP_SECONDS": float(os.environ.get("STEP_SECONDS", "0")),
     "ANONYMOUS": False,
     "BATCHES": {"CONCURRENCY": 8},
+    "JOBS": {"EMBEDDED": False},
 }
 if os.environ.get("POSTGRES"):
     DATABASES = {
