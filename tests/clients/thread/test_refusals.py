@@ -20,7 +20,7 @@ from tests.support.clients import CONFIG, ask, collect, echo_runner, serving, un
 from tests.support.engines import DEADLINE_SECONDS, GatedRunner, PacedRunner
 
 # Batch rows wait without a limit; a chat for next to nothing, and goes behind them.
-IMPATIENT = {"batch": LatencyClass(ttft_seconds=0.1), "chat": LatencyClass(ttft_seconds=1.0, max_queue_seconds=1e-9)}
+IMPATIENT = {"document": LatencyClass(ttft_seconds=0.1), "chat": LatencyClass(ttft_seconds=1.0, max_queue_seconds=1e-9)}
 
 
 @pytest.mark.parametrize("fields", [{"stop_token_ids": (99_999,)}, {"output_token_ids": ((-1,),)}])
@@ -167,7 +167,7 @@ async def test_the_time_of_the_queue_is_bounded() -> None:
     config = replace(CONFIG, max_num_seqs=1, classes=IMPATIENT)
     runner = GatedRunner(PacedRunner(echo_runner(), seconds_per_token=0.0005))
     async with serving(runner, config) as client:
-        rows = [ask("x" * number, max_tokens=100, latency_class="batch") for number in range(1, 21)]
+        rows = [ask("x" * number, max_tokens=100, latency_class="document") for number in range(1, 21)]
         accepted = [await client.generate(one) for one in rows]
         runner.open()
         await until(lambda: client.stats().queued_seconds > 0)
