@@ -32,7 +32,8 @@ async def without_worker() -> None:
     """Stop the worker that a site with a log in memory has in its process, for good."""
     here = site.get_site()
     here.ensure_worker()
-    await here.stop_worker()
+    assert here.worker is not None
+    here.worker.stop()
 
 
 class Tenant:
