@@ -76,7 +76,7 @@ def folded(stream: Any) -> tuple[dict[str, Any], list[Any]]:
 
 def test_models_are_listed(client: openai.OpenAI) -> None:
     """`models.list` and `models.retrieve` know the model; the list has the site's pipelines too."""
-    assert [one.id for one in client.models.list()][0] == MODEL
+    assert next(iter(client.models.list())).id == MODEL
     assert client.models.retrieve(MODEL).id == MODEL
 
 
