@@ -1,6 +1,6 @@
-"""`manage.py streamserve_worker`: run jobs, for systemd and containers, or in a second terminal.
+"""`manage.py streamserve_worker`: run jobs, webhooks and batches, for systemd, containers or a second terminal.
 
-SIGTERM and Ctrl-C end it gracefully: it takes nothing more, what runs has GRACE_SECONDS to end, and another worker
+SIGTERM and Ctrl-C end it gracefully: it takes nothing new, what runs has GRACE_SECONDS to end, and another worker
 continues the rest. A second signal gives everything back at once.
 """
 
@@ -23,14 +23,14 @@ from streamserve.web.work.worker import Worker
 class Command(BaseCommand):
     """Runs one worker until a signal."""
 
-    help = "Run jobs and other durable work until SIGTERM or Ctrl-C. Several workers share the work."
+    help = "Run jobs, webhooks and batches until SIGTERM or Ctrl-C. Several workers share the work."
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument(
-            "--concurrency", type=int, help='how much runs at once of each kind; default JOBS["CONCURRENCY"]'
+            "--concurrency", type=int, help='how many of each kind run at once; default for jobs: JOBS["CONCURRENCY"]'
         )
         parser.add_argument(
-            "--kinds", default="", help=f"what it works on, with commas in between: {', '.join(KINDS)}; default all"
+            "--kinds", default="", help=f"what it runs, separated by commas: {', '.join(KINDS)}; default: all"
         )
         parser.add_argument("--drain", action="store_true", help="end when nothing is due any more")
 
