@@ -30,7 +30,7 @@ class ValuesField(forms.CharField):
             if not colon:
                 raise ValidationError(f'"{line.strip()}" has no colon. Write name: value, one a line.')
             if name in values:
-                raise ValidationError(f"{name} stands there twice.")
+                raise ValidationError(f"{name} appears twice.")
             values[name] = text
         return values
 

@@ -1,6 +1,6 @@
 """The index of the passages: rebuilt when a passage has changed, in every process that searches.
 
-    the version in the database ── as known? ──► the index at hand, else read all passages and build another
+    the version in the database ── as known? ──► the index in memory, else read all passages, build anew
 
 It holds what BM25 needs: the stems of each passage, and how many passages have a stem. Candidates come from
 PostgreSQL's full-text search where that is the database, else from bm25s. Blocking: call it from a thread.

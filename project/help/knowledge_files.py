@@ -40,7 +40,7 @@ def read_passages(paths: Iterable[Path]) -> Iterator[dict[str, Any]]:
 def _fields(entry: Mapping[str, Any], where: str) -> dict[str, Any]:
     unknown = sorted(entry.keys() - _KNOWN)
     if unknown:
-        raise WrongFile(f"{where}: {', '.join(unknown)} is no field. There are: {', '.join(sorted(_KNOWN))}.")
+        raise WrongFile(f"{where}: {', '.join(unknown)} is not a field. Fields are: {', '.join(sorted(_KNOWN))}.")
     for name in _TEXTS:
         if not isinstance(entry.get(name), str) or not entry[name]:
             raise WrongFile(f"{where}: {name} is missing, or no text.")

@@ -6,7 +6,7 @@
     synthesise the findings as an answer, each with its source
 
 A price that was edited in the admin changes the result. Every step takes and returns JSON, so that a job can keep what
-is done. It runs by any delivery; a review that nobody waits for is best a job.
+is done. It runs by any delivery; where no reader waits, run it as a job.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """`Answering`: one answer of a model within a run, across the engine's parks. asyncio.
 
 The engine may end an answer early, as for any stream: because its reader is behind, an operator pauses, or it is lost.
-The answer then goes on from the model's own tokens, whatever the run's filters have shown.
+The answer then continues from the model's own tokens, whatever the run's filters have shown.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
     Run ── emit ──► [ events not taken ] ── ready ──► the stream
 
-A run cannot be continued from its tokens, as an answer of a model can: it is never parked, and it goes on while its
+A run cannot be continued from its tokens, as an answer of a model can: it is never parked, and it continues while its
 readers are away. It makes no more than they may read: `emit` waits while `MAX_WAITING` events are not taken, as in an
 outage of the log, and the model is given the readers' position.
 """

@@ -6,7 +6,7 @@
 
 A `Memo` (the job's rows, web/work/memo.py) keeps them. An attempt calls the author's function from the start: a
 finished step returns what was kept, and what it shows goes through `Shown`, which takes off what the log has. A plain
-answer that was cut off goes on from its tokens; one with blocks, or behind filters, is made anew with the same seed,
+answer that was cut off continues from its tokens; one with blocks, or behind filters, is made anew with the same seed,
 and compared. An answer's name has a digest of its request, since those side by side may be called in any order.
 asyncio; knows no database.
 """

@@ -68,7 +68,7 @@ def _line_of(raw: bytes, param: str, seen: set[bytes], limits: Limits) -> bytes:
         raise BadRequest(f"{where} has a NUL character.", code="invalid_value", param=where)
     digest = digest_of(custom_id)
     if digest in seen:
-        raise BadRequest(f"{where} is that of another request.", code="duplicate_custom_id", param=where)
+        raise BadRequest(f"{where} is used by another request.", code="duplicate_custom_id", param=where)
     if params.get("stream"):
         where = f"{param}.params.stream"
         message = f"{where}: a batch collects whole messages. Leave it out."

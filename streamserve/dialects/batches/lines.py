@@ -154,7 +154,7 @@ class LineChecker:
             return
         first = self._first_lines.setdefault(digest_of(line.custom_id), number)
         if first != number:
-            message = f"The custom_id {line.custom_id[:64]!r} is that of line {first} already."
+            message = f"Line {first} already has the custom_id {line.custom_id[:64]!r}."
             self.errors.append(LineError(code="duplicate_custom_id", message=message, line=number, param="custom_id"))
 
     def result(self) -> tuple[int, tuple[LineError, ...]]:

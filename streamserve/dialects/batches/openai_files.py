@@ -53,7 +53,7 @@ def parse_upload(fields: Mapping[str, str]) -> int | None:
     if "purpose" not in values:
         raise BadRequest(f"purpose is missing. Send purpose={PURPOSE}.", code="missing_field", param="purpose")
     if values["purpose"] != PURPOSE:
-        message = f"Files are taken for batches only: send purpose={PURPOSE}."
+        message = f"Files are accepted for batches only: send purpose={PURPOSE}."
         raise BadRequest(message, code="invalid_value", param="purpose")
     return values.get("expires_after[seconds]")
 

@@ -154,7 +154,7 @@ class SiteJobs:
         if await orm.call(unfinished.filter(**of).count) < most:
             return
         if is_visitor:
-            message = "All jobs for visitors without a login are taken. Sign in, or try again later."
+            message = "Visitors without a login have as many jobs as they may. Sign in, or try again later."
             raise Overloaded(message, code="anonymous_places_taken", retry_after=_RETRY_AFTER)
         message = f"You have {most} jobs that have not ended, which is the limit. Cancel one, or wait until one ends."
         raise QuotaExceeded(message, code="too_many_jobs", retry_after=_RETRY_AFTER)

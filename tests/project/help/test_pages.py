@@ -67,7 +67,7 @@ def test_the_admin_edits_values_as_lines(admin_client: Client) -> None:
         ("month: $19", "The slot {minimum} has no value"),
         ("month: $19\nminimum: 2\nother: 1", "No sentence has the slot {other}"),
         ("month: $19\nminimum", "has no colon"),
-        ("month: $19\nmonth: $20\nminimum: 2", "stands there twice"),
+        ("month: $19\nmonth: $20\nminimum: 2", "appears twice"),
     ):
         refused = admin_client.post(url, form_of(team, values=wrong))
         assert message in refused.content.decode()
@@ -87,7 +87,7 @@ def test_help_load_reads_files_of_ones_own(tmp_path: Path) -> None:
     for text, message in (
         ("[[passage]\n", "own.toml"),
         ('[[passage]]\nslug = "a"\n', "topic is missing"),
-        ('[[passage]]\nslug = "a"\ntopic = "t"\ntitle = "t"\nprice = 1\n', "price is no field"),
+        ('[[passage]]\nslug = "a"\ntopic = "t"\ntitle = "t"\nprice = 1\n', "price is not a field"),
         ('[[passage]]\nslug = "a"\ntopic = "t"\ntitle = "t"\nsentences = ["{x}"]\n', "slot {x} has no value"),
     ):
         (tmp_path / "wrong.toml").write_text(text)
