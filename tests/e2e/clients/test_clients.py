@@ -37,7 +37,7 @@ def python() -> Path:
 @pytest.fixture(scope="module")
 def worker(site: Server, env: dict[str, str]) -> Iterator[None]:
     """A process that runs the site's batches."""
-    command = [sys.executable, "-m", "tests.support.batch_worker"]
+    command = [sys.executable, "manage.py", "streamserve_worker", "--kinds", "batch"]
     process = subprocess.Popen(command, cwd=ROOT, env={**os.environ, **env}, stderr=subprocess.DEVNULL)
     yield
     process.terminate()
