@@ -9,6 +9,7 @@ from django.utils import timezone
 from django.utils.translation import gettext_lazy as _
 
 from streamserve.durable.batches import Batch, BatchRow
+from streamserve.durable.completions import StoredCompletion
 from streamserve.durable.files import StoredFile
 from streamserve.durable.jobs import Job, JobStep, WebhookDelivery, Worker
 from streamserve.keys import digest_of, prefix_of
@@ -23,6 +24,7 @@ __all__ = [
     "Job",
     "JobStep",
     "Live",
+    "StoredCompletion",
     "StoredFile",
     "Stream",
     "Watch",

@@ -127,6 +127,9 @@ class Caller:
     async def get(self, path: str, **headers: str) -> Any:
         return await self.client.get(path, headers={**self.headers, **headers})
 
+    async def delete(self, path: str) -> Any:
+        return await self.client.delete(path, headers=self.headers)
+
 
 async def body_of(response: Any) -> bytes:
     """Return a response's whole body, streamed or not."""

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import IO, Any, Protocol, TypeVar
 from urllib.parse import parse_qsl
 
 from streamserve.clients.base import EngineClient
+from streamserve.dialects.stored_chat import ListQuery, StoredChat
 from streamserve.protocol.errors import BadRequest
 from streamserve.protocol.json_body import check_head, read_body, too_large
 from streamserve.protocol.limits import Limits
@@ -168,6 +169,28 @@ class Found:
     record: Record | None = None
 
 
+class StoredChats(Protocol):
+    """The chat completions that a site stores for its tenants. Those of other tenants are as unknown ids."""
+
+    async def keep(self, stream: Stream, messages: Sequence[Mapping[str, Any]], metadata: Mapping[str, str], /) -> None:
+        """Store the answer of that stream once it has ended well; nothing where the site does not store."""
+
+    async def fill(self, stream_id: str, /) -> None:
+        """Store an answer that has just ended, if it is kept, without waiting for the end of its stream's record."""
+
+    async def find(self, caller: Caller, stream_id: str, /) -> StoredChat | None:
+        """Return the completion; None for one that is not stored, or not whole. Raises NotFound for a deleted one."""
+
+    async def page(self, caller: Caller, query: ListQuery, /) -> tuple[Sequence[StoredChat], bool]:
+        """Return a part of the tenant's completions, and whether there are more."""
+
+    async def annotate(self, caller: Caller, stream_id: str, metadata: Mapping[str, str], /) -> StoredChat:
+        """Replace the metadata. Raises NotFound, NotFinished."""
+
+    async def delete(self, caller: Caller, stream_id: str, /) -> None:
+        """Delete the completion with its events. Raises NotFound, NotFinished."""
+
+
 class Site(Protocol):
     """The services of an endpoint: the Django site (web/site.py), or one process without a database (asgi/site.py)."""
 
@@ -205,6 +228,10 @@ class Site(Protocol):
     @property
     def unseal(self) -> Callable[[str], str] | None:
         """Opens the system prompt of a chat element's page; None where there are no such pages."""
+
+    @property
+    def stored_chats(self) -> StoredChats | None:
+        """The chat completions that callers asked to store; None without a database."""
 
     def with_own_system(self, request: GenerateRequest) -> GenerateRequest:
         """Return the request as `start` gives it to its model: with the site's own system prompt, where it has one."""

@@ -10,20 +10,24 @@ from typing import Any
 
 from streamserve.api import native
 from streamserve.api.anthropic import id_header
-from streamserve.api.call import Call, Reply, Site, json_reply, with_class
+from streamserve.api.call import Call, Reply, Site, StoredChats, json_reply, with_class
 from streamserve.api.idempotency import once_of
 from streamserve.api.resume import ANTHROPIC, OPENAI, gone
-from streamserve.dialects import openai_chat
+from streamserve.dialects import openai_chat, stored_chat
 from streamserve.dialects.anthropic import shapes
 from streamserve.protocol.errors import BadRequest, NotFinished, NotFound, no_model
-from streamserve.protocol.events import SUCCESS_REASONS, ChoiceDone, Token, Usage
+from streamserve.protocol.events import SUCCESS_REASONS, Usage
 from streamserve.streams.reader.delivery import Delivery
 from streamserve.streams.reader.follow import collect
 from streamserve.streams.store import Record
 
 
 async def chat_completions(call: Call, site: Site) -> Reply:
-    """POST /v1/chat/completions, streamed or whole."""
+    """POST /v1/chat/completions, streamed or whole. GET: list those that are stored."""
+    if call.method == "GET":
+        query = stored_chat.parse_list(call.query(), site.limits)
+        found, has_more = await _stored(site, "chat/completions").page(call.caller, query)
+        return json_reply(stored_chat.page_json(found, has_more=has_more))
     body = await call.json(site.limits)
     asked = openai_chat.parse(body, site.limits, default_model=site.default_model)
     once = once_of(call, "chat/completions", body)
@@ -35,6 +39,9 @@ async def chat_completions(call: Call, site: Site) -> Reply:
         if error.param == "grammar":  # the engine's word for what stood in one of this API's fields
             error.param = "tools" if request.grammar is None else asked.grammar_field
         raise
+    if asked.store and site.stored_chats is not None:
+        messages = body.get("messages") or [{"role": "user", "content": body["prompt"]}]
+        await site.stored_chats.keep(stream, messages, asked.metadata)
     if asked.stream:
         encoder = openai_chat.encoder_for(
             stream,
@@ -45,15 +52,46 @@ async def chat_completions(call: Call, site: Site) -> Reply:
         return Reply(body=Delivery(site.streams, stream, encoder))
     events = await call.wait(collect(site.streams, stream))
     whole = openai_chat.collect(events, reasoning_field=site.reasoning_field, **openai_chat.identity(stream))
+    if asked.store and site.stored_chats is not None:
+        await site.stored_chats.fill(stream.id)
     return json_reply(whole, headers={"X-Stream-Id": stream.id})
 
 
 async def chat_completion(call: Call, site: Site) -> Reply:
-    """GET /v1/chat/completions/chatcmpl-{stream id}: the whole answer, streamed or not, while its events are kept.
+    """GET /v1/chat/completions/chatcmpl-{stream id}: see `_again`. POST replaces the metadata of one that is stored.
+
+    DELETE deletes it.
+    """
+    stream_id = call.params["stream_id"]
+    if call.method == "GET":
+        return await _again(call, site, stream_id)
+    stored = _stored(site, f"chat/completions/chatcmpl-{stream_id}")
+    if call.method == "POST":
+        metadata = stored_chat.parse_update(await call.json(site.limits), site.limits)
+        return json_reply(stored_chat.completion_json(await stored.annotate(call.caller, stream_id, metadata)))
+    await stored.delete(call.caller, stream_id)
+    site.streams.forget(stream_id)
+    return json_reply(stored_chat.deleted_json(stream_id))
+
+
+async def chat_messages(call: Call, site: Site) -> Reply:
+    """GET /v1/chat/completions/chatcmpl-{stream id}/messages: those of the request, of one that is stored."""
+    stream_id = call.params["stream_id"]
+    found = await _stored(site, f"chat/completions/chatcmpl-{stream_id}/messages").find(call.caller, stream_id)
+    if found is None:
+        raise stored_chat.no_completion(f"chatcmpl-{stream_id}")
+    return json_reply(stored_chat.messages_json(found, call.query()))
+
+
+async def _again(call: Call, site: Site, stream_id: str) -> Reply:
+    """Return the whole answer: stored, or from its events while they are kept, whether it was streamed or not.
 
     Afterwards it is the text that the site stores, if it does. Raises NotFinished while the answer is being made.
     """
-    found = await site.find(call.caller, stream_id=call.params["stream_id"])
+    stored = None if site.stored_chats is None else await site.stored_chats.find(call.caller, stream_id)
+    if stored is not None:
+        return json_reply(stored_chat.completion_json(stored))
+    found = await site.find(call.caller, stream_id=stream_id)
     stream, record = found.stream, found.record
     if stream is None:
         if record is None or not record.text or record.finish_reason not in SUCCESS_REASONS:
@@ -62,10 +100,15 @@ async def chat_completion(call: Call, site: Site) -> Reply:
     if stream.state != "finished":
         raise NotFinished(f"The answer is still being made. Ask again, or read /v1/streams/{stream.id}/events.")
     events = await call.wait(collect(site.streams, stream))
-    # The request is forgotten at the end: how many choices there are is in the log.
-    n = 1 + max((one.event.choice for one in events if isinstance(one.event, Token | ChoiceDone)), default=0)
-    named = {**openai_chat.identity(stream), "n": n}
+    named = {**openai_chat.identity(stream), "n": stored_chat.num_choices(events)}
     return json_reply(openai_chat.collect(events, reasoning_field=site.reasoning_field, **named))
+
+
+def _stored(site: Site, path: str) -> StoredChats:
+    """Return the stored completions. Raises NotFound where there is no database, as at an unknown address."""
+    if site.stored_chats is None:
+        raise _unknown_url(path)
+    return site.stored_chats
 
 
 def _stored_text(record: Record) -> dict[str, Any]:
@@ -111,6 +154,9 @@ async def model(call: Call, site: Site) -> Reply:
 
 async def unknown(call: Call, site: None) -> Reply:
     """Any other address under /v1/: a 404 that SDKs can read."""
-    path = call.params["path"]
+    raise _unknown_url(call.params["path"])
+
+
+def _unknown_url(path: str) -> NotFound:
     known = ", ".join(f"/v1/{name}" for name in ("chat/completions", "completions", "messages", "models"))
-    raise NotFound(f"There is no /v1/{path} here. Known: {known}.", code="unknown_url")
+    return NotFound(f"There is no /v1/{path} here. Known: {known}.", code="unknown_url")

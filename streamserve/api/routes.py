@@ -149,6 +149,7 @@ def _counted(endpoint: Callable[[Call, Any], Awaitable[Reply]], name: str) -> Ca
 
 _ID, _JOB = "<stream_id:stream_id>", "jobs/<stream_id:job_id>"
 _BATCH = "/<file_id:batch_id>"
+_CHATCMPL = f"v1/chat/completions/chatcmpl-{_ID}"
 
 ROUTES = (
     _native("streams", native.start_stream, _CHAT, methods=("POST",), name="streams"),
@@ -166,8 +167,9 @@ ROUTES = (
     _native(f"{_JOB}/events", jobs.job_events, _CHAT, name="job_events", needs_rows=True),
     _native(f"{_JOB}/cancel", jobs.cancel_job, _CHAT, methods=("POST",), name="cancel_job", needs_rows=True),
     _native("jobs/<path:path>", ops.unknown, _OPEN, methods=_ANY, needs_site=False),
-    _openai("v1/chat/completions", openai.chat_completions, _CHAT, methods=("POST",), name="chat_completions"),
-    _openai(f"v1/chat/completions/chatcmpl-{_ID}", openai.chat_completion, _CHAT, name="chat_completion"),
+    _openai("v1/chat/completions", openai.chat_completions, _CHAT, methods=("GET", "POST"), name="chat_completions"),
+    _openai(_CHATCMPL, openai.chat_completion, _CHAT, methods=("GET", "POST", "DELETE"), name="chat_completion"),
+    _openai(f"{_CHATCMPL}/messages", openai.chat_messages, _CHAT, name="chat_completion_messages", needs_rows=True),
     _openai("v1/completions", completions.completions, _CHAT, methods=("POST",), name="completions"),
     _openai(
         "v1/completions/stream", completions.token_stream, _CHAT, methods=("GET", "POST"), name="completions_stream"

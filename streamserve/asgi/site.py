@@ -61,6 +61,7 @@ class LocalSite:
 
     is_debug = False
     unseal = None  # no chat element
+    stored_chats = None
 
     def __init__(
         self,

@@ -266,15 +266,15 @@ def _refuse_too_long(found: Sequence[Prompt], param: str, limits: Limits) -> Non
 
 
 def metadata(limits: Limits) -> Reader:
-    """Read the caller's own notes. They are not used; the check bounds their size."""
+    """Read the caller's own notes. No answer depends on them; the check bounds their size."""
     note = text(0, limits.max_metadata_chars)
 
     def reader(value: Any, param: str) -> dict[str, str]:
         if not isinstance(value, dict):
             wrong_type(value, param, "an object")
-        if len(value) > limits.max_metadata_keys or any(len(name) > limits.max_metadata_chars for name in value):
+        if len(value) > limits.max_metadata_keys or any(len(name) > limits.max_metadata_key_chars for name in value):
             raise BadRequest(
-                f"{param} takes at most {limits.max_metadata_keys} keys of {limits.max_metadata_chars} characters.",
+                f"{param} takes at most {limits.max_metadata_keys} keys of {limits.max_metadata_key_chars} characters.",
                 code="invalid_value",
                 param=param,
             )

@@ -8,7 +8,7 @@ that other servers added to this API and that widespread clients send are treate
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from streamserve.dialects.fields import (
@@ -42,7 +42,6 @@ def _word_or_number(value: Any, param: str) -> Any:
 IGNORED: Table = {
     "user": _WORD,
     "safety_identifier": _WORD,
-    "store": boolean,
     "prompt_cache_key": _WORD,
     "prompt_cache_retention": _WORD,
     "prompt_cache_options": any_object,
@@ -93,8 +92,9 @@ _STREAM_OPTIONS: Table = {
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatRequest:
     """A checked body. With `stream`, `include_usage` asks for a last chunk with token counts, `include_obfuscation` for
-    deltas whose size says little about their text. `on_disconnect` is "" where the caller left it
-    open. `latency_class` is what the body names, by that field or by `service_tier`; None leaves it to the defaults.
+    deltas whose size says little about their text. `on_disconnect` is "" where the caller left it open.
+    `latency_class` is what the body names, by that field or by `service_tier`; None leaves it to the defaults. `store`
+    asks for the answer to be kept, with `metadata`.
     `grammar_field` is where the grammar stood.
     """
 
@@ -105,6 +105,8 @@ class ChatRequest:
     include_obfuscation: bool = False
     on_disconnect: str = ""
     grammar_field: str = "grammar"
+    store: bool = False
+    metadata: Mapping[str, str] = field(default_factory=dict)
 
 
 def parse(body: Mapping[str, Any], limits: Limits, *, default_model: str) -> ChatRequest:
@@ -122,6 +124,8 @@ def parse(body: Mapping[str, Any], limits: Limits, *, default_model: str) -> Cha
         include_obfuscation=options.get("include_obfuscation", False),
         on_disconnect=values.get("on_disconnect", ""),
         grammar_field="response_format" if values.get("response_format") is not None else "grammar",
+        store=values.get("store", False),
+        metadata=values.get("metadata", {}),
     )
 
 
@@ -134,6 +138,7 @@ def _own_fields(limits: Limits) -> dict[str, Reader]:
     """Return the readers of the fields whose name or meaning is this API's own."""
     return {
         "stream": boolean,
+        "store": boolean,
         "on_disconnect": one_of(*ON_DISCONNECT),
         "stream_options": object_of(_STREAM_OPTIONS),
         "max_completion_tokens": integer(1, limits.max_tokens),

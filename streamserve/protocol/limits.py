@@ -29,6 +29,7 @@ class Limits:
     max_timeout_seconds: float = 3600.0
     max_websocket_message_bytes: int = 256 * 1024
     max_metadata_keys: int = 16
+    max_metadata_key_chars: int = 64
     max_metadata_chars: int = 512
     max_template_kwargs: int = 16
     max_tools: int = 128

@@ -159,6 +159,14 @@ class Streams:
             stream.lease.is_held = True
             self._add(stream)
 
+    def forget(self, stream_id: str) -> bool:
+        """Drop a finished stream, if this process keeps it; return whether it did."""
+        self._num_kept_bytes -= self._kept_bytes.pop(stream_id, 0)
+        drop = self._kept.pop(stream_id, None)
+        if drop is not None:
+            drop.set()
+        return drop is not None
+
     def find_log(self, log_id: str) -> Stream | None:
         """Return the stream whose events carry that log id."""
         return self._by_log.get(log_id)
@@ -212,7 +220,6 @@ class Streams:
         if self._is_closing:
             generation.cancel()
             raise EngineUnavailable("The server is shutting down.")
-        lease = Lease(self.store, request.stream_id)
         stream = Stream(
             client,
             self.writer,
@@ -221,7 +228,7 @@ class Streams:
             generation,
             owner=owner,
             on_disconnect=on_disconnect,
-            lease=lease,
+            lease=Lease(self.store, request.stream_id),
         )
         stream.transcript.timings.started_at = received_at
         return stream, generation
@@ -339,7 +346,7 @@ class Streams:
                     await drop.wait()
             if stream.readers.num_attached == 0 or self._is_closing:
                 break
-        self._take_from_kept(stream.id)
+        self.forget(stream.id)
 
     def _make_room(self) -> None:
         """Drop the oldest finished streams without readers, if too many are kept or they take too much memory.
@@ -352,14 +359,8 @@ class Streams:
                 return
             newest = None if is_too_many else next(reversed(self._kept))
             idle = (one for one in self._kept if one != newest and self._streams[one].readers.num_attached == 0)
-            drop = self._take_from_kept(next(idle, ""))
-            if drop is None:
+            if not self.forget(next(idle, "")):
                 return
-            drop.set()
-
-    def _take_from_kept(self, stream_id: str) -> asyncio.Event | None:
-        self._num_kept_bytes -= self._kept_bytes.pop(stream_id, 0)
-        return self._kept.pop(stream_id, None)
 
     def _size_of(self, stream: Stream) -> int:
         """Return about how many bytes a finished stream holds: with a log in memory its events as objects, too."""
@@ -371,8 +372,7 @@ class Streams:
         self._remove(stream)
         if self.store.is_shared:
             return  # other processes may read the log; the log is purged by age
-        for name in (stream.id, stream.log_id):
-            self._expired[name] = None
+        self._expired |= dict.fromkeys((stream.id, stream.log_id))
         while len(self._expired) > 2 * self.settings.max_expired:
             self._expired.popitem(last=False)
         await self.log.drop(stream.log_id)

@@ -43,6 +43,7 @@ from streamserve.web.live import LiveFigures
 from streamserve.web.permissions import PermissionChecks, watching_user
 from streamserve.web.pipelines import filtered, pipeline_clients
 from streamserve.web.rows import orm
+from streamserve.web.rows.completions import CompletionRows
 from streamserve.web.rows.reaper import Reaper, RowAges
 from streamserve.web.rows.store import RowStore
 from streamserve.web.widget.sealed import unseal
@@ -152,7 +153,8 @@ class DjangoSite:
         models = {alias: filtered(settings.models[alias], client_for(settings, alias)) for alias in settings.models}
         self.memos: dict[str, Memo] = {}  # of the jobs that run here, by their streams' ids
         self.clients = {**models, **pipeline_clients(settings, models, self.memos)}
-        store = RowStore(self.liveness, keeps_text=settings.store)
+        self.stored_chats = CompletionRows(self.log, keeps=settings.store, reasoning_field=settings.reasoning_field)
+        store = RowStore(self.liveness, keeps_text=settings.store, chats=self.stored_chats)
         self.streams = Streams(self.clients, self.log, settings.streams, store=store, limits=settings.limits)
         self._start_once = StartOnce(self.streams)
         self.files = SiteFiles(settings)

@@ -157,8 +157,6 @@ def test_a_tier_and_a_class_must_agree():
 IGNORABLE: dict[str, Any] = {
     "user": "u1",
     "safety_identifier": "s",
-    "metadata": {"a": "b"},
-    "store": True,
     "prompt_cache_key": "k",
     "prompt_cache_retention": "24h",
     "prompt_cache_options": {"mode": "implicit"},
@@ -218,8 +216,16 @@ def test_what_asks_for_nothing_changes_nothing(name: str):
 
 def test_the_ignore_list_is_tested_whole():
     """A name that is added to either list needs a case above."""
-    assert {*IGNORED, "metadata"} == set(IGNORABLE)
+    assert set(IGNORED) == set(IGNORABLE)
     assert {*_REFUSED, "tools", "tool_choice", "parallel_tool_calls", "response_format"} == set(ASKING_NOTHING)
+
+
+def test_store_and_metadata_are_for_the_site():
+    """They say what becomes of the answer, and change nothing in how it is made."""
+    stored = parse(store=True, metadata={"a": "b"})
+    assert (stored.store, stored.metadata) == (True, {"a": "b"})
+    assert (parse().store, parse(metadata=None).metadata) == (False, {})
+    assert stored.generate == parse().generate
 
 
 def test_every_field_of_the_official_client_has_a_fate():

@@ -20,6 +20,7 @@ FILES = [
     "tests/project/help/test_search.py",
     "tests/web/work/test_worker.py",
     "tests/api/test_jobs.py",
+    "tests/api/test_openai_stored.py",
 ]
 
 SQLITE_ONLY = ["tests/web/rows/test_store.py::test_an_end_is_written_when_the_database_is_unlocked"]

@@ -30,7 +30,7 @@ class RowSite:
     """See `Site` in api/call.py."""
 
     takes_prompt_in_url = False
-    unseal = None
+    unseal = stored_chats = None
 
     def __init__(self, site: DjangoSite) -> None:
         self._site = site

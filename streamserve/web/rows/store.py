@@ -19,6 +19,7 @@ from streamserve.streams.lease.liveness import Liveness
 from streamserve.streams.store import Group, KeyTaken, Once, Record
 from streamserve.streams.transcript import StreamSummary
 from streamserve.web.rows import orm
+from streamserve.web.rows.completions import CompletionRows
 
 log = get_logger(__name__)
 
@@ -26,11 +27,13 @@ log = get_logger(__name__)
 class RowStore:
     """See `StreamStore`. Without a `liveness` streams are not shared between workers, and rows are a record only."""
 
-    def __init__(self, liveness: Liveness | None, *, keeps_text: bool = False) -> None:
+    def __init__(
+        self, liveness: Liveness | None, *, keeps_text: bool = False, chats: CompletionRows | None = None
+    ) -> None:
         self.is_shared = liveness is not None
         self.keeps_text = keeps_text
         self.worker_id = "" if liveness is None else liveness.own_id
-        self._liveness = liveness
+        self._liveness, self._chats = liveness, chats
 
     async def insert(self, record: Record) -> None:
         try:
@@ -75,6 +78,8 @@ class RowStore:
         )
         if is_written:
             log.info("stream_finished", **line_of(summary))
+        if self.keeps_text and self._chats is not None:
+            await self._chats.fill(summary.id)
 
     async def running(self, group: Group) -> list[tuple[str, str]]:
         return await orm.call(StreamRow.objects.running_of, group.name, group.is_prefix, self.worker_id)

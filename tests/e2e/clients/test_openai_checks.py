@@ -431,3 +431,25 @@ def test_an_answer_is_retrieved(ask: Any, client: openai.OpenAI) -> None:
     assert client.chat.completions.retrieve(whole.id) == whole
     with pytest.raises(openai.NotFoundError):
         client.chat.completions.retrieve("chatcmpl-none")
+
+
+def test_completions_are_stored(ask: Any, client: openai.OpenAI) -> None:
+    """`store` keeps them: `list` finds them page by page, `messages.list` what was asked; `update` and `delete`."""
+    stored = [ask(OSLO, tools=WEATHER, store=True, metadata={"run": "e2e", "turn": str(turn)}) for turn in range(3)]
+    ask(OSLO, tools=WEATHER)
+    chats = client.with_options(max_retries=5).chat.completions  # a change right after the answer may be a 409
+    assert [one.id for one in chats.list(metadata={"run": "e2e"}, limit=2)] == [one.id for one in stored]
+    assert [one.id for one in chats.list(metadata={"run": "e2e"}, order="desc", model=MODEL)] == [
+        one.id for one in reversed(stored)
+    ]
+    first = stored[0]
+    (found,) = chats.list(metadata={"turn": "0"})
+    assert found.metadata == {"run": "e2e", "turn": "0"}
+    assert calls_of(found.choices[0].message) == calls_of(first.choices[0].message)
+    assert [(one.role, one.content) for one in chats.messages.list(first.id)] == [("user", OSLO[0]["content"])]
+    assert chats.update(first.id, metadata={"turn": "9"}).metadata == {"turn": "9"}
+    assert chats.retrieve(first.id).metadata == {"turn": "9"}
+    assert chats.delete(first.id).deleted
+    with pytest.raises(openai.NotFoundError):
+        chats.retrieve(first.id)
+    assert [one.id for one in chats.list(metadata={"run": "e2e"})] == [one.id for one in stored[1:]]
