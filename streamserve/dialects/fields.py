@@ -98,6 +98,18 @@ def text(low: int, high: int) -> Reader:
     return reader
 
 
+def plain_text(low: int, high: int) -> Reader:
+    """Read a string of `low` to `high` characters that a database takes: without NUL, which PostgreSQL refuses."""
+    any_text = text(low, high)
+
+    def reader(value: Any, param: str) -> str:
+        if "\0" in any_text(value, param):
+            wrong_value(param, "must not have a NUL character")
+        return str(value)
+
+    return reader
+
+
 def one_of(*names: str) -> Reader:
     """Read one of these words."""
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from streamserve.dialects.batches.lines import LineError, RowResult
 from streamserve.dialects.batches.openai_files import expires_after
-from streamserve.dialects.fields import Reader, one_of, read, required, text
+from streamserve.dialects.fields import Reader, one_of, plain_text, read, required, text, wrong_value
 from streamserve.dialects.generate import metadata
 from streamserve.protocol.limits import Limits
 
@@ -65,10 +65,10 @@ TIMES = (
 def parse(body: Mapping[str, Any], limits: Limits) -> NewBatch:
     """Return the batch that a body asks for. Whether file and endpoint exist is not known here."""
     table: dict[str, Reader] = {
-        "input_file_id": text(1, 64),
+        "input_file_id": plain_text(1, 64),
         "endpoint": text(1, 128),
         "completion_window": one_of(WINDOW),
-        "metadata": metadata(limits),
+        "metadata": _stored_metadata(limits),
         "output_expires_after": expires_after,
     }
     values = read(body, table)
@@ -79,6 +79,19 @@ def parse(body: Mapping[str, Any], limits: Limits) -> NewBatch:
         metadata=values.get("metadata"),
         expires_after=values.get("output_expires_after"),
     )
+
+
+def _stored_metadata(limits: Limits) -> Reader:
+    """Read metadata that is kept: a database's JSON takes no NUL."""
+    sized = metadata(limits)
+
+    def reader(value: Any, param: str) -> dict[str, str]:
+        notes: dict[str, str] = sized(value, param)
+        if any("\0" in text for note in notes.items() for text in note):
+            wrong_value(param, "must not have a NUL character")
+        return notes
+
+    return reader
 
 
 def batch_json(batch: BatchRecord) -> dict[str, Any]:

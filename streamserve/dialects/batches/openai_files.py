@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from streamserve.dialects.fields import Reader, integer, one_of, read, text
+from streamserve.dialects.fields import Reader, integer, one_of, plain_text, read, text
 from streamserve.protocol.errors import BadRequest
 
 PURPOSE, OUTPUT_PURPOSE = "batch", "batch_output"
@@ -79,9 +79,9 @@ def parse_page(query: Mapping[str, str], *, most: int, usual: int) -> Page:
     """Return the part of a list that a query asks for."""
     table: dict[str, Reader] = {
         "limit": text(1, 6),
-        "after": text(0, _MAX_ID_CHARS),
+        "after": plain_text(0, _MAX_ID_CHARS),
         "order": one_of("asc", "desc"),
-        "purpose": text(0, 64),
+        "purpose": plain_text(0, 64),
     }
     values = read(query, table)
     raw = values.get("limit", str(usual))

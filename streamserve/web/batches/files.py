@@ -161,8 +161,8 @@ class SiteFiles:
         return FileBody(record_of(row), partial(self.storage.open, row.name, "rb"))
 
     async def open(self, tenant: str, file_id: str) -> IO[bytes]:
-        """Open a file of the tenant. Blocking reads. Raises NotFound."""
-        row = await orm.call(StoredFile.objects.of(tenant).filter(pk=file_id).first)
+        """Open a file of the tenant for a batch that began with it, expired or not. Blocking reads. Raises NotFound."""
+        row = await orm.call(StoredFile.objects.filter(pk=file_id, tenant=tenant, is_ready=True).first)
         if row is None:
             raise no_file(file_id)
         return await asyncio.to_thread(self.storage.open, row.name, "rb")
@@ -172,15 +172,19 @@ class SiteFiles:
         now = timezone.now()
         in_use = Batch.objects.unfinished().values("input_file_id")
         expired = StoredFile.objects.expired(now, now - _UNFINISHED).exclude(pk__in=in_use)
-        rows = await orm.call(lambda: list(expired))
-        for row in rows:
-            await self._drop(row)
+        num_files = 0
+        for row in await orm.call(lambda: list(expired)):
+            try:
+                await self._drop(row)
+                num_files += 1
+            except Exception:  # the storage keeps it; the others go all the same
+                log.exception("stored_file_not_dropped", file_id=row.pk)
         days, num_batches = self._settings.batches.keep_days, 0
         if days:
             num_batches = await orm.call(Batch.objects.drop_finished, now - timedelta(days=days))
-        if rows or num_batches:
-            log.info("batches_purged", files=len(rows), batches=num_batches)
-        return len(rows), num_batches
+        if num_files or num_batches:
+            log.info("batches_purged", files=num_files, batches=num_batches)
+        return num_files, num_batches
 
     async def _drop(self, row: StoredFile) -> None:
         """Delete the content, then the row."""
@@ -243,7 +247,7 @@ def part_of(rows: models.QuerySet[Any], page: Page, missing: Callable[[str, str]
     """Return the rows of a page, by their times and ids, and whether there are more."""
     sign, step = ("-", "lt") if page.is_newest_first else ("", "gt")
     if page.after:
-        last = rows.filter(pk=page.after).first()
+        last = None if "\0" in page.after else rows.filter(pk=page.after).first()  # PostgreSQL refuses NUL
         if last is None:
             raise missing(page.after, "after")
         later = Q(**{f"created_at__{step}": last.created_at})

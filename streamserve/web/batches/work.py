@@ -19,16 +19,20 @@ from django.utils import timezone
 
 from streamserve.api.batch.rows import answer_line
 from streamserve.api.call import Caller
+from streamserve.api.logs import get_logger
 from streamserve.dialects.batches.lines import Line, LineChecker, LineError, parse_line, read_lines
 from streamserve.durable.batches import Batch, BatchRow
 from streamserve.protocol.errors import NotFound
 from streamserve.web.batches.output import compose
 from streamserve.web.batches.row_writer import RowWriter
+from streamserve.web.permissions import owners_without_permission
 from streamserve.web.rows import orm
 from streamserve.web.work.kinds import Claim, Failed, LeaseLost, RetryPolicy, RowKind
 
 if TYPE_CHECKING:
     from streamserve.web.site import DjangoSite
+
+log = get_logger(__name__)
 
 NAME = "batch"
 AT_ONCE = 4  # batches that a worker runs at once
@@ -70,6 +74,7 @@ class BatchRun:
 
     async def run(self) -> None:
         """Continue the batch where it is."""
+        await self._check_owner()
         if self._row.status == "validating":
             await self._validate()
         if self._row.status == "in_progress":
@@ -97,6 +102,13 @@ class BatchRun:
             raise LeaseLost(claim.id)
         self._row.status = status
         return str(status)
+
+    async def _check_owner(self) -> None:
+        """Cancel the batch if its owner's key or account is no longer active: its rows would be refused as requests."""
+        if await orm.call(owners_without_permission, [self._row.owner]):
+            if await orm.write(Batch.objects.cancel, self._claim.id):
+                log.warning("batch_permission_lost", batch_id=self._claim.id, owner=self._row.owner)
+            await self._look()
 
     async def _open(self) -> IO[bytes]:
         try:
@@ -137,7 +149,8 @@ class BatchRun:
         writer = RowWriter(self._claim)
         lines = self._lines(done)
         seconds = (self._row.expires_at - timezone.now()).total_seconds()
-        slots = [self._slot(lines, writer) for _ in range(self._kind.site.settings.batches.concurrency)]
+        num_slots = self._kind.site.settings.batches.concurrency
+        slots = [asyncio.create_task(self._slot(lines, writer)) for _ in range(num_slots)]
         working: asyncio.Future[Any] = asyncio.gather(*slots)
         looking: asyncio.Future[Any] = asyncio.create_task(self._wait_cancelled(), name=f"{self._claim.id} watch")
         try:
@@ -146,14 +159,15 @@ class BatchRun:
                 if task.done():
                     task.result()
         finally:
-            looking.cancel()
-            working.cancel()
-            await asyncio.gather(working, looking, return_exceptions=True)
+            for task in (looking, *slots):  # `working` has ended with its first slot that failed; the others go on
+                task.cancel()
+            await asyncio.gather(working, looking, *slots, return_exceptions=True)
             await lines.aclose()  # type: ignore[attr-defined]
             await writer.aclose()
 
     async def _wait_cancelled(self) -> None:
-        while await self._look() == "in_progress":  # noqa: ASYNC110  (another process cancels)
+        while await self._look() == "in_progress":  # another process cancels
+            await self._check_owner()
             await asyncio.sleep(_LOOK_SECONDS)
 
     async def _lines(self, done: set[int]) -> AsyncIterator[Line]:

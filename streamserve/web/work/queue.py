@@ -20,6 +20,7 @@ from streamserve.clients.pipeline.client import PipelineClient
 from streamserve.models import Job
 from streamserve.protocol.errors import BadRequest, KeyReused, NotFound, Overloaded, QuotaExceeded
 from streamserve.protocol.events import Done, Meta
+from streamserve.protocol.ids import is_stream_id
 from streamserve.protocol.requests import GenerateRequest, check_needs, check_sampling
 from streamserve.streams.config import JOB
 from streamserve.streams.log.base import append, new_log_id
@@ -110,7 +111,8 @@ class SiteJobs:
             await orm.call(end_job, job.pk, "cancelled", fence=fence)
 
     async def _row(self, caller: Caller, job_id: str) -> Job:
-        job = await orm.call(Job.objects.filter(pk=job_id, tenant=caller.tenant).first)
+        is_id = is_stream_id(job_id)  # PostgreSQL refuses a query with NUL
+        job = await orm.call(Job.objects.filter(pk=job_id, tenant=caller.tenant).first) if is_id else None
         if job is None:
             raise no_job()
         return job
