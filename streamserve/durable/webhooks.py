@@ -44,7 +44,8 @@ def read_webhooks(reader: Reader, given: Mapping[str, Any]) -> Mapping[str, Webh
             reader.wrong(f"STREAMSERVE WEBHOOKS has the name {name!r}.", "A name has 1 to 64 characters.")
             continue
         url, secret = options.get("URL"), _secret(options.get("SECRET"))
-        if not isinstance(url, str) or urlsplit(url).scheme not in ("http", "https") or not urlsplit(url).hostname:
+        seconds = options.get("TIMEOUT_SECONDS", 10.0)
+        if not isinstance(url, str) or not _is_address(url):
             reader.wrong(f'{where}["URL"] is no address.', "Try https://billing.example.org/hook.")
         elif secret is None:
             reader.wrong(
@@ -52,10 +53,19 @@ def read_webhooks(reader: Reader, given: Mapping[str, Any]) -> Mapping[str, Webh
                 "It is 'whsec_' and at least 24 random bytes in base64. To make one: python -c "
                 "\"import base64, os; print('whsec_' + base64.b64encode(os.urandom(32)).decode())\"",
             )
-        elif reader.fits(options.get("TIMEOUT_SECONDS", 10.0), float, f'{where}["TIMEOUT_SECONDS"]'):
-            seconds = float(options.get("TIMEOUT_SECONDS", 10.0))
-            out[name] = Webhook(name=name, url=url, secret=secret, timeout_seconds=seconds)
+        elif seconds == 0:
+            reader.wrong(f'{where}["TIMEOUT_SECONDS"] is 0.', "No receiver answers at once. It takes seconds, as 10.")
+        elif reader.fits(seconds, float, f'{where}["TIMEOUT_SECONDS"]'):
+            out[name] = Webhook(name=name, url=url, secret=secret, timeout_seconds=float(seconds))
     return MappingProxyType(out)
+
+
+def _is_address(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # a port over 65,535, half of an IPv6 address
+        return False
 
 
 def _secret(raw: object) -> bytes | None:

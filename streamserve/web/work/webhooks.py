@@ -14,8 +14,11 @@ import hmac
 import http.client
 import json
 import secrets
+import socket
+import threading
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -45,12 +48,57 @@ class Webhooks(RowKind[WebhookDelivery]):
             raise Failed(message, code="webhook_not_found", is_retryable=False)
         job = await orm.call(Job.objects.get, pk=claim.row.job_id)
         body = message_of(job)
-        # A thread of its own: a receiver that hangs must not hold up the pool that others share.
-        status = await asyncio.to_thread(post, target, claim.id, body, round(time.time()))
+        status = await _answer(target, claim.id, body)
         if not 200 <= status < 300:
             message = f"The webhook answered {status}."
             raise Failed(message, code="webhook_refused", is_retryable=status != _GONE)
         await self.finish(claim)
+
+
+async def _answer(target: Webhook, message_id: str, body: bytes) -> int:
+    """Post a message and return the status. Raises Failed.
+
+    On a thread of its own: a receiver that hangs must not hold up the pool that others share, nor a worker that stops.
+    """
+    loop = asyncio.get_running_loop()
+    answered: asyncio.Future[int] = loop.create_future()
+    connection = connection_to(target)
+
+    def settle(status: int, failure: Failed | None) -> None:
+        if not answered.done():
+            answered.set_result(status) if failure is None else answered.set_exception(failure)
+
+    def work() -> None:
+        status, failure = 0, None
+        try:
+            status = post(connection, target, message_id, body, round(time.time()))
+        except Failed as error:
+            failure = error
+        except Exception as error:  # the edge of a thread
+            failure = _unreachable(error)
+        with suppress(RuntimeError):  # the loop is closed: nobody waits
+            loop.call_soon_threadsafe(settle, status, failure)
+
+    threading.Thread(target=work, name=f"webhook {target.name}", daemon=True).start()
+    try:
+        async with asyncio.timeout(target.timeout_seconds):
+            return await answered
+    except TimeoutError as error:
+        raise _unreachable(error) from None
+    finally:
+        _hang_up(connection)
+
+
+def _hang_up(connection: http.client.HTTPConnection) -> None:
+    """End what the thread waits for: a receiver that sends a byte now and then would hold it for ever."""
+    sock = connection.sock
+    if sock is not None:
+        with suppress(OSError):
+            sock.shutdown(socket.SHUT_RDWR)
+
+
+def _unreachable(error: Exception) -> Failed:
+    return Failed(f"The webhook could not be reached: {type(error).__name__}.", code="webhook_unreachable")
 
 
 def message_of(job: Job) -> bytes:
@@ -70,11 +118,16 @@ def signature_of(secret: bytes, message_id: str, timestamp: int, body: bytes) ->
     return "v1," + base64.b64encode(hmac.new(secret, signed, hashlib.sha256).digest()).decode()
 
 
-def post(target: Webhook, message_id: str, body: bytes, timestamp: int) -> int:
-    """Post a message and return the status; blocks. Raises Failed where there is no answer."""
+def connection_to(target: Webhook) -> http.client.HTTPConnection:
+    """Return a connection to the target, not open yet."""
     parts = urlsplit(target.url)
     cls = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
-    connection = cls(parts.hostname or "", parts.port, timeout=target.timeout_seconds)
+    return cls(parts.hostname or "", parts.port, timeout=target.timeout_seconds)
+
+
+def post(connection: http.client.HTTPConnection, target: Webhook, message_id: str, body: bytes, timestamp: int) -> int:
+    """Post a message and return the status; blocks. Raises Failed where there is no answer."""
+    parts = urlsplit(target.url)
     path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
     headers = {
         "Content-Type": "application/json",
@@ -87,8 +140,7 @@ def post(target: Webhook, message_id: str, body: bytes, timestamp: int) -> int:
         connection.request("POST", path, body, headers)
         return connection.getresponse().status
     except (OSError, http.client.HTTPException) as error:
-        message = f"The webhook could not be reached: {type(error).__name__}."
-        raise Failed(message, code="webhook_unreachable") from error
+        raise _unreachable(error) from error
     finally:
         connection.close()
 

@@ -7,6 +7,7 @@ import base64
 import hashlib
 import hmac
 import json
+import socket
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -25,6 +26,7 @@ from streamserve.web.work.kinds import RetryPolicy
 from streamserve.web.work.presence import Presence
 from streamserve.web.work.webhooks import Webhooks
 from streamserve.web.work.worker import Worker
+from tests.conftest import until
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -79,10 +81,10 @@ def ended(webhook: str = "billing") -> None:
     assert end_job(JOB, "done", fence=0, result=json.dumps({"text": "Hi"}))
 
 
-async def delivered(url: str, folder: Path, **options: Any) -> WebhookDelivery:
+async def delivered(url: str, folder: Path, *, timeout_seconds: float = 5.0) -> WebhookDelivery:
     """Run a worker until the message has come to its end; return its row."""
-    target = Webhook(name="billing", url=url, secret=SECRET, timeout_seconds=5.0)
-    kind = Webhooks({"billing": target}, retry=RetryPolicy(max_attempts=3, first_seconds=0.0), **options)
+    target = Webhook(name="billing", url=url, secret=SECRET, timeout_seconds=timeout_seconds)
+    kind = Webhooks({"billing": target}, retry=RetryPolicy(max_attempts=3, first_seconds=0.0))
     worker = Worker([kind], Presence(Liveness(folder), kinds="webhooks", concurrency=1))
     running = asyncio.create_task(worker.run())
     async with asyncio.timeout(20):
@@ -136,6 +138,50 @@ async def test_a_receiver_that_is_away_is_tried_again(receiver: Receiver, tmp_pa
     assert (row.state, row.attempts, row.error_code) == ("failed", 3, "webhook_unreachable")
 
 
+class Dripper:
+    """Sends its headers byte by byte and comes to no end, until the other side hangs up."""
+
+    def __init__(self) -> None:
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}/"
+        self.num_left = 0
+        self._is_closed = threading.Event()
+        self._thread = threading.Thread(target=self._serve)
+        self._thread.start()
+
+    def _serve(self) -> None:
+        while True:
+            try:
+                connection, _ = self._listener.accept()
+                with connection:
+                    connection.sendall(b"HTTP/1.1 200 OK\r\nx: ")
+                    while not self._is_closed.wait(0.02):
+                        connection.sendall(b"x")
+            except (BrokenPipeError, ConnectionResetError):
+                self.num_left += 1
+            except OSError:
+                return
+
+    def close(self) -> None:
+        self._is_closed.set()
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        self._thread.join()
+
+
+async def test_a_receiver_that_never_ends_its_answer_is_left(tmp_path: Path) -> None:
+    """TIMEOUT_SECONDS is that of the whole answer, not of each byte; no thread stays behind."""
+    await orm.call(ended)
+    dripper = Dripper()
+    try:
+        row = await delivered(dripper.url, tmp_path, timeout_seconds=0.2)
+        await until(lambda: dripper.num_left == 3)
+        await until(lambda: not any(one.name == "webhook billing" for one in threading.enumerate()))
+    finally:
+        dripper.close()
+    assert (row.state, row.attempts, row.error_code) == ("failed", 3, "webhook_unreachable")
+
+
 async def test_a_target_that_left_the_settings_gets_nothing(receiver: Receiver, tmp_path: Path) -> None:
     """Its messages are dead letters."""
     await orm.call(ended, "other")
@@ -158,6 +204,9 @@ def test_one_message_for_one_end() -> None:
     [
         {},
         {"URL": "ftp://x.org/", "SECRET": "whsec_" + base64.b64encode(SECRET).decode()},
+        {"URL": "https://x.org:99999/", "SECRET": "whsec_" + base64.b64encode(SECRET).decode()},
+        {"URL": "https://[::1/", "SECRET": "whsec_" + base64.b64encode(SECRET).decode()},
+        {"URL": "https://x.org/", "SECRET": "whsec_" + base64.b64encode(SECRET).decode(), "TIMEOUT_SECONDS": 0},
         {"URL": "https://x.org/", "SECRET": "not-a-good-one"},
         {"URL": "https://x.org/", "SECRET": "whsec_c2hvcnQ="},
         {"URL": "https://x.org/", "SECRET": "whsec_" + base64.b64encode(SECRET).decode(), "RETRIES": 3},
