@@ -93,6 +93,12 @@ class Batch(Work):
     errors = models.JSONField(null=True, editable=False, help_text=_("What is wrong with the input file."))
     output_expires_seconds = models.PositiveIntegerField(null=True, editable=False)
     expires_at = models.DateTimeField(_("expires"), editable=False, help_text=_("Rows that have not run by then end."))
+    request_key = models.CharField(
+        max_length=64, null=True, unique=True, editable=False, help_text=_("SHA-256 of the caller and Idempotency-Key.")
+    )
+    request_digest = models.CharField(
+        max_length=64, null=True, editable=False, help_text=_("SHA-256 of the body that came with the key.")
+    )
     in_progress_at = models.DateTimeField(null=True, editable=False)
     finalizing_at = models.DateTimeField(null=True, editable=False)
     completed_at = models.DateTimeField(null=True, editable=False)

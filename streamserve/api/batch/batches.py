@@ -8,16 +8,23 @@ from typing import Protocol
 from streamserve.api.batch.files import FileSite
 from streamserve.api.batch.rows import check_endpoint
 from streamserve.api.call import Call, Caller, Reply, json_reply
+from streamserve.api.idempotency import once_of
 from streamserve.dialects.batches.openai_batches import BatchRecord, NewBatch, batch_json, parse
 from streamserve.dialects.batches.openai_files import FEWEST_BATCHES, MOST_BATCHES, Page, list_json, parse_page
 from streamserve.protocol.errors import NotFound
+from streamserve.streams.store import Once
 
 
 class Batches(Protocol):
     """The batches of the site's tenants. `api` is the one that a batch was made by, and is seen by."""
 
-    async def create(self, caller: Caller, batch: NewBatch, *, api: str = "openai", num_rows: int = 0) -> BatchRecord:
-        """Queue a batch; `num_rows` as far as it is known. Raises NotFound for its file, QuotaExceeded."""
+    async def create(
+        self, caller: Caller, batch: NewBatch, *, api: str = "openai", num_rows: int = 0, once: Once | None = None
+    ) -> BatchRecord:
+        """Queue a batch; with `once`, return the one that its key has queued before. `num_rows` as far as it is known.
+
+        Raises NotFound for its file, QuotaExceeded, KeyReused.
+        """
 
     async def find(self, caller: Caller, batch_id: str, *, api: str = "openai") -> BatchRecord:
         """Return the batch. Raises NotFound for an unknown id, and for one of another tenant or API."""
@@ -42,9 +49,10 @@ class BatchSite(FileSite, Protocol):
 async def batches(call: Call, site: BatchSite) -> Reply:
     """POST /v1/batches: create one. GET: list them."""
     if call.method == "POST":
-        asked = parse(await call.json(site.limits), site.limits)
+        body = await call.json(site.limits)
+        asked, once = parse(body, site.limits), once_of(call, "batches", body)
         check_endpoint(asked.endpoint, site)
-        return json_reply(batch_json(await site.batches.create(call.caller, asked)))
+        return json_reply(batch_json(await site.batches.create(call.caller, asked, once=once)))
     page = parse_page(call.query(), most=MOST_BATCHES, usual=FEWEST_BATCHES)
     found, has_more = await site.batches.page(call.caller, page)
     return json_reply(list_json([batch_json(one) for one in found], has_more=has_more))

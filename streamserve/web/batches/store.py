@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
-from django.db import transaction
+from django.db import IntegrityError, transaction
 from django.utils import timezone
 
 from streamserve.api.batch.batches import no_batch
@@ -19,7 +19,8 @@ from streamserve.dialects.batches.openai_batches import ENDED, TIMES, WINDOW_SEC
 from streamserve.dialects.batches.openai_files import PURPOSE, Page
 from streamserve.durable.batches import Batch
 from streamserve.durable.files import StoredFile
-from streamserve.protocol.errors import BadRequest, QuotaExceeded
+from streamserve.protocol.errors import BadRequest, KeyReused, QuotaExceeded
+from streamserve.streams.store import Once
 from streamserve.web.batches.files import part_of, seconds_of
 from streamserve.web.rows import orm
 
@@ -33,8 +34,13 @@ class SiteBatches:
     def __init__(self, settings: SiteConfig, wake: Callable[[], None]) -> None:
         self._settings, self._wake = settings, wake
 
-    async def create(self, caller: Caller, batch: NewBatch, *, api: str = "openai", num_rows: int = 0) -> BatchRecord:
-        """Queue a batch."""
+    async def create(
+        self, caller: Caller, batch: NewBatch, *, api: str = "openai", num_rows: int = 0, once: Once | None = None
+    ) -> BatchRecord:
+        """Queue a batch; with `once`, return the batch that its key has queued before."""
+        earlier = await self._earlier(once)
+        if earlier is not None:
+            return earlier
         now = timezone.now()
         row = Batch(
             id=f"{_ID_PREFIXES[api]}{secrets.token_hex(16)}",
@@ -49,10 +55,26 @@ class SiteBatches:
             created_at=now,
             due_at=now,
             expires_at=now + timedelta(seconds=WINDOW_SECONDS),
+            request_key=None if once is None else once.key,
+            request_digest=None if once is None else once.digest,
         )
-        await orm.call(self._insert, row)
+        try:
+            await orm.call(self._insert, row)
+        except IntegrityError:
+            earlier = await self._earlier(once)  # the same request was faster
+            if earlier is None:
+                raise
+            return earlier
         self._wake()
         return record_of(row)
+
+    async def _earlier(self, once: Once | None) -> BatchRecord | None:
+        if once is None:
+            return None
+        row = await orm.call(Batch.objects.filter(request_key=once.key).first)
+        if row is not None and row.request_digest != once.digest:
+            raise KeyReused("This Idempotency-Key was sent with another body. Send a new key with a new request.")
+        return None if row is None else record_of(row)
 
     @transaction.atomic
     def _insert(self, row: Batch) -> None:

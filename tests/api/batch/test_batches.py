@@ -14,7 +14,7 @@ from streamserve.models import Batch, BatchRow, Stream
 from streamserve.web import site
 from streamserve.web.work.serving import worker_for
 from tests.conftest import until_ready
-from tests.support.batch_runs import CHAT, Tenant, jsonl, line
+from tests.support.batch_runs import CHAT, Tenant, jsonl, line, without_worker
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("engine")]
 
@@ -136,6 +136,23 @@ async def test_batches_that_cannot_be(tenant: Tenant, lonely_key: str) -> None:
         assert (refused.status_code, refused.json()["error"]["param"]) == (status, param)
     assert (await Tenant(lonely_key).post("/v1/batches", asked)).json()["error"]["code"] == "file_not_found"
     assert await Batch.objects.acount() == 0
+
+
+async def test_a_key_queues_one_batch(tenant: Tenant, lonely_key: str) -> None:
+    """However often it is sent, and at once. With another body it is refused; another caller has keys of its own."""
+    await without_worker()
+    asked = {"input_file_id": await tenant.file(jsonl([line("a")])), "endpoint": CHAT, "completion_window": "24h"}
+    tenant.headers["idempotency-key"] = "night-1"
+    answers = await asyncio.gather(*(tenant.post("/v1/batches", asked) for _ in range(4)))
+    assert [one.status_code for one in answers] == [200] * 4
+    assert len({one.json()["id"] for one in answers}) == await Batch.objects.acount() == 1
+    refused = await tenant.post("/v1/batches", {**asked, "metadata": {"night": "2"}})
+    assert (refused.status_code, refused.json()["error"]["code"]) == (422, "idempotency_key_reused")
+    other = Tenant(lonely_key)
+    other.headers["idempotency-key"] = "night-1"
+    theirs = {**asked, "input_file_id": await other.file(jsonl([line("a")]))}
+    assert (await other.post("/v1/batches", theirs)).status_code == 200
+    assert await Batch.objects.acount() == 2
 
 
 async def test_a_batch_is_its_tenants(tenant: Tenant, lonely_key: str) -> None:
