@@ -212,6 +212,9 @@ class Site(Protocol):
     def health(self) -> Mapping[str, Any]:
         """Return the fields of `/readyz` beside the models."""
 
+    async def work(self) -> Mapping[str, Mapping[str, int]]:
+        """Return how much durable work waits and runs: kind → state → rows; nothing where there is none."""
+
     async def start(
         self,
         caller: Caller,

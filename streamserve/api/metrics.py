@@ -17,10 +17,12 @@ from streamserve.streams.stream import Stream
 __all__ = ["CONTENT_TYPE", "live_metrics", "render_metrics"]
 
 
-def render_metrics(clients: Mapping[str, EngineClient], streams: Streams) -> str:
-    """Return every metric of this process in Prometheus' text format."""
+def render_metrics(
+    clients: Mapping[str, EngineClient], streams: Streams, work: Mapping[str, Mapping[str, int]] = {}
+) -> str:
+    """Return every metric of this process in Prometheus' text format. `work`: kind → state → how many rows."""
     samples = (*_engine_samples(clients), *_stream_samples(clients, streams.all()), *streams.measures.samples())
-    return render_prometheus([*samples, *RESPONSES.samples(), *_log_samples()])
+    return render_prometheus([*samples, *RESPONSES.samples(), *_log_samples(), *_work_samples(work)])
 
 
 def _engine_samples(clients: Mapping[str, EngineClient]) -> Iterator[Sample]:
@@ -84,6 +86,12 @@ def _stream_samples(clients: Mapping[str, EngineClient], streams: Iterable[Strea
 def _log_samples() -> Iterator[Sample]:
     yield Sample(name="num_unknown_events", value=UNKNOWN_COUNT.num_events)
     yield Sample(name="num_unknown_fields", value=UNKNOWN_COUNT.num_fields)
+
+
+def _work_samples(work: Mapping[str, Mapping[str, int]]) -> Iterator[Sample]:
+    for kind, counts in work.items():
+        for state in ("queued", "running"):
+            yield Sample(name=f"work_{state}", value=counts.get(state, 0), labels={"kind": kind})
 
 
 def live_metrics(clients: Mapping[str, EngineClient], streams: Streams) -> dict[str, Any]:

@@ -63,7 +63,7 @@ def _model_json(model: ModelDescription, *, shows_message: bool) -> dict[str, An
 
 async def metrics(call: Call, site: Site) -> Reply:
     """GET /metrics: the Prometheus text format."""
-    text = render_metrics(site.clients, site.streams)
+    text = render_metrics(site.clients, site.streams, await site.work())
     return Reply(body=text.encode(), headers={"Content-Type": CONTENT_TYPE, "Cache-Control": "no-store"})
 
 

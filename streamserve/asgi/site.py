@@ -136,6 +136,10 @@ class LocalSite:
         """Return no further fields for `/readyz`."""
         return {}
 
+    async def work(self) -> Mapping[str, Mapping[str, int]]:
+        """Return nothing: without a database no work is durable."""
+        return {}
+
     async def aclose(self) -> None:
         """End every stream, and close engines and log."""
         await self.streams.aclose()

@@ -105,6 +105,10 @@ METRICS: Mapping[str, Metric] = {
         _metric("engine_paused", "gauge", "bool", "1 while an operator has paused the model."),
         _metric("streams_active", "gauge", "streams", "Streams that have not ended."),
         _metric("streams_parked", "gauge", "streams", "Streams that wait for their reader and hold no engine memory."),
+        _metric(
+            "work_queued", "gauge", "rows", "Jobs, batches, webhook messages that wait, in all processes, by kind."
+        ),
+        _metric("work_running", "gauge", "rows", "Of those, the ones that a worker runs, by kind."),
         _metric("http_requests", "counter", "requests", "HTTP requests answered, by handler and status."),
         _metric("http_errors", "counter", "requests", "HTTP requests refused or failed, by error_code."),
         _metric("request_success", "counter", "requests", "Answers that ended in `done`, by finished_reason."),

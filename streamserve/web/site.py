@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextvars import Context
 from functools import partial
 from pathlib import Path
@@ -47,7 +47,7 @@ from streamserve.web.rows.reaper import Reaper, RowAges
 from streamserve.web.rows.store import RowStore
 from streamserve.web.widget.sealed import unseal
 from streamserve.web.work.queue import SiteJobs
-from streamserve.web.work.serving import worker_for
+from streamserve.web.work.serving import work_counts, worker_for
 from streamserve.web.work.worker import Worker
 from streamserve.web.wrong_keys import WrongKeys
 
@@ -292,6 +292,10 @@ class DjangoSite:
         """Return the state of the log, for `/readyz`."""
         outage = self.streams.writer.outage
         return {"log": "ok" if outage is None else outage.code}
+
+    async def work(self) -> Mapping[str, Mapping[str, int]]:
+        """Return how much durable work waits and runs, in all processes; nothing while the database is away."""
+        return await work_counts()
 
     async def aclose(self) -> None:
         """Close streams, engine clients and log. For tests, and for servers with a shutdown event."""

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import pytest
 from django.test.utils import override_settings
+from django.utils import timezone
 
+from streamserve.models import Batch, Job
 from streamserve.protocol.events import FINISH_REASONS
 from streamserve.protocol.metrics import BREAKDOWN, METRICS, PREFIX
 from streamserve.web import site
@@ -97,3 +100,26 @@ async def test_done_has_its_times(alice_key: str) -> None:
     assert 0 < times["intake"] <= times["ttfb"]
     assert times["intake"] <= times["ttft"] <= done["latency"]
     assert times["tpot"] == pytest.approx(times["decode"] / 7, abs=1e-4)
+
+
+async def test_durable_work_is_counted(alice: Any, ops_key: str) -> None:
+    """What waits and what runs, of each kind, whichever process has it; what has ended is not."""
+    await until_ready()
+    for index, state in enumerate(("queued", "queued", "running", "done", "failed")):
+        await Job.objects.acreate(id=f"{index:032x}", stream_id=f"{index:032x}", pipeline="p", owner="o", state=state)
+    await Batch.objects.acreate(id="batch_1", owner="o", tenant="o", state="running", expires_at=timezone.now())
+    shown = await scrape(ops_key)
+    work = {
+        (name.removeprefix(f"{PREFIX}work_"), labels): value
+        for (name, labels), value in shown.items()
+        if name.startswith(f"{PREFIX}work_")
+    }
+    assert work == {
+        ("queued", 'kind="jobs"'): 2,
+        ("running", 'kind="jobs"'): 1,
+        ("queued", 'kind="batch"'): 0,
+        ("running", 'kind="batch"'): 1,
+        ("queued", 'kind="webhooks"'): 0,
+        ("running", 'kind="webhooks"'): 0,
+    }
+    await site.reset()

@@ -75,6 +75,10 @@ class RowSite:
         """Return nothing: no probe asks."""
         return {}
 
+    async def work(self) -> Mapping[str, Mapping[str, int]]:
+        """Return nothing: nobody asks."""
+        return {}
+
     async def aclose(self) -> None:
         """End the rows that run."""
         await self.streams.aclose()

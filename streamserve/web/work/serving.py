@@ -10,8 +10,13 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
+from django.db import DatabaseError
+
+from streamserve.api.logs import get_logger
+from streamserve.durable.leases import Work
 from streamserve.streams.config import JobConfig
 from streamserve.web.batches.work import BatchKind
+from streamserve.web.rows import orm
 from streamserve.web.work.jobs import Jobs
 from streamserve.web.work.kinds import Kind, RetryPolicy
 from streamserve.web.work.presence import Presence
@@ -20,6 +25,9 @@ from streamserve.web.work.worker import Worker
 
 if TYPE_CHECKING:
     from streamserve.web.site import DjangoSite
+
+
+log = get_logger(__name__)
 
 
 def _jobs(site: DjangoSite) -> Kind:
@@ -38,6 +46,25 @@ def retry_of(config: JobConfig) -> RetryPolicy:
 KINDS: Mapping[str, Callable[[DjangoSite], Kind]] = MappingProxyType(
     {"jobs": _jobs, "webhooks": lambda site: Webhooks(site.settings.webhooks), "batch": BatchKind}
 )
+
+
+_MODELS: Mapping[str, type[Work]] = {kind.name: kind.model for kind in (Jobs, Webhooks, BatchKind)}
+
+
+async def work_counts() -> dict[str, dict[str, int]]:
+    """Return how many rows of each kind wait and run, in all processes; nothing while the database is away."""
+
+    def count() -> dict[str, dict[str, int]]:
+        return {
+            name: {state: model._default_manager.filter(state=state).count() for state in ("queued", "running")}
+            for name, model in _MODELS.items()
+        }
+
+    try:
+        return await orm.call(count)
+    except DatabaseError:
+        log.warning("work_not_counted", exc_info=True)
+        return {}
 
 
 def worker_for(
