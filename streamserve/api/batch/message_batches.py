@@ -60,6 +60,9 @@ async def results(call: Call, site: BatchSite) -> Reply:
     """GET /v1/messages/batches/{id}/results: a line of JSON for each request, in the order of the requests."""
     batch = await site.batches.find(call.caller, call.params["batch_id"], api=API)
     _refuse_unended(batch)
+    if not batch.output_file_id:
+        message = f"The batch {batch.id} failed before any request was run, and has no results. Create it again."
+        raise NotFound(message, code="results_not_found", param="batch_id")
     body = await site.files.content(call.caller, batch.output_file_id)
     return Reply(body=body, headers=id_header(call.request_id))
 

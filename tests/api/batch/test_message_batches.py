@@ -117,6 +117,15 @@ async def test_a_batch_expires(tenant: Tenant) -> None:
     assert [one["result"] for one in await results_of(tenant, ended)] == [{"type": "expired"}]
 
 
+async def test_a_failed_batch_has_no_results(tenant: Tenant) -> None:
+    """The answer says so, and names no file."""
+    batch = await created(tenant, request("a"))
+    await Batch.objects.aupdate(status="failed", state="failed")
+    missing = await tenant.get(f"/v1/messages/batches/{batch['id']}/results")
+    assert (missing.status_code, missing.json()["error"]["type"]) == (404, "not_found_error")
+    assert f"{batch['id']} failed" in missing.json()["error"]["message"]
+
+
 async def test_a_batch_is_deleted_with_its_results(tenant: Tenant) -> None:
     """When it has ended, and not before; nothing of it is left."""
     batch = await created(tenant, request("a"))

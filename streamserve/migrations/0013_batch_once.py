@@ -6,7 +6,7 @@ from django.db import migrations, models
 class Migration(migrations.Migration):
 
     dependencies = [
-        ('streamserve', '0011_batches'),
+        ('streamserve', '0012_stored_completions'),
     ]
 
     operations = [
