@@ -68,7 +68,7 @@ class PlanCounts:
         running, planned = core.scheduler.running, {chunk.seq_id for chunk in plan.chunks}
         left_out = [one for one in running if one.num_unplanned_tokens == 1 and one.seq_id not in planned]
         self.num_paused += len(left_out)
-        num_hungry = len(core.scheduler._decodes(core._clock())[0])
+        num_hungry = len(core.scheduler._decodes(running, core._clock())[0])
         has_seat = num_hungry + sum(one.num_unplanned_tokens > 1 for one in running) < core._config.max_num_seqs
         self.num_short_of_blocks += bool(core.scheduler.waiting) and has_seat
         asked = [one.request for one in running if one.seq_id in planned]
