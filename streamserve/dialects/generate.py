@@ -75,6 +75,11 @@ def sampling_fields(limits: Limits) -> Mapping[str, Reader]:
     }
 
 
+def prompt_logprobs(limits: Limits) -> Reader:
+    """Read how many candidates beside each token of the prompt are asked for: a field of some routes only."""
+    return integer(0, limits.max_logprobs)
+
+
 @lru_cache(maxsize=8)
 def request_fields(limits: Limits) -> Mapping[str, Reader]:
     """Return the readers of the other fields: model, prompt, choices, timeout, class, grammar, metadata."""
@@ -97,7 +102,7 @@ def request_fields(limits: Limits) -> Mapping[str, Reader]:
 def build(values: Mapping[str, Any], limits: Limits, *, default_model: str) -> GenerateRequest:
     """Return the request made of checked fields; other names in `values` are ignored."""
     refuse_conflicts(values)
-    sampling = {name: values[name] for name in sampling_fields(limits) if name in values}
+    sampling = {name: values[name] for name in (*sampling_fields(limits), "prompt_logprobs") if name in values}
     return GenerateRequest(
         model=values.get("model", default_model),
         messages=values.get("messages"),
@@ -124,6 +129,8 @@ def refuse_conflicts(values: Mapping[str, Any]) -> None:
         raise conflict("Send messages or prompt, not both.", "prompt")
     if has_prompt and values.get("chat_template_kwargs"):
         raise conflict("chat_template_kwargs has no effect on a bare prompt; send messages.", "chat_template_kwargs")
+    if "prompt_logprobs" in values and not has_prompt:
+        raise conflict("prompt_logprobs are of a bare prompt; send prompt, or leave it out.", "prompt_logprobs")
     if "max_tokens" in values and values.get("min_tokens", 0) > values["max_tokens"]:
         raise conflict("min_tokens must not be above max_tokens.", "min_tokens")
     _refuse_continuation(values)

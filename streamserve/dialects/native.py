@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Protocol
 
 from streamserve.dialects.fields import boolean, integer, one_of, read, required, text
-from streamserve.dialects.generate import build, conflict, request_fields, sampling_fields
+from streamserve.dialects.generate import build, conflict, prompt_logprobs, request_fields, sampling_fields
 from streamserve.dialects.output.tools import tool_fields, with_tools
 from streamserve.dialects.run import trimmed_of
 from streamserve.protocol.errors import BadRequest, ErrorBody
@@ -68,13 +68,16 @@ def parse(
 
     `unseal` opens `sealed_system`, the system prompt of a chat element's page. Without it that field is unknown.
     """
-    own = _OWN_FIELDS if unseal is None else {**_OWN_FIELDS, "sealed_system": text(1, _MAX_SEALED_CHARS)}
+    own = {**_OWN_FIELDS, "prompt_logprobs": prompt_logprobs(limits)}
+    if unseal is not None:
+        own["sealed_system"] = text(1, _MAX_SEALED_CHARS)
     values = read(body, {**sampling_fields(limits), **request_fields(limits), **tool_fields(limits), **own})
     format = values.get("format", "native")
     if format != "native" and values.get("n", 1) > 1:
         raise conflict(f"format {format} shows one choice; use native for n above 1.", "n")
-    if format != "native" and "logprobs" in values:
-        raise conflict(f"format {format} does not show logprobs; use native.", "logprobs")
+    for name in ("logprobs", "prompt_logprobs"):
+        if format != "native" and name in values:
+            raise conflict(f"format {format} does not show {name}; use native.", name)
     generate = with_tools(build(values, limits, default_model=default_model), values)
     if unseal is not None and "sealed_system" in values:
         generate = _with_page_system(generate, unseal(values["sealed_system"]))

@@ -79,7 +79,7 @@ class StepBudget:
 
     def prefill(self, sequence: Sequence, *, has_others: bool = False) -> None:
         """Add as much of a prompt as the step allows: at least a token. Only while the step `has_room`."""
-        wanted = sequence.num_unplanned_tokens
+        wanted = sequence.num_plannable_tokens
         if self.is_shared:
             num_tokens = min(wanted, self._share)
             self._share -= num_tokens
@@ -98,7 +98,7 @@ class StepBudget:
         sequence, planned, share = self._cut, self._prefills[self._cut.seq_id], self._share
         index = next(i for i, chunk in enumerate(self.chunks) if chunk.seq_id == sequence.seq_id)
         self.remove(sequence)
-        self._add_prefill(sequence, min(sequence.num_unplanned_tokens, planned + share))
+        self._add_prefill(sequence, min(sequence.num_plannable_tokens, planned + share))
         self.chunks.insert(index, self.chunks.pop())
 
     def num_prefill_tokens(self, start: int) -> int:
@@ -130,6 +130,7 @@ class StepBudget:
                 token_ids=(PENDING,) if is_pending else tuple(sequence.token_ids[start:end]),
                 block_table=tuple(sequence.block_table[: -(-end // self._block_size)]),
                 sample=sequence.sample_spec() if num_tokens == sequence.num_unplanned_tokens else None,
+                scores=sequence.score_spec(start, end),
             )
         )
         self.num_tokens -= num_tokens

@@ -244,7 +244,8 @@ class EngineCore:
 
     def _process(self, step: Launched, result: StepResult, seconds: float) -> None:
         self._drain()  # sequences aborted meanwhile get no update
-        self.scheduler.step_time.note(step.plan, seconds)
+        if all(chunk.scores is None for chunk in step.plan.chunks):  # the model of step times is of plain steps
+            self.scheduler.step_time.note(step.plan, seconds)
         self._usage.note_step(step, seconds)
         self._output.process_step(step, result, self._clock())
 

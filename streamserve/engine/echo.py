@@ -23,6 +23,7 @@ from streamserve.engine.plan import (
     RawLogprobs,
     Sampled,
     SampleSpec,
+    ScoreSpec,
     StepPlan,
     StepResult,
     TokenRules,
@@ -114,7 +115,8 @@ class EchoRunner:
             self._write(chunk)
         sampled = tuple(self._sample(chunk, chunk.sample) for chunk in chunks if chunk.sample is not None)
         self._last_token_ids = {one.seq_id: one.token_id for one in sampled if one.token_id is not None}
-        return StepResult(step_id=plan.step_id, sampled=sampled)
+        scores = {chunk.seq_id: self._score(chunk, chunk.scores) for chunk in chunks if chunk.scores is not None}
+        return StepResult(step_id=plan.step_id, sampled=sampled, scores=scores)
 
     def collect(self, handle: object) -> StepResult:
         """Hand out what `launch` made, after the pause."""
@@ -141,6 +143,22 @@ class EchoRunner:
         for position, token_id in enumerate(chunk.token_ids, chunk.start):
             before = (before * _MIX + (position << 32 | token_id)) & _MAX_SLOT
             self._slots[table[position // size] * size + position % size] = before
+
+    def _score(self, chunk: Chunk, spec: ScoreSpec) -> tuple[RawLogprobs, ...]:
+        """Return log-probabilities of known tokens, by what the slot before each holds of all that precedes it.
+
+        One that is no candidate is less likely than all that are.
+        """
+        out = []
+        for position, token_id in enumerate(spec.token_ids, spec.first):
+            slot = chunk.block_table[position // self.block_size] * self.block_size + position % self.block_size
+            state = hashlib.sha256(self._slots[slot].to_bytes(8, "big", signed=True)).digest()
+            scores = _scores(state, chunk.token_ids[position - chunk.start], frozenset())
+            scores.setdefault(token_id, min(scores.values()) - 1.0)
+            found = _logprobs(scores, token_id, spec.num_top)
+            assert found is not None
+            out.append(found)
+        return tuple(out)
 
     def _read(self, chunk: Chunk) -> bytes:
         """Return what the sequence's slots hold, from position 0 to the end of the chunk."""

@@ -223,8 +223,11 @@ def _split(chunk: Chunk, num_tokens: int, block_size: int) -> tuple[list[Chunk],
         return [], [chunk]
     middle = chunk.start + num_tokens
     table = chunk.block_table[: -(-middle // block_size)]
-    head = replace(chunk, token_ids=chunk.token_ids[:num_tokens], block_table=table, sample=None)
-    return [head], [replace(chunk, start=middle, token_ids=chunk.token_ids[num_tokens:])]
+    first = rest = None
+    if chunk.scores is not None:
+        first, rest = chunk.scores.within(0, middle), chunk.scores.within(middle, _end(chunk))
+    head = replace(chunk, token_ids=chunk.token_ids[:num_tokens], block_table=table, sample=None, scores=first)
+    return [head], [replace(chunk, start=middle, token_ids=chunk.token_ids[num_tokens:], scores=rest)]
 
 
 def _is_ready(chunk: Chunk, sequence: Sequence) -> bool:

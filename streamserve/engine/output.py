@@ -30,7 +30,8 @@ class SequenceUpdate:
     `scheduled_at` and `first_token_at` are repeated in each update; an update without tokens means that the sequence
     waits, was scheduled, has more of its prompt computed, or ended. Times are the core's clock; `at` is the end of the
     step. `place`: a step was planned without the sequence, which is so far from the front of the queue (1 is next).
-    `num_prefilled`: so many tokens of its prompt are computed, and not all.
+    `num_prefilled`: so many tokens of its prompt are computed, and not all. `scored`: the next tokens of its prompt
+    with their log-probabilities, each once; the first token has none.
     """
 
     seq_id: int
@@ -46,6 +47,7 @@ class SequenceUpdate:
     place: int | None = None
     num_prefilled: int | None = None
     is_complete: bool = False
+    scored: tuple[tuple[int, RawLogprobs], ...] = ()
 
     @property
     def is_last(self) -> bool:
@@ -165,7 +167,7 @@ class OutputProcessor:
         ]
         advance(_moves(parts, sampled))
         for part in parts:
-            self._process_part(part, sampled.get(part.chunk.seq_id), now)
+            self._process_part(part, sampled.get(part.chunk.seq_id), result.scores.get(part.chunk.seq_id), now)
 
     def fail(self, sequence: Sequence, error: str, now: float) -> None:
         """End one sequence with an error code. All its blocks are evicted: any of them may be the cause."""
@@ -197,6 +199,7 @@ class OutputProcessor:
         park: Park | None = None,
         place: int | None = None,
         num_prefilled: int | None = None,
+        scored: tuple[tuple[int, RawLogprobs], ...] = (),
     ) -> None:
         """Queue an update; the last one removes the sequence, after it is queued, in case the removal fails."""
         update = SequenceUpdate(
@@ -213,6 +216,7 @@ class OutputProcessor:
             place=place,
             num_prefilled=num_prefilled,
             is_complete=finish_reason == "stop" and sequence.is_complete,
+            scored=scored,
         )
         self._updates.append(update)
         self.num_parks += park is not None
@@ -226,26 +230,29 @@ class OutputProcessor:
         updates, self._updates = tuple(self._updates), []
         return updates
 
-    def _process_part(self, part: Part, sampled: Sampled | None, now: float) -> None:
+    def _process_part(
+        self, part: Part, sampled: Sampled | None, scores: tuple[RawLogprobs, ...] | None, now: float
+    ) -> None:
         """Record one sequence's part of a step."""
         sequence, num_tokens = part.sequence, len(part.chunk.token_ids)
-        error = _error_of(part, sampled)
+        error = _error_of(part, sampled, scores)
         if error is not None:
             self.fail(sequence, error, now)
             return
         is_first = sequence.num_computed_tokens == sequence.num_cached_tokens and sequence.num_preemptions == 0
         sequence.mark_computed(num_tokens)
         self.pool.cache_blocks(sequence, num_tokens)
+        scored = _take_scores(part, scores or ())
         token_ids = self._append(sequence, sampled, now)
         reason = sequence.finish_reason(self.max_model_len)
         if is_first:
             self.num_prompt_tokens += len(sequence.request.prompt_token_ids)
         num_prefilled = None if token_ids or reason else _newly_prefilled(sequence, num_tokens)
         if num_prefilled is not None:
-            self.emit(sequence, now, num_prefilled=num_prefilled)
-        elif token_ids or reason or is_first:
+            self.emit(sequence, now, num_prefilled=num_prefilled, scored=scored)
+        elif token_ids or reason or is_first or scored:
             logprobs = (sampled.logprobs,) if sampled is not None and token_ids else ()
-            self.emit(sequence, now, token_ids=token_ids, logprobs=logprobs, finish_reason=reason)
+            self.emit(sequence, now, token_ids=token_ids, logprobs=logprobs, finish_reason=reason, scored=scored)
         self.is_suspect = False
 
     def _append(self, sequence: Sequence, sampled: Sampled | None, now: float) -> tuple[int, ...]:
@@ -292,9 +299,19 @@ def _moves(parts: list[Part], sampled: Mapping[int, Sampled]) -> Iterator[tuple[
             yield matcher, one.token_id
 
 
-def _error_of(part: Part, sampled: Sampled | None) -> str | None:
-    """Return the runner's error code, "runner_error" where its result is missing, or the matcher's."""
+def _take_scores(part: Part, scores: tuple[RawLogprobs, ...]) -> tuple[tuple[int, RawLogprobs], ...]:
+    """Record that a part's positions are scored; return the prompt's tokens after them with their scores."""
+    spec = part.chunk.scores
+    if spec is None:
+        return ()
+    part.sequence.num_scored = spec.first + len(spec.token_ids)
+    return tuple(zip(spec.token_ids, scores, strict=True))
+
+
+def _error_of(part: Part, sampled: Sampled | None, scores: tuple[RawLogprobs, ...] | None) -> str | None:
+    """Return the runner's error code, "runner_error" where a result is missing, or the matcher's."""
     if sampled is None:
-        return "runner_error" if part.chunk.sample is not None else None
+        is_missing = part.chunk.sample is not None or (part.chunk.scores is not None and scores is None)
+        return "runner_error" if is_missing else None
     matcher = part.sequence.matcher
     return sampled.error or (None if matcher is None else matcher.error)

@@ -8,8 +8,8 @@ nano-vllm's three-beat step; vLLM V1's "no prefill or decode phase".)
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
 
 # In a chunk: the token that the step before, launched and not yet collected, gives its sequence.
@@ -86,6 +86,24 @@ class SampleSpec:
     bad_endings: tuple[tuple[int, int], ...] = ()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScoreSpec:
+    """Positions of a prompt whose next token is known and scored: `token_ids[i]` is the one after `first + i`.
+
+    Each score is its log-probability and the `num_top` likeliest tokens there, as `SampleSpec.logprobs` has them.
+    """
+
+    first: int
+    token_ids: tuple[int, ...]
+    num_top: int
+
+    def within(self, start: int, end: int) -> ScoreSpec | None:
+        """Return the part for positions `start` to `end`, None for none."""
+        first = max(start, self.first)
+        token_ids = self.token_ids[first - self.first : max(0, end - self.first)]
+        return ScoreSpec(first=first, token_ids=token_ids, num_top=self.num_top) if token_ids else None
+
+
 @dataclass(slots=True, kw_only=True)
 class Chunk:
     """The part of one sequence that a step computes.
@@ -95,7 +113,8 @@ class Chunk:
     block_table:  one block id per `block_size` positions, covering [0, start+len(token_ids)).
     slot of position i = block_table[i // block_size] * block_size + i % block_size.
     `sample` is None while the chunk ends before the last known token. `token_ids` is (PENDING,) where the token is that
-    which the sequence gets from the launched step before this one: only for runners that `can_overlap`.
+    which the sequence gets from the launched step before this one: only for runners that `can_overlap`. `scores`: which
+    of its positions are scored.
     """
 
     seq_id: int
@@ -103,6 +122,7 @@ class Chunk:
     token_ids: tuple[int, ...]
     block_table: tuple[int, ...]
     sample: SampleSpec | None = None
+    scores: ScoreSpec | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,10 +161,11 @@ class Sampled:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepResult:
-    """The result of step `step_id`, in the plan's order."""
+    """The result of step `step_id`, in the plan's order. `scores`: of each chunk that asked for them and succeeded."""
 
     step_id: int
     sampled: tuple[Sampled, ...]
+    scores: Mapping[int, tuple[RawLogprobs, ...]] = field(default_factory=dict)  # by sequence
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

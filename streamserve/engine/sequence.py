@@ -15,7 +15,7 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 from streamserve.engine.kv.free_list import IntegrityError
-from streamserve.engine.plan import SampleSpec, TokenRules
+from streamserve.engine.plan import SampleSpec, ScoreSpec, TokenRules
 from streamserve.engine.policy.reader import ReaderPace
 from streamserve.protocol.park import SUSPECT_LOSSES
 from streamserve.protocol.requests import SamplingParams
@@ -23,6 +23,11 @@ from streamserve.protocol.requests import SamplingParams
 if TYPE_CHECKING:
     from streamserve.engine.grammar.matcher import Matcher
     from streamserve.engine.kv.pool import BlockPool
+
+# The most positions that a step scores of one sequence, and tokens it names for that, so that the step stays short for
+# all others: each position costs a row of the vocabulary.
+_MOST_SCORED = 256
+_MOST_CANDIDATES = 2_048
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +41,8 @@ class SequenceRequest:
     when the answer's first token was generated, if that was before this admission. `num_losses`: how often an engine
     has ended in a step with it since its last new token. `queue_seconds`: how long it may wait for its first step;
     None: as the scheduler's queue stands. `matcher`: what the answer must match, after `output_token_ids`; it changes.
-    `bad_word_ids`: the tokens of `sampling.bad_words`.
+    `bad_word_ids`: the tokens of `sampling.bad_words`. `num_scored`: at so many positions of the prompt the next token
+    was scored before this admission, and shown.
     """
 
     seq_id: int
@@ -57,6 +63,7 @@ class SequenceRequest:
     queue_seconds: float | None = None
     matcher: Matcher | None = None
     bad_word_ids: tuple[tuple[int, ...], ...] = ()
+    num_scored: int = 0
 
 
 class State(Enum):
@@ -99,6 +106,9 @@ class Sequence:
 
     With a grammar the next mask depends on the pending token: the sequence waits for it. `num_grammar_waits` counts how
     often it was left out of a step for that, which happens only with overlap.
+
+    Where the prompt's tokens are scored, `num_scored` positions were, each once: what is computed again after a
+    preemption is not scored again. A position that is not scored yet is computed, and not taken from the prefix cache.
     """
 
     request: SequenceRequest
@@ -115,6 +125,7 @@ class Sequence:
     counts_row: int | None = None
     is_counted: bool = False
     num_grammar_waits: int = 0
+    num_scored: int = field(init=False)
     order_key: tuple[int, float, int] = (0, 0.0, 0)
     late_at: float = math.inf
     expires_at: float = math.inf
@@ -135,6 +146,7 @@ class Sequence:
         penalties = (sampling.presence_penalty, sampling.frequency_penalty, sampling.repetition_penalty)
         self.has_penalties = penalties != (0.0, 0.0, 1.0)
         self.rules = _rules_of(self.request)
+        self.num_scored = self.request.num_scored
         self.token_ids = [*self.request.prompt_token_ids, *self.request.output_token_ids]
         if self.request.output_token_ids:  # the last of them was sampled, and not computed
             self.num_once_computed = len(self.token_ids) - 1
@@ -186,6 +198,20 @@ class Sequence:
     def num_unplanned_tokens(self) -> int:
         """Tokens, the pending one included, that no step has been launched for; 1 means the sequence decodes."""
         return len(self.token_ids) + self.is_pending - self.num_launched_tokens
+
+    @property
+    def num_plannable_tokens(self) -> int:
+        """As many of the unplanned tokens as one step may hold: of a prompt that is scored not all."""
+        top = self.request.sampling.prompt_logprobs
+        if top is None or self.num_reusable_tokens == sys.maxsize:
+            return self.num_unplanned_tokens
+        return min(self.num_unplanned_tokens, _MOST_SCORED, max(1, _MOST_CANDIDATES // (top + 1)))
+
+    @property
+    def num_reusable_tokens(self) -> int:
+        """How far the prefix cache may stand in for computing: to the first position that is not scored yet."""
+        is_scored = self.num_scored >= len(self.request.prompt_token_ids) - 1
+        return sys.maxsize if self.request.sampling.prompt_logprobs is None or is_scored else self.num_scored
 
     @property
     def num_remaining_tokens(self) -> int:
@@ -261,6 +287,15 @@ class Sequence:
     def ahead_seconds(self, now: float) -> float:
         """Return how long its reader can go on without a new token. See `ReaderPace`."""
         return self.reader.ahead_seconds(self.num_output_tokens + self.is_pending, now)
+
+    def score_spec(self, start: int, end: int) -> ScoreSpec | None:
+        """Return what to score of the chunk from `start` to `end`; None: nothing is asked for, or all is scored."""
+        top, prompt = self.request.sampling.prompt_logprobs, self.request.prompt_token_ids
+        if top is None or start >= len(prompt) - 1:
+            return None
+        first = max(start, self.num_scored)
+        token_ids = prompt[first + 1 : end + 1]
+        return ScoreSpec(first=first, token_ids=token_ids, num_top=top) if token_ids else None
 
     def sample_spec(self) -> SampleSpec | None:
         """Return how to choose the token after the last known or pending one; None if none is wanted."""

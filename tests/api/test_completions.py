@@ -150,7 +150,7 @@ async def test_errors_name_the_field(client: openai.AsyncOpenAI) -> None:
         ({"best_of": 3}, "best_of", "unsupported_parameter"),
         ({"max_tokens": 0}, "max_tokens", "conflicting_fields"),
         ({"logprobs": 21}, "logprobs", "invalid_value"),
-        ({"logprobs": 1, "echo": True}, "logprobs", "unsupported_parameter"),
+        ({"logprobs": 20, "echo": True, "prompt": "a" * 3200}, "prompt_logprobs", "invalid_value"),
         ({"stream_options": {"include_usage": True}}, "stream_options", "conflicting_fields"),
         ({"extra_body": {"messages": [{"role": "user", "content": "Hi"}]}}, "messages", "unsupported_parameter"),
         ({"extra_body": {"logit_bias": {"9999999": 1}}}, "logit_bias", "invalid_request"),

@@ -241,7 +241,8 @@ def _check_ids(frames: list[Frame], after: int) -> None:
 def _span(frame: Frame, before: int, *, has_ids: bool) -> int:
     """Return by how much the frame's id may be ahead of the last one. Without ids a token has a character at least.
 
-    In an answer with ids, tokens without them are its echoed prompt, in events of _ECHO_CHARS.
+    In an answer with ids, tokens without them are its echoed prompt, in events of _ECHO_CHARS, and the prompt's
+    log-probabilities, in events of one position at least.
     """
     if frame.event == "snapshot":
         assert frame.seq == frame.json["seq"], frame
@@ -249,9 +250,10 @@ def _span(frame: Frame, before: int, *, has_ids: bool) -> int:
     if frame.event != "token":
         return 1
     num_ids, num_chars = len(frame.json["token_ids"]), len(frame.json["text"])
-    if has_ids and not num_ids:
-        return max(1, -(-num_chars // _ECHO_CHARS))
-    return max(1, num_ids if has_ids else num_chars)
+    if num_ids:
+        return num_ids
+    num_positions = len(frame.json.get("logprobs", ()))
+    return max(1, -(-num_chars // _ECHO_CHARS) if has_ids else num_chars, num_positions)
 
 
 def check_stream(data: bytes, *, after: int, is_whole: bool) -> None:

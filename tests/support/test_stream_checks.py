@@ -60,6 +60,19 @@ def test_an_echoed_prompt_may_be_joined() -> None:
         check_native(answer(4096))
 
 
+def test_a_scored_prompt_may_be_joined() -> None:
+    """Its events have no ids and no text, and a position each at least; a longer leap is a gap."""
+
+    def answer(num_positions: int) -> bytes:
+        one = {"token": "a", "logprob": -1.0, "bytes": [97], "top_logprobs": []}
+        scored = {**token("")[1], "token_ids": [], "logprobs": [one] * num_positions}
+        return native(META, (4, "token", scored), (5, *token()), (6, *END))
+
+    assert len(check_native(answer(3))) == 4
+    with pytest.raises(AssertionError, match="seq 4 after 1"):
+        check_native(answer(2))
+
+
 def test_the_text_is_that_of_text_blocks() -> None:
     """Tokens of a thinking block are no text, before a snapshot and after it."""
     thought = [META, (2, "block_start", THOUGHT), (3, *token("hm")), (4, "block_stop", BLOCK_STOP)]

@@ -67,6 +67,9 @@ class PipelineClient:
             raise ProducerLost(_LOST)
         if request.n != 1:
             raise BadRequest("A pipeline gives one answer: leave n out.", code="invalid_value", param="n")
+        if request.sampling.prompt_logprobs is not None:  # its models' prompts are the pipeline's own
+            message = "A pipeline has no prompt of yours to score: leave prompt_logprobs out, or echo with logprobs."
+            raise BadRequest(message, code="unsupported_parameter", param="prompt_logprobs")
         self._refuse_without_model()
         seed = request.sampling.seed
         seed = secrets.randbits(63) if seed is None else seed

@@ -94,6 +94,12 @@ class Prepared:
     bad_word_ids: tuple[tuple[int, ...], ...] = ()
     echoes: tuple[str, ...] = ()
 
+    @property
+    def first_scored(self) -> int | None:
+        """The prompt's first token, if it is still to be shown with the log-probabilities of the others."""
+        is_shown = self.sampling.prompt_logprobs is None or self.request.num_prompt_logprobs
+        return None if is_shown else self.prompt.token_ids[0]
+
     def accepted(self, queue_position: int) -> Accepted:
         """Return what acceptance has fixed."""
         assert self.sampling.max_tokens is not None
@@ -107,15 +113,21 @@ class Prepared:
         )
 
     def sequence_request(self, seq_id: int, index: int, accepted_at: float, queue_seconds: float) -> SequenceRequest:
-        """Make the engine's part of one choice, which may wait so long; choices differ in their seeds."""
+        """Make the engine's part of one choice, which may wait so long; choices differ in their seeds.
+
+        The first choice alone scores the prompt, for all.
+        """
         request = self.request
         assert self.sampling.seed is not None
         arrived_at = request.arrived_at if request.arrived_at is not None else accepted_at
+        sampling = replace(self.sampling, seed=(self.sampling.seed + index) & _MAX_SEED)
+        if index:
+            sampling = replace(sampling, prompt_logprobs=None)
         return SequenceRequest(
             seq_id=seq_id,
             prompt_token_ids=self.prompt.token_ids,
             output_token_ids=request.output_token_ids[index] if index < len(request.output_token_ids) else (),
-            sampling=replace(self.sampling, seed=(self.sampling.seed + index) & _MAX_SEED),
+            sampling=sampling,
             salt=request.salt,
             num_public_tokens=self.prompt.num_public_tokens,
             eos_token_ids=self.eos_token_ids,
@@ -130,6 +142,7 @@ class Prepared:
             queue_seconds=queue_seconds,
             matcher=self.matchers[index] if self.matchers else None,
             bad_word_ids=self.bad_word_ids,
+            num_scored=max(0, request.num_prompt_logprobs - 1),
         )
 
 
@@ -139,8 +152,8 @@ def prepare(engine: LoadedEngine, config: EngineConfig, request: GenerateRequest
     prompt = encode(engine.tokenizer, request)
     num_public_tokens = engine.public_prefixes.num_tokens(request, prompt.token_ids)
     num_prompt_tokens = len(prompt.token_ids)
-    rules.refuse_prompt_logprobs(request.sampling)
     check_sampling(request.sampling)  # before it is computed with
+    rules.check_prompt_logprobs(request, num_prompt_tokens)
     sampling = resolve_params(
         request, engine.facts.sampling_defaults, num_prompt_tokens, engine.max_tokens, config.default_max_tokens
     )
@@ -202,7 +215,7 @@ def _choices(
             shown_token_ids=shown[index],
             # The text of a grammar is its tokens' bytes, to the first one.
             strip_leading_space=request.messages is not None and is_free and not request.continue_final_message,
-            source=source,
+            source=source if index == 0 or source is None else replace(source, has_echo=request.echo),
             replay=request.replay,
         )
         for index in range(request.n)
@@ -222,7 +235,8 @@ def _source(
         return parser
 
     answer = f"{request.stream_id}/{sampling.seed}"
-    return AnswerSource(tags=format_.tags, make_parser=make_parser, answer=answer, has_echo=request.echo)
+    has_prompt = request.echo or sampling.prompt_logprobs is not None  # of choices but the first: its text only
+    return AnswerSource(tags=format_.tags, make_parser=make_parser, answer=answer, has_echo=has_prompt)
 
 
 def encode(tokenizer: Tokenizer, request: GenerateRequest) -> Prompt:

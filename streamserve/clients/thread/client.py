@@ -86,6 +86,7 @@ class ThreadClient:
             engine=self._router,
             latency_class=request.latency_class,
             echoes=prepared.echoes,
+            first_scored=prepared.first_scored,
         )
         for seq_id, choice in choices.items():
             sequence = prepared.sequence_request(seq_id, choice.index, accepted_at, queue_seconds)

@@ -1,7 +1,8 @@
 """`LocalGeneration`: one accepted request of an engine in this process, as the events its reader pulls.
 
 Lives on the event loop that made the request. It turns the engine's updates into events, times them, and reaches the
-engine only by its `EngineSide`. Its queue of events needs no bound: n * max_tokens is one.
+engine only by its `EngineSide`. Its queue of events needs no bound: n * max_tokens is one, and what is
+shown of a prompt is bounded at acceptance.
 """
 
 from __future__ import annotations
@@ -109,6 +110,7 @@ class LocalGeneration(EventQueue):
     """See `clients.base.Generation`. `choices` maps the engine's sequence ids to the text sides.
 
     `echoes[choice]` is the prompt's text, as far as the answer begins with it and readers were not shown it.
+    `first_scored` is the first of the prompt tokens whose log-probabilities are shown, if readers were not shown it.
     `on_news` is called on the loop once when events come after `ready()` or `__anext__` left none, and once at the end
     (but not for `cancel`). Events that came before it was set are there already: the caller takes them first.
     """
@@ -124,9 +126,12 @@ class LocalGeneration(EventQueue):
         engine: EngineSide,
         latency_class: str = "chat",
         echoes: Sequence[str] = (),
+        first_scored: int | None = None,
     ) -> None:
         super().__init__(event for choice in choices.values() for event in choice.replayed)
         self._events.extend(_echo_events(echoes))
+        if first_scored is not None:
+            self._events.append(next(iter(choices.values())).first_event(first_scored))
         self.accepted = accepted
         self.latency_class = latency_class
         self.parked: Park | None = None
@@ -178,6 +183,8 @@ class LocalGeneration(EventQueue):
         if update.error is not None:
             self.fail(error_event(update.error))
             return
+        if update.scored:
+            self._events.extend(choice.prompt_events(update.scored))
         self._events.extend(choice.push(update))
         if choice.finish_reason is not None:
             self._finish_choice(choice, update)

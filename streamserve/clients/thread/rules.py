@@ -9,6 +9,9 @@ from streamserve.engine.text.tokenizer import Tokenizer
 from streamserve.protocol.errors import BadRequest
 from streamserve.protocol.requests import GenerateRequest, SamplingParams
 
+# Log-probabilities that one request may ask for of its prompt: about 6 MB in the log.
+MOST_PROMPT_CANDIDATES = 65_536
+
 
 def bad_word_ids(tokenizer: Tokenizer, sampling: SamplingParams, vocab_size: int) -> tuple[tuple[int, ...], ...]:
     """Return the tokens of each bad word, as they stand at the beginning of a word and within one.
@@ -38,11 +41,24 @@ def refuse_forced_call(request: GenerateRequest) -> None:
         )
 
 
-def refuse_prompt_logprobs(sampling: SamplingParams) -> None:
-    """Refuse what no engine here computes."""
-    if sampling.prompt_logprobs is not None:
-        message = "prompt_logprobs is not supported. Leave it out; logprobs are those of the answer."
-        raise BadRequest(message, code="unsupported_parameter", param="prompt_logprobs")
+def check_prompt_logprobs(request: GenerateRequest, num_prompt_tokens: int) -> None:
+    """Refuse log-probabilities of a chat's prompt, which is partly the server's own, and more than a request may have.
+
+    Each prompt token counts, and each candidate beside it.
+    """
+    top = request.sampling.prompt_logprobs
+    if top is None:
+        return
+    if request.messages is not None:
+        message = "prompt_logprobs are of a prompt; the tokens around messages are the server's own. Send prompt."
+        raise BadRequest(message, code="conflicting_fields", param="prompt_logprobs")
+    if num_prompt_tokens * (top + 1) > MOST_PROMPT_CANDIDATES:
+        raise BadRequest(
+            f"prompt_logprobs of {num_prompt_tokens:,} tokens with {top} candidates each; prompt tokens times "
+            f"(prompt_logprobs + 1) may be {MOST_PROMPT_CANDIDATES:,}. Shorten the prompt or lower it.",
+            code="invalid_value",
+            param="prompt_logprobs",
+        )
 
 
 def check_choice(

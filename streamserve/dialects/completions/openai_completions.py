@@ -77,8 +77,7 @@ def parse(body: Mapping[str, Any], limits: Limits, *, default_model: str) -> Com
     if not values["max_tokens"] and not values.get("echo"):
         raise conflict("max_tokens 0 generates nothing; raise it, or add echo for the prompt alone.", "max_tokens")
     if values.get("echo") and "logprobs" in values:
-        message = "logprobs of a prompt are not supported yet: leave out echo, or logprobs."
-        raise BadRequest(message, code="unsupported_parameter", param="logprobs")
+        values["prompt_logprobs"] = values["logprobs"]
     if "stream_options" in values and not values.get("stream", False):
         raise conflict("stream_options is for streams; set stream to true or leave it out.", "stream_options")
     if "seed" in values:

@@ -136,10 +136,10 @@ class BlockPool:
         return self._num_rows - 1
 
     def find_prefix(self, sequence: Sequence) -> list[Block]:
-        """Return the cached blocks the sequence can start with; at least one token is left to compute."""
+        """Return the cached blocks the sequence can start with; what is to be computed is left."""
         if not self._prefix_caching:
             return []
-        num_blocks = (sequence.num_tokens - 1) // self.block_size
+        num_blocks = min(sequence.num_tokens - 1, sequence.num_reusable_tokens) // self.block_size
         if len(sequence.block_hashes) < num_blocks:
             extend_hashes(sequence, num_blocks, self.block_size, self._root)
         found: list[Block] = []
@@ -187,11 +187,12 @@ class BlockPool:
     def next_hash(self, sequence: Sequence) -> bytes | None:
         """Return the hash of the block that the next chunk begins; None if it could not be taken over.
 
-        That is: it is begun already, or not full, or holds the last token, which is always computed.
+        That is: it is begun already, or not full, or holds the last token or one to be scored: those are computed.
         """
         index, begun = divmod(sequence.num_launched_tokens, self.block_size)
-        is_last = (index + 1) * self.block_size >= sequence.num_tokens
-        return None if begun or is_last else next(iter(self.hashes(sequence, index, index + 1)), None)
+        end = (index + 1) * self.block_size
+        is_computed = end >= sequence.num_tokens or end > sequence.num_reusable_tokens
+        return None if begun or is_computed else next(iter(self.hashes(sequence, index, index + 1)), None)
 
     def hashes(self, sequence: Sequence, first: int, last: int) -> list[bytes]:
         """Return the hashes of full blocks `first` to `last`; none without the prefix cache."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 
@@ -24,6 +24,7 @@ from streamserve.engine.model.load.loader import LoadedModel, load_model
 from streamserve.engine.model.load.source import ModelLoadError, UnsupportedModel
 from streamserve.engine.model.load.support import max_model_len
 from streamserve.engine.model.penalties import PenaltyCounts
+from streamserve.engine.model.prompt_scores import Scores, score
 from streamserve.engine.model.sampler import Draws, Shapers, raw_logprobs, sample
 from streamserve.engine.model.token_rules import RuleTensors
 from streamserve.engine.plan import (
@@ -53,13 +54,17 @@ class LaunchedStep:
     rows: dict[int, int]
     specs: tuple[SampleSpec, ...]  # by row
     draws: Draws | None
-    copy: HostCopy  # of `draws`, and one flag for each chunk
+    copy: HostCopy  # of `draws` and of scores, and one flag for each chunk
 
     @classmethod
-    def of(cls, plan: StepPlan, batch: StepBatch, hidden: torch.Tensor, draws: Draws | None) -> LaunchedStep:
+    def of(
+        cls, plan: StepPlan, batch: StepBatch, hidden: torch.Tensor, draws: Draws | None, scores: Scores | None
+    ) -> LaunchedStep:
         """Start copying the results of a pass to the host. hidden (num_tokens, hidden_size)."""
         sampling = [chunk for chunk in batch.chunks if chunk.sample is not None]
         tensors = {} if draws is None else draws.tensors()
+        if scores is not None:
+            tensors |= scores.tensors()
         return cls(
             plan=plan,
             chunks=batch.chunks,
@@ -76,11 +81,16 @@ class LaunchedStep:
         if self.draws is not None:
             draws = replace(self.draws, **{name: arrived[name] for name in self.draws.tensors()})
             found = dict(self._samples(draws))
+        scores = Scores.by_sequence(arrived, self.chunks)
         for chunk, is_healthy in zip(self.chunks, arrived[_HEALTHY].tolist(), strict=True):
-            if not is_healthy:
+            if not is_healthy or scores.get(chunk.seq_id, ()) is None:
                 found[chunk.seq_id] = _failed(chunk.seq_id)
         sampled = (found.get(chunk.seq_id) for chunk in self.plan.chunks)
-        return StepResult(step_id=self.plan.step_id, sampled=tuple(one for one in sampled if one is not None))
+        return StepResult(
+            step_id=self.plan.step_id,
+            sampled=tuple(one for one in sampled if one is not None),
+            scores={seq_id: one for seq_id, one in scores.items() if one is not None},
+        )
 
     def _samples(self, draws: Draws) -> Iterator[tuple[int, Sampled]]:
         logprobs = raw_logprobs(draws, self.specs)
@@ -164,9 +174,9 @@ class HFRunner:
             specs = {
                 row: chunk.sample for row, chunk in zip(batch.last_rows, batch.chunks, strict=True) if chunk.sample
             }
-            hidden, logits = self.forward(batch, list(specs))
+            hidden, logits, scores = self._forward_and_score(batch, list(specs))
             draws = None if logits is None else self._sample(logits, specs, batch)
-            step = LaunchedStep.of(plan, batch, hidden, draws)
+            step = LaunchedStep.of(plan, batch, hidden, draws, scores)
         self._last = step
         return step
 
@@ -201,10 +211,20 @@ class HFRunner:
         with self.loaded.attention.step(self.kv, batch):
             if not rows:
                 return model.base_model(**inputs).last_hidden_state[0], None
-            with _last_hidden_state(model) as seen:
+            with _body_outputs(model) as seen:
                 index = on_device(rows, torch.int64, self.loaded.device)
                 logits = model(**inputs, logits_to_keep=index).logits
-        return seen[0][0], logits[0]
+        return seen[0][0][0], logits[0]
+
+    def _forward_and_score(
+        self, batch: StepBatch, rows: list[int]
+    ) -> tuple[torch.Tensor, torch.Tensor | None, Scores | None]:
+        """Return what `forward` returns, and the scores that the batch asks for."""
+        if all(chunk.scores is None for chunk in batch.chunks):
+            return *self.forward(batch, rows), None
+        with _body_outputs(self.loaded.model) as seen:
+            hidden, logits = self.forward(batch, rows or [0])  # the head is needed, whichever row is kept
+        return hidden, logits if rows else None, score(self.loaded.model, seen[0], batch, self.vocab_size)
 
     def close(self) -> None:
         """Free the model and the KV memory; the runner is unusable afterwards."""
@@ -228,10 +248,10 @@ def _failed(seq_id: int) -> Sampled:
 
 
 @contextmanager
-def _last_hidden_state(model: torch.nn.Module) -> Iterator[list[torch.Tensor]]:
-    """Collect the last hidden state, as the model's body passes it to the head."""
-    seen: list[torch.Tensor] = []
-    hook = model.get_decoder().register_forward_hook(lambda _module, _inputs, out: seen.append(out[0]))
+def _body_outputs(model: torch.nn.Module) -> Iterator[list[Any]]:
+    """Collect what the model's body passes to the head; the last hidden state is its first entry."""
+    seen: list[Any] = []
+    hook = model.get_decoder().register_forward_hook(lambda _module, _inputs, out: seen.append(out))
     try:
         yield seen
     finally:
@@ -266,7 +286,7 @@ def record_layers(loaded: LoadedModel) -> dict[int, LayerShape]:
     model.config._attn_implementation = attention.NAME
     token = torch.zeros(1, 1, dtype=torch.long, device=loaded.device)
     try:
-        with torch.inference_mode(), loaded.attention.recording() as layers, _last_hidden_state(model) as seen:
+        with torch.inference_mode(), loaded.attention.recording() as layers, _body_outputs(model) as seen:
             model(input_ids=token, position_ids=token, use_cache=False, logits_to_keep=1)
     except Exception as error:  # modelling code not made for an external attention may raise anything
         raise UnsupportedModel(

@@ -8,6 +8,7 @@ already received continues in the state it had then, and yields only what is new
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from streamserve.engine.output import SequenceUpdate
@@ -17,6 +18,8 @@ from streamserve.engine.text.formats.blocks import AnswerSource, BlockWriter
 from streamserve.engine.text.tokenizer import Tokenizer
 from streamserve.protocol.events import Event, PositionLogprobs, Token, TokenLogprob
 from streamserve.protocol.requests import SamplingParams
+
+_PROMPT_CANDIDATES = 256  # tokens that one event names for the prompt
 
 
 class Choice:
@@ -179,6 +182,22 @@ class Choice:
                 out[place] = replace(event, logprobs=self._logprobs(part, event.token_ids))
                 num_before = at.stop
         return out
+
+    def prompt_events(self, scored: Sequence[tuple[int, RawLogprobs]]) -> list[Event]:
+        """Return the events that show these tokens of the prompt, each of bounded size."""
+        num = max(1, _PROMPT_CANDIDATES // (1 + (self._sampling.prompt_logprobs or 0)))
+        return [
+            self._prompt_event(self._position(token_id, raw) for token_id, raw in scored[first : first + num])
+            for first in range(0, len(scored), num)
+        ]
+
+    def first_event(self, token_id: int) -> Token:
+        """Return the event that shows the prompt's first token, which has no log-probability."""
+        chosen = replace(self._candidate(token_id, 0.0), logprob=None)
+        return self._prompt_event([PositionLogprobs(chosen=chosen)])
+
+    def _prompt_event(self, positions: Iterable[PositionLogprobs]) -> Token:
+        return Token(text="", token_ids=(), choice=self.index, logprobs=tuple(positions))
 
     def _feed_all(self, update: SequenceUpdate) -> tuple[str, int]:
         """Feed tokens up to a stop string; return the text and how many tokens count."""

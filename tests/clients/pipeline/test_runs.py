@@ -336,6 +336,19 @@ async def test_several_choices_are_refused(site: Site) -> None:
         await site.begin(n=2)
 
 
+async def test_log_probabilities_of_its_prompts_are_refused(site: Site) -> None:
+    """A pipeline's prompts are its own."""
+
+    async def function(run: Run) -> None:
+        raise AssertionError("it ran")
+
+    site.serve(function)
+    sampling = SamplingParams(prompt_logprobs=0)
+    with pytest.raises(BadRequest) as caught:
+        await site.clients["p"].generate(asked(sampling=sampling))
+    assert (caught.value.param, caught.value.code) == ("prompt_logprobs", "unsupported_parameter")
+
+
 async def test_a_model_takes_no_input(site: Site) -> None:
     """`input` would be dropped silently."""
     with pytest.raises(BadRequest) as caught:

@@ -16,6 +16,7 @@ from streamserve.protocol.requests import GenerateRequest, Message, SamplingPara
 from tests.support.clients import CONFIG, ask, collect, echo_runner, ids, serving, text
 
 TOKENIZER = EchoTokenizer()
+HI = (Message(role="user", content="Hi"),)
 BOAT = TOKENIZER.text_ids(" boat")[0]
 
 
@@ -58,7 +59,8 @@ async def test_only_allowed_tokens_come() -> None:
             "allowed_token_ids",
             "conflicting_fields",
         ),
-        ({"prompt_logprobs": 1}, "prompt_logprobs", "unsupported_parameter"),
+        ({"prompt": "a" * 400, "prompt_logprobs": 163}, "prompt_logprobs", "invalid_value"),
+        ({"messages": HI, "prompt": None, "prompt_logprobs": 0}, "prompt_logprobs", "conflicting_fields"),
     ],
 )
 async def test_what_cannot_be_chosen_is_refused(fields: dict[str, Any], param: str, code: str) -> None:

@@ -20,12 +20,16 @@ def run(site: Server, key: str, command: str) -> str:
 
 
 def test_the_curl_commands(site: Server, key: str) -> None:
-    """One JSON answer with a choice for each prompt; and tokens as lines, which end in `[DONE]`."""
-    whole, plain = (block.text for block in blocks_of("docs/completions.md") if block.language == "bash")
+    """One JSON answer with a choice for each prompt; a text that is scored; and tokens as lines, up to `[DONE]`."""
+    whole, scored, plain = (block.text for block in blocks_of("docs/completions.md") if block.language == "bash")
     choices = json.loads(run(site, key, whole))["choices"]
     assert [choice["index"] for choice in choices] == [0, 1]
     assert all(len(choice["logprobs"]["tokens"]) <= 12 for choice in choices)
     assert {len(top) for choice in choices for top in choice["logprobs"]["top_logprobs"]} <= {2, 3}
+    (choice,) = json.loads(run(site, key, scored))["choices"]
+    assert choice["text"] == "The quiet river"
+    assert [logprob is None for logprob in choice["logprobs"]["token_logprobs"]].index(True) == 0
+    assert len(choice["logprobs"]["tokens"]) > 1
     lines = [line.removeprefix("data: ") for line in run(site, key, plain).splitlines() if line.startswith("data: ")]
     assert lines[-1] == "[DONE]"
     assert all(isinstance(json.loads(line)["token"], str) for line in lines[:-1])

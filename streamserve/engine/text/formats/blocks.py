@@ -26,7 +26,8 @@ from streamserve.protocol.ids import tool_call_id
 class AnswerSource:
     """What the choices of a request need for their blocks.
 
-    `answer` names the answer in the ids of its tool calls. `has_echo`: the answer begins with the prompt's text.
+    `answer` names the answer in the ids of its tool calls. `has_echo`: the answer begins with what is
+    shown of the prompt, in an implied text block.
     """
 
     tags: Tags
