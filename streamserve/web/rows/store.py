@@ -6,6 +6,7 @@ STORE is on. Runs on the event loop.
 
 from __future__ import annotations
 
+import json
 from datetime import UTC, datetime
 from typing import Any
 
@@ -99,11 +100,17 @@ def row_of(record: Record) -> StreamRow:
         on_disconnect=record.on_disconnect,
         fence=record.fence,
         producer=record.producer,
-        request=None if record.request is None else encode_request(record.request),
+        request=None if record.request is None else _column_of(encode_request(record.request)),
         created_at=datetime.fromtimestamp(record.created, UTC),
         request_key=None if record.once is None else record.once.key,
         request_digest=None if record.once is None else record.once.digest,
     )
+
+
+def _column_of(request: dict[str, Any]) -> dict[str, Any] | str:
+    """Return a request as its column has it: as text where it holds NUL, which PostgreSQL's JSON refuses."""
+    text = json.dumps(request)
+    return text if "\\u0000" in text else request
 
 
 def record_of(row: StreamRow) -> Record:
@@ -111,7 +118,7 @@ def record_of(row: StreamRow) -> Record:
     request, refusal = None, None
     if row.request is not None:
         try:
-            request = decode_request(row.request)
+            request = decode_request(json.loads(row.request) if isinstance(row.request, str) else row.request)
         except UnmetNeeds as error:
             refusal = error
         except ValueError:

@@ -481,3 +481,14 @@ async def test_one_line_a_stream_without_its_text(engine: None, alice_key: str) 
     assert "canary" not in str(lines)
     assert alice_key not in str(lines)
     assert answer
+
+
+async def test_a_prompt_with_nul_is_kept(one: Worker, gate: Gate) -> None:
+    """PostgreSQL's JSON refuses the character; another worker reads the request as it came."""
+    stream, reading = await held(one, gate, asked(prompt="a\0b"), 2)
+    record = await one.streams.store.find(stream_id=stream.id)
+    assert record is not None
+    assert record.request is not None
+    assert record.request.prompt == "a\0b"
+    gate.open()
+    check_native(await reading)
