@@ -82,7 +82,7 @@ def test_the_web_process_never_imports_torch(helpdesk: Server, folder: Path) -> 
     answer = list(ask(helpdesk, messages=[{"role": "user", "content": "How do I pause my subscription?"}]))
     assert answer[-1]["event"] == "done"
     assert "Pause subscription" in text_of(answer)
-    heavy = {"torch", "transformers", "tokenizers", "safetensors", "numpy"}
+    heavy = {"torch", "transformers", "tokenizers", "safetensors"}  # numpy comes with the search of the help pages
     assert heavy & set(IMPORTED.findall(helpdesk.output())) == set()
     assert "django" in IMPORTED.findall(helpdesk.output())
     [log] = folder.glob("engine-*.log")

@@ -120,7 +120,7 @@ async def application(scope: Scope, receive: Receive, send: Send) -> None:
 
 
 def _state() -> dict[str, int]:
-    (client,) = site_module.get_site().clients.values()
+    client = next(iter(site_module.get_site().clients.values()))  # pipelines follow
     stats = client.stats()
     return {
         "connections": len(_server().connections),
