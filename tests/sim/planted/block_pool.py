@@ -104,7 +104,7 @@ MUTANTS = (
     _pool(
         name="the whole prompt comes from the cache",
         law=9,
-        old="num_blocks = (sequence.num_tokens - 1) // self.block_size",
+        old="num_blocks = min(sequence.num_tokens - 1, sequence.num_reusable_tokens) // self.block_size",
         new="num_blocks = sequence.num_tokens // self.block_size",
     ),
     _pool(

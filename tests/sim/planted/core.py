@@ -88,17 +88,17 @@ MUTANTS = (
     _output(
         name="a failed chunk counts",
         law=5,
-        old="        error = _error_of(part, sampled)\n",
+        old="        error = _error_of(part, sampled, scores)\n",
         new=(
             "        sequence.mark_computed(num_tokens)\n"
             "        self.pool.cache_blocks(sequence, num_tokens)\n"
-            "        error = _error_of(part, sampled)\n"
+            "        error = _error_of(part, sampled, scores)\n"
         ),
     ),
     _output(
         name="a failure is not reported",
         law=15,
-        old="        error = _error_of(part, sampled)\n",
+        old="        error = _error_of(part, sampled, scores)\n",
         new="        error = None\n",
     ),
     _output(

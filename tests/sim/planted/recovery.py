@@ -122,14 +122,14 @@ MUTANTS = (
     _halves(
         name="the first part of a cut chunk samples",
         law=9,
-        old="    head = replace(chunk, token_ids=chunk.token_ids[:num_tokens], block_table=table, sample=None)",
-        new="    head = replace(chunk, token_ids=chunk.token_ids[:num_tokens], block_table=table)",
+        old="block_table=table, sample=None, scores=first)",
+        new="block_table=table, scores=first)",
     ),
     _halves(
         name="the second part of a cut chunk starts anew",
         law=9,
-        old="    return [head], [replace(chunk, start=middle, token_ids=chunk.token_ids[num_tokens:])]",
-        new="    return [head], [replace(chunk, token_ids=chunk.token_ids[num_tokens:])]",
+        old="[replace(chunk, start=middle, token_ids=chunk.token_ids[num_tokens:], scores=rest)]",
+        new="[replace(chunk, token_ids=chunk.token_ids[num_tokens:], scores=rest)]",
     ),
     _halves(
         name="halves of an aborted sequence are run",
