@@ -165,13 +165,15 @@ def test_each_row_ends_once(site: BatchSite, model: str, name: str, num_rows: in
                     return bool(counts["completed"] + counts["failed"] >= least)
 
                 batch = wait(client, batch["id"], has_come)
-                assert batch["status"] not in ENDED, f"it ended before kill {kill}"
+                if batch["status"] in ENDED:
+                    break  # its last rows ended while the site looked away
                 processes.kill(chance.choice(VICTIMS))
             batch = wait(client, batch["id"], lambda batch: False)
             output, errors = (lines_of(client, batch[f"{one}_file_id"]) for one in ("output", "error"))
     finally:
         processes.close()
     assert batch["status"] == "completed", batch
+    assert processes.killed.total() >= NUM_KILLS // 2 > 0
     ended = [one["custom_id"] for one in output + errors]
     assert sorted(ended) == sorted(names)
     order = {one: index for index, one in enumerate(names)}
