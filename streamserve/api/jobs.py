@@ -21,7 +21,7 @@ STATUSES = ("queued", "running", "done", "failed", "cancelled")
 MAX_PAGE = 100
 _PAGE = 20
 _OF_READERS = ("on_disconnect", "format", "stream", "model")
-_CLASS = "document"  # nobody waits for the first token of a job
+_CLASS = "document"  # a job has no reader who waits for its first token
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -76,7 +76,7 @@ class RowSite:
         return {}
 
     async def work(self) -> Mapping[str, Mapping[str, int]]:
-        """Return nothing: nobody asks."""
+        """Return nothing: `/metrics` asks the site itself."""
         return {}
 
     async def aclose(self) -> None:
