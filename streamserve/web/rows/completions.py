@@ -3,7 +3,8 @@
     keep ──► the row, with the request's messages ──► fill, at the stream's end ──► the whole answer too
 
 The row and the end of the stream may be written in any order. The second of the two writes fills the row; if that did
-not happen, the first request for the row does. An answer that did not end well is not stored. Any event loop of a process that has the site's log.
+not happen, the first request for the row does. An answer that did not end well is not stored. Any event loop of a
+process that has the site's log.
 """
 
 from __future__ import annotations
