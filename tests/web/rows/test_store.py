@@ -246,9 +246,7 @@ async def test_a_worker_that_only_seems_dead_cannot_write(one: Worker, two: Work
     gate.open()
     here, there = [check_native(data) for data in await asyncio.gather(reading, other)]
     assert text_of(here) == text_of(there) == reference
-    assert (await one.streams.reach(stream.id)).state == "finished"
-    row = await StreamRow.objects.aget(pk=stream.id)
-    assert (row.state, row.completion_tokens, row.fence) == ("finished", 30, 2)
+    await in_row(stream.id, state="finished", completion_tokens=30, fence=2)  # the row is written after the last event
 
 
 async def test_stop_from_the_other_worker(one: Worker, two: Worker, gate: Gate) -> None:
