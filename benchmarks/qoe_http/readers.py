@@ -42,8 +42,11 @@ class Prompts:
 
     def text(self, visit: Visit, run: int) -> str:
         """Return the visit's prompt; another run has other words, so that no cache knows them."""
-        rng = random.Random(f"{run} {visit.number}")
-        return "".join(rng.choices(self._words, k=visit.prompt_len))
+        return self.draw(visit.prompt_len, f"{run} {visit.number}")
+
+    def draw(self, num_tokens: int, seed: str) -> str:
+        """Return a prompt of so many tokens, the same for the same seed."""
+        return "".join(random.Random(seed).choices(self._words, k=num_tokens))
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +102,7 @@ async def _read(run: Run, reading: Reading, kind: str) -> None:
     else:
         body |= _own_fields(reading.visit)
     path = "/v1/completions" if kind == VLLM else "/streams"
-    async for data in _post(run.server, path, body):
+    async for data in post(run.server, path, body):
         num_tokens = len(data.get("token_ids", ()))
         if kind == VLLM:  # each chunk has the usage so far
             num_tokens = data["usage"]["completion_tokens"] - len(reading.came_at)
@@ -112,7 +115,7 @@ def _own_fields(visit: Visit) -> dict[str, Any]:
     return {"latency_class": visit.latency_class, "on_disconnect": "abort"}
 
 
-async def _post(server: Server, path: str, body: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
+async def post(server: Server, path: str, body: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
     """Yield the data of each event that has an object; nothing after a refusal."""
     reader, writer = await asyncio.open_connection("127.0.0.1", server.port, limit=1 << 20)
     content = json.dumps(body).encode()

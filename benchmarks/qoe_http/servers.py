@@ -12,6 +12,7 @@ import urllib.request
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 from benchmarks.machine import progress
 from benchmarks.paths_site import Site, free_port
@@ -60,8 +61,13 @@ class Server:
 
 
 @contextlib.contextmanager
-def site(model: Model, folder: Path, *, is_fcfs: bool) -> Iterator[Server]:
-    """Serve the demo site with an engine process and one daphne worker under FlowServer while the block runs."""
+def site(
+    model: Model, folder: Path, *, is_fcfs: bool, environ: Mapping[str, str] = MappingProxyType({})
+) -> Iterator[Server]:
+    """Serve the demo site with an engine process and one daphne worker under FlowServer while the block runs.
+
+    `environ` is added to the environment of both.
+    """
     folder.mkdir()
     own = Site(folder, ROOT, step_seconds=0.0)
     with (folder / "paths_settings.py").open("a") as settings:
@@ -77,6 +83,7 @@ def site(model: Model, folder: Path, *, is_fcfs: bool) -> Iterator[Server]:
                 is_fcfs=is_fcfs,
             )
         )
+    own.environ |= environ
     own.prepare()
     port = free_port()
     daphne = ["-m", "daphne", "-b", "127.0.0.1", "-p", str(port), "--verbosity", "0", "project.asgi:application"]
