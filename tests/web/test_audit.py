@@ -281,7 +281,8 @@ async def test_a_watcher_without_permission_is_cut_off(
     await rights.check()
     await asyncio.wait_for(running, DEADLINE_SECONDS)
     row = await until_ended()
-    assert row.last_seq == check_native_part(browser.body)[-1].seq
+    # A frame that was being sent when the connection was cut counts as shown.
+    assert check_native_part(browser.body)[-1].seq <= row.last_seq <= site.get_site().streams.find(stream_id).last_seq
     assert browser.sent[-1] == {"type": "http.response.body", "body": b"", "more_body": False}
     assert site.get_site().streams.find(stream_id).terminal is None
     assert await anext(owner)
