@@ -54,6 +54,7 @@ from streamserve.streams.log.file_log import FileLog
 from streamserve.streams.reader.delivery import Delivery
 from streamserve.streams.reader.follow import follow
 from streamserve.streams.registry import Streams
+from streamserve.streams.store import Admission
 from streamserve.streams.stream import Stream
 from streamserve.web.views import to_django
 
@@ -189,7 +190,9 @@ STREAMS = Streams({"source": SourceClient()}, LOG, StreamConfig(retention_second
 
 async def _start(query: dict[str, str]) -> Stream:
     request = GenerateRequest(model="source", prompt=f"{query['n']} {query['pace']} {query.get('size', 0)}")
-    return await STREAMS.start(request, owner="u", tenant="t", on_disconnect="abort" if "abort" in query else "park")
+    return await STREAMS.start(
+        request, Admission(owner="u", tenant="t", on_disconnect="abort" if "abort" in query else "park")
+    )
 
 
 async def ours(request: HttpRequest) -> HttpResponseBase:

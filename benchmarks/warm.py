@@ -32,6 +32,7 @@ from streamserve.protocol.requests import GenerateRequest, Message
 from streamserve.streams.log.base import MemoryLog
 from streamserve.streams.reader.follow import follow
 from streamserve.streams.registry import Streams
+from streamserve.streams.store import Admission
 
 MODEL, WITH, WITHOUT = "model", "with warm", "without"
 _SENTENCE = "Answer in two sentences, from the passages only, and say where each of them is from. "
@@ -99,7 +100,7 @@ async def _num_tokens(client: EngineClient, text: str) -> int:
 async def _first_token(streams: Streams, model: str, question: str) -> float:
     asked_at = time.monotonic()
     request = GenerateRequest(model=model, messages=(Message(role="user", content=question),))
-    stream = await streams.start(request, owner=question, tenant=question)
+    stream = await streams.start(request, Admission(owner=question, tenant=question))
     first_at = 0.0
     async with aclosing(follow(streams, stream)) as events:
         async for logged in events:

@@ -12,15 +12,16 @@ import asyncio
 import hashlib
 import json
 import re
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 from weakref import WeakValueDictionary
 
 from streamserve.api.call import Call, Caller
 from streamserve.protocol.errors import BadRequest, EngineUnavailable, KeyReused, QuotaExceeded
+from streamserve.protocol.requests import GenerateRequest
 from streamserve.streams.registry import Streams
-from streamserve.streams.store import KeyTaken, Once
+from streamserve.streams.store import Admission, KeyTaken, Once
 from streamserve.streams.stream import Stream
 
 HEADER = "idempotency-key"
@@ -62,10 +63,11 @@ class StartOnce:
         self._streams = streams
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
-    async def __call__(self, once: Once | None, start: Callable[[], Awaitable[Stream]]) -> Stream:
-        """Return the key's stream; `start` makes it. Raises KeyReused, and what `start` raises."""
+    async def __call__(self, request: GenerateRequest, admission: Admission) -> Stream:
+        """Return the key's stream, or start it; without a key start one. Raises KeyReused, and as `Streams.start`."""
+        once = admission.once
         if once is None:
-            return await start()
+            return await self._streams.start(request, admission)
         lock = self._locks.get(once.key)
         if lock is None:
             lock = self._locks[once.key] = asyncio.Lock()
@@ -74,7 +76,7 @@ class StartOnce:
             if earlier is not None:
                 return earlier
             try:
-                return await start()
+                return await self._streams.start(request, admission)
             except (KeyTaken, QuotaExceeded):  # another worker was faster, and may have the caller's last place
                 earlier = await self._find(once)
                 if earlier is None:

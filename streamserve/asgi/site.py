@@ -7,12 +7,11 @@ stored text and there are no watchers.
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import hashlib
 import hmac
 import secrets
 from collections.abc import Collection, Mapping
-from functools import partial
+from dataclasses import dataclass, field
 from typing import Any
 
 from streamserve.api.call import Caller, Found
@@ -25,11 +24,11 @@ from streamserve.protocol.requests import LATENCY_CLASSES, ROUTES_WITH_CLASSES, 
 from streamserve.streams.config import StreamConfig
 from streamserve.streams.log.base import EventLog
 from streamserve.streams.registry import Streams
-from streamserve.streams.store import Once
+from streamserve.streams.store import Admission, Once
 from streamserve.streams.stream import Stream
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Defaults:
     """What requests get that do not bring it.
 
@@ -37,9 +36,9 @@ class Defaults:
     `latency_classes`: alias → class. `route_classes`: route → class, which goes before the model's. Raises ValueError.
     """
 
-    systems: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    latency_classes: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    route_classes: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    systems: Mapping[str, str] = field(default_factory=dict)
+    latency_classes: Mapping[str, str] = field(default_factory=dict)
+    route_classes: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         unknown = self.route_classes.keys() - set(ROUTES_WITH_CLASSES)
@@ -101,19 +100,17 @@ class LocalSite:
         """Start an answer for `caller`, within its limits. Raises StreamserveError."""
         # The tenant's prefix-cache salt: blocks of two tenants never match, and a salt cannot be guessed.
         salt = hmac.new(self._secret, caller.tenant.encode(), hashlib.sha256).hexdigest()
-        request = self.with_own_system(dataclasses.replace(request, salt=salt))
-        if request.model in self.clients:
-            self.clients[request.model].start()
-        start = partial(
-            self.streams.start,
-            request,
+        admission = Admission(
             owner=caller.owner,
             tenant=caller.tenant,
+            salt=salt,
             on_disconnect=on_disconnect,
             received_at=received_at,
             once=once,
         )
-        return await self._start_once(once, start)
+        if request.model in self.clients:
+            self.clients[request.model].start()
+        return await self._start_once(self.with_own_system(request), admission)
 
     def default_class(self, route: str, model: str) -> str:
         """Return the latency class of requests that name none: the route's, the model's, or that of chats."""

@@ -31,7 +31,7 @@ from streamserve.streams.lease.lease import Lease
 from streamserve.streams.lease.restore import record_of, restore
 from streamserve.streams.log.base import EventLog, LogUnavailable
 from streamserve.streams.quota import StreamQuota
-from streamserve.streams.store import Group, NullStore, Once, Record, StreamStore, answer_text, groups_of
+from streamserve.streams.store import Admission, Group, NullStore, Record, StreamStore, answer_text, groups_of
 from streamserve.streams.stream import Stream
 from streamserve.streams.transcript import StreamSummary
 from streamserve.streams.writer import LogWriter
@@ -75,21 +75,12 @@ class Streams:
         self._tasks: set[asyncio.Task[None]] = set()
         self._is_closing = False
 
-    async def start(
-        self,
-        request: GenerateRequest,
-        *,
-        owner: str,
-        tenant: str,
-        on_disconnect: str = "park",
-        received_at: float | None = None,
-        once: Once | None = None,
-    ) -> Stream:
+    async def start(self, request: GenerateRequest, admission: Admission) -> Stream:
         """Start an answer: the quota, the engine's acceptance, the record, `meta`; then its task runs.
 
-        Its times count from `received_at` (None: from now). With `once` it raises KeyTaken where there is a record of
-        the same key. Raises NotFound for an unknown model, QuotaExceeded, Overloaded, LogUnavailable, what the store
-        raises, and what the client raises: BadRequest, Refused. Then no stream runs.
+        Raises KeyTaken where there is a record of the admission's key, NotFound for an unknown model, QuotaExceeded,
+        Overloaded, LogUnavailable, what the store raises, and what the client raises: BadRequest, Refused. Then no
+        stream runs.
         """
         now = time.monotonic()
         self.writer.refuse_if_down()
@@ -98,20 +89,22 @@ class Streams:
             raise no_model(request.model, self.clients)
         request = replace(
             request,
-            tenant=tenant,
+            tenant=admission.tenant,
+            salt=admission.salt,
             stream_id=secrets.token_hex(16),
             arrived_at=now if request.arrived_at is None else request.arrived_at,
-            reader_tokens=None if on_disconnect == "finish" else (0,) * request.n,
+            reader_tokens=None if admission.on_disconnect == "finish" else (0,) * request.n,
         )
-        async with self._quota.reserve(owner) as make_room:
-            stream, generation = await self._accepted(client, request, owner, on_disconnect, received_at or now)
+        async with self._quota.reserve(admission.owner) as make_room:
+            stream, generation = await self._accepted(client, request, admission)
             try:
                 make_room()
             except BaseException:
                 generation.cancel()
                 raise
+            stream.transcript.timings.started_at = admission.received_at or now
             begun: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._add(stream, self._begin(stream, generation, begun, once))
+            self._add(stream, self._begin(stream, generation, begun))
         try:
             await begun
         except asyncio.CancelledError:
@@ -204,7 +197,7 @@ class Streams:
         await self.writer.aclose()
 
     async def _accepted(
-        self, client: EngineClient, request: GenerateRequest, owner: str, on_disconnect: str, received_at: float
+        self, client: EngineClient, request: GenerateRequest, admission: Admission
     ) -> tuple[Stream, Generation]:
         """Return the accepted stream. While the engine is being replaced, wait and restart the arrival time."""
         wait_until = time.monotonic() + self.settings.engine_wait_seconds
@@ -220,17 +213,8 @@ class Streams:
         if self._is_closing:
             generation.cancel()
             raise EngineUnavailable("The server is shutting down.")
-        stream = Stream(
-            client,
-            self.writer,
-            self.settings,
-            request,
-            generation,
-            owner=owner,
-            on_disconnect=on_disconnect,
-            lease=Lease(self.store, request.stream_id),
-        )
-        stream.transcript.timings.started_at = received_at
+        lease = Lease(self.store, request.stream_id)
+        stream = Stream(client, self.writer, self.settings, request, generation, admission=admission, lease=lease)
         return stream, generation
 
     def _add(
@@ -246,14 +230,12 @@ class Streams:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _begin(
-        self, stream: Stream, generation: Generation, begun: asyncio.Future[None], once: Once | None
-    ) -> bool:
+    async def _begin(self, stream: Stream, generation: Generation, begun: asyncio.Future[None]) -> bool:
         """Insert the record, commit `meta` and set `begun`. Return False on failure; `begun` has the exception."""
         failure: Exception | None = None
         is_inserted = False
         try:
-            await self.store.insert(record_of(stream, self.store.worker_id, once))
+            await self.store.insert(record_of(stream, self.store.worker_id))
             is_inserted = True
             await stream.open()
         except Exception as error:

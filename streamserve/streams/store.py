@@ -39,6 +39,23 @@ class Once:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Admission:
+    """What is decided about a request beside what it asks.
+
+    Limits are counted per `owner`; every caller of `tenant` may read the stream. `salt` keeps prefix-cache blocks apart
+    between tenants. `on_disconnect` is what becomes of the answer without a reader (`ON_DISCONNECT` in stream.py). The
+    times of the answer count from `received_at` (None: from its start). With `once` there is one stream of that key.
+    """
+
+    owner: str
+    tenant: str
+    salt: str = ""
+    on_disconnect: str = "park"
+    received_at: float | None = None
+    once: Once | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
     """The data of a stream that any process needs to resume and to show it.
 

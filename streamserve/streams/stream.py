@@ -40,6 +40,7 @@ from streamserve.streams.parking import NO_READER, Parking
 from streamserve.streams.producer import Producer
 from streamserve.streams.readers import Attachment
 from streamserve.streams.replica import RETRY_SECONDS
+from streamserve.streams.store import Admission
 from streamserve.streams.transcript import StreamSummary, summarize
 from streamserve.streams.writer import LogWriter
 
@@ -71,8 +72,7 @@ class Stream(Producer):
         request: GenerateRequest,
         generation: Generation | None,
         *,
-        owner: str,
-        on_disconnect: str = "park",
+        admission: Admission,
         lease: Lease | None = None,
         log_id: str = "",
         created: int | None = None,
@@ -85,10 +85,11 @@ class Stream(Producer):
             generation,
             log_id=log_id or new_log_id(),
             lease=lease or Lease(None, request.stream_id),
-            on_disconnect=on_disconnect,
+            on_disconnect=admission.on_disconnect,
         )
+        self.admission = admission
         self.id = request.stream_id
-        self.owner, self.tenant, self.model = owner, request.tenant, request.model
+        self.owner, self.tenant, self.model = admission.owner, admission.tenant, request.model
         self.created = int(time.time()) if created is None else created
         self.ended_at: float | None = None
         self.is_lost = False  # the log has forgotten it: readers get an error that is in no log

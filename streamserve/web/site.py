@@ -8,11 +8,9 @@ replaces the site.
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import os
 from collections.abc import Callable, Mapping
 from contextvars import Context
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +30,7 @@ from streamserve.streams.lease.liveness import Liveness
 from streamserve.streams.log.base import EventLog, LogUnavailable, MemoryLog
 from streamserve.streams.log.file_log import FileLog
 from streamserve.streams.registry import Streams
-from streamserve.streams.store import Once
+from streamserve.streams.store import Admission, Once
 from streamserve.streams.stream import Stream
 from streamserve.web.audit import WatchAudit
 from streamserve.web.auth import salt_of
@@ -205,16 +203,15 @@ class DjangoSite:
     ) -> Stream:
         """Start an answer for `principal`, within its quota. Raises StreamserveError."""
         self.streams.writer.refuse_if_down()
-        start = partial(
-            self.streams.start,
-            self.prepared(principal, request),
+        admission = Admission(
             owner=principal.owner,
             tenant=principal.tenant,
+            salt=salt_of(principal.tenant),
             on_disconnect=on_disconnect,
             received_at=received_at,
             once=once,
         )
-        stream = await self._start_once(once, start)
+        stream = await self._start_once(self.prepared(request), admission)
         self.permissions.note_start(stream, principal)
         return stream
 
@@ -223,13 +220,11 @@ class DjangoSite:
         served = self.settings.models.get(request.model)
         return request if served is None else with_system(request, served.system)
 
-    def prepared(self, caller: Caller, request: GenerateRequest) -> GenerateRequest:
-        """Return the request as the engine gets it: with its tenant, and the model's system prompt. Loads the model."""
-        request = dataclasses.replace(request, tenant=caller.tenant, salt=salt_of(caller.tenant))
-        request = self.with_own_system(request)
+    def prepared(self, request: GenerateRequest) -> GenerateRequest:
+        """Return the request with the system prompt of its model, which begins to load if it has not."""
         if request.model in self.clients:
             self.clients[request.model].start()
-        return request
+        return self.with_own_system(request)
 
     @property
     def row_site(self) -> RowSite:

@@ -14,7 +14,7 @@ from streamserve.models import Stream as StreamRow
 from streamserve.protocol.errors import BadRequest, KeyReused
 from streamserve.streams.log.base import MemoryLog
 from streamserve.streams.registry import Streams
-from streamserve.streams.store import Once
+from streamserve.streams.store import Admission, Once
 from streamserve.streams.stream import Stream
 from streamserve.web import site
 from tests.conftest import Caller, body_of, until_ready
@@ -149,8 +149,7 @@ class Workers:
         self._once = [StartOnce(streams) for streams in self.streams]
 
     async def start(self, number: int, once: Once = ONCE) -> Stream:
-        streams = self.streams[number]
-        return await self._once[number](once, lambda: streams.start(ask("scripted"), owner="u", tenant="t", once=once))
+        return await self._once[number](ask("scripted"), Admission(owner="u", tenant="t", once=once))
 
     async def aclose(self) -> None:
         for streams in self.streams:

@@ -25,6 +25,7 @@ from streamserve.dialects.native import NativeEncoder
 from streamserve.protocol.events import Done
 from streamserve.streams.reader.delivery import Delivery
 from streamserve.streams.registry import Streams
+from streamserve.streams.store import Admission
 from tests.support.asgi_app import Client
 from tests.support.servers import ROOT
 from tests.support.stream_checks import check_native
@@ -59,7 +60,7 @@ class Site:
         return Response(headers=hand_over(await self._delivery()))
 
     async def _delivery(self) -> Delivery:
-        stream = await self._streams.start(ask("scripted"), owner="u1", tenant="t1")
+        stream = await self._streams.start(ask("scripted"), Admission(owner="u1", tenant="t1"))
         return Delivery(self._streams, stream, NativeEncoder(stream.log_id))
 
     async def _work(self) -> None:

@@ -6,12 +6,13 @@ from streamserve.asgi import handover
 from streamserve.dialects.native import NativeEncoder
 from streamserve.streams.reader.delivery import Delivery
 from streamserve.streams.registry import Streams
+from streamserve.streams.store import Admission
 from streamserve.streams.stream import Stream
 from tests.support.streams import ScriptedClient, ask, until
 
 
 async def make(streams: Streams) -> tuple[Stream, Delivery]:
-    stream = await streams.start(ask("scripted"), owner="u1", tenant="t1")
+    stream = await streams.start(ask("scripted"), Admission(owner="u1", tenant="t1"))
     return stream, Delivery(streams, stream, NativeEncoder(stream.log_id))
 
 

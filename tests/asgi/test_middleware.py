@@ -13,6 +13,7 @@ from streamserve.dialects.native import NativeEncoder
 from streamserve.protocol.events import Done
 from streamserve.streams.reader.delivery import Delivery
 from streamserve.streams.registry import Streams
+from streamserve.streams.store import Admission
 from streamserve.streams.stream import Stream
 from tests.support.asgi_app import Client, HandingOver
 from tests.support.stream_checks import check_native
@@ -31,7 +32,7 @@ class Site:
         self._streams = streams
 
     async def _make(self) -> Delivery:
-        self.stream = await self._streams.start(ask("scripted"), owner="u1", tenant="t1")
+        self.stream = await self._streams.start(ask("scripted"), Admission(owner="u1", tenant="t1"))
         return Delivery(self._streams, self.stream, NativeEncoder(self.stream.log_id))
 
 
@@ -225,7 +226,7 @@ async def test_a_delivery_that_fails_breaks_the_connection(
     site = Site(streams)
 
     async def make() -> Delivery:
-        site.stream = await streams.start(ask("scripted"), owner="u1", tenant="t1")
+        site.stream = await streams.start(ask("scripted"), Admission(owner="u1", tenant="t1"))
         return Delivery(streams, site.stream, Bad(site.stream.log_id))
 
     site.inner.make = make
@@ -251,7 +252,7 @@ async def test_head_gets_the_headers_only(site: Site, scripted: ScriptedClient) 
 
 async def test_an_id_works_once(site: Site, streams: Streams, scripted: ScriptedClient) -> None:
     """A response with an id that was taken, or that never was, is an error and never an empty success."""
-    scripted_stream = await streams.start(ask("scripted"), owner="u1", tenant="t1")
+    scripted_stream = await streams.start(ask("scripted"), Admission(owner="u1", tenant="t1"))
     ticket = offer(Delivery(streams, scripted_stream, NativeEncoder(scripted_stream.log_id)))
 
     async def handing(scope: Scope, receive: Receive, send: Send) -> None:

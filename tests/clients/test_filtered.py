@@ -18,6 +18,7 @@ from streamserve.protocol.requests import GenerateRequest, Message, SamplingPara
 from streamserve.streams.log.base import MemoryLog
 from streamserve.streams.reader.follow import collect
 from streamserve.streams.registry import Streams
+from streamserve.streams.store import Admission
 from tests.support.event_logs import META
 from tests.support.streams import ParkingClient, ScriptedClient, ask, tok, until
 
@@ -162,7 +163,7 @@ async def whole(client: FilteredClient | ParkingClient, question: str) -> list[E
     messages = (Message(role="user", content=question),)
     request = GenerateRequest(model="m", messages=messages, sampling=SamplingParams(seed=5, max_tokens=400))
     try:
-        stream = await streams.start(request, owner="u", tenant="t")
+        stream = await streams.start(request, Admission(owner="u", tenant="t"))
         events = [logged.event for logged in await collect(streams, stream)]
     finally:
         await streams.aclose()

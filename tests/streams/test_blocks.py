@@ -24,7 +24,7 @@ from streamserve.protocol.park import Park
 from streamserve.protocol.requests import GenerateRequest, Message, Tool
 from streamserve.streams.log.base import MemoryLog
 from streamserve.streams.registry import Streams
-from streamserve.streams.store import answer_turn
+from streamserve.streams.store import Admission, answer_turn
 from streamserve.streams.stream import Stream
 from tests.support.engine_processes import spec_in
 from tests.support.streams import ParkingGeneration, ask, until, untimed
@@ -80,7 +80,7 @@ async def ready_echo() -> ThreadClient:
 async def log_of(client: EngineClient, **fields: object) -> tuple[list[Event], Stream]:
     """Return the events of a stream's log, without statuses, times and ids of calls."""
     async with aclosing(Streams({"echo": client}, MemoryLog())) as streams:
-        stream = await streams.start(question(**fields), owner="u", tenant="t", on_disconnect="finish")
+        stream = await streams.start(question(**fields), Admission(owner="u", tenant="t", on_disconnect="finish"))
         async with asyncio.timeout(60):
             await stream.ended.wait()
         events = [logged.event for logged in await streams.log.read(stream.log_id, 0)]
@@ -162,7 +162,9 @@ async def test_an_answer_is_a_turn_with_its_calls() -> None:
     """What is asked next has the answer's text and its whole calls, and no thought; a call that was cut is left out."""
     async with aclosing(await ready_echo()) as client, aclosing(Streams({"echo": client}, MemoryLog())) as streams:
         for max_tokens, arguments in ((400, [{"a": 2}, {"a": 3}]), (ANSWER.index(" 3"), [{"a": 2}])):
-            stream = await streams.start(question(max_tokens=max_tokens), owner="u", tenant="t", on_disconnect="finish")
+            stream = await streams.start(
+                question(max_tokens=max_tokens), Admission(owner="u", tenant="t", on_disconnect="finish")
+            )
             async with asyncio.timeout(60):
                 await stream.ended.wait()
             turn = await answer_turn(streams.log, stream.log_id)

@@ -18,6 +18,7 @@ from streamserve.streams.log.base import MemoryLog
 from streamserve.streams.reader.follow import follow
 from streamserve.streams.readers import Attachment
 from streamserve.streams.registry import Streams
+from streamserve.streams.store import Admission
 from streamserve.streams.stream import Stream
 from tests.support.streams import ScriptedClient, ask, tok, until
 
@@ -87,7 +88,7 @@ def test_any_order_of_acts(actions: list[str], on_disconnect: str, keep_ends: in
 
 async def _any_order(actions: list[str], on_disconnect: str) -> None:
     chaos = Chaos()
-    stream = await chaos.streams.start(ask("scripted"), owner="u1", tenant="t1", on_disconnect=on_disconnect)
+    stream = await chaos.streams.start(ask("scripted"), Admission(owner="u1", tenant="t1", on_disconnect=on_disconnect))
     for action in actions:
         await chaos.act(stream, action)
     async with asyncio.timeout(5):
@@ -120,7 +121,7 @@ async def test_many_readers_come_and_go(echo: ThreadClient) -> None:
 
 async def _read(streams: Streams, prompt: str, dice: random.Random | None) -> str:
     """Read one answer; with `dice`, leave after about every fifth event and return after a while."""
-    stream = await streams.start(ask(prompt=prompt, max_tokens=60), owner="u1", tenant="t1")
+    stream = await streams.start(ask(prompt=prompt, max_tokens=60), Admission(owner="u1", tenant="t1"))
     text, after = "", 0
     while stream.terminal is None or after < stream.last_seq:
         async with aclosing(follow(streams, stream, after)) as events:

@@ -14,6 +14,7 @@ from streamserve.streams.log.base import MemoryLog
 from streamserve.streams.reader.follow import collect
 from streamserve.streams.readers import Attachment
 from streamserve.streams.registry import Streams
+from streamserve.streams.store import Admission
 from streamserve.streams.stream import Stream
 from tests.support.streams import ScriptedClient, ask, tok, until
 
@@ -25,7 +26,7 @@ LONG_AHEAD = Park(reason="ahead", resume_seconds=3600.0)
 async def start(streams: Streams, **rest: object) -> Stream:
     """Start a stream on the scripted engine."""
     on_disconnect = str(rest.pop("on_disconnect", "park"))
-    return await streams.start(ask("scripted", **rest), owner="u1", tenant="t1", on_disconnect=on_disconnect)
+    return await streams.start(ask("scripted", **rest), Admission(owner="u1", tenant="t1", on_disconnect=on_disconnect))
 
 
 async def read(streams: Streams, reader: Attachment, **rest: object) -> Stream:

@@ -25,7 +25,7 @@ from streamserve.streams.reader.follow import collect, follow
 from streamserve.streams.reader.reader import BrokenStream
 from streamserve.streams.readers import Attachment
 from streamserve.streams.registry import Streams
-from streamserve.streams.store import NullStore
+from streamserve.streams.store import Admission, NullStore
 from streamserve.streams.stream import Stream
 from streamserve.streams.transcript import StreamSummary
 from tests.support.logs import everything
@@ -134,7 +134,7 @@ class Follower:
 
 
 async def start(streams: Streams, **rest: str) -> Stream:
-    return await streams.start(ask("scripted"), owner="o", tenant="t", **rest)
+    return await streams.start(ask("scripted"), Admission(owner="o", tenant="t", **rest))
 
 
 def words(first: int, last: int) -> list[Token]:
@@ -335,10 +335,10 @@ async def test_an_unread_answer_does_not_run_away(log: StallingLog) -> None:
     gate, request = Gate(keeps_plans=False), ask(max_tokens=400, ignore_eos=True)
     client = await started_echo(gate, lead_tokens=32, stalled_seconds=0.0)
     async with aclosing(client), streams_on(log, client) as streams:
-        plain = await streams.start(request, owner="o", tenant="t", on_disconnect="finish")
+        plain = await streams.start(request, Admission(owner="o", tenant="t", on_disconnect="finish"))
         await plain.ended.wait()
         gate.allow(8)
-        stream = await streams.start(request, owner="o", tenant="t", on_disconnect="finish")
+        stream = await streams.start(request, Admission(owner="o", tenant="t", on_disconnect="finish"))
         await until(lambda: stream.last_seq > 4, "it runs")
         log.outage = DOWN
         gate.allow(1)

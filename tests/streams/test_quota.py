@@ -17,6 +17,7 @@ from streamserve.streams.log.base import MemoryLog
 from streamserve.streams.quota import StreamQuota
 from streamserve.streams.readers import Attachment
 from streamserve.streams.registry import Streams
+from streamserve.streams.store import Admission
 from streamserve.streams.stream import Stream
 from tests.support.stores import SharedRecords
 from tests.support.streams import ScriptedClient, StallingLog, ask, until
@@ -31,7 +32,7 @@ async def two_places(scripted: ScriptedClient) -> AsyncIterator[Streams]:
 
 
 async def start(streams: Streams, owner: str = "user:1", on_disconnect: str = "park") -> Stream:
-    return await streams.start(ask("scripted"), owner=owner, tenant=owner, on_disconnect=on_disconnect)
+    return await streams.start(ask("scripted"), Admission(owner=owner, tenant=owner, on_disconnect=on_disconnect))
 
 
 async def park_by_engine(scripted: ScriptedClient, stream: Stream) -> None:

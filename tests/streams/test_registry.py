@@ -21,6 +21,7 @@ from streamserve.streams.log.base import Batch, EventLog, LogFull, MemoryLog, Re
 from streamserve.streams.reader.follow import follow
 from streamserve.streams.readers import Attachment
 from streamserve.streams.registry import Streams
+from streamserve.streams.store import Admission
 from streamserve.streams.stream import Stream
 from streamserve.streams.transcript import StreamSummary
 from tests.support.stores import RecordStore, SharedRecords
@@ -30,7 +31,7 @@ REQUEST = ask("scripted")
 
 
 async def start(streams: Streams, owner: str = "u1") -> Stream:
-    return await streams.start(REQUEST, owner=owner, tenant="t1")
+    return await streams.start(REQUEST, Admission(owner=owner, tenant="t1"))
 
 
 def keeping(scripted: ScriptedClient, **settings: float) -> Streams:
@@ -40,7 +41,7 @@ def keeping(scripted: ScriptedClient, **settings: float) -> Streams:
 async def test_an_unknown_model_is_not_found(streams: Streams) -> None:
     """The error names the model and the field, in every dialect's words."""
     with pytest.raises(NotFound, match="nosuch") as caught:
-        await streams.start(ask("nosuch"), owner="u1", tenant="t1")
+        await streams.start(ask("nosuch"), Admission(owner="u1", tenant="t1"))
     assert (caught.value.code, caught.value.param) == ("model_not_found", "model")
 
 
@@ -171,7 +172,7 @@ async def test_finished_streams_are_bounded_in_bytes(scripted: ScriptedClient) -
     streams = keeping(scripted, max_finished_bytes=1_000_000)
     long, ended = replace(REQUEST, prompt="x" * 400_000), []
     for _ in range(5):
-        ended.append(await streams.start(long, owner="u1", tenant="t1"))
+        ended.append(await streams.start(long, Admission(owner="u1", tenant="t1")))
         await ended[-1].stop()
     await until(lambda: len(streams.all()) == 2, "three are dropped")
     assert streams.all() == ended[-2:]
@@ -180,7 +181,7 @@ async def test_finished_streams_are_bounded_in_bytes(scripted: ScriptedClient) -
         await stream.stop()
     await until(lambda: all(stream.id in streams._kept for stream in small), "all are kept")
     assert streams.all() == [*ended[-2:], *small]
-    huge = await streams.start(replace(REQUEST, prompt="x" * 2_000_000), owner="u1", tenant="t1")
+    huge = await streams.start(replace(REQUEST, prompt="x" * 2_000_000), Admission(owner="u1", tenant="t1"))
     await huge.stop()
     await until(lambda: streams.all() == [huge], "it takes the room of all others, and stays")
     await streams.aclose()
@@ -191,7 +192,7 @@ async def test_a_request_that_msgpack_cannot_hold_is_dropped_too(scripted: Scrip
     """An engine in this process takes what no message can carry: a number beyond 64 bits, half a surrogate."""
     streams = keeping(scripted, retention_seconds=0.01)
     odd = replace(REQUEST, chat_template_kwargs={"number": 2**70, "text": "\ud800"})
-    stream = await streams.start(odd, owner="u1", tenant="t1")
+    stream = await streams.start(odd, Admission(owner="u1", tenant="t1"))
     await stream.stop()
     await until(lambda: streams.all() == [], "it is dropped")
     await streams.aclose()
@@ -217,7 +218,7 @@ async def test_events_in_memory_count_too(scripted: ScriptedClient) -> None:
 async def test_a_dropped_stream_is_forgotten_altogether(scripted: ScriptedClient) -> None:
     """No timer, task or table keeps a dropped stream's prompt in memory."""
     streams = keeping(scripted, retention_seconds=0.01)
-    stream = await streams.start(replace(REQUEST, timeout_seconds=3600), owner="u1", tenant="t1")
+    stream = await streams.start(replace(REQUEST, timeout_seconds=3600), Admission(owner="u1", tenant="t1"))
     stream.release()
     await stream.stop()
     remains = weakref.ref(stream)

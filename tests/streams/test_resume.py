@@ -16,6 +16,7 @@ from streamserve.streams.log.base import MemoryLog
 from streamserve.streams.reader.delivery import Delivery
 from streamserve.streams.reader.follow import collect, follow
 from streamserve.streams.registry import Streams
+from streamserve.streams.store import Admission
 from streamserve.streams.stream import Stream
 from tests.support.stream_checks import check_native, check_native_part, text_of
 from tests.support.streams import Gate, ask, until
@@ -33,7 +34,7 @@ async def fine_streams(echo: ThreadClient):
 
 
 async def begin(streams: Streams, request: GenerateRequest) -> Stream:
-    return await streams.start(request, owner="u1", tenant="t1")
+    return await streams.start(request, Admission(owner="u1", tenant="t1"))
 
 
 async def whole(streams: Streams, request: GenerateRequest) -> tuple[list[Token], Done]:

@@ -19,6 +19,7 @@ from streamserve.streams.reader.delivery import Delivery
 from streamserve.streams.reader.follow import collect
 from streamserve.streams.readers import Attachment
 from streamserve.streams.registry import Streams
+from streamserve.streams.store import Admission
 from streamserve.streams.stream import Stream
 from tests.support.stream_checks import check_native, check_openai, check_tokens, text_of
 from tests.support.streams import Gate, ScriptedClient, StallingLog, ask, started_echo, tok, until
@@ -37,7 +38,7 @@ async def test_a_lone_answer_pays_no_commit_before_its_first_token() -> None:
     log = StallingLog()
     client = await started_echo()
     streams = Streams({"echo": client}, log)
-    stream = await streams.start(ask(max_tokens=3), owner="u", tenant="t")
+    stream = await streams.start(ask(max_tokens=3), Admission(owner="u", tenant="t"))
     await collect(streams, stream)
     committed = [event for batch in log.batches for event in batch]
     assert [type(event) for event in committed[:2]] == [Meta, Token]
@@ -51,7 +52,7 @@ async def test_a_queue_is_shown_replayed_and_left_out_by_other_dialects() -> Non
     gate.allow(0)
     client = await started_echo(gate, max_num_seqs=1)
     streams = Streams({"echo": client}, MemoryLog())
-    first, second, third = [await streams.start(ask(max_tokens=4), owner="u", tenant="t") for _ in range(3)]
+    first, second, third = [await streams.start(ask(max_tokens=4), Admission(owner="u", tenant="t")) for _ in range(3)]
     gate.open()
     for stream in (first, second, third):
         await collect(streams, stream)
@@ -83,7 +84,7 @@ async def test_an_answer_whose_next_engine_loads_shows_that(
 
     Also after a park that is not shown: the engine may be lost while the answer is parked for its reader.
     """
-    stream = await streams.start(ask("scripted"), owner="u", tenant="t")
+    stream = await streams.start(ask("scripted"), Admission(owner="u", tenant="t"))
     stream.attach(Attachment())
     scripted.last.push(tok("a", 5))
     scripted.refusals.extend([EngineUnavailable("loading", code="engine_loading", retry_after=retry_after)] * 3)

@@ -16,6 +16,7 @@ from streamserve.streams.log.base import Batch, Result
 from streamserve.streams.reader.follow import collect
 from streamserve.streams.readers import Attachment
 from streamserve.streams.registry import Streams
+from streamserve.streams.store import Admission
 from streamserve.streams.stream import Stream
 from tests.support.streams import ScriptedClient, StallingLog, ask, tok, until, untimed
 
@@ -25,7 +26,7 @@ DONE = Done(finish_reason="stop", usage=Usage(prompt_tokens=3, completion_tokens
 async def start(streams: Streams, **rest: object) -> Stream:
     """Start a stream on the scripted engine."""
     on_disconnect = str(rest.pop("on_disconnect", "park"))
-    return await streams.start(ask("scripted", **rest), owner="u1", tenant="t1", on_disconnect=on_disconnect)
+    return await streams.start(ask("scripted", **rest), Admission(owner="u1", tenant="t1", on_disconnect=on_disconnect))
 
 
 async def events_of(streams: Streams, stream: Stream) -> list[Event]:
@@ -229,7 +230,7 @@ async def test_a_returning_reader_has_it_continued_as_accepted(streams: Streams,
 async def test_times_count_from_the_arrival_at_the_server(streams: Streams, scripted: ScriptedClient) -> None:
     """What came before the registry (body, caller, session) counts in these, and not in the queue."""
     long_ago = time.monotonic() - 100
-    stream = await streams.start(ask("scripted"), owner="u", tenant="t", received_at=long_ago)
+    stream = await streams.start(ask("scripted"), Admission(owner="u", tenant="t", received_at=long_ago))
     assert scripted.requests[-1].arrived_at > long_ago + 90
     scripted.last.push(tok("a", 5))
     await until(lambda: stream.last_seq == 2, "the token is committed")
@@ -435,7 +436,7 @@ async def test_phases_of_a_parked_and_readmitted_answer_add_up(streams: Streams,
 async def test_phases_of_a_plain_answer_add_up(streams: Streams, scripted: ScriptedClient, ends_by: str) -> None:
     """Whole, stopped and failed answers: `done`, and what the row is given, have phases that add up."""
     arrival = Arrival(time.monotonic() - 3.0, admitted_at=time.monotonic() - 2.0, network_seconds=0.5)
-    stream = await streams.start(ask("scripted"), owner="u", tenant="t", received_at=arrival)
+    stream = await streams.start(ask("scripted"), Admission(owner="u", tenant="t", received_at=arrival))
     scripted.last.push(tok("a", 5))
     await until(lambda: stream.last_seq == 2, "the token is committed")
     if ends_by == "stop":

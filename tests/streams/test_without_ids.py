@@ -13,6 +13,7 @@ from streamserve.protocol.park import Accepted, Park
 from streamserve.protocol.requests import ShownChoice
 from streamserve.streams.readers import Attachment
 from streamserve.streams.registry import Streams
+from streamserve.streams.store import Admission
 from streamserve.streams.stream import Stream
 from streamserve.streams.transcript import Transcript
 from tests.support.streams import ScriptedClient, ScriptedGeneration, ask, until
@@ -53,7 +54,7 @@ def idless(streams: Streams) -> IdlessClient:
 
 
 async def read(streams: Streams, reader: Attachment) -> Stream:
-    stream = await streams.start(ask("scripted"), owner="u1", tenant="t1", on_disconnect="park")
+    stream = await streams.start(ask("scripted"), Admission(owner="u1", tenant="t1", on_disconnect="park"))
     stream.attach(reader)
     return stream
 

@@ -18,6 +18,7 @@ from streamserve.streams.log.base import LogFull, make_batch
 from streamserve.streams.log.file_log import FileLog
 from streamserve.streams.reader.follow import follow
 from streamserve.streams.registry import Streams
+from streamserve.streams.store import Admission
 from streamserve.streams.stream import Stream
 from tests.support.logs import everything, numbered
 from tests.support.streams import ScriptedClient, ask, tok, until, untimed
@@ -63,7 +64,7 @@ async def _read_through(path: Path, ballast: Path) -> None:
     """Check that a reader waits, gets two notices, and has the whole answer."""
     log, scripted, words = FileLog(path), ScriptedClient(), [tok("word " * 20, number) for number in range(600)]
     streams = Streams({"scripted": scripted}, log, StreamConfig(coalesce_tokens=0, snapshot_events=0))
-    stream = await streams.start(ask("scripted"), owner="o", tenant="t")
+    stream = await streams.start(ask("scripted"), Admission(owner="o", tenant="t"))
     seen: list[LoggedEvent] = []
     reading = asyncio.create_task(_read(streams, stream, seen))
     scripted.last.push(*words[:3])

@@ -25,6 +25,7 @@ from streamserve.protocol.events import Done, LoggedEvent, is_terminal
 from streamserve.streams.log.base import MemoryLog
 from streamserve.streams.reader.delivery import Delivery
 from streamserve.streams.registry import Streams
+from streamserve.streams.store import Admission
 from tests.support.planted_streams import DONE, GOOD, LOG_ID, META, OK, TOKEN, answering, by_httpx, native, tokens
 from tests.support.servers import ROOT
 from tests.support.stream_watch import Watch
@@ -187,7 +188,7 @@ async def test_a_client_in_this_process_is_watched(stream_watch: Watch, how: str
     """The bytes that a delivery sends or yields are checked."""
     scripted = ScriptedClient()
     streams = Streams({"scripted": scripted}, MemoryLog())
-    stream = await streams.start(ask("scripted"), owner="u1", tenant="t1")
+    stream = await streams.start(ask("scripted"), Admission(owner="u1", tenant="t1"))
     scripted.last.push(tok("a"), Done(finish_reason="stop"))
     await stream.ended.wait()
     for encoder, num_faults in ((NativeEncoder(stream.log_id), 0), (Doubling(stream.log_id), 1)):

@@ -14,6 +14,7 @@ from streamserve.streams.log.base import EventLog
 from streamserve.streams.log.file_log import FileLog
 from streamserve.streams.reader.delivery import Delivery
 from streamserve.streams.registry import Streams
+from streamserve.streams.store import Admission
 from streamserve.streams.stream import Stream
 from streamserve.web.rows.reaper import Reaper
 from streamserve.web.rows.store import RowStore
@@ -32,7 +33,9 @@ class Worker:
 
     async def start(self, request: GenerateRequest, *, on_disconnect: str = "park") -> Stream:
         """Start an answer."""
-        return await self.streams.start(request, owner="user:1", tenant="user:1", on_disconnect=on_disconnect)
+        return await self.streams.start(
+            request, Admission(owner="user:1", tenant="user:1", on_disconnect=on_disconnect)
+        )
 
     async def read(self, stream_id: str, after: int = 0, last: int | None = None) -> bytes:
         """Read native SSE as a client does, from what this worker finds; leave when event `last` has come."""

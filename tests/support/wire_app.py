@@ -32,6 +32,7 @@ from streamserve.streams.log.base import MemoryLog
 from streamserve.streams.reader.delivery import Delivery
 from streamserve.streams.reader.follow import Follow, follow
 from streamserve.streams.registry import Streams
+from streamserve.streams.store import Admission
 from streamserve.streams.stream import Stream
 from tests.support.streams import Gate, ScriptedClient, ask, tok, until
 
@@ -91,7 +92,7 @@ async def _start(prompt: str = "hello", max_tokens: str = "500") -> Stream:
     CLIENT.start()
     await until(lambda: CLIENT.describe().state == "ready", "the echo engine is ready")
     request = ask(prompt=prompt, max_tokens=int(max_tokens), ignore_eos=True)
-    return await STREAMS.start(request, owner="u1", tenant="t1")
+    return await STREAMS.start(request, Admission(owner="u1", tenant="t1"))
 
 
 class _Breaking(TextEncoder):
@@ -111,7 +112,7 @@ async def _delivery(path: str, query: dict[str, str]) -> Delivery:
     if path == "/broken":
         return Delivery(STREAMS, await _start(), _Breaking())
     if path == "/large":
-        stream = await STREAMS.start(ask("scripted"), owner="u1", tenant="t1")
+        stream = await STREAMS.start(ask("scripted"), Admission(owner="u1", tenant="t1"))
         SCRIPTED.last.push(tok("x" * int(query["bytes"])), Done(finish_reason="stop"))
         return Delivery(STREAMS, stream, NativeEncoder(stream.log_id))
     if path == "/streams":

@@ -20,6 +20,7 @@ from streamserve import routing
 from streamserve.models import ApiKey
 from streamserve.protocol.errors import Unauthorized
 from streamserve.streams.registry import Streams
+from streamserve.streams.store import Admission
 from streamserve.web import permissions, site
 from streamserve.web.permissions import Login, PermissionChecks, ended_logins
 from tests.conftest import Caller, until_ready
@@ -67,7 +68,7 @@ async def test_a_stop_that_the_log_does_not_take_holds_up_no_other(monkeypatch: 
     scripted, log = ScriptedClient(), StallingLog()
     streams = Streams({"scripted": scripted}, log)
     checks = PermissionChecks(streams)
-    stuck, other = [await streams.start(ask("scripted"), owner="key:99999", tenant="t") for _ in range(2)]
+    stuck, other = [await streams.start(ask("scripted"), Admission(owner="key:99999", tenant="t")) for _ in range(2)]
     log.go.clear()
     await checks.check()
     await checks.check()

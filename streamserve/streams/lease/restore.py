@@ -15,12 +15,12 @@ from streamserve.protocol.errors import NotFound, ProducerLost, StreamserveError
 from streamserve.protocol.requests import GenerateRequest
 from streamserve.streams.config import StreamConfig
 from streamserve.streams.lease.lease import Lease
-from streamserve.streams.store import Once, Record, StreamStore
+from streamserve.streams.store import Admission, Record, StreamStore
 from streamserve.streams.stream import Stream
 from streamserve.streams.writer import LogWriter
 
 
-def record_of(stream: Stream, worker_id: str, once: Once | None) -> Record:
+def record_of(stream: Stream, worker_id: str) -> Record:
     """Return the record of a new stream."""
     return Record(
         id=stream.id,
@@ -33,7 +33,7 @@ def record_of(stream: Stream, worker_id: str, once: Once | None) -> Record:
         request=stream.request,
         fence=stream.lease.fence,
         producer=worker_id,
-        once=once,
+        once=stream.admission.once,
     )
 
 
@@ -51,8 +51,7 @@ async def restore(
         settings,
         _request_of(record),
         None,
-        owner=record.owner,
-        on_disconnect=record.on_disconnect,
+        admission=Admission(owner=record.owner, tenant=record.tenant, on_disconnect=record.on_disconnect),
         lease=Lease(store, record.id, fence=record.fence, is_held=False, producer=record.producer),
         log_id=record.log_id,
         created=int(record.created),

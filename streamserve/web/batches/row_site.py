@@ -15,8 +15,9 @@ from streamserve.protocol.errors import no_stream
 from streamserve.protocol.requests import GenerateRequest
 from streamserve.streams.log.base import MemoryLog
 from streamserve.streams.registry import Streams
-from streamserve.streams.store import Once
+from streamserve.streams.store import Admission, Once
 from streamserve.streams.stream import Stream
+from streamserve.web.auth import salt_of
 
 if TYPE_CHECKING:
     from streamserve.web.site import DjangoSite
@@ -54,10 +55,15 @@ class RowSite:
         once: Once | None = None,
     ) -> Stream:
         """Start the answer of a row. Raises StreamserveError."""
-        request = replace(self._site.prepared(caller, request), latency_class=CLASS)
-        return await self.streams.start(
-            request, owner=caller.owner, tenant=caller.tenant, on_disconnect="abort", received_at=received_at
+        request = replace(self._site.prepared(request), latency_class=CLASS)
+        admission = Admission(
+            owner=caller.owner,
+            tenant=caller.tenant,
+            salt=salt_of(caller.tenant),
+            on_disconnect="abort",
+            received_at=received_at,
         )
+        return await self.streams.start(request, admission)
 
     def with_own_system(self, request: GenerateRequest) -> GenerateRequest:
         """Return the request with the system prompt that the settings give its model."""

@@ -26,6 +26,7 @@ from streamserve.protocol.stats import ModelDescription
 from streamserve.streams.log.base import MemoryLog
 from streamserve.streams.reader.follow import follow
 from streamserve.streams.registry import Streams
+from streamserve.streams.store import Admission
 from streamserve.streams.stream import Stream
 from streamserve.web.cli.loading_bar import description_of
 from streamserve.web.site import client_for
@@ -159,7 +160,9 @@ class LocalChat:
             body = {**fields, **self._fields, "model": self._alias}
             request = native.parse(body, self._settings.limits, default_model=self._alias).generate
             try:
-                return await self._streams.start(request, owner="terminal", tenant="terminal", on_disconnect="abort")
+                return await self._streams.start(
+                    request, Admission(owner="terminal", tenant="terminal", on_disconnect="abort")
+                )
             except StreamserveError as error:
                 if error.code != "no_chat_template" or fields is asked[-1]:
                     raise

@@ -18,6 +18,7 @@ from streamserve.streams.config import StreamConfig
 from streamserve.streams.log.base import LogUnavailable
 from streamserve.streams.reader.follow import collect
 from streamserve.streams.registry import Streams
+from streamserve.streams.store import Admission
 from tests.clients.pipeline.test_runs import asked
 from tests.support.streams import StallingLog, until
 
@@ -93,7 +94,7 @@ async def test_the_end_reaches_every_await(streams: Streams, echo: ThreadClient,
     """The await raises CancelledError, the engine has nothing of the run, and there is one terminal event."""
     life = Life(streams, echo, AWAITS[name])
     timeout = 0.05 if how == "deadline" else None
-    stream = await streams.start(asked(timeout_seconds=timeout), owner="u", tenant="t")
+    stream = await streams.start(asked(timeout_seconds=timeout), Admission(owner="u", tenant="t"))
     async with asyncio.timeout(20):
         await life.reached.wait()
         if how == "stop":
@@ -125,7 +126,7 @@ async def test_emits_wait_while_the_log_is_down(streams: Streams, echo: ThreadCl
             said += 1
 
     Life(streams, echo, talks)
-    stream = await streams.start(asked(), owner="u", tenant="t")
+    stream = await streams.start(asked(), Admission(owner="u", tenant="t"))
     await until(lambda: stream.last_seq == 2, "the step is shown")
     log.outage = LogUnavailable("away")
     is_away.set()

@@ -24,6 +24,7 @@ from streamserve.streams.config import StreamConfig
 from streamserve.streams.log.base import MemoryLog
 from streamserve.streams.reader.follow import follow
 from streamserve.streams.registry import Streams
+from streamserve.streams.store import Admission
 from streamserve.streams.stream import Stream
 from tests.support.streams import Gate, started_echo, until
 
@@ -49,7 +50,7 @@ class Site:
         self.clients["p"] = PipelineClient(one, {"echo": self.echo}, default_model="echo")
 
     async def begin(self, **fields: Any) -> Stream:
-        return await self.streams.start(asked(**fields), owner="u1", tenant="t1")
+        return await self.streams.start(asked(**fields), Admission(owner="u1", tenant="t1"))
 
     async def run(self, function: Function, filters: Any = (), **fields: Any) -> list[Event]:
         """Run a pipeline to its end; return its events, which keep the grammar."""
@@ -352,7 +353,9 @@ async def test_log_probabilities_of_its_prompts_are_refused(site: Site) -> None:
 async def test_a_model_takes_no_input(site: Site) -> None:
     """`input` would be dropped silently."""
     with pytest.raises(BadRequest) as caught:
-        await site.streams.start(GenerateRequest(model="echo", prompt="a", input={"b": 1}), owner="u", tenant="t")
+        await site.streams.start(
+            GenerateRequest(model="echo", prompt="a", input={"b": 1}), Admission(owner="u", tenant="t")
+        )
     assert caught.value.param == "input"
 
 

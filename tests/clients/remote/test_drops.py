@@ -16,6 +16,7 @@ from streamserve.protocol.grammar import check_events
 from streamserve.streams.log.base import MemoryLog
 from streamserve.streams.readers import Attachment
 from streamserve.streams.registry import Streams
+from streamserve.streams.store import Admission
 from streamserve.streams.stream import Stream
 from tests.support.upstreams import (
     DONE,
@@ -65,7 +66,7 @@ async def serving(upstream: Upstream, **fields: Any) -> AsyncIterator[tuple[Stre
 
 async def start(streams: Streams, reader: Attachment | None = None, **fields: Any) -> Stream:
     request = replace(chat(**fields), stream_id="")
-    stream = await streams.start(request, owner="u1", tenant="t1", on_disconnect="park")
+    stream = await streams.start(request, Admission(owner="u1", tenant="t1", on_disconnect="park"))
     if reader is not None:
         stream.attach(reader)
     return stream

@@ -23,6 +23,7 @@ from streamserve.streams.log.base import EventLog, MemoryLog
 from streamserve.streams.reader.delivery import Delivery
 from streamserve.streams.reader.reader import BrokenStream
 from streamserve.streams.registry import Streams
+from streamserve.streams.store import Admission
 from streamserve.streams.stream import Stream
 from tests.proofs.scale import scaled
 from tests.support.logs import everything
@@ -87,7 +88,7 @@ async def test_nothing_shown_is_lost_or_changed(
 
 async def _start(streams: Streams, number: int) -> Stream:
     request = ask(max_tokens=NUM_TOKENS, ignore_eos=True, prompt=f"question {number}")
-    return await streams.start(request, owner="o", tenant="t")
+    return await streams.start(request, Admission(owner="o", tenant="t"))
 
 
 async def _texts(client: ThreadClient, log: EventLog) -> list[str]:

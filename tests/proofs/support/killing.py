@@ -22,6 +22,7 @@ from streamserve.protocol.requests import GenerateRequest
 from streamserve.streams.config import StreamConfig
 from streamserve.streams.log.base import MemoryLog
 from streamserve.streams.registry import Streams
+from streamserve.streams.store import Admission
 from streamserve.streams.stream import Stream
 from tests.proofs.support.pairs import Answer
 from tests.proofs.support.transcripts import Transcript, over_follow, over_sse
@@ -93,7 +94,7 @@ class Readers:
         async with asyncio.timeout(DEADLINE_SECONDS):
             while True:
                 try:
-                    return await self.streams.start(request, owner="reader", tenant="site")
+                    return await self.streams.start(request, Admission(owner="reader", tenant="site"))
                 except EngineUnavailable as refused:
                     if refused.code == "engine_died":
                         raise

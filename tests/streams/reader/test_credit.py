@@ -14,6 +14,7 @@ from streamserve.streams.config import StreamConfig
 from streamserve.streams.log.base import MemoryLog
 from streamserve.streams.reader.follow import Follow, collect, follow
 from streamserve.streams.registry import Streams
+from streamserve.streams.store import Admission
 from streamserve.streams.stream import Stream
 from tests.support.engines import DEADLINE_SECONDS
 from tests.support.streams import Gate, ScriptedClient, ask, started_echo, tok, until
@@ -30,7 +31,7 @@ async def written(
     """Return a finished stream, all of it in the log: only credit can hold a reader back."""
     settings = StreamConfig() if joins else StreamConfig(coalesce_tokens=0)
     streams = Streams({"scripted": scripted}, MemoryLog(), settings)
-    stream = await streams.start(ask("scripted"), owner="u1", tenant="t1")
+    stream = await streams.start(ask("scripted"), Admission(owner="u1", tenant="t1"))
     scripted.last.push(*(tok("x") for _ in range(num_tokens)), DONE)
     await stream.ended.wait()
     return streams, stream
@@ -149,8 +150,8 @@ async def test_the_engine_decodes_no_further_than_what_is_acknowledged(gate: Gat
     client = await started_echo(gate, lead_tokens=LEAD_TOKENS, stalled_seconds=0.0)
     streams = Streams({"echo": client}, MemoryLog())
     request = ask(max_tokens=100, ignore_eos=True)
-    reference = text_of(await collect(streams, await streams.start(request, owner="u1", tenant="t1")))
-    stream = await streams.start(request, owner="u1", tenant="t1")
+    reference = text_of(await collect(streams, await streams.start(request, Admission(owner="u1", tenant="t1"))))
+    stream = await streams.start(request, Admission(owner="u1", tenant="t1"))
     read: list[LoggedEvent] = []
 
     async def read_all() -> None:

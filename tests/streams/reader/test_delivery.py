@@ -17,6 +17,7 @@ from streamserve.streams.log.base import MemoryLog
 from streamserve.streams.reader.delivery import Delivery
 from streamserve.streams.reader.follow import collect, follow
 from streamserve.streams.registry import Streams
+from streamserve.streams.store import Admission
 from streamserve.streams.stream import Stream
 from tests.support.stream_checks import check_native, check_native_part, parse_sse
 from tests.support.streams import ScriptedClient, StallingLog, ask, tok, until
@@ -38,7 +39,7 @@ def serving(scripted: ScriptedClient, log: MemoryLog | None = None, **settings: 
 
 
 async def start(streams: Streams) -> Stream:
-    return await streams.start(ask("scripted"), owner="u1", tenant="t1")
+    return await streams.start(ask("scripted"), Admission(owner="u1", tenant="t1"))
 
 
 def deliver(streams: Streams, stream: Stream, after: int = 0, **rest: bool) -> Delivery:

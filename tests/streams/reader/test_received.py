@@ -14,6 +14,7 @@ from streamserve.streams.reader.delivery import Delivery, Flow
 from streamserve.streams.reader.reader import _POLL_SECONDS
 from streamserve.streams.reader.received import _MAX_ENDS, Received
 from streamserve.streams.registry import Streams
+from streamserve.streams.store import Admission
 from tests.streams.reader.test_delivery import DONE
 from tests.support.streams import ScriptedClient, ask, tok, until
 from tests.support.wire import Wire
@@ -107,7 +108,7 @@ def test_what_is_acknowledged_is_taken() -> None:
 async def test_a_silent_page_holds_no_answer_back(streams: Streams, scripted: ScriptedClient) -> None:
     """A page that acknowledges no more, and is sent nothing more, is counted by its socket in the end."""
     wire = Wire()
-    stream = await streams.start(ask("scripted"), owner="u1", tenant="t1")
+    stream = await streams.start(ask("scripted"), Admission(owner="u1", tenant="t1"))
     delivery = Delivery(streams, stream, NativeEncoder(stream.log_id))
     running = asyncio.create_task(delivery.run(wire.send, Flow(Socket())))
     scripted.last.push(*(tok("a") for _ in range(20)))
@@ -127,7 +128,7 @@ async def test_a_silent_page_holds_no_answer_back(streams: Streams, scripted: Sc
 async def test_a_delivery_counts_what_is_taken(streams: Streams, scripted: ScriptedClient) -> None:
     """Bytes in the socket are not read; once they are taken that is noticed, though nothing is sent meanwhile."""
     wire, socket = Wire(), Socket()
-    stream = await streams.start(ask("scripted"), owner="u1", tenant="t1")
+    stream = await streams.start(ask("scripted"), Admission(owner="u1", tenant="t1"))
     delivery = Delivery(streams, stream, NativeEncoder(stream.log_id))
     running = asyncio.create_task(delivery.run(wire.send, Flow(socket)))
     await until(lambda: delivery.reader.received_seq == 1, "meta was taken")
@@ -146,7 +147,7 @@ async def test_a_delivery_counts_what_is_taken(streams: Streams, scripted: Scrip
 async def test_what_waits_in_send_is_not_taken(streams: Streams, scripted: ScriptedClient) -> None:
     """A frame that the transport has not accepted yet is not counted against what its socket holds."""
     wire, socket = Wire(), Socket()
-    stream = await streams.start(ask("scripted"), owner="u1", tenant="t1")
+    stream = await streams.start(ask("scripted"), Admission(owner="u1", tenant="t1"))
     delivery = Delivery(streams, stream, NativeEncoder(stream.log_id))
     running = asyncio.create_task(delivery.run(wire.send, Flow(socket)))
     await until(lambda: delivery.reader.received_seq == 1, "meta was taken")
@@ -170,7 +171,7 @@ async def test_what_waits_in_send_is_not_taken(streams: Streams, scripted: Scrip
 async def test_polls_end_with_the_reader(streams: Streams, scripted: ScriptedClient) -> None:
     """A closed socket is not polled."""
     wire, socket = Wire(), Socket()
-    stream = await streams.start(ask("scripted"), owner="u1", tenant="t1")
+    stream = await streams.start(ask("scripted"), Admission(owner="u1", tenant="t1"))
     delivery = Delivery(streams, stream, NativeEncoder(stream.log_id))
     running = asyncio.create_task(delivery.run(wire.send, Flow(socket)))
     socket.num_untaken = 10

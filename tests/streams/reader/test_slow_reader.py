@@ -16,6 +16,7 @@ from streamserve.protocol.requests import GenerateRequest
 from streamserve.streams.log.base import MemoryLog
 from streamserve.streams.reader.follow import Follow, collect, follow
 from streamserve.streams.registry import Streams
+from streamserve.streams.store import Admission
 from streamserve.streams.stream import Stream
 from tests.proofs.support.pairs import PATIENT
 from tests.support.streams import Gate, ParkingClient, ask, started_echo, until
@@ -48,7 +49,7 @@ async def echo_with(gate: Gate | None = None, **config: object) -> AsyncIterator
 
 
 async def begin(streams: Streams, request: GenerateRequest) -> Stream:
-    return await streams.start(request, owner="u1", tenant="t1")
+    return await streams.start(request, Admission(owner="u1", tenant="t1"))
 
 
 def answer(logged: list[LoggedEvent], n: int = 1) -> tuple[list[tuple[str, list[int]]], str, int]:
@@ -123,7 +124,9 @@ async def test_a_lead_of_four_tokens_changes_no_token(request_: GenerateRequest)
 async def test_a_whole_answer_is_never_parked() -> None:
     """A reader that collects the whole answer is not slow."""
     async with echo_with(lead_tokens=4) as (_, streams):
-        stream = await streams.start(ask(max_tokens=NUM_TOKENS), owner="u1", tenant="t1", on_disconnect="finish")
+        stream = await streams.start(
+            ask(max_tokens=NUM_TOKENS), Admission(owner="u1", tenant="t1", on_disconnect="finish")
+        )
         await collect(streams, stream)
         assert stream.parking.num_parks == 0
 

@@ -34,6 +34,7 @@ from streamserve.streams.reader.delivery import Delivery
 from streamserve.streams.reader.follow import follow
 from streamserve.streams.reader.snapshot import take_snapshot
 from streamserve.streams.registry import Streams
+from streamserve.streams.store import Admission
 from streamserve.streams.stream import Stream
 from tests.streams.reader.test_delivery import DONE
 from tests.support.event_logs import META, block, blocks, numbered
@@ -53,7 +54,7 @@ def serving(scripted: ScriptedClient, log: MemoryLog | None = None, snapshot_eve
 
 async def written(streams: Streams, scripted: ScriptedClient, *events: Event, n: int = 1) -> Stream:
     """Return a finished stream that holds `meta` and `events`."""
-    stream = await streams.start(ask("scripted", n=n), owner="u1", tenant="t1", on_disconnect="finish")
+    stream = await streams.start(ask("scripted", n=n), Admission(owner="u1", tenant="t1", on_disconnect="finish"))
     scripted.last.push(*events)
     await stream.ended.wait()
     return stream
@@ -110,7 +111,7 @@ async def test_zero_disables_snapshots(scripted: ScriptedClient) -> None:
 async def test_a_reader_that_is_slow_in_mid_stream(scripted: ScriptedClient) -> None:
     """A reader that takes nothing while a hundred events come gets one snapshot, and then the next token."""
     streams, wire = serving(scripted), Wire()
-    stream = await streams.start(ask("scripted"), owner="u1", tenant="t1")
+    stream = await streams.start(ask("scripted"), Admission(owner="u1", tenant="t1"))
     delivery = Delivery(streams, stream, NativeEncoder(stream.log_id))
     running = asyncio.create_task(delivery.run(wire.send))
     scripted.last.push(tok("first"))
@@ -174,7 +175,7 @@ def rebuilt(frames: list[Frame]) -> tuple[object, ...]:
 async def test_a_status_that_holds_follows_the_snapshot(scripted: ScriptedClient) -> None:
     """A reader that comes while an answer waits gets the reason; statuses that text has overtaken are left out."""
     streams, wire = serving(scripted), Wire()
-    stream = await streams.start(ask("scripted"), owner="u1", tenant="t1", on_disconnect="finish")
+    stream = await streams.start(ask("scripted"), Admission(owner="u1", tenant="t1", on_disconnect="finish"))
     waiting = Status(status="waiting", message="Paused.")
     scripted.last.push(waiting, *words(50), waiting)
     await until(lambda: stream.last_seq == 53, "all is there")
@@ -217,7 +218,7 @@ async def test_other_dialects_get_every_token(scripted: ScriptedClient) -> None:
 async def test_a_snapshot_ends_where_its_user_stopped_reading(scripted: ScriptedClient) -> None:
     """A client cuts the text at `kept_seq`, which it cannot do inside a snapshot."""
     streams = serving(scripted)
-    stream = await streams.start(ask("scripted"), owner="u1", tenant="t1", on_disconnect="finish")
+    stream = await streams.start(ask("scripted"), Admission(owner="u1", tenant="t1", on_disconnect="finish"))
     scripted.last.push(*words(100))
     await until(lambda: stream.last_seq == 101, "all is there")
     await stream.stop(60)
@@ -267,7 +268,7 @@ async def test_a_snapshot_is_read_in_pages(scripted: ScriptedClient) -> None:
 async def test_a_live_reader_that_keeps_up_never_gets_one(scripted: ScriptedClient) -> None:
     """A long answer is sent token by token to a reader that takes each."""
     streams, wire = serving(scripted), Wire()
-    stream = await streams.start(ask("scripted"), owner="u1", tenant="t1")
+    stream = await streams.start(ask("scripted"), Admission(owner="u1", tenant="t1"))
     running = asyncio.create_task(Delivery(streams, stream, NativeEncoder(stream.log_id)).run(wire.send))
     for number in range(10):
         scripted.last.push(*words(10))

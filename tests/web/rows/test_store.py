@@ -26,7 +26,7 @@ from streamserve.streams.config import StreamConfig
 from streamserve.streams.reader.follow import collect, follow
 from streamserve.streams.readers import Attachment
 from streamserve.streams.registry import Streams
-from streamserve.streams.store import Group
+from streamserve.streams.store import Admission, Group
 from streamserve.streams.stream import Stream
 from streamserve.web import site
 from streamserve.web.rows import orm
@@ -379,11 +379,11 @@ async def test_a_quota_counts_what_other_workers_run(one: Worker, two: Worker, g
     read.attach(reader)
     bounded = Streams(two.streams.clients, two.log, FINE, store=two.store, limits=Limits(max_streams_per_principal=2))
     with pytest.raises(QuotaExceeded):
-        await bounded.start(asked(), owner="user:1", tenant="user:1")
+        await bounded.start(asked(), Admission(owner="user:1", tenant="user:1"))
     left.attach(other := Attachment())
     left.detach(other)
     await until(lambda: not left.lease.is_held, "no worker runs it")
-    newcomer = await bounded.start(asked(), owner="user:1", tenant="user:1")
+    newcomer = await bounded.start(asked(), Admission(owner="user:1", tenant="user:1"))
     await in_row(left.id, state="finished", finish_reason="abandoned")
     assert (read.terminal, newcomer.terminal) == (None, None)
     read.detach(reader)
