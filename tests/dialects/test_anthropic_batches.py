@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streamserve.dialects.anthropic.batches import batch_json, result_line, unrun_line, write_requests
-from streamserve.dialects.batches.lines import RowResult
+from streamserve.dialects.batches.lines import CANCELLED, EXPIRED, RowResult
 from streamserve.dialects.batches.openai_batches import BatchRecord
 from streamserve.protocol.errors import BadRequest, StreamserveError, UnsupportedMedia
 from streamserve.protocol.limits import Limits
@@ -192,7 +192,7 @@ def test_lines_of_results():
     error = {"type": "error", "error": {"type": "invalid_request_error", "message": "No."}}
     lines = [
         result_line(row(200, {"type": "message"})), result_line(row(400, error)),
-        unrun_line("req_1", "a", "cancelled"), unrun_line("req_1", "a", "expired"),
+        unrun_line("req_1", "a", CANCELLED), unrun_line("req_1", "a", EXPIRED),
     ]  # fmt: skip
     assert all(one.endswith(b"\n") and one.count(b"\n") == 1 for one in lines)
     assert [json.loads(one) for one in lines] == [

@@ -7,6 +7,7 @@ The answer then continues from the model's own tokens, whatever the run's filter
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from dataclasses import replace
 
@@ -127,7 +128,8 @@ class Answering:
 
     async def _accepted(self) -> Generation:
         """Ask the engine to begin, or to continue; wait for one that is on its way."""
-        until = time.monotonic() + _ENGINE_SECONDS
+        # A row of a batch would only be run again from its beginning: it waits until its batch expires.
+        until = math.inf if self._request.latency_class == "batch" else time.monotonic() + _ENGINE_SECONDS
         while True:
             shown, num_read = (tuple(self._token_ids),) if self._token_ids else (), self._num_read()
             request = replace(

@@ -294,7 +294,9 @@ class Run:
             tenant=own.tenant,
             salt=own.salt,
             stream_id=own.stream_id,
-            latency_class=fields.get("latency_class", own.latency_class),
+            latency_class=own.latency_class
+            if own.latency_class == "batch"
+            else fields.get("latency_class", own.latency_class),
             timeout_seconds=left,
             arrived_at=time.monotonic(),
         )

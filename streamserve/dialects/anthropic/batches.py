@@ -16,10 +16,11 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import IO, Any
 
-from streamserve.dialects.batches.lines import MAX_CUSTOM_ID_CHARS, RowResult, digest_of, read_lines
+from streamserve.dialects.anthropic import shapes
+from streamserve.dialects.batches.lines import MAX_CUSTOM_ID_CHARS, RowResult, Unrun, digest_of, read_lines
 from streamserve.dialects.batches.openai_batches import ENDED, BatchRecord
 from streamserve.dialects.fields import any_object, read, required, text
-from streamserve.protocol.errors import BadRequest, StreamserveError, UnsupportedMedia
+from streamserve.protocol.errors import BadRequest, ErrorBody, StreamserveError, UnsupportedMedia
 from streamserve.protocol.json_body import decode_json
 from streamserve.protocol.limits import Limits
 
@@ -217,9 +218,12 @@ def _errored(body: dict[str, Any]) -> dict[str, Any]:
     return {"type": "errored", "error": body}
 
 
-def unrun_line(request_id: str, custom_id: str, why: str) -> bytes:
-    """Return the line of a request that was not run."""
-    return _result(custom_id, {"type": "canceled" if why == "cancelled" else why})
+def unrun_line(request_id: str, custom_id: str, why: Unrun) -> bytes:
+    """Return the line of a request that has no answer."""
+    if why.status == "failed":
+        body = ErrorBody(code=why.code, message=why.message, request_id=request_id)
+        return _result(custom_id, _errored(shapes.error_json(body)))
+    return _result(custom_id, {"type": "canceled" if why.status == "cancelled" else why.status})
 
 
 def _result(custom_id: str, result: dict[str, Any]) -> bytes:

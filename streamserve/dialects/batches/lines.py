@@ -59,6 +59,32 @@ class RowResult:
         return self.status_code < 400
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unrun:
+    """Why a row has no answer: its batch has `expired`, was `cancelled` or has `failed`; the code and the message."""
+
+    status: str
+    code: str
+    message: str
+
+
+EXPIRED = Unrun(
+    status="expired",
+    code="batch_expired",
+    message="This request was not run before the batch's completion window ended.",
+)
+CANCELLED = Unrun(
+    status="cancelled",
+    code="batch_cancelled",
+    message="This request was not run before the batch was cancelled.",
+)
+
+
+def failed_row(code: str, message: str) -> Unrun:
+    """Return why the rows without an answer have none, in a batch that failed."""
+    return Unrun(status="failed", code=code, message=f"The batch failed before this request had an answer. {message}")
+
+
 def read_lines(file: IO[bytes], limits: Limits) -> Iterator[list[tuple[int, bytes]]]:
     """Yield the numbered lines that are not blank, some at a time. A line over the limit is cut one byte above it."""
     most = limits.max_body_bytes + _ENVELOPE_BYTES

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from streamserve.dialects.batches.lines import LineError, RowResult
+from streamserve.dialects.batches.lines import LineError, RowResult, Unrun
 from streamserve.dialects.batches.openai_files import expires_after
 from streamserve.dialects.fields import Reader, one_of, plain_text, read, required, text, wrong_value
 from streamserve.dialects.generate import metadata
@@ -21,11 +21,6 @@ STATUSES = (
     "validating", "failed", "in_progress", "finalizing", "completed", "expired", "cancelling", "cancelled",
 )  # fmt: skip
 ENDED = ("failed", "completed", "expired", "cancelled")
-# Why a row was not run: the code and the message of its line in the error file.
-UNRUN = {
-    "expired": ("batch_expired", "This request was not run before the batch's completion window ended."),
-    "cancelled": ("batch_cancelled", "This request was not run before the batch was cancelled."),
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,10 +114,9 @@ def result_line(row: RowResult) -> bytes:
     return _line(row.request_id, row.custom_id, response, None)
 
 
-def unrun_line(request_id: str, custom_id: str, why: str) -> bytes:
-    """Return the line of the error file for a row that was not run; `why` is in `UNRUN`."""
-    code, message = UNRUN[why]
-    return _line(request_id, custom_id, None, {"code": code, "message": message})
+def unrun_line(request_id: str, custom_id: str, why: Unrun) -> bytes:
+    """Return the line of the error file for a row that has no answer."""
+    return _line(request_id, custom_id, None, {"code": why.code, "message": why.message})
 
 
 def _line(request_id: str, custom_id: str, response: Any, error: Any) -> bytes:

@@ -1,7 +1,7 @@
 """`compose`: a batch's output and error files, out of its input file and its rows. In bounded memory, on a thread.
 
 Both are read in the order of the input. Each line of the input ends in exactly one of the files: its row decides in
-which, and without a row it was not run.
+which, and without a row it has no answer.
 """
 
 from __future__ import annotations
@@ -10,9 +10,10 @@ import hashlib
 import os
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
-from typing import IO, TYPE_CHECKING
+from itertools import chain
+from typing import IO, TYPE_CHECKING, Any
 
 from channels.db import database_sync_to_async
 from django.db import transaction
@@ -21,7 +22,7 @@ from django.utils import timezone
 from streamserve.api.call import Caller
 from streamserve.dialects.anthropic import batches as anthropic_batches
 from streamserve.dialects.batches import openai_batches
-from streamserve.dialects.batches.lines import Line, RowResult, parse_line, read_lines
+from streamserve.dialects.batches.lines import Line, RowResult, Unrun, parse_line, read_lines
 from streamserve.dialects.batches.openai_files import OUTPUT_PURPOSE, FileRecord
 from streamserve.durable.batches import Batch, BatchRow
 from streamserve.durable.files import StoredFile
@@ -37,10 +38,10 @@ _ROWS_AT_ONCE = 100
 
 @dataclass(frozen=True, slots=True)
 class Shapes:
-    """The lines of an API's files: of a row that was run, and of one that was not (request id, custom_id, why)."""
+    """The lines of an API's files: of a row that was run, and of one without an answer (request id, custom_id, why)."""
 
     result_line: Callable[[RowResult], bytes]
-    unrun_line: Callable[[str, str, str], bytes]
+    unrun_line: Callable[[str, str, Unrun], bytes]
     has_error_file: bool = True
 
 
@@ -53,8 +54,11 @@ SHAPES: Mapping[str, Shapes] = {
 }
 
 
-async def compose(site: DjangoSite, batch: Batch, file: IO[bytes], why: str) -> Composed:
-    """Store the files of a batch, not shown yet. `why` is the reason of the rows that were not run."""
+async def compose(site: DjangoSite, batch: Batch, file: IO[bytes] | None, why: Unrun) -> Composed:
+    """Store the files of a batch, not shown yet. `why` is the reason of the rows that have no answer.
+
+    Without the input `file`, which is gone, the files have the rows that have ended, and no others.
+    """
     shapes = SHAPES[batch.api]
     with ExitStack() as stack:
         output = stack.enter_context(tempfile.TemporaryFile())
@@ -67,36 +71,48 @@ async def compose(site: DjangoSite, batch: Batch, file: IO[bytes], why: str) -> 
 
 
 def _write(
-    batch: Batch, file: IO[bytes], output: IO[bytes], errors: IO[bytes], shapes: Shapes, why: str, limits: Limits
+    batch: Batch,
+    file: IO[bytes] | None,
+    output: IO[bytes],
+    errors: IO[bytes],
+    shapes: Shapes,
+    why: Unrun,
+    limits: Limits,
 ) -> int:
-    """Write both files; return how many rows were not run."""
-    rows = _rows_of(batch.pk)
-    row = next(rows, None)
+    """Write both files; return how many rows have no answer."""
+    ended = _ended_rows(batch.pk)
+    row = next(ended, None)
     num_unrun = 0
-    with file:
-        for lines in read_lines(file, limits):
-            for number, raw in lines:
-                if row is not None and row.line == number:
-                    ended = RowResult(
-                        line=number,
-                        custom_id=row.custom_id,
-                        request_id=row.request_id,
-                        status_code=row.status_code,
-                        body=row.body,
-                    )
-                    (output if ended.is_success else errors).write(shapes.result_line(ended))
-                    row = next(rows, None)
-                elif isinstance(line := parse_line(number, raw, batch.endpoint, limits), Line):
-                    # A batch that is cancelled while its file is checked may have wrong lines; they have no id.
-                    errors.write(shapes.unrun_line(_request_id(batch.pk, number), line.custom_id, why))
-                    num_unrun += 1
+
+    def write_row(row: RowResult) -> None:
+        (output if row.is_success else errors).write(shapes.result_line(row))
+
+    with file or nullcontext():
+        for number, raw in chain.from_iterable(read_lines(file, limits) if file is not None else ()):
+            if row is not None and row.line == number:
+                write_row(row)
+                row = next(ended, None)
+            elif isinstance(line := parse_line(number, raw, batch.endpoint, limits), Line):
+                # A batch that is cancelled while its file is checked may have wrong lines; they have no id.
+                errors.write(shapes.unrun_line(_request_id(batch.pk, number), line.custom_id, why))
+                num_unrun += 1
+    while row is not None:
+        write_row(row)
+        row = next(ended, None)
     return num_unrun
 
 
-def _rows_of(batch_id: str) -> Iterator[BatchRow]:
+def _ended_rows(batch_id: str) -> Iterator[RowResult]:
     line = 0
     while rows := BatchRow.objects.after(batch_id, line, _ROWS_AT_ONCE):
-        yield from rows
+        for row in rows:
+            yield RowResult(
+                line=row.line,
+                custom_id=row.custom_id,
+                request_id=row.request_id,
+                status_code=row.status_code,
+                body=row.body,
+            )
         line = rows[-1].line
 
 
@@ -123,27 +139,27 @@ async def _store(site: DjangoSite, batch: Batch, content: IO[bytes], name: str) 
 
 @dataclass(frozen=True, slots=True)
 class Composed:
-    """The files of a batch, stored; `num_unrun` rows were not run."""
+    """The files of a batch, stored; `num_unrun` rows have no answer."""
 
     output: FileRecord | None
     errors: FileRecord | None
     num_unrun: int
 
-    async def finish(self, claim: Claim, status: str) -> None:
+    async def finish(self, claim: Claim, status: str, **columns: Any) -> None:
         """End the batch, and show its files. Raises LeaseLost; then the purge drops them."""
-        await orm.call(self._finish, claim, status)
+        await orm.call(self._finish, claim, status, columns)
         await orm.call(BatchRow.objects.drop, claim.id)
 
     @transaction.atomic
-    def _finish(self, claim: Claim, status: str) -> None:
+    def _finish(self, claim: Claim, status: str, columns: Mapping[str, Any]) -> None:
         output_id, error_id = ("" if one is None else one.id for one in (self.output, self.errors))
         held = Batch.objects.held(claim.id, claim.fence, claim.worker_id)
         num_ended = held.finish(
-            "cancelled" if status == "cancelled" else "done",
+            status if status in ("cancelled", "failed") else "done",
             status=status,
             output_file_id=output_id,
             error_file_id=error_id,
-            **{f"{status}_at": timezone.now()},
+            **{f"{status}_at": timezone.now(), **columns},
         )
         if not num_ended:
             raise LeaseLost(claim.id)

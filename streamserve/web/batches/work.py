@@ -3,6 +3,7 @@
     validating   every line is checked; a wrong one fails the batch before any row has run
     in_progress  slots take the next line that has no row yet, run it, and store its end before they take another
     finalizing   rows and lines side by side, in the order of the input, are written to the output and the error file
+    failed       the worker was lost too often, or the input file is gone: the files are made of what there is
 
 What a kill cuts short is what the slots held, one row each: the next worker reads which lines have rows. asyncio; the
 storage is read on threads, the database on the ORM thread.
@@ -12,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from typing import IO, TYPE_CHECKING, Any
 
 from django.utils import timezone
@@ -20,7 +21,16 @@ from django.utils import timezone
 from streamserve.api.batch.rows import answer_line
 from streamserve.api.call import Caller
 from streamserve.api.logs import get_logger
-from streamserve.dialects.batches.lines import Line, LineChecker, LineError, parse_line, read_lines
+from streamserve.dialects.batches.lines import (
+    CANCELLED,
+    EXPIRED,
+    Line,
+    LineChecker,
+    LineError,
+    failed_row,
+    parse_line,
+    read_lines,
+)
 from streamserve.durable.batches import Batch, BatchRow
 from streamserve.protocol.errors import NotFound
 from streamserve.web.batches.output import compose
@@ -40,6 +50,8 @@ AT_ONCE = 4  # batches that a worker runs at once
 _LOOK_SECONDS = 1.0
 # A batch that lost its worker so often, without a row's end in between, kills it.
 _MAX_ATTEMPTS = 20
+# What kills it may be the making of its files: after so many more attempts it ends without them.
+_MAX_BURIALS = 20
 
 
 class BatchKind(RowKind[Batch]):
@@ -57,9 +69,15 @@ class BatchKind(RowKind[Batch]):
 
     async def bury(self, claim: Claim, failure: Failed) -> None:
         error = LineError(code=failure.code, message=failure.message)
-        await self.finish(
-            claim, "failed", status="failed", failed_at=timezone.now(), errors=[dataclasses.asdict(error)]
-        )
+        if claim.attempt > _MAX_ATTEMPTS + _MAX_BURIALS:
+            await self.end_failed(claim, [error])
+        else:
+            await BatchRun(self, claim).bury(error)
+
+    async def end_failed(self, claim: Claim, errors: Iterable[LineError]) -> None:
+        """End the batch as failed, without files."""
+        columns = {"status": "failed", "failed_at": timezone.now()}
+        await self.finish(claim, "failed", **columns, errors=[dataclasses.asdict(one) for one in errors])
 
 
 class BatchRun:
@@ -133,10 +151,7 @@ class BatchRun:
         await asyncio.to_thread(check)
         num_rows, errors = checker.result()
         if errors:
-            columns = {
-                "status": "failed", "failed_at": timezone.now(), "errors": [dataclasses.asdict(one) for one in errors],
-            }  # fmt: skip
-            await self._kind.finish(self._claim, "failed", **columns)
+            await self._kind.end_failed(self._claim, errors)
             self._row.status = "failed"
         else:
             await self._move("validating", to="in_progress", num_rows=num_rows)
@@ -201,6 +216,15 @@ class BatchRun:
         if self._row.status == "in_progress":
             await self._move("in_progress", to="finalizing")
         is_cancelled = self._row.status == "cancelling"
-        made = await compose(self._kind.site, self._row, await self._open(), "cancelled" if is_cancelled else "expired")
+        made = await compose(self._kind.site, self._row, await self._open(), CANCELLED if is_cancelled else EXPIRED)
         status = "cancelled" if is_cancelled else "expired" if made.num_unrun else "completed"
         await made.finish(self._claim, status)
+
+    async def bury(self, error: LineError) -> None:
+        """End the batch as failed: what has ended is in its files, and so is every row without an answer."""
+        try:
+            file = await self._open()
+        except Failed:  # the file is gone: its other rows have no name any more
+            file = None
+        made = await compose(self._kind.site, self._row, file, failed_row(error.code, error.message))
+        await made.finish(self._claim, "failed", errors=[dataclasses.asdict(error)])

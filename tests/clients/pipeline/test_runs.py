@@ -11,12 +11,13 @@ from typing import Any
 import pytest
 
 from streamserve.clients.base import EngineClient
+from streamserve.clients.pipeline import answers
 from streamserve.clients.pipeline.client import PipelineClient
 from streamserve.clients.pipeline.filters import Blocklist, Redaction
 from streamserve.clients.pipeline.registry import PIPELINES, Pipeline, forget, pipeline
 from streamserve.clients.pipeline.run import Run
 from streamserve.clients.thread.client import ThreadClient
-from streamserve.protocol.errors import BadRequest, ProducerLost, StreamserveError
+from streamserve.protocol.errors import BadRequest, EngineUnavailable, ProducerLost, StreamserveError
 from streamserve.protocol.events import Citation, Done, Error, Event, Status, Token
 from streamserve.protocol.grammar import check_events
 from streamserve.protocol.requests import GenerateRequest, Message, SamplingParams
@@ -536,3 +537,50 @@ def test_what_is_no_pipeline_is_refused(registered: list[str]) -> None:
     pipeline("twice")(one)  # a module may be imported again
     with pytest.raises(ValueError, match="two pipelines"):
         pipeline("twice")(two)
+
+
+class Late:
+    """The echo engine, which comes up after a few questions."""
+
+    def __init__(self, echo: EngineClient) -> None:
+        self._echo, self.num_asked = echo, 0
+        self.classes: list[str] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._echo, name)
+
+    async def generate(self, request: GenerateRequest) -> Any:
+        self.num_asked += 1
+        self.classes.append(request.latency_class)
+        if self.num_asked <= 3:
+            raise EngineUnavailable("model echo is loading.", code="engine_loading")
+        return await self._echo.generate(request)
+
+
+@pytest.mark.parametrize(("latency_class", "end"), [("batch", Done), ("chat", Error)])
+async def test_a_row_of_a_batch_waits_for_its_engine(
+    site: Site, monkeypatch: pytest.MonkeyPatch, latency_class: str, end: type[Event]
+) -> None:
+    """However long it takes; everyone else is told after a minute (here: at once)."""
+    monkeypatch.setattr(answers, "_ENGINE_SECONDS", 0.0)
+    site.echo = late = Late(site.echo)
+
+    async def one(run: Run) -> None:
+        await run.generate(**SHORT)
+
+    events = await site.run(one, latency_class=latency_class)
+    assert isinstance(events[-1], end)
+    assert late.num_asked == (4 if end is Done else 1)
+
+
+async def test_a_row_of_a_batch_has_no_other_class(site: Site) -> None:
+    """Whatever class its author asks for, it ranks below what users wait for."""
+    site.echo = late = Late(site.echo)
+
+    async def one(run: Run) -> None:
+        await run.generate(**SHORT, latency_class="chat")
+
+    await site.run(one, latency_class="batch")
+    assert set(late.classes) == {"batch"}
+    await site.run(one, latency_class="document")
+    assert late.classes[-1] == "chat"

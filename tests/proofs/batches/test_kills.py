@@ -15,7 +15,8 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -121,21 +122,65 @@ def asked(client: httpx.Client, path: str) -> Any:
         time.sleep(0.02)
 
 
-def wait(client: httpx.Client, batch_id: str, condition: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
-    """Poll the batch until `condition` holds or it has ended."""
-    until = time.monotonic() + _DEADLINE_SECONDS
-    while True:
-        batch: dict[str, Any] = asked(client, f"/v1/batches/{batch_id}")
-        if condition(batch) or batch["status"] in ENDED:
-            return batch
-        assert time.monotonic() < until, batch
-        time.sleep(0.02)
-
-
 def lines_of(client: httpx.Client, file_id: str | None) -> list[dict[str, Any]]:
     if file_id is None:
         return []
     return [json.loads(one) for one in client.get(f"/v1/files/{file_id}/content").text.splitlines()]
+
+
+@dataclass
+class Killed:
+    """One batch whose processes are killed while its rows run; `ledger` is where its pipelines note each run."""
+
+    client: httpx.Client
+    processes: Processes
+    chance: random.Random
+    ledger: Path
+    endpoint: str
+    names: list[str]
+    num_errors: int = 0
+
+    def run(self, num_tokens: int, num_kills: int) -> None:
+        """Run it to its end, under `num_kills` kills or as many as come before it has ended, and judge its files."""
+        rows = [line(one, self.endpoint, input=_input(one, num_tokens)) for one in self.names]
+        up = self.client.post("/v1/files", files={"file": jsonl(rows)}, data={"purpose": "batch"})
+        body = {"input_file_id": up.json()["id"], "endpoint": self.endpoint, "completion_window": "24h"}
+        path = f"/v1/batches/{self.client.post('/v1/batches', json=body).json()['id']}"
+        for num_begun in self._moments(num_kills):
+            if not self._has_begun(num_begun, path):
+                break
+            self.processes.kill(self.chance.choice(VICTIMS))
+        while (batch := asked(self.client, path))["status"] not in ENDED:
+            time.sleep(0.05)
+        assert batch["status"] == "completed", batch
+        self._judge(batch, *(lines_of(self.client, batch[f"{one}_file_id"]) for one in ("output", "error")))
+
+    def _moments(self, num_kills: int) -> list[int]:
+        """Return after how many rows have begun each kill comes: the first while the file is checked, or soon."""
+        least, num_more = NUM_SLOTS, len(self.names) - NUM_SLOTS
+        share = max(1, num_more // num_kills)
+        later = [least + num_more * kill // num_kills + self.chance.randrange(share) for kill in range(1, num_kills)]
+        return [self.chance.randrange(least + share), *later]
+
+    def _has_begun(self, num: int, path: str) -> bool:
+        """Wait until `num` rows have begun, by the ledger, which needs no web process; False if the batch has ended."""
+        until = time.monotonic() + _DEADLINE_SECONDS
+        while (num_begun := len(set(self.names).intersection(self.ledger.read_text().split()))) < num:
+            assert time.monotonic() < until, num
+            time.sleep(0.02)
+        return num_begun < len(self.names) or asked(self.client, path)["status"] not in ENDED
+
+    def _judge(self, batch: dict[str, Any], output: list[dict[str, Any]], errors: list[dict[str, Any]]) -> None:
+        """Each row is in one of the files, once, in the order of the input; the counts are theirs."""
+        assert sorted(one["custom_id"] for one in output + errors) == sorted(self.names)
+        order = {one: index for index, one in enumerate(self.names)}
+        for part in (output, errors):
+            found = [order[one["custom_id"]] for one in part]
+            assert found == sorted(found)
+        counts = batch["request_counts"]
+        self.num_errors = len(errors)
+        expected = {"total": len(self.names), "completed": len(output), "failed": len(errors)}
+        assert {name: counts[name] for name in expected} == expected
 
 
 @pytest.mark.parametrize(
@@ -143,52 +188,33 @@ def lines_of(client: httpx.Client, file_id: str | None) -> list[dict[str, Any]]:
     [("echo", "counted_echo", NUM_ECHO, 40), ("helpdesk", "counted_help", NUM_HELP, 120)],
 )
 def test_each_row_ends_once(site: BatchSite, model: str, name: str, num_rows: int, num_tokens: int) -> None:
-    """Whatever is killed, and whenever: while the file is checked, while rows run, while the files are made."""
+    """Whatever is killed, and whenever. A batch that ends before its last kill is followed by another one."""
     seed = random.randrange(2**32)
     print(f"\nseed {seed}")
-    chance = random.Random(seed)
     ledger = Path(site.env["LEDGER"])
     ledger.write_text("")
-    names = [f"{model}-{index}" for index in range(num_rows)]
-    rows = [line(one, f"/pipelines/{name}", input=_input(one, num_tokens)) for one in names]
+    names: list[str] = []
+    num_errors = 0
     processes = Processes(site, model)
     try:
         with site.client() as client:
-            up = client.post("/v1/files", files={"file": jsonl(rows)}, data={"purpose": "batch"})
-            body = {"input_file_id": up.json()["id"], "endpoint": f"/pipelines/{name}", "completion_window": "24h"}
-            batch = client.post("/v1/batches", json=body).json()
-            for kill in range(NUM_KILLS):
-                least = num_rows * kill // NUM_KILLS + chance.randrange(max(1, num_rows // NUM_KILLS))
-
-                def has_come(batch: dict[str, Any], least: int = least) -> bool:
-                    counts = batch["request_counts"]
-                    return bool(counts["completed"] + counts["failed"] >= least)
-
-                batch = wait(client, batch["id"], has_come)
-                if batch["status"] in ENDED:
-                    break  # its last rows ended while the site looked away
-                processes.kill(chance.choice(VICTIMS))
-            batch = wait(client, batch["id"], lambda batch: False)
-            output, errors = (lines_of(client, batch[f"{one}_file_id"]) for one in ("output", "error"))
+            chance = random.Random(seed)
+            while (num_left := NUM_KILLS - processes.killed.total()) > 0:
+                more = [f"{model}-{len(names) + index}" for index in range(num_rows)]
+                batch = Killed(client, processes, chance, ledger, f"/pipelines/{name}", more)
+                batch.run(num_tokens, num_left)
+                names += more
+                num_errors += batch.num_errors
     finally:
         processes.close()
-    assert batch["status"] == "completed", batch
-    assert processes.killed.total() >= NUM_KILLS // 2 > 0
-    ended = [one["custom_id"] for one in output + errors]
-    assert sorted(ended) == sorted(names)
-    order = {one: index for index, one in enumerate(names)}
-    for part in (output, errors):
-        assert [one["custom_id"] for one in part] == sorted((one["custom_id"] for one in part), key=order.__getitem__)
-    counts = batch["request_counts"]
-    assert (counts["total"], counts["completed"], counts["failed"]) == (num_rows, len(output), len(errors))
+    assert processes.killed.total() == NUM_KILLS
     runs = Counter(ledger.read_text().split())
-    num_again = sum(runs.values()) - num_rows
+    num_again = sum(runs.values()) - len(names)
     assert set(runs) == set(names)
     assert num_again <= NUM_SLOTS * NUM_KILLS
     print(
-        f"{num_rows:,} rows of {model}, {dict(processes.killed)} killed with -9: {len(output):,} in the output,"
-        f" {len(errors):,} in the error file, each once; {num_again} rows run again (most allowed"
-        f" {NUM_SLOTS * NUM_KILLS})"
+        f"{len(names):,} rows of {model}, {dict(processes.killed)} killed with -9: each row in one file, once,"
+        f" {num_errors:,} in the error file; {num_again} rows run again (most allowed {NUM_SLOTS * NUM_KILLS})"
     )
 
 
