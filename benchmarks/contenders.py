@@ -143,7 +143,7 @@ class Ours:
             prompt_token_ids=tuple(prompt),
             sampling=sampling,
             arrived_at=time.monotonic(),
-            latency_class="batch",  # it may wait longer than a chat: no request is refused here
+            latency_class="document",  # it may wait longer than a chat: no request is refused here
             **fields,
         )
         self.core.add(request)
