@@ -26,6 +26,7 @@ NAME = "streamserve_paged"
 _ATTRIBUTE = "streamserve_attention"
 QUERY_SLICE_CPU = 128  # scores of a slice stay in the L2 cache
 QUERY_SLICE_CUDA = 1024  # fewer launches
+SHORT_CONTEXT = 1024  # up to here torch's SDPA is the faster one for a single query in bf16
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +104,7 @@ class PagedAttention:
             if span.start == 0:  # all keys are in this step: no gather
                 keys, values = key[:, span.rows], value[:, span.rows]
             else:
-                keys, values = kv.read(layer, span.context_slots)
+                keys, values = kv.read(layer, span.context)
             parts.append(attend_prefill(query[:, span.rows], keys, values, span, variant))
         out = parts[0] if len(parts) == 1 else torch.cat(parts)
         return out.to(query.dtype)
@@ -115,11 +116,11 @@ def attend_decodes(
     """One query per row, each over its own pages. query (Hq, S, D) -> (S, Hq, Dv)."""
     dtype = compute_dtype(query)
     index = group.index(variant.window, dtype)
-    num_rows, width = index.slots.shape
-    keys, values = kv.read(layer, index.slots.view(-1))  # (Hkv, S * L, D), (Hkv, S * L, Dv)
+    num_rows = query.shape[1]
+    keys, values = kv.read(layer, index.slots)  # (Hkv, S * L, D), (Hkv, S * L, Dv)
     num_kv_heads, _, key_dim = keys.shape
-    keys = keys.view(num_kv_heads, num_rows, width, key_dim).to(dtype)
-    values = values.view(num_kv_heads, num_rows, width, -1).to(dtype)
+    keys = keys.view(num_kv_heads, num_rows, index.width, key_dim).to(dtype)
+    values = values.view(num_kv_heads, num_rows, index.width, -1).to(dtype)
     query = query.reshape(num_kv_heads, -1, num_rows, key_dim).transpose(1, 2).to(dtype)  # (Hkv, S, G, D)
     if variant.is_plain and _sdpa_pays(query, values):
         return _decode_sdpa(query, keys, values, index.mask, variant)
@@ -140,9 +141,15 @@ def compute_dtype(query: torch.Tensor) -> torch.dtype:
 
 
 def _sdpa_pays(query: torch.Tensor, values: torch.Tensor) -> bool:
-    # On CPU in fp32 two batched matmuls are about twice as fast as SDPA's flash kernel with a handful of query rows.
-    same_dims = query.shape[-1] == values.shape[-1]
-    return same_dims and bool(query.device.type != "cpu" or query.dtype != torch.float32)
+    """Whether torch's SDPA is faster than two batched matmuls. query (Hkv, S, G, D), values (Hkv, S, L, Dv).
+
+    On a CPU its flash kernel is slow with a handful of query rows: it pays for one row over a short context in bf16.
+    """
+    if query.shape[-1] != values.shape[-1]:
+        return False
+    if query.device.type != "cpu":
+        return True
+    return query.dtype is not torch.float32 and query.shape[1] == 1 and values.shape[2] <= SHORT_CONTEXT
 
 
 def _decode_sdpa(
@@ -161,16 +168,21 @@ def _decode_sdpa(
 def _decode_matmul(
     query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor | None, variant: Variant
 ) -> torch.Tensor:
-    scores = torch.matmul(query * variant.scaling, keys.transpose(2, 3))  # (Hkv, S, G, L)
+    num_kv_heads, num_rows, num_groups, _ = query.shape
+    hidden = None if mask is None else mask.repeat(num_kv_heads, 1)[:, None]  # (Hkv * S, 1, L)
+    query, keys_t = query.flatten(0, 1), keys.flatten(0, 1).transpose(1, 2)
+    if hidden is None or variant.softcap is not None:
+        scores = torch.baddbmm(query.new_zeros(1, 1, 1), query, keys_t, beta=0, alpha=variant.scaling)
+    else:
+        scores = torch.baddbmm(hidden, query, keys_t, alpha=variant.scaling)  # (Hkv * S, G, L)
     if variant.softcap is not None:
         scores = torch.tanh(scores / variant.softcap) * variant.softcap
-    if mask is not None:
-        scores += mask[None, :, None, :]
+        scores = scores if hidden is None else scores + hidden
     sinks = None
     if variant.sinks is not None:
-        sinks = variant.sinks.view(scores.shape[0], 1, -1, 1)  # (Hkv, 1, G, 1)
-    out = torch.matmul(_softmax(scores, sinks), values)  # (Hkv, S, G, Dv)
-    return out.transpose(0, 1).reshape(out.shape[1], -1, out.shape[-1])  # (S, Hq, Dv)
+        sinks = variant.sinks.view(num_kv_heads, 1, num_groups, 1).expand(-1, num_rows, -1, -1).flatten(0, 1)
+    out = torch.bmm(_softmax(scores, sinks), values.flatten(0, 1))  # (Hkv * S, G, Dv)
+    return out.view(num_kv_heads, num_rows, num_groups, -1).transpose(0, 1).flatten(1, 2)  # (S, Hq, Dv)
 
 
 def attend_prefill(

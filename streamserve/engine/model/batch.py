@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
+from streamserve.engine.model.kv_cache import Slots
 from streamserve.engine.model.load.device import to_device
 from streamserve.engine.plan import PENDING, Chunk, StepPlan
 
@@ -24,9 +25,10 @@ SHORTEST_GROUP_BITS = 8  # contexts up to 256 tokens share one attention call; a
 
 @dataclass(frozen=True, slots=True)
 class DecodeIndex:
-    """What decodes read under one window: slots (num_rows, width) and an additive mask (num_rows, width)."""
+    """What decodes read under one window: `width` slots a row, and an additive mask (num_rows, width)."""
 
-    slots: torch.Tensor
+    slots: Slots
+    width: int
     mask: torch.Tensor | None
 
 
@@ -62,11 +64,11 @@ class DecodeMetadata:
         keys = first + torch.arange(width, device=last.device)  # (num_rows, width) positions
         inside = torch.minimum(keys, last)
         blocks = self.block_tables.gather(1, inside // self.block_size)
-        slots = blocks * self.block_size + inside % self.block_size
+        slots = Slots((blocks * self.block_size + inside % self.block_size).view(-1))
         if self.shortest >= width:
-            return DecodeIndex(slots, None)
+            return DecodeIndex(slots, width, None)
         mask = torch.zeros(keys.shape, dtype=dtype, device=last.device)
-        return DecodeIndex(slots, mask.masked_fill_(keys > last, float("-inf")))
+        return DecodeIndex(slots, width, mask.masked_fill_(keys > last, float("-inf")))
 
 
 @dataclass(slots=True)
@@ -79,11 +81,19 @@ class PrefillMetadata:
     context_slots: torch.Tensor  # (start + num_tokens,) slots of positions 0, 1, …
     masks: dict[tuple[int, int, int | None], torch.Tensor] = field(default_factory=dict)
     triangles: dict[int, torch.Tensor] = field(default_factory=dict)
+    read_slots: Slots | None = None
 
     @property
     def rows(self) -> slice:
         """The span's rows in the packed batch."""
         return slice(self.first_row, self.first_row + self.num_tokens)
+
+    @property
+    def context(self) -> Slots:
+        """`context_slots`, to be read; the same for all layers."""
+        if self.read_slots is None:
+            self.read_slots = Slots(self.context_slots)
+        return self.read_slots
 
     def first_key(self, position: int, window: int | None) -> int:
         """The first position that the query at `position` may see."""

@@ -33,6 +33,25 @@ class LayerShape:
         return self.num_kv_heads * (self.key_dim + self.value_dim) * int(dtype.itemsize)
 
 
+class Slots:
+    """Slots that every layer of a step reads, and their rows in a pool whose heads lie one below the other.
+
+    Whole rows along the first axis are copied by all threads; the slots of each head are copied by one.
+    """
+
+    def __init__(self, slots: torch.Tensor) -> None:
+        """`slots` (n,)."""
+        self._slots = slots
+        self._rows: dict[int, torch.Tensor] = {}
+
+    def rows(self, num_heads: int, num_slots: int) -> torch.Tensor:
+        """Return the rows (num_heads * n,) in a pool (num_heads * num_slots, dim)."""
+        if num_heads not in self._rows:
+            first = torch.arange(num_heads, device=self._slots.device)[:, None] * num_slots
+            self._rows[num_heads] = (first + self._slots).view(-1)
+        return self._rows[num_heads]
+
+
 class KVCache:
     """Key and value pools by layer index. Slots are written and read by index; nothing is ever cleared."""
 
@@ -61,9 +80,15 @@ class KVCache:
         self.keys[layer].index_copy_(1, slots, key)
         self.values[layer].index_copy_(1, slots, value)
 
-    def read(self, layer: int, slots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return copies of keys and values at `slots` (n,): two tensors (num_kv_heads, n, dim)."""
-        return self.keys[layer].index_select(1, slots), self.values[layer].index_select(1, slots)
+    def read(self, layer: int, slots: Slots) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return copies of keys and values at n slots: two tensors (num_kv_heads, n, dim)."""
+        keys, values = self.keys[layer], self.values[layer]
+        num_heads, num_slots, _ = keys.shape
+        rows = slots.rows(num_heads, num_slots)
+        return (
+            keys.view(num_heads * num_slots, -1).index_select(0, rows).view(num_heads, -1, keys.shape[2]),
+            values.view(num_heads * num_slots, -1).index_select(0, rows).view(num_heads, -1, values.shape[2]),
+        )
 
     def fill_block(self, block_id: int, number: float) -> None:
         """Overwrite one block in every layer (tests poison freed blocks with NaN)."""

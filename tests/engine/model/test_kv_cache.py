@@ -16,7 +16,7 @@ from streamserve.engine.capacity import (
     pool_bytes_on_gpu,
 )
 from streamserve.engine.config import EngineConfig
-from streamserve.engine.model.kv_cache import KVCache, LayerShape, bytes_per_block, pool_bytes
+from streamserve.engine.model.kv_cache import KVCache, LayerShape, Slots, bytes_per_block, pool_bytes
 from streamserve.engine.model.load.source import total_memory
 
 LAYERS = {
@@ -71,7 +71,7 @@ def test_write_and_read_slots() -> None:
     kv = KVCache(LAYERS, num_blocks=5, block_size=4, dtype=torch.float32, device=torch.device("cpu"))
     key, value = torch.randn(2, 3, 8), torch.randn(2, 3, 8)
     kv.write(0, torch.tensor([7, 19, 4]), key, value)
-    keys, values = kv.read(0, torch.tensor([4, 7]))
+    keys, values = kv.read(0, Slots(torch.tensor([4, 7])))
     assert torch.equal(keys, key[:, [2, 0]])
     assert torch.equal(values, value[:, [2, 0]])
     kv.fill_block(1, math.nan)
