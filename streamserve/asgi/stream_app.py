@@ -260,6 +260,7 @@ class StreamApp:
             )
             site: Site | None = self._serving() if route.needs_site else None
             reply = await route.endpoint(call, site)
+            route.count(reply.status)
         except ClientLeft:
             return
         except StreamserveError as error:

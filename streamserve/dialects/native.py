@@ -11,9 +11,10 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any, NamedTuple, Protocol
 
-from streamserve.dialects.fields import boolean, integer, one_of, read, required, text
+from streamserve.dialects.fields import Reader, boolean, integer, one_of, read, required, text
 from streamserve.dialects.generate import build, conflict, prompt_logprobs, request_fields, sampling_fields
 from streamserve.dialects.output.tools import tool_fields, with_tools
 from streamserve.dialects.run import trimmed_of
@@ -68,17 +69,16 @@ def parse(
 
     `unseal` opens `sealed_system`, the system prompt of a chat element's page. Without it that field is unknown.
     """
-    own = {**_OWN_FIELDS, "prompt_logprobs": prompt_logprobs(limits)}
-    if unseal is not None:
-        own["sealed_system"] = text(1, _MAX_SEALED_CHARS)
-    values = read(body, {**sampling_fields(limits), **request_fields(limits), **tool_fields(limits), **own})
+    values = read(body, _fields(limits, has_page=unseal is not None))
     format = values.get("format", "native")
     if format != "native" and values.get("n", 1) > 1:
         raise conflict(f"format {format} shows one choice; use native for n above 1.", "n")
     for name in ("logprobs", "prompt_logprobs"):
         if format != "native" and name in values:
             raise conflict(f"format {format} does not show {name}; use native.", name)
-    generate = with_tools(build(values, limits, default_model=default_model), values)
+    generate = build(values, limits, default_model=default_model)
+    if "tools" in values or "tool_choice" in values:
+        generate = with_tools(generate, values)
     if unseal is not None and "sealed_system" in values:
         generate = _with_page_system(generate, unseal(values["sealed_system"]))
     return NativeRequest(
@@ -87,6 +87,16 @@ def parse(
         format=format,
         on_disconnect=values.get("on_disconnect", "park"),
     )
+
+
+@lru_cache(maxsize=8)  # built once, as the tables that it is made of
+def _fields(limits: Limits, *, has_page: bool) -> Mapping[str, Reader]:
+    """Return the readers of a body; the pages of chat elements have a field of their own."""
+    fields = {**sampling_fields(limits), **request_fields(limits), **tool_fields(limits), **_OWN_FIELDS}
+    fields["prompt_logprobs"] = prompt_logprobs(limits)
+    if has_page:
+        fields["sealed_system"] = text(1, _MAX_SEALED_CHARS)
+    return fields
 
 
 def _with_page_system(request: GenerateRequest, system: str) -> GenerateRequest:

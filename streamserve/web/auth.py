@@ -81,8 +81,9 @@ async def authenticate(
     """
     key = key_in(headers)
     if key is not None:
-        if wrong_keys is None:
-            return await _keys.principal_of(key)
+        known = _keys.known(key)
+        if known is not None or wrong_keys is None:
+            return known or await _keys.principal_of(key)
         wrong_keys.check(address, key)
         try:
             principal = await _keys.principal_of(key)
@@ -142,16 +143,20 @@ class KnownKeys:
         """Look every key up again."""
         self._known = {}
 
+    def known(self, key: str) -> Principal | None:
+        """Return the caller of a key that was found active within `KNOWN_SECONDS`."""
+        principal, until, expires_at = self._known.get(_digest_of(key), (None, 0.0, None))
+        is_known = self._clock() < until and not (expires_at and expires_at <= timezone.now())
+        return principal if is_known else None
+
     async def principal_of(self, key: str) -> Principal:
-        """Return the caller of an active key. Raises Unauthorized."""
-        digest = digest_of(key) if is_well_formed(key) else ""
-        known = self._known  # a later `forget` also forgets what is read now
-        principal, until, expires_at = known.get(digest, (None, 0.0, None))
-        if principal is not None and self._clock() < until and not (expires_at and expires_at <= timezone.now()):
+        """Return the caller of an active key, which is known from then on. Raises Unauthorized."""
+        principal, known = self.known(key), self._known  # a later `forget` also forgets what is read now
+        if principal is not None:
             return principal
         row = await orm.call(ApiKey.objects.find_active, key)
         if row is None:
-            known.pop(digest, None)
+            known.pop(_digest_of(key), None)
             raise Unauthorized("This API key is unknown, expired or revoked.", code="invalid_api_key")
         if row.last_used_at is None or row.last_used_at < timezone.now() - LAST_USED_EVERY:
             orm.post(ApiKey.objects.filter(pk=row.pk).touch)
@@ -167,8 +172,13 @@ class KnownKeys:
         )
         if len(known) >= _MAX_KNOWN:
             known.clear()
-        known[digest] = (principal, self._clock() + KNOWN_SECONDS, row.expires_at)
+        known[_digest_of(key)] = (principal, self._clock() + KNOWN_SECONDS, row.expires_at)
         return principal
+
+
+def _digest_of(key: str) -> str:
+    """Return the digest of a key, "" for what is none."""
+    return digest_of(key) if is_well_formed(key) else ""
 
 
 _keys = KnownKeys()  # of the process, as the ORM's thread is

@@ -202,7 +202,6 @@ class DjangoSite:
         once: Once | None = None,
     ) -> Stream:
         """Start an answer for `principal`, within its quota. Raises StreamserveError."""
-        self.streams.writer.refuse_if_down()
         admission = Admission(
             owner=principal.owner,
             tenant=principal.tenant,
@@ -211,14 +210,15 @@ class DjangoSite:
             received_at=received_at,
             once=once,
         )
-        stream = await self._start_once(self.prepared(request), admission)
+        start = self.streams.start if once is None else self._start_once
+        stream = await start(self.prepared(request), admission)
         self.permissions.note_start(stream, principal)
         return stream
 
     def with_own_system(self, request: GenerateRequest) -> GenerateRequest:
         """Return the request with the system prompt that the settings give its model, unless it brings one."""
         served = self.settings.models.get(request.model)
-        return request if served is None else with_system(request, served.system)
+        return request if served is None or not served.system else with_system(request, served.system)
 
     def prepared(self, request: GenerateRequest) -> GenerateRequest:
         """Return the request with the system prompt of its model, which begins to load if it has not."""

@@ -129,7 +129,8 @@ class LocalGeneration(EventQueue):
         first_scored: int | None = None,
     ) -> None:
         super().__init__(event for choice in choices.values() for event in choice.replayed)
-        self._events.extend(_echo_events(echoes))
+        if echoes:
+            self._events.extend(_echo_events(echoes))
         if first_scored is not None:
             self._events.append(next(iter(choices.values())).first_event(first_scored))
         self.accepted = accepted
