@@ -33,7 +33,7 @@ from streamserve.streams.registry import Streams
 from streamserve.streams.store import Admission, Once
 from streamserve.streams.stream import Stream
 from streamserve.web.audit import WatchAudit
-from streamserve.web.auth import salt_of
+from streamserve.web.auth import WrongKeys, salt_of
 from streamserve.web.batches.files import SiteFiles
 from streamserve.web.batches.row_site import RowSite
 from streamserve.web.batches.store import SiteBatches
@@ -48,7 +48,6 @@ from streamserve.web.widget.sealed import unseal
 from streamserve.web.work.queue import SiteJobs
 from streamserve.web.work.serving import work_counts, worker_for
 from streamserve.web.work.worker import Worker
-from streamserve.web.wrong_keys import WrongKeys
 
 log = get_logger(__name__)
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from streamserve.clients.event_queue import EventQueue
+from streamserve.clients.base import EventQueue
 from streamserve.engine.output import SequenceUpdate
 from streamserve.engine.text.choice import Choice
 from streamserve.protocol.events import ChoiceDone, Done, Error, Status, Token, Usage
