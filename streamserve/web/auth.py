@@ -28,7 +28,7 @@ from streamserve.api.call import Caller
 from streamserve.asgi.guard import limited_client
 from streamserve.asgi.handover import MORE_HEADERS
 from streamserve.conf import get_settings
-from streamserve.keys import digest_of, is_well_formed
+from streamserve.keys import digest_of
 from streamserve.managers import LAST_USED_EVERY, keys_revoked
 from streamserve.models import SCOPES, ApiKey
 from streamserve.protocol.errors import QuotaExceeded, Unauthorized
@@ -149,7 +149,7 @@ class KnownKeys:
 
     def known(self, key: str) -> Principal | None:
         """Return the caller of a key that was found active within `KNOWN_SECONDS`."""
-        principal, until, expires_at = self._known.get(_digest_of(key), (None, 0.0, None))
+        principal, until, expires_at = self._known.get(digest_of(key), (None, 0.0, None))
         is_known = self._clock() < until and not (expires_at and expires_at <= timezone.now())
         return principal if is_known else None
 
@@ -160,7 +160,7 @@ class KnownKeys:
             return principal
         row = await orm.call(ApiKey.objects.find_active, key)
         if row is None:
-            known.pop(_digest_of(key), None)
+            known.pop(digest_of(key), None)
             raise Unauthorized("This API key is unknown, expired or revoked.", code="invalid_api_key")
         if row.last_used_at is None or row.last_used_at < timezone.now() - LAST_USED_EVERY:
             orm.post(ApiKey.objects.filter(pk=row.pk).touch)
@@ -176,13 +176,8 @@ class KnownKeys:
         )
         if len(known) >= _MAX_KNOWN:
             known.clear()
-        known[_digest_of(key)] = (principal, self._clock() + KNOWN_SECONDS, row.expires_at)
+        known[digest_of(key)] = (principal, self._clock() + KNOWN_SECONDS, row.expires_at)
         return principal
-
-
-def _digest_of(key: str) -> str:
-    """Return the digest of a key, "" for what is none."""
-    return digest_of(key) if is_well_formed(key) else ""
 
 
 _keys = KnownKeys()  # of the process, as the ORM's thread is
@@ -276,7 +271,7 @@ class WrongKeys:
         address = limited_client(address)
         started_at, num_wrong = self._windows.get(address, (0.0, 0))
         left = started_at + WINDOW_SECONDS - self._clock()
-        if not address or num_wrong < self._limit or left <= 0 or _digest_of(key) in self._right:
+        if not address or num_wrong < self._limit or left <= 0 or digest_of(key) in self._right:
             return
         raise QuotaExceeded(
             f"This address has sent {self._limit} wrong API keys within a minute. Check the key, and try again later.",
@@ -286,7 +281,7 @@ class WrongKeys:
 
     def note_wrong(self, address: str, key: str) -> None:
         """Count a wrong key."""
-        self._right.pop(_digest_of(key), None)
+        self._right.pop(digest_of(key), None)
         address = limited_client(address)
         if not address:
             return
@@ -300,7 +295,7 @@ class WrongKeys:
 
     def note_right(self, key: str) -> None:
         """Remember a key that was found active."""
-        digest = _digest_of(key)
+        digest = digest_of(key)
         self._right[digest] = None
         self._right.move_to_end(digest)
         if len(self._right) > _MAX_RIGHT:
