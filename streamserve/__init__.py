@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from streamserve.web.calls.answers import acomplete as acomplete
     from streamserve.web.calls.answers import complete as complete
     from streamserve.web.calls.answers import stream as stream
-    from streamserve.web.calls.jobs import aenqueue_job as aenqueue_job
-    from streamserve.web.calls.jobs import enqueue_job as enqueue_job
-    from streamserve.web.calls.runs import run_pipeline as run_pipeline
+    from streamserve.web.calls.pipelines import aenqueue_job as aenqueue_job
+    from streamserve.web.calls.pipelines import enqueue_job as enqueue_job
+    from streamserve.web.calls.pipelines import run_pipeline as run_pipeline
 
 __version__ = "0.1.0"
 
@@ -30,9 +30,9 @@ _HOMES = {
     "acomplete": "streamserve.web.calls.answers",
     "complete": "streamserve.web.calls.answers",
     "stream": "streamserve.web.calls.answers",
-    "aenqueue_job": "streamserve.web.calls.jobs",
-    "enqueue_job": "streamserve.web.calls.jobs",
-    "run_pipeline": "streamserve.web.calls.runs",
+    "aenqueue_job": "streamserve.web.calls.pipelines",
+    "enqueue_job": "streamserve.web.calls.pipelines",
+    "run_pipeline": "streamserve.web.calls.pipelines",
     "pipeline": "streamserve.clients.pipeline.registry",
     "Run": "streamserve.clients.pipeline.run",
 }

@@ -37,5 +37,5 @@ def _new_prefix() -> str:
 
 
 def digest_of(key: str) -> str:
-    """Return the SHA-256 that is stored instead of the key."""
-    return hashlib.sha256(key.encode("ascii")).hexdigest()
+    """Return the SHA-256 that is stored instead of the key; of any text, which may be no key."""
+    return hashlib.sha256(key.encode("utf-8", "surrogateescape")).hexdigest()

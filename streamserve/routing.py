@@ -7,13 +7,15 @@ Importing this module needs no app registry, so that an asgi.py may import it an
 from __future__ import annotations
 
 import re
-from functools import cache
+from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Any
 
 from django.core.asgi import get_asgi_application
 
 if TYPE_CHECKING:
+    from streamserve.asgi.guard import RouteBound
     from streamserve.conf import SiteConfig
+    from streamserve.protocol.limits import Limits
 
 
 def wrap(application: Any, *, websocket: Any = None) -> Any:
@@ -84,37 +86,48 @@ def _guard(settings: SiteConfig) -> Any:
     )
 
 
-def _bound_of(path: str) -> Any:
+def _bound_of(path: str) -> RouteBound | None:
     """Return the bounds of the bodies of a route, None for an address of the site's own."""
     from django.conf import settings as django_settings
+    from django.core.exceptions import ImproperlyConfigured
 
-    from streamserve.api.batch.files import FORM_BYTES
-    from streamserve.api.routes import PROBES
-    from streamserve.asgi.guard import RouteBound
     from streamserve.conf import get_settings
 
+    try:
+        fixed, patterns = _bounds(get_settings().limits)
+    except ImproperlyConfigured:  # our views raise it; the site's own pages are served
+        return None
     path = path.removeprefix((django_settings.FORCE_SCRIPT_NAME or "").rstrip("/"))
-    for pattern, route in _route_patterns():
-        if pattern.fullmatch(path):
-            limits = get_settings().limits
-            file_bytes = limits.max_file_bytes if route.takes_file else 0
-            return RouteBound(
-                body_bytes=file_bytes + FORM_BYTES if file_bytes else limits.max_body_bytes,
-                file_bytes=file_bytes,
-                error_json=route.error_json,
-                is_probe=route.name in PROBES,
-            )
-    return None
+    bound = fixed.get(path)
+    if bound is None:
+        bound = next((one for pattern, one in patterns if pattern.fullmatch(path)), None)
+    return bound
 
 
-@cache
-def _route_patterns() -> list[tuple[re.Pattern[str], Any]]:
-    """Return the paths of our routes, below the prefix under which the site includes them."""
-    from streamserve.api.routes import ROUTES
+@lru_cache(maxsize=8)  # each request asks
+def _bounds(limits: Limits) -> tuple[dict[str, RouteBound], list[tuple[re.Pattern[str], RouteBound]]]:
+    """Return the bounds of our routes below the prefix under which the site includes them: by path, and by pattern."""
+    from streamserve.api.batch.files import FORM_BYTES
+    from streamserve.api.routes import PROBES, ROUTES
+    from streamserve.asgi.guard import RouteBound
     from streamserve.web.websocket import path_of
 
     prefix = path_of("livez").removesuffix("/livez")
-    return [(re.compile(re.escape(prefix) + route.pattern().pattern), route) for route in ROUTES]
+    fixed: dict[str, RouteBound] = {}
+    patterns: list[tuple[re.Pattern[str], RouteBound]] = []
+    for route in ROUTES:
+        file_bytes = limits.max_file_bytes if route.takes_file else 0
+        bound = RouteBound(
+            body_bytes=file_bytes + FORM_BYTES if file_bytes else limits.max_body_bytes,
+            file_bytes=file_bytes,
+            error_json=route.error_json,
+            is_probe=route.name in PROBES,
+        )
+        if "<" in route.path:
+            patterns.append((re.compile(re.escape(prefix) + route.pattern().pattern), bound))
+        else:
+            fixed.setdefault(f"{prefix}/{route.path}", bound)
+    return fixed, patterns
 
 
 @cache

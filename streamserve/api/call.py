@@ -51,9 +51,8 @@ class Caller:
 
 def admitted(received_at: float, headers: Mapping[str, str]) -> Arrival:
     """Return a request's arrival, as far as it is known when its caller is admitted: call it then."""
-    now = time.monotonic()
-    arrived = time.time() - (now - received_at)
-    network = network_seconds(headers.get("x-request-start"), arrived)
+    now, sent = time.monotonic(), headers.get("x-request-start")
+    network = None if sent is None else network_seconds(sent, time.time() - (now - received_at))
     return Arrival(received_at, admitted_at=now, network_seconds=network)
 
 

@@ -64,10 +64,9 @@ class StartOnce:
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     async def __call__(self, request: GenerateRequest, admission: Admission) -> Stream:
-        """Return the key's stream, or start it; without a key start one. Raises KeyReused, and as `Streams.start`."""
+        """Return the stream of the admission's key, or start it. Raises KeyReused, and as `Streams.start`."""
         once = admission.once
-        if once is None:
-            return await self._streams.start(request, admission)
+        assert once is not None
         lock = self._locks.get(once.key)
         if lock is None:
             lock = self._locks[once.key] = asyncio.Lock()

@@ -9,9 +9,7 @@ from streamserve.dialects import openai_chat
 from streamserve.dialects.anthropic import message
 from streamserve.dialects.base import Encoder
 from streamserve.dialects.completions.openai_completions import CompletionEncoder
-from streamserve.dialects.native import FORMATS, NativeEncoder
-from streamserve.dialects.text import TextEncoder
-from streamserve.dialects.tokens import TokensEncoder
+from streamserve.dialects.native import FORMATS, NativeEncoder, TextEncoder, TokensEncoder
 from streamserve.protocol.errors import BadRequest, Gone, NotFound
 from streamserve.protocol.ids import parse_event_id
 from streamserve.streams.reader.delivery import Delivery

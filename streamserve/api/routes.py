@@ -6,7 +6,6 @@ caller.
 
 from __future__ import annotations
 
-import functools
 import re
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
@@ -83,12 +82,16 @@ class Route:
         parts = _PART.sub(lambda part: f"(?P<{part[2]}>{CONVERTERS[part[1]]})", self.path)
         return re.compile(f"/{parts}")
 
+    def count(self, status: int) -> None:
+        """Count a response for `/metrics`. The adapters call it with each reply of the endpoint."""
+        RESPONSES.by_status[self.name or _UNNAMED, status] += 1
+
     def error_reply(self, error: StreamserveError, request_id: str, asked: Mapping[str, str]) -> Reply:
         """Return `error` in this route's dialect, with the headers of its status, and count it.
 
         `asked` are the request's headers: under /v1/ that of Anthropic's API version chooses its shape.
         """
-        RESPONSES.by_status[self.name or _UNNAMED, error.http_status] += 1
+        self.count(error.http_status)
         RESPONSES.by_code[error.code] += 1
         headers = headers_of(error)
         if error.http_status == 405:
@@ -132,19 +135,7 @@ def _stored(path: str, endpoint: Callable[[Call, Any], Awaitable[Reply]], **rest
 
 
 def _native(path: str, endpoint: Callable[[Call, Any], Awaitable[Reply]], access: Access, **rest: Any) -> Route:
-    return Route(path=path, endpoint=_counted(endpoint, rest.get("name", "")), access=access, **rest)
-
-
-def _counted(endpoint: Callable[[Call, Any], Awaitable[Reply]], name: str) -> Callable[[Call, Any], Awaitable[Reply]]:
-    """Return the endpoint, with its replies counted; `Route.error_reply` counts the errors."""
-
-    @functools.wraps(endpoint)
-    async def count(call: Call, site: Any) -> Reply:
-        reply = await endpoint(call, site)
-        RESPONSES.by_status[name or _UNNAMED, reply.status] += 1
-        return reply
-
-    return count
+    return Route(path=path, endpoint=endpoint, access=access, **rest)
 
 
 _ID, _JOB = "<stream_id:stream_id>", "jobs/<stream_id:job_id>"

@@ -94,7 +94,10 @@ class GuardedApp:
         if client:
             self._by_client[client] += 1
         try:
-            await self._serve(scope, receive, send, bound)
+            if bound is None or "streamserve.flow" in scope.get("extensions", {}):
+                await self._app(scope, receive, send)  # FlowServer has the whole body already, within its bounds
+            else:
+                await self._serve(scope, receive, send, bound)
         finally:
             self._num_open -= 1
             if client:
@@ -119,13 +122,9 @@ class GuardedApp:
         if bound is not None and _content_length(scope) > bound.body_bytes:
             raise bound.too_large()
 
-    async def _serve(self, scope: Scope, receive: Receive, send: Send, bound: RouteBound | None) -> None:
-        if scope["type"] != "http" or bound is None:
-            await self._app(scope, receive, send)
-            return
-        has_server_timeout = "streamserve.flow" in scope.get("extensions", {})
-        seconds = 0.0 if has_server_timeout else self._guard.body_seconds
-        body = _Body(receive, bound, seconds)
+    async def _serve(self, scope: Scope, receive: Receive, send: Send, bound: RouteBound) -> None:
+        """Run the app with a body that stays within its bounds."""
+        body = _Body(receive, bound, self._guard.body_seconds)
         try:
             await self._app(scope, body.receive, send)
         except StreamserveError as error:

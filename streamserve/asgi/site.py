@@ -110,7 +110,8 @@ class LocalSite:
         )
         if request.model in self.clients:
             self.clients[request.model].start()
-        return await self._start_once(self.with_own_system(request), admission)
+        start = self.streams.start if once is None else self._start_once
+        return await start(self.with_own_system(request), admission)
 
     def default_class(self, route: str, model: str) -> str:
         """Return the latency class of requests that name none: the route's, the model's, or that of chats."""

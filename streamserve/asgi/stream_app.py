@@ -1,4 +1,4 @@
-"""`StreamApp`: the routes of streamserve as one ASGI app, for any framework or none. Imports no Django.
+"""`StreamApp`: the routes of streamserve as one ASGI app, for any framework or none, and its `Request`. No Django.
 
     from streamserve.asgi import app
 
@@ -14,18 +14,18 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self, TypeVar
 
 from streamserve.api import ops
-from streamserve.api.call import ANONYMOUS, Call, Caller, Site, admitted
+from streamserve.api.call import ANONYMOUS, Call, Caller, Reply, Site, admitted
 from streamserve.api.routes import ANYONE, PROBES, ROUTES, Access, Route, failure
 from streamserve.asgi.drain import Drain
+from streamserve.asgi.handover import respond
 from streamserve.asgi.middleware import StreamMiddleware
-from streamserve.asgi.request import ClientLeft, Request
 from streamserve.asgi.site import Defaults, LocalSite
 from streamserve.asgi.types import Receive, Scope, Send
 from streamserve.clients.base import EngineClient
@@ -36,6 +36,7 @@ from streamserve.clients.remote.config import RemoteConfig
 from streamserve.dialects.openai_chat import REASONING_FIELDS
 from streamserve.engine.config import EngineConfig, ModelConfig
 from streamserve.protocol.errors import MethodNotAllowed, StreamserveError, Unauthorized
+from streamserve.protocol.ids import request_id_of
 from streamserve.protocol.limits import Limits
 from streamserve.protocol.requests import GenerateRequest
 from streamserve.streams.config import StreamConfig
@@ -260,6 +261,7 @@ class StreamApp:
             )
             site: Site | None = self._serving() if route.needs_site else None
             reply = await route.endpoint(call, site)
+            route.count(reply.status)
         except ClientLeft:
             return
         except StreamserveError as error:
@@ -287,3 +289,81 @@ class StreamApp:
         if caller is None:
             raise Unauthorized("This request has no valid credentials. Send your credentials.")
         return caller
+
+
+T = TypeVar("T")
+
+
+class ClientLeft(Exception):
+    """The client disconnected before the response began; no response is sent."""
+
+
+class Request:
+    """Header names are lower-case. `path` is without the mount's root_path and the app's prefix."""
+
+    def __init__(self, scope: Scope, receive: Receive, send: Send, prefix: str = "") -> None:
+        self.method: str = scope["method"]
+        self.path = _below(_below(scope["path"], scope.get("root_path", "")), prefix)
+        self.headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
+        self.id = request_id_of(self.headers.get("x-request-id", ""))
+        self.scope = scope
+        self._receive, self._send = receive, send
+
+    @property
+    def query_string(self) -> str:
+        """The query as text; one that is not UTF-8 is decoded as Latin-1."""
+        raw = self.scope.get("query_string", b"")
+        try:
+            return raw.decode()  # type: ignore[no-any-return]
+        except UnicodeDecodeError:
+            return raw.decode("latin-1")  # type: ignore[no-any-return]
+
+    async def chunks(self) -> AsyncIterator[bytes]:
+        """Yield the pieces of the body as they arrive. Raises ClientLeft."""
+        has_more = True
+        while has_more:
+            message = await self._receive()
+            if message["type"] == "http.disconnect":
+                raise ClientLeft
+            yield message.get("body", b"")
+            has_more = message.get("more_body", False)
+
+    async def wait(self, work: Coroutine[Any, Any, T], /) -> T:
+        """Return the result of `work`; on a disconnect cancel it and raise ClientLeft. The body was read before."""
+        working = asyncio.create_task(work, name="whole answer")
+        leaving = asyncio.create_task(self._wait_left(), name="whole answer watch")
+        try:
+            await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
+            if not working.done():
+                raise ClientLeft
+            return working.result()
+        finally:
+            working.cancel()
+            leaving.cancel()
+            await asyncio.gather(working, leaving, return_exceptions=True)
+
+    async def send(self, reply: Reply) -> None:
+        """Send the response. Inside a StreamMiddleware a body that streams is handed over."""
+        body = reply.body
+        if not isinstance(body, bytes):
+            headers = _raw({**reply.headers, "x-request-id": self.id})
+            await respond(self.scope, self._receive, self._send, body, status=reply.status, headers=headers)
+            return
+        length = {} if reply.status == 204 else {"content-length": str(len(body))}
+        headers = _raw({**reply.headers, **length, "x-request-id": self.id})
+        await self._send({"type": "http.response.start", "status": reply.status, "headers": headers})
+        await self._send({"type": "http.response.body", "body": b"" if self.method == "HEAD" else body})
+
+    async def _wait_left(self) -> None:
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+
+
+def _below(path: str, root: str) -> str:
+    """Return `path` without `root`. Some servers and mounts leave `root` in `path`, some remove it."""
+    root = root.rstrip("/")
+    return path[len(root) :] if root and (path + "/").startswith(root + "/") else path
+
+
+def _raw(headers: Mapping[str, str]) -> list[tuple[bytes, bytes]]:
+    return [(name.lower().encode("ascii"), value.encode("latin-1")) for name, value in headers.items()]

@@ -24,7 +24,8 @@ _CUTOFF = 0.6  # what is less alike than this is no slip of the pen
 
 def read(body: Mapping[str, Any], table: Table, *, prefix: str = "") -> dict[str, Any]:
     """Return the checked values of the fields that are present. Null is absent; an unknown name raises."""
-    refuse_unknown(body, table, prefix=prefix)
+    if not body.keys() <= table.keys():
+        refuse_unknown(body, table, prefix=prefix)
     return {name: table[name](value, prefix + name) for name, value in body.items() if value is not None}
 
 

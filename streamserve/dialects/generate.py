@@ -133,7 +133,8 @@ def refuse_conflicts(values: Mapping[str, Any]) -> None:
         raise conflict("prompt_logprobs are of a bare prompt; send prompt, or leave it out.", "prompt_logprobs")
     if "max_tokens" in values and values.get("min_tokens", 0) > values["max_tokens"]:
         raise conflict("min_tokens must not be above max_tokens.", "min_tokens")
-    _refuse_continuation(values)
+    if "continue_final_message" in values or "echo" in values:
+        _refuse_continuation(values)
 
 
 def _refuse_continuation(values: Mapping[str, Any]) -> None:

@@ -35,6 +35,8 @@ _NAME = text(1, 128)
 # Fields that only one role may carry.
 _ONLY = {"tool_calls": "assistant", "reasoning_content": "assistant", "reasoning": "assistant", "tool_call_id": "tool"}
 
+_PLAIN = {"role", "content"}
+
 
 def messages(limits: Limits) -> Reader:
     """Read a conversation of 1 to `max_messages` turns and at most `max_prompt_chars` characters in all."""
@@ -82,7 +84,8 @@ def _message(value: Any, param: str, table: Table, limits: Limits) -> Message:
     content = fields.get("content")
     if not content:
         _refuse_empty(role, content, fields, param + ".content")
-    return Message(role=role, content=content or "", extra=_extra(fields, limits))
+    extra = {} if fields.keys() <= _PLAIN else _extra(fields, limits)
+    return Message(role=role, content=content or "", extra=extra)
 
 
 def _refuse_empty(role: str, content: str | None, fields: Mapping[str, Any], param: str) -> None:

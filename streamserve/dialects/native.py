@@ -3,7 +3,8 @@
 Every event of the log is one frame or message, with `event.payload()` as its data: blocks and citations too, and an
 `unknown` one, so that ids stay dense. Clients ignore events whose name they do not know. Before `done` stands `meta`
 once more, with what is known only then (`closing_meta`): it is made from `done`, is in no log, and has no id. Other
-dialects show less of the same log. Pure.
+dialects show less of the same log. `"format": "tokens"` and `"text"` are plainer: see `TokensEncoder`, `TextEncoder`.
+Pure.
 """
 
 from __future__ import annotations
@@ -11,14 +12,27 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any, NamedTuple, Protocol
 
-from streamserve.dialects.fields import boolean, integer, one_of, read, required, text
+from streamserve.dialects.base import GOING_DOWN, Ending, TextBlocks, ending
+from streamserve.dialects.fields import Reader, boolean, integer, one_of, read, required, text
 from streamserve.dialects.generate import build, conflict, prompt_logprobs, request_fields, sampling_fields
 from streamserve.dialects.output.tools import tool_fields, with_tools
 from streamserve.dialects.run import trimmed_of
 from streamserve.protocol.errors import BadRequest, ErrorBody
-from streamserve.protocol.events import Citation, Done, GoingAway, LoggedEvent, Meta, Status, Token
+from streamserve.protocol.events import (
+    BlockStart,
+    Citation,
+    Done,
+    Event,
+    GoingAway,
+    LoggedEvent,
+    Meta,
+    Status,
+    Token,
+    is_terminal,
+)
 from streamserve.protocol.ids import event_id
 from streamserve.protocol.limits import Limits
 from streamserve.protocol.requests import SYSTEM_ROLES, GenerateRequest, Message
@@ -68,17 +82,16 @@ def parse(
 
     `unseal` opens `sealed_system`, the system prompt of a chat element's page. Without it that field is unknown.
     """
-    own = {**_OWN_FIELDS, "prompt_logprobs": prompt_logprobs(limits)}
-    if unseal is not None:
-        own["sealed_system"] = text(1, _MAX_SEALED_CHARS)
-    values = read(body, {**sampling_fields(limits), **request_fields(limits), **tool_fields(limits), **own})
+    values = read(body, _fields(limits, has_page=unseal is not None))
     format = values.get("format", "native")
     if format != "native" and values.get("n", 1) > 1:
         raise conflict(f"format {format} shows one choice; use native for n above 1.", "n")
     for name in ("logprobs", "prompt_logprobs"):
         if format != "native" and name in values:
             raise conflict(f"format {format} does not show {name}; use native.", name)
-    generate = with_tools(build(values, limits, default_model=default_model), values)
+    generate = build(values, limits, default_model=default_model)
+    if "tools" in values or "tool_choice" in values:
+        generate = with_tools(generate, values)
     if unseal is not None and "sealed_system" in values:
         generate = _with_page_system(generate, unseal(values["sealed_system"]))
     return NativeRequest(
@@ -87,6 +100,16 @@ def parse(
         format=format,
         on_disconnect=values.get("on_disconnect", "park"),
     )
+
+
+@lru_cache(maxsize=8)  # built once, as the tables that it is made of
+def _fields(limits: Limits, *, has_page: bool) -> Mapping[str, Reader]:
+    """Return the readers of a body; the pages of chat elements have a field of their own."""
+    fields = {**sampling_fields(limits), **request_fields(limits), **tool_fields(limits), **_OWN_FIELDS}
+    fields["prompt_logprobs"] = prompt_logprobs(limits)
+    if has_page:
+        fields["sealed_system"] = text(1, _MAX_SEALED_CHARS)
+    return fields
 
 
 def _with_page_system(request: GenerateRequest, system: str) -> GenerateRequest:
@@ -239,3 +262,80 @@ def closing_message(stream: IsStream, done: Done) -> dict[str, Any]:
 def error_json(body: ErrorBody) -> dict[str, Any]:
     """Return the body of an error response."""
     return {"error": {"code": body.code, "message": body.message, "param": body.param}}
+
+
+class TextEncoder:
+    """Text of one choice, as plain text over a chunked response.
+
+    Plain text has no keepalive, no ids and no place for an error apart from the text itself, so an answer that did not
+    succeed ends in a line of its own, `[error <code>: <message>]`. A reader that needs certainty asks for `tokens` or
+    `native`. Thinking and tool calls are not text, and are left out.
+    """
+
+    content_type = "text/plain; charset=utf-8"
+    first_bytes = b""
+    keepalive = b""
+    takes_snapshots = False
+
+    def __init__(self) -> None:
+        self._blocks = TextBlocks()
+
+    def encode(self, logged: LoggedEvent) -> bytes:
+        """Return the new text; a lone surrogate, which UTF-8 cannot carry, becomes a question mark."""
+        event = logged.event
+        if isinstance(event, Token):
+            return event.text.encode("utf-8", "replace") if event in self._blocks else b""
+        if isinstance(event, BlockStart):
+            self._blocks.note(event)
+        return self._end(event)
+
+    def going_away(self, notice: GoingAway) -> bytes:
+        """Return an error line: the text does not show that it is incomplete, and has no place to resume from."""
+        return self._end(GOING_DOWN)
+
+    def _end(self, event: Event) -> bytes:
+        end = ending(event)
+        return b"" if end is None else f"\n[error {end.code}: {end.message}]\n".encode("utf-8", "replace")
+
+
+class TokensEncoder:
+    """Text of one choice, and how it ended: the plainest SSE, `data: {"token": "…"}` until `data: [DONE]`.
+
+    `[DONE]` follows success only; any other end is a last `data: {"error": {…}}`. Thinking and tool calls are left out.
+    """
+
+    content_type = CONTENT_TYPE
+    first_bytes = FIRST_BYTES
+    keepalive = KEEPALIVE
+    takes_snapshots = False
+
+    def __init__(self, log_id: str) -> None:
+        self._log_id = log_id
+        self._blocks = TextBlocks()
+
+    def encode(self, logged: LoggedEvent) -> bytes:
+        """Return one frame for new text and for the end, nothing for the rest."""
+        event = logged.event
+        if isinstance(event, Token):
+            if not event.text or event not in self._blocks:
+                return b""
+            return self._frame(one_line_json({"token": event.text}), logged)
+        if isinstance(event, BlockStart):
+            self._blocks.note(event)
+        if not is_terminal(event):
+            return b""
+        end = ending(event)
+        if end is None:
+            return self._frame("[DONE]", logged)
+        return self._error(end, logged)
+
+    def going_away(self, notice: GoingAway) -> bytes:
+        """Return b"": without `[DONE]` the answer is not over, and an EventSource connects again by itself."""
+        return b""
+
+    def _error(self, end: Ending, logged: LoggedEvent) -> bytes:
+        body = {"error": {"code": end.code, "message": end.message, "param": None}}
+        return self._frame(one_line_json(body), logged)
+
+    def _frame(self, data: str, logged: LoggedEvent, event: str | None = None) -> bytes:
+        return frame(data, event=event, id=event_id(self._log_id, logged.seq) if logged.seq else None)

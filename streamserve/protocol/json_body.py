@@ -58,27 +58,10 @@ def decode_json(body: bytes, limits: Limits) -> dict[str, Any]:
     """
     if len(body) > limits.max_body_bytes:
         raise TooLarge(f"The body has {len(body):,} bytes; the limit is {limits.max_body_bytes:,}.")
-    text = _decode(body)
-    value = _loads(text)
-    if not isinstance(value, dict):
-        raise _invalid("The body must be a JSON object.")
-    if not _is_flat(text, limits.max_json_depth):
-        raise _invalid(f"The body is nested more than {limits.max_json_depth} levels deep.")
-    return value
-
-
-def _decode(body: bytes) -> str:
     try:
         text = body.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise _invalid(f"The body is not UTF-8 (at byte {error.start}).") from None
-    if not text.strip(" \t\r\n"):
-        raise _invalid("The body is empty; send a JSON object.")
-    return text
-
-
-def _loads(text: str) -> Any:
-    try:
+        if not text.strip(" \t\r\n"):
+            raise _invalid("The body is empty; send a JSON object.")
         value = json.loads(
             text,
             object_pairs_hook=_unique_keys,
@@ -88,6 +71,8 @@ def _loads(text: str) -> Any:
         )
         if "\\u" in text:
             json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeDecodeError as error:
+        raise _invalid(f"The body is not UTF-8 (at byte {error.start}).") from None
     except json.JSONDecodeError as error:
         raise _invalid(
             f"The body is not valid JSON: {error.msg} (line {error.lineno}, column {error.colno})."
@@ -96,6 +81,10 @@ def _loads(text: str) -> Any:
         raise _invalid("A string holds half of a surrogate pair.") from None
     except RecursionError:
         raise _invalid("The body is nested too deeply.") from None
+    if not isinstance(value, dict):
+        raise _invalid("The body must be a JSON object.")
+    if not _is_flat(text, limits.max_json_depth):
+        raise _invalid(f"The body is nested more than {limits.max_json_depth} levels deep.")
     return value
 
 

@@ -60,13 +60,13 @@ class Arrival(float):
         return self
 
 
-def network_seconds(sent: str | None, arrived: float) -> float | None:
+def network_seconds(sent: str, arrived: float) -> float | None:
     """Return how long a request was on its way, None if that cannot be. `arrived` is wall time.
 
     `sent` is the header X-Request-Start: Unix time in seconds, milliseconds or microseconds, with or without `t=`. Two
     clocks are compared: a negative time, and one of over a minute, is the clocks' and not the network's.
     """
-    match = None if sent is None else _SENT.fullmatch(sent.strip())
+    match = _SENT.fullmatch(sent.strip())
     if match is None:
         return None
     at = float(match[1])

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
-from itertools import chain
 from types import MappingProxyType
 from typing import Any
 
@@ -241,12 +240,8 @@ def size_of(request: GenerateRequest) -> int:
     return len(repr(request))
 
 
-def check_needs(request: GenerateRequest) -> None:
-    """Raise UnmetNeeds for a request that needs what this release lacks."""
-    _refuse_unknown(request.needs)
-
-
-def _refuse_unknown(needs: tuple[str, ...]) -> None:
+def check_needs(needs: tuple[str, ...]) -> None:
+    """Raise UnmetNeeds for the needs of a request that this release lacks."""
     unmet = sorted(set(needs) - KNOWN_NEEDS)
     if unmet:
         message = f"The request needs {', '.join(unmet)}, which this release lacks. A newer worker may serve it."
@@ -263,33 +258,33 @@ _ADDED_FIELDS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "filters": ("replay",),
     }
 )
-_PLAIN = GenerateRequest(model="")  # the defaults of these fields
 _ADDED_SAMPLING = ("logit_bias", "allowed_token_ids", "bad_words", "include_stop", "prompt_logprobs")
-
-
-def with_needs(request: GenerateRequest) -> GenerateRequest:
-    """Return the request with the needs that its own fields imply, and those that it has already."""
-    needs = {need for need, names in _ADDED_FIELDS.items() if any(_differs(request, _PLAIN, name) for name in names)}
-    if any(_differs(request.sampling, _PLAIN.sampling, name) for name in _ADDED_SAMPLING):
-        needs.add("sampling")
-    return replace(request, needs=tuple(sorted({*request.needs, *needs}))) if needs else request
-
-
-def _differs(one: object, other: object, name: str) -> bool:
-    return bool(getattr(one, name) != getattr(other, name))
+_PLAIN: Mapping[str, Any] = msgspec.to_builtins(GenerateRequest(model=""), enc_hook=dict)  # the fields' defaults
 
 
 def encode_request(request: GenerateRequest) -> dict[str, Any]:
-    """Return the request as JSON values, for `decode_request` of this release or of the one before."""
-    request = with_needs(request)
+    """Return the request as JSON values, for `decode_request` of this release or of the one before.
+
+    It names the needs that its own fields imply, beside those that it has already.
+    """
     kept: dict[str, Any] = msgspec.to_builtins(request, enc_hook=dict)
-    for name in ("needs", "has_public_system", *chain.from_iterable(_ADDED_FIELDS.values())):
-        if not _differs(request, _PLAIN, name):
-            del kept[name]
-    for name in _ADDED_SAMPLING:
-        if not _differs(request.sampling, _PLAIN.sampling, name):
-            del kept["sampling"][name]
     del kept["num_losses"], kept["shown"]  # counted by the process that has the stream; in the log
+    sampling, needs = kept["sampling"], set(request.needs)
+    for name in _ADDED_SAMPLING:
+        if sampling[name] == _PLAIN["sampling"][name]:
+            del sampling[name]
+        else:
+            needs.add("sampling")
+    for need, names in _ADDED_FIELDS.items():
+        for name in names:
+            if kept[name] == _PLAIN[name]:
+                del kept[name]
+            else:
+                needs.add(need)
+    kept["needs"] = sorted(needs)
+    for name in ("needs", "has_public_system"):
+        if not kept[name]:
+            del kept[name]
     return kept
 
 
@@ -304,7 +299,7 @@ def decode_request(value: object) -> GenerateRequest:
     if isinstance(value, Mapping):
         unknown = set(value) - names
         if value.get("needs"):
-            _refuse_unknown(msgspec.convert(value["needs"], tuple[str, ...]))
+            check_needs(msgspec.convert(value["needs"], tuple[str, ...]))
     if unknown:
         raise ValueError(f"a request with {', '.join(sorted(map(str, unknown)))}, which is not known here")
     return msgspec.convert(value, GenerateRequest)  # its ValidationError is a ValueError

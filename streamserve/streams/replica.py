@@ -2,7 +2,8 @@
 
 While another process writes the log, its events are read here for the readers of this process; the stream is claimed
 when it is released, when that process dies, or to stop it. Producer and replica meet in `on_committed`. Lives on the
-event loop, in the stream's one task (`Stream.run`); `catch_up` is also called by `Streams.reach`.
+event loop, in the stream's one task (`Stream.run`); `catch_up` is also called by `Streams.reach`. `Recent` and `Timers`
+are parts of a stream.
 """
 
 from __future__ import annotations
@@ -10,16 +11,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextvars import Context
+from itertools import islice
 
 from streamserve.protocol.events import TERMINALS, Done, Error, LoggedEvent, Token
+from streamserve.protocol.frames import decode_event, encode_event
 from streamserve.streams.config import JOB
 from streamserve.streams.lease.lease import Lease, LeaseResult
 from streamserve.streams.log.base import EventLog, LogLost, append
 from streamserve.streams.parking import ShownPrompt
 from streamserve.streams.readers import Readers
-from streamserve.streams.recent import Recent
-from streamserve.streams.timers import Timers
 from streamserve.streams.transcript import Transcript
 
 # How often it is looked whether another process still writes the log, and what it has written.
@@ -30,6 +33,10 @@ _IDLE_SECONDS = 5.0
 RETRY_SECONDS = 2.0
 # Events read at once: of a replica with readers, and of one that only counts.
 _PAGE, _LONG_PAGE = 64, 512
+# What `Recent` keeps: about four pages of plain tokens.
+_MAX_BYTES = 16 * 1024
+# Of its last batch. One of plain tokens is smaller; one with log-probabilities takes some ten kilobytes as objects.
+_MAX_OBJECT_BYTES = 4 * 1024
 
 
 class Replica:
@@ -170,3 +177,91 @@ class Replica:
         if "resume_window" in self._timers:
             return None
         return max(0.0, self._idle_at - time.monotonic())
+
+
+class Recent:
+    """The newest committed events, so that readers of this process need not ask the log. Fed all of them in order.
+
+    All are kept as bytes, which take a fifth of the memory, the oldest dropped above `_MAX_BYTES`; the last batch as
+    objects too, which nearly every reader takes next. A large last batch is kept as objects only until the readers that
+    are level have taken it.
+
+    bodies:  ............................. up to last_seq
+    last:                 | last batch ... up to last_seq
+    """
+
+    def __init__(self) -> None:
+        self._bodies: deque[bytes] = deque()
+        self._last: list[LoggedEvent] = []
+        self._last_seq = 0
+        self.num_bytes = self._num_last_bytes = 0
+
+    def add(self, events: list[LoggedEvent], bodies: Sequence[bytes] | None) -> None:
+        """Keep a batch; `bodies` are its events encoded, where known. After a gap only this batch is kept."""
+        if self._last_seq + 1 != events[0].seq:
+            self.clear()
+        if bodies is None:
+            bodies = [encode_event(logged.event) for logged in events]
+        self._last, self._last_seq = events, events[-1].seq
+        self._bodies.extend(bodies)
+        self._num_last_bytes = sum(map(len, bodies))
+        self.num_bytes += self._num_last_bytes
+        while self.num_bytes > _MAX_BYTES:
+            self.num_bytes -= len(self._bodies.popleft())
+
+    def shrink(self) -> None:
+        """Keep the last batch as bytes only, if it is large."""
+        if self._num_last_bytes > _MAX_OBJECT_BYTES:
+            self._last = []
+
+    def since(self, after: int, limit: int) -> list[LoggedEvent]:
+        """Return up to `limit` events that follow `after` directly, or none."""
+        if after >= self._last_seq:
+            return []
+        last = self._last
+        start = after - self._last_seq + len(last)
+        if start >= 0:
+            return last if start == 0 and len(last) <= limit else last[start : start + limit]
+        start = after - self._last_seq + len(self._bodies)
+        if start < 0:
+            return []
+        bodies = islice(self._bodies, start, start + limit)
+        return [LoggedEvent(seq, decode_event(body)) for seq, body in enumerate(bodies, after + 1)]
+
+    def clear(self) -> None:
+        """Keep nothing."""
+        self._last, self.num_bytes, self._num_last_bytes, self._last_seq = [], 0, 0, 0
+        self._bodies.clear()
+
+
+class Timers:
+    """Named one-shot timers. Arming a name that is armed already changes nothing."""
+
+    def __init__(self) -> None:
+        self._handles: dict[str, asyncio.TimerHandle] = {}
+
+    def arm(self, name: str, seconds: float, action: Callable[[], None]) -> None:
+        """Call `action` once after `seconds`, unless disarmed."""
+
+        def fire() -> None:
+            del self._handles[name]
+            action()
+
+        if name not in self._handles:
+            loop = asyncio.get_running_loop()
+            # An empty context: a timer must not keep alive the request that armed it.
+            self._handles[name] = loop.call_later(max(0.0, seconds), fire, context=Context())
+
+    def disarm(self, *names: str) -> None:
+        """Cancel these timers; a name that is not armed is skipped."""
+        for name in names:
+            handle = self._handles.pop(name, None)
+            if handle is not None:
+                handle.cancel()
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._handles
+
+    def disarm_all(self) -> None:
+        """Cancel every timer."""
+        self.disarm(*list(self._handles))

@@ -11,6 +11,7 @@ import hmac
 import re
 import secrets
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -24,19 +25,22 @@ from django.http import HttpRequest, HttpResponse, HttpResponseBase, parse_cooki
 from django.utils import timezone
 
 from streamserve.api.call import Caller
+from streamserve.asgi.guard import limited_client
 from streamserve.asgi.handover import MORE_HEADERS
 from streamserve.conf import get_settings
-from streamserve.keys import digest_of, is_well_formed
+from streamserve.keys import digest_of
 from streamserve.managers import LAST_USED_EVERY, keys_revoked
 from streamserve.models import SCOPES, ApiKey
-from streamserve.protocol.errors import Unauthorized
+from streamserve.protocol.errors import QuotaExceeded, Unauthorized
 from streamserve.web.rows import orm
-from streamserve.web.wrong_keys import WrongKeys
 
 # A key that is revoked by another process is taken for so long. Its running answers are stopped as late as that
 # (permissions.py), so a longer look-up would protect nothing.
 KNOWN_SECONDS = 30.0
 _MAX_KNOWN = 10_000
+WINDOW_SECONDS = 60.0  # in which wrong keys are counted
+_MAX_ADDRESSES = 10_000
+_MAX_RIGHT = 10_000
 VISITOR_COOKIE = "streamserve_visitor"
 _VISITOR = "_streamserve_visitor"  # an attribute of a request
 _BEARER = re.compile(r"bearer(?: +(.*))?", re.IGNORECASE)
@@ -81,8 +85,9 @@ async def authenticate(
     """
     key = key_in(headers)
     if key is not None:
-        if wrong_keys is None:
-            return await _keys.principal_of(key)
+        known = _keys.known(key)
+        if known is not None or wrong_keys is None:
+            return known or await _keys.principal_of(key)
         wrong_keys.check(address, key)
         try:
             principal = await _keys.principal_of(key)
@@ -142,16 +147,20 @@ class KnownKeys:
         """Look every key up again."""
         self._known = {}
 
+    def known(self, key: str) -> Principal | None:
+        """Return the caller of a key that was found active within `KNOWN_SECONDS`."""
+        principal, until, expires_at = self._known.get(digest_of(key), (None, 0.0, None))
+        is_known = self._clock() < until and not (expires_at and expires_at <= timezone.now())
+        return principal if is_known else None
+
     async def principal_of(self, key: str) -> Principal:
-        """Return the caller of an active key. Raises Unauthorized."""
-        digest = digest_of(key) if is_well_formed(key) else ""
-        known = self._known  # a later `forget` also forgets what is read now
-        principal, until, expires_at = known.get(digest, (None, 0.0, None))
-        if principal is not None and self._clock() < until and not (expires_at and expires_at <= timezone.now()):
+        """Return the caller of an active key, which is known from then on. Raises Unauthorized."""
+        principal, known = self.known(key), self._known  # a later `forget` also forgets what is read now
+        if principal is not None:
             return principal
         row = await orm.call(ApiKey.objects.find_active, key)
         if row is None:
-            known.pop(digest, None)
+            known.pop(digest_of(key), None)
             raise Unauthorized("This API key is unknown, expired or revoked.", code="invalid_api_key")
         if row.last_used_at is None or row.last_used_at < timezone.now() - LAST_USED_EVERY:
             orm.post(ApiKey.objects.filter(pk=row.pk).touch)
@@ -167,7 +176,7 @@ class KnownKeys:
         )
         if len(known) >= _MAX_KNOWN:
             known.clear()
-        known[digest] = (principal, self._clock() + KNOWN_SECONDS, row.expires_at)
+        known[digest_of(key)] = (principal, self._clock() + KNOWN_SECONDS, row.expires_at)
         return principal
 
 
@@ -238,3 +247,56 @@ def salt_of(tenant: str) -> str:
     return hmac.new(
         django_settings.SECRET_KEY.encode(), f"streamserve.salt:{tenant}".encode(), hashlib.sha256
     ).hexdigest()
+
+
+class WrongKeys:
+    """Refuses keys from an address that has sent `limit` wrong ones within a minute. `clock` gives seconds.
+
+    A key that was right before is taken from any address, so that one bad client behind a shared address harms no
+    other. Of one process; its memory is bounded.
+    """
+
+    def __init__(self, limit: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self._limit, self._clock = limit, clock
+        self._windows: OrderedDict[str, tuple[float, int]] = OrderedDict()  # address → (start, wrong keys since)
+        self._right: OrderedDict[str, None] = (
+            OrderedDict()
+        )  # digests of keys that were right, the last found at the end
+
+    def check(self, address: str, key: str) -> None:
+        """Raise QuotaExceeded if `address` has sent too many wrong keys in this window and `key` is not known as right.
+
+        A unix socket and a loopback address are not limited: all clients of a proxy may come from there.
+        """
+        address = limited_client(address)
+        started_at, num_wrong = self._windows.get(address, (0.0, 0))
+        left = started_at + WINDOW_SECONDS - self._clock()
+        if not address or num_wrong < self._limit or left <= 0 or digest_of(key) in self._right:
+            return
+        raise QuotaExceeded(
+            f"This address has sent {self._limit} wrong API keys within a minute. Check the key, and try again later.",
+            code="too_many_wrong_keys",
+            retry_after=max(1, round(left)),
+        )
+
+    def note_wrong(self, address: str, key: str) -> None:
+        """Count a wrong key."""
+        self._right.pop(digest_of(key), None)
+        address = limited_client(address)
+        if not address:
+            return
+        now = self._clock()
+        started_at, num_wrong = self._windows.pop(address, (now, 0))
+        if now - started_at >= WINDOW_SECONDS:
+            started_at, num_wrong = now, 0
+        self._windows[address] = (started_at, num_wrong + 1)
+        if len(self._windows) > _MAX_ADDRESSES:
+            self._windows.popitem(last=False)
+
+    def note_right(self, key: str) -> None:
+        """Remember a key that was found active."""
+        digest = digest_of(key)
+        self._right[digest] = None
+        self._right.move_to_end(digest)
+        if len(self._right) > _MAX_RIGHT:
+            self._right.popitem(last=False)

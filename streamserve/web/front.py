@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Callable
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 from asgiref.sync import SyncToAsync, sync_to_async
@@ -38,7 +38,7 @@ from django.middleware.gzip import GZipMiddleware
 from django.middleware.http import ConditionalGetMiddleware
 from django.middleware.locale import LocaleMiddleware
 from django.middleware.security import SecurityMiddleware
-from django.urls import Resolver404, resolve, set_script_prefix
+from django.urls import Resolver404, URLResolver, get_resolver, set_script_prefix
 from django.utils.functional import SimpleLazyObject, empty
 
 from streamserve.api.routes import ROUTES
@@ -56,6 +56,9 @@ _PURE = (
     LocaleMiddleware,
 )
 _ROUTE = re.compile("|".join(rf"(?:{route.pattern().pattern.replace('?P<', '?:<')})" for route in ROUTES))
+
+
+_MAX_KNOWN_CHARS = 128  # of a path whose answer is kept
 
 
 class Front:
@@ -81,8 +84,14 @@ def is_ours(scope: Scope) -> bool:
     path = str(scope["path"]).removeprefix(scope.get("root_path", "").rstrip("/"))
     if not _ROUTE.search(path):
         return False
+    leads = _leads_to_us if len(path) <= _MAX_KNOWN_CHARS else _leads_to_us.__wrapped__
+    return leads(path, get_resolver())
+
+
+@lru_cache(maxsize=1024)  # each request asks; most POST to the same few addresses
+def _leads_to_us(path: str, resolver: URLResolver) -> bool:
     try:
-        return hasattr(resolve(path).func, "route")
+        return hasattr(resolver.resolve(path).func, "route")
     except Resolver404:
         return False
 

@@ -33,7 +33,7 @@ from streamserve.streams.registry import Streams
 from streamserve.streams.store import Admission, Once
 from streamserve.streams.stream import Stream
 from streamserve.web.audit import WatchAudit
-from streamserve.web.auth import salt_of
+from streamserve.web.auth import WrongKeys, salt_of
 from streamserve.web.batches.files import SiteFiles
 from streamserve.web.batches.row_site import RowSite
 from streamserve.web.batches.store import SiteBatches
@@ -48,7 +48,6 @@ from streamserve.web.widget.sealed import unseal
 from streamserve.web.work.queue import SiteJobs
 from streamserve.web.work.serving import work_counts, worker_for
 from streamserve.web.work.worker import Worker
-from streamserve.web.wrong_keys import WrongKeys
 
 log = get_logger(__name__)
 
@@ -202,7 +201,6 @@ class DjangoSite:
         once: Once | None = None,
     ) -> Stream:
         """Start an answer for `principal`, within its quota. Raises StreamserveError."""
-        self.streams.writer.refuse_if_down()
         admission = Admission(
             owner=principal.owner,
             tenant=principal.tenant,
@@ -211,14 +209,15 @@ class DjangoSite:
             received_at=received_at,
             once=once,
         )
-        stream = await self._start_once(self.prepared(request), admission)
+        start = self.streams.start if once is None else self._start_once
+        stream = await start(self.prepared(request), admission)
         self.permissions.note_start(stream, principal)
         return stream
 
     def with_own_system(self, request: GenerateRequest) -> GenerateRequest:
         """Return the request with the system prompt that the settings give its model, unless it brings one."""
         served = self.settings.models.get(request.model)
-        return request if served is None else with_system(request, served.system)
+        return request if served is None or not served.system else with_system(request, served.system)
 
     def prepared(self, request: GenerateRequest) -> GenerateRequest:
         """Return the request with the system prompt of its model, which begins to load if it has not."""

@@ -64,6 +64,7 @@ def view_of(route: Route) -> View:
             caller = await admit(route.access, request, headers)
             site: AuditedSite | None = get_site() if route.needs_site else None
             reply = await route.endpoint(_call(request, headers, caller, request_id, params), site)
+            route.count(reply.status)
             if isinstance(reply.body, Delivery | JoinedDelivery):
                 permissions = get_site().permissions
                 permissions.hold(reply.body, caller, _break_off)

@@ -17,10 +17,8 @@ from openai._streaming import SSEDecoder
 from streamserve.dialects import native
 from streamserve.dialects.anthropic.message import MessageEncoder
 from streamserve.dialects.base import Encoder
-from streamserve.dialects.native import NativeEncoder
+from streamserve.dialects.native import NativeEncoder, TextEncoder, TokensEncoder
 from streamserve.dialects.openai_chat import ChatEncoder
-from streamserve.dialects.text import TextEncoder
-from streamserve.dialects.tokens import TokensEncoder
 from streamserve.protocol.events import (
     BLOCK_KINDS,
     BlockStart,

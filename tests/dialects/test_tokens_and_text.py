@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamserve.dialects.text import TextEncoder
-from streamserve.dialects.tokens import TokensEncoder
+from streamserve.dialects.native import TextEncoder, TokensEncoder
 from streamserve.protocol.events import GoingAway, LoggedEvent
 from tests.support.event_logs import LOG_ID, blocks, failure, numbered, success, tok
 from tests.support.sse_reader import read_events

@@ -15,10 +15,9 @@ from django.utils import timezone
 
 from streamserve.models import ApiKey
 from streamserve.protocol.errors import QuotaExceeded, Unauthorized
-from streamserve.web.auth import KnownKeys, authenticate, key_in, salt_of
+from streamserve.web.auth import KnownKeys, WrongKeys, authenticate, key_in, salt_of
 from streamserve.web.permissions import owners_without_permission
 from streamserve.web.rows import orm
-from streamserve.web.wrong_keys import WrongKeys
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -147,29 +146,32 @@ def test_permissions_are_two_queries_whatever_the_number(
         assert owners_without_permission(owners) == {f"user:{bob.pk}", "user:99999", "key:99999"}
 
 
+RIGHT, WRONG = "right" * 4, "wrong" * 4
+
+
 def test_wrong_keys_count_by_address_and_minute() -> None:
     """Another address, and the next minute, are not limited; a right key that turns wrong is no longer known."""
     now = 0.0
     keys = WrongKeys(2, clock=lambda: now)
-    keys.note_right("right")
+    keys.note_right(RIGHT)
     for address in ("203.0.113.7", "203.0.113.7", ""):
-        keys.note_wrong(address, "wrong")
-    keys.check("203.0.113.7", "right")
-    keys.check("203.0.113.8", "wrong")
-    keys.check("", "wrong")
+        keys.note_wrong(address, WRONG)
+    keys.check("203.0.113.7", RIGHT)
+    keys.check("203.0.113.8", WRONG)
+    keys.check("", WRONG)
     now = 20.0
     with pytest.raises(QuotaExceeded, match="2 wrong API keys") as raised:
-        keys.check("203.0.113.7", "wrong")
+        keys.check("203.0.113.7", WRONG)
     assert (raised.value.code, raised.value.retry_after) == ("too_many_wrong_keys", 40)
-    keys.note_wrong("203.0.113.7", "right")
+    keys.note_wrong("203.0.113.7", RIGHT)
     with pytest.raises(QuotaExceeded):
-        keys.check("203.0.113.7", "right")
+        keys.check("203.0.113.7", RIGHT)
     now = 60.0
-    keys.check("203.0.113.7", "wrong")
+    keys.check("203.0.113.7", WRONG)
     for address in ("2001:db8::1", "2001:db8::2"):  # of one client
-        keys.note_wrong(address, "wrong")
+        keys.note_wrong(address, WRONG)
     with pytest.raises(QuotaExceeded):
-        keys.check("2001:db8::3", "wrong")
+        keys.check("2001:db8::3", WRONG)
 
 
 async def test_only_the_session_that_has_signed_a_user_in_is_its_login(alice: Any, bob: Any) -> None:

@@ -10,10 +10,8 @@ import pytest
 
 from streamserve.clients.thread.client import ThreadClient
 from streamserve.dialects.base import Encoder
-from streamserve.dialects.native import NativeEncoder
+from streamserve.dialects.native import NativeEncoder, TextEncoder, TokensEncoder
 from streamserve.dialects.openai_chat import ChatEncoder
-from streamserve.dialects.text import TextEncoder
-from streamserve.dialects.tokens import TokensEncoder
 from streamserve.streams.config import StreamConfig
 from streamserve.streams.reader.delivery import Delivery
 from streamserve.streams.stream import Stream

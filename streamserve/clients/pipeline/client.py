@@ -60,7 +60,7 @@ class PipelineClient:
 
     async def generate(self, request: GenerateRequest) -> PipelineGeneration:
         """Start a run. Raises what a model that cannot answer raises, and ProducerLost for a run that had begun."""
-        check_needs(request)
+        check_needs(request.needs)
         check_sampling(request.sampling)
         memo = self._jobs.get(request.stream_id)
         if request.output_token_ids and memo is None:

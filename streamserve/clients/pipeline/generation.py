@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 
-from streamserve.clients.event_queue import EventQueue
+from streamserve.clients.base import EventQueue
 from streamserve.clients.pipeline.shown import Shown
 from streamserve.protocol.events import Event, is_terminal
 from streamserve.protocol.park import Accepted, Park

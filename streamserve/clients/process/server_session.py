@@ -122,7 +122,7 @@ class ServerSession:
         except Exception:  # the edge of one request
             logger.exception("request %d of process %d failed", message.id, self.connection.peer.pid)
             answer = refusal(message.id, StreamserveError("the engine could not take this request."))
-        if not (isinstance(answer, Refusal) and self._is_engine_dead):
+        if not (isinstance(answer, Refusal) and self._client.has_failed):
             self.send(answer)
 
     # News: collected during one turn of the loop, sent in the next.
@@ -134,7 +134,7 @@ class ServerSession:
 
     def _send_news(self) -> None:
         ids, self._with_news = dict.fromkeys(self._with_news), []
-        if self._is_engine_dead:
+        if self._client.has_failed:
             return
         news = [piece for request_id in ids if request_id in self._generations for piece in self._news_of(request_id)]
         if sum(len(piece.events) for piece in news) <= _MAX_EVENTS:
@@ -155,10 +155,6 @@ class ServerSession:
             *(_news(request_id, generation, piece, is_end=False) for piece in earlier),
             _news(request_id, generation, last, is_end=is_end),
         ]
-
-    @property
-    def _is_engine_dead(self) -> bool:
-        return self._client.describe().state == "failed"
 
 
 def _news(request_id: int, generation: LocalGeneration, events: list[Event], *, is_end: bool) -> GenerationNews:

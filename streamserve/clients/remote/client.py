@@ -80,7 +80,7 @@ class RemoteClient:
 
     async def generate(self, request: GenerateRequest) -> RemoteGeneration:
         """Accept the request or raise: BadRequest (the server refuses it), Refused (not now, or not any more)."""
-        check_needs(request)
+        check_needs(request.needs)
         check_sampling(request.sampling)
         dialect = await self._require_server()
         self._refuse_continuing(request, dialect)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from streamserve.clients.event_queue import EventQueue
+from streamserve.clients.base import EventQueue
 from streamserve.clients.remote.answer import Answer
 from streamserve.protocol.events import TERMINALS, Error, Event
 from streamserve.protocol.park import Accepted, Park

@@ -150,25 +150,32 @@ def prepare(engine: LoadedEngine, config: EngineConfig, request: GenerateRequest
     """Make a request ready, or raise BadRequest. Tokens already shown is fed to the choices silently."""
     latency_class = _checked_class(config, request)
     prompt = encode(engine.tokenizer, request)
-    num_public_tokens = engine.public_prefixes.num_tokens(request, prompt.token_ids)
+    if request.has_public_system:
+        num_public_tokens = engine.public_prefixes.num_tokens(request, prompt.token_ids)
+        prompt = replace(prompt, num_public_tokens=num_public_tokens)
     num_prompt_tokens = len(prompt.token_ids)
     check_sampling(request.sampling)  # before it is computed with
-    rules.check_prompt_logprobs(request, num_prompt_tokens)
+    if request.sampling.prompt_logprobs is not None:
+        rules.check_prompt_logprobs(request, num_prompt_tokens)
     sampling = resolve_params(
         request, engine.facts.sampling_defaults, num_prompt_tokens, engine.max_tokens, config.default_max_tokens
     )
     check_sampling(sampling)  # the model's own defaults, too
     _check_ids(request, prompt, engine.runner.vocab_size)
-    if engine.format is None:
+    grammar, source = request.grammar, None
+    if engine.format is not None:
+        grammar, source = engine.format.grammar(request, prompt), _source(engine.format, request, prompt, sampling)
+    elif request.tools:
         rules.refuse_forced_call(request)
-    grammar = engine.format.grammar(request, prompt) if engine.format is not None else request.grammar
-    source = _source(engine.format, request, prompt, sampling)
     choices = _choices(engine.tokenizer, request, sampling, source, is_free=grammar is None)
-    bad_word_ids = rules.bad_word_ids(engine.tokenizer, sampling, engine.runner.vocab_size)
-    rules.check_choice(sampling, bad_word_ids, engine.facts.eos_token_ids, has_grammar=grammar is not None)
+    bad_word_ids: tuple[tuple[int, ...], ...] = ()
+    if sampling.bad_words:
+        bad_word_ids = rules.bad_word_ids(engine.tokenizer, sampling, engine.runner.vocab_size)
+    if sampling.allowed_token_ids:
+        rules.check_choice(sampling, bad_word_ids, engine.facts.eos_token_ids, has_grammar=grammar is not None)
     return Prepared(
         request=request,
-        prompt=replace(prompt, num_public_tokens=num_public_tokens),
+        prompt=prompt,
         sampling=sampling,
         choices=choices,
         eos_token_ids=engine.facts.eos_token_ids,
@@ -177,13 +184,13 @@ def prepare(engine: LoadedEngine, config: EngineConfig, request: GenerateRequest
         needs=() if source is None else ("blocks",),
         grammar=grammar,
         bad_word_ids=bad_word_ids,
-        echoes=rules.echoes(engine.tokenizer, request),
+        echoes=rules.echoes(engine.tokenizer, request) if request.echo else (),
     )
 
 
 def _checked_class(config: EngineConfig, request: GenerateRequest) -> LatencyClass:
     """Return the request's latency class. Raises BadRequest for what no prompt and no model make right."""
-    check_needs(request)
+    check_needs(request.needs)
     if request.input:
         message = f"input is for pipelines, and {request.model} is a model. Send messages or prompt."
         raise BadRequest(message, code="invalid_value", param="input")
@@ -223,10 +230,10 @@ def _choices(
 
 
 def _source(
-    format_: OutputFormat | None, request: GenerateRequest, prompt: Prompt, sampling: SamplingParams
+    format_: OutputFormat, request: GenerateRequest, prompt: Prompt, sampling: SamplingParams
 ) -> AnswerSource | None:
     """Return what the choices need for their blocks, None where the whole output is text."""
-    if format_ is None or format_.parser(request, prompt) is None:
+    if format_.parser(request, prompt) is None:
         return None
 
     def make_parser() -> Parser:

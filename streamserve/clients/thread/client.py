@@ -163,6 +163,11 @@ class ThreadClient:
             await asyncio.wrap_future(self._thread.after_step())
             self._refuse_failed()
 
+    @property
+    def has_failed(self) -> bool:
+        """Whether the engine could not be loaded, or has ended in a fault."""
+        return self._thread.description.state == "failed"
+
     def describe(self) -> ModelDescription:
         """Return what the model is and how far loading has come. Never blocks."""
         description = self._thread.describe()
@@ -209,5 +214,5 @@ class ThreadClient:
         )
 
     def _refuse_failed(self) -> None:
-        if self._thread.description.state == "failed":
+        if self.has_failed:
             raise EngineUnavailable(f"model {self.alias} is not available.", retry_after=30)

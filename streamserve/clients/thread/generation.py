@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from streamserve.clients.event_queue import EventQueue
+from streamserve.clients.base import EventQueue
 from streamserve.engine.output import SequenceUpdate
 from streamserve.engine.text.choice import Choice
 from streamserve.protocol.events import ChoiceDone, Done, Error, Status, Token, Usage
@@ -129,7 +129,8 @@ class LocalGeneration(EventQueue):
         first_scored: int | None = None,
     ) -> None:
         super().__init__(event for choice in choices.values() for event in choice.replayed)
-        self._events.extend(_echo_events(echoes))
+        if echoes:
+            self._events.extend(_echo_events(echoes))
         if first_scored is not None:
             self._events.append(next(iter(choices.values())).first_event(first_scored))
         self.accepted = accepted

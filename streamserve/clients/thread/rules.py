@@ -31,8 +31,8 @@ def bad_word_ids(tokenizer: Tokenizer, sampling: SamplingParams, vocab_size: int
 
 
 def refuse_forced_call(request: GenerateRequest) -> None:
-    """Raise BadRequest for a forced call of an engine that has no output format: the echo engine by itself."""
-    if request.tools and request.tool_choice.mode == "required":
+    """Raise BadRequest for a forced call of an engine without an output format: the echo engine by itself."""
+    if request.tool_choice.mode == "required":
         raise BadRequest(
             "the echo engine makes no tool calls unless MODELS gives it a FORMAT. Set one, such as qwen3, or use "
             "tool_choice auto or none.",
@@ -46,9 +46,7 @@ def check_prompt_logprobs(request: GenerateRequest, num_prompt_tokens: int) -> N
 
     Each prompt token counts, and each candidate beside it.
     """
-    top = request.sampling.prompt_logprobs
-    if top is None:
-        return
+    top = request.sampling.prompt_logprobs or 0
     if request.messages is not None:
         message = "prompt_logprobs are of a prompt; the tokens around messages are the server's own. Send prompt."
         raise BadRequest(message, code="conflicting_fields", param="prompt_logprobs")
@@ -68,23 +66,21 @@ def check_choice(
     *,
     has_grammar: bool,
 ) -> None:
-    """Refuse allowed ids of which none can be chosen, or perhaps none where a grammar needs another."""
-    if has_grammar and sampling.allowed_token_ids:
+    """Refuse `allowed_token_ids` of which none can be chosen, or perhaps none where a grammar needs another."""
+    if has_grammar:
         message = "A grammar decides which tokens are allowed; leave allowed_token_ids out, or the grammar and tools."
         raise BadRequest(message, code="conflicting_fields", param="allowed_token_ids")
     allowed = set(sampling.allowed_token_ids)
     left = allowed - {word[0] for word in bad_word_ids if len(word) == 1}
     if sampling.min_tokens:
         left -= {*sampling.stop_token_ids, *(() if sampling.ignore_eos else eos_token_ids)}
-    if allowed and not left:
+    if not left:
         message = "allowed_token_ids leaves no token: bad_words, or min_tokens for an end, forbid all. Allow another."
         raise BadRequest(message, code="conflicting_fields", param="allowed_token_ids")
 
 
 def echoes(tokenizer: Tokenizer, request: GenerateRequest) -> tuple[str, ...]:
-    """Return the prompt's text that each choice still has to begin with."""
-    if not request.echo:
-        return ()
+    """Return the prompt's text that each choice of a request with `echo` still has to begin with."""
     if request.messages is not None:
         text = request.messages[-1].content
     else:

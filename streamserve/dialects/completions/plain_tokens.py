@@ -13,9 +13,8 @@ from typing import Any
 from streamserve.dialects.base import Ending
 from streamserve.dialects.fields import Table, integer, number, read
 from streamserve.dialects.generate import build, conflict, request_fields, sampling_fields
-from streamserve.dialects.native import on_disconnect, query_values
+from streamserve.dialects.native import TokensEncoder, on_disconnect, query_values
 from streamserve.dialects.openai_chat import error_json
-from streamserve.dialects.tokens import TokensEncoder
 from streamserve.protocol.errors import StreamserveError, to_body
 from streamserve.protocol.events import LoggedEvent
 from streamserve.protocol.limits import Limits

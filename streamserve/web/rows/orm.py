@@ -94,7 +94,8 @@ class OrmThread:
     def _serve(self) -> None:
         while jobs := self._next_jobs():
             done = [(job, *_result_of(job.work)) for job in jobs if not job.is_write]
-            _settle(done + self._written([job for job in jobs if job.is_write]))
+            writes = [job for job in jobs if job.is_write]
+            _settle(done + self._written(writes) if writes else done)
         _tidy(lambda connection: connection.close())
 
     def _next_jobs(self) -> list[_Job]:
@@ -117,8 +118,6 @@ class OrmThread:
 
     def _written(self, jobs: list[_Job]) -> list[tuple[_Job, Any, BaseException | None]]:
         """Do the writes in one transaction; each in its own if that fails."""
-        if not jobs:
-            return []
         self.num_transactions += 1
         if len(jobs) > 1:
             try:

@@ -144,7 +144,7 @@ class SiteJobs:
             raise BadRequest(message, code="webhook_not_found", param="webhook")
         if request.n != 1:
             raise BadRequest("A pipeline gives one answer: leave n out.", code="invalid_value", param="n")
-        check_needs(request)
+        check_needs(request.needs)
         check_sampling(request.sampling)
 
     async def _check_room(self, caller: Caller) -> None:

@@ -8,8 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from streamserve.dialects.native import NativeEncoder
-from streamserve.dialects.text import TextEncoder
+from streamserve.dialects.native import NativeEncoder, TextEncoder
 from streamserve.protocol.errors import BadRequest, Gone, QuotaExceeded
 from streamserve.protocol.events import Done, LoggedEvent, Meta, PositionLogprobs, Status, Token, TokenLogprob
 from streamserve.streams.config import StreamConfig

@@ -8,10 +8,8 @@ from contextlib import aclosing
 import pytest
 
 from streamserve.dialects.base import Encoder
-from streamserve.dialects.native import NativeEncoder
+from streamserve.dialects.native import NativeEncoder, TextEncoder, TokensEncoder
 from streamserve.dialects.openai_chat import ChatEncoder
-from streamserve.dialects.text import TextEncoder
-from streamserve.dialects.tokens import TokensEncoder
 from streamserve.protocol.events import (
     TEXT,
     BlockStart,
