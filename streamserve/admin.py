@@ -26,7 +26,6 @@ from django.utils.translation import gettext_lazy as _
 
 from streamserve.api.call import Reply
 from streamserve.api.logs import get_logger
-from streamserve.durable import admin as durable_admin  # noqa: F401  (registers its own)
 from streamserve.keys import new_key
 from streamserve.models import ApiKey, Live, Stream, Watch, default_scopes
 from streamserve.protocol.errors import StreamserveError
@@ -35,7 +34,7 @@ from streamserve.web.live import LiveDelivery
 from streamserve.web.permissions import WATCH_PERMISSION
 from streamserve.web.site import get_site
 from streamserve.web.views import non_atomic, to_django
-from streamserve.web.work import admin as work_admin  # noqa: F401  (registers its own)
+from streamserve.web.work.admin import ReadOnly  # its module registers its own
 
 log = get_logger(__name__)
 
@@ -88,19 +87,6 @@ def _record_reading(request: HttpRequest, stream: Stream) -> None:
     log.info("stored_answer_read", stream_id=stream.pk, watcher=row.watcher, username=row.username)
 
 
-class ReadOnlyAdmin(ModelAdmin):
-    """Without adding, changing and deleting."""
-
-    def has_add_permission(self, request: HttpRequest) -> bool:
-        return False
-
-    def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        return False
-
-    def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        return False
-
-
 class KeyForm(forms.ModelForm):  # type: ignore[type-arg]  # generic in its stubs only
     """What a new key may do, and for how long."""
 
@@ -121,7 +107,7 @@ class KeyForm(forms.ModelForm):  # type: ignore[type-arg]  # generic in its stub
 
 
 @admin.register(ApiKey)
-class ApiKeyAdmin(ReadOnlyAdmin):
+class ApiKeyAdmin(ReadOnly, ModelAdmin):
     """API keys. A new one is shown once, on the page that answers its form; it is neither stored nor logged."""
 
     form = KeyForm
@@ -141,7 +127,7 @@ class ApiKeyAdmin(ReadOnlyAdmin):
     list_select_related = ("user",)
     actions = ("revoke",)
 
-    def has_add_permission(self, request: HttpRequest) -> bool:
+    def has_add_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         """A key is as good as its user's login: see `formfield_for_foreignkey`."""
         return request.user.has_perm("streamserve.add_apikey")
 
@@ -188,7 +174,7 @@ class ApiKeyAdmin(ReadOnlyAdmin):
 
 
 @admin.register(Stream)
-class StreamAdmin(ReadOnlyAdmin):
+class StreamAdmin(ReadOnly, ModelAdmin):
     """Every answer, newest first. The answer itself is shown to those who may watch, on demand, which is recorded."""
 
     list_display = ("short_id", "began", "model", "owner", "result", "num_tokens", "first_token", "took")
@@ -291,7 +277,7 @@ class StreamAdmin(ReadOnlyAdmin):
 
 
 @admin.register(Watch)
-class WatchAdmin(ReadOnlyAdmin):
+class WatchAdmin(ReadOnly, ModelAdmin):
     """The watches: user, stream and its owner, newest first."""
 
     list_display = (
@@ -311,7 +297,7 @@ class WatchAdmin(ReadOnlyAdmin):
 
 
 @admin.register(Live)
-class LiveAdmin(ReadOnlyAdmin):
+class LiveAdmin(ReadOnly, ModelAdmin):
     """The live page, in place of a list of rows. Viewing, stopping and control each need a permission."""
 
     def get_urls(self) -> list[URLPattern]:

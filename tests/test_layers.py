@@ -114,8 +114,8 @@ def test_every_folder_is_known() -> None:
 
 
 def test_folders_stay_small() -> None:
-    """A folder holds at most fourteen modules."""
-    sizes = Counter(path.parent for path in python_files())
+    """A folder holds at most fourteen modules; of migrations there is one for each change."""
+    sizes = Counter(path.parent for path in python_files() if path.parent.name != "migrations")
     assert {folder: num for folder, num in sizes.items() if num > MAX_FILES} == {}
 
 

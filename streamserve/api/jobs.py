@@ -26,7 +26,10 @@ _CLASS = "document"  # a job has no reader who waits for its first token
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobView:
-    """A job as its owner sees it. `place`: how many are taken before a queued one; `error` its code and message."""
+    """A job as its owner sees it. `place`: how many are taken before a queued one; `error` its code and message.
+
+    `waits_for`, of a queued one: "worker" (none that runs jobs is alive), "retry" (until `due_at`) or "turn".
+    """
 
     id: str
     stream_id: str
@@ -34,6 +37,7 @@ class JobView:
     status: str
     attempts: int
     place: int | None
+    waits_for: str | None
     progress: dict[str, Any] | None
     result: dict[str, Any] | None
     error: tuple[str, str] | None
@@ -60,7 +64,7 @@ class JobView:
             "error": error,
         }
         if self.status == "queued":
-            out |= {"place": self.place, "due_at": _seconds(self.due_at)}
+            out |= {"place": self.place, "due_at": _seconds(self.due_at), "waits_for": self.waits_for}
         return out | ({"webhook": self.webhook} if self.webhook else {})
 
 

@@ -44,6 +44,12 @@ class StoredFile(models.Model):
     is_ready = models.BooleanField(default=False, editable=False, help_text=_("Its content is stored."))
     created_at = models.DateTimeField(_("created"), default=timezone.now, editable=False)
     expires_at = models.DateTimeField(_("expires"), null=True, editable=False, db_index=True)
+    request_key = models.CharField(
+        max_length=64, null=True, unique=True, editable=False, help_text=_("SHA-256 of the caller and Idempotency-Key.")
+    )
+    request_digest = models.CharField(
+        max_length=64, null=True, editable=False, help_text=_("SHA-256 of the upload that came with the key.")
+    )
 
     objects = StoredFileQuerySet.as_manager()
 

@@ -330,6 +330,13 @@ def get_site() -> DjangoSite:
     return _site
 
 
+def ensure_embedded() -> None:
+    """Run jobs here, where they are embedded and no lifespan event came before the first request that is about them."""
+    here = get_site()
+    if here.settings.jobs.embedded and not _is_draining:
+        here.ensure_worker()
+
+
 def running_loop() -> asyncio.AbstractEventLoop | None:
     """Return the loop of this process's site while it runs, for calls from other threads; None after a fork."""
     if _site is None or _site.pid != os.getpid() or not _site.loop.is_running():

@@ -29,7 +29,7 @@ from streamserve.streams.reader.joined import JoinedDelivery
 from streamserve.web.access import admit, cors_headers
 from streamserve.web.auth import give_cookie
 from streamserve.web.permissions import rights_lost
-from streamserve.web.site import get_site
+from streamserve.web.site import ensure_embedded, get_site
 
 log = get_logger(__name__)
 
@@ -63,6 +63,8 @@ def view_of(route: Route) -> View:
                 raise MethodNotAllowed(f"This address takes {' and '.join(route.methods)}, not {request.method}.")
             caller = await admit(route.access, request, headers)
             site: AuditedSite | None = get_site() if route.needs_site else None
+            if route.needs_rows:
+                ensure_embedded()
             reply = await route.endpoint(_call(request, headers, caller, request_id, params), site)
             route.count(reply.status)
             if isinstance(reply.body, Delivery | JoinedDelivery):

@@ -5,18 +5,22 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator
+from datetime import timedelta
 from typing import Any
 
 import pytest
 from django.test.utils import override_settings
+from django.utils import timezone
 
 from streamserve import Run, pipeline
 from streamserve.clients.pipeline.registry import forget
 from streamserve.models import ApiKey, Job
 from streamserve.models import Stream as StreamRow
+from streamserve.models import Worker as WorkerRow
 from streamserve.web import site
 from streamserve.web.rows import orm
 from tests.conftest import Caller, body_of, until, until_ready
+from tests.support.batch_runs import without_worker
 from tests.support.stream_checks import check_native, text_of
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -329,3 +333,30 @@ async def test_jobs_take_no_place_of_streams(caller: Caller, author: Author) -> 
     author.may_end.set()
     assert {(await ended(caller, one))["status"] for one in ids} == {"done"}
     assert json.loads((await orm.call(Job.objects.first)).result)["text"]
+
+
+async def test_a_queued_job_says_what_it_waits_for(caller: Caller) -> None:
+    """A worker where none that runs jobs is alive, its turn, or the next attempt."""
+    await without_worker()
+    job_id = (await caller.post("/jobs", ASKED)).json()["job_id"]
+
+    async def waits_for() -> str:
+        return str((await caller.get(f"/jobs/{job_id}")).json()["waits_for"])
+
+    await orm.call(WorkerRow.objects.all().delete)
+    await orm.call(WorkerRow.objects.beat, "other", "batch", 4)
+    assert await waits_for() == "worker"
+    await orm.call(WorkerRow.objects.beat, "this", "jobs,batch", 4)
+    assert await waits_for() == "turn"
+    await Job.objects.aupdate(due_at=timezone.now() + timedelta(minutes=5))
+    assert await waits_for() == "retry"
+
+
+@pytest.mark.parametrize("is_embedded", [True, False])
+async def test_embedded_jobs_begin_without_lifespan_events(author: Author, alice_key: str, is_embedded: bool) -> None:
+    """The first request about jobs starts the worker, under a server that sends no such events."""
+    await site.reset()
+    with override_settings(STREAMSERVE={"TESTING": True, "JOBS": {"EMBEDDED": is_embedded}}):
+        assert (await Caller(key=alice_key).get("/jobs")).status_code == 200
+        assert (site.get_site().worker is not None) == is_embedded
+        await site.reset()

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from django.core.management import CommandError, call_command
 from django.test.utils import override_settings
 
-from streamserve.management.commands.streamserve_worker import Command
+from streamserve.management.commands.streamserve_worker import Command, _show
+from streamserve.models import Job
+from tests.conftest import until
 
 
 def conf(tmp_path: Path, **keys: Any) -> dict[str, Any]:
@@ -44,3 +48,18 @@ def test_its_help_says_what_it_does() -> None:
     assert "SIGTERM" in text
     for option in ("--concurrency", "--kinds", "--drain"):
         assert option in text
+
+
+@pytest.mark.django_db(transaction=True)
+async def test_a_terminal_has_a_line_of_progress() -> None:
+    """What runs here, what waits in all processes, what was done; it is cleared at the end."""
+    kinds = [SimpleNamespace(name="jobs"), SimpleNamespace(name="batch")]
+    worker: Any = SimpleNamespace(kinds=kinds, claims=[SimpleNamespace(kind="batch")] * 2, num_done=1041)
+    await Job.objects.acreate(id="1" * 32, stream_id="1" * 32, pipeline="p", owner="o", tenant="t")
+    out = io.StringIO()
+    showing = asyncio.create_task(_show(worker, out))
+    await until(lambda: out.getvalue().count("\r") >= 1)
+    showing.cancel()
+    await asyncio.gather(showing, return_exceptions=True)
+    _, shown, cleared = out.getvalue().split("\r\x1b[K")
+    assert (shown, cleared) == ("jobs: 0 running, 1 waiting; batch: 2 running; 1,041 done", "")

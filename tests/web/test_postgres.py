@@ -19,6 +19,7 @@ FILES = [
     "tests/test_keys.py",
     "tests/project/help/test_search.py",
     "tests/web/work/test_worker.py",
+    "tests/web/work/test_limits.py",
     "tests/api/test_jobs.py",
     "tests/api/test_openai_stored.py",
 ]

@@ -26,6 +26,9 @@ class Batches(Protocol):
         Raises NotFound for its file, QuotaExceeded, KeyReused.
         """
 
+    async def sent_before(self, once: Once | None) -> BatchRecord | None:
+        """Return the batch that this key has queued before, if there is one. Raises KeyReused."""
+
     async def find(self, caller: Caller, batch_id: str, *, api: str = "openai") -> BatchRecord:
         """Return the batch. Raises NotFound for an unknown id, and for one of another tenant or API."""
 

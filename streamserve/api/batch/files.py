@@ -6,6 +6,7 @@ Neither an upload nor a download is ever whole in memory. Who may read an answer
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from typing import IO, Protocol
 from urllib.parse import quote
 
 from streamserve.api.call import Body, Call, Caller, Reply, Site, json_reply
+from streamserve.api.idempotency import HEADER, once_of
 from streamserve.dialects.batches.openai_files import (
     MOST_FILES,
     FileRecord,
@@ -25,6 +27,7 @@ from streamserve.dialects.batches.openai_files import (
 )
 from streamserve.protocol.errors import BadRequest, NotFound
 from streamserve.streams.reader.delivery import NO_FLOW, Closing, Flow
+from streamserve.streams.store import Once
 
 # Beside the file, what a form may have: its fields, and the heads of its parts.
 FORM_BYTES = 64 * 1024
@@ -47,8 +50,13 @@ class Files(Protocol):
     def receive(self, call: Call) -> AbstractAsyncContextManager[Form]:
         """Receive the form in the body of `call`; its file is gone after the context."""
 
-    async def add(self, caller: Caller, form: Form, expires_seconds: int | None) -> FileRecord:
-        """Store the form's file. Raises StorageFull."""
+    async def add(
+        self, caller: Caller, form: Form, expires_seconds: int | None, once: Once | None = None
+    ) -> FileRecord:
+        """Store the form's file; with `once`, return the one that its key has stored before.
+
+        Raises StorageFull, KeyReused.
+        """
 
     async def store(
         self, content: IO[bytes], caller: Caller, *, filename: str, purpose: str, num_bytes: int
@@ -87,7 +95,16 @@ async def _upload(call: Call, site: FileSite) -> Reply:
             raise BadRequest("file is missing. Send the file in the part 'file'.", code="missing_field", param="file")
         if not form.num_bytes:
             raise BadRequest("The file is empty.", code="empty_file", param="file")
-        return json_reply(file_json(await site.files.add(call.caller, form, expires_seconds)))
+        once = await asyncio.to_thread(_once_of, call, form) if HEADER in call.headers else None
+        return json_reply(file_json(await site.files.add(call.caller, form, expires_seconds, once)))
+
+
+def _once_of(call: Call, form: Form) -> Once | None:
+    """Return the upload's key and digest. Blocks."""
+    assert form.file is not None
+    digest = hashlib.file_digest(form.file, "sha256").hexdigest()  # type: ignore[arg-type]  # a file can be read into
+    form.file.seek(0)
+    return once_of(call, "files", {"fields": dict(form.fields), "filename": form.filename, "file": digest})
 
 
 async def _list(call: Call, site: FileSite) -> Reply:

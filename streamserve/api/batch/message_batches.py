@@ -6,6 +6,7 @@ The requests of a body become the input file of a batch, which runs as every oth
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import os
 import tempfile
 from collections.abc import Mapping
@@ -15,6 +16,7 @@ from typing import IO
 from streamserve.api.anthropic import id_header
 from streamserve.api.batch.batches import BatchSite
 from streamserve.api.call import Call, Reply, json_reply
+from streamserve.api.idempotency import once_of
 from streamserve.dialects.anthropic import batches as dialect
 from streamserve.dialects.anthropic.shapes import limit_of
 from streamserve.dialects.batches.openai_batches import ENDED, BatchRecord, NewBatch
@@ -70,24 +72,34 @@ async def results(call: Call, site: BatchSite) -> Reply:
 async def _create(call: Call, site: BatchSite) -> BatchRecord:
     check_head("", call.headers.get("content-encoding", ""), site.limits)
     with tempfile.TemporaryFile() as lines:
-        num_rows = await asyncio.to_thread(_receive, call, lines, site.limits)
-        num_bytes = lines.tell()
+        num_rows, digest = await asyncio.to_thread(_receive, call, lines, site.limits)
+        once = once_of(call, "messages/batches", {"requests": digest})
+        earlier = await site.batches.sent_before(once)
+        if earlier is not None:
+            return earlier
+        num_bytes = lines.seek(0, os.SEEK_END)
         lines.seek(0, os.SEEK_SET)
         file = await site.files.store(
             lines, call.caller, filename="requests.jsonl", purpose=PURPOSE, num_bytes=num_bytes
         )
     asked = NewBatch(endpoint=dialect.ENDPOINT, input_file_id=file.id)
     try:
-        return await site.batches.create(call.caller, asked, api=API, num_rows=num_rows)
+        batch = await site.batches.create(call.caller, asked, api=API, num_rows=num_rows, once=once)
     except BaseException:
         await site.files.delete(call.caller, file.id)
         raise
+    if batch.input_file_id != file.id:  # the same request was faster
+        await site.files.delete(call.caller, file.id)
+    return batch
 
 
-def _receive(call: Call, lines: IO[bytes], limits: Limits) -> int:
-    """Write the requests in the body as lines; return how many. Blocks."""
+def _receive(call: Call, lines: IO[bytes], limits: Limits) -> tuple[int, str]:
+    """Write the requests in the body as lines; return how many, and the lines' digest. Blocks."""
     assert call.file is not None  # Django has the body whole
-    return dialect.write_requests(call.file, call.headers.get("content-type", ""), lines, limits)
+    num_rows = dialect.write_requests(call.file, call.headers.get("content-type", ""), lines, limits)
+    lines.seek(0, os.SEEK_SET)
+    digest = hashlib.file_digest(lines, "sha256")  # type: ignore[arg-type]  # a file can be read into
+    return num_rows, digest.hexdigest()
 
 
 async def _page(call: Call, site: BatchSite, query: Mapping[str, str]) -> tuple[list[BatchRecord], bool]:

@@ -8,16 +8,22 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import shutil
 import signal
+import sys
 from argparse import ArgumentParser
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, TextIO
 
 from django.core.management.base import BaseCommand, CommandError
 
 from streamserve.conf import get_settings
 from streamserve.web import site
-from streamserve.web.work.serving import KINDS, worker_for
+from streamserve.web.work.serving import KINDS, work_counts, worker_for
 from streamserve.web.work.worker import Worker
+
+_CLEAR = "\r\x1b[K"  # ECMA-48: to the line's beginning, and erase it
+_SHOW_SECONDS = 1.0
 
 
 class Command(BaseCommand):
@@ -53,6 +59,7 @@ class Command(BaseCommand):
         worker = worker_for(here, names, concurrency=concurrency, grace_seconds=grace_seconds)
         worker.ends_idle = drain
         running = asyncio.create_task(worker.run())
+        showing = asyncio.create_task(_show(worker, sys.stderr)) if sys.stderr.isatty() else None
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, _stop, worker, running)
@@ -60,6 +67,9 @@ class Command(BaseCommand):
         self.stdout.write(f"Working on {kinds}, as {worker.presence.worker_id}. Ctrl-C ends it.")
         self.stdout.flush()
         await asyncio.gather(running, return_exceptions=True)
+        if showing is not None:
+            showing.cancel()
+            await asyncio.gather(showing, return_exceptions=True)
         await site.reset()
         self.stdout.write(f"The worker has ended; it has done {worker.num_done}.")
 
@@ -71,9 +81,34 @@ def _stop(worker: Worker, running: asyncio.Task[None]) -> None:
     worker.stop()
 
 
+async def _show(worker: Worker, out: TextIO) -> None:
+    """Keep one line of a terminal up to date: what runs here, what waits, what was done."""
+    try:
+        while True:
+            counts = await work_counts()
+            width = shutil.get_terminal_size().columns - 1
+            out.write(_CLEAR + progress_line(worker, counts)[:width])
+            out.flush()
+            await asyncio.sleep(_SHOW_SECONDS)
+    finally:
+        out.write(_CLEAR)
+        out.flush()
+
+
+def progress_line(worker: Worker, counts: Mapping[str, Mapping[str, int]]) -> str:
+    """Return "jobs: 2 running, 7 waiting; batch: 1 running; 41 done"; `counts` are those of all workers."""
+    parts = []
+    for kind in worker.kinds:
+        num_running = sum(claim.kind == kind.name for claim in worker.claims)
+        num_waiting = counts.get(kind.name, {}).get("queued", 0)
+        parts.append(f"{kind.name}: {num_running:,} running" + (f", {num_waiting:,} waiting" if num_waiting else ""))
+    return "; ".join([*parts, f"{worker.num_done:,} done"])
+
+
 def _log_to_stderr() -> None:
     """Log to stderr, unless the site has configured logging."""
     logger = logging.getLogger("streamserve")
     if not logger.hasHandlers():
-        logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+        begin = _CLEAR if sys.stderr.isatty() else ""  # of the line that `_show` has written
+        logging.basicConfig(level=logging.INFO, format=begin + "%(asctime)s %(levelname)s %(name)s: %(message)s")
         logger.setLevel(logging.INFO)

@@ -64,12 +64,12 @@ for i = 7, #ARGV do
 end
 if ends == '0' and head[3] then ends = head[3] end
 redis.call('HSET', KEYS[1], 'fence', fence, 'last', last, 'ended', ends, 'at', ARGV[4])
-local life = ends == '1' and ARGV[5] or math.max(ARGV[5], %d)
-redis.call('PEXPIRE', KEYS[1], life)
-redis.call('PEXPIRE', KEYS[2], life)
+for _, key in ipairs(KEYS) do
+    if ends == '1' then redis.call('PEXPIRE', key, ARGV[5]) else redis.call('PERSIST', key) end
+end
 redis.call('PUBLISH', ARGV[6], last)
 return last
-""" % (UNFINISHED_SECONDS * 1000)  # noqa: UP031  (braces are Lua's here)
+"""
 _READ = """
 local last = redis.call('HGET', KEYS[1], 'last')
 local found = redis.call('XRANGE', KEYS[2], ARGV[1], '+', 'COUNT', ARGV[2])
@@ -100,7 +100,8 @@ _IDLE_SECONDS = 5.0
 class RedisLog:
     """See `EventLog`. Connects when first used.
 
-    Redis deletes a log `retention_seconds` after its end, an unfinished one `UNFINISHED_SECONDS` after its last append.
+    Redis deletes a log `retention_seconds` after its end. An unfinished one it keeps, as the log of a queued job must
+    outlive a site that is down; `purge` deletes it.
     `patience_seconds`: how long a call waits during an outage of Redis before it raises LogUnavailable.
     """
 

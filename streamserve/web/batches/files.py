@@ -18,7 +18,7 @@ from django.core.exceptions import SuspiciousOperation
 from django.core.files.base import File
 from django.core.files.storage import Storage
 from django.core.files.uploadhandler import TemporaryFileUploadHandler
-from django.db import models, transaction
+from django.db import IntegrityError, models, transaction
 from django.db.models import Q
 from django.http.multipartparser import MultiPartParser, MultiPartParserError
 from django.utils import timezone
@@ -30,8 +30,17 @@ from streamserve.conf import SiteConfig
 from streamserve.dialects.batches.openai_files import PURPOSE, FileRecord, Page
 from streamserve.durable.batches import Batch
 from streamserve.durable.files import StoredFile
-from streamserve.protocol.errors import BadRequest, NotFound, StorageFull, StreamserveError, UnsupportedMedia
+from streamserve.durable.limits import hold_limit
+from streamserve.protocol.errors import (
+    BadRequest,
+    KeyReused,
+    NotFound,
+    StorageFull,
+    StreamserveError,
+    UnsupportedMedia,
+)
 from streamserve.protocol.json_body import check_head, file_too_large
+from streamserve.streams.store import Once
 from streamserve.web.batches.storage import storage_for
 from streamserve.web.rows import orm
 
@@ -76,17 +85,29 @@ class SiteFiles:
         if StoredFile.objects.num_bytes_of(tenant) + num_bytes > most + FORM_BYTES:
             raise StorageFull(f"Your files take up to {most:,} bytes. Delete some.", param="file")
 
-    async def add(self, caller: Caller, form: Form, expires_seconds: int | None) -> FileRecord:
-        """Store the form's file."""
+    async def add(
+        self, caller: Caller, form: Form, expires_seconds: int | None, once: Once | None = None
+    ) -> FileRecord:
+        """Store the form's file; with `once`, return the one that its key has stored before."""
         assert form.file is not None
-        return await self.store(
-            form.file,
-            caller,
-            filename=form.filename or "file",
-            purpose=PURPOSE,
-            num_bytes=form.num_bytes,
-            expires_seconds=expires_seconds,
-        )
+        earlier = await orm.call(_sent_before, once)
+        if earlier is not None:
+            return earlier
+        try:
+            return await self.store(
+                form.file,
+                caller,
+                filename=form.filename or "file",
+                purpose=PURPOSE,
+                num_bytes=form.num_bytes,
+                expires_seconds=expires_seconds,
+                once=once,
+            )
+        except IntegrityError:
+            earlier = await orm.call(_sent_before, once)  # the same request was faster
+            if earlier is None:
+                raise
+            return earlier
 
     async def store(
         self,
@@ -98,8 +119,9 @@ class SiteFiles:
         num_bytes: int,
         expires_seconds: int | None = None,
         is_output: bool = False,
+        once: Once | None = None,
     ) -> FileRecord:
-        """Store a file of `caller`. An output is not shown yet, nor refused. Raises StorageFull."""
+        """Store a file of `caller`. An output is not shown yet, nor refused. Raises StorageFull, IntegrityError."""
         now = timezone.now()
         seconds = expires_seconds or self._settings.batches.keep_days * 86_400
         row = StoredFile(
@@ -117,16 +139,20 @@ class SiteFiles:
         try:
             file = content if isinstance(content, File) else File(content)
             row.name = await asyncio.to_thread(self.storage.save, row.name, file)
+            # Only a file that is whole takes the key: an upload that was cut off does not hold it.
+            sent = {} if once is None else {"request_key": once.key, "request_digest": once.digest}
+            ready = StoredFile.objects.filter(pk=row.pk)
+            await orm.write(ready.update, name=row.name, is_ready=not is_output, **sent)
         except BaseException:
             with suppress(Exception):
                 await self._drop(row)
             raise
-        await orm.write(StoredFile.objects.filter(pk=row.pk).update, name=row.name, is_ready=not is_output)
         return record_of(row)
 
     @transaction.atomic
     def _insert(self, row: StoredFile, is_limited: bool) -> None:
         if is_limited:
+            hold_limit(StoredFile.objects.all(), row.tenant)
             self._check_room(row.tenant, row.num_bytes)
         row.save(force_insert=True)
 
@@ -196,6 +222,21 @@ class SiteFiles:
         if row is None:
             raise no_file(file_id)
         return row
+
+
+def _sent_before(once: Once | None) -> FileRecord | None:
+    """Return the file that this key has stored before, if it is still there. Raises KeyReused."""
+    if once is None:
+        return None
+    row = StoredFile.objects.filter(request_key=once.key).first()
+    if row is None:
+        return None
+    if row.expires_at is not None and row.expires_at <= timezone.now():
+        StoredFile.objects.filter(pk=row.pk).update(request_key=None)
+        return None
+    if row.request_digest != once.digest:
+        raise KeyReused("This Idempotency-Key was sent with another file. Send a new key with a new upload.")
+    return record_of(row)
 
 
 class _FormHandler(TemporaryFileUploadHandler):

@@ -19,6 +19,7 @@ from streamserve.dialects.batches.openai_batches import ENDED, TIMES, WINDOW_SEC
 from streamserve.dialects.batches.openai_files import PURPOSE, Page
 from streamserve.durable.batches import Batch
 from streamserve.durable.files import StoredFile
+from streamserve.durable.limits import hold_limit
 from streamserve.protocol.errors import BadRequest, KeyReused, QuotaExceeded
 from streamserve.streams.store import Once
 from streamserve.web.batches.files import part_of, seconds_of
@@ -38,7 +39,7 @@ class SiteBatches:
         self, caller: Caller, batch: NewBatch, *, api: str = "openai", num_rows: int = 0, once: Once | None = None
     ) -> BatchRecord:
         """Queue a batch; with `once`, return the batch that its key has queued before."""
-        earlier = await self._earlier(once)
+        earlier = await self.sent_before(once)
         if earlier is not None:
             return earlier
         now = timezone.now()
@@ -61,14 +62,15 @@ class SiteBatches:
         try:
             await orm.call(self._insert, row)
         except IntegrityError:
-            earlier = await self._earlier(once)  # the same request was faster
+            earlier = await self.sent_before(once)  # the same request was faster
             if earlier is None:
                 raise
             return earlier
         self._wake()
         return record_of(row)
 
-    async def _earlier(self, once: Once | None) -> BatchRecord | None:
+    async def sent_before(self, once: Once | None) -> BatchRecord | None:
+        """Return the batch that this key has queued before, if there is one."""
         if once is None:
             return None
         row = await orm.call(Batch.objects.filter(request_key=once.key).first)
@@ -84,6 +86,7 @@ class SiteBatches:
         if file.purpose != PURPOSE:
             message = f"{file.pk} is a file of the purpose {file.purpose}. Upload one with purpose={PURPOSE}."
             raise BadRequest(message, code="invalid_value", param="input_file_id")
+        hold_limit(Batch.objects.all(), row.tenant)
         most = self._settings.limits.max_batches
         if Batch.objects.of(row.tenant).unfinished().count() >= most:
             message = f"You have {most} batches that have not ended, which is the limit. Wait, or cancel one."

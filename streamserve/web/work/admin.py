@@ -1,4 +1,4 @@
-"""Jobs, webhook messages and workers in Django's admin: read only, but for cancelling jobs. Registered by admin.py."""
+"""Durable work in Django's admin: jobs, webhook messages, workers, batches and files. Read only, but for cancelling."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from django.http import HttpRequest
 from django.utils.translation import gettext_lazy as _
 from django.utils.translation import ngettext
 
+from streamserve.durable.batches import Batch
+from streamserve.durable.files import StoredFile
 from streamserve.durable.jobs import Job, JobStep, WebhookDelivery, Worker
 from streamserve.protocol.errors import StreamserveError
 from streamserve.web.calls import background
@@ -23,8 +25,8 @@ else:  # the stubs' classes are generic, Django's are not
     ModelAdmin, TabularInline = admin.ModelAdmin, admin.TabularInline
 
 
-class _Unchanged:
-    """Rows that the program alone writes."""
+class ReadOnly:
+    """Of rows that the program alone writes: they are neither added, changed nor deleted."""
 
     def has_add_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         return False
@@ -36,7 +38,7 @@ class _Unchanged:
         return False
 
 
-class StepInline(_Unchanged, TabularInline):
+class StepInline(ReadOnly, TabularInline):
     """The finished steps and answers of a job, without their results."""
 
     model = JobStep
@@ -45,7 +47,7 @@ class StepInline(_Unchanged, TabularInline):
 
 
 @admin.register(Job)
-class JobAdmin(_Unchanged, ModelAdmin):
+class JobAdmin(ReadOnly, ModelAdmin):
     """Every job, newest first; the failed ones are the dead letters. Results are their owners' and are not shown."""
 
     list_display = ("short_id", "created_at", "pipeline", "owner", "state", "attempts", "error_code", "producer")
@@ -88,7 +90,7 @@ async def _stop(job: Job) -> None:
 
 
 @admin.register(WebhookDelivery)
-class WebhookDeliveryAdmin(_Unchanged, ModelAdmin):
+class WebhookDeliveryAdmin(ReadOnly, ModelAdmin):
     """Every message, newest first; the failed ones are the dead letters."""
 
     list_display = ("id", "created_at", "webhook", "job_id", "state", "attempts", "error_code", "due_at")
@@ -97,7 +99,50 @@ class WebhookDeliveryAdmin(_Unchanged, ModelAdmin):
 
 
 @admin.register(Worker)
-class WorkerAdmin(_Unchanged, ModelAdmin):
+class WorkerAdmin(ReadOnly, ModelAdmin):
     """The processes that run jobs and other durable work."""
 
     list_display = ("id", "kinds", "concurrency", "started_at", "beat_at")
+
+
+@admin.register(Batch)
+class BatchAdmin(ReadOnly, ModelAdmin):
+    """The batches, newest first. Neither requests nor answers are shown."""
+
+    list_display = (
+        "id",
+        "owner",
+        "endpoint",
+        "status",
+        "num_rows",
+        "num_completed",
+        "num_failed",
+        "producer",
+        "attempts",
+        "created_at",
+        "finished_at",
+    )
+    list_filter = ("status", "endpoint", "created_at")
+    search_fields = ("id", "owner", "input_file_id", "output_file_id", "error_file_id")
+    date_hierarchy = "created_at"
+    actions = ("cancel",)
+
+    @admin.action(description=_("Cancel the selected batches"), permissions=["cancel"])
+    def cancel(self, request: HttpRequest, batches: QuerySet[Batch]) -> None:
+        """Have the batches run no more rows."""
+        num = sum(Batch.objects.cancel(pk) for pk in batches.values_list("pk", flat=True))
+        self.message_user(request, _("%(num)d batches are being cancelled.") % {"num": num})
+
+    def has_cancel_permission(self, request: HttpRequest) -> bool:
+        """Return whether the user may cancel anybody's batch."""
+        return request.user.has_perm("streamserve.cancel_batch")
+
+
+@admin.register(StoredFile)
+class StoredFileAdmin(ReadOnly, ModelAdmin):
+    """The files, newest first. Contents are not shown."""
+
+    list_display = ("id", "filename", "owner", "purpose", "num_bytes", "is_ready", "created_at", "expires_at")
+    list_filter = ("purpose", "created_at")
+    search_fields = ("id", "filename", "owner")
+    date_hierarchy = "created_at"

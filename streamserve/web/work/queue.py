@@ -13,11 +13,13 @@ from typing import TYPE_CHECKING
 
 from django.db import IntegrityError, transaction
 from django.db.models import Q
+from django.utils import timezone
 
 from streamserve.api.call import Caller
 from streamserve.api.jobs import JobView, no_job
 from streamserve.clients.pipeline.client import PipelineClient
-from streamserve.models import Job
+from streamserve.durable.limits import hold_limit
+from streamserve.models import Job, Worker
 from streamserve.protocol.errors import BadRequest, KeyReused, NotFound, Overloaded, QuotaExceeded
 from streamserve.protocol.events import Done, Meta
 from streamserve.protocol.ids import is_stream_id
@@ -28,7 +30,7 @@ from streamserve.streams.store import ANONYMOUS, Once, Record
 from streamserve.web.auth import salt_of
 from streamserve.web.rows import orm
 from streamserve.web.rows.store import row_of
-from streamserve.web.work.jobs import end_job
+from streamserve.web.work.jobs import Jobs, end_job
 from streamserve.web.work.views import view_of
 
 if TYPE_CHECKING:
@@ -55,19 +57,20 @@ class SiteJobs:
         if earlier is not None:
             return earlier
         self._check(request, webhook)
-        await self._check_room(caller)
+        await orm.call(self._check_room, caller)  # before anything is written; and again at the insert, under a lock
         site.streams.writer.refuse_if_down()
         record = self._record(caller, request)
         meta = Meta(model=record.model, stream_id=record.id, created=int(record.created))
         await append(site.log, record.log_id, record.fence, [meta])
         job = _row_of(record, webhook, once)
         try:
-            await orm.call(_insert, job, record)
-        except IntegrityError:
-            earlier = await self._earlier(once)  # another worker was faster
+            await orm.call(self._insert, caller, job, record)
+        except (IntegrityError, Overloaded, QuotaExceeded) as error:
+            await site.log.drop(record.log_id)
+            earlier = await self._earlier(once) if isinstance(error, IntegrityError) else None
             if earlier is None:
                 raise
-            return earlier
+            return earlier  # another worker was faster
         if not site.streams.store.is_shared:
             await site.streams.adopt(record)
         site.wake_worker()
@@ -118,8 +121,16 @@ class SiteJobs:
         return job
 
     async def _view(self, job: Job) -> JobView:
-        place = await orm.call(Job.objects.place_of, job) if job.state == "queued" else None
-        return view_of(job, place=place)
+        if job.state != "queued":
+            return view_of(job)
+
+        def find() -> tuple[int, str]:
+            is_served = Worker.objects.alive().filter(kinds__contains=Jobs.name).exists()
+            waits_for = "worker" if not is_served else "retry" if job.due_at > timezone.now() else "turn"
+            return Job.objects.place_of(job), waits_for
+
+        place, waits_for = await orm.call(find)
+        return view_of(job, place=place, waits_for=waits_for)
 
     async def _earlier(self, once: Once | None) -> JobView | None:
         if once is None:
@@ -147,13 +158,20 @@ class SiteJobs:
         check_needs(request.needs)
         check_sampling(request.sampling)
 
-    async def _check_room(self, caller: Caller) -> None:
+    def _insert(self, caller: Caller, job: Job, record: Record) -> None:
+        with transaction.atomic(using=Job.objects.db):
+            hold_limit(Job.objects.all(), ANONYMOUS.name if caller.owner in ANONYMOUS else caller.owner)
+            self._check_room(caller)
+            row_of(record).save(force_insert=True)
+            job.save(force_insert=True)
+
+    def _check_room(self, caller: Caller) -> None:
         """Raise where the caller has as many unfinished jobs as it may; visitors without a login share a bound."""
         is_visitor, limits = caller.owner in ANONYMOUS, self._site.limits
         most = limits.max_jobs_anonymous if is_visitor else limits.max_jobs_per_principal
         unfinished = Job.objects.filter(state__in=("queued", "running"))
         of = {"owner__startswith": ANONYMOUS.name} if is_visitor else {"owner": caller.owner}
-        if await orm.call(unfinished.filter(**of).count) < most:
+        if unfinished.filter(**of).count() < most:
             return
         if is_visitor:
             message = "Visitors without a login have as many jobs as they may. Sign in, or try again later."
@@ -199,9 +217,3 @@ def _row_of(record: Record, webhook: str, once: Once | None) -> Job:
         request_key=None if once is None else once.key,
         request_digest=None if once is None else once.digest,
     )
-
-
-def _insert(job: Job, record: Record) -> None:
-    with transaction.atomic(using=Job.objects.db):
-        row_of(record).save(force_insert=True)
-        job.save(force_insert=True)

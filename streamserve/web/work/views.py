@@ -8,7 +8,7 @@ from streamserve.api.jobs import JobView
 from streamserve.models import Job
 
 
-def view_of(job: Job, *, place: int | None = None, has_result: bool = True) -> JobView:
+def view_of(job: Job, *, place: int | None = None, waits_for: str | None = None, has_result: bool = True) -> JobView:
     """Return a row as its owner sees it."""
     return JobView(
         id=job.pk,
@@ -17,6 +17,7 @@ def view_of(job: Job, *, place: int | None = None, has_result: bool = True) -> J
         status=job.state,
         attempts=job.attempts,
         place=place,
+        waits_for=waits_for,
         progress=json.loads(job.progress) if job.progress else None,
         result=json.loads(job.result) if has_result and job.result else None,
         error=(job.error_code, job.error_message) if job.error_code else None,

@@ -205,16 +205,24 @@ async def test_scripts_are_loaded_again(redis_server: RedisServer) -> None:
 
 
 async def test_retention_counts_from_the_last_append(redis_server: RedisServer) -> None:
-    """An unfinished log is kept for a day; Redis deletes a finished one after the retention."""
+    """Redis keeps an unfinished log, however long its site is down; a finished one it deletes after the retention."""
     async with log_at(redis_server, retention_seconds=0.4) as log, log_at(redis_server) as other:
         log_id = new_log_id()
         for last_seq in range(1, 4):
             assert await append(log, log_id, 1, [tok("x")]) == last_seq
             await asyncio.sleep(0.5)
         assert await other.last_seq(log_id) == 3
+        assert set(_lives(redis_server, log_id)) == {-1}
         await append(log, log_id, 1, [Done(finish_reason="stop")])
+        assert -1 not in _lives(redis_server, log_id)
         async with asyncio.timeout(_DEADLINE_SECONDS):
             await _forgotten(other, log_id)
+
+
+def _lives(server: RedisServer, log_id: str) -> list[int]:
+    """Return the milliseconds that Redis still keeps the log's keys; -1: for ever."""
+    with redis.Redis.from_url(server.url) as client:
+        return [int(client.pttl(f"streamserve:{{{log_id}}}:{what}")) for what in ("head", "events")]
 
 
 async def test_an_event_between_a_read_and_a_wait_is_not_missed(redis_server: RedisServer) -> None:

@@ -19,10 +19,11 @@ from django.utils import timezone
 from streamserve.clients.thread.client import ThreadClient
 from streamserve.models import Stream as StreamRow
 from streamserve.protocol.errors import QuotaExceeded, UnmetNeeds
-from streamserve.protocol.events import Done, Status
+from streamserve.protocol.events import Done, Meta, Status
 from streamserve.protocol.limits import Limits
 from streamserve.protocol.requests import GenerateRequest, Message, SamplingParams, decode_request, encode_request
 from streamserve.streams.config import StreamConfig
+from streamserve.streams.log.base import append, new_log_id
 from streamserve.streams.reader.follow import collect, follow
 from streamserve.streams.readers import Attachment
 from streamserve.streams.registry import Streams
@@ -490,3 +491,18 @@ async def test_a_prompt_with_nul_is_kept(one: Worker, gate: Gate) -> None:
     assert record.request.prompt == "a\0b"
     gate.open()
     check_native(await reading)
+
+
+async def test_the_log_of_a_queued_job_outlives_a_site_that_was_down(one: Worker, tmp_path: Path) -> None:
+    """However long: the first round touches it before it drops old logs, such as one that no row knows."""
+    kept, lost = new_log_id(), new_log_id()
+    for log_id in (kept, lost):
+        await append(one.log, log_id, 1, [Meta(model="p", stream_id="1" * 32, created=1)])
+    row = StreamRow(id="1" * 32, log_id=kept, fence=1, owner="user:1", tenant="user:1", model="p", on_disconnect="job")
+    await row.asave(force_insert=True)
+    with closing(sqlite3.connect(tmp_path / "streams.sqlite3", isolation_level=None)) as file:
+        file.execute("UPDATE logs SET touched_at = 0")
+    await one.reaper.round()
+    assert await one.log.last_seq(kept) == 1
+    with pytest.raises(KeyError):
+        await one.log.last_seq(lost)

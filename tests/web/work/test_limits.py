@@ -1,0 +1,97 @@
+"""Limits that are counted before an insert: of many requests at the same moment no more come through than may.
+
+On SQLite and, by tests/web/test_postgres.py, on PostgreSQL, where transactions do not see each other's rows.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from django.db import connections
+from django.utils import timezone
+
+from streamserve.api.call import Caller
+from streamserve.conf import get_settings
+from streamserve.models import Batch, Job, StoredFile
+from streamserve.protocol.errors import Overloaded, QuotaExceeded, StorageFull
+from streamserve.protocol.limits import Limits
+from streamserve.protocol.requests import GenerateRequest, Message
+from streamserve.web.batches.files import SiteFiles
+from streamserve.web.batches.store import SiteBatches
+from streamserve.web.work.queue import SiteJobs, _row_of
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+NUM_AT_ONCE, MOST = 12, 3
+LIMITS = Limits(
+    max_batches=MOST, max_jobs_per_principal=MOST, max_jobs_anonymous=MOST, max_tenant_file_bytes=MOST << 20
+)
+SETTINGS = SimpleNamespace(limits=LIMITS, jobs=get_settings().jobs, batches=get_settings().batches)
+
+
+def at_once(insert: Callable[[int], None]) -> Counter[str]:
+    """Call `insert` on many threads at the same moment; count how they ended."""
+    outcomes: list[str] = []
+    barrier = threading.Barrier(NUM_AT_ONCE)
+
+    def run(number: int) -> None:
+        try:
+            connections["default"].ensure_connection()
+            barrier.wait()
+            insert(number)
+            outcomes.append("inserted")
+        except (Overloaded, QuotaExceeded, StorageFull) as error:
+            outcomes.append(error.code)
+        finally:
+            connections["default"].close()
+
+    threads = [threading.Thread(target=run, args=(number,)) for number in range(NUM_AT_ONCE)]
+    for one in threads:
+        one.start()
+    for one in threads:
+        one.join()
+    return Counter(outcomes)
+
+
+def file(name: str, num_bytes: int) -> StoredFile:
+    row = StoredFile(id=name, name=name, filename=name, owner="o", tenant="t", purpose="batch", num_bytes=num_bytes)
+    row.is_ready = True
+    return row
+
+
+def test_batches() -> None:
+    file("file-1", 1).save(force_insert=True)
+    store: Any = SiteBatches(SETTINGS, lambda: None)  # type: ignore[arg-type]
+
+    def insert(number: int) -> None:
+        row = Batch(id=f"batch_{number}", owner="o", tenant="t", endpoint="/x", input_file_id="file-1")
+        row.expires_at = timezone.now()
+        store._insert(row)
+
+    assert at_once(insert) == {"inserted": MOST, "too_many_batches": NUM_AT_ONCE - MOST}
+    assert Batch.objects.count() == MOST
+
+
+def test_files() -> None:
+    store: Any = SiteFiles(SETTINGS)  # type: ignore[arg-type]
+    outcomes = at_once(lambda number: store._insert(file(f"file-{number}", 1 << 20), True))
+    assert outcomes == {"inserted": MOST, "storage_full": NUM_AT_ONCE - MOST}
+
+
+@pytest.mark.parametrize(("owner", "code"), [("key:1", "too_many_jobs"), ("anon:{}", "anonymous_places_taken")])
+def test_jobs(owner: str, code: str) -> None:
+    jobs: Any = SiteJobs(SimpleNamespace(limits=LIMITS, settings=SETTINGS))  # type: ignore[arg-type]
+    request = GenerateRequest(model="p", messages=(Message(role="user", content="hi"),))
+
+    def insert(number: int) -> None:
+        caller = Caller(owner.format(number), "t")
+        record = jobs._record(caller, request)
+        jobs._insert(caller, _row_of(record, "", None), record)
+
+    assert at_once(insert) == {"inserted": MOST, code: NUM_AT_ONCE - MOST}
+    assert Job.objects.count() == MOST
