@@ -16,7 +16,7 @@ from streamserve.api.resume import gone_reply, stream_of_event
 from streamserve.dialects.completions import openai_completions, plain_tokens
 from streamserve.dialects.completions.openai_completions import CompletionEncoder, CompletionRequest, Joined
 from streamserve.dialects.completions.plain_tokens import Pace, PlainRequest
-from streamserve.protocol.errors import Forbidden, StreamserveError
+from streamserve.protocol.errors import BadRequest, Forbidden, StreamserveError
 from streamserve.protocol.events import LoggedEvent
 from streamserve.protocol.measures import RESPONSES
 from streamserve.streams.reader.delivery import Delivery
@@ -42,7 +42,7 @@ async def completions(call: Call, site: Site) -> Reply:
     if asked.stream:
         return Reply(body=_delivery(site, streams, asked))
     events = await call.wait(_collect_all(site, streams))
-    whole = openai_completions.collect(list(zip(streams, events, strict=True)))
+    whole = openai_completions.collect(list(zip(streams, events, strict=True)), shows_prompt=asked.shows_prompt)
     return json_reply(whole, headers={"X-Stream-Id": ", ".join(stream.id for stream in streams)})
 
 
@@ -56,9 +56,11 @@ async def _start_all(call: Call, site: Site, asked: CompletionRequest, once: Onc
             key = None if once is None else part_of(once, index)
             stream = await site.start(call.caller, request, on_disconnect, received_at=call.received_at, once=key)
             streams.append(stream)
-    except BaseException:
+    except BaseException as error:
         for stream in streams:
             stream.abandon()
+        if isinstance(error, BadRequest) and error.param == "grammar":
+            error.param = asked.grammar_field
         raise
     return streams
 

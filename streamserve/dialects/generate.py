@@ -129,8 +129,6 @@ def refuse_conflicts(values: Mapping[str, Any]) -> None:
         raise conflict("Send messages or prompt, not both.", "prompt")
     if has_prompt and values.get("chat_template_kwargs"):
         raise conflict("chat_template_kwargs has no effect on a bare prompt; send messages.", "chat_template_kwargs")
-    if "prompt_logprobs" in values and not has_prompt:
-        raise conflict("prompt_logprobs are of a bare prompt; send prompt, or leave it out.", "prompt_logprobs")
     if "max_tokens" in values and values.get("min_tokens", 0) > values["max_tokens"]:
         raise conflict("min_tokens must not be above max_tokens.", "min_tokens")
     if "continue_final_message" in values or "echo" in values:

@@ -89,6 +89,8 @@ def parse(
     for name in ("logprobs", "prompt_logprobs"):
         if format != "native" and name in values:
             raise conflict(f"format {format} does not show {name}; use native.", name)
+    if "prompt_logprobs" in values and "prompt" not in values:
+        raise conflict("prompt_logprobs are of a bare prompt; send prompt, or leave it out.", "prompt_logprobs")
     generate = build(values, limits, default_model=default_model)
     if "tools" in values or "tool_choice" in values:
         generate = with_tools(generate, values)

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 from streamserve.dialects.base import GOING_DOWN, ending, successful
 from streamserve.dialects.openai_request import ChatRequest, parse
 from streamserve.dialects.output.annotations import Annotations
+from streamserve.dialects.output.prompt_logprobs import FIELD, is_of_prompt, prompt_logprobs_json, without_prompt
 from streamserve.protocol.errors import ErrorBody, to_body
 from streamserve.protocol.events import (
     TEXT,
@@ -129,6 +130,7 @@ class ChatEncoder:
         self._reasoning_field = reasoning_field
         self._n = n
         self._blocks, self._annotations = _Blocks(), Annotations(n)
+        self._has_token_ids = True
         self._started: set[int] = set()
         self._finished: set[int] = set()
 
@@ -156,6 +158,7 @@ class ChatEncoder:
             return [data for choice, one in cited for data in self._show(choice, {"annotations": [one]})]
         if isinstance(event, Meta):
             self._head["created"] = event.created  # the log's, also in a process that has only the row
+            self._has_token_ids = event.has_token_ids
         return self._end(event) if is_terminal(event) else []
 
     def _begin(self, block: BlockStart) -> list[str]:
@@ -171,6 +174,8 @@ class ChatEncoder:
     def _delta(self, token: Token) -> list[str]:
         kind = self._blocks.kind_of(token)
         self._annotations.note(token, kind)
+        if is_of_prompt(token, has_token_ids=self._has_token_ids):
+            return []  # a whole completion shows them, a stream does not
         if kind == TEXT and (token.text or token.logprobs):
             return self._show(token.choice, {"content": token.text}, logprobs=_logprobs_json([token]))
         if kind == THINKING and token.text:
@@ -292,8 +297,8 @@ def collect(
 ) -> dict[str, Any]:
     """Return the whole log as one `chat.completion`; raise the error that it ended in."""
     choices = [_Choice() for _ in range(n)]
-    blocks, annotations = _Blocks(), Annotations(n)
-    done: Done | None = None
+    blocks, annotations, done = _Blocks(), Annotations(n), None
+    events, of_prompt = without_prompt(events)
     for logged in events:
         event = logged.event
         if isinstance(event, Token):
@@ -314,12 +319,10 @@ def collect(
             done = successful(event)
     assert done is not None, "the log has no terminal event"
     return {
-        "id": completion_id,
-        "object": "chat.completion",
-        "created": created,
-        "model": model,
+        **_whole_head(completion_id, model, created),
         "choices": [one.as_json(index, done.finish_reason, reasoning_field) for index, one in enumerate(choices)],
         "usage": _usage_json(done.usage),
+        **({FIELD: prompt_logprobs_json(of_prompt)} if of_prompt else {}),
     }
 
 
@@ -329,13 +332,14 @@ def from_text(
     """Return what is left of a `chat.completion` whose events are dropped: its text, without thoughts and calls."""
     choice = _Choice(tokens=[Token(text=text, token_ids=())])
     return {
-        "id": completion_id,
-        "object": "chat.completion",
-        "created": created,
-        "model": model,
+        **_whole_head(completion_id, model, created),
         "choices": [choice.as_json(0, finish_reason, REASONING_FIELDS[0])],
         "usage": _usage_json(usage),
     }
+
+
+def _whole_head(completion_id: str, model: str, created: int) -> dict[str, Any]:
+    return {"id": completion_id, "object": "chat.completion", "created": created, "model": model}
 
 
 def _thinking_json(text: str, field: str) -> dict[str, str]:

@@ -8,7 +8,7 @@ that other servers added to this API and that widespread clients send are treate
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from streamserve.dialects.fields import (
@@ -24,9 +24,11 @@ from streamserve.dialects.fields import (
     text,
     wrong_type,
 )
-from streamserve.dialects.generate import build, conflict, request_fields, sampling_fields
+from streamserve.dialects.generate import build, conflict, prompt_logprobs, request_fields, sampling_fields
 from streamserve.dialects.native import ON_DISCONNECT
-from streamserve.dialects.output.tools import response_format, tool_fields, with_tools
+from streamserve.dialects.output.prompt_logprobs import refuse_streamed
+from streamserve.dialects.output.structured_outputs import format_fields, take_format
+from streamserve.dialects.output.tools import tool_fields, with_tools
 from streamserve.protocol.errors import BadRequest
 from streamserve.protocol.limits import Limits
 from streamserve.protocol.requests import GenerateRequest
@@ -112,18 +114,20 @@ class ChatRequest:
 def parse(body: Mapping[str, Any], limits: Limits, *, default_model: str) -> ChatRequest:
     """Check every field of a chat completion body; raise `BadRequest` naming the first wrong one."""
     values = _renamed(read(_without_empty_messages(body), _table(limits)))
+    grammar_field = take_format(values)
     stream = values.get("stream", False)
     if "stream_options" in values and not stream:
         raise conflict("stream_options is for streams; set stream to true or leave it out.", "stream_options")
+    refuse_streamed(values)
     options = values.get("stream_options", {})
     return ChatRequest(
-        generate=with_tools(_with_format(build(values, limits, default_model=default_model), values), values),
+        generate=with_tools(build(values, limits, default_model=default_model), values),
         latency_class=values.get("latency_class"),
         stream=stream,
         include_usage=options.get("include_usage", False),
         include_obfuscation=options.get("include_obfuscation", False),
         on_disconnect=values.get("on_disconnect", ""),
-        grammar_field="response_format" if values.get("response_format") is not None else "grammar",
+        grammar_field=grammar_field,
         store=values.get("store", False),
         metadata=values.get("metadata", {}),
     )
@@ -145,20 +149,12 @@ def _own_fields(limits: Limits) -> dict[str, Reader]:
         "seed": integer(-(2**63), 2**63 - 1),
         "logprobs": boolean,
         "top_logprobs": integer(0, limits.max_logprobs),
+        "prompt_logprobs": prompt_logprobs(limits),
         "reasoning_effort": one_of(*_EFFORTS),
         **tool_fields(limits),
-        "response_format": response_format(limits),
+        **format_fields(limits),
         "service_tier": one_of(*_TIERS),
     }
-
-
-def _with_format(request: GenerateRequest, values: Mapping[str, Any]) -> GenerateRequest:
-    """Return the request with the format of its text."""
-    if values.get("response_format") is None:
-        return request
-    if request.grammar is not None:
-        raise conflict("response_format and grammar both say what the text must match; send one.", "grammar")
-    return replace(request, grammar=values["response_format"])
 
 
 def _without_empty_messages(body: Mapping[str, Any]) -> Mapping[str, Any]:

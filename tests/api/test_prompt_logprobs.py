@@ -85,3 +85,91 @@ async def test_a_text_is_scored_without_an_answer(engine: None, alice_key: str) 
     assert [len(choice["logprobs"]["tokens"]) for choice in whole["choices"]] == [11, 1]
     assert whole["choices"][1]["logprobs"]["token_logprobs"] == [None]
     assert whole["usage"]["completion_tokens"] == 0
+
+
+async def native_positions(caller: Caller, prompt: str, top: int) -> list[dict[str, Any]]:
+    body = await body_of(await caller.post("/streams", {**ASK, "prompt": prompt, "prompt_logprobs": top}))
+    return shown_in(body)[0]
+
+
+@pytest.mark.parametrize("top", [0, 3])
+async def test_vllms_field_of_a_completion(engine: None, alice_key: str, top: int) -> None:
+    """Each choice of each prompt has it: the prompt's token, then the likeliest; the legacy lists have no prompt."""
+    caller, prompts = Caller(key=alice_key), ["An old boat", "A"]
+    asked = {**ASK, "prompt": prompts, "n": 2, "prompt_logprobs": top, "logprobs": 1}
+    plain = json.loads(await body_of(await caller.post(PATH, {**asked, "prompt_logprobs": None})))
+    whole = json.loads(await body_of(await caller.post(PATH, asked)))
+    for choice, without in zip(whole["choices"], plain["choices"], strict=True):
+        shown = choice.pop("prompt_logprobs")
+        assert choice == without
+        expected = await native_positions(caller, prompts[choice["index"] // 2], top)
+        assert shown[0] is None
+        assert len(shown) == len(expected)
+        for entry, position in zip(shown[1:], expected[1:], strict=True):
+            ranks = {one["token"]: rank for rank, one in enumerate(position["top_logprobs"], start=1)}
+            first = next(iter(entry.values()))
+            assert (first["decoded_token"], first["logprob"]) == (position["token"], position["logprob"])
+            assert {one["decoded_token"]: one["rank"] for one in entry.values()} == {position["token"]: None, **ranks}
+
+
+async def test_vllms_field_beside_echo(engine: None, alice_key: str) -> None:
+    """The legacy lists show as many candidates of the prompt as `logprobs` asks for, the field as it asks for."""
+    asked = {"prompt": "An old boat", "max_tokens": 0, "echo": True, "logprobs": 1, "prompt_logprobs": 4}
+    [choice] = json.loads(await body_of(await Caller(key=alice_key).post(PATH, asked)))["choices"]
+    assert choice["text"] == "An old boat"
+    assert {len(top) for top in choice["logprobs"]["top_logprobs"][1:]} <= {1, 2}
+    assert {len(entry) for entry in choice["prompt_logprobs"][1:]} <= {4, 5}
+    scored = {"prompt": "An old boat", "max_tokens": 0, "prompt_logprobs": 4}
+    [alone] = json.loads(await body_of(await Caller(key=alice_key).post(PATH, scored)))["choices"]
+    assert (alone["text"], alone["logprobs"]) == ("", None)
+    assert alone["prompt_logprobs"] == choice["prompt_logprobs"]
+
+
+async def test_vllms_field_of_a_chat(engine: None, alice_key: str) -> None:
+    """Beside the choices, of the prompt as the model's template makes it; retrieved again it is there too."""
+    caller = Caller(key=alice_key)
+    asked = {**ASK, "messages": [{"role": "user", "content": "An old boat"}], "logprobs": True, "n": 2}
+    del asked["prompt"]
+    plain = json.loads(await body_of(await caller.post("/v1/chat/completions", asked)))
+    response = await caller.post("/v1/chat/completions", {**asked, "prompt_logprobs": 2})
+    whole = json.loads(await body_of(response))
+    assert whole["choices"] == plain["choices"]
+    assert len(whole["prompt_logprobs"]) == whole["usage"]["prompt_tokens"]
+    tokens = [next(iter(entry.values()))["decoded_token"] for entry in whole["prompt_logprobs"][1:]]
+    assert "n old boat" in "".join(tokens)
+    assert "prompt_logprobs" not in plain
+    assert json.loads(await body_of(await caller.get(f"/v1/chat/completions/{whole['id']}"))) == whole
+    chunks = await body_of(await caller.get(f"/v1/streams/{response['X-Stream-Id']}/events"))
+    content = [
+        json.loads(frame.data)["choices"][0]["logprobs"] for frame in parse_sse(chunks) if frame.data != "[DONE]"
+    ]
+    assert sum(len(one["content"]) for one in content if one) == sum(
+        len(choice["logprobs"]["content"]) for choice in plain["choices"]
+    )
+
+
+@pytest.mark.parametrize("path", [PATH, "/v1/chat/completions"])
+async def test_vllms_field_is_of_whole_answers(engine: None, alice_key: str, path: str) -> None:
+    """A stream of them is a 400, as in vLLM."""
+    for top in (0, 2):
+        response = await Caller(key=alice_key).post(path, {**ASK, "prompt_logprobs": top, "stream": True})
+        error = json.loads(await body_of(response))["error"]
+        assert (response.status_code, error["param"], error["code"]) == (400, "prompt_logprobs", "conflicting_fields")
+
+
+async def test_a_chat_with_the_servers_own_system_prompt(engine: None, alice_key: str) -> None:
+    """Its tokens would be shown: a 400. The caller's own system prompt is no secret."""
+    models = {"echo": {"PATH": "echo", "SYSTEM": "The password is swordfish."}}
+    await site.reset()
+    with override_settings(STREAMSERVE={"TESTING": True, "MODELS": models}):
+        await until_ready()
+        caller, turns = Caller(key=alice_key), [{"role": "user", "content": "Hi"}]
+        response = await caller.post("/v1/chat/completions", {"messages": turns, "prompt_logprobs": 1})
+        body = await body_of(response)
+        assert (response.status_code, json.loads(body)["error"]["param"]) == (400, "prompt_logprobs")
+        assert b"swordfish" not in body
+        turns = [{"role": "system", "content": "Be kind."}, *turns]
+        shown = await body_of(await caller.post("/v1/chat/completions", {"messages": turns, "prompt_logprobs": 1}))
+        assert len(json.loads(shown)["prompt_logprobs"]) > 1
+        assert b"swordfish" not in shown
+        await site.reset()

@@ -70,6 +70,32 @@ async def test_start_streams_an_answer(socket: WebsocketCommunicator) -> None:
     assert messages[-1]["data"]["finish_reason"] == "length"
 
 
+async def test_the_prompts_log_probabilities(socket: WebsocketCommunicator) -> None:
+    """They come before the answer, one for each token; a reader that resumes among them gets the rest."""
+    await socket.send_json_to({"type": "start", "request": {**ASK, "prompt": "tell me " * 20, "prompt_logprobs": 20}})
+    started = await receive(socket)
+    whole = await until_end(socket)
+    shown = [one for one in whole if one.get("event") == "token" and not one["data"]["token_ids"]]
+    assert len(shown) > 2
+    assert whole.index(shown[-1]) < next(
+        place for place, one in enumerate(whole) if (one["data"] or {}).get("token_ids")
+    )
+    positions = [position for one in shown for position in one["data"]["logprobs"]]
+    assert "".join(position["token"] for position in positions) == "tell me " * 20
+    assert [place for place, one in enumerate(positions) if one["logprob"] is None] == [0]
+    await socket.send_json_to({"type": "resume", "id": started["id"], "after": shown[0]["seq"]})
+    rest = await until_end(socket)
+    assert [one["data"] for one in rest if one.get("event") == "token" and not one["data"]["token_ids"]] == [
+        one["data"] for one in shown[1:]
+    ]
+    assert text_of(rest) == text_of(whole)
+    await socket.send_json_to(
+        {"type": "start", "request": {"messages": [{"role": "user", "content": "Hi"}], "prompt_logprobs": 1}}
+    )
+    refused = await receive(socket)
+    assert (refused["type"], refused["error"]["param"]) == ("error", "prompt_logprobs")
+
+
 async def test_two_answers_share_a_socket(socket: WebsocketCommunicator) -> None:
     """Each answer has its id; neither waits for the other's end."""
     for ref in ("a", "b"):

@@ -114,20 +114,25 @@ class _ChoiceAnswer:
         # Block 0 that has begun without a `block_start` is not stopped either.
         self._is_implied = self._open is not None and self._open.index == 0 and self._open.kind == TEXT
         self._call_index = 0
+        self._positions: tuple[PositionLogprobs, ...] = ()  # of tokens whose text has not come
 
     def take(self, delta: _Delta, logprobs: tuple[PositionLogprobs, ...] | None, out: list[Event]) -> None:
         """Append the events of one delta."""
         thought = delta.reasoning_content or delta.reasoning
         if thought:
             self._token("thinking", thought, logprobs, out)
-            logprobs = None
+        elif delta.content is not None:
+            self._positions += logprobs or ()
         if delta.content:
-            self._token(TEXT, delta.content, logprobs, out)
+            positions, self._positions = self._positions, ()
+            self._token(TEXT, delta.content, positions, out)
         for call in delta.tool_calls or ():
             self._call(call, out)
 
     def finish(self, out: list[Event]) -> None:
-        """Append the end of the open block."""
+        """Append the end of the open block, and what is left of its log-probabilities."""
+        if self._positions and self._open is not None and self._open.kind == TEXT:
+            self._token(TEXT, "", self._positions, out)
         self._close(out)
 
     def _token(self, kind: str, text: str, logprobs: tuple[PositionLogprobs, ...] | None, out: list[Event]) -> None:
@@ -137,7 +142,7 @@ class _ChoiceAnswer:
         out.append(
             Token(text=text, token_ids=(), index=self._open.index, choice=self.number, logprobs=logprobs or None)
         )
-        self.num_tokens += 1
+        self.num_tokens += bool(text)
 
     def _call(self, call: _ToolCall, out: list[Event]) -> None:
         function = call.function or _Function()

@@ -12,9 +12,10 @@ from typing import Any
 import msgspec
 
 from streamserve.clients.remote.config import Dialect
+from streamserve.clients.remote.grammars import grammar_fields, refuse_grammar
 from streamserve.protocol.errors import BadRequest, CannotContinue
 from streamserve.protocol.events import TEXT
-from streamserve.protocol.requests import GenerateRequest, Grammar, Message, SamplingParams, ShownChoice
+from streamserve.protocol.requests import GenerateRequest, Message, SamplingParams, ShownChoice
 
 CHAT, COMPLETIONS = "/chat/completions", "/completions"
 
@@ -48,7 +49,7 @@ def body_of(request: GenerateRequest, model: str, server: str, dialect: Dialect)
         body |= _chat(request, dialect)
     else:
         body |= _prompt(request)
-    body |= _grammar(request.grammar, server, dialect)
+    body |= grammar_fields(request.grammar, server, dialect, is_chat=is_chat)
     if request.sampling.logprobs is not None:
         body |= {"logprobs": True, "top_logprobs": request.sampling.logprobs}
     return (CHAT if is_chat else COMPLETIONS), body
@@ -74,19 +75,20 @@ def refuse_unsupported(request: GenerateRequest, server: str, dialect: Dialect) 
         raise _unsupported("chat_template_kwargs", server)
     if request.continue_final_message and not dialect.continues:
         raise _unsupported("continue_final_message", server)
-    grammar = request.grammar
-    if grammar is not None and grammar.kind not in ("json_schema", "json_object", *dialect.grammars):
-        raise _unsupported("grammar", server, f" of the kind {grammar.kind}")
+    if request.grammar is not None:
+        refuse_grammar(request.grammar, server, dialect, is_chat=is_chat)
 
 
 def can_continue(request: GenerateRequest, shown: ShownChoice, dialect: Dialect) -> bool:
     """Return whether this server would continue the one choice of which this was shown.
 
     Nothing shown: the request is sent again. Else only text is continued: of a thought or a tool call the server's
-    parser would not know that it has begun.
+    parser would not know that it has begun, and a grammar would begin anew.
     """
     if not any(block.text for block in shown.blocks):
         return True
+    if request.grammar is not None:
+        return False
     is_text = request.n == 1 and [block.kind for block in shown.blocks] == [TEXT]
     return is_text and (request.prompt is not None or (request.messages is not None and dialect.continues))
 
@@ -98,12 +100,15 @@ def _sampling(request: GenerateRequest, dialect: Dialect) -> dict[str, Any]:
     for name in ("seed", "max_tokens"):
         if name not in unset and getattr(sampling, name) is not None:
             out[name] = getattr(sampling, name)
+    num_shown = sum(choice.num_tokens for choice in request.shown)
     if "max_tokens" in out:
-        out["max_tokens"] -= sum(choice.num_tokens for choice in request.shown)
+        out["max_tokens"] -= num_shown
     if sampling.stop:
         out["stop"] = list(sampling.stop)
     for name in _EXTRA:
         value = getattr(sampling, name)
+        if name == "min_tokens":
+            value = max(0, value - num_shown)
         if name not in unset and value != getattr(_PLAIN, name):
             out[dialect.fields[name]] = _plain(name, value)
     return out
@@ -177,19 +182,6 @@ def _prompt(request: GenerateRequest) -> dict[str, Any]:
 
 def _shown_text(request: GenerateRequest) -> str:
     return "".join(block.text for choice in request.shown for block in choice.blocks)
-
-
-def _grammar(grammar: Grammar | None, server: str, dialect: Dialect) -> dict[str, Any]:
-    if grammar is None:
-        return {}
-    if grammar.kind == "json_object":
-        return {"response_format": {"type": "json_object"}}
-    if grammar.kind == "json_schema":
-        schema = {"name": "answer", "schema": msgspec.json.decode(grammar.value), "strict": True}
-        return {"response_format": {"type": "json_schema", "json_schema": schema}}
-    value = msgspec.json.decode(grammar.value) if grammar.kind == "choice" else grammar.value
-    named = {dialect.grammars[grammar.kind]: value}
-    return {"structured_outputs": named} if server == "vllm" else named
 
 
 def _unsupported(name: str, server: str, where: str = "") -> BadRequest:

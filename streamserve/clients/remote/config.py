@@ -7,17 +7,19 @@ what each of them does with them.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
+
+from streamserve.protocol.requests import GRAMMAR_KINDS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dialect:
     """What one kind of server takes. `fields`: our sampling fields under its names; any other is refused.
 
-    `grammars`: kinds of grammar it takes, under its field names. `continues`: it continues a last message of the
-    assistant; with `drops_generation_prompt` only where it is asked for no new turn. `counts`: it gives the usage so
-    far in each chunk when asked to.
+    `grammars`: kinds of grammar it takes, and the field of each (clients/remote/grammars.py). `continues`: it continues
+    a last message of the assistant; with `drops_generation_prompt` only where it is asked for no new turn. `counts`: it
+    gives the usage so far in each chunk when asked to.
     """
 
     fields: Mapping[str, str] = field(default_factory=dict)
@@ -32,22 +34,35 @@ def _same(*names: str) -> dict[str, str]:
     return {name: name for name in names}
 
 
+_JSON = dict.fromkeys(("json_object", "json_schema"), "response_format")
 _USUAL = ("top_k", "min_p", "repetition_penalty", "min_tokens", "stop_token_ids", "ignore_eos", "logit_bias")
+
+# Both kinds of vLLM: its fields for grammars have changed, and it ignores those that it does not know.
+_VLLM = Dialect(
+    fields={**_same(*_USUAL, "allowed_token_ids", "bad_words"), "include_stop": "include_stop_str_in_output"},
+    grammars={
+        **_JSON,
+        "regex": "structured_outputs.regex",
+        "choice": "structured_outputs.choice",
+        "lark": "structured_outputs.grammar",
+    },
+    takes_template_kwargs=True,
+    continues=True,
+    drops_generation_prompt=True,
+    counts=True,
+)
 
 SERVERS: Mapping[str, Dialect] = MappingProxyType(
     {
-        "openai": Dialect(fields=_same("logit_bias")),
-        "vllm": Dialect(
-            fields={**_same(*_USUAL, "allowed_token_ids", "bad_words"), "include_stop": "include_stop_str_in_output"},
-            grammars={"regex": "regex", "choice": "choice", "lark": "grammar"},
-            takes_template_kwargs=True,
-            continues=True,
-            drops_generation_prompt=True,
-            counts=True,
+        "openai": Dialect(fields=_same("logit_bias"), grammars=_JSON),
+        "vllm": _VLLM,
+        "vllm-guided": replace(
+            _VLLM,
+            grammars={**_JSON, "regex": "guided_regex", "choice": "guided_choice", "lark": "guided_grammar"},
         ),
         "sglang": Dialect(
             fields=_same(*_USUAL),
-            grammars=_same("regex"),
+            grammars={**_JSON, "regex": "regex", "choice": "regex"},
             takes_template_kwargs=True,
             continues=True,
             drops_generation_prompt=True,
@@ -57,12 +72,14 @@ SERVERS: Mapping[str, Dialect] = MappingProxyType(
                 **_same("top_k", "min_p", "ignore_eos", "logit_bias"),
                 "repetition_penalty": "repeat_penalty",
             },
+            grammars={**_JSON, "choice": "grammar"},
             takes_template_kwargs=True,
             continues=True,
             drops_generation_prompt=True,
         ),
         "streamserve": Dialect(
             fields=_same(*_USUAL, "allowed_token_ids", "bad_words", "include_stop"),
+            grammars=dict.fromkeys(GRAMMAR_KINDS, "grammar"),
             takes_template_kwargs=True,
             continues=True,
         ),

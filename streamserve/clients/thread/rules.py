@@ -42,13 +42,17 @@ def refuse_forced_call(request: GenerateRequest) -> None:
 
 
 def check_prompt_logprobs(request: GenerateRequest, num_prompt_tokens: int) -> None:
-    """Refuse log-probabilities of a chat's prompt, which is partly the server's own, and more than a request may have.
+    """Refuse log-probabilities of a system prompt that is the server's own, and more than a request may have.
 
     Each prompt token counts, and each candidate beside it.
     """
-    top = request.sampling.prompt_logprobs or 0
-    if request.messages is not None:
-        message = "prompt_logprobs are of a prompt; the tokens around messages are the server's own. Send prompt."
+    top = request.sampling.prompt_logprobs
+    if top is None:
+        return
+    if request.has_public_system:
+        message = (
+            "prompt_logprobs would show this server's own system prompt. Send messages with one of yours, or a prompt."
+        )
         raise BadRequest(message, code="conflicting_fields", param="prompt_logprobs")
     if num_prompt_tokens * (top + 1) > MOST_PROMPT_CANDIDATES:
         raise BadRequest(

@@ -23,9 +23,25 @@ from streamserve.dialects.fields import (
     required,
     text,
 )
-from streamserve.dialects.generate import Prompt, build, conflict, prompts, request_fields, sampling_fields
+from streamserve.dialects.generate import (
+    Prompt,
+    build,
+    conflict,
+    prompt_logprobs,
+    prompts,
+    request_fields,
+    sampling_fields,
+)
 from streamserve.dialects.native import ON_DISCONNECT
 from streamserve.dialects.openai_chat import IsStream, error_json
+from streamserve.dialects.output.prompt_logprobs import (
+    FIELD,
+    is_of_prompt,
+    prompt_logprobs_json,
+    refuse_streamed,
+    without_prompt,
+)
+from streamserve.dialects.output.structured_outputs import format_fields, take_format
 from streamserve.protocol.errors import BadRequest, to_body
 from streamserve.protocol.events import (
     BlockStart,
@@ -56,13 +72,19 @@ _ELSEWHERE = {"messages": "Send them to /v1/chat/completions.", "suffix": "Text 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompletionRequest:
-    """A checked body: a request for each prompt. See `ChatRequest` for the other fields."""
+    """A checked body: a request for each prompt. See `ChatRequest` for the other fields.
+
+    `shows_prompt`: the response has the prompts' log-probabilities in vLLM's field, whatever `echo` shows.
+    `grammar_field` is where the grammar stood.
+    """
 
     generates: tuple[GenerateRequest, ...]
     latency_class: str | None = None
     stream: bool = False
     include_usage: bool = False
     on_disconnect: str = ""
+    shows_prompt: bool = False
+    grammar_field: str = "grammar"
 
 
 def parse(body: Mapping[str, Any], limits: Limits, *, default_model: str) -> CompletionRequest:
@@ -74,10 +96,16 @@ def parse(body: Mapping[str, Any], limits: Limits, *, default_model: str) -> Com
     if values.get("best_of", n) != n:
         message = "best_of other than n is not supported: no answer is thrown away. Leave it out and raise n."
         raise BadRequest(message, code="unsupported_parameter", param="best_of")
-    if not values["max_tokens"] and not values.get("echo"):
-        raise conflict("max_tokens 0 generates nothing; raise it, or add echo for the prompt alone.", "max_tokens")
+    shows_prompt = FIELD in values
+    if not values["max_tokens"] and not values.get("echo") and not shows_prompt:
+        raise conflict(
+            "max_tokens 0 generates nothing; raise it, or add echo or prompt_logprobs for the prompt alone.",
+            "max_tokens",
+        )
+    refuse_streamed(values)
+    grammar_field = take_format(values)
     if values.get("echo") and "logprobs" in values:
-        values["prompt_logprobs"] = values["logprobs"]
+        values.setdefault(FIELD, values["logprobs"])
     if "stream_options" in values and not values.get("stream", False):
         raise conflict("stream_options is for streams; set stream to true or leave it out.", "stream_options")
     if "seed" in values:
@@ -89,6 +117,8 @@ def parse(body: Mapping[str, Any], limits: Limits, *, default_model: str) -> Com
         stream=values.get("stream", False),
         include_usage=values.get("stream_options", {}).get("include_usage", False),
         on_disconnect=values.get("on_disconnect", ""),
+        shows_prompt=shows_prompt,
+        grammar_field=grammar_field,
     )
 
 
@@ -107,6 +137,8 @@ def _table(limits: Limits) -> Mapping[str, Reader]:
         "prompt": prompts(limits),
         "max_tokens": integer(0, limits.max_tokens),
         "seed": integer(-(2**63), 2**63 - 1),
+        FIELD: prompt_logprobs(limits),
+        **format_fields(limits),
         "best_of": integer(1, _MAX_BEST_OF),
         "stream": boolean,
         "stream_options": object_of(_STREAM_OPTIONS),
@@ -176,6 +208,7 @@ class CompletionEncoder:
         first_index: int = 0,
     ) -> None:
         self._log_id, self._n, self._first_index = stream.log_id, stream.request.n, first_index
+        self._prompt_top = _prompt_top(stream)
         self._has_ids = joined is None
         self._joined = joined or Joined(1, include_usage=include_usage)
         self._include_usage = include_usage
@@ -212,10 +245,10 @@ class CompletionEncoder:
     def _text(self, token: Token) -> list[str]:
         if token not in self._blocks or not (token.text or token.logprobs):
             return []
-        return [
-            self._chunk(choice, token.text if choice == token.choice else "", positions=token.logprobs)
-            for choice in _choices_of(token, self._n, has_token_ids=self._has_token_ids)
-        ]
+        if is_of_prompt(token, has_token_ids=self._has_token_ids):
+            shown = _shortened(token.logprobs or (), self._prompt_top)
+            return [self._chunk(choice, "", positions=shown) for choice in range(self._n) if shown]
+        return [self._chunk(token.choice, token.text, positions=token.logprobs)]
 
     def _finish(self, choice: int, reason: str) -> list[str]:
         if choice in self._finished:
@@ -280,44 +313,51 @@ class _Choice:
         }
 
 
-def collect(answers: Sequence[tuple[IsStream, Iterable[LoggedEvent]]]) -> dict[str, Any]:
+def collect(answers: Sequence[tuple[IsStream, Iterable[LoggedEvent]]], *, shows_prompt: bool = False) -> dict[str, Any]:
     """Return the whole logs of a response's streams as one `text_completion`; raise the first error one ended in."""
     choices: list[dict[str, Any]] = []
     usage = Usage()
     for stream, events in answers:
-        found, done = _collect_one(events, stream.request.n)
-        choices += [one.as_json(len(choices) + place, done.finish_reason) for place, one in enumerate(found)]
+        found, of_prompt, done = _collect_one(events, stream)
+        more = {FIELD: prompt_logprobs_json(of_prompt)} if shows_prompt else {}
+        choices += [
+            {**one.as_json(len(choices) + place, done.finish_reason), **more} for place, one in enumerate(found)
+        ]
         usage += done.usage
     first = answers[0][0]
     return {**_head(id_of(first), first), "choices": choices, "usage": usage.as_json()}
 
 
-def _collect_one(events: Iterable[LoggedEvent], n: int) -> tuple[list[_Choice], Done]:
-    choices, blocks, done = [_Choice() for _ in range(n)], TextBlocks(), None
-    has_token_ids = True
+def _collect_one(events: Iterable[LoggedEvent], stream: IsStream) -> tuple[list[_Choice], list[PositionLogprobs], Done]:
+    """Return the choices, which have the prompt's log-probabilities as `echo` shows them, and these by themselves."""
+    choices, blocks, done = [_Choice() for _ in range(stream.request.n)], TextBlocks(), None
+    events, of_prompt = without_prompt(events)
     for logged in events:
         event = logged.event
         if isinstance(event, Token):
             if event in blocks:
                 choices[event.choice].texts.append(event.text)
-                for choice in _choices_of(event, n, has_token_ids=has_token_ids):
-                    choices[choice].positions += event.logprobs or ()
+                choices[event.choice].positions += event.logprobs or ()
         elif isinstance(event, BlockStart):
             blocks.note(event)
-        elif isinstance(event, Meta):
-            has_token_ids = event.has_token_ids
         elif isinstance(event, ChoiceDone):
             choices[event.choice].finish_reason = event.finish_reason
         elif is_terminal(event):
             done = successful(event)
     assert done is not None, "the log has no terminal event"
-    return choices, done
+    echoed = _shortened(of_prompt, _prompt_top(stream))
+    for choice in choices:
+        choice.positions = [*echoed, *choice.positions]
+    return choices, of_prompt, done
 
 
-def _choices_of(token: Token, n: int, *, has_token_ids: bool) -> Iterable[int]:
-    """Return the choices that show a token event: all of them for the prompt's log-probabilities, which are in one."""
-    is_of_prompt = has_token_ids and token.logprobs and not token.token_ids
-    return range(n) if is_of_prompt else (token.choice,)
+def _prompt_top(stream: IsStream) -> int | None:
+    """Return how many candidates of a prompt token `logprobs` shows; None where it shows none: without `echo`."""
+    return stream.request.sampling.logprobs if stream.request.echo else None
+
+
+def _shortened(positions: Sequence[PositionLogprobs], top: int | None) -> list[PositionLogprobs]:
+    return [] if top is None else [replace(one, top=one.top[:top]) for one in positions]
 
 
 def _logprobs_json(positions: Sequence[PositionLogprobs], offsets: _Offsets) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from streamserve.protocol.errors import BadRequest
 from streamserve.protocol.limits import Limits
 from streamserve.protocol.requests import GRAMMAR_KINDS, Grammar
 
-_MAX_CHOICES = 10_000  # their characters are bounded together
+MAX_CHOICES = 10_000  # their characters are bounded together
 
 
 @lru_cache(maxsize=8)
@@ -29,7 +29,7 @@ def grammar(limits: Limits) -> Reader:
         "type": one_of(*GRAMMAR_KINDS),
         "schema": any_object,
         "pattern": text(1, limits.max_grammar_chars),
-        "choices": list_of(text(1, limits.max_grammar_chars), low=1, high=_MAX_CHOICES),
+        "choices": list_of(text(1, limits.max_grammar_chars), low=1, high=MAX_CHOICES),
         "grammar": text(1, limits.max_grammar_chars),
     }
 
@@ -43,9 +43,14 @@ def grammar(limits: Limits) -> Reader:
                 raise BadRequest(message, code="conflicting_fields", param=f"{param}.{name}")
         if own is None:
             return Grammar(kind=kind)
-        return _MAKERS[own](required(values, own, prefix=param + "."), f"{param}.{own}", limits)
+        return grammar_of(kind, required(values, own, prefix=param + "."), f"{param}.{own}", limits)
 
     return reader
+
+
+def grammar_of(kind: str, value: Any, param: str, limits: Limits) -> Grammar:
+    """Return the grammar of a kind that has a value, which was checked for its type."""
+    return _MAKERS[_FIELD_OF_KIND[kind]](value, param, limits)
 
 
 def schema_grammar(schema: Mapping[str, Any], param: str, limits: Limits) -> Grammar:

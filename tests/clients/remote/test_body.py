@@ -130,34 +130,59 @@ def test_the_choice_of_tools(choice: ToolChoice, sent: Any, names: list[str]) ->
     assert [tool["function"]["name"] for tool in out["tools"]] == names
 
 
-@pytest.mark.parametrize(
-    ("grammar", "server", "sent"),
-    [
-        (Grammar(kind="json_object"), "openai", {"response_format": {"type": "json_object"}}),
-        (
-            Grammar(kind="json_schema", value='{"type":"object"}'),
-            "llama-server",
-            {
-                "response_format": {
-                    "type": "json_schema",
-                    "json_schema": {"name": "answer", "schema": {"type": "object"}, "strict": True},
-                }
-            },
-        ),
-        (Grammar(kind="regex", value="a+"), "vllm", {"structured_outputs": {"regex": "a+"}}),
-        (Grammar(kind="regex", value="a+"), "sglang", {"regex": "a+"}),
-        (Grammar(kind="choice", value='["a","b"]'), "vllm", {"structured_outputs": {"choice": ["a", "b"]}}),
-    ],
-)
-def test_formats_go_through(grammar: Grammar, server: str, sent: dict[str, Any]) -> None:
-    """Each kind under the server's own name."""
-    assert sent.items() <= body(chat(grammar=grammar), server).items()
+OBJECT = Grammar(kind="json_schema", value='{"type":"object"}')
+REGEX, LARK = Grammar(kind="regex", value="a+"), Grammar(kind="lark", value='start: "a"')
+CHOICE = Grammar(kind="choice", value='["a","b.\\n"]')
+STRICT = {"type": "json_schema", "json_schema": {"name": "answer", "schema": {"type": "object"}, "strict": True}}
+SENT: list[tuple[str, Grammar, dict[str, Any]]] = [
+    ("openai", Grammar(kind="json_object"), {"response_format": {"type": "json_object"}}),
+    ("llama-server", OBJECT, {"response_format": STRICT}),
+    ("llama-server", CHOICE, {"grammar": 'root ::= "a" | "b.\\x0a"'}),
+    ("vllm", OBJECT, {"response_format": STRICT}),
+    ("vllm", REGEX, {"structured_outputs": {"regex": "a+"}}),
+    ("vllm", CHOICE, {"structured_outputs": {"choice": ["a", "b.\n"]}}),
+    ("vllm", LARK, {"structured_outputs": {"grammar": 'start: "a"'}}),
+    ("vllm-guided", REGEX, {"guided_regex": "a+"}),
+    ("vllm-guided", CHOICE, {"guided_choice": ["a", "b.\n"]}),
+    ("vllm-guided", LARK, {"guided_grammar": 'start: "a"'}),
+    ("sglang", REGEX, {"regex": "a+"}),
+    ("sglang", CHOICE, {"regex": "(a)|(b\\.\n)"}),
+    ("streamserve", OBJECT, {"grammar": {"type": "json_schema", "schema": {"type": "object"}}}),
+    ("streamserve", Grammar(kind="json_object"), {"grammar": {"type": "json_object"}}),
+    ("streamserve", REGEX, {"grammar": {"type": "regex", "pattern": "a+"}}),
+    ("streamserve", CHOICE, {"grammar": {"type": "choice", "choices": ["a", "b.\n"]}}),
+    ("streamserve", LARK, {"grammar": {"type": "lark", "grammar": 'start: "a"'}}),
+]
 
 
-def test_a_format_that_a_server_lacks_is_refused() -> None:
-    """It is never dropped."""
-    with pytest.raises(BadRequest, match="of the kind regex"):
-        body(chat(grammar=Grammar(kind="regex", value="a+")), "openai")
+@pytest.mark.parametrize(("server", "grammar", "sent"), SENT)
+def test_grammars_go_through(server: str, grammar: Grammar, sent: dict[str, Any]) -> None:
+    """Each kind in the server's own field."""
+    plain = body(chat(), server)
+    assert {name: value for name, value in body(chat(grammar=grammar), server).items() if name not in plain} == sent
+
+
+def test_a_schema_of_a_prompt() -> None:
+    """llama-server ignores `response_format` there, and has a field of its own; a provider has none."""
+    request = GenerateRequest(model="m", prompt="x", grammar=OBJECT)
+    assert body(request, "llama-server")["json_schema"] == {"type": "object"}
+    assert "response_format" not in body(request, "llama-server")
+    assert body(request)["response_format"] == STRICT
+    with pytest.raises(BadRequest, match="with prompt") as caught:
+        body(request, "openai")
+    assert caught.value.param == "grammar"
+
+
+@pytest.mark.parametrize("server", SERVERS)
+@pytest.mark.parametrize("grammar", [REGEX, CHOICE, LARK], ids=lambda grammar: grammar.kind)
+def test_a_grammar_that_a_server_lacks_is_refused(server: str, grammar: Grammar) -> None:
+    """It is never dropped; the message names the kinds that the server takes."""
+    if grammar.kind in SERVERS[server].grammars:
+        assert body(chat(grammar=grammar), server).keys() > body(chat(), server).keys()
+        return
+    with pytest.raises(BadRequest, match=r"It takes: .*json_object, json_schema") as caught:
+        body(chat(grammar=grammar), server)
+    assert (caught.value.param, caught.value.code) == ("grammar", "unsupported_parameter")
 
 
 @pytest.mark.parametrize(
@@ -175,6 +200,9 @@ def test_a_partial_answer_is_sent_back(server: str, flags: dict[str, bool]) -> N
     assert out["messages"][-1] == {"role": "assistant", "content": "So far"}
     assert flags.items() <= out.items()
     assert out["max_tokens"] == 61
+    if "min_tokens" in SERVERS[server].fields:
+        assert body(chat(shown=(SO_FAR,), min_tokens=5), server)["min_tokens"] == 2
+        assert "min_tokens" not in body(chat(shown=(SO_FAR,), min_tokens=3), server)
 
 
 def test_a_callers_own_beginning_is_continued_too() -> None:
@@ -202,6 +230,8 @@ def test_what_can_be_continued() -> None:
     vllm, openai = SERVERS["vllm"], SERVERS["openai"]
     assert can_continue(chat(), SO_FAR, vllm)
     assert can_continue(chat(), ShownChoice(), openai)
+    assert can_continue(chat(grammar=OBJECT), ShownChoice(), openai)
+    assert not can_continue(chat(grammar=OBJECT), SO_FAR, vllm), "a grammar begins anew, in the middle of a text"
     assert not can_continue(chat(), SO_FAR, openai)
     assert not can_continue(chat(), thought, vllm)
     assert not can_continue(chat(n=2), SO_FAR, vllm)

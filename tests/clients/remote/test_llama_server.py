@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+import json
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import httpx
@@ -15,7 +17,7 @@ from streamserve.clients.remote.config import RemoteConfig
 from streamserve.protocol.errors import BadRequest
 from streamserve.protocol.events import BlockText, Done, Event, Meta, Token
 from streamserve.protocol.grammar import check_events
-from streamserve.protocol.requests import GenerateRequest, SamplingParams, ShownChoice
+from streamserve.protocol.requests import GenerateRequest, Grammar, SamplingParams, ShownChoice
 from tests.support.clients import collect, text
 from tests.support.upstreams import chat, llama_server, until
 
@@ -114,13 +116,31 @@ async def test_a_prompt_that_never_fits_is_the_callers(client: RemoteClient) -> 
         await client.generate(chat("Hello " * 1000))
 
 
-async def test_a_json_schema_is_kept_there(client: RemoteClient) -> None:
-    """A random model obeys it, because the server masks what does not match."""
-    from streamserve.protocol.requests import Grammar
+SCHEMA = '{"type":"object","properties":{"a":{"enum":["x","y"]}},"required":["a"],"additionalProperties":false}'
+CHOICES = ('yes, "so"\n', "nö\\", "a/b\t\x7f\b")
 
-    schema = '{"type":"object","properties":{"a":{"enum":["x","y"]}},"required":["a"],"additionalProperties":false}'
-    events = await ask(client, chat("Hello", grammar=Grammar(kind="json_schema", value=schema)))
-    assert text(events).replace(" ", "").replace("\n", "") in ('{"a":"x"}', '{"a":"y"}')
+
+def prompt(**fields: Any) -> GenerateRequest:
+    return GenerateRequest(
+        model="m", prompt="Hello", sampling=SamplingParams(temperature=1.0, seed=3, max_tokens=64), **fields
+    )
+
+
+@pytest.mark.parametrize("make", [partial(chat, "Hello", seed=3), prompt], ids=["chat", "prompt"])
+@pytest.mark.parametrize(
+    ("grammar", "found"),
+    [
+        (Grammar(kind="json_schema", value=SCHEMA), ('{"a":"x"}', '{"a":"y"}')),
+        (Grammar(kind="choice", value=json.dumps(CHOICES)), CHOICES),
+    ],
+    ids=["schema", "choice"],
+)
+async def test_a_grammar_is_kept_there(
+    client: RemoteClient, make: Callable[..., GenerateRequest], grammar: Grammar, found: tuple[str, ...]
+) -> None:
+    """A random model obeys it, because the server masks what does not match; of chats and of prompts."""
+    said = text(await ask(client, make(grammar=grammar)))
+    assert (said if grammar.kind == "choice" else "".join(said.split())) in found
 
 
 async def test_a_stop_frees_the_server(client: RemoteClient, url: str) -> None:

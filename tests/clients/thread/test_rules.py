@@ -60,7 +60,11 @@ async def test_only_allowed_tokens_come() -> None:
             "conflicting_fields",
         ),
         ({"prompt": "a" * 400, "prompt_logprobs": 163}, "prompt_logprobs", "invalid_value"),
-        ({"messages": HI, "prompt": None, "prompt_logprobs": 0}, "prompt_logprobs", "conflicting_fields"),
+        (
+            {"messages": HI, "prompt": None, "prompt_logprobs": 0, "has_public_system": True},
+            "prompt_logprobs",
+            "conflicting_fields",
+        ),
     ],
 )
 async def test_what_cannot_be_chosen_is_refused(fields: dict[str, Any], param: str, code: str) -> None:

@@ -340,6 +340,37 @@ def test_a_schema_holds_for_any_question(ask: Any) -> None:
     assert Report.model_validate(report, strict=True)
 
 
+@pytest.mark.parametrize(
+    "extra",
+    [
+        {"structured_outputs": {"choice": ["It is sunny.", "It is rainy."]}},
+        {"guided_choice": ["It is sunny.", "It is rainy."]},
+        {"grammar": {"type": "choice", "choices": ["It is sunny.", "It is rainy."]}},
+        {"structured_outputs": {"regex": "It is (sunny|rainy)[.]"}},
+    ],
+    ids=["structured_outputs", "guided", "native", "regex"],
+)
+def test_a_grammar_of_other_servers(ask: Any, client: openai.OpenAI, extra: dict[str, Any]) -> None:
+    """vLLM's names in `extra_body`, of a chat and of a prompt."""
+    found = ask(OSLO, extra_body=extra).choices[0].message.content
+    assert found in ("It is sunny.", "It is rainy.")
+    text = client.completions.create(model=MODEL, prompt="The weather: ", max_tokens=40, extra_body=extra)
+    assert text.choices[0].text in ("It is sunny.", "It is rainy.")
+
+
+def test_the_prompts_log_probabilities(ask: Any, client: openai.OpenAI) -> None:
+    """vLLM's field: beside the choices of a chat, in each choice of a completion; not in a stream."""
+    answer = ask(HELLO, extra_body={"prompt_logprobs": 2})
+    assert len(answer.prompt_logprobs) == answer.usage.prompt_tokens
+    shown = [next(iter(one.values()))["decoded_token"] for one in answer.prompt_logprobs[1:]]
+    assert "Hello!" in "".join(shown)
+    text = client.completions.create(model=MODEL, prompt="Hello!", max_tokens=1, extra_body={"prompt_logprobs": 0})
+    assert text.choices[0].prompt_logprobs[0] is None
+    with pytest.raises(openai.BadRequestError) as caught:
+        ask(HELLO, stream=True, extra_body={"prompt_logprobs": 2})
+    assert caught.value.param == "prompt_logprobs"
+
+
 def test_parse(client: openai.OpenAI) -> None:
     """`.parse` gives the value of a pydantic model."""
     whole = client.chat.completions.parse(
