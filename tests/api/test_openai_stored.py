@@ -12,7 +12,9 @@ import pytest
 from django.test.utils import override_settings
 from django.utils import timezone
 
+from streamserve import Run, pipeline
 from streamserve.asgi.stream_app import StreamApp, anyone
+from streamserve.clients.pipeline.registry import forget
 from streamserve.durable.completions import StoredCompletion
 from streamserve.models import Stream as StreamRow
 from streamserve.web import site
@@ -226,6 +228,25 @@ async def test_what_ends_badly_is_not_stored(stores: None, caller: Caller) -> No
         pass
     await ended()
     assert await StoredCompletion.objects.acount() == 0
+
+
+async def test_a_run_without_messages_is_stored(stores: None, caller: Caller) -> None:
+    """A pipeline that was sent its `input` alone has no message to show."""
+
+    async def greeting(run: Run) -> None:
+        await run.say(f"Hi {run.input['name']}")
+
+    pipeline("greeting")(greeting)
+    try:
+        await site.reset()
+        await until_ready()
+        response = await caller.post(PATH, {"model": "greeting", "input": {"name": "Ann"}, "store": True})
+        assert response.status_code == 200, response.content
+        await ended()
+        assert await ids(caller) == [response.json()["id"]]
+        assert (await caller.get(f"{PATH}/{response.json()['id']}/messages")).json()["data"] == []
+    finally:
+        forget("greeting")
 
 
 async def test_a_request_that_is_sent_again_is_stored_once(stores: None, caller: Caller) -> None:
