@@ -113,7 +113,7 @@ def check_csrf(request: HttpRequest) -> None:
     Touches no database: with CSRF_USE_SESSIONS the session was loaded when the caller was authenticated.
     """
     if not hasattr(request, "_post"):  # Django looks for the token in a form first, and would take an upload's body
-        request.POST = QueryDict()  # type: ignore[misc]
+        request.POST = QueryDict()
     check = _CsrfCheck(lambda request: None)  # type: ignore[arg-type]
     check.process_request(request)
     reason = check.process_view(request, lambda request: None, (), {})  # type: ignore[arg-type,return-value]
