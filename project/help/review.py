@@ -31,6 +31,7 @@ Account = Mapping[str, Any]
 SAMPLE: Account = {"plan": "Team", "pays": "monthly", "seats": 12, "members": 9, "storage_gb": 1150}
 PLANS = ("Solo", "Team", "Business")
 MAX_SEATS = 100_000
+_MAX_SHOWN_CHARS = 48  # of a caller's text
 MAX_FINDINGS = 4
 MAX_REVIEW_TOKENS = 800
 SYSTEM = (
@@ -65,7 +66,8 @@ def account_of(given: Mapping[str, Any]) -> Account:
         raise _wrong(f"account is an object, as {dict(SAMPLE)}.", "input.account")
     unknown = sorted(account.keys() - SAMPLE.keys())
     if unknown:
-        raise _wrong(f"account has no field {unknown[0]!r}. It has {', '.join(SAMPLE)}.", f"input.account.{unknown[0]}")
+        name = unknown[0][:_MAX_SHOWN_CHARS]
+        raise _wrong(f"account has no field {name!r}. It has {', '.join(SAMPLE)}.", f"input.account.{name}")
     account = {**SAMPLE, **account}
     if account["plan"] not in PLANS:
         raise _wrong(f"plan is one of {', '.join(PLANS)}.", "input.account.plan")

@@ -21,7 +21,7 @@ from project.help.models import Passage
 from project.help.words import stems
 
 NUM_CANDIDATES = 20
-MAX_WORDS = 100  # of a question: what follows is not searched for
+MAX_WORDS, MAX_WORD_CHARS = 100, 100  # of a question: what follows is not searched for
 MAX_PASSAGES = 3
 MIN_SCORE = 2.4  # of a passage that answers at all
 CLOSE = 0.9  # of the best score: a passage that comes so close may answer, too
@@ -55,7 +55,8 @@ class Candidates(TypedDict):
 
 def candidates(question: str, limit: int = NUM_CANDIDATES) -> Candidates:
     """Return the passages that share a word with the question, or come near to its meaning."""
-    index, question = current_index(), " ".join(question.split()[:MAX_WORDS])
+    words = question.replace("\0", " ").split()[:MAX_WORDS]  # PostgreSQL refuses NUL
+    index, question = current_index(), " ".join(word[:MAX_WORD_CHARS] for word in words)
     known = sorted({stem for stem in stems(question) if stem in index.frequencies})
     slugs: list[str] = []
     if known:

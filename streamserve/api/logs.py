@@ -18,7 +18,7 @@ from typing import Any, cast
 import structlog
 
 _ABOVE = 4  # frames from logging's method up to the line that logs: structlog's
-_NEEDS_QUOTES = frozenset(' "=\n\r\t')
+_NEEDS_QUOTES = frozenset(' "=')
 
 
 def get_logger(name: str) -> structlog.stdlib.BoundLogger:
@@ -45,4 +45,6 @@ def _to_record(
 
 def _quoted(value: object) -> str:
     text = str(value)
+    if not text.isprintable():  # escapes of terminals, and line ends that are not ASCII
+        return json.dumps(text)
     return json.dumps(text, ensure_ascii=False) if not text or _NEEDS_QUOTES.intersection(text) else text

@@ -6,6 +6,7 @@ Closing the connection stops the answer, as there, unless the caller means to co
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from streamserve.api import native
@@ -40,8 +41,11 @@ async def chat_completions(call: Call, site: Site) -> Reply:
             error.param = "tools" if request.grammar is None else asked.grammar_field
         raise
     if asked.store and site.stored_chats is not None:
-        messages = body.get("messages") or [{"role": "user", "content": body["prompt"]}]
-        await site.stored_chats.keep(stream, messages, asked.metadata)
+        try:
+            await site.stored_chats.keep(stream, _messages_of(body), asked.metadata)
+        except BaseException:
+            stream.abandon()
+            raise
     if asked.stream:
         encoder = openai_chat.encoder_for(
             stream,
@@ -55,6 +59,13 @@ async def chat_completions(call: Call, site: Site) -> Reply:
     if asked.store and site.stored_chats is not None:
         await site.stored_chats.fill(stream.id)
     return json_reply(whole, headers={"X-Stream-Id": stream.id})
+
+
+def _messages_of(body: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the messages of a request; none of one that sends a pipeline its `input` alone."""
+    if body.get("prompt") is not None:
+        return [{"role": "user", "content": body["prompt"]}]
+    return body.get("messages") or []
 
 
 async def chat_completion(call: Call, site: Site) -> Reply:

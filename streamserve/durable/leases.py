@@ -86,11 +86,11 @@ class WorkQuerySet(LeasedQuerySet[WorkT]):
 
     def finish(self, state: str, **columns: Any) -> int:
         """End these rows as `state`: done, failed or cancelled."""
-        return self.update(state=state, producer="", finished_at=timezone.now(), **columns)
+        return self.update(state=state, producer="", finished_at=timezone.now(), **_without_nul(columns))
 
     def retry(self, due_at: datetime, **columns: Any) -> int:
         """Queue these rows again, not before `due_at`."""
-        return self.update(state="queued", producer="", due_at=due_at, **columns)
+        return self.update(state="queued", producer="", due_at=due_at, **_without_nul(columns))
 
     def give_back(self) -> int:
         """Queue these rows again at once; the attempt does not count: their worker stops in good order."""
@@ -103,6 +103,12 @@ class WorkQuerySet(LeasedQuerySet[WorkT]):
         """
         rows = self.filter(state="running", producer=worker_id).exclude(pk__in=list(but))
         return rows.retry(timezone.now())
+
+
+def _without_nul(columns: dict[str, Any]) -> dict[str, Any]:
+    """Return the columns as PostgreSQL takes them, which refuses NUL in texts: messages may have it."""
+    texts = {name: value for name, value in columns.items() if isinstance(value, str)}
+    return {**columns, **{name: text.replace("\0", "\N{REPLACEMENT CHARACTER}") for name, text in texts.items()}}
 
 
 def delete_in_parts(rows: models.QuerySet[Any]) -> int:

@@ -88,6 +88,19 @@ def decode_json(body: bytes, limits: Limits) -> dict[str, Any]:
     return value
 
 
+def loads_written(text: str) -> Any:
+    """Return the value of JSON that a model has written. Raise ValueError for what no other JSON can hold.
+
+    That are NaN, 1e999, half of a surrogate pair, and nesting that is too deep to read.
+    """
+    try:
+        value = json.loads(text)
+        json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+    return value
+
+
 def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     out = dict(pairs)
     if len(out) != len(pairs):

@@ -127,6 +127,9 @@ class Streams:
         if self._is_closing:
             raise EngineUnavailable("The server is shutting down.")
         if stream is not None and not stream.has_left:
+            if record is not None and record.log_id != stream.log_id:  # another process has deleted its events
+                self.forget(stream_id)
+                return None
             if record is not None:
                 stream.lease.note(record)
             try:

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 from django.conf import settings as django_settings
 from django.contrib.auth.middleware import auser, get_user
 from django.contrib.sessions.backends.db import SessionStore as DatabaseSession
-from django.http import HttpRequest
+from django.http import HttpRequest, QueryDict
 from django.http.request import split_domain_port, validate_host
 from django.middleware.csrf import CsrfViewMiddleware
 from django.utils.http import is_same_domain
@@ -108,10 +108,12 @@ class _CsrfCheck(CsrfViewMiddleware):
 
 
 def check_csrf(request: HttpRequest) -> None:
-    """Raise Forbidden unless an unsafe request made with cookies carries the CSRF token.
+    """Raise Forbidden unless an unsafe request made with cookies carries the CSRF token in its header.
 
     Touches no database: with CSRF_USE_SESSIONS the session was loaded when the caller was authenticated.
     """
+    if not hasattr(request, "_post"):  # Django looks for the token in a form first, and would take an upload's body
+        request.POST = QueryDict()
     check = _CsrfCheck(lambda request: None)  # type: ignore[arg-type]
     check.process_request(request)
     reason = check.process_view(request, lambda request: None, (), {})  # type: ignore[arg-type,return-value]

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from asgiref.sync import SyncToAsync, sync_to_async
 from django.core.exceptions import RequestAborted
-from django.db import connections, transaction
+from django.db import InterfaceError, OperationalError, connections, transaction
 from django.http import HttpRequest, HttpResponse, HttpResponseBase, StreamingHttpResponse
 from django.utils.cache import patch_vary_headers
 
@@ -38,11 +38,18 @@ View = Callable[..., Coroutine[Any, Any, HttpResponseBase]]
 
 _NEEDS_ASGI = "This site runs under WSGI, which cannot stream. Serve it by ASGI: daphne <project>.asgi:application."
 _CHUNK_BYTES = 1 << 16
+_DATABASE_SECONDS = 2
 
 
 def needs_asgi() -> Refused:
     """Return the error for a request that came by WSGI."""
     return Refused(_NEEDS_ASGI, code="asgi_required", retry_after=120)
+
+
+def _database_away(request_id: str) -> Refused:
+    """Return the error for a database that is locked, or cannot be reached: a client may send its request again."""
+    message = f"The site's database cannot be used now. Try again. The server's log has the cause under {request_id}."
+    return Refused(message, code="database_unavailable", retry_after=_DATABASE_SECONDS)
 
 
 def view_of(route: Route) -> View:
@@ -75,10 +82,12 @@ def view_of(route: Route) -> View:
             reply = route.error_reply(error, request_id, headers)
         except RequestAborted:
             raise
-        except Exception:
+        except Exception as error:
             # The edge of a request: the cause goes to the log, the client gets the id of its log line.
             log.exception("request_failed", request_id=request_id, path=request.path)
-            reply = route.error_reply(failure(request_id), request_id, headers)
+            is_away = isinstance(error, OperationalError | InterfaceError)
+            failed = _database_away(request_id) if is_away else failure(request_id)
+            reply = route.error_reply(failed, request_id, headers)
         response = to_django(request, reply)
         _set_headers(response, {"X-Request-Id": request_id, **cors})
         if not route.access.identifies:

@@ -17,6 +17,7 @@ from streamserve.clients.pipeline.registry import forget
 from streamserve.models import ApiKey, Job
 from streamserve.models import Stream as StreamRow
 from streamserve.models import Worker as WorkerRow
+from streamserve.protocol.errors import BadRequest
 from streamserve.web import site
 from streamserve.web.rows import orm
 from tests.conftest import Caller, body_of, until, until_ready
@@ -36,6 +37,7 @@ class Author:
         self.may_end, self.is_waiting = asyncio.Event(), asyncio.Event()
         self.may_end.set()
         self.num_failures = 0
+        self.error: Exception = RuntimeError("out of order")
         self.calls: list[str] = []
 
     async def review(self, run: Run) -> None:
@@ -55,7 +57,7 @@ class Author:
         self.is_waiting.set()
         if self.num_failures:
             self.num_failures -= 1
-            raise RuntimeError("out of order")
+            raise self.error
         await self.may_end.wait()
 
 
@@ -186,6 +188,14 @@ async def test_the_last_attempt_ends_the_job(caller: Caller, author: Author) -> 
     events = check_native(await body_of(await caller.get(f"/jobs/{job_id}/events")))
     assert json.loads(events[-1].data)["code"] == "pipeline_failed"
     assert (await orm.call(StreamRow.objects.get)).state == "finished"
+
+
+async def test_a_message_with_nul_is_kept(caller: Caller, author: Author) -> None:
+    """A database may refuse NUL: the end of a job would be written again and again, and it would run for ever."""
+    author.num_failures, author.error = 1, BadRequest("There is no account a\0b.", code="no_account")
+    job = await ended(caller, (await caller.post("/jobs", ASKED)).json()["job_id"])
+    assert (job["status"], job["attempts"]) == ("failed", 1)
+    assert job["error"] == {"code": "no_account", "message": "There is no account a\N{REPLACEMENT CHARACTER}b."}
 
 
 async def test_a_running_job_is_cancelled(caller: Caller, author: Author) -> None:

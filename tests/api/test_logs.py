@@ -29,6 +29,13 @@ def test_a_line_is_an_event_with_its_fields(caplog: pytest.LogCaptureFixture) ->
     assert (record.name, record.levelname, record.filename) == (NAME, "INFO", "test_logs.py")
 
 
+@pytest.mark.parametrize("text", ["a\nb", "a\x1b[2Jb", "a\x85b", "a\u2028b", "a\x9b2Jb"])
+def test_a_value_begins_no_line_and_reaches_no_terminal(text: str, caplog: pytest.LogCaptureFixture) -> None:
+    """What a caller sends cannot look like another line, nor move the cursor of who reads the log."""
+    get_logger(NAME).info("request_failed", path=text)
+    assert caplog.records[0].getMessage().isprintable()
+
+
 def test_the_sites_level_holds(caplog: pytest.LogCaptureFixture) -> None:
     """A line below the level of LOGGING is not even rendered."""
     caplog.set_level(logging.WARNING, logger=NAME)

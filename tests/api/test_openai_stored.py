@@ -12,10 +12,14 @@ import pytest
 from django.test.utils import override_settings
 from django.utils import timezone
 
+from streamserve import Run, pipeline
+from streamserve.api.call import Caller as Owner
 from streamserve.asgi.stream_app import StreamApp, anyone
+from streamserve.clients.pipeline.registry import forget
 from streamserve.durable.completions import StoredCompletion
 from streamserve.models import Stream as StreamRow
 from streamserve.web import site
+from streamserve.web.rows.completions import CompletionRows
 from tests.conftest import Caller, body_of, until, until_ready
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -196,6 +200,25 @@ async def test_a_deleted_completion_is_gone(stores: None, caller: Caller) -> Non
     assert (row.messages, row.completion, row.metadata, row.marks) == ("", "", "", "")
 
 
+async def test_what_another_process_has_deleted_is_gone(tmp_path: Any, caller: Caller) -> None:
+    """This process still keeps the stream in memory; it shows nothing of it, and its key starts another answer."""
+    async for _ in serve(tmp_path, LOG="file"):
+        first = await caller.post(PATH, ask(), **{"Idempotency-Key": "k"})
+        stream_id = first.json()["id"].removeprefix("chatcmpl-")
+        await ended()
+        this = site.get_site()
+        stream = this.streams.find(stream_id)
+        assert stream is not None
+        row = await StoredCompletion.objects.aget()
+        elsewhere = CompletionRows(this.log, keeps=True, reasoning_field="reasoning")
+        await elsewhere.delete(Owner("o", row.tenant), stream_id)
+        for headers in ({}, {"Last-Event-ID": f"{stream.log_id}-2"}):
+            response = await caller.get(f"/v1/streams/{stream_id}/events", **headers)
+            assert response.status_code == 410
+        again = await caller.post(PATH, ask(), **{"Idempotency-Key": "k"})
+        assert again.json()["id"] != first.json()["id"]
+
+
 async def test_others_see_none_of_it(stores: None, caller: Caller, lonely_key: str) -> None:
     """To another key the id is an unknown one, by every method, and its list is empty."""
     whole = await made(caller)
@@ -226,6 +249,25 @@ async def test_what_ends_badly_is_not_stored(stores: None, caller: Caller) -> No
         pass
     await ended()
     assert await StoredCompletion.objects.acount() == 0
+
+
+async def test_a_run_without_messages_is_stored(stores: None, caller: Caller) -> None:
+    """A pipeline that was sent its `input` alone has no message to show."""
+
+    async def greeting(run: Run) -> None:
+        await run.say(f"Hi {run.input['name']}")
+
+    pipeline("greeting")(greeting)
+    try:
+        await site.reset()
+        await until_ready()
+        response = await caller.post(PATH, {"model": "greeting", "input": {"name": "Ann"}, "store": True})
+        assert response.status_code == 200, response.content
+        await ended()
+        assert await ids(caller) == [response.json()["id"]]
+        assert (await caller.get(f"{PATH}/{response.json()['id']}/messages")).json()["data"] == []
+    finally:
+        forget("greeting")
 
 
 async def test_a_request_that_is_sent_again_is_stored_once(stores: None, caller: Caller) -> None:

@@ -29,6 +29,14 @@ def written(body: bytes, kind: str = JSON, limits: Limits = LIMITS) -> list[Any]
     return [json.loads(line) for line in out.getvalue().splitlines()]
 
 
+def test_an_unknown_field_is_named_whatever_it_is():
+    """Its name can be shown: half of a surrogate pair is replaced."""
+    with pytest.raises(BadRequest) as caught:
+        written(rb'{"\ud83d": []}')
+    assert (caught.value.code, caught.value.param) == ("unknown_field", "?")
+    assert "Unknown field ?." in caught.value.message
+
+
 def request(custom_id: str = "a", **fields: Any) -> dict[str, Any]:
     return {"custom_id": custom_id, "params": PARAMS, **fields}
 

@@ -149,9 +149,11 @@ def test_empty_and_unknown_blocks_are_left_out():
     assert streamed(log)["content"] == whole(log)["content"] == [{"type": "text", "text": "Hi"}]
 
 
-@pytest.mark.parametrize("arguments", ['{"city": "Os', "[1]", "NaN", '{"a": NaN}', "[" * 100_000])
+@pytest.mark.parametrize(
+    "arguments", ['{"city": "Os', "[1]", "NaN", '{"a": NaN}', '{"a": 1e999}', r'{"a": "\ud83d"}', "[" * 100_000]
+)
 def test_arguments_that_are_no_object_stay_text(arguments: str):
-    """A call that was cut is no call without arguments."""
+    """A call that was cut is no call without arguments; nor is one whose value no reply can hold."""
     (call,) = whole(success(*block(0, "tool_use", arguments), reason="length"))["content"]
     assert call["input"] == {"partial_json": arguments}
 

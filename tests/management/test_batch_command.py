@@ -75,13 +75,14 @@ def test_what_is_there_is_not_run_again(tmp_path: Path) -> None:
     assert not output.read_bytes().startswith(first)  # its request_id is another
 
 
-def test_another_file_is_not_written_over(tmp_path: Path) -> None:
-    """Neither one that has no results, nor the input."""
-    (tmp_path / "out.jsonl").write_text('{"mine": 1}\n')
+@pytest.mark.parametrize("content", ['{"mine": 1}\n', '{"mine": 1}', "mine"])
+def test_another_file_is_not_written_over(content: str, tmp_path: Path) -> None:
+    """Neither one that has no results, be its last line torn or not, nor the input."""
+    (tmp_path / "out.jsonl").write_text(content)
     (tmp_path / "in.jsonl").write_bytes(jsonl([line("a")]))
     with pytest.raises(CommandError, match="no output of this command"):
         call_command("streamserve_batch", str(tmp_path / "in.jsonl"), str(tmp_path / "out.jsonl"))
-    assert (tmp_path / "out.jsonl").read_text() == '{"mine": 1}\n'
+    assert (tmp_path / "out.jsonl").read_text() == content
     with pytest.raises(CommandError, match="three files"):
         call_command("streamserve_batch", str(tmp_path / "in.jsonl"), str(tmp_path / "in.jsonl"))
 

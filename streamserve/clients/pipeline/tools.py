@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
+from streamserve.protocol.json_body import loads_written
 from streamserve.protocol.requests import Tool
 
 _KINDS: Mapping[type, str] = {str: "string", int: "integer", float: "number", bool: "boolean"}
@@ -45,7 +46,7 @@ class FunctionTool:
     def arguments(self, text: str) -> dict[str, Any]:
         """Return the arguments of a call. Raises WrongCall."""
         try:
-            values = json.loads(text or "{}")
+            values = loads_written(text or "{}")
         except ValueError as error:
             raise WrongCall(f"The arguments are no JSON: {error}") from None
         if not isinstance(values, dict):
@@ -91,7 +92,7 @@ def result_text(result: Any) -> str:
 def as_object(arguments: str) -> Any:
     """Return the arguments as templates print them: parsed, where they are an object."""
     try:
-        values = json.loads(arguments)
+        values = loads_written(arguments)
     except ValueError:
         return arguments
     return values if isinstance(values, dict) else arguments

@@ -94,7 +94,7 @@ def _elements(body: IO[bytes], limits: Limits) -> Iterator[bytes]:
     reader = _Reader(body, limits)
     reader.take("{")
     if reader.next() != "}":
-        name = str(json.loads(reader.value("The body")))[:48]
+        name = str(json.loads(reader.value("The body")))[:48].encode("utf-8", "replace").decode()
         if name != "requests":
             message = f"Unknown field {name}. A body has requests, and nothing else."
             raise BadRequest(message, code="unknown_field", param=name)

@@ -9,7 +9,6 @@ a block of text there. What is cited while none is open waits for the next one; 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -32,6 +31,7 @@ from streamserve.protocol.events import (
     Usage,
 )
 from streamserve.protocol.ids import event_id
+from streamserve.protocol.json_body import loads_written
 from streamserve.protocol.sse import CONTENT_TYPE, FIRST_BYTES, frame, one_line_json
 
 THINKING, TOOL_USE = "thinking", "tool_use"
@@ -233,16 +233,15 @@ def _fill(block: dict[str, Any], text: str) -> None:
 
 
 def _input_of(text: str) -> dict[str, Any]:
-    """Return the arguments. Those that were cut by `max_tokens` are no JSON, and stay text, under `partial_json`."""
+    """Return the arguments. What is no JSON stays text, under `partial_json`: those that were cut by `max_tokens`.
+
+    So do those that a reply could not hold: NaN, a number too large, half of a surrogate pair.
+    """
     try:
-        value = json.loads(text, parse_constant=_refuse_constant)
-    except (ValueError, RecursionError):
+        value = loads_written(text)
+    except ValueError:
         value = None
     return value if isinstance(value, dict) else {"partial_json": text}
-
-
-def _refuse_constant(name: str) -> None:
-    raise ValueError(f"{name} is no JSON")
 
 
 def usage_json(usage: Usage) -> dict[str, Any]:

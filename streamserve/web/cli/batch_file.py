@@ -31,6 +31,7 @@ from streamserve.protocol.limits import Limits
 
 # An answer in the output may be longer than any request.
 _MAX_RESULT_BYTES = 64 * 1024 * 1024
+_BEGIN = b'{"id":"batch_req_'  # of every line of an output
 
 
 @dataclass(slots=True)
@@ -145,6 +146,10 @@ def _first_url(file: IO[bytes], limits: Limits) -> str:
     return ""
 
 
+def _foreign(output: Path) -> BadRequest:
+    return BadRequest(f"{output} is no output of this command. Name another file, or use --restart.")
+
+
 def _ended(output: Path) -> set[bytes]:
     """Return digests of the names in the output; cut off a last line that is torn. Raises BadRequest."""
     done: set[bytes] = set()
@@ -160,7 +165,9 @@ def _ended(output: Path) -> set[bytes]:
             except StreamserveError:
                 name = None
             if not isinstance(name, str):
-                raise BadRequest(f"{output} is no output of this command. Name another file, or use --restart.")
+                raise _foreign(output)
             done.add(digest_of(name))
+        if raw[: len(_BEGIN)] != _BEGIN[: len(raw)]:  # what is not torn off here is another's
+            raise _foreign(output)
         file.truncate(whole)
     return done

@@ -24,7 +24,7 @@ from streamserve.durable.completions import StoredCompletion, marks_of
 from streamserve.models import Stream as StreamRow
 from streamserve.protocol.errors import NotFinished, StreamserveError
 from streamserve.protocol.events import LoggedEvent, is_terminal
-from streamserve.streams.log.base import EventLog, LogUnavailable
+from streamserve.streams.log.base import EventLog, LogUnavailable, new_log_id
 from streamserve.streams.stream import Stream
 from streamserve.web.rows import orm
 
@@ -158,11 +158,15 @@ def _page(tenant: str, query: ListQuery) -> tuple[list[StoredCompletion], bool]:
 
 
 def _forget(row: StoredCompletion) -> str:
-    """Empty the row and the stream's text; return the id of its log."""
+    """Empty the row and the stream's text; return the id of its log.
+
+    The stream's row gets the id of no log: other processes that keep the stream find by it that its events are gone.
+    """
     with transaction.atomic(using=_ROWS.db):
-        _ROWS.forget(row.pk)
-        StreamRow.objects.filter(pk=row.stream_id).update(text="")
-    return StreamRow.objects.values_list("log_id", flat=True).get(pk=row.stream_id)
+        log_id = StreamRow.objects.values_list("log_id", flat=True).get(pk=row.stream_id)
+        if _ROWS.forget(row.pk):
+            StreamRow.objects.filter(pk=row.stream_id).update(text="", log_id=new_log_id())
+    return log_id
 
 
 def _columns(metadata: Mapping[str, str]) -> dict[str, str]:

@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 from django.conf import settings
+from django.core.files.uploadedfile import SimpleUploadedFile
+from django.test import AsyncClient
 from django.test.utils import override_settings
 from django.utils import timezone
 
@@ -141,3 +144,18 @@ async def test_contents_are_in_a_private_folder(tenant: Tenant) -> None:
     assert path.is_relative_to(Path(settings.BASE_DIR) / "state" / "files")
     assert path.stat().st_mode & 0o077 == 0  # noqa: ASYNC240  (a test)
     assert path.name not in json.dumps(file)
+
+
+async def test_a_signed_in_user_uploads_with_the_csrf_token(alice: Any) -> None:
+    """In its header: the check reads nothing of the body, which may be large."""
+    client = AsyncClient(enforce_csrf_checks=True)
+    await client.aforce_login(alice)
+    client.cookies["csrftoken"] = token = "a" * 32
+
+    def form() -> dict[str, Any]:
+        return {"purpose": "batch", "file": SimpleUploadedFile("in.jsonl", b"{}\n")}
+
+    refused = await client.post("/v1/files", form())
+    assert (refused.status_code, refused.json()["error"]["code"]) == (403, "csrf_failed")
+    taken = await client.post("/v1/files", form(), headers={"X-CSRFToken": token})
+    assert (taken.status_code, taken.json()["bytes"]) == (200, 3), taken.content

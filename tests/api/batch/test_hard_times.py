@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
 from collections.abc import AsyncIterator
+from contextlib import closing
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
-from django.db import connection
+from django.db import connection, connections
 from django.test.utils import override_settings
 from django.utils import timezone
 
@@ -156,3 +158,19 @@ async def test_a_batch_with_nul_in_its_fields(tenant: Tenant) -> None:
     ):
         refused = await tenant.post("/v1/batches", {**asked, **wrong})
         assert (refused.status_code, refused.json()["error"]["param"]) == (400, param)
+
+
+async def test_a_locked_database_is_a_503(tenant: Tenant, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another process holds SQLite's write lock for longer than a request waits: clients try again by themselves."""
+    file_id = await tenant.file(jsonl([line("a")]))
+    monkeypatch.setitem(connections.settings["default"]["OPTIONS"], "timeout", 0.05)
+    orm.close()  # the next connection has the timeout
+    body = {"input_file_id": file_id, "endpoint": CHAT, "completion_window": "24h"}
+    with closing(sqlite3.connect(connections.settings["default"]["NAME"], isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        refused = await tenant.post("/v1/batches", body)
+        other.execute("ROLLBACK")
+    assert (refused.status_code, refused.json()["error"]["code"]) == (503, "database_unavailable")
+    assert refused["Retry-After"] == "2"
+    assert (await tenant.post("/v1/batches", body)).status_code == 200
+    orm.close()

@@ -160,6 +160,9 @@ def test_the_schema_is_the_signature_s() -> None:
     [
         ("{", "no JSON"),
         ("[1]", "no JSON object"),
+        (r'{"city": "\ud83d"}', "no JSON"),
+        ('{"city": NaN}', "no JSON"),
+        ("[" * 100_000, "no JSON"),
         ("{}", "Missing: city"),
         ('{"city": "Oslo", "zip": 1}', "Unknown: zip"),
         ('{"city": 1}', "city must be"),

@@ -38,6 +38,16 @@ def test_a_follow_up_is_searched_with_the_question_before_it() -> None:
     assert found("How do I reset my password?", "How do I pause my subscription?")[0] == "login-forgot"
 
 
+@pytest.mark.parametrize("harm", ["\0", "a" * 300_000, "!" * 300_000, "' or -- \\ : & | ! ( ) <->"])
+def test_a_question_is_searched_whatever_it_has(harm: str) -> None:
+    """No word is longer than a search takes: expressions that look at a question take time by its length."""
+    asked, earlier = f"What does the Team plan cost? {harm}", "What does the Team plan cost?"
+    assert len(candidates(asked)["question"]) < 200
+    assert "\0" not in candidates(asked)["question"]
+    assert found(asked) == found(earlier)
+    assert len(found(harm, earlier)) <= MAX_PASSAGES
+
+
 def test_the_index_follows_every_change() -> None:
     """A passage that is edited, added or removed is found so by the next search; what did not change is not rebuilt."""
     before = index.current_index()
