@@ -35,7 +35,22 @@ def choose_shape(rng: random.Random) -> Shape:
         max_admitted=rng.choice([None, None, 3, 8]),
         min_ahead_seconds=rng.choice([0.1, 0.25, 100.0]),
         max_debt_seconds=rng.choice([0.01, 0.1, 1.0]),
+        known_len=rng.choice([None, None, 2]),
     )
+
+
+def hold_many(rng: random.Random, shape: Shape) -> Simulation:
+    """Return a run that begins with several answers at their leads, and one that grows into the last of the memory."""
+    num_blocks = rng.choice([26, 30]) * 4 // shape.block_size
+    sim = Simulation(replace(shape, num_blocks=num_blocks, lead_tokens=4, known_len=1, max_admitted=None))
+    kind = rng.choice(["chat", "batch"])
+    for index in range(4):
+        sampling = SamplingParams(temperature=0.0, seed=index, max_tokens=40, ignore_eos=True)
+        reads = rng.choice([0.0, 0.1, 0.3]) if index else None
+        sim.ask(STEMS[index % 2][: rng.randint(9, 20)], sampling, tenant="abcd"[index], latency_class=kind, reads=reads)
+    for _ in range(rng.randint(5, 50)):
+        sim.step()
+    return sim
 
 
 @dataclass(frozen=True, slots=True)
