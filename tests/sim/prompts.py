@@ -118,6 +118,8 @@ class PromptLaws:
                 later = [seq_id for seq_id in later if lacks.get(seq_id, 0) >= lacks[first.seq_id]]
             assert not later, f"34: {first.seq_id} is passed by by {later}"
             return
+        num_later = sum(planned[seq_id] for seq_id in later)
+        assert num_later <= self.sim.shape.block_size, f"34: {first.seq_id} gets less than those behind it: {num_later}"
         if is_full:
             return
         num_others = sum(planned.values()) - planned[first.seq_id]
