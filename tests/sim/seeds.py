@@ -14,18 +14,20 @@ import time
 import traceback
 
 from tests.sim.simulation import Simulation
-from tests.sim.workload import choose_mix, choose_shape, happen, hold_many
+from tests.sim.workload import choose_mix, choose_shape, happen, hold_many, wait_behind
 
 NUM_EVENTS = 250
-# One in so many seeds is run twice, and one begins with many answers at their leads.
-REPEAT_EVERY, HOLD_EVERY = 10, 5
+# One in so many seeds is run twice.
+REPEAT_EVERY = 10
+# How runs begin, by the last digit of their seeds: with what hardly ever happens by chance. All others begin empty.
+BEGINNINGS = {1: hold_many, 6: hold_many, 5: wait_behind}
 
 
 def run(seed: int) -> Simulation:
     """Run random events in a random engine, mostly steps, to the end."""
     rng = random.Random(seed)
     shape, mix = choose_shape(rng), choose_mix(rng)
-    sim = hold_many(rng, shape) if seed % HOLD_EVERY == 1 else Simulation(shape)
+    sim = BEGINNINGS.get(seed % 10, lambda rng, shape: Simulation(shape))(rng, shape)
     for _ in range(NUM_EVENTS):
         happen(rng, sim, mix)
         sim.step()
