@@ -25,7 +25,7 @@ CLASSES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """The configuration of one run's engine."""
+    """The configuration of one run's engine. `known_len`: how long it takes answers to be; None: it has seen none."""
 
     num_blocks: int = 25
     block_size: int = 4
@@ -43,6 +43,7 @@ class Shape:
     max_admitted: int | None = None
     min_ahead_seconds: float = 0.25
     max_debt_seconds: float = 1.0
+    known_len: int | None = None
 
     def config(self) -> EngineConfig:
         """Return it as the engine's own configuration."""

@@ -18,6 +18,7 @@ from tests.sim.books import Books
 from tests.sim.counts import CountLaws
 from tests.sim.debts import Debts, is_row
 from tests.sim.flights import Flights
+from tests.sim.givers import GiverLaws
 from tests.sim.hunger import HungerLaws
 from tests.sim.prompts import PromptLaws
 from tests.sim.readers import ReaderLaws
@@ -40,6 +41,7 @@ class Laws:
         self.waits = WaitLaws(sim)
         self.debts = Debts(sim)
         self.hunger = HungerLaws(sim)
+        self.givers = GiverLaws(sim)
         self.answers = AnswerLaws(sim)
         self.flights = Flights(sim)
         self.counts = CountLaws(sim)
@@ -185,6 +187,7 @@ class Laws:
         self.waits.after_step()
         self.debts.after_step()
         self.hunger.after_step()
+        self.givers.after_step()
 
     def check_end(self) -> None:
         """Check the engine after the last request has ended."""

@@ -37,10 +37,22 @@ class PromptLaws:
         hungry = [s for s in decodes if hunger.ahead(s, now) < seconds and not hunger.is_held(s)]
         rows = {s.seq_id for s in self.sim.core.scheduler.running if is_row(s)} - self.sim.laws.sharing.lent_rows(plan)
         first = {seq_id: number for seq_id, number in planned.items() if seq_id not in rows}
+        if first:
+            self._check_next([s for s in hungry if not is_row(s)])
         self._check_time(plan, first, [s for s in hungry if not is_row(s)], is_short=False)
         if len(first) < len(planned):
             self._check_time(plan, planned, [s for s in decodes if not is_row(s) or s in hungry], is_short=True)
         self._check_share(first or planned, is_full=len(plan.chunks) == self.sim.shape.max_num_seqs)
+
+    def _check_next(self, hungry: list[Sequence]) -> None:
+        """What waits is looked at in each step in which hungry sequences and prompts that have begun leave a seat."""
+        laws, waiting = self.sim.laws, self.sim.core.scheduler.waiting
+        decodes = {s.seq_id for s in laws.decodes()}
+        begun = [s for s in laws.stayed() if s.seq_id not in decodes and not is_row(s)]
+        is_full = len(hungry) + len(begun) >= self.sim.shape.max_num_seqs
+        if is_full or laws.has_preempted or not begun or all(map(is_row, waiting)):
+            return
+        assert laws.debts.heads, f"34: {waiting[0].seq_id} is not looked at beside {len(begun)} prompts"
 
     def _check_progress(self, plan: StepPlan, planned: dict[int, int]) -> None:
         """If any sequence has more than a token to compute, some prompt advances, as long as budget is left."""
@@ -106,6 +118,8 @@ class PromptLaws:
                 later = [seq_id for seq_id in later if lacks.get(seq_id, 0) >= lacks[first.seq_id]]
             assert not later, f"34: {first.seq_id} is passed by by {later}"
             return
+        num_later = sum(planned[seq_id] for seq_id in later)
+        assert num_later <= self.sim.shape.block_size, f"34: {first.seq_id} gets less than those behind it: {num_later}"
         if is_full:
             return
         num_others = sum(planned.values()) - planned[first.seq_id]

@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from streamserve.engine.budget import StepBudget
 from streamserve.engine.output import SequenceUpdate
 from streamserve.engine.plan import StepPlan
-from streamserve.engine.scheduler import Scheduler
 from streamserve.engine.sequence import Sequence
 from tests.sim.debts import is_row
 from tests.sim.prompts import surely_fits
@@ -28,27 +26,7 @@ class ReaderLaws:
         self._again: dict[int, int] = {}
         self._ahead: dict[int, float] = {}
         self.resting: set[int] = set()  # when the step began
-        self._stalled: set[int] = set()
         self._lent: set[int] = set()  # rows that the last plan computes for another class
-        self._wrong: list[str] = []
-
-    def watch(self, scheduler: Scheduler) -> None:
-        """Look at each park when it happens: what rests goes furthest ahead first, unless its reader is stalled."""
-        park, hunger = scheduler._park, self.sim.laws.hunger
-
-        def noted(sequence: Sequence, budget: StepBudget, now: float) -> None:
-            peers = [s for s in scheduler.running if is_row(s) is is_row(sequence)]
-            ahead = {s.seq_id: hunger.ahead(s, now) for s in peers if hunger.rests(s)}
-            is_stalled = (
-                hunger.rests(sequence) and hunger.still_seconds(sequence, now) >= self.sim.shape.stalled_seconds
-            )
-            self._stalled |= {sequence.seq_id} if is_stalled else set()
-            own = hunger.ahead(sequence, now)
-            if not is_stalled and any(one > own + 1e-9 for one in ahead.values()):
-                self._wrong.append(f"23: {sequence.seq_id} parks, and another was further ahead")
-            park(sequence, budget, now)
-
-        scheduler._park = noted  # type: ignore[method-assign]
 
     def note_admission(self, asked: Asked) -> None:
         """Note how far ahead an answer is at its admission: after a pause it may be far ahead."""
@@ -105,7 +83,9 @@ class ReaderLaws:
             assert asked.received is not None, "22: parked at the lead without a reader"
             assert unread >= lead, f"22: parked with {unread} unread"
             assert update.park.resume_at_lead == lead // 2, "22: another time to ask again"
-            assert update.seq_id in self._stalled or self._is_needed(), "22: parked though memory is free"
+            assert update.seq_id in self.sim.laws.givers.stalled or self._is_needed(), (
+                "22: parked though memory is free"
+            )
         elif update.park.reason == "ahead":
             self._check_ahead(asked, update)
         else:
@@ -154,7 +134,6 @@ class ReaderLaws:
 
     def after_step(self) -> None:
         """A paused engine holds no sequence."""
-        assert not self._wrong, self._wrong[0]
         self._check_held()
         sim = self.sim
         if sim.is_paused and not sim.has_changed_meanwhile:

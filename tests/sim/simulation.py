@@ -14,10 +14,11 @@ from streamserve.engine.core import EngineCore
 from streamserve.engine.kv.free_list import IntegrityError
 from streamserve.engine.output import SequenceUpdate
 from streamserve.engine.plan import StepPlan
+from streamserve.engine.policy.lengths import NUM_TO_KNOW
 from streamserve.engine.sequence import Sequence, SequenceRequest
 from streamserve.protocol.park import Park
 from streamserve.protocol.requests import SamplingParams
-from tests.sim.asked import Asked, Shape
+from tests.sim.asked import CLASSES, Asked, Shape
 from tests.sim.laws import Laws
 from tests.sim.model import EOS, STEP_SECONDS, TOKEN_SECONDS, SimRunner, reference
 from tests.support.engines import FakeClock
@@ -65,11 +66,20 @@ class Simulation:
         on_plan, on_evict = self.laws.check_plan, self.runner.poison
         self.core = EngineCore(self.runner, shape.config(), self.clock, on_plan, on_evict=on_evict)
         self.core.scheduler.forced_preempt = self._forced
+        self._learn_lengths()
         self.laws.waits.watch(self.core.scheduler)
         self.laws.debts.watch(self.core.scheduler)
         self.laws.hunger.watch()
-        self.laws.readers.watch(self.core.scheduler)
+        self.laws.givers.watch(self.core.scheduler)
         self.laws.counts.watch(self.core.scheduler)
+
+    def _learn_lengths(self) -> None:
+        """Many answers have ended after `known_len` tokens: too little memory is reserved for longer ones."""
+        if self.shape.known_len is not None:
+            lengths = self.core.scheduler._reserve._lengths
+            for latency_class in CLASSES:
+                for _ in range(NUM_TO_KNOW):
+                    lengths.note(latency_class, self.shape.known_len)
 
     # What clients do.
 

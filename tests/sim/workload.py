@@ -13,6 +13,7 @@ from streamserve.protocol.requests import SamplingParams
 from tests.sim.asked import STEMS, Asked, Shape
 from tests.sim.simulation import Simulation
 
+_LONG = SamplingParams(temperature=0.0, seed=0, max_tokens=40, ignore_eos=True)
 Act = Callable[[random.Random, Simulation, Asked], None]
 
 
@@ -35,7 +36,36 @@ def choose_shape(rng: random.Random) -> Shape:
         max_admitted=rng.choice([None, None, 3, 8]),
         min_ahead_seconds=rng.choice([0.1, 0.25, 100.0]),
         max_debt_seconds=rng.choice([0.01, 0.1, 1.0]),
+        known_len=rng.choice([None, None, 2]),
     )
+
+
+def hold_many(rng: random.Random, shape: Shape) -> Simulation:
+    """Return a run that begins with several answers at their leads, and one that grows into the last of the memory."""
+    num_blocks = rng.choice([26, 30]) * 4 // shape.block_size
+    sim = Simulation(replace(shape, num_blocks=num_blocks, lead_tokens=4, known_len=1, max_admitted=None))
+    kinds = rng.choice([["chat"] * 4, ["batch"] * 4, ["chat"] * 3 + ["batch"]])
+    for index, kind in enumerate(kinds):
+        reads = rng.choice([0.0, 0.1, 0.3]) if index else None
+        prompt = STEMS[index % 2][: rng.randint(9, 20)]
+        sim.ask(prompt, _LONG, tenant="abcd"[index], latency_class=kind, reads=reads)
+    for _ in range(rng.randint(5, 50)):
+        sim.step()
+    return sim
+
+
+def wait_behind(rng: random.Random, shape: Shape) -> Simulation:
+    """Return a run in which a row of a batch waits for long, and a chat until it is late, for two answers to end."""
+    num_blocks = 30 * 4 // shape.block_size
+    sim = Simulation(replace(shape, num_blocks=num_blocks, max_num_seqs=2, max_admitted=None, known_len=1))
+    for kind in ("chat", "chat", "batch"):
+        sim.ask(STEMS[0][:4], _LONG, latency_class=kind)
+    for _ in range(rng.randint(6, 14)):
+        sim.step()
+    sim.ask(STEMS[0][:4], _LONG)
+    for _ in range(40):
+        sim.step()
+    return sim
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ most answers never take; SGLang lets such a reserve decay, which guesses.)
 from __future__ import annotations
 
 # Fewer answers say little: until then memory is reserved for a share of what was asked for.
-_NUM_TO_KNOW = 8
+NUM_TO_KNOW = 8
 _NEWEST = 1 / 32
 # An answer that is longer than the mean already has this share of the mean left, as far as anything is known.
 _LEAST_LEFT = 0.25
@@ -29,7 +29,7 @@ class AnswerLengths:
 
     def left(self, latency_class: str, num_tokens: int) -> float | None:
         """Return how many tokens may still come in an answer that has `num_tokens`; None: too few answers ended."""
-        if self._numbers.get(latency_class, 0) < _NUM_TO_KNOW:
+        if self._numbers.get(latency_class, 0) < NUM_TO_KNOW:
             return None
         mean = self._means[latency_class]
         return max(mean - num_tokens, _LEAST_LEFT * mean)

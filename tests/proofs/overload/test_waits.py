@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from streamserve.engine.config import CLASSES
+from streamserve.engine.config import BATCH, CLASSES, WARM
 from tests.proofs.scale import scaled
 from tests.proofs.support.crowd import Crowd, Life
 
@@ -14,6 +14,8 @@ SECONDS = scaled(1_200)
 MOST_WAITING = 256
 PROMPT_LEN = 40
 SMALLEST_TTFT = min(one.ttft_seconds for one in CLASSES.values())
+# Of the classes that others go before whatever their age; of all others: 0.
+RANKS = {BATCH: 1, WARM: 2}
 # No request times out: the order alone decides which requests wait, and how long.
 PATIENT = {name: replace(one, max_queue_seconds=1e9, max_late_seconds=1e9) for name, one in CLASSES.items()}
 # The light tenant's interval between requests; its prompt takes twenty steps of an idle engine.
@@ -42,6 +44,10 @@ def some_tokens(crowd: Crowd) -> int:
     return crowd.rng.randint(8, 40)
 
 
+def _rank(life: Life) -> int:
+    return RANKS.get(life.request.latency_class, 0)
+
+
 class WaitBound:
     """Waiting requests, and which of them overtook which: every pair is checked against the bound."""
 
@@ -57,12 +63,13 @@ class WaitBound:
     def admitted(self, life: Life) -> None:
         """An admitted request overtakes no waiting request that arrived earlier by more than the bound.
 
-        Rows of batches have no bound: they take what the others leave of a step (tests/engine/test_batch_rows.py).
+        Of any tenant none overtakes one of a class that goes first: rows wait for all others, prompts to warm for rows.
         """
         del self.waiting[life.request.seq_id]
+        name, rank = life.request.latency_class, _rank(life)
         for other in self.waiting.values():
-            classes = {life.request.latency_class, other.request.latency_class}
-            if other.request.tenant != life.request.tenant or "batch" in classes:
+            assert rank <= _rank(other), f"{name}: {life.request.seq_id} goes before {other.request.seq_id}"
+            if rank < _rank(other) or other.request.tenant != life.request.tenant:
                 continue
             later = life.request.arrived_at - other.request.arrived_at
             bound = self._bound(other)
@@ -78,7 +85,7 @@ class WaitBound:
 
 
 def test_wait_bound() -> None:
-    """Of one tenant none later than r by more than r's TTFT - the smallest TTFT goes first."""
+    """Of one tenant and rank none later than r by more than r's TTFT - the smallest TTFT goes first."""
     crowd = crowd_of(classes=PATIENT, seed=1)
     bound = WaitBound()
     crowd.on_admitted = bound.admitted
