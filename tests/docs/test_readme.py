@@ -48,8 +48,8 @@ def url(folder: Path) -> Iterator[str]:
 
 
 def block_with(text: str) -> Block:
-    """Return the one block under README's title that contains `text`."""
-    [found] = [block for block in blocks_of("README.md", "streamserve") if text in block.text]
+    """Return the one block under "Begin" that contains `text`."""
+    [found] = [block for block in blocks_of("README.md", "Begin") if text in block.text]
     return found
 
 
@@ -58,6 +58,12 @@ def test_the_make_targets_exist() -> None:
     for command in block_with("make test").commands:
         done = subprocess.run([*command.split(), "--dry-run"], cwd=ROOT, capture_output=True, text=True, timeout=60)
         assert done.returncode == 0, done.stderr
+
+
+def test_the_cpu_build_is_the_one_that_make_run_pins() -> None:
+    """Otherwise pip would download another one over it."""
+    [pin] = [line for line in (ROOT / "requirements.txt").read_text().splitlines() if line.startswith("torch==")]
+    assert f".venv/bin/pip install {pin} --index-url" in block_with("pip install torch").text
 
 
 def test_curl_streams_an_answer(url: str) -> None:
