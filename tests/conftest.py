@@ -22,6 +22,7 @@ from tests.support.streams import Gate, started_echo
 pytest_plugins = [
     "streamserve.pytest_fixtures",
     "tests.support.covering",
+    "tests.support.migrated",
     "tests.support.schedule",
     "tests.support.stream_watch",
 ]
