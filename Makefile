@@ -15,12 +15,14 @@ ifneq ($(origin DTYPE),undefined)
 export STREAMSERVE_DTYPE := $(DTYPE)
 endif
 PORT ?= 8000
-# Processes of `make test`. A file runs in one of them, so that its tests share their server.
-JOBS ?= 2
+# Processes of `make test` and of `make proofs`, on two cores: many tests wait for servers. A file runs in one of them,
+# so that its tests share their server.
+JOBS ?= 3
+PROOF_JOBS ?= 2
 # The folders whose tests have a long version: `scaled` and `IS_SOAK` of tests/proofs/scale.py, SIM_STEPS.
 SOAK := tests/proofs tests/sim tests/asgi tests/streams tests/e2e/test_sockets.py
 
-.PHONY: help run test proofs lint soak mutants paths clean
+.PHONY: help run test pytest proofs lint soak mutants paths clean
 
 help: ## Show this list
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 16
@@ -33,12 +35,15 @@ run: ## Install, migrate, and serve the demo site with its chat on http://127.0.
 
 test: ## Install the test dependencies; run ruff, mypy and the tests (minutes)
 	@$(PYTHON) project/install.py --venv $(VENV) -r requirements.txt -r tests/requirements.txt
-	@$(MAKE) --no-print-directory lint
+	@$(MAKE) --no-print-directory -j 2 -k lint pytest
+
+pytest:
 	$(BIN)/python -m pytest -m "not proof" -n $(JOBS) --dist loadfile
 
-proofs: ## Run the tests that kill, restart, abandon and overload real servers, one after the other
+proofs: ## Run the tests that kill, restart, abandon and overload real servers, and try all cases
 	@$(PYTHON) project/install.py --venv $(VENV) -r requirements.txt -r tests/requirements.txt
-	$(BIN)/python -m pytest -m proof
+	$(BIN)/python -m pytest -m "proof and not alone" -n $(PROOF_JOBS) --dist loadfile; proofs=$$?; \
+	$(BIN)/python -m pytest -m "proof and alone" && exit $$proofs
 
 lint: ## Run ruff and mypy
 	@$(PYTHON) project/install.py --venv $(VENV) -r requirements.txt -r tests/requirements.txt

@@ -19,7 +19,13 @@ from streamserve.testing import DaphneServer
 from streamserve.web import site
 from tests.support.streams import Gate, started_echo
 
-pytest_plugins = ["streamserve.pytest_fixtures", "tests.support.stream_watch"]
+pytest_plugins = [
+    "streamserve.pytest_fixtures",
+    "tests.support.covering",
+    "tests.support.migrated",
+    "tests.support.schedule",
+    "tests.support.stream_watch",
+]
 
 # A test run started in the background of a script inherits an ignored SIGINT, and so would the commands under test.
 signal.signal(signal.SIGINT, signal.default_int_handler)

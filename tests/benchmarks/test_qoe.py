@@ -42,7 +42,7 @@ def test_a_price_is_what_the_engine_takes_for_an_answer_alone() -> None:
     assert simulation.clock.now == pytest.approx(expected, abs=1e-5)
 
 
-@pytest.mark.parametrize("load", [1.5, 3.0])
+@pytest.mark.parametrize("load", [1.5, pytest.param(3.0, marks=pytest.mark.proof)])
 def test_no_contender_passes_a_bound(load: float) -> None:
     """Served by heads and by work stay below the bounds of the same requests."""
     visits = Workload(load=load).draw(1, CPU.capacity, 30.0)

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import httpx
 import pytest
 
+from tests.support.migrated import Migrate
 from tests.support.servers import ROOT, Server, daphne, uvicorn, wait_until_ready
 from tests.support.sockets import open_socket
 
@@ -28,20 +29,12 @@ class Site(NamedTuple):
     seen: str
 
 
-@pytest.fixture(
-    scope="module",
-    params=["daphne", "daphne SCRIPT_NAME", "daphne --root-path", "uvicorn --root-path"],
-)
-def site(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
-    """The site on each server. Paths are sent whole, but to `uvicorn --root-path`, which adds the name itself."""
-    name, _, way = request.param.partition(" ")
-    env = {
-        "DJANGO_SETTINGS_MODULE": SETTINGS,
-        "STREAMSERVE_MODEL": "echo",
-        "STREAMSERVE_STATE_DIR": str(tmp_path_factory.mktemp("state")),
-        "SCRIPT_NAME": "/shop" if way == "SCRIPT_NAME" else "",
-    }
-    _manage(env, "migrate", "-v", "0")
+@pytest.fixture(scope="module")
+def env(tmp_path_factory: pytest.TempPathFactory, migrated: Migrate) -> Iterator[dict[str, str]]:
+    """The variables of the site, whose database has a superuser and a key. One engine serves all servers."""
+    state = tmp_path_factory.mktemp("state")
+    env = {"DJANGO_SETTINGS_MODULE": SETTINGS, "STREAMSERVE_MODEL": "echo", "STREAMSERVE_STATE_DIR": str(state)}
+    migrated(state)
     _manage(
         {**env, "DJANGO_SUPERUSER_PASSWORD": LOGIN["password"]},
         "createsuperuser",
@@ -50,6 +43,18 @@ def site(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
         "--email=root@example.org",
     )
     _manage(env, "streamserve_key", "create", "--key", KEY)
+    yield env
+    _manage(env, "streamserve_engine", "--stop")
+
+
+@pytest.fixture(
+    scope="module",
+    params=["daphne", "daphne SCRIPT_NAME", "daphne --root-path", "uvicorn --root-path"],
+)
+def site(request: pytest.FixtureRequest, env: dict[str, str]) -> Iterator[Site]:
+    """The site on each server. Paths are sent whole, but to `uvicorn --root-path`, which adds the name itself."""
+    name, _, way = request.param.partition(" ")
+    env = {**env, "SCRIPT_NAME": "/shop" if way == "SCRIPT_NAME" else ""}
     options = ["--root-path", "/shop"] if way == "--root-path" else []
     serve = {"daphne": daphne, "uvicorn": uvicorn}[name]
     with serve("project.asgi:application", *options, env=env) as server:

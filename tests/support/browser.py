@@ -20,6 +20,7 @@ from urllib.parse import urlsplit
 import pytest
 from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Dialog, Page, Request, expect, sync_playwright
 
+from tests.support.migrated import Migrate
 from tests.support.servers import ROOT, daphne, wait_until_ready
 
 CHROMIUM_ARGS = [
@@ -58,16 +59,17 @@ def browser() -> Iterator[Browser]:
         launched.close()
 
 
-@pytest.fixture(scope="package")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+@pytest.fixture(scope="session")
+def site(tmp_path_factory: pytest.TempPathFactory, migrated: Migrate) -> Iterator[str]:
     """Serve the demo site with the echo engine through daphne, with a state folder of its own; yield its address."""
+    state = tmp_path_factory.mktemp("state")
     env = {
         "DJANGO_SETTINGS_MODULE": "tests.support.sites.browser_site",
-        "STREAMSERVE_STATE_DIR": str(tmp_path_factory.mktemp("state")),
+        "STREAMSERVE_STATE_DIR": str(state),
         "STREAMSERVE_MODEL": "echo",
         "DJANGO_SUPERUSER_PASSWORD": ADMIN_PASSWORD,
     }
-    manage(env, "migrate", "--verbosity=0")
+    migrated(state)
     manage(env, "createsuperuser", "--noinput", "--username", ADMIN_NAME, "--email", "admin@example.com")
     with daphne("project.asgi:application", env=env) as server:
         wait_until_ready(server.url)

@@ -84,6 +84,8 @@ FEATURE_OFF: dict[str, dict[str, Any]] = {
 }
 
 
+# Sizes that a config class has beside those of `TINY`; their defaults make a gigabyte of weights.
+MORE_SIZES = {"gemma4_text": {"vocab_size_per_layer_input": VOCAB_SIZE, "hidden_size_per_layer_input": 16}}
 # Fields of `TINY` that a config class computes itself.
 NOT_TAKEN = {"falcon": ("head_dim",)}
 
@@ -92,7 +94,7 @@ def config_of(model_type: str, **overrides: Any) -> Any:
     """Return the tiny config of `model_type`."""
     from transformers import AutoConfig
 
-    own = CONFIGS.get(model_type, {})
+    own = {**MORE_SIZES.get(model_type, {}), **CONFIGS.get(model_type, {})}
     if model_type == "gpt2":
         own = {"vocab_size": VOCAB_SIZE, "eos_token_id": 1, "bos_token_id": 0, **own}
     else:

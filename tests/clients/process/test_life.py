@@ -27,7 +27,7 @@ from streamserve.protocol.park import Park
 from tests.support.engine_processes import ENGINE, ask, connected, is_alive, pid_of, ready, spec_in, until
 from tests.support.poisoned_engine import CRASHES, RAISES, planted
 
-pytestmark = pytest.mark.proof
+pytestmark = [pytest.mark.proof, pytest.mark.alone]
 
 SLOW = 0.03  # seconds a step: a test can act before an answer ends
 LONG = 400

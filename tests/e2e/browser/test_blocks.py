@@ -18,6 +18,7 @@ from tests.support.browser import (
     wait_for_status,
     watching,
 )
+from tests.support.migrated import Migrate
 from tests.support.servers import daphne, wait_until_ready
 from tests.support.sites.blocks_site import JSON, THOUGHT
 
@@ -31,12 +32,13 @@ SHOWN_JSON = (
 
 
 @pytest.fixture(scope="module")
-def thinking(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def thinking(tmp_path_factory: pytest.TempPathFactory, migrated: Migrate) -> Iterator[str]:
+    state = tmp_path_factory.mktemp("state")
     env = {
         "DJANGO_SETTINGS_MODULE": "tests.support.sites.blocks_site",
-        "STREAMSERVE_STATE_DIR": str(tmp_path_factory.mktemp("state")),
+        "STREAMSERVE_STATE_DIR": str(state),
     }
-    manage(env, "migrate", "--verbosity=0")
+    migrated(state)
     with daphne("project.asgi:application", env=env) as server:
         wait_until_ready(server.url)
         yield server.url

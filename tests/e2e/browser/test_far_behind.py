@@ -20,6 +20,7 @@ from tests.support.browser import (
     watching,
 )
 from tests.support.demo_site import environment, manage
+from tests.support.migrated import Migrate
 from tests.support.servers import daphne, wait_until_ready
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(180)]
@@ -44,10 +45,9 @@ addEventListener("DOMContentLoaded", () => new MutationObserver(() => {
 
 
 @pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def site(tmp_path_factory: pytest.TempPathFactory, migrated: Migrate) -> Iterator[str]:
     folder = tmp_path_factory.mktemp("state")
-    done = manage(folder, "migrate", "--verbosity=0")
-    assert done.returncode == 0, done.stderr
+    migrated(folder)
     with daphne("project.asgi:application", env=environment(folder, **SETTINGS)) as server:
         wait_until_ready(server.url)
         yield server.url

@@ -12,6 +12,7 @@ from playwright.sync_api import Browser, expect
 
 from tests.support.browser import ask, log_text, server_log, stored_turns, wait_for_status, wait_for_text, watching
 from tests.support.demo_site import environment, manage
+from tests.support.migrated import Migrate
 from tests.support.servers import Server, daphne, free_port, wait_until_ready
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(180)]
@@ -22,10 +23,9 @@ SHOWN_MS = 6_000  # twice the three seconds that are promised
 
 
 @pytest.fixture
-def start(tmp_path: Path) -> Iterator[Callable[[], Server]]:
+def start(tmp_path: Path, migrated: Migrate) -> Iterator[Callable[[], Server]]:
     """Start the demo site, again and again, on one port and one state folder."""
-    done = manage(tmp_path, "migrate", "--verbosity=0")
-    assert done.returncode == 0, done.stderr
+    migrated(tmp_path)
     port = free_port()
     with ExitStack() as servers:
 

@@ -19,6 +19,7 @@ from tests.support.browser import (
     wait_for_text,
     watching,
 )
+from tests.support.migrated import Migrate
 from tests.support.servers import daphne, wait_until_ready
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(180)]
@@ -39,15 +40,16 @@ GROUND = "getComputedStyle(document.querySelector('.ss-chat')).backgroundColor"
 
 
 @pytest.fixture(scope="module")
-def under(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def under(tmp_path_factory: pytest.TempPathFactory, migrated: Migrate) -> Iterator[str]:
     """Serve the site of `widget_site`; yield the address of its prefix."""
+    state = tmp_path_factory.mktemp("state")
     env = {
         "DJANGO_SETTINGS_MODULE": "tests.support.sites.widget_site",
-        "STREAMSERVE_STATE_DIR": str(tmp_path_factory.mktemp("state")),
+        "STREAMSERVE_STATE_DIR": str(state),
         "STREAMSERVE_MODEL": "echo",
         "DJANGO_SUPERUSER_PASSWORD": ADMIN_PASSWORD,
     }
-    manage(env, "migrate", "--verbosity=0")
+    migrated(state)
     manage(env, "createsuperuser", "--noinput", "--username", ADMIN_NAME, "--email", "admin@example.com")
     with daphne("project.asgi:application", env=env) as server:
         wait_until_ready(f"{server.url}/under")

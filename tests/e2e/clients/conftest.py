@@ -6,10 +6,12 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import openai
 import pytest
 
+from tests.support.migrated import Migrate
 from tests.support.servers import ROOT, Server, daphne, wait_until_ready
 from tests.support.thinking_model import thinking_model
 
@@ -27,9 +29,9 @@ def env(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 
 @pytest.fixture(scope="package")
-def site(env: dict[str, str]) -> Iterator[Server]:
+def site(env: dict[str, str], migrated: Migrate) -> Iterator[Server]:
     """The site, with its model loaded: one for all tests."""
-    manage(env, "migrate", "--verbosity=0")
+    migrated(Path(env["STREAMSERVE_STATE_DIR"]))
     with daphne("project.asgi:application", env=env) as server:
         wait_until_ready(server.url)
         yield server

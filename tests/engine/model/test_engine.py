@@ -56,6 +56,7 @@ def answers(drive: Drive, how: Any = GREEDY) -> list[list[int]]:
     return [found[seq_id] for seq_id in sorted(found)]
 
 
+@pytest.mark.covering(2)
 @pytest.mark.parametrize("chunk", [1, 7, 16, 4096])
 @pytest.mark.parametrize("caching", [True, False], ids=["cache", "no cache"])
 def test_equals_generate(loaded: Any, chunk: int, caching: bool) -> None:
@@ -69,6 +70,7 @@ def test_equals_generate(loaded: Any, chunk: int, caching: bool) -> None:
     assert (drive.answers[100].num_cached_tokens > 0) == caching
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("every", [1, 3])
 def test_preemption(loaded: Any, every: int) -> None:
     """Preempting all sequences every few steps changes no token."""
@@ -82,6 +84,7 @@ def test_preemption(loaded: Any, every: int) -> None:
     assert answers(drive) == references(model_type)
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("how", [GREEDY, SEEDED], ids=["greedy", "seeded"])
 def test_parked_every_few_steps(loaded: Any, how: Any) -> None:
     """Aborted after every third step and submitted again with the shown tokens, each answer is the same."""
@@ -92,6 +95,7 @@ def test_parked_every_few_steps(loaded: Any, how: Any) -> None:
     drive.assert_empty()
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("how", [GREEDY, SEEDED, PENALISED], ids=["greedy", "seeded", "penalised"])
 def test_overlapped(loaded: Any, how: Any) -> None:
     """Steps launched on uncollected tokens give the same tokens as steps taken in turn."""
@@ -102,6 +106,7 @@ def test_overlapped(loaded: Any, how: Any) -> None:
     assert any(PENDING in chunk.token_ids for plan in drive.plans for chunk in plan.chunks)
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("how", [GREEDY, PENALISED], ids=["greedy", "penalised"])
 def test_overlapped_under_preemption_and_parks(loaded: Any, how: Any) -> None:
     """Sequences that are preempted, or aborted and asked again, with a step under way lose no token and gain none."""
@@ -115,6 +120,7 @@ def test_overlapped_under_preemption_and_parks(loaded: Any, how: Any) -> None:
     drive.assert_empty()
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("overlap", [False, True], ids=["in turn", "overlap"])
 def test_repetition_penalty_equals_generate(loaded: Any, overlap: bool) -> None:
     """The penalty is that of transformers, over prompt and output, whether the host knows the newest token or not."""

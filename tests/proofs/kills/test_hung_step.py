@@ -17,7 +17,7 @@ from tests.proofs.support.engine_program import running
 from tests.proofs.support.killing import STEADY, Readers
 from tests.support.engine_processes import ask, connected, spec_in
 
-pytestmark = [pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.alone, pytest.mark.timeout(400)]
 
 ENGINE = EngineConfig(block_size=4, num_blocks=2048, max_num_seqs=16, max_model_len=1024, step_seconds=1.0)
 # In the middle of the answers, after the steps that teach the step-time model: small steps, and steps with a prompt.

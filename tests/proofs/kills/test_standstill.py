@@ -15,7 +15,7 @@ from tests.proofs.kills.test_engine_process import KEY, ask, text_of
 from tests.support.demo_site import environment, manage, processes_of
 from tests.support.servers import Server, daphne, wait_until_ready
 
-pytestmark = [pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.alone, pytest.mark.timeout(300)]
 
 SETTINGS = {"DJANGO_SETTINGS_MODULE": "tests.support.sites.impatient_site"}
 PATIENCE_SECONDS = 2.0

@@ -19,6 +19,8 @@ from math import ceil
 from pathlib import Path
 from time import monotonic, sleep
 
+import pytest
+
 from streamserve.clients.thread.client import ThreadClient
 from streamserve.engine.config import EngineConfig, LatencyClass
 from streamserve.engine.echo import EchoRunner
@@ -167,6 +169,7 @@ async def overload(load: Load, per_step: float) -> int:
     return growth
 
 
+@pytest.mark.alone
 async def test_overload() -> None:
     """Each ends with an answer or a true refusal; memory stays flat; a step gives at least 0.9 of that at capacity.
 

@@ -26,6 +26,7 @@ from streamserve.web.auth import VISITOR_COOKIE
 from streamserve.web.calls import background
 from tests.conftest import until
 from tests.support.demo_site import ROOT, environment, manage
+from tests.support.migrated import Migrate
 from tests.support.stream_checks import check_native, parse_sse, text_of
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -180,11 +181,18 @@ STATES = "from streamserve.models import Stream; print(*Stream.objects.values_li
 
 
 @pytest.mark.parametrize(
-    ("code", "num"), [(COMMAND, 1), (FORKED, 2), (FORKED_LATER, 2)], ids=["command", "forked", "later"]
+    ("code", "num"),
+    [
+        pytest.param(COMMAND, 1, id="command"),
+        pytest.param(FORKED, 2, id="forked", marks=pytest.mark.proof),
+        pytest.param(FORKED_LATER, 2, id="later", marks=pytest.mark.proof),
+    ],
 )
-def test_a_process_without_a_server_uses_the_engine_and_ends(tmp_path: Path, code: str, num: int) -> None:
+def test_a_process_without_a_server_uses_the_engine_and_ends(
+    tmp_path: Path, migrated: Migrate, code: str, num: int
+) -> None:
     """A management command and a forked worker (Celery): the engine's process answers, nothing is left to say."""
-    assert manage(tmp_path, "migrate", "-v", "0").returncode == 0
+    migrated(tmp_path)
     command = [
         sys.executable,
         "-W",

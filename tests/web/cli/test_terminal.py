@@ -12,6 +12,7 @@ from django.test import override_settings
 from streamserve.conf import get_settings
 from streamserve.web.cli.terminal import AnswerText, Chat, LocalChat, Piece, RemoteChat
 from tests.support.demo_site import manage
+from tests.support.migrated import Migrate
 from tests.support.servers import daphne, wait_until_ready
 from tests.support.sites.blocks_site import ANSWERS, THOUGHT
 
@@ -71,9 +72,9 @@ def test_the_engines_thought_is_no_part_of_the_conversation() -> None:
         assert blocks_of(LocalChat(get_settings(), "echo", {}, [])) == EXPECTED
 
 
-def test_a_sites_thought_is_no_part_of_the_conversation(tmp_path: Path) -> None:
+def test_a_sites_thought_is_no_part_of_the_conversation(tmp_path: Path, migrated: Migrate) -> None:
     site = {"DJANGO_SETTINGS_MODULE": "tests.support.sites.blocks_site", "STREAMSERVE_STATE_DIR": str(tmp_path)}
-    assert manage(tmp_path, "migrate", "--verbosity=0", **site).returncode == 0
+    migrated(tmp_path)
     with daphne("project.asgi:application", env=site) as server:
         wait_until_ready(server.url)
         assert blocks_of(RemoteChat(server.url, None, None, {}, [])) == EXPECTED

@@ -34,6 +34,8 @@ SAMPLES = [(name, sample) for name, family in FORMATS.items() for sample in fami
 IDS = [f"{name}-{sample['name']}" for name, sample in SAMPLES]
 # How a tokenizer may have the tags: as special tokens, as tokens that are text, and not at all.
 TAGS = ("special", "added", "text")
+# Every cut is tried in `make proofs`.
+CUTS = pytest.mark.parametrize("every", [7, pytest.param(1, marks=pytest.mark.proof)])
 
 
 @pytest.fixture(scope="module")
@@ -87,13 +89,14 @@ def is_object(text: str) -> bool:
         return False
 
 
+@CUTS
 @pytest.mark.parametrize("finish_reason", ["stop", "length"])
 @pytest.mark.parametrize(("name", "sample"), SAMPLES, ids=IDS)
 def test_resumed_anywhere_is_the_same(
-    tokenizers: dict[tuple[str, str], HFTokenizer], name: str, sample: dict[str, Any], finish_reason: str
+    tokenizers: dict[tuple[str, str], HFTokenizer], name: str, sample: dict[str, Any], finish_reason: str, every: int
 ) -> None:
     """An answer that is cut after any event of its log continues with the events that it would have had."""
-    for how, step in (("special", 1), ("text", 7)):
+    for how, step in (("special", every), ("text", 7 * every)):
         answer = answer_to(tokenizers, name, how, sample)
         token_ids = ids_of(answer.tokenizer, sample["output"] + (EOS if finish_reason == "stop" else ""))
         events = events_of(answer.choice(), token_ids, finish_reason)
@@ -101,14 +104,15 @@ def test_resumed_anywhere_is_the_same(
             assert resumed(answer, events[:cut], token_ids, finish_reason) == events, (how, cut)
 
 
+@CUTS
 @pytest.mark.parametrize(("name", "sample"), SAMPLES, ids=IDS)
 def test_a_cut_answer_loses_nothing(
-    tokenizers: dict[tuple[str, str], HFTokenizer], name: str, sample: dict[str, Any]
+    tokenizers: dict[tuple[str, str], HFTokenizer], name: str, sample: dict[str, Any], every: int
 ) -> None:
     """An answer that ends anywhere keeps the laws of the log, its ids, and the blocks that were whole."""
     answer = answer_to(tokenizers, name, "special", sample)
     token_ids = ids_of(answer.tokenizer, sample["output"])
-    for cut in range(1, len(token_ids)):
+    for cut in range(1, len(token_ids), every):
         events = events_of(answer.choice(), token_ids[:cut], "length")
         check_events(with_ends(events))
         assert sum(len(event.token_ids) for event in events if isinstance(event, Token)) == cut
