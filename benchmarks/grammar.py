@@ -1,6 +1,6 @@
 """What a grammar costs: compiling it, the mask of a token, and a step of the demo model with it and without.
 
-    python -m benchmarks.grammar [--rounds 7]
+    python -m benchmarks.grammar [--rounds 7] [--only texts|model]
 
 The masks are those of JSON records, token by token, for the demo model's 3,072 ids and for 151,000: these and random
 words. Rounds are in turns; medians, wall time.
@@ -169,14 +169,16 @@ def _us(times: Sequence[float]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=7)
-    rounds = parser.parse_args().rounds
-    for num_ids in (0, LARGE_VOCABULARY):
+    parser.add_argument("--only", choices=("texts", "model"), help="grammars and masks, or steps of the demo model")
+    asked = parser.parse_args()
+    for num_ids in (0, LARGE_VOCABULARY) if asked.only != "model" else ():
         tokenizer = Padded(str(HELPDESK), num_ids)
         print(f"{tokenizer.vocab_size:,} ids")
-        compile_times(tokenizer, rounds)
-        mask_times(tokenizer, rounds)
-    print("the demo model")
-    asyncio.run(decode_times(rounds))
+        compile_times(tokenizer, asked.rounds)
+        mask_times(tokenizer, asked.rounds)
+    if asked.only != "texts":
+        print("the demo model")
+        asyncio.run(decode_times(asked.rounds))
 
 
 if __name__ == "__main__":

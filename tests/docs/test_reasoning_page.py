@@ -21,9 +21,10 @@ from streamserve.protocol.events import LoggedEvent, Token
 from streamserve.protocol.requests import Message, Tool
 from tests.support.clients import collect, ready
 from tests.support.streams import ask
+from tests.support.tagged import blocks_of
 
 PAGE = (Path(__file__).parents[2] / "docs" / "reasoning-and-tools.md").read_text()
-SETTINGS, OWN_FORMAT = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+SETTINGS, OWN_FORMAT, OWN_CALLS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 SHOWN = [json.loads(line) for line in re.findall(r"```json\n(.*?)```", PAGE, re.DOTALL)[0].splitlines()]
 
 
@@ -65,3 +66,24 @@ def test_the_own_format_works() -> None:
     exec(OWN_FORMAT, names)  # noqa: S102  # the page's own code
     made = names["mine"](EchoTokenizer())
     assert made.name == "mine"
+
+
+async def test_the_own_calls_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The page's XML syntax, by its dotted path: the echo engine makes a call with it, and text of what is none."""
+    (tmp_path / "invoke_of_the_page.py").write_text(OWN_CALLS)
+    monkeypatch.syspath_prepend(tmp_path)
+    answers = {
+        "call": 'So: <invoke name="look"><arg name="x">1</arg></invoke>',
+        "none": '<invoke name="look">x</invoke>',
+    }
+    client = echo_client("echo", EngineConfig(), answers=answers, format_name="invoke_of_the_page.invoke")
+    async with aclosing(await ready(client)):
+        found = []
+        for asked in ("Please call.", "Please none."):
+            messages = (Message(role="user", content=asked),)
+            request = ask(prompt=None, messages=messages, tools=(Tool(name="look"),), max_tokens=200)
+            found.append(blocks_of(await collect(await client.generate(request))))
+    assert [[(one["kind"], one["text"]) for one in blocks] for blocks in found] == [
+        [("text", "So: "), ("tool_use", '{"x": "1"}')],
+        [("text", '<invoke name="look">x</invoke>')],
+    ]

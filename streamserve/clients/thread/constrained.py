@@ -64,7 +64,10 @@ def _with_forced_schemas(engine: LoadedEngine, prepared: Prepared) -> Grammar | 
     tools = tuple(tool if tool.strict else replace(tool, strict=_is_held(engine, tool)) for tool in request.tools)
     if tools == request.tools:
         return None
-    return engine.format.grammar(replace(request, tools=tools), prepared.prompt)
+    try:
+        return engine.format.grammar(replace(request, tools=tools), prepared.prompt)
+    except BadRequest:  # the model's markup cannot hold it
+        return None
 
 
 def _is_held(engine: LoadedEngine, tool: Tool) -> bool:

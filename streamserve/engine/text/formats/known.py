@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from streamserve.engine.text.formats.regions import CALLS, TEXT, THINKING, TOOL_USE, Region
+from streamserve.engine.text.formats.xml_call import calls_of
 
 _NAME = r"(?P<name>[^\s\[\]{}<>\uD800-\uDFFF]{1,128})"
 
@@ -19,7 +20,8 @@ class ModelMarkup:
     """One family of models. `is_it(template, has_tag)`: whether a tokenizer is one of its.
 
     The rest is how an output that a grammar holds is written. `thought` and `answer` have $text for what they frame,
-    `call` has $name and $arguments. Calls stand between `calls_begin` and `calls_end`, `calls_between` between two.
+    `call` has $name, or $bare_name, and $arguments, or $parameters in XML. Calls stand between `calls_begin` and
+    `calls_end`, `calls_between` between two.
     """
 
     name: str
@@ -44,6 +46,25 @@ QWEN3 = ModelMarkup(
     is_it=lambda template, has_tag: "<tool_call>" in template and "</think>" in template,
     thought=_THINK_TEXT,
     call=_JSON_CALL_TEXT,
+    calls_between="\n",
+)
+
+# The model sometimes leaves out an outer tag. Without the first one only tools of the request are calls; whether the
+# last one is there is decided by what follows.
+_XML_CALL = Region(
+    kind=TOOL_USE,
+    opening=rf"(?:(?P<tag>«<tool_call>»)\s*)?<function={_NAME}>",
+    closing=r"(?:(?<=</parameter>\s*)|\A\s*)</function>"
+    r"(?:\s*«</tool_call>»|(?=\s*+(?!«</tool_call>»)(?:[^\s<\uD800-\uDFFF]|.{12})))",
+    read=calls_of,
+)
+
+QWEN3_CODER = ModelMarkup(
+    name="qwen3_coder",
+    regions=(_THINK, _XML_CALL),
+    is_it=lambda template, has_tag: "<function=" in template and "<parameter=" in template,
+    thought=_THINK_TEXT,
+    call="«<tool_call>»\n<function=$bare_name>\n$parameters</function>\n«</tool_call>»",
     calls_between="\n",
 )
 
@@ -161,6 +182,6 @@ DEEPSEEK_R1 = ModelMarkup(
 )
 
 # In the order in which they are recognised: the more particular ones first.
-KNOWN = (HARMONY, MISTRAL_LIST, MISTRAL, DEEPSEEK_R1, LLAMA3, SMOLLM3, QWEN3, HERMES, THINK)
+KNOWN = (HARMONY, MISTRAL_LIST, MISTRAL, DEEPSEEK_R1, LLAMA3, SMOLLM3, QWEN3_CODER, QWEN3, HERMES, THINK)
 # Other names for the setting.
-ALIASES = {"gpt-oss": "harmony", "deepseek-r1": "deepseek_r1", "qwen2": "hermes"}
+ALIASES = {"qwen3.5": "qwen3_coder", "gpt-oss": "harmony", "deepseek-r1": "deepseek_r1", "qwen2": "hermes"}

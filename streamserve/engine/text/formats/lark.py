@@ -13,6 +13,7 @@ from enum import Enum, auto
 from typing import TYPE_CHECKING, Any
 
 from streamserve.engine.text.formats.base import Tags
+from streamserve.engine.text.formats.xml_call import parameters_of
 from streamserve.protocol.errors import BadRequest
 from streamserve.protocol.requests import GenerateRequest, Grammar, Tool
 
@@ -140,10 +141,24 @@ class _Rules:
         return f"{self._written(opening)} {first} {more} {self._written(markup.calls_end)}"
 
     def _call(self, number: int, tool: Tool, call: str) -> str:
+        if "$parameters" in call:
+            return self._xml_call(number, tool, call)
         schema: Mapping[str, Any] = {"type": "object", **(tool.parameters if tool.strict else {})}
         self.add(f"arguments_{number}", _json({**schema, "x-guidance": _SPACED}))
         name = {"name": _literal(json.dumps(tool.name)), "bare_name": _literal(tool.name)}
         return self._written(call, {**name, "arguments": f"arguments_{number}"})
+
+    def _xml_call(self, number: int, tool: Tool, call: str) -> str:
+        """Return the expression of a call whose arguments stand in tags of their own."""
+        self.add("xml_text", r"/(?s:.*)\n<\/parameter>\n/", options="[lazy]")
+        rules: list[str] = []
+
+        def add(expression: str) -> str:
+            rules.append(self.add(f"parameter_{number}_{len(rules)}", expression))
+            return rules[-1]
+
+        parameters = parameters_of(tool, add, _literal, lambda schema: _json({**schema, "x-guidance": _SPACED}))
+        return self._written(call, {"bare_name": _literal(tool.name), "parameters": parameters})
 
     def text_or_calls(self, tools: tuple[Tool, ...], is_parallel: bool) -> str:
         """Return the expression of free text, and of calls after it that hold to the tools' schemas."""

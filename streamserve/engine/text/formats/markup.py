@@ -6,7 +6,7 @@ Read-only after it is made; used on tokenising threads and the event loop.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Mapping
 from typing import Protocol
 
 from streamserve.engine.text.formats import lark
@@ -14,7 +14,7 @@ from streamserve.engine.text.formats.base import Parser, Part, Tags, Written
 from streamserve.engine.text.formats.known import KNOWN, ModelMarkup
 from streamserve.engine.text.formats.regions import THINKING, RegionParser, Regions
 from streamserve.engine.text.tokenizer import Prompt, Tokenizer
-from streamserve.protocol.requests import GenerateRequest, Grammar
+from streamserve.protocol.requests import GenerateRequest, Grammar, Tool
 
 _QUOTED = re.compile("«(.*?)»", re.DOTALL)
 _TAIL = 64  # tokens of a prompt's end that may open a region
@@ -101,7 +101,7 @@ class MarkedFormat:
         return RegionParser(
             self._regions,
             starts_in=self._starts_in(request, prompt),
-            is_tool=tools_of(request),
+            tools=tools_of(request),
             is_continued=is_continued(request),
         )
 
@@ -151,11 +151,11 @@ def tail_of(prompt: Prompt, tags: Tags, tokenizer: Tokenizer, *, num_tokens: int
     return out + data.decode(errors="replace")
 
 
-def tools_of(request: GenerateRequest) -> Callable[[str], bool] | None:
-    """Return what knows the request's tools by name; None if it has none to call."""
+def tools_of(request: GenerateRequest) -> Mapping[str, Tool] | None:
+    """Return the request's tools by name; None if it has none to call."""
     if not request.tools or request.tool_choice.mode == "none":
         return None
-    return frozenset(tool.name for tool in request.tools).__contains__
+    return {tool.name: tool for tool in request.tools}
 
 
 def is_continued(request: GenerateRequest) -> bool:

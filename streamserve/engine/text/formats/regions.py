@@ -9,6 +9,7 @@ that its arguments do not parse, and the rest is text. (Idea of partial matches:
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +17,7 @@ from typing import Any
 from streamserve.engine.text.formats.base import Closed, Made, Markup, Opened, Part, Tags, Written
 from streamserve.engine.text.formats.json_call import CallReader
 from streamserve.protocol.events import BLOCK_KINDS
+from streamserve.protocol.requests import Tool
 
 TEXT, THINKING, TOOL_USE = BLOCK_KINDS
 # Regions that are their opening alone: markup between calls, and between blocks of any kind.
@@ -32,6 +34,20 @@ class Call:
 
     name: str
     arguments: str
+
+
+def call_of(name: str, arguments: Mapping[str, Any]) -> Call:
+    """Return a call as JSON. Raises ValueError for numbers that JSON lacks; half a surrogate pair stays escaped."""
+    text = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        text = json.dumps(arguments)
+    return Call(name=name, arguments=text)
+
+
+# A region's text, the groups of its opening, the request's tools by name → its calls, None if they do not parse.
+Read = Callable[[str, Mapping[str, str], Mapping[str, Tool]], list[Call] | None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +67,7 @@ class Region:
     separator: str = ""
     is_first: bool = False
     can_grow: bool = False
-    read: Callable[[str, Mapping[str, str]], list[Call] | None] | None = None
+    read: Read | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,8 +151,8 @@ def _has_one(text: str, known: dict[str, bool], find: Callable[[str], bool]) -> 
 class RegionParser:
     """See `Parser`. `starts_in` is the number of the region that the prompt has opened.
 
-    `is_tool(name)` is asked where a call has no tag; None: there are no tools, and calls are text. `is_continued`: the
-    beginning of the answer is in the prompt.
+    `tools`: those that may be called, by name; None: there are none, and calls are text. `is_continued`: the beginning
+    of the answer is in the prompt.
     """
 
     def __init__(
@@ -144,14 +160,14 @@ class RegionParser:
         regions: Regions,
         *,
         starts_in: int | None = None,
-        is_tool: Callable[[str], bool] | None = None,
+        tools: Mapping[str, Tool] | None = None,
         is_continued: bool = False,
     ) -> None:
         self.num_calls = 0
         self._regions = regions
         self._tags = regions.tags
-        self._watched = [one for one in regions.all if is_tool is not None or one.region.kind not in (TOOL_USE, CALLS)]
-        self._is_tool = is_tool or (lambda name: False)
+        self._watched = [one for one in regions.all if tools is not None or one.region.kind not in (TOOL_USE, CALLS)]
+        self._tools = tools or {}
         self._held = ""  # not decided yet
         self._parts: list[Part] = []
         self._is_final = False
@@ -297,14 +313,14 @@ class RegionParser:
         self._leave()
         return True
 
-    def _step_to_calls(self, patterns: _Patterns, read: Callable[[str, Mapping[str, str]], list[Call] | None]) -> bool:
+    def _step_to_calls(self, patterns: _Patterns, read: Read) -> bool:
         """Read the calls of a region once its closing is there; at the end of the answer without it."""
         match = None if patterns.closing is None else patterns.closing.search(self._held, self._num_searched)
         self._num_searched = max(0, len(self._held) - _MAX_CLOSING)
         if match is None and not self._is_final:
             return self._give_up() if len(self._held) > _MAX_WHOLE else False
         body = self._held if match is None else self._held[: match.start()]
-        calls = read(body, self._captures)
+        calls = read(self._tags.shown(body), self._captures, self._tools)
         if calls is None:
             return self._give_up()
         for call in calls:
@@ -333,7 +349,7 @@ class RegionParser:
         if not self._is_started:
             self._source += taken
             name = self._tags.shown(reader.name or "")
-            is_other = patterns.region.is_first and bool(name) and not self._is_tool(name)
+            is_other = patterns.region.is_first and bool(name) and name not in self._tools
             is_open = not reader.is_certain or (patterns.region.is_first and not reader.has_own_arguments)
             if is_other or is_open:
                 return self._give_up() if is_other or reader.is_broken or reader.is_whole else False

@@ -26,10 +26,11 @@ from streamserve.engine.text.formats.regions import (
     Region,
     RegionParser,
     Regions,
+    call_of,
 )
 from streamserve.engine.text.tokenizer import Prompt
 from streamserve.protocol.errors import BadRequest
-from streamserve.protocol.requests import GenerateRequest, Grammar
+from streamserve.protocol.requests import GenerateRequest, Grammar, Tool
 
 logger = logging.getLogger(__name__)
 
@@ -64,7 +65,7 @@ class TemplateFormat:
         return RegionParser(
             self._regions,
             starts_in=self._regions.left_open_in(begun),
-            is_tool=tools_of(request),
+            tools=tools_of(request),
             is_continued=is_continued(request) or bool(begun.strip()),
         )
 
@@ -108,7 +109,7 @@ class TemplateFormat:
         )
 
 
-def _calls_of(field: Any, body: str, captures: Mapping[str, str]) -> list[Call] | None:
+def _calls_of(field: Any, body: str, captures: Mapping[str, str], tools: Mapping[str, Tool]) -> list[Call] | None:
     """Return the calls of a region, None if it does not hold together."""
     from transformers.utils.chat_parsing.content_parsers import process_field
 
@@ -128,4 +129,4 @@ def _call_of(value: Any) -> Call | None:
         arguments = json.loads(arguments)
     if not isinstance(name, str) or not name or not isinstance(arguments or {}, dict):
         return None
-    return Call(name=name, arguments=json.dumps(arguments or {}, ensure_ascii=False))
+    return call_of(name, arguments or {})

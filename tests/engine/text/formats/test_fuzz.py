@@ -42,6 +42,10 @@ PIECES = (
         "Hello.",
         "🙂",
         "\\u00",
+        "<function=f>",
+        "<parameter=x>\n",
+        "\n</parameter>\n",
+        "</function>",
     ),
 )
 OUTPUTS = st.lists(st.sampled_from((*PIECES, *TAGS, *TAGS)), max_size=14).map("".join)

@@ -51,7 +51,8 @@ def tokenizers(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str]
 def answer_to(tokenizers: dict[tuple[str, str], HFTokenizer], name: str, how: str, sample: dict[str, Any]) -> Answer:
     tokenizer = tokenizers[name, how]
     names = sample.get("tools") or [block["name"] for block in sample["blocks"] if "name" in block] or ["get_weather"]
-    tools = tuple(Tool(name=one) for one in dict.fromkeys(names))
+    named = [one if isinstance(one, dict) else {"name": one} for one in names]
+    tools = tuple(Tool(**one) for number, one in enumerate(named) if one not in named[:number])
     prompt = sample.get("prompt", "<|im_start|>assistant\n")
     return answer_of(tokenizer, choose_format(tokenizer, name), prompt, tools=tools)
 
