@@ -8,7 +8,7 @@ import os
 import signal
 import time
 from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -31,9 +31,16 @@ _SETTINGS = {"DJANGO_SETTINGS_MODULE": "tests.support.sites.two_workers_site"}
 class Site:
     """Two workers; either can be killed and started again, at the same address. `log` is LOG."""
 
-    def __init__(self, folder: Path, *, log: str = "file", app: str = "project.asgi:application") -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        log: str = "file",
+        app: str = "project.asgi:application",
+        variables: Mapping[str, str] = _SETTINGS,
+    ) -> None:
         self.folder = folder
-        self.variables = {**_SETTINGS, "LOG": log}
+        self.variables = {**variables, "LOG": log}
         self._app = app
         self._env = environment(folder, **self.variables)
         self._stacks: list[contextlib.ExitStack] = [contextlib.ExitStack() for _ in range(2)]
@@ -88,9 +95,9 @@ class Site:
 
 
 @contextlib.contextmanager
-def two_workers(folder: Path, *, log: str = "file", app: str = "project.asgi:application") -> Iterator[Site]:
-    """Run a site with its keys while the block runs; its engine has ended afterwards."""
-    site = Site(folder, log=log, app=app)
+def two_workers(folder: Path, **options: Any) -> Iterator[Site]:
+    """Run a site with its keys while the block runs; its engine has ended afterwards. `options`: those of `Site`."""
+    site = Site(folder, **options)
     for arguments in (["migrate", "--verbosity=0"], *(["streamserve_key", "create", "--key", key] for key in KEYS)):
         done = manage(folder, *arguments, **site.variables)
         assert done.returncode == 0, done.stderr
@@ -133,11 +140,11 @@ class Reader:
     def is_over(self) -> bool:
         return bool(self.frames) and self.frames[-1].event in {"done", "error"}
 
-    async def begin(self, url: str) -> None:
+    async def begin(self, url: str, path: str = "/streams", **more: Any) -> None:
         """Send the question and read until the end, or until the connection breaks."""
-        fields = {"max_tokens": self.num_tokens, "ignore_eos": True, "seed": self.number}
+        fields = {"max_tokens": self.num_tokens, "ignore_eos": True, "seed": self.number, **more}
         async with client(url) as http:
-            await self._take(http.stream("POST", "/streams", json={"prompt": f"question {self.number}", **fields}))
+            await self._take(http.stream("POST", path, json={"prompt": f"question {self.number}", **fields}))
 
     async def follow(self, url: str, stream_id: str) -> None:
         """Read another reader's answer from its first event on."""
