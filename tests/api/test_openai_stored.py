@@ -12,7 +12,7 @@ import pytest
 from django.test.utils import override_settings
 from django.utils import timezone
 
-from streamserve.asgi.stream_app import StreamApp, anyone
+from streamserve.asgi.application import StreamApp, anyone
 from streamserve.durable.completions import StoredCompletion
 from streamserve.models import Stream as StreamRow
 from streamserve.web import site
