@@ -230,7 +230,7 @@ async def test_streams_of_other_processes_are_seen(root: Any, tmp_path: Path) ->
         await StreamRow.objects.acreate(**row, **fields)
     with override_settings(STREAMSERVE=log):
         try:
-            figures = await site.get_site().live.figures()
+            figures = await site.get_site().live.snapshot()
         finally:
             await site.reset()
             other.close()
@@ -287,7 +287,7 @@ async def test_the_history_is_the_servers(engine: None, alice_key: str) -> None:
             history.note()
     await body_of(await Caller(key=alice_key).post("/streams", {"prompt": "hi", "max_tokens": 9, "ignore_eos": True}))
     await until(lambda: not any(stream.is_live for stream in site.get_site().streams.all()))
-    figures = await live.figures()
+    figures = await live.snapshot()
     [model] = figures["models"]
     assert len(model["history"]["tokens_per_second"]) == figures["window_seconds"] / figures["point_seconds"]
     assert model["latency"]["ttft_p95"] >= model["latency"]["ttft_p50"] > 0
@@ -302,7 +302,7 @@ async def test_a_stream_at_rest_has_no_speed(engine: None, alice_key: str) -> No
     await answer.aclose()
     live = site.get_site().live
     await until(lambda: all(stream.state != "running" for stream in site.get_site().streams.all()))
-    figures = await live.figures()
+    figures = await live.snapshot()
     [shown] = figures["streams"]
     assert (shown["state"], shown["tokens_per_second"]) == ("parked", 0.0)
     assert (figures["models"][0]["streams"], figures["models"][0]["parked"]) == (1, 1)

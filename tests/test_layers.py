@@ -157,7 +157,7 @@ def test_that_rule_can_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         ("streams", "streamserve.conf"),
         ("streams", "streamserve.engine.sequence"),
         ("web", "streamserve.engine.core.EngineCore"),
-        ("api", "streamserve.asgi.stream_app"),
+        ("api", "streamserve.asgi.application"),
         ("web", "streamserve.admin"),
         ("top", "project.settings"),
     ],

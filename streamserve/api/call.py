@@ -1,6 +1,6 @@
 """The interface of an endpoint: it takes a `Call` and a `Site` and returns a `Reply`. Framework-free; asyncio.
 
-Django's adapter (web/views.py) and the ASGI app (asgi/stream_app.py) each build a Call, await the route's endpoint and
+Django's adapter (web/views.py) and the ASGI app (asgi/application.py) each build a Call, await the route's endpoint and
 send its Reply. Endpoints know neither of them.
 """
 

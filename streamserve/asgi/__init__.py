@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from streamserve.api.call import Caller
+    from streamserve.asgi.application import StreamApp as app
+    from streamserve.asgi.application import anyone
     from streamserve.asgi.site import Defaults
-    from streamserve.asgi.stream_app import StreamApp as app
-    from streamserve.asgi.stream_app import anyone
 
 __all__ = ["Caller", "Defaults", "anyone", "app"]
 
 _NAMES = {
     "Caller": ("streamserve.api.call", "Caller"),
     "Defaults": ("streamserve.asgi.site", "Defaults"),
-    "anyone": ("streamserve.asgi.stream_app", "anyone"),
-    "app": ("streamserve.asgi.stream_app", "StreamApp"),
+    "anyone": ("streamserve.asgi.application", "anyone"),
+    "app": ("streamserve.asgi.application", "StreamApp"),
 }
 
 

@@ -91,7 +91,7 @@ class EngineStats(CoreStats):
     (`ttft_budget`, and `total_budget` where it has one) and what the last answers took: `num_answers`, `ttft_p50`,
     `ttft_p95`, `total_p50`, `total_p95` in seconds, and `in_time`, the share within both budgets; `refused` counts its
     requests that were refused at once or had waited too long. `upstream` has the counts of a remote model's client, by
-    the names of its metrics (clients/remote/figures.py).
+    the names of its metrics (clients/remote/metrics.py).
     """
 
     tokens_per_second: float = 0.0

@@ -1,6 +1,6 @@
-"""The live page: `LiveFigures` makes its figures once for all viewers, and `LiveDelivery` sends them to one viewer.
+"""The live page: `LiveMetrics` makes its metrics once for all viewers, and `LiveDelivery` sends them to one viewer.
 
-The figures are of this process: its streams, what its answers took in the last minutes, and its engines, which every
+The metrics are of this process: its streams, what its answers took in the last minutes, and its engines, which every
 process of the machine sees alike. Streams of other processes are shown with the columns of their rows. The history
 begins with the server, not with the page. Runs on the event loop; holds no database connection between two events.
 """
@@ -105,8 +105,8 @@ class _History:
         }
 
 
-class LiveFigures:
-    """One of a site. `start` begins the history; `frame` gives each viewer the figures of this second."""
+class LiveMetrics:
+    """One of a site. `start` begins the history; `frame` gives each viewer the metrics of this second."""
 
     def __init__(self, clients: Mapping[str, EngineClient], streams: Streams, *, are_shared: bool) -> None:
         self.num_made = 0
@@ -140,7 +140,7 @@ class LiveFigures:
             self._frame = asyncio.get_running_loop().create_task(self._make_frame(), context=Context())
         return await asyncio.shield(self._frame)
 
-    async def figures(self) -> dict[str, Any]:
+    async def snapshot(self) -> dict[str, Any]:
         """Return the models, and the streams of all processes; both agree on what is parked."""
         self.num_made += 1
         metrics = live_metrics(self._clients, self._streams)
@@ -154,7 +154,7 @@ class LiveFigures:
         return {**metrics, "window_seconds": WINDOW_SECONDS, "point_seconds": POINT_SECONDS}
 
     async def _make_frame(self) -> bytes:
-        return frame(one_line_json(await self.figures()), event="figures")
+        return frame(one_line_json(await self.snapshot()), event="figures")
 
     async def _run(self) -> None:
         while True:
@@ -197,11 +197,11 @@ class _Source:
 
 
 class LiveDelivery(Closing):
-    """Sends a viewer the figures until it leaves, for `LIFE_SECONDS` at most. A `Body`, like a stream's Delivery."""
+    """Sends a viewer the metrics until it leaves, for `LIFE_SECONDS` at most. A `Body`, like a stream's Delivery."""
 
     stream = _Source()
 
-    def __init__(self, live: LiveFigures, *, every_seconds: float = EVERY_SECONDS) -> None:
+    def __init__(self, live: LiveMetrics, *, every_seconds: float = EVERY_SECONDS) -> None:
         self._live = live
         super().__init__()
         self._every_seconds = every_seconds

@@ -143,7 +143,7 @@ def login_of(caller: Caller) -> Login | None:
     return None
 
 
-def rights_lost() -> Unauthorized:
+def permission_lost() -> Unauthorized:
     """Return the error for readers and sockets of a caller that has lost the permission."""
     return Unauthorized("Your key, account or login is no longer active.", code="rights_lost")
 

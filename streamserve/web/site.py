@@ -37,7 +37,7 @@ from streamserve.web.auth import WrongKeys, salt_of
 from streamserve.web.batches.files import SiteFiles
 from streamserve.web.batches.row_site import RowSite
 from streamserve.web.batches.store import SiteBatches
-from streamserve.web.live import LiveFigures
+from streamserve.web.live import LiveMetrics
 from streamserve.web.permissions import PermissionChecks, watching_user
 from streamserve.web.pipelines import filtered, pipeline_clients
 from streamserve.web.rows import orm
@@ -158,7 +158,7 @@ class DjangoSite:
         self.batches = SiteBatches(settings, self.wake_worker)
         self._row_site: RowSite | None = None
         self.audit = WatchAudit(self.streams)
-        self.live = LiveFigures(models, self.streams, are_shared=settings.log != "memory")
+        self.live = LiveMetrics(models, self.streams, are_shared=settings.log != "memory")
         self.live.start()
         self.permissions = PermissionChecks(self.streams, self.audit)
         self.jobs = SiteJobs(self)

@@ -28,7 +28,7 @@ from streamserve.streams.reader.delivery import Delivery
 from streamserve.streams.reader.joined import JoinedDelivery
 from streamserve.web.access import admit, cors_headers
 from streamserve.web.auth import give_cookie
-from streamserve.web.permissions import rights_lost
+from streamserve.web.permissions import permission_lost
 from streamserve.web.site import ensure_embedded, get_site
 
 log = get_logger(__name__)
@@ -129,7 +129,7 @@ def _set_headers(response: HttpResponseBase, headers: Mapping[str, str]) -> None
 
 
 def _break_off(delivery: Delivery | JoinedDelivery) -> None:
-    delivery.break_off(rights_lost())
+    delivery.break_off(permission_lost())
 
 
 def non_atomic(view: View) -> View:

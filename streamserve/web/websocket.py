@@ -37,7 +37,7 @@ from streamserve.streams.store import answer_turn
 from streamserve.streams.stream import Stream
 from streamserve.web.access import check_access, check_handshake, headers_of
 from streamserve.web.auth import authenticate, cookie_headers
-from streamserve.web.permissions import PermissionChecks, has_lost_permission, rights_lost
+from streamserve.web.permissions import PermissionChecks, has_lost_permission, permission_lost
 from streamserve.web.site import begin_to_drain, get_site
 from streamserve.web.subscriptions import SocketGone, Subscriptions
 from streamserve.web.widget.sealed import unseal
@@ -270,7 +270,7 @@ class StreamConsumer(AsyncConsumer):  # type: ignore[misc]  # channels ships no 
     async def _check_permission(self) -> None:
         """Raise Unauthorized if the key, account or login is no longer active: a socket may outlive them."""
         if await database_sync_to_async(has_lost_permission)(self._principal):
-            raise rights_lost()
+            raise permission_lost()
 
     def _lose_permission(self) -> None:
         """Send the error and close: a check has found that the permission is lost."""
@@ -278,7 +278,7 @@ class StreamConsumer(AsyncConsumer):  # type: ignore[misc]  # channels ships no 
 
     async def _close_for_lost_permission(self) -> None:
         with suppress(SocketGone):
-            await self._send(failure(rights_lost(), {}))
+            await self._send(failure(permission_lost(), {}))
             await self._close(CLOSES["rights_lost"])
 
     @contextmanager

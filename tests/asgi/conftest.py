@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from streamserve.asgi import app
-from streamserve.asgi.stream_app import StreamApp
+from streamserve.asgi.application import StreamApp
 from streamserve.clients.thread.client import ThreadClient
 from tests.streams.conftest import echo_streams, scripted, streams
 from tests.support.app_calls import by_header

@@ -8,7 +8,7 @@ import json
 import pytest
 
 from streamserve.asgi import Caller, anyone, app
-from streamserve.asgi.stream_app import StreamApp
+from streamserve.asgi.application import StreamApp
 from streamserve.asgi.types import Message, Scope
 from streamserve.clients.thread.client import ThreadClient
 from streamserve.protocol.limits import Limits

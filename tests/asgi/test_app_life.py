@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from streamserve.asgi import anyone, app
+from streamserve.asgi.application import StreamApp
 from streamserve.asgi.drain import Drain
 from streamserve.asgi.middleware import StreamMiddleware
-from streamserve.asgi.stream_app import StreamApp
 from streamserve.asgi.types import Message
 from streamserve.clients.thread.client import ThreadClient
 from tests.support.app_calls import GOOD, ask, by_header, call, error_of, until_ready
@@ -99,7 +99,7 @@ class Absent:
             raise ModuleNotFoundError(name)
 
 sys.meta_path.insert(0, Absent())
-import streamserve.asgi.stream_app
+import streamserve.asgi.application
 from streamserve.asgi import anyone, app
 from streamserve.asgi.drain import Drain
 from streamserve.asgi.middleware import StreamMiddleware

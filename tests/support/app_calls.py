@@ -7,7 +7,7 @@ import json
 from typing import Any
 
 from streamserve.asgi import Caller
-from streamserve.asgi.stream_app import StreamApp
+from streamserve.asgi.application import StreamApp
 from streamserve.asgi.types import Scope
 from tests.support.asgi_app import Client
 from tests.support.streams import Gate, until

@@ -25,8 +25,8 @@ from streamserve.clients.remote.body import CUT, body_of, can_continue
 from streamserve.clients.remote.config import AUTO, SERVERS, Dialect, RemoteConfig
 from streamserve.clients.remote.errors import UpstreamBroken, UpstreamError, UpstreamLost, unavailable
 from streamserve.clients.remote.exchange import Exchange
-from streamserve.clients.remote.figures import RemoteFigures, Timings
 from streamserve.clients.remote.generation import RemoteGeneration
+from streamserve.clients.remote.metrics import RemoteMetrics, Timings
 from streamserve.clients.remote.probe import Found, probe
 from streamserve.protocol.errors import (
     BadRequest,
@@ -68,7 +68,7 @@ class RemoteClient:
         self._description = ModelDescription(
             alias=self.alias, state="idle", created=int(time.time()), has_chat_template=True, device="remote"
         )
-        self._figures = RemoteFigures(clock)
+        self._metrics = RemoteMetrics(clock)
         self._places = asyncio.Semaphore(config.max_concurrent)
         self._num_waiting = self._num_running = 0
         self._http: httpx.AsyncClient | None = None
@@ -105,7 +105,7 @@ class RemoteClient:
             return generation
         if self._places.locked() and self._num_waiting >= self._config.max_waiting:
             raise Overloaded(f"{self._num_waiting:,} answers are waiting already. Try again later.", retry_after=5)
-        self._figures.counts.continued += any(choice.num_tokens for choice in request.shown)
+        self._metrics.counts.continued += any(choice.num_tokens for choice in request.shown)
         return await self._begin(generation, partial(self._serve, generation, route, body))
 
     async def tokenize(self, request: GenerateRequest) -> tuple[int, ...]:
@@ -145,17 +145,17 @@ class RemoteClient:
 
     def stats(self) -> EngineStats:
         """Return this process's counts. Never blocks."""
-        figures, config = self._figures, self._config
+        metrics, config = self._metrics, self._config
         return EngineStats(
             running=self._num_running,
             waiting=self._num_waiting,
-            prompt_tokens=figures.prompt_tokens,
-            generation_tokens=figures.generation_tokens,
-            parks=figures.num_parks,
-            tokens_per_second=figures.tokens_per_second(),
-            latency=figures.latency(),
+            prompt_tokens=metrics.prompt_tokens,
+            generation_tokens=metrics.generation_tokens,
+            parks=metrics.num_parks,
+            tokens_per_second=metrics.tokens_per_second(),
+            latency=metrics.latency(),
             upstream={
-                **asdict(figures.counts),
+                **asdict(metrics.counts),
                 "max_concurrent": config.max_concurrent,
                 "max_waiting": config.max_waiting,
             },
@@ -213,7 +213,7 @@ class RemoteClient:
             try:
                 assert self._http is not None
                 exchange = Exchange(
-                    self._http, self._config, generation, self._figures, timings, partial(_settle, opened)
+                    self._http, self._config, generation, self._metrics, timings, partial(_settle, opened)
                 )
                 await exchange.run(route, body, was_queued=was_queued)
             finally:
@@ -250,7 +250,7 @@ class RemoteClient:
     def _lose(self, generation: RemoteGeneration, opened: asyncio.Future[None], reason: str) -> None:
         """End a generation whose connection was lost: as parked, where the server can continue it."""
         logger.warning("model %s: %s", self.alias, reason)
-        self._figures.counts.lost += 1
+        self._metrics.counts.lost += 1
         self._poll_now.set()
         if not opened.done():
             opened.set_exception(unavailable(self.alias, retry_after=_FAILED_RETRY_SECONDS))

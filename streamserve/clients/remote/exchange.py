@@ -23,8 +23,8 @@ from streamserve.clients.remote.errors import (
     error_of,
     unavailable,
 )
-from streamserve.clients.remote.figures import RemoteFigures, Timings
 from streamserve.clients.remote.generation import RemoteGeneration
+from streamserve.clients.remote.metrics import RemoteMetrics, Timings
 from streamserve.clients.remote.sse_decoder import SSEDecoder, SSEError
 from streamserve.protocol.errors import StreamserveError
 from streamserve.protocol.events import Done, Event, Status, Token
@@ -48,12 +48,12 @@ class Exchange:
         http: httpx.AsyncClient,
         config: RemoteConfig,
         generation: RemoteGeneration,
-        figures: RemoteFigures,
+        metrics: RemoteMetrics,
         timings: Timings,
         on_open: Callable[[], None],
     ) -> None:
         self._http, self._config, self._generation = http, config, generation
-        self._figures, self._timings, self._on_open = figures, timings, on_open
+        self._metrics, self._timings, self._on_open = metrics, timings, on_open
         self._decoder = SSEDecoder(config.max_line_bytes)
         self._deadline = 0.0  # of the first token
 
@@ -82,7 +82,7 @@ class Exchange:
                     fresh.append(name)
 
             request = self._http.build_request("POST", self._config.url + route, json=body, extensions={"trace": note})
-            self._figures.counts.requests += 1
+            self._metrics.counts.requests += 1
             try:
                 return await self._http.send(request, stream=True)
             except (httpx.ConnectError, httpx.ConnectTimeout) as error:
@@ -90,14 +90,14 @@ class Exchange:
             except httpx.TransportError as error:
                 if fresh or attempt == _MAX_RETRIES:
                     raise UpstreamLost(f"no response: {clean(str(error)) or type(error).__name__}") from error
-                self._figures.counts.retries += 1
+                self._metrics.counts.retries += 1
         raise AssertionError("not reached")
 
     async def _check_head(self, response: httpx.Response) -> None:
         """Raise for anything but an event stream."""
         kind = response.headers.get("content-type", "").partition(";")[0].strip().lower()
         if response.status_code != 200:
-            self._figures.counts.refused += 1
+            self._metrics.counts.refused += 1
             body = await self._read_error(response)
             raise error_of(self._config.alias, response.status_code, response.headers, body, time.time())
         if kind != CONTENT_TYPE.partition(";")[0]:
@@ -139,7 +139,7 @@ class Exchange:
                 if was_queued and self._timings.first_at is None:
                     events.insert(0, Status(status="generating"))
                 self._timings.token(num_tokens)
-                self._figures.tokens(num_tokens)
+                self._metrics.tokens(num_tokens)
             generation.put(events)
         if not answer.is_finished:
             raise UpstreamLost("the response ended in the middle of the answer")
@@ -154,7 +154,7 @@ class Exchange:
 
     async def _wait_for_room(self) -> bool:
         """Wait until more is to be read; return False where the answer was parked instead, and the connection ends."""
-        self._figures.counts.holds += 1
+        self._metrics.counts.holds += 1
         generation = self._generation
         while not generation.has_room:
             try:
@@ -162,7 +162,7 @@ class Exchange:
                     await generation.wait_for_room()
             except TimeoutError:
                 if generation.can_park and generation.is_ahead:
-                    self._figures.num_parks += 1
+                    self._metrics.num_parks += 1
                     generation.park(Park(reason="lead", resume_at_lead=self._config.lead_tokens // 2))
                     return False
         return True
@@ -184,7 +184,7 @@ class Exchange:
     def _finish(self) -> None:
         answer, breakdown = self._generation.answer, self._timings.breakdown()
         usage = answer.total()
-        self._figures.finished(breakdown, usage.prompt_tokens)
+        self._metrics.finished(breakdown, usage.prompt_tokens)
         self._generation.put(
             [
                 Done(

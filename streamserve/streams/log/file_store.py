@@ -42,8 +42,7 @@ from streamserve.streams.log.base import (
     LogUnavailable,
     Result,
 )
-from streamserve.streams.log.file_lock import FileLock
-from streamserve.streams.log.file_schema import open_file
+from streamserve.streams.log.file_database import FileLock, open_file
 
 _HEADS = """
 SELECT json_group_array(json_array(

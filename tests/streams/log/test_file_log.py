@@ -23,8 +23,8 @@ from hypothesis import strategies as st
 from streamserve.protocol.events import Done, Token
 from streamserve.protocol.frames import FrameError
 from streamserve.streams.log.base import LogFull, LogUnavailable, append, new_log_id
+from streamserve.streams.log.file_database import SCHEMA_VERSION
 from streamserve.streams.log.file_log import FileLog
-from streamserve.streams.log.file_schema import SCHEMA_VERSION
 from streamserve.streams.log.file_store import FileStore
 from tests.proofs.scale import scaled
 from tests.support.log_killing import Writer, check, kill_in_turn

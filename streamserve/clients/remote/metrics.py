@@ -1,4 +1,4 @@
-"""`RemoteFigures`: counts of a remote model's client, for `stats()`, the live page and `/metrics`. Event loop only."""
+"""`RemoteMetrics`: counts of a remote model's client, for `stats()`, the live page and `/metrics`. Event loop only."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class Timings:
         }
 
 
-class RemoteFigures:
+class RemoteMetrics:
     """Counts and recent rates of all requests of one client."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
