@@ -147,6 +147,8 @@ class Laws:
         assert 0 < plan.num_tokens <= sim.shape.budget, f"9: {plan.num_tokens} tokens in a step"
         assert len(plan.chunks) <= sim.shape.max_num_seqs, f"9: {len(plan.chunks)} sequences in a step"
         assert len({chunk.seq_id for chunk in plan.chunks}) == len(plan.chunks), "9: a sequence twice in a step"
+        num_running, most = len(sim.core.scheduler.running), sim.shape.max_admitted
+        assert most is None or num_running <= most, f"9: {num_running} are admitted"
         for sequence in sim.core.scheduler.waiting:
             if sequence.seq_id in sim.by_seq_id:
                 self.books.forget_hits(sim.by_seq_id[sequence.seq_id])

@@ -14,13 +14,13 @@ import time
 import traceback
 
 from tests.sim.simulation import Simulation
-from tests.sim.workload import choose_mix, choose_shape, happen, hold_many, wait_behind
+from tests.sim.workload import choose_mix, choose_shape, happen, have_few_places, hold_many, wait_behind
 
 NUM_EVENTS = 250
 # One in so many seeds is run twice.
 REPEAT_EVERY = 10
 # How runs begin, by the last digit of their seeds: with what hardly ever happens by chance. All others begin empty.
-BEGINNINGS = {1: hold_many, 6: hold_many, 5: wait_behind}
+BEGINNINGS = {1: hold_many, 6: hold_many, 5: wait_behind, 8: have_few_places}
 
 
 def run(seed: int) -> Simulation:

@@ -68,6 +68,11 @@ def wait_behind(rng: random.Random, shape: Shape) -> Simulation:
     return sim
 
 
+def have_few_places(_: random.Random, shape: Shape) -> Simulation:
+    """Return a run with memory and seats for more than may be admitted."""
+    return Simulation(replace(shape, num_blocks=80 * 4 // shape.block_size, max_admitted=2))
+
+
 @dataclass(frozen=True, slots=True)
 class Mix:
     """How often each event happens, in one run."""
