@@ -171,7 +171,7 @@ def _check_models(conf: SiteConfig) -> Iterator[CheckMessage]:
     absent = [name for name in _ENGINE_PACKAGES if find_spec(name) is None]
     if local and absent:
         yield Error(
-            f"The model {next(iter(local))!r} needs {', '.join(absent)}, which is not installed.",
+            f"The model {next(iter(local))!r} needs packages that are not installed: {', '.join(absent)}.",
             hint='pip install "streamserve[engine]", or set its PATH to "echo" for an engine without weights.',
             id="streamserve.E004",
         )

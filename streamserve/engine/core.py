@@ -12,7 +12,7 @@ suspect, whose steps have ended engines before, is computed in steps of its own 
 from __future__ import annotations
 
 import logging
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from functools import partial
 
@@ -289,6 +289,7 @@ class EngineCore:
 
     def _count(self) -> CoreStats:
         pool, output, usage = self.pool.stats(), self._output, self._usage
+        readers = usage.readers if self.scheduler.running else Counter[str]()  # without a step none is looked at
         return CoreStats(
             running=len(self.scheduler.running),
             waiting=len(self.scheduler.waiting),
@@ -311,10 +312,10 @@ class EngineCore:
             token_budget=self.scheduler.token_budget,
             is_paused=output.is_paused,
             grammar_waits=output.num_grammar_waits,
-            readers_away=usage.readers["away"],
-            readers_late=usage.readers["late"],
-            readers_hungry=usage.readers["hungry"],
-            readers_ahead=usage.readers["ahead"],
+            readers_away=readers["away"],
+            readers_late=readers["late"],
+            readers_hungry=readers["hungry"],
+            readers_ahead=readers["ahead"],
             expired=usage.num_expired,
             computed_tokens=usage.num_computed,
             recomputed_tokens=usage.num_recomputed,

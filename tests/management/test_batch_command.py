@@ -54,7 +54,7 @@ def test_rows_are_answered(tmp_path: Path) -> None:
 def test_rows_that_failed_end_it_with_an_error(tmp_path: Path) -> None:
     """They are in the file of errors, and are asked again; when they are right, that file goes."""
     message, names = run(tmp_path, [line("good"), line("bad", messages=HI, temperature=9)])
-    assert "1 rows failed" in message
+    assert "1 row failed" in message
     assert names == ["good"]
     (bad,) = results(tmp_path / "out.errors.jsonl")
     assert (bad["custom_id"], bad["response"]["status_code"]) == ("bad", 400)
@@ -100,6 +100,18 @@ def test_a_wrong_file_is_refused_before_any_row(tmp_path: Path) -> None:
         call_command("streamserve_batch", str(tmp_path / "none.jsonl"), str(tmp_path / "out.jsonl"))
     with pytest.raises(CommandError, match="1 to 1024"):
         call_command("streamserve_batch", str(tmp_path / "in.jsonl"), str(tmp_path / "out.jsonl"), concurrency=0)
+
+
+@pytest.mark.parametrize("output", ["no/such/folder/out.jsonl", "."])
+def test_an_output_that_cannot_be_written_is_one_sentence(tmp_path: Path, output: str) -> None:
+    """It names the path, and no row is run."""
+    (tmp_path / "in.jsonl").write_bytes(jsonl([line("a")]))
+    with pytest.raises(CommandError) as caught:
+        call_command(
+            "streamserve_batch", str(tmp_path / "in.jsonl"), str(tmp_path / output), errors=tmp_path / "errors"
+        )
+    assert str(caught.value).startswith(str(tmp_path / output))
+    assert not (tmp_path / "errors").exists()
 
 
 def test_it_writes_to_the_terminal_what_it_does() -> None:

@@ -61,6 +61,13 @@ def test_json_for_programs(folder: Path) -> None:
     assert report["capacities"][0]["streams"] == {"1024": 63, "4096": 15, "8192": 7}
 
 
+def test_a_hub_id_without_the_hub_library_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A name that is no folder may be a hub id; the package that reads it is part of the engine's."""
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)  # its import fails, as where it is not installed
+    with pytest.raises(CommandError, match=r"There is no folder nosuch, .* pip install huggingface_hub"):
+        run("nosuch")
+
+
 def test_the_numbers_are_those_of_a_load() -> None:
     """For the shipped model blocks, bytes and parameters are the runner's."""
     pytest.importorskip("torch", reason="needs torch: pip install streamserve[engine]")

@@ -72,7 +72,8 @@ def test_a_given_key_is_accepted_once() -> None:
     [
         (("create", "--key", "short"), "16 to 128"),
         (("create", "--user", "nobody"), "createsuperuser"),
-        (("create", "--days", "0"), "1 or more"),
+        (("create", "--days", "0"), "1 to 36500"),
+        (("create", "--days", "99999999999"), "1 to 36500"),
         (("list", "--user", "nobody"), "no user"),
         (("revoke", "nothing0"), "streamserve_key list"),
     ],

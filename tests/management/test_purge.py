@@ -62,9 +62,8 @@ def test_the_command_drops_rows_whose_days_are_over(tmp_path: Path, keys: Any, r
         assert left() == ("abcd", "abc")
         call_command("streamserve_purge", stdout=out)
     assert left() == rows
-    assert (
-        f"{4 - len(rows[0])} rows of streams, {3 - len(rows[1])} of watches and 0 of jobs are gone." in out.getvalue()
-    )
+    num_streams, num_watches = 4 - len(rows[0]), 3 - len(rows[1])
+    assert f"Deleted {num_streams} rows of streams, {num_watches} of watches and 0 of jobs." in out.getvalue()
 
 
 async def test_the_reaper_does_the_same(tmp_path: Path) -> None:
@@ -102,6 +101,6 @@ def test_the_command_drops_expired_files_and_old_batches(tmp_path: Path) -> None
     out = io.StringIO()
     with override_settings(STREAMSERVE=conf(tmp_path, BATCHES={"KEEP_DAYS": 7})):
         call_command("streamserve_purge", stdout=out)
-    assert "1 files of batches and 1 batches are gone" in out.getvalue()
+    assert "Deleted 1 files of batches and 1 batches." in out.getvalue()
     assert sorted(StoredFile.objects.values_list("pk", flat=True)) == ["kept", "read"]
     assert sorted(Batch.objects.values_list("pk", flat=True)) == ["new", "running"]

@@ -189,11 +189,11 @@ async def test_purge(shared: Path, caller: Caller) -> None:
     later = time.time() + 3600
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("streamserve.management.commands.streamserve_purge.time.time", lambda: later)
-        assert (await said("--dry-run")).startswith("1 logs of streams that ended before ")
-        assert (await said("--dry-run")).startswith("1 logs")
-        assert "are gone" in await said()
-        assert (await said("--dry-run")).startswith("0 logs")
-    assert (await said()).startswith("0 logs")
+        assert (await said("--dry-run")).startswith("Would delete 1 logs of streams that ended before ")
+        assert (await said("--dry-run")).startswith("Would delete 1 logs")
+        assert (await said()).startswith("Deleted 1 logs")
+        assert (await said("--dry-run")).startswith("Would delete 0 logs")
+    assert (await said()).startswith("Deleted 0 logs")
     await until_ready()
     assert (await caller.get(f"/streams/{response['X-Stream-Id']}/events")).status_code == 410
     assert (await StreamRow.objects.aget()).finish_reason == "length"

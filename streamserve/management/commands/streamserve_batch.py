@@ -59,32 +59,34 @@ class Command(BaseCommand):
             raise CommandError("IN, OUT and --errors must be three files.")
         if not 0 < len(options["tenant"]) <= _MAX_TENANT_CHARS:
             raise CommandError(f"--tenant takes 1 to {_MAX_TENANT_CHARS} characters.")
-        if options["restart"]:
-            output.unlink(missing_ok=True)
         batch = BatchFile(source, output, errors, settings.limits)
-        self._check(batch, options["endpoint"])
-        caller = Caller(f"site:{options['tenant']}")
+        try:
+            if options["restart"]:
+                output.unlink(missing_ok=True)
+            self._check(batch, options["endpoint"])
+            self._run(batch, Caller(f"site:{options['tenant']}"), concurrency)
+        except StreamserveError as error:
+            raise CommandError(error.message) from None
+        except OSError as error:
+            raise CommandError(f"{error.filename}: {error.strerror}." if error.filename else str(error)) from None
+        num_failed = batch.progress.num_failed
+        if num_failed:
+            raise CommandError(f"{num_failed:,} {'row' if num_failed == 1 else 'rows'} failed: see {errors}.")
+        errors.unlink(missing_ok=True)
+
+    def _run(self, batch: BatchFile, caller: Caller, concurrency: int) -> None:
         bar = _Bar(sys.stderr)
         try:
             asyncio.run(_run(batch, caller, concurrency, bar))
-        except StreamserveError as error:
-            raise CommandError(error.message) from None
         except KeyboardInterrupt:
             bar.close(batch.progress)
             raise CommandError("Interrupted. Run the same command again to continue.", returncode=130) from None
         finally:
             bar.close(batch.progress)
-        if not batch.progress.num_failed:
-            errors.unlink(missing_ok=True)
-            return
-        raise CommandError(f"{batch.progress.num_failed:,} rows failed: see {errors}.")
 
     def _check(self, batch: BatchFile, endpoint: str) -> None:
         """Refuse an input with wrong lines, before any row is run."""
-        try:
-            errors = batch.check(endpoint)
-        except StreamserveError as error:
-            raise CommandError(error.message) from None
+        errors = batch.check(endpoint)
         for one in errors[:_MOST_SHOWN]:
             self.stderr.write(f"{'' if one.line is None else f'line {one.line}: '}{one.message} ({one.code})")
         if errors:

@@ -16,6 +16,8 @@ from streamserve.keys import is_well_formed
 from streamserve.models import SCOPES, ApiKey
 from streamserve.protocol.requests import LATENCY_CLASSES
 
+_MAX_DAYS = 36_500  # a century; a date beyond the year 9999 is none
+
 
 class Command(BaseCommand):
     """One method for each verb."""
@@ -43,8 +45,8 @@ class Command(BaseCommand):
         own_key, days = options["key"], options["days"]
         if own_key is not None and not is_well_formed(own_key):
             raise CommandError("A key has 16 to 128 characters of A-Z a-z 0-9 _ - . Leave --key away to have one made.")
-        if days is not None and days < 1:
-            raise CommandError("--days is 1 or more. Leave it away for a key that stays.")
+        if days is not None and not 1 <= days <= _MAX_DAYS:
+            raise CommandError(f"--days is 1 to {_MAX_DAYS}. Leave it away for a key that stays.")
         fields = {
             "name": name,
             "user": _user(user) if user else None,

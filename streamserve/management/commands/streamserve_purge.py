@@ -26,10 +26,12 @@ from streamserve.web.site import log_for, row_ages
 class Command(BaseCommand):
     """Purges, or counts with --dry-run."""
 
-    help = "Drop the logs of streams that ended longer ago than RETENTION_SECONDS, and rows older than KEEP_..._DAYS."
+    help = "Delete the logs of streams that ended longer ago than RETENTION_SECONDS, and rows older than KEEP_..._DAYS."
 
     def add_arguments(self, parser: CommandParser) -> None:
-        parser.add_argument("--dry-run", action="store_true", help="count what would be dropped, and drop nothing")
+        parser.add_argument(
+            "--dry-run", action="store_true", help="count the logs that would be deleted, and delete nothing"
+        )
 
     def handle(self, *args: Any, dry_run: bool, **options: Any) -> None:
         settings = get_settings()
@@ -41,14 +43,14 @@ class Command(BaseCommand):
             if dry_run:
                 old = Stream.objects.finished_before(until).values_list("log_id", flat=True)
                 num = asyncio.run(_count(list(old)))
-                self.stdout.write(f"{num} logs of streams that ended before {until:%Y-%m-%d %H:%M} UTC would go.")
+                self.stdout.write(f"Would delete {num} logs of streams that ended before {until:%Y-%m-%d %H:%M} UTC.")
             else:
                 num = asyncio.run(_purge(before))
-                self.stdout.write(f"{num} logs that were last written before {until:%Y-%m-%d %H:%M} UTC are gone.")
+                self.stdout.write(f"Deleted {num} logs that were last written before {until:%Y-%m-%d %H:%M} UTC.")
                 rows = row_ages(settings).drop_old(settings.streams, timezone.now())
-                self.stdout.write(f"{rows[0]} rows of streams, {rows[1]} of watches and {rows[2]} of jobs are gone.")
+                self.stdout.write(f"Deleted {rows[0]} rows of streams, {rows[1]} of watches and {rows[2]} of jobs.")
                 num_files, num_batches = async_to_sync(SiteFiles(settings).purge)()
-                self.stdout.write(f"{num_files} files of batches and {num_batches} batches are gone.")
+                self.stdout.write(f"Deleted {num_files} files of batches and {num_batches} batches.")
         except LogUnavailable as error:
             raise CommandError(error.message) from error
 

@@ -79,6 +79,20 @@ def test_readers_are_counted_by_how_long_they_can_go_on() -> None:
     assert usage.readers.total() == 4
 
 
+def test_an_idle_engine_has_no_readers() -> None:
+    """No step looks at the readers of answers that have ended; the last look would be shown until the next answer."""
+    drive = Drive()
+    drive.add(request(1, sampling=LONG, reader_tokens=0))
+    drive.step()
+    drive.clock.advance(5.0)
+    drive.step()
+    counts = ("readers_away", "readers_late", "readers_hungry", "readers_ahead")
+    assert sum(getattr(drive.core.stats(), name) for name in counts) == 1
+    drive.core.abort(1)
+    drive.step()
+    assert {name: getattr(drive.core.stats(), name) for name in counts} == dict.fromkeys(counts, 0)
+
+
 def test_a_request_that_waits_too_long_is_counted() -> None:
     """It expired; none of its tokens was computed."""
     drive = Drive(max_num_seqs=1, max_admitted=1)

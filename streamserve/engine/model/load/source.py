@@ -92,7 +92,12 @@ def _looks_like_path(path: str) -> bool:
 
 
 def _download(hub_id: str, patterns: Sequence[str], progress: Progress) -> Path:
-    from huggingface_hub import snapshot_download
+    try:
+        from huggingface_hub import snapshot_download
+    except ImportError:
+        raise ModelNotFound(
+            f"There is no folder {hub_id}, and to read it as a hub id needs a package: pip install huggingface_hub"
+        ) from None
 
     raised: list[Exception] = []
 
