@@ -13,8 +13,8 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
-import bm25s
 import numpy as np
 from django.conf import settings
 from django.db import connection
@@ -22,6 +22,9 @@ from django.utils.module_loading import import_string
 
 from project.help.models import Passage
 from project.help.words import stems
+
+if TYPE_CHECKING:
+    import bm25s
 
 Embed = Callable[[Sequence[str]], Sequence[Sequence[float]]]
 _K1, _B = 1.2, 0.5  # of BM25: how much repetitions and a passage's length count
@@ -107,6 +110,8 @@ def _build(version: str) -> Index:
     frequencies = Counter(stem for one in documents.values() for stem in one.counts)
     bm25 = None
     if documents and frequencies and connection.vendor != "postgresql":
+        import bm25s  # here, since scipy comes with it: a tenth of the start of every command
+
         bm25 = bm25s.BM25(k1=_K1, b=_B)
         bm25.index([list(Counter(one.counts).elements()) for one in documents.values()], show_progress=False)
     embed = embedding()
