@@ -30,8 +30,8 @@ class Site(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def env(tmp_path_factory: pytest.TempPathFactory, migrated: Migrate) -> Iterator[dict[str, str]]:
-    """The variables of the site, whose database has a superuser and a key. One engine serves all servers."""
+def env(tmp_path_factory: pytest.TempPathFactory, migrated: Migrate) -> dict[str, str]:
+    """The variables of the site, whose database has a superuser and a key: one for all servers."""
     state = tmp_path_factory.mktemp("state")
     env = {"DJANGO_SETTINGS_MODULE": SETTINGS, "STREAMSERVE_MODEL": "echo", "STREAMSERVE_STATE_DIR": str(state)}
     migrated(state)
@@ -43,8 +43,7 @@ def env(tmp_path_factory: pytest.TempPathFactory, migrated: Migrate) -> Iterator
         "--email=root@example.org",
     )
     _manage(env, "streamserve_key", "create", "--key", KEY)
-    yield env
-    _manage(env, "streamserve_engine", "--stop")
+    return env
 
 
 @pytest.fixture(
