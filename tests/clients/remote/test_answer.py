@@ -149,6 +149,26 @@ def test_log_probabilities_come_through() -> None:
     }  # fmt: skip
 
 
+def test_log_probabilities_of_tokens_without_text_wait_for_text() -> None:
+    """Of half a code point, say; at the end they come without. A thought before the text does not take them."""
+
+    def piece(content: str, token: str, finish_reason: str | None = None) -> str:
+        logprobs = {"content": [{"token": token, "logprob": -1.0, "bytes": [*token.encode()]}]}
+        choice = {"index": 0, "delta": {"content": content}, "logprobs": logprobs, "finish_reason": finish_reason}
+        return json.dumps({"choices": [choice]})
+
+    events = events_of(
+        piece("", "a"), chunk(reasoning_content="Hm"), piece("", "b"), piece("bc", "c"), piece("", "d", "stop")
+    )
+    tokens = [event for event in events if isinstance(event, Token)]
+    assert [one.text for one in tokens] == ["Hm", "bc", ""]
+    assert [[position.chosen.token for position in one.logprobs or ()] for one in tokens] == [
+        [],
+        ["a", "b", "c"],
+        ["d"],
+    ]
+
+
 def test_text_completions() -> None:
     """`text` of a completion is a delta of text."""
     value = {"choices": [{"index": 0, "text": "abc", "finish_reason": None}]}
