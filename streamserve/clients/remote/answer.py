@@ -131,9 +131,15 @@ class _ChoiceAnswer:
 
     def finish(self, out: list[Event]) -> None:
         """Append the end of the open block, and what is left of its log-probabilities."""
-        if self._positions and self._open is not None and self._open.kind == TEXT:
-            self._token(TEXT, "", self._positions, out)
+        self._show_positions(out)
         self._close(out)
+
+    def _show_positions(self, out: list[Event]) -> None:
+        """Append the log-probabilities that no text has followed, in the text block that they are of."""
+        is_in_text = self._num_blocks == 0 or (self._open is not None and self._open.kind == TEXT)
+        if self._positions and is_in_text:
+            positions, self._positions = self._positions, ()
+            self._token(TEXT, "", positions, out)
 
     def _token(self, kind: str, text: str, logprobs: tuple[PositionLogprobs, ...] | None, out: list[Event]) -> None:
         if self._open is None or self._open.kind != kind:
@@ -160,6 +166,8 @@ class _ChoiceAnswer:
             self.num_tokens += 1
 
     def _begin(self, kind: str, out: list[Event], *, id: str | None = None, name: str | None = None) -> None:
+        if kind != TEXT:
+            self._show_positions(out)
         self._close(out)
         if self._num_blocks >= _MAX_BLOCKS:
             raise UpstreamBroken(f"more than {_MAX_BLOCKS} blocks in one answer")

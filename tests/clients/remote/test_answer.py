@@ -149,6 +149,23 @@ def test_log_probabilities_come_through() -> None:
     }  # fmt: skip
 
 
+def test_log_probabilities_of_tokens_without_text_wait_for_text() -> None:
+    """Of half a code point, say; before another block, and at the end, they come without."""
+
+    def piece(content: str, token: str, finish_reason: str | None = None) -> str:
+        logprobs = {"content": [{"token": token, "logprob": -1.0, "bytes": [*token.encode()]}]}
+        choice = {"index": 0, "delta": {"content": content}, "logprobs": logprobs, "finish_reason": finish_reason}
+        return json.dumps({"choices": [choice]})
+
+    events = events_of(
+        piece("", "a"), chunk(reasoning_content="Hm"), piece("", "b"), piece("bc", "c"), piece("", "d", "stop")
+    )
+    tokens = [event for event in events if isinstance(event, Token)]
+    assert [(one.index, one.text) for one in tokens] == [(0, ""), (1, "Hm"), (2, "bc"), (2, "")]
+    named = [[position.chosen.token for position in one.logprobs or ()] for one in tokens]
+    assert named == [["a"], [], ["b", "c"], ["d"]]
+
+
 def test_text_completions() -> None:
     """`text` of a completion is a delta of text."""
     value = {"choices": [{"index": 0, "text": "abc", "finish_reason": None}]}

@@ -1,4 +1,4 @@
-"""Incremental JSON: `JsonValue` finds the end of one value or where it breaks, `CallReader` reads a tool call.
+"""Incremental JSON: `JsonValue` finds the end of one value or where it breaks, `CallReader` reads a tool call; `Call`.
 
 A call is one object, {"name": …, "arguments": {…}} in any order, or only the arguments. Their source text is passed on
 as it comes, once the name is known. (Grammar: RFC 8259.) Pure; time is linear in the text.
@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from streamserve.engine.text.formats.base import Made, Markup, Written
@@ -26,6 +28,24 @@ _KEYS = (*_ARGUMENTS, "name", "type", "id")
 
 # What a value waits for.
 _VALUE, _FIRST_ITEM, _FIRST_KEY, _KEY, _COLON, _AFTER, _IN_STRING, _ESCAPE, _HEX, _IN_WORD = range(10)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """A whole tool call. `arguments` is a JSON object as text."""
+
+    name: str
+    arguments: str
+
+
+def call_of(name: str, arguments: Mapping[str, Any]) -> Call:
+    """Return a call as JSON. Raises ValueError for numbers that JSON lacks; half a surrogate pair stays escaped."""
+    text = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        text = json.dumps(arguments)
+    return Call(name=name, arguments=text)
 
 
 class JsonValue:

@@ -9,13 +9,12 @@ that its arguments do not parse, and the rest is text. (Idea of partial matches:
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from streamserve.engine.text.formats.base import Closed, Made, Markup, Opened, Part, Tags, Written
-from streamserve.engine.text.formats.json_call import CallReader
+from streamserve.engine.text.formats.json_call import Call, CallReader
 from streamserve.protocol.events import BLOCK_KINDS
 from streamserve.protocol.requests import Tool
 
@@ -26,24 +25,6 @@ _MAX_OPENING = 1_024  # characters: a longer one is text
 _MAX_WHOLE = 65_536  # characters of a region whose calls are read as a whole
 _MAX_CLOSING = 256
 _MOST_KNOWN = 65_536  # characters that are remembered
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Call:
-    """A whole tool call. `arguments` is a JSON object as text."""
-
-    name: str
-    arguments: str
-
-
-def call_of(name: str, arguments: Mapping[str, Any]) -> Call:
-    """Return a call as JSON. Raises ValueError for numbers that JSON lacks; half a surrogate pair stays escaped."""
-    text = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        text = json.dumps(arguments)
-    return Call(name=name, arguments=text)
 
 
 # A region's text, the groups of its opening, the request's tools by name → its calls, None if they do not parse.

@@ -15,6 +15,7 @@ from functools import partial
 from typing import Any
 
 from streamserve.engine.text.formats.base import Parser, Tags
+from streamserve.engine.text.formats.json_call import Call, call_of
 from streamserve.engine.text.formats.lark import holds_calls
 from streamserve.engine.text.formats.markup import PlainParser, TaggedTokenizer, is_continued, tail_of, tools_of
 from streamserve.engine.text.formats.regions import (
@@ -22,11 +23,9 @@ from streamserve.engine.text.formats.regions import (
     TEXT,
     THINKING,
     TOOL_USE,
-    Call,
     Region,
     RegionParser,
     Regions,
-    call_of,
 )
 from streamserve.engine.text.tokenizer import Prompt
 from streamserve.protocol.errors import BadRequest

@@ -19,7 +19,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NoReturn
 
-from streamserve.engine.text.formats.regions import Call, call_of
+from streamserve.engine.text.formats.json_call import Call, call_of
 from streamserve.protocol.errors import BadRequest
 from streamserve.protocol.requests import Tool
 
