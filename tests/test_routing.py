@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from channels.routing import ProtocolTypeRouter, URLRouter
 from channels.testing import HttpCommunicator, WebsocketCommunicator
+from django.conf import settings
 from django.core.asgi import get_asgi_application
 from django.test.utils import override_settings
 from django.urls import path
@@ -15,7 +16,7 @@ from streamserve.api.routes import PROBES
 from streamserve.asgi.drain import Drain
 from streamserve.asgi.types import Receive, Scope, Send
 from streamserve.dialects.websocket import CloseCode
-from streamserve.routing import wrap
+from streamserve.routing import _bound_of, wrap
 from streamserve.web import site
 
 HEADERS = [(b"host", b"testserver")]
@@ -118,3 +119,23 @@ async def test_static_files_are_served_while_debug_is_on(debug: bool, is_found: 
             pass
         await http.wait(10)
     assert (start["status"] == 200) is is_found
+
+
+@pytest.mark.parametrize(
+    ("path", "is_ours"),
+    [("/streams", True), ("/v1/files", True), (f"/streams/{'0' * 32}/stop", True), ("/cart", False)],
+)
+def test_bodies_are_bounded_at_our_addresses(path: str, is_ours: bool) -> None:
+    """By path and by pattern; another limit is seen at once."""
+    for most in (1_000, 2_000):
+        with override_settings(STREAMSERVE={**settings.STREAMSERVE, "LIMITS": {"MAX_BODY_BYTES": most}}):
+            bound = _bound_of(path)
+        assert (bound is not None) is is_ours
+        if bound is not None:
+            assert (bound.body_bytes == most) is not bool(bound.file_bytes)
+
+
+def test_wrong_settings_bound_no_page_of_the_site() -> None:
+    """Its other pages are served; our views name the problem."""
+    with override_settings(STREAMSERVE={"LIMIT": {}}):
+        assert _bound_of("/cart") is None

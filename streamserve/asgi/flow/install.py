@@ -6,9 +6,8 @@ serves any ASGI app, and takes daphne's own options too. `install()` makes the `
 place of daphne's stock `Server`. The parts:
 
     config         limits, a value                        requests    HTTP requests and their ends
-    transport      a connection and its flow control      apps        apps, their messages, their ends
-    app_lifespan   ASGI lifespan                          server      the server itself
-    ../drain.py    the order of a shutdown
+    transport      a connection and its flow control      apps        apps, their messages, lifespans and ends
+    server         the server itself                      ../drain.py the order of a shutdown
 
 daphne is imported only when it is needed, because that installs Twisted's reactor. On a daphne other than the one this
 was written for (4.2.3), a warning names what is missing, and the stock server serves.
