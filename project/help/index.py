@@ -8,6 +8,7 @@ PostgreSQL's full-text search where that is the database, else from bm25s. Block
 
 from __future__ import annotations
 
+import logging
 import math
 import threading
 from collections import Counter
@@ -22,6 +23,8 @@ from django.utils.module_loading import import_string
 
 from project.help.models import Passage
 from project.help.words import stems
+
+logging.getLogger("bm25s").setLevel(logging.WARNING)  # its import sets DEBUG
 
 Embed = Callable[[Sequence[str]], Sequence[Sequence[float]]]
 _K1, _B = 1.2, 0.5  # of BM25: how much repetitions and a passage's length count
