@@ -62,7 +62,7 @@ def test_cancelling_needs_its_permission(staff: Any, batches: list[str]) -> None
 def test_the_lists_are_narrow(root: Any, batches: list[str]) -> None:
     """A visitor's id is shortened in the lists, which have little room beside their filters; the row's page has all."""
     owner = f"anon:{'5' * 32}"
-    Batch.objects.filter(pk="batch_runs").update(owner=owner)
+    Batch.objects.filter(pk="batch_runs").update(owner=owner, num_rows=1500, num_completed=3, num_failed=1)
     job = Job.objects.create(
         id="a" * 32, pipeline="p", owner=owner, tenant=owner, stream_id="b" * 32, due_at=timezone.now()
     )
@@ -70,6 +70,7 @@ def test_the_lists_are_narrow(root: Any, batches: list[str]) -> None:
     client.force_login(root)
     for model, pk in (("batch", "batch_runs"), ("job", job.pk)):
         page = client.get(reverse(f"admin:streamserve_{model}_changelist")).content.decode()
-        assert f">{owner[:19]}…<" in page
+        assert f">{owner[:13]}…<" in page
         assert owner not in page
+        assert ("4 of 1,500, 1 failed" in page) is (model == "batch")
         assert owner in client.get(reverse(f"admin:streamserve_{model}_change", args=[pk])).content.decode()

@@ -96,16 +96,7 @@ class WorkerAdmin(RecordAdmin):
 class BatchAdmin(RecordAdmin):
     """The batches, newest first. Neither requests nor answers are shown."""
 
-    list_display = (
-        "short_id",
-        "created",
-        "endpoint",
-        "short_owner",
-        "status",
-        "num_rows",
-        "num_completed",
-        "num_failed",
-    )
+    list_display = ("short_id", "created", "endpoint", "short_owner", "status", "rows")
     list_filter = ("status", "endpoint", "created_at")
     search_fields = ("id", "owner", "input_file_id", "output_file_id", "error_file_id")
     date_hierarchy = "created_at"
@@ -117,6 +108,12 @@ class BatchAdmin(RecordAdmin):
         (_("Times"), {"fields": ("created_at", "started_at", "finished_at", "expires_at")}),
         (_("Where it runs"), {"fields": ("producer", "fence", "attempts", "due_at", "error_code", "error_message")}),
     )
+
+    @admin.display(description=_("rows"))
+    def rows(self, batch: Batch) -> str:
+        """Return "3 of 5", and how many of the three have failed."""
+        failed = f", {batch.num_failed:,} failed" if batch.num_failed else ""
+        return f"{batch.num_completed + batch.num_failed:,} of {batch.num_rows:,}{failed}"
 
     @admin.action(description=_("Cancel the selected batches"), permissions=["cancel"])
     def cancel(self, request: HttpRequest, batches: QuerySet[Batch]) -> None:

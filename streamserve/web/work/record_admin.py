@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 else:
     ModelAdmin = admin.ModelAdmin  # generic in its stubs only
 
-_MAX_OWNER_CHARS, _ID_CHARS = 20, 14
+_MAX_OWNER_CHARS = _ID_CHARS = 14
 
 
 class ReadOnly:

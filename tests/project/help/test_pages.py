@@ -103,5 +103,5 @@ def test_help_load_reads_files_of_ones_own(tmp_path: Path) -> None:
 def test_the_admins_login_names_where_the_password_is(client: Client, settings: Any) -> None:
     """A stranger comes there from the chat's header; browsers ask for an icon that the admin does not name."""
     settings.TEMPLATES = [{**engine, "DIRS": [ROOT / "templates"]} for engine in settings.TEMPLATES]
-    assert "make run" in client.get("/admin/login/").content.decode()
+    assert "make&nbsp;run" in client.get("/admin/login/").content.decode()
     assert client.get("/favicon.ico").headers["Location"].endswith("streamserve/icon.svg")
