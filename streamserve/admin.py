@@ -7,7 +7,7 @@ and any other one list and serve it.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 from asgiref.sync import sync_to_async
 from django import forms
@@ -34,17 +34,12 @@ from streamserve.web.live import LiveDelivery
 from streamserve.web.permissions import WATCH_PERMISSION
 from streamserve.web.site import get_site
 from streamserve.web.views import non_atomic, to_django
-from streamserve.web.work.admin import ReadOnly  # its module registers its own
+from streamserve.web.work import admin as work_admin  # noqa: F401  (registers its own)
+from streamserve.web.work.record_admin import RecordAdmin
 
 log = get_logger(__name__)
 
 _WATCH_PAGE = "streamserve_stream_watch"
-
-
-if TYPE_CHECKING:
-    ModelAdmin = admin.ModelAdmin[Any]
-else:
-    ModelAdmin = admin.ModelAdmin  # generic in its stubs only
 
 
 def in_words(seconds: float | None) -> str:
@@ -91,7 +86,7 @@ class KeyForm(forms.ModelForm):  # type: ignore[type-arg]  # generic in its stub
     """What a new key may do, and for how long."""
 
     scopes = forms.MultipleChoiceField(
-        label=_("scopes"),
+        label=_("Scopes"),
         choices=[
             ("chat", _("chat: ask, read and stop its own answers")),
             ("ops", _("ops: read /metrics")),
@@ -107,7 +102,7 @@ class KeyForm(forms.ModelForm):  # type: ignore[type-arg]  # generic in its stub
 
 
 @admin.register(ApiKey)
-class ApiKeyAdmin(ReadOnly, ModelAdmin):
+class ApiKeyAdmin(RecordAdmin):
     """API keys. A new one is shown once, on the page that answers its form; it is neither stored nor logged."""
 
     form = KeyForm
@@ -174,10 +169,10 @@ class ApiKeyAdmin(ReadOnly, ModelAdmin):
 
 
 @admin.register(Stream)
-class StreamAdmin(ReadOnly, ModelAdmin):
+class StreamAdmin(RecordAdmin):
     """Every answer, newest first. The answer itself is shown to those who may watch, on demand, which is recorded."""
 
-    list_display = ("short_id", "began", "model", "owner", "result", "num_tokens", "first_token", "took")
+    list_display = ("short_id", "began", "model", "short_owner", "result", "num_tokens", "first_token", "took")
     list_filter = ("state", "finish_reason", "error_code", "model", "created_at")
     search_fields = ("id", "owner", "tenant")
     date_hierarchy = "created_at"
@@ -277,7 +272,7 @@ class StreamAdmin(ReadOnly, ModelAdmin):
 
 
 @admin.register(Watch)
-class WatchAdmin(ReadOnly, ModelAdmin):
+class WatchAdmin(RecordAdmin):
     """The watches: user, stream and its owner, newest first."""
 
     list_display = (
@@ -297,7 +292,7 @@ class WatchAdmin(ReadOnly, ModelAdmin):
 
 
 @admin.register(Live)
-class LiveAdmin(ReadOnly, ModelAdmin):
+class LiveAdmin(RecordAdmin):
     """The live page, in place of a list of rows. Viewing, stopping and control each need a permission."""
 
     def get_urls(self) -> list[URLPattern]:

@@ -10,7 +10,7 @@ from django.test import Client
 from django.urls import reverse
 from django.utils import timezone
 
-from streamserve.models import Batch, StoredFile
+from streamserve.models import Batch, Job, StoredFile
 
 pytestmark = pytest.mark.django_db
 LIST = "admin:streamserve_batch_changelist"
@@ -38,7 +38,9 @@ def test_batches_and_files_are_listed(root: Any, batches: list[str]) -> None:
     assert "in.jsonl" in files
     assert "secret" not in files
     for model, pk in (("batch", "batch_runs"), ("storedfile", "file-1")):
-        assert client.get(reverse(f"admin:streamserve_{model}_change", args=[pk])).status_code == 200
+        page = client.get(reverse(f"admin:streamserve_{model}_change", args=[pk])).content.decode()
+        fields = ("owner", "tenant", "created_at", "expires_at")
+        assert [name for name in fields if f"field-{name}" not in page] == []
         assert client.post(reverse(f"admin:streamserve_{model}_delete", args=[pk]), {"post": "yes"}).status_code == 403
         assert client.get(reverse(f"admin:streamserve_{model}_add")).status_code == 403
 
@@ -55,3 +57,20 @@ def test_cancelling_needs_its_permission(staff: Any, batches: list[str]) -> None
     staff.user_permissions.add(Permission.objects.get(codename="cancel_batch"))
     client.post(reverse(LIST), action)
     assert dict(Batch.objects.values_list("pk", "status")) == {"batch_runs": "cancelling", "batch_done": "completed"}
+
+
+def test_the_lists_are_narrow(root: Any, batches: list[str]) -> None:
+    """A visitor's id is shortened in the lists, which have little room beside their filters; the row's page has all."""
+    owner = f"anon:{'5' * 32}"
+    Batch.objects.filter(pk="batch_runs").update(owner=owner, num_rows=1500, num_completed=3, num_failed=1)
+    job = Job.objects.create(
+        id="a" * 32, pipeline="p", owner=owner, tenant=owner, stream_id="b" * 32, due_at=timezone.now()
+    )
+    client = Client()
+    client.force_login(root)
+    for model, pk in (("batch", "batch_runs"), ("job", job.pk)):
+        page = client.get(reverse(f"admin:streamserve_{model}_changelist")).content.decode()
+        assert f">{owner[:13]}…<" in page
+        assert owner not in page
+        assert ("4 of 1,500, 1 failed" in page) is (model == "batch")
+        assert owner in client.get(reverse(f"admin:streamserve_{model}_change", args=[pk])).content.decode()

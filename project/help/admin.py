@@ -7,6 +7,8 @@ from typing import Any
 from django import forms
 from django.contrib import admin
 from django.core.exceptions import ValidationError
+from django.utils import timezone
+from django.utils.formats import date_format
 
 from project.help.models import Passage, Topic
 
@@ -59,7 +61,7 @@ class PassageAdmin(admin.ModelAdmin):
     """One row a passage; its page is linked."""
 
     form = PassageForm
-    list_display = ("title", "topic", "said", "changed_at")
+    list_display = ("title", "topic", "said", "changed")
     list_filter = ("topic",)
     list_select_related = ("topic",)
     search_fields = ("title", "slug", "sentences", "values", "also_asked")
@@ -69,6 +71,11 @@ class PassageAdmin(admin.ModelAdmin):
     def said(self, passage: Passage) -> str:
         """Return its filled sentences."""
         return passage.text
+
+    @admin.display(description="changed", ordering="changed_at")
+    def changed(self, passage: Passage) -> str:
+        """Return when, without the year."""
+        return date_format(timezone.localtime(passage.changed_at), "j M, H:i")
 
 
 @admin.register(Topic)

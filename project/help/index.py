@@ -8,6 +8,7 @@ PostgreSQL's full-text search where that is the database, else from bm25s. Block
 
 from __future__ import annotations
 
+import logging
 import math
 import threading
 from collections import Counter
@@ -112,6 +113,7 @@ def _build(version: str) -> Index:
     if documents and frequencies and connection.vendor != "postgresql":
         import bm25s  # here, since scipy comes with it: a tenth of the start of every command
 
+        logging.getLogger("bm25s").setLevel(logging.WARNING)  # its import sets DEBUG
         bm25 = bm25s.BM25(k1=_K1, b=_B)
         bm25.index([list(Counter(one.counts).elements()) for one in documents.values()], show_progress=False)
     embed = embedding()

@@ -33,6 +33,20 @@ CHROMIUM_ARGS = [
     "--disable-sync",
 ]
 ADMIN_NAME, ADMIN_PASSWORD = "admin", "a password for tests only"
+# The contrast of an element's text with what is painted behind it, by WCAG 2.2.
+CONTRAST = """(element) => {
+  const parse = (text) => text.match(/[0-9.]+/g).map(Number);
+  const light = ([r, g, b]) => [r, g, b].map((v) => v / 255)
+    .map((v) => (v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4))
+    .reduce((sum, v, i) => sum + v * [0.2126, 0.7152, 0.0722][i], 0);
+  let behind = element;
+  while (behind && parse(getComputedStyle(behind).backgroundColor)[3] === 0) behind = behind.parentElement;
+  const painted = behind ? parse(getComputedStyle(behind).backgroundColor) : [255, 255, 255];
+  const { color, opacity } = getComputedStyle(element);
+  const ground = light(painted);
+  const ink = light(parse(color).map((v, i) => v * opacity + (painted[i] ?? 0) * (1 - opacity)));
+  return (Math.max(ink, ground) + 0.05) / (Math.min(ink, ground) + 0.05);
+}"""
 ANSWER_MS = 60_000  # enough for a whole answer of the echo engine on a busy machine
 
 expect.set_options(timeout=20_000)

@@ -318,4 +318,4 @@ async def _warm(client: EngineClient, request: GenerateRequest) -> None:
     try:
         await client.warm(request)
     except StreamserveError as error:
-        logger.info("a prefix was not warmed: %s", error)
+        logger.debug("a prefix was not warmed: %s", error)

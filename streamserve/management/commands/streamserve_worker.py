@@ -71,7 +71,7 @@ class Command(BaseCommand):
             showing.cancel()
             await asyncio.gather(showing, return_exceptions=True)
         await site.reset()
-        self.stdout.write(f"The worker has ended; it has done {worker.num_done}.")
+        self.stdout.write(f"The worker has ended; pieces of work done: {worker.num_done}.")
 
 
 def _stop(worker: Worker, running: asyncio.Task[None]) -> None:

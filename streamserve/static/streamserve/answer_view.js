@@ -35,13 +35,14 @@ export class AnswerView {
 
 function partsOf(blocks, isStreaming) {
   const shown = blocks.filter(({ kind, text }) => isCall(kind) || text.trim() !== "");
-  return withJson(shown.map(partOf), isStreaming);
+  const names = new Map(blocks.filter(({ kind }) => isCall(kind)).map(({ id, name }) => [id, name]));
+  return withJson(shown.map((block) => partOf(block, names)), isStreaming);
 }
 
-function partOf({ kind, text, name, isOpen, seconds }) {
+function partOf({ kind, text, id, name, isOpen, seconds }, names) {
   if (kind === "thinking") return { ...part("think", text, !isOpen), seconds };
   if (isCall(kind)) return { ...part("tool", text, !isOpen), name };
-  if (kind === "tool_result") return { ...part("tool", text, !isOpen), name: "result" };
+  if (kind === "tool_result") return { ...part("tool", text, !isOpen), name: names.get(id) ?? "", isResult: true };
   return part("text", text, !isOpen); // unknown kinds too: nothing that was sent is dropped
 }
 
@@ -170,7 +171,8 @@ class ToolPart {
   update(part, isTail) {
     const { name, text } = part.name === undefined ? readToolCall(part.source) : { name: part.name, text: prettyJson(part.source) };
     const isCalling = isTail && !part.isClosed;
-    const label = name ? `${words("Tool call")} · ${name.slice(0, MAX_NAME_CHARS)}` : words("Tool call");
+    const kind = part.isResult ? words("Tool result") : words("Tool call");
+    const label = name ? `${kind} · ${name.slice(0, MAX_NAME_CHARS)}` : kind;
     this.node.classList.toggle("is-calling", isCalling);
     this.code.update(label, text);
   }

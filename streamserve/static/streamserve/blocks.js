@@ -1,7 +1,7 @@
 // A turn's answer as blocks: text, thoughts and tool calls, in the order they were written. No DOM, no network.
 //
 // Invariant: `turn.text` is the text of the text blocks. `turn.blocks` is [] while there is only the implied one.
-// A block is {index, kind, text, isOpen}, a call has `id` and `name`, a thought `startedAt` and `seconds` (browser's time).
+// A block is {index, kind, text, isOpen}, a call has `id` and `name`, a result its call's `id`, a thought `startedAt` and `seconds` (browser's time).
 
 /** Add an event to the turn: "token", "block_start", "block_stop", "snapshot" or "citation". Return whether it was one of those. */
 export function addEvent(turn, type, data, now = Date.now()) {
@@ -28,6 +28,7 @@ function begin(turn, { choice, index, kind, id, name }, now) {
   const block = { index, kind, text: "", isOpen: true };
   if (kind === "thinking") block.startedAt = now;
   if (isCall(kind)) Object.assign(block, { id, name });
+  if (kind === "tool_result") block.id = id; // its call's
   turn.blocks.push(block);
 }
 

@@ -58,6 +58,7 @@ WORDS = (
     gettext_noop("Thought for {seconds} s"),
     gettext_noop("Tokens of this answer"),
     gettext_noop("Tool call"),
+    gettext_noop("Tool result"),
     gettext_noop("Trying again in {seconds} s"),
     gettext_noop("Waiting for the model"),
     gettext_noop("You are offline."),

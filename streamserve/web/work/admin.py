@@ -17,25 +17,12 @@ from streamserve.durable.jobs import Job, JobStep, WebhookDelivery, Worker
 from streamserve.protocol.errors import StreamserveError
 from streamserve.web.calls import background
 from streamserve.web.site import get_site
+from streamserve.web.work.record_admin import ReadOnly, RecordAdmin
 
 if TYPE_CHECKING:
-    ModelAdmin = admin.ModelAdmin[Any]
     TabularInline = admin.TabularInline[Any, Any]
-else:  # the stubs' classes are generic, Django's are not
-    ModelAdmin, TabularInline = admin.ModelAdmin, admin.TabularInline
-
-
-class ReadOnly:
-    """Of rows that the program alone writes: they are neither added, changed nor deleted."""
-
-    def has_add_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        return False
-
-    def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        return False
-
-    def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        return False
+else:
+    TabularInline = admin.TabularInline  # generic in its stubs only
 
 
 class StepInline(ReadOnly, TabularInline):
@@ -47,10 +34,10 @@ class StepInline(ReadOnly, TabularInline):
 
 
 @admin.register(Job)
-class JobAdmin(ReadOnly, ModelAdmin):
+class JobAdmin(RecordAdmin):
     """Every job, newest first; the failed ones are the dead letters. Results are their owners' and are not shown."""
 
-    list_display = ("short_id", "created_at", "pipeline", "owner", "state", "attempts", "error_code", "producer")
+    list_display = ("short_id", "created", "pipeline", "short_owner", "state", "attempts", "error_code")
     list_filter = ("state", "pipeline", "error_code", "created_at")
     search_fields = ("id", "stream_id", "owner", "tenant")
     date_hierarchy = "created_at"
@@ -65,11 +52,6 @@ class JobAdmin(ReadOnly, ModelAdmin):
     def has_cancel_permission(self, request: HttpRequest) -> bool:
         """Return whether the user may cancel anybody's job."""
         return request.user.has_perm("streamserve.cancel_job")
-
-    @admin.display(description=_("job"), ordering="id")
-    def short_id(self, job: Job) -> str:
-        """Return the beginning of the id."""
-        return job.pk[:8]
 
     @admin.action(description=_("Cancel the selected jobs"), permissions=["cancel"])
     def cancel(self, request: HttpRequest, jobs: QuerySet[Job]) -> None:
@@ -90,42 +72,48 @@ async def _stop(job: Job) -> None:
 
 
 @admin.register(WebhookDelivery)
-class WebhookDeliveryAdmin(ReadOnly, ModelAdmin):
+class WebhookDeliveryAdmin(RecordAdmin):
     """Every message, newest first; the failed ones are the dead letters."""
 
-    list_display = ("id", "created_at", "webhook", "job_id", "state", "attempts", "error_code", "due_at")
+    list_display = ("short_id", "created", "webhook", "job_id", "state", "attempts", "error_code", "due_at")
     list_filter = ("state", "webhook", "error_code")
     search_fields = ("id", "job__id")
+    fieldsets = (
+        (None, {"fields": ("id", "webhook", "job", "state", "error_code", "error_message")}),
+        (_("Times"), {"fields": ("created_at", "due_at", "started_at", "finished_at")}),
+        (_("Where it runs"), {"fields": ("producer", "fence", "attempts")}),
+    )
 
 
 @admin.register(Worker)
-class WorkerAdmin(ReadOnly, ModelAdmin):
+class WorkerAdmin(RecordAdmin):
     """The processes that run jobs and other durable work."""
 
-    list_display = ("id", "kinds", "concurrency", "started_at", "beat_at")
+    list_display = fields = ("id", "kinds", "concurrency", "started_at", "beat_at")
 
 
 @admin.register(Batch)
-class BatchAdmin(ReadOnly, ModelAdmin):
+class BatchAdmin(RecordAdmin):
     """The batches, newest first. Neither requests nor answers are shown."""
 
-    list_display = (
-        "id",
-        "owner",
-        "endpoint",
-        "status",
-        "num_rows",
-        "num_completed",
-        "num_failed",
-        "producer",
-        "attempts",
-        "created_at",
-        "finished_at",
-    )
+    list_display = ("short_id", "created", "endpoint", "short_owner", "status", "rows")
     list_filter = ("status", "endpoint", "created_at")
     search_fields = ("id", "owner", "input_file_id", "output_file_id", "error_file_id")
     date_hierarchy = "created_at"
     actions = ("cancel",)
+    fieldsets = (
+        (None, {"fields": ("id", "api", "endpoint", "owner", "tenant", "status", "errors", "metadata")}),
+        (_("Rows"), {"fields": ("num_rows", "num_completed", "num_failed")}),
+        (_("Files"), {"fields": ("input_file_id", "output_file_id", "error_file_id")}),
+        (_("Times"), {"fields": ("created_at", "started_at", "finished_at", "expires_at")}),
+        (_("Where it runs"), {"fields": ("producer", "fence", "attempts", "due_at", "error_code", "error_message")}),
+    )
+
+    @admin.display(description=_("rows"))
+    def rows(self, batch: Batch) -> str:
+        """Return "3 of 5", and how many of the three have failed."""
+        failed = f", {batch.num_failed:,} failed" if batch.num_failed else ""
+        return f"{batch.num_completed + batch.num_failed:,} of {batch.num_rows:,}{failed}"
 
     @admin.action(description=_("Cancel the selected batches"), permissions=["cancel"])
     def cancel(self, request: HttpRequest, batches: QuerySet[Batch]) -> None:
@@ -139,10 +127,11 @@ class BatchAdmin(ReadOnly, ModelAdmin):
 
 
 @admin.register(StoredFile)
-class StoredFileAdmin(ReadOnly, ModelAdmin):
+class StoredFileAdmin(RecordAdmin):
     """The files, newest first. Contents are not shown."""
 
-    list_display = ("id", "filename", "owner", "purpose", "num_bytes", "is_ready", "created_at", "expires_at")
+    list_display = ("short_id", "created", "filename", "short_owner", "purpose", "num_bytes", "is_ready")
     list_filter = ("purpose", "created_at")
     search_fields = ("id", "filename", "owner")
+    fields = ("id", "filename", "purpose", "owner", "tenant", "num_bytes", "is_ready", "created_at", "expires_at")
     date_hierarchy = "created_at"

@@ -7,7 +7,16 @@ from collections.abc import Iterator
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
-from tests.support.browser import ADMIN_NAME, ADMIN_PASSWORD, Watched, answer_text, ask, wait_for_status, watching
+from tests.support.browser import (
+    ADMIN_NAME,
+    ADMIN_PASSWORD,
+    CONTRAST,
+    Watched,
+    answer_text,
+    ask,
+    wait_for_status,
+    watching,
+)
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(180)]
 
@@ -64,6 +73,8 @@ def test_an_answer_has_steps_and_a_source_to_follow(chat: Page) -> None:
     expect(made.locator("dt")).to_contain_text(["retrieval", "rerank", "generation"])
     expect(chat.locator(".ss-figures")).to_contain_text("(≤ 500 ms)")
     expect(chat.locator(".ss-figures")).to_contain_text("(≤ 5 s)")
+    small = chat.locator(".ss-foot :is(span, small, button):visible, .ss-made :is(summary, li, dt, dd):visible").all()
+    assert [text.inner_text() for text in small if text.evaluate(CONTRAST) < 4.5] == []
     with chat.expect_popup() as opened:
         marker.click()
     expect(opened.value.locator(".help-said")).to_contain_text("The Team plan costs $15 per seat a month")

@@ -154,6 +154,29 @@ def test_a_call_is_named_and_its_arguments_are_shown_as_they_are(seen: Watched) 
     assert turn["text"] == ""
 
 
+def test_a_result_is_named_after_its_call(seen: Watched) -> None:
+    """It is no call, and both are named also after a reload."""
+    page = seen.page
+    call = {"choice": 0, "index": 0, "kind": "server_tool_use", "id": "call_1", "name": "get_weather"}
+    result = {"choice": 0, "index": 1, "kind": "tool_result", "id": "call_1"}
+    answer = stream(
+        ("block_start", call),
+        ("token", {"text": "{}", "index": 0, "choice": 0}),
+        ("block_stop", {"choice": 0, "index": 0}),
+        ("block_start", result),
+        ("token", {"text": '{"sky": "rain"}', "index": 1, "choice": 0}),
+        ("block_stop", {"choice": 0, "index": 1}),
+        ("done", {"finish_reason": "stop", "totalTokens": 9, "latency": 0.5}),
+    )
+    page.route("**/streams", lambda route: route.fulfill(**answer))
+    ask(page, "weather")
+    wait_for_status(page, "Answer complete")
+    labels = ["Tool call · get_weather", "Tool result · get_weather"]
+    expect(page.locator(".ss-tool .ss-code-label")).to_have_text(labels)
+    page.reload()
+    expect(page.locator(".ss-tool .ss-code-label")).to_have_text(labels)
+
+
 def test_a_call_is_shown_as_it_streams(seen: Watched) -> None:
     """Half of the arguments are formatted like the whole; a reader far behind gets both by a snapshot."""
     page = seen.page

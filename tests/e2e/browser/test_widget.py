@@ -11,6 +11,7 @@ from playwright.sync_api import Browser, Page, expect
 from tests.support.browser import (
     ADMIN_NAME,
     ADMIN_PASSWORD,
+    CONTRAST,
     Watched,
     ask,
     manage,
@@ -24,18 +25,6 @@ from tests.support.servers import daphne, wait_until_ready
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(180)]
 
-# The contrast of an element's text with what is painted behind it, by WCAG 2.2.
-CONTRAST = """(element) => {
-  const parse = (text) => text.match(/[0-9.]+/g).map(Number);
-  const light = ([r, g, b]) => [r, g, b].map((v) => v / 255)
-    .map((v) => (v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4))
-    .reduce((sum, v, i) => sum + v * [0.2126, 0.7152, 0.0722][i], 0);
-  let behind = element;
-  while (behind && parse(getComputedStyle(behind).backgroundColor)[3] === 0) behind = behind.parentElement;
-  const ground = light(behind ? parse(getComputedStyle(behind).backgroundColor) : [255, 255, 255]);
-  const ink = light(parse(getComputedStyle(element).color));
-  return (Math.max(ink, ground) + 0.05) / (Math.min(ink, ground) + 0.05);
-}"""
 GROUND = "getComputedStyle(document.querySelector('.ss-chat')).backgroundColor"
 
 

@@ -14,6 +14,7 @@ from project.demo_model.knowledge import FACTS
 from project.help.knowledge_files import KNOWLEDGE, read_passages, toml_files
 from project.help.models import Passage, Topic
 from project.help.slots import fill
+from tests.support.servers import ROOT
 
 pytestmark = pytest.mark.usefixtures("knowledge")
 
@@ -97,3 +98,10 @@ def test_help_load_reads_files_of_ones_own(tmp_path: Path) -> None:
     call_command("help_load", str(tmp_path / "own.toml"), "--only", stdout=io.StringIO())
     assert [(one.slug, one.topic.name) for one in Passage.objects.all()] == [("own", "Mine")]
     assert Topic.objects.count() == 1
+
+
+def test_the_admins_login_names_where_the_password_is(client: Client, settings: Any) -> None:
+    """A stranger comes there from the chat's header; browsers ask for an icon that the admin does not name."""
+    settings.TEMPLATES = [{**engine, "DIRS": [ROOT / "templates"]} for engine in settings.TEMPLATES]
+    assert "make&nbsp;run" in client.get("/admin/login/").content.decode()
+    assert client.get("/favicon.ico").headers["Location"].endswith("streamserve/icon.svg")

@@ -118,3 +118,10 @@ def test_only_passages_that_come_close_are_selected() -> None:
     assert 1 <= len(chosen) <= MAX_PASSAGES
     assert chosen[0] == hits[0]
     assert [hit["score"] for hit in hits] == sorted((hit["score"] for hit in hits), reverse=True)
+
+
+def test_building_the_index_writes_no_line(caplog: pytest.LogCaptureFixture) -> None:
+    """bm25s logs at DEBUG from its import on, which a site's log would show at every change of a passage."""
+    Passage.objects.get(slug="price-team").save()
+    index.current_index()
+    assert caplog.records == []
