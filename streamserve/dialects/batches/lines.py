@@ -21,6 +21,7 @@ _ENVELOPE_BYTES = 4096  # what a line may have beside its body
 # How much of a file is read at once: so many lines, or bytes.
 _LINES_AT_ONCE, _BYTES_AT_ONCE = 256, 256 * 1024
 _BLANK = b" \t\r\n"
+_MOST_LINES = 4  # times as many lines as a batch may have requests: a file of newlines alone would be read for minutes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,8 +87,11 @@ def failed_row(code: str, message: str) -> Unrun:
 
 
 def read_lines(file: IO[bytes], limits: Limits) -> Iterator[list[tuple[int, bytes]]]:
-    """Yield the numbered lines that are not blank, some at a time. A line over the limit is cut one byte above it."""
-    most = limits.max_body_bytes + _ENVELOPE_BYTES
+    """Yield the numbered lines that are not blank, some at a time. A line over the limit is cut one byte above it.
+
+    A blank one after very many lines is yielded too, as a wrong line, and ends the file: blanks take time as well.
+    """
+    most, most_lines = limits.max_body_bytes + _ENVELOPE_BYTES, _MOST_LINES * limits.max_batch_lines
     number = num_bytes = 0
     lines: list[tuple[int, bytes]] = []
     while raw := file.readline(most + 1):
@@ -95,7 +99,11 @@ def read_lines(file: IO[bytes], limits: Limits) -> Iterator[list[tuple[int, byte
         rest = raw
         while len(rest) > most and not rest.endswith(b"\n"):
             rest = file.readline(most + 1)
-        if raw.strip(_BLANK):
+        is_blank = not raw.strip(_BLANK)
+        if is_blank and number > most_lines:
+            lines.append((number, raw))
+            break
+        if not is_blank:
             lines.append((number, raw))
             num_bytes += len(raw)
         if len(lines) >= _LINES_AT_ONCE or num_bytes >= _BYTES_AT_ONCE:

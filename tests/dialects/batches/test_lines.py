@@ -36,6 +36,15 @@ def test_lines_keep_their_numbers() -> None:
     assert checked(content) == (2, [])
 
 
+def test_blank_lines_come_to_an_end() -> None:
+    """A file of newlines alone is not read to its end: the first blank line that is too many is a wrong line."""
+    limits, content = Limits(max_batch_lines=5), io.BytesIO(line() + b"\n" * 100_000)
+    assert [number for lines in read_lines(content, limits) for number, _ in lines] == [1, 21]
+    assert content.tell() < 1000
+    assert checked(line() + b"\n" * 100, limits) == (2, [("invalid_json_line", 21)])
+    assert checked(b"\n".join([line(custom_id=str(at)) + b"\n\n" for at in range(5)]), limits) == (5, [])
+
+
 @pytest.mark.parametrize("extra", [0, 1, 5000, 20_000])
 def test_a_long_line_is_cut_and_the_next_is_read(extra: int) -> None:
     """No more of it than one byte over the limit is in memory."""

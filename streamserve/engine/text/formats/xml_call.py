@@ -32,7 +32,6 @@ _END = "</function>"  # of an output that ends there
 _TYPES = ("string", "integer", "number", "boolean", "null", "array", "object")
 _ALIASES = {"float": "number", "int": "integer", "bool": "boolean", "str": "string", "list": "array", "dict": "object"}
 _ANNOTATIONS = {"type", "title", "description", "default", "examples"}  # what says nothing more of a text
-_MAX_DEPTH = 16  # of unions and references in each other
 
 Schema = Mapping[str, Any]
 
@@ -98,15 +97,21 @@ def _type_of(value: Any) -> set[str]:
 
 
 def types_of(schema: Any, root: Schema) -> frozenset[str]:
-    """Return the JSON types that a schema takes; text where it does not say."""
-    return frozenset(_types(schema, root, 0)) or frozenset({"string"})
+    """Return the JSON types that a schema takes; text where it does not say. Each part of it is looked at once."""
+    types: set[str] = set()
+    seen: set[int] = set()
+    left = [schema]
+    while left:
+        part = left.pop()
+        if isinstance(part, Mapping) and id(part) not in seen:
+            seen.add(id(part))
+            types.update(_own_types(part))
+            left += _inner(part, root)
+    return frozenset(types) or frozenset({"string"})
 
 
-def _types(schema: Any, root: Schema, depth: int) -> Iterator[str]:
-    if not isinstance(schema, Mapping) or depth > _MAX_DEPTH:
-        return
-    if isinstance(reference := schema.get("$ref"), str):
-        yield from _types(_referred(reference, root), root, depth + 1)
+def _own_types(schema: Schema) -> Iterator[str]:
+    """Yield the types that a schema itself names, or those of its values."""
     if (named := schema.get("type")) is not None:
         for one in named if isinstance(named, list) else [named]:
             known = _ALIASES.get(one, one) if isinstance(one, str) else None
@@ -116,10 +121,15 @@ def _types(schema: Any, root: Schema, depth: int) -> Iterator[str]:
     values = schema.get("enum", [schema["const"]] if "const" in schema else ())
     for value in values if isinstance(values, list) else ():
         yield from _type_of(value)
-    for union in ("anyOf", "oneOf", "allOf"):
+
+
+def _inner(schema: Schema, root: Schema) -> Iterator[Any]:
+    """Yield what a schema refers to, and the parts of its unions if it names no type itself."""
+    if isinstance(reference := schema.get("$ref"), str):
+        yield _referred(reference, root)
+    for union in ("anyOf", "oneOf", "allOf") if schema.get("type") is None else ():
         parts = schema.get(union)
-        for part in parts if isinstance(parts, list) else ():
-            yield from _types(part, root, depth + 1)
+        yield from parts if isinstance(parts, list) else ()
 
 
 def _referred(reference: str, root: Schema) -> Any:

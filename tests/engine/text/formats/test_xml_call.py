@@ -174,3 +174,19 @@ def test_what_xml_cannot_hold_is_refused(tokenizer: HFTokenizer, parameters: dic
     assert (caught.value.code, caught.value.param) == ("unsupported_grammar", "tools")
     free = answer_in(tokenizer, NAME, tools=(Tool(name="f", parameters=parameters),), tool_choice=REQUIRED)
     assert accepts(free, call("f", ("a", "anything")))
+
+
+def test_each_part_of_a_schema_is_looked_at_once() -> None:
+    """Unions that refer to each other many times over take time by their length, not by its power."""
+    num_looks = 0
+
+    class Watched(dict[str, Any]):
+        def get(self, key: str, default: Any = None) -> Any:
+            nonlocal num_looks
+            num_looks += key == "$ref"
+            return super().get(key, default)
+
+    again = Watched({"anyOf": [Watched({"$ref": "#/$defs/it"}) for _ in range(4)]})
+    root = {"$defs": {"it": again}}
+    assert types_of(again, root) == {"string"}
+    assert num_looks == 5
