@@ -51,9 +51,11 @@ lint: ## Run ruff and mypy
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy streamserve
 
-soak: ## Run the long versions (about two hours); docs/reliability.md says what they showed
+soak: ## Run the long versions (hours); their figures come at the end; docs/reliability.md says what they showed
 	@$(PYTHON) project/install.py --venv $(VENV) -r requirements.txt -r tests/requirements.txt
-	STREAMSERVE_SOAK=1 SIM_STEPS=5_000_000 $(BIN)/python -m pytest -s $(SOAK)
+	export STREAMSERVE_SOAK=1 SIM_STEPS=5_000_000; \
+	$(BIN)/python -m pytest -rP -m "not alone" -n $(PROOF_JOBS) --dist loadfile $(SOAK); soak=$$?; \
+	$(BIN)/python -m pytest -rP -m alone $(SOAK) && exit $$soak
 
 mutants: ## Plant faults in a copy of the engine, one by one, and see whether the simulation finds them
 	@$(PYTHON) project/install.py --venv $(VENV) -r requirements.txt -r tests/requirements.txt
