@@ -97,7 +97,7 @@ class Sequence:
     more token, which a runner that can overlap knows before the core does. A step's result counts only if the sequence
     still runs and `num_preemptions` is what it was at the launch: otherwise its blocks were freed, and it starts again.
     `order_key`, `late_at` (a first step after it is too late for the class) and `expires_at` (the first step must come
-    before) are the scheduler's, fixed when it is added; `reader` is begun with the first token of this admission.
+    before) are the scheduler's, set when it is added, as is `reader`, which begins with this admission's first token.
 
     A running sequence that a step leaves out is paused: it keeps its blocks, and continues where it is.
 
@@ -135,7 +135,7 @@ class Sequence:
     seq_id: int = field(init=False)
     max_tokens: int = field(init=False)  # the most output tokens, shown ones included
     has_penalties: bool = field(init=False)
-    reader: ReaderPace = field(init=False)
+    reader: ReaderPace = field(default_factory=lambda: ReaderPace(None))
     rules: TokenRules | None = field(init=False)
 
     def __post_init__(self) -> None:
@@ -151,7 +151,6 @@ class Sequence:
         if self.request.output_token_ids:  # the last of them was sampled, and not computed
             self.num_once_computed = len(self.token_ids) - 1
         self.first_token_at = self.request.first_token_at
-        self.reader = ReaderPace(self.request.reader_tokens)
 
     @property
     def matcher(self) -> Matcher | None:

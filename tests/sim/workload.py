@@ -73,6 +73,22 @@ def have_few_places(_: random.Random, shape: Shape) -> Simulation:
     return Simulation(replace(shape, num_blocks=80 * 4 // shape.block_size, max_admitted=2))
 
 
+def return_ahead(_: random.Random, shape: Shape) -> Simulation:
+    """Return a run in which an answer far ahead of its reader comes back, just when a long prompt lacks memory."""
+    num_blocks = 26 * 4 // shape.block_size
+    plenty = {"max_num_seqs": 4, "budget": 32, "lead_tokens": 1000, "max_admitted": None, "max_model_len": 96}
+    sim = Simulation(replace(shape, num_blocks=num_blocks, known_len=1, min_ahead_seconds=0.1, **plenty))
+    ahead = sim.ask(STEMS[0][:20], _LONG, tenant="a", reads=0.0)
+    sim.ask(STEMS[0][:20], _LONG, tenant="b")
+    for _ in range(24):
+        sim.step()
+    sim.leave(ahead)
+    sim.ask(STEMS[0][:38], _LONG, tenant="c")
+    for _ in range(8):
+        sim.step()
+    return sim
+
+
 @dataclass(frozen=True, slots=True)
 class Mix:
     """How often each event happens, in one run."""

@@ -12,7 +12,6 @@ _patience = partial(Mutant, file="patience.py")
 _reader = partial(Mutant, file="policy/reader.py")
 _tenants = partial(Mutant, file="policy/tenants.py")
 _waiting = partial(Mutant, file="policy/waiting.py")
-_sequence = partial(Mutant, file="sequence.py")
 _output = partial(Mutant, file="output.py")
 
 MUTANTS = (
@@ -345,11 +344,11 @@ MUTANTS = (
         old="            sequence.reader.report(num_tokens, sequence.num_output_tokens, now, is_away=is_away)\n",
         new="            pass\n",
     ),
-    _sequence(
-        name="a new sequence takes its reader for new",
+    _waiting(
+        name="a new sequence has no reader",
         law=22,
-        old="        self.reader = ReaderPace(self.request.reader_tokens)\n",
-        new="        self.reader = ReaderPace(None)\n",
+        old="ReaderPace(request.reader_tokens, latency_class.pace)",
+        new="ReaderPace(None, latency_class.pace)",
     ),
     _tenants(
         name="a light tenant has a heavy one's debts",
