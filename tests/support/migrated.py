@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -16,10 +15,10 @@ Migrate = Callable[[Path], None]
 
 
 @pytest.fixture(scope="session")
-def migrated(tmp_path_factory: pytest.TempPathFactory) -> Migrate:
+def migrated(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Migrate:
     """Return what gives a state folder what `manage.py migrate` does, for sites with the demo's models."""
     folder = tmp_path_factory.getbasetemp()
-    if "PYTEST_XDIST_WORKER" in os.environ:
+    if hasattr(request.config, "workerinput"):  # of xdist
         folder = folder.parent  # the workers' own lie in it
     whole = folder / "site.sqlite3"
 
