@@ -311,7 +311,10 @@ async def test_a_caller_has_a_limit_of_jobs(caller: Caller, author: Author) -> N
         assert (refused.status_code, refused.json()["error"]["code"]) == (429, "too_many_jobs")
         assert int(refused.headers["retry-after"]) > 0
         await caller.post(f"/jobs/{ids[0]}/cancel")
-        assert (await caller.post("/jobs", ASKED)).status_code == 202
+        key = {"idempotency-key": "last-place"}
+        both = await asyncio.gather(*(caller.post("/jobs", ASKED, **key) for _ in range(2)))
+        assert [one.status_code for one in both] == [202, 202], both[1].content  # at once, and one is in the way
+        assert len({one.json()["job_id"] for one in both}) == 1
         author.may_end.set()
         await site.reset()
 

@@ -61,8 +61,8 @@ class SiteBatches:
         )
         try:
             await orm.call(self._insert, row)
-        except IntegrityError:
-            earlier = await self.sent_before(once)  # the same request was faster
+        except (IntegrityError, QuotaExceeded):
+            earlier = await self.sent_before(once)  # the same request was faster, and may have taken the last place
             if earlier is None:
                 raise
             return earlier

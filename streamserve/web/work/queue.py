@@ -57,24 +57,32 @@ class SiteJobs:
         if earlier is not None:
             return earlier
         self._check(request, webhook)
-        await orm.call(self._check_room, caller)  # before anything is written; and again at the insert, under a lock
-        site.streams.writer.refuse_if_down()
         record = self._record(caller, request)
-        meta = Meta(model=record.model, stream_id=record.id, created=int(record.created))
-        await append(site.log, record.log_id, record.fence, [meta])
         job = _row_of(record, webhook, once)
         try:
-            await orm.call(self._insert, caller, job, record)
-        except (IntegrityError, Overloaded, QuotaExceeded) as error:
-            await site.log.drop(record.log_id)
-            earlier = await self._earlier(once) if isinstance(error, IntegrityError) else None
+            await self._queue(caller, job, record)
+        except (IntegrityError, Overloaded, QuotaExceeded):
+            earlier = await self._earlier(once)  # another worker was faster, and may have taken the last place
             if earlier is None:
                 raise
-            return earlier  # another worker was faster
+            return earlier
         if not site.streams.store.is_shared:
             await site.streams.adopt(record)
         site.wake_worker()
         return await self._view(job)
+
+    async def _queue(self, caller: Caller, job: Job, record: Record) -> None:
+        """Write the first event of the job's stream, and insert both."""
+        site = self._site
+        await orm.call(self._check_room, caller)  # before anything is written; and again at the insert, under a lock
+        site.streams.writer.refuse_if_down()
+        meta = Meta(model=record.model, stream_id=record.id, created=int(record.created))
+        await append(site.log, record.log_id, record.fence, [meta])
+        try:
+            await orm.call(self._insert, caller, job, record)
+        except (IntegrityError, Overloaded, QuotaExceeded):
+            await site.log.drop(record.log_id)
+            raise
 
     async def find(self, caller: Caller, job_id: str) -> JobView:
         """Return a job of the caller's tenant. Raises NotFound."""

@@ -176,6 +176,18 @@ async def test_a_tenant_has_so_many_batches(tenant: Tenant) -> None:
         await tenant.create(jsonl([line("a")]))
         refused = await tenant.create(jsonl([line("a")]))
         assert (refused.status_code, refused.json()["error"]["code"]) == (429, "too_many_batches")
+
+
+async def test_a_key_has_the_last_place_once(tenant: Tenant) -> None:
+    """Two requests with one key, at once: the second does not find the place taken that the first has."""
+    await site.reset()
+    with override_settings(STREAMSERVE={"TESTING": True, "LIMITS": {"MAX_BATCHES": 1}}):
+        await without_worker()
+        body = {"input_file_id": await tenant.file(jsonl([line("a")])), "endpoint": CHAT, "completion_window": "24h"}
+        tenant.headers["idempotency-key"] = "k"
+        both = await asyncio.gather(*(tenant.post("/v1/batches", body) for _ in range(2)))
+        assert [one.status_code for one in both] == [200, 200], both[1].content
+        assert both[0].json()["id"] == both[1].json()["id"]
         await site.reset()
 
 
