@@ -210,6 +210,7 @@ async def test_the_servers_words_are_bounded_and_on_one_line(body: bytes, messag
 )
 async def test_a_broken_response_ends_its_own_answer_only(answer: Any, caplog: pytest.LogCaptureFixture) -> None:
     """The caller gets one retryable error without the server's words, and the next request is answered."""
+    caplog.set_level(logging.WARNING, logger="streamserve.remote")
     upstream = Upstream(answer)
     async with remote(upstream, max_line_bytes=65_536) as client:
         _, is_retryable, message = await outcome(client)
