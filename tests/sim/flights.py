@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from streamserve.engine.plan import Chunk, StepPlan
-from streamserve.engine.sequence import Sequence
+from streamserve.engine.scheduler import Schedule, Scheduler
+from streamserve.engine.sequence import Sequence, State
+from streamserve.protocol.park import SUSPECT_LOSSES
 
 if TYPE_CHECKING:
     from tests.sim.simulation import Simulation
@@ -17,6 +19,27 @@ class Flights:
     def __init__(self, sim: Simulation) -> None:
         self.sim = sim
         self._launched_at: dict[tuple[int, int], int] = {}
+        self._planned: list[tuple[Sequence, int]] = []  # by the last plan, with how often they had been preempted
+
+    def watch(self, scheduler: Scheduler) -> None:
+        """Record what this scheduler plans."""
+        schedule = scheduler.schedule
+
+        def noted(now: float) -> Schedule:
+            made = schedule(now)
+            planned = (self.sim.core._sequences[chunk.seq_id] for chunk in made.chunks)
+            self._planned = [(sequence, sequence.num_preemptions) for sequence in planned]
+            return made
+
+        scheduler.schedule = noted  # type: ignore[method-assign]
+
+    def check_beside_trial(self, plans: list[StepPlan]) -> None:
+        """What was planned beside a suspect is launched after it, in the same step."""
+        launched = {chunk.seq_id for plan in plans for chunk in plan.chunks}
+        for sequence, number in self._planned:
+            is_there = sequence.state is State.RUNNING and sequence.num_preemptions == number
+            is_suspect = self.sim.by_seq_id[sequence.seq_id].num_losses >= SUSPECT_LOSSES if is_there else True
+            assert is_suspect or sequence.seq_id in launched, f"35: {sequence.seq_id} is left out beside a suspect"
 
     def note(self, plan: StepPlan) -> None:
         """Note a launched plan."""

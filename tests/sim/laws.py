@@ -178,6 +178,8 @@ class Laws:
         """Check everything that holds after a step."""
         assert self.sim.core.has_work or not self.sim.runner.launched, "28: an uncollected step is no work"
         self.books.check(self.answers.failed)
+        if self.has_tried and self.sim.num_failures == self.num_failures:
+            self.flights.check_beside_trial(self.plans[self.num_plans :])
         self._check_states()
         self._check_quarantine()
         self._check_out_of_memory()

@@ -71,6 +71,7 @@ class Simulation:
         self.laws.debts.watch(self.core.scheduler)
         self.laws.hunger.watch()
         self.laws.givers.watch(self.core.scheduler)
+        self.laws.flights.watch(self.core.scheduler)
         self.laws.counts.watch(self.core.scheduler)
 
     def _learn_lengths(self) -> None:
