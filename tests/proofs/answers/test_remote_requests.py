@@ -151,6 +151,7 @@ def chat_with(pair: tuple[str, ...]) -> GenerateRequest:
     return GenerateRequest(model="proof", messages=(Message(role="user", content=ECHOED),), sampling=sampling, **outer)
 
 
+@pytest.mark.cut_streams("connections to the model's server are killed in the middle")
 @pytest.mark.parametrize("how", ["park", "kill"])
 async def test_pairs_with_a_park_or_a_kill_of_the_connection(how: str) -> None:
     """Text of one choice goes on where it was; what no server takes up is held, or ends in an error that says so."""
