@@ -95,6 +95,7 @@ async def measure(servers: dict[str, Server], prompts: Prompts, options: argpars
         first = number % len(names)
         for name in names[first:] + names[:first]:
             progress(f"round {number + 1} of {options.rounds}, {name}, load average {os.getloadavg()[0]:.1f}")
+            await at_once(servers[name], prompts, 1, options.prompt, 8, f"{number} {name} first")  # it was idle
             for k in streams:
                 readings = await at_once(servers[name], prompts, k, options.prompt, options.new, f"{number} {name} {k}")
                 seen.setdefault((f"{k} at once", name), []).append(readings)

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 NAMES = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")
 # Iterations of libgomp's loop (a `pause` each), and milliseconds, the smallest number of LLVM's runtime above 0.
 # Chosen by `python -m benchmarks.engine --spin`: docs/benchmarks.md.
-_BOUNDED = {"GOMP_SPINCOUNT": "3000", "KMP_BLOCKTIME": "1"}
+_BOUNDED = {"GOMP_SPINCOUNT": "10000", "KMP_BLOCKTIME": "1"}
 
 
 def bound_spin(environment: Mapping[str, str]) -> dict[str, str]:
