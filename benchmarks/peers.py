@@ -9,6 +9,7 @@ request to its first content; the medians over the streams of a round, and of th
 
     ours        the demo site: an engine process and one daphne worker under FlowServer
     passive     the same with OMP_WAIT_POLICY=PASSIVE: torch's threads sleep whenever they wait
+    spin N      the same with GOMP_SPINCOUNT=N, for each N of `--spin`
     vllm        vLLM's own server. `--vllm` is the Python of its environment
 """
 
@@ -50,7 +51,7 @@ def main() -> None:
         parent = Path(name)
         folder, dtype = model_folder(options.model, options.keep or parent)
         model = Model(folder=folder, dtype=dtype, seats=_SEATS, num_threads=None)
-        with serving(model, parent, options.vllm) as servers:
+        with serving(model, parent, options) as servers:
             asyncio.run(measure(servers, Prompts(folder), options))
 
 
@@ -64,6 +65,7 @@ def parse_options() -> argparse.Namespace:
     options.add_argument("--new", type=int, default=64, help="tokens of an answer")
     options.add_argument("--long", type=int, default=1000, help="tokens of the long prompt")
     options.add_argument("--rounds", type=int, default=3)
+    options.add_argument("--spin", default="", metavar="N,N", help="our site with these GOMP_SPINCOUNT too")
     options.add_argument("--vllm", type=Path, metavar="PYTHON", help="vLLM too, by the Python of its environment")
     options.add_argument("--quick", action="store_true", help="one round of short answers, as a smoke test")
     chosen = options.parse_args()
@@ -73,14 +75,16 @@ def parse_options() -> argparse.Namespace:
 
 
 @contextlib.contextmanager
-def serving(model: Model, parent: Path, python: Path | None) -> Iterator[dict[str, Server]]:
+def serving(model: Model, parent: Path, options: argparse.Namespace) -> Iterator[dict[str, Server]]:
     """Run all servers while the block runs."""
+    environs = {OURS: {}, PASSIVE: {"OMP_WAIT_POLICY": "PASSIVE"}}
+    environs |= {f"spin {count}": {"GOMP_SPINCOUNT": count} for count in options.spin.split(",") if count}
     with contextlib.ExitStack() as stack:
         servers = {}
-        for name, environ in ((OURS, {}), (PASSIVE, {"OMP_WAIT_POLICY": "PASSIVE"})):
+        for name, environ in environs.items():
             servers[name] = stack.enter_context(site(model, parent / name, is_fcfs=False, environ=environ))
-        if python is not None:
-            servers[VLLM] = stack.enter_context(vllm(model, parent / VLLM, python))
+        if options.vllm is not None:
+            servers[VLLM] = stack.enter_context(vllm(model, parent / VLLM, options.vllm))
         yield servers
 
 

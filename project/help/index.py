@@ -76,7 +76,7 @@ class Index:
     vectors: np.ndarray | None = field(default=None, compare=False)  # (num_passages, width), of length 1
 
     def weight(self, stem: str) -> float:
-        """Return how much a stem tells: BM25's inverse document frequency, largest where no passage has it."""
+        """Return the weight of a stem: BM25's inverse document frequency, largest where no passage has it."""
         frequency = self.frequencies.get(stem, 0)
         return math.log(1 + (len(self.documents) - frequency + 0.5) / (frequency + 0.5))
 

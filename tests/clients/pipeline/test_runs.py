@@ -561,7 +561,7 @@ class Late:
 async def test_a_row_of_a_batch_waits_for_its_engine(
     site: Site, monkeypatch: pytest.MonkeyPatch, latency_class: str, end: type[Event]
 ) -> None:
-    """However long it takes; everyone else is told after a minute (here: at once)."""
+    """A row waits however long it takes; every other request is refused after a minute (here: at once)."""
     monkeypatch.setattr(answers, "_ENGINE_SECONDS", 0.0)
     site.echo = late = Late(site.echo)
 

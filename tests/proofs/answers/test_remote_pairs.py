@@ -1,4 +1,4 @@
-"""A remote client of our own endpoint, whatever two features change the making there: what a plain local engine tells.
+"""A remote client of our own endpoint, whatever two features change the making there: the answer of a plain local engine.
 
 A run has each feature alone or some pairs, the long version all pairs.
 """
@@ -179,7 +179,7 @@ def named(pair: tuple[Feature, ...]) -> str:
 
 
 async def fields_with_effect(model: Model, requests: list[GenerateRequest], told: list[Told]) -> set[str]:
-    """Return which sampling fields change an answer: without them the plain engine tells another one."""
+    """Return which sampling fields change an answer: the plain engine answers otherwise without them."""
     found = set()
     async with serving(model, config_of()) as client:
         for name, off in (("stop", ()), ("frequency_penalty", 0.0), ("allowed_token_ids", ()), ("min_tokens", 0)):

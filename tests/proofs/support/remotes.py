@@ -32,7 +32,7 @@ _MARK = b'"delta"'  # stands once in each chunk of a chat
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """What a client tells of an answer, or the field that it refuses.
+    """What a client reads of an answer, or the field that it refuses.
 
     `choices`: of each its blocks (kind, name, text) and its end. `logprobs`: of each the tokens of its text and their
     candidates, with numbers that `assert_close` compares: they differ by rounding.
@@ -50,7 +50,7 @@ class Told:
 
 
 async def ask(client: EngineClient, request: GenerateRequest) -> Told:
-    """Return what a client tells of the whole answer."""
+    """Return what a client reads of the whole answer."""
     try:
         generation = await client.generate(request)
     except BadRequest as error:
