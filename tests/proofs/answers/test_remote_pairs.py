@@ -1,4 +1,4 @@
-"""A remote client of our own endpoint, whatever two features change the making there: the answer of a plain local engine.
+"""A remote client of our own endpoint, whichever two features change the making there: the plain local answer.
 
 A run has each feature alone or some pairs, the long version all pairs.
 """
