@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import signal
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -44,6 +45,18 @@ async def until_ready() -> None:
     """Load the models of the current settings."""
     site.start_loading()
     await until(lambda: all(one.describe().state == "ready" for one in site.get_site().clients.values()))
+
+
+@pytest.fixture(autouse=True)
+def levels() -> Iterator[None]:
+    """Put log levels and handlers back: Celery's worker sets the root's, and Django sets up a site's `LOGGING`."""
+    loggers = [logging.getLogger(), logging.getLogger("streamserve")]
+    before = [(one.level, one.handlers[:], one.propagate) for one in loggers]
+    yield
+    for one, (level, handlers, propagate) in zip(loggers, before, strict=True):
+        one.setLevel(level)
+        one.handlers[:] = handlers
+        one.propagate = propagate
 
 
 @pytest.fixture

@@ -80,7 +80,8 @@ class ProcessClient:
         self._stats = EngineStats()
         self._num_lost = 0
         self._session: ClientSession | None = None
-        self._was_trial = False  # the engine has ended in a suspect's own step
+        self._was_trial = False  # a sound engine has ended in a suspect's own step
+        self._served_at = -math.inf  # an engine has said that it computed tokens
         self._has_state = self._was_ready = False  # the engine of this connection: has sent its state; was ready once
         self._without_engine_since: float | None = None
         self._spawn_after = 0.0
@@ -220,8 +221,9 @@ class ProcessClient:
             flight = last_flight(self._paths.flight, connection.peer.pid)
             session.close(flight=flight)
         if session.goodbye is None:
-            # A suspect's own step ended an engine that served other answers: that answer ends, and the engine is sound.
-            self._was_trial = flight.is_trial and self._stats.generation_tokens > 0
+            # A suspect's own step ended an engine of a model that serves others: that answer ends, the model is sound.
+            has_served = time.monotonic() - self._served_at < self._config.failure_seconds
+            self._was_trial = flight.is_trial and has_served
             raise EngineLost(f"the engine ended without a goodbye; see {self._paths.log}")
         if session.goodbye == "replaced":  # by a worker with more recent settings, which starts the next one
             self._spawn_after = time.monotonic() + self._config.hang_seconds
@@ -271,6 +273,8 @@ class ProcessClient:
         self.engine_pid = pid
         self._was_ready = self._was_ready or state.description.state not in ("loading", "failed")
         was_ready = self._was_ready or self._description.was_ready
+        if state.stats.generation_tokens > self._stats.generation_tokens:
+            self._served_at = time.monotonic()
         self._description = replace(state.description, was_ready=was_ready)
         self._stats = replace(state.stats, lost_engines=self._num_lost)
         self._has_state = True

@@ -65,6 +65,22 @@ async def test_two_poisonous_requests_end_and_the_rest_is_served(folder: Path, m
             *(readers.read(seat, ask(f"{CRASHES} {seat}", max_tokens=20)) for seat in SEATS[1:3]),
         )
         assert [one.end[1]["code"] for one in guilty if one.end is not None] == ["engine_died"] * 2
+        assert seen.end is not None
+        assert seen.end[0] == "done", seen.end
         assert seen.answer == calm.answer
         assert client.describe().state == "ready"
+        await readers.streams.aclose()
+
+
+async def test_a_model_that_serves_nobody_is_given_up(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where no engine has computed a token, every loss is counted, a lone suspect's too: the breaker opens."""
+    spec = poisoned_spec(folder, monkeypatch)
+    async with connected(spec) as client:
+        readers = Readers(client, random.Random(0))
+        guilty = await asyncio.gather(
+            *(readers.read(seat, ask(f"{CRASHES} {seat}", max_tokens=20)) for seat in SEATS[:4]),
+        )
+        assert [one.end[1]["code"] for one in guilty if one.end is not None] == ["engine_died"] * 4
+        assert client.describe().state == "failed"
+        assert client.stats().lost_engines == spec.max_failures
         await readers.streams.aclose()
