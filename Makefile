@@ -53,7 +53,7 @@ lint: ## Run ruff and mypy
 
 soak: ## Run the long versions (hours); their figures come at the end; docs/reliability.md says what they showed
 	@$(PYTHON) project/install.py --venv $(VENV) -r requirements.txt -r tests/requirements.txt
-	export STREAMSERVE_SOAK=1 SIM_STEPS=5_000_000; \
+	export STREAMSERVE_SOAK=1 SIM_STEPS=1_000_000; \
 	$(BIN)/python -m pytest -rP -m "not alone" -n $(PROOF_JOBS) --dist loadfile $(SOAK); soak=$$?; \
 	$(BIN)/python -m pytest -rP -m alone $(SOAK) && exit $$soak
 
