@@ -38,6 +38,7 @@ def test_the_core_tests_pass_on_postgresql() -> None:
             "-m",
             "pytest",
             "-q",
+            "--tb=short",
             "-p",
             "no:cacheprovider",
             "--reuse-db",
@@ -47,7 +48,7 @@ def test_the_core_tests_pass_on_postgresql() -> None:
         ]
         command += [option for test in SQLITE_ONLY for option in ("--deselect", test)]
         done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout[-8000:]
+    assert done.returncode == 0, done.stdout[-3000:]
     summary = re.search(r"(\d+) passed", done.stdout)
     assert summary, done.stdout[-2000:]
     assert "skipped" not in done.stdout
