@@ -197,7 +197,7 @@ class Transcript:
         """Return whether a resumed generation repeats an event that the log has.
 
         That is every event of a choice that had finished, and those that a block writer gives with an id that was not
-        shown yet, or after the last one (engine/text/formats/blocks.py).
+        shown yet, or after the last one (engine/text/formats/base.py).
         """
         if not self.may_repeat or not isinstance(event, _OF_A_CHOICE):
             return False
