@@ -14,7 +14,7 @@ from typing import IO, Any, Protocol, TypeVar
 from urllib.parse import parse_qsl
 
 from streamserve.clients.base import EngineClient
-from streamserve.dialects.stored_chat import ListQuery, StoredChat
+from streamserve.dialects.openai.stored_chat import ListQuery, StoredChat
 from streamserve.protocol.errors import BadRequest
 from streamserve.protocol.json_body import check_head, read_body, too_large
 from streamserve.protocol.limits import Limits

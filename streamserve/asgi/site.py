@@ -17,7 +17,7 @@ from typing import Any
 from streamserve.api.call import Caller, Found
 from streamserve.api.idempotency import StartOnce
 from streamserve.clients.base import EngineClient
-from streamserve.dialects.openai_chat import REASONING_FIELDS
+from streamserve.dialects.openai.chat import REASONING_FIELDS
 from streamserve.protocol.errors import no_stream
 from streamserve.protocol.limits import Limits
 from streamserve.protocol.requests import LATENCY_CLASSES, ROUTES_WITH_CLASSES, GenerateRequest, with_system

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from streamserve.dialects.run import is_outline
+from streamserve.dialects.base import is_outline
 from streamserve.protocol.events import (
     TEXT,
     BlockStart,

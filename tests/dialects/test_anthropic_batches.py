@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streamserve.dialects.anthropic.batches import batch_json, result_line, unrun_line, write_requests
-from streamserve.dialects.batches.lines import CANCELLED, EXPIRED, RowResult
-from streamserve.dialects.batches.openai_batches import BatchRecord
+from streamserve.dialects.batch_lines import CANCELLED, EXPIRED, RowResult
+from streamserve.dialects.openai.batches import BatchRecord
 from streamserve.protocol.errors import BadRequest, StreamserveError, UnsupportedMedia
 from streamserve.protocol.limits import Limits
 

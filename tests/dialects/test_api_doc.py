@@ -11,7 +11,7 @@ from streamserve.clients.thread import generation
 from streamserve.clients.thread.client import _REFUSALS
 from streamserve.dialects.messages import _message_table
 from streamserve.dialects.native import FORMATS, ON_DISCONNECT
-from streamserve.dialects.openai_request import _table
+from streamserve.dialects.openai.request import _table
 from streamserve.protocol import errors, events
 from streamserve.protocol.errors import StreamserveError
 from streamserve.protocol.limits import Limits

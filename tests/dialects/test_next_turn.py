@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from streamserve.dialects import native
-from streamserve.dialects.next_turn import NextTurn
+from streamserve.dialects.websocket import NextTurn
 from streamserve.protocol.errors import BadRequest, StreamserveError
 from streamserve.protocol.limits import Limits
 from streamserve.protocol.requests import GenerateRequest, Message, Tool, ToolChoice, with_system

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamserve.dialects.openai_chat import ChatEncoder, collect, error_json, models_json
+from streamserve.dialects.openai.chat import ChatEncoder, collect, error_json, models_json
 from streamserve.protocol.errors import Cancelled, EngineUnavailable, ErrorBody, StreamserveError
 from streamserve.protocol.events import LoggedEvent
 from streamserve.protocol.stats import ModelDescription

@@ -8,7 +8,7 @@ import openai
 import pytest
 from openai.lib.streaming.chat import ChatCompletionStreamState
 
-from streamserve.dialects.openai_chat import ChatEncoder, collect, error_json, models_json
+from streamserve.dialects.openai.chat import ChatEncoder, collect, error_json, models_json
 from streamserve.protocol.errors import BadRequest, NotFound, Overloaded, StreamserveError, to_body
 from streamserve.protocol.events import LoggedEvent
 from streamserve.protocol.sse import KEEPALIVE
