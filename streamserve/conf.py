@@ -29,8 +29,7 @@ from streamserve.dialects.openai.chat import REASONING_FIELDS
 from streamserve.durable.webhooks import Webhook, read_webhooks
 from streamserve.engine.config import CLASSES, EngineConfig, LatencyClass, ModelConfig
 from streamserve.engine.text.formats.markup import NAMES as FORMAT_NAMES
-from streamserve.protocol.limits import Limits
-from streamserve.protocol.requests import LATENCY_CLASSES, ROUTES_WITH_CLASSES
+from streamserve.protocol.requests import LATENCY_CLASSES, ROUTES_WITH_CLASSES, Limits
 from streamserve.streams.config import JobConfig, StreamConfig
 
 T = TypeVar("T")

@@ -29,8 +29,14 @@ from streamserve.dialects.fields import (
 from streamserve.dialects.grammar_fields import grammar
 from streamserve.dialects.messages import messages
 from streamserve.protocol.errors import BadRequest, PromptTooLong
-from streamserve.protocol.limits import Limits
-from streamserve.protocol.requests import LATENCY_CLASSES, MODEL_DEFAULTS, GenerateRequest, Message, SamplingParams
+from streamserve.protocol.requests import (
+    LATENCY_CLASSES,
+    MODEL_DEFAULTS,
+    GenerateRequest,
+    Limits,
+    Message,
+    SamplingParams,
+)
 
 # Below this a temperature is greedy: dividing logits by less overflows.
 _MIN_TEMPERATURE = 1e-3

@@ -34,8 +34,7 @@ from streamserve.dialects.fields import (
 )
 from streamserve.dialects.tools import tool_name
 from streamserve.protocol.errors import BadRequest
-from streamserve.protocol.limits import Limits
-from streamserve.protocol.requests import GRAMMAR_KINDS, Grammar
+from streamserve.protocol.requests import GRAMMAR_KINDS, Grammar, Limits
 
 MAX_CHOICES = 10_000  # their characters are bounded together
 

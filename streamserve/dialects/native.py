@@ -33,8 +33,7 @@ from streamserve.protocol.events import (
     is_terminal,
 )
 from streamserve.protocol.ids import event_id
-from streamserve.protocol.limits import Limits
-from streamserve.protocol.requests import SYSTEM_ROLES, GenerateRequest, Message
+from streamserve.protocol.requests import SYSTEM_ROLES, GenerateRequest, Limits, Message
 from streamserve.protocol.sse import (
     CONTENT_TYPE,
     FIRST_BYTES,

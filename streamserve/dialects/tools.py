@@ -27,8 +27,7 @@ from streamserve.dialects.fields import (
     wrong_value,
 )
 from streamserve.protocol.errors import BadRequest, PromptTooLong
-from streamserve.protocol.limits import Limits
-from streamserve.protocol.requests import GenerateRequest, Tool, ToolChoice
+from streamserve.protocol.requests import GenerateRequest, Limits, Tool, ToolChoice
 
 MODES = ("none", "auto", "required")
 _MAX_ALLOWED = 1024  # names in `allowed_tools`, which are some of the tools

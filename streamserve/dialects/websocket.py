@@ -20,8 +20,7 @@ from streamserve.dialects.messages import messages, refuse_too_long
 from streamserve.dialects.native import ON_DISCONNECT, NativeRequest, on_disconnect
 from streamserve.protocol.errors import BadRequest, Gone, StreamserveError, no_stream, to_body
 from streamserve.protocol.ids import event_id, is_stream_id
-from streamserve.protocol.limits import Limits
-from streamserve.protocol.requests import GenerateRequest, Message
+from streamserve.protocol.requests import GenerateRequest, Limits, Message
 
 
 class NamedStream(Protocol):

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from streamserve.dialects.base import is_outline
+from streamserve.protocol.engine import Accepted
 from streamserve.protocol.events import (
     TEXT,
     BlockStart,
@@ -32,7 +33,6 @@ from streamserve.protocol.events import (
     Usage,
 )
 from streamserve.protocol.measures import Timings, parts_of
-from streamserve.protocol.park import Accepted
 from streamserve.protocol.requests import ShownChoice
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from streamserve.dialects.anthropic.batches import batch_json, result_line, unru
 from streamserve.dialects.batch_lines import CANCELLED, EXPIRED, RowResult
 from streamserve.dialects.openai.batches import BatchRecord
 from streamserve.protocol.errors import BadRequest, StreamserveError, UnsupportedMedia
-from streamserve.protocol.limits import Limits
+from streamserve.protocol.requests import Limits
 
 JSON, JSONL = "application/json", "application/jsonl"
 LIMITS = Limits(max_body_bytes=200_000, max_batch_lines=5)

@@ -9,11 +9,11 @@ from streamserve.dialects.openai import chat as openai_chat
 from streamserve.dialects.openai.chat import ChatRequest
 from streamserve.dialects.openai.request import _REFUSED, IGNORED
 from streamserve.protocol.errors import BadRequest
-from streamserve.protocol.limits import Limits
 from streamserve.protocol.requests import (
     MODEL_DEFAULTS,
     GenerateRequest,
     Grammar,
+    Limits,
     Message,
     SamplingParams,
     Tool,

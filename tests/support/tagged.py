@@ -15,8 +15,8 @@ from streamserve.engine.text.choice import Choice
 from streamserve.engine.text.formats.base import AnswerSource, OutputFormat
 from streamserve.engine.text.hf_tokenizer import HFTokenizer
 from streamserve.engine.text.tokenizer import Prompt
+from streamserve.protocol.engine import Accepted
 from streamserve.protocol.events import BlockStart, BlockStop, Event, Token
-from streamserve.protocol.park import Accepted
 from streamserve.protocol.requests import GenerateRequest, Message, SamplingParams, Tool
 from streamserve.streams.transcript import Transcript
 

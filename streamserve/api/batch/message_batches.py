@@ -22,7 +22,7 @@ from streamserve.dialects.anthropic.shapes import limit_of
 from streamserve.dialects.openai.batches import ENDED, PURPOSE, BatchRecord, NewBatch, Page
 from streamserve.protocol.errors import BadRequest, NotFound
 from streamserve.protocol.json_body import check_head
-from streamserve.protocol.limits import Limits
+from streamserve.protocol.requests import Limits
 
 API = "anthropic"
 

@@ -22,7 +22,7 @@ from streamserve.dialects.fields import any_object, read, required, text
 from streamserve.dialects.openai.batches import ENDED, BatchRecord
 from streamserve.protocol.errors import BadRequest, ErrorBody, StreamserveError, UnsupportedMedia
 from streamserve.protocol.json_body import decode_json
-from streamserve.protocol.limits import Limits
+from streamserve.protocol.requests import Limits
 
 ENDPOINT = "/v1/messages"  # of every request
 _JSON = "application/json"

@@ -34,8 +34,7 @@ from streamserve.dialects.messages import refuse_too_long
 from streamserve.dialects.native import ON_DISCONNECT
 from streamserve.dialects.tools import schema_of_arguments, several_tools, tool_name, with_tools
 from streamserve.protocol.errors import BadRequest
-from streamserve.protocol.limits import Limits
-from streamserve.protocol.requests import GenerateRequest, Grammar, Message, Tool, ToolChoice
+from streamserve.protocol.requests import GenerateRequest, Grammar, Limits, Message, Tool, ToolChoice
 
 _WORD = text(0, 512)
 _MAX_BUDGET = 2**31 - 1

@@ -15,7 +15,7 @@ from streamserve.dialects.batch_lines import LineError, RowResult, Unrun
 from streamserve.dialects.fields import Reader, integer, one_of, plain_text, read, required, text, wrong_value
 from streamserve.dialects.generate import metadata
 from streamserve.protocol.errors import BadRequest
-from streamserve.protocol.limits import Limits
+from streamserve.protocol.requests import Limits
 
 PURPOSE, OUTPUT_PURPOSE = "batch", "batch_output"
 # The bounds of `expires_after` of that API: an hour, 30 days.

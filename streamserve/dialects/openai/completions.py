@@ -51,8 +51,7 @@ from streamserve.protocol.events import (
     is_terminal,
 )
 from streamserve.protocol.ids import event_id
-from streamserve.protocol.limits import Limits
-from streamserve.protocol.requests import GenerateRequest
+from streamserve.protocol.requests import GenerateRequest, Limits
 from streamserve.protocol.sse import CONTENT_TYPE, FIRST_BYTES, KEEPALIVE, frame, one_line_json
 
 DEFAULT_MAX_TOKENS = 16  # of this API, whose callers rely on it

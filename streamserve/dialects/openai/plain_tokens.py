@@ -17,8 +17,7 @@ from streamserve.dialects.native import TokensEncoder, on_disconnect, query_valu
 from streamserve.dialects.openai.chat import error_json
 from streamserve.protocol.errors import StreamserveError, to_body
 from streamserve.protocol.events import LoggedEvent
-from streamserve.protocol.limits import Limits
-from streamserve.protocol.requests import GenerateRequest
+from streamserve.protocol.requests import GenerateRequest, Limits
 from streamserve.protocol.sse import frame, one_line_json
 
 _NO_TEXT = frame(one_line_json({"token": ""}))

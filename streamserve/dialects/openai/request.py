@@ -31,8 +31,7 @@ from streamserve.dialects.native import ON_DISCONNECT
 from streamserve.dialects.openai.parts import refuse_streamed
 from streamserve.dialects.tools import tool_fields, with_tools
 from streamserve.protocol.errors import BadRequest
-from streamserve.protocol.limits import Limits
-from streamserve.protocol.requests import GenerateRequest
+from streamserve.protocol.requests import GenerateRequest, Limits
 
 _WORD = text(0, 512)
 

@@ -15,7 +15,7 @@ from streamserve.dialects.generate import metadata
 from streamserve.dialects.openai.batches import Page, list_json, parse_page
 from streamserve.protocol.errors import BadRequest, NotFound
 from streamserve.protocol.events import ChoiceDone, LoggedEvent, Token
-from streamserve.protocol.limits import Limits
+from streamserve.protocol.requests import Limits
 
 MOST, USUAL = 100, 20
 _PREFIX = "chatcmpl-"

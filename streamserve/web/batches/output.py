@@ -26,7 +26,7 @@ from streamserve.dialects.openai import batches as openai_batches
 from streamserve.dialects.openai.batches import OUTPUT_PURPOSE, FileRecord
 from streamserve.durable.batches import Batch, BatchRow
 from streamserve.durable.files import StoredFile
-from streamserve.protocol.limits import Limits
+from streamserve.protocol.requests import Limits
 from streamserve.web.rows import orm
 from streamserve.web.work.kinds import Claim, LeaseLost
 

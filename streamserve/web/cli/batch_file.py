@@ -27,7 +27,7 @@ from streamserve.dialects.batch_lines import (
 from streamserve.dialects.openai.batches import result_line
 from streamserve.protocol.errors import BadRequest, StreamserveError
 from streamserve.protocol.json_body import decode_json
-from streamserve.protocol.limits import Limits
+from streamserve.protocol.requests import Limits
 
 # An answer in the output may be longer than any request.
 _MAX_RESULT_BYTES = 64 * 1024 * 1024
