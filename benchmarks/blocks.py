@@ -15,8 +15,8 @@ from collections.abc import Callable, Sequence
 from streamserve.engine.echo import EchoTokenizer
 from streamserve.engine.output import SequenceUpdate
 from streamserve.engine.text.choice import Choice
-from streamserve.engine.text.formats.blocks import AnswerSource
-from streamserve.engine.text.formats.choose import choose_format
+from streamserve.engine.text.formats.base import AnswerSource
+from streamserve.engine.text.formats.markup import choose_format
 from streamserve.engine.text.tokenizer import Prompt
 from streamserve.protocol.requests import GenerateRequest, Message, SamplingParams, Tool
 

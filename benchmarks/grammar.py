@@ -22,9 +22,8 @@ from streamserve.clients.thread.client import ThreadClient
 from streamserve.engine.config import EngineConfig, ModelConfig
 from streamserve.engine.grammar.compiler import GrammarCompiler
 from streamserve.engine.grammar.limits import GrammarLimits
-from streamserve.engine.grammar.matcher import Matcher, advance, set_masks
+from streamserve.engine.grammar.matcher import Matcher, TokenTable, Vocabulary, advance, set_masks
 from streamserve.engine.grammar.source import source_of
-from streamserve.engine.grammar.vocabulary import TokenTable, Vocabulary
 from streamserve.engine.text.hf_tokenizer import HFTokenizer
 from streamserve.protocol.events import Token
 from streamserve.protocol.requests import GenerateRequest, Grammar, Message, SamplingParams

@@ -45,8 +45,8 @@ from streamserve.api.call import Reply
 from streamserve.asgi.middleware import StreamMiddleware
 from streamserve.asgi.types import App, Receive, Scope, Send
 from streamserve.dialects.native import NativeEncoder, websocket_message
+from streamserve.protocol.engine import Accepted
 from streamserve.protocol.events import Done, Event, Token
-from streamserve.protocol.park import Accepted
 from streamserve.protocol.requests import GenerateRequest
 from streamserve.streams.config import StreamConfig
 from streamserve.streams.log.base import MemoryLog

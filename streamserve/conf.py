@@ -25,12 +25,11 @@ from streamserve.asgi.flow.config import FlowConfig
 from streamserve.clients.process.config import LaunchConfig, ProcessConfig
 from streamserve.clients.remote.config import AUTO, SERVERS, RemoteConfig
 from streamserve.conf_reader import Problem, Reader, field_names, is_base_url, nearest, without_login
-from streamserve.dialects.openai_chat import REASONING_FIELDS
+from streamserve.dialects.openai.chat import REASONING_FIELDS
 from streamserve.durable.webhooks import Webhook, read_webhooks
 from streamserve.engine.config import CLASSES, EngineConfig, LatencyClass, ModelConfig
-from streamserve.engine.text.formats.choose import NAMES as FORMAT_NAMES
-from streamserve.protocol.limits import Limits
-from streamserve.protocol.requests import LATENCY_CLASSES, ROUTES_WITH_CLASSES
+from streamserve.engine.text.formats.markup import NAMES as FORMAT_NAMES
+from streamserve.protocol.requests import LATENCY_CLASSES, ROUTES_WITH_CLASSES, Limits
 from streamserve.streams.config import JobConfig, StreamConfig
 
 T = TypeVar("T")

@@ -15,7 +15,7 @@ from django.core.asgi import get_asgi_application
 if TYPE_CHECKING:
     from streamserve.asgi.guard import RouteBound
     from streamserve.conf import SiteConfig
-    from streamserve.protocol.limits import Limits
+    from streamserve.protocol.requests import Limits
 
 
 def wrap(application: Any, *, websocket: Any = None) -> Any:

@@ -14,12 +14,11 @@ from typing import IO, Any, Protocol, TypeVar
 from urllib.parse import parse_qsl
 
 from streamserve.clients.base import EngineClient
-from streamserve.dialects.stored_chat import ListQuery, StoredChat
+from streamserve.dialects.openai.stored_chat import ListQuery, StoredChat
 from streamserve.protocol.errors import BadRequest
 from streamserve.protocol.json_body import check_head, read_body, too_large
-from streamserve.protocol.limits import Limits
 from streamserve.protocol.measures import Arrival, network_seconds
-from streamserve.protocol.requests import GenerateRequest
+from streamserve.protocol.requests import GenerateRequest, Limits
 from streamserve.streams.reader.delivery import NO_FLOW, Flow
 from streamserve.streams.registry import Streams
 from streamserve.streams.store import Once, Record

@@ -13,9 +13,10 @@ from dataclasses import replace
 from streamserve.api.call import Call, Reply, Site, json_reply, with_class
 from streamserve.api.idempotency import once_of, part_of
 from streamserve.api.resume import gone_reply, stream_of_event
-from streamserve.dialects.completions import openai_completions, plain_tokens
-from streamserve.dialects.completions.openai_completions import CompletionEncoder, CompletionRequest, Joined
-from streamserve.dialects.completions.plain_tokens import Pace, PlainRequest
+from streamserve.dialects.openai import completions as openai_completions
+from streamserve.dialects.openai import plain_tokens
+from streamserve.dialects.openai.completions import CompletionEncoder, CompletionRequest, Joined
+from streamserve.dialects.openai.plain_tokens import Pace, PlainRequest
 from streamserve.protocol.errors import BadRequest, Forbidden, StreamserveError
 from streamserve.protocol.events import LoggedEvent
 from streamserve.protocol.measures import RESPONSES

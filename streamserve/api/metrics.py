@@ -7,10 +7,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from streamserve.clients.base import EngineClient
+from streamserve.protocol.engine import EngineStats, ModelDescription
 from streamserve.protocol.frames import UNKNOWN_COUNT
 from streamserve.protocol.measures import RESPONSES
 from streamserve.protocol.metrics import CONTENT_TYPE, Sample, render_prometheus
-from streamserve.protocol.stats import EngineStats, ModelDescription
 from streamserve.streams.registry import Streams
 from streamserve.streams.stream import Stream
 

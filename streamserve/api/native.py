@@ -9,8 +9,8 @@ from streamserve.api.call import AuditedSite, Call, Found, Reply, Site, json_rep
 from streamserve.api.idempotency import once_of
 from streamserve.api.resume import after_of, encoder_for, gone, gone_reply, not_there, resume, stream_of_event
 from streamserve.dialects import native
+from streamserve.dialects.base import outline_json
 from streamserve.dialects.native import NativeRequest
-from streamserve.dialects.run import outline_json
 from streamserve.protocol.errors import Forbidden
 from streamserve.streams.reader.delivery import Delivery
 from streamserve.streams.store import Once, Record

@@ -14,8 +14,9 @@ from streamserve.api.anthropic import id_header
 from streamserve.api.call import Call, Reply, Site, StoredChats, json_reply, with_class
 from streamserve.api.idempotency import once_of
 from streamserve.api.resume import ANTHROPIC, OPENAI, gone
-from streamserve.dialects import openai_chat, stored_chat
 from streamserve.dialects.anthropic import shapes
+from streamserve.dialects.openai import chat as openai_chat
+from streamserve.dialects.openai import stored_chat
 from streamserve.protocol.errors import BadRequest, NotFinished, NotFound, no_model
 from streamserve.protocol.events import SUCCESS_REASONS, Usage
 from streamserve.streams.reader.delivery import Delivery

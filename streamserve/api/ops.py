@@ -6,9 +6,9 @@ from typing import Any
 
 from streamserve.api.call import ANONYMOUS, Call, Reply, Site, json_reply
 from streamserve.api.metrics import CONTENT_TYPE, render_metrics
+from streamserve.protocol.engine import ABSENT, ModelDescription
 from streamserve.protocol.errors import NotFound, no_stream
 from streamserve.protocol.ids import is_stream_id
-from streamserve.protocol.stats import ABSENT, ModelDescription
 
 _OF_A_STREAM = ("", "events", "stop", "watch")  # what follows a stream's id in its addresses
 # Messages of states for which the engine gives none.

@@ -15,7 +15,7 @@ from streamserve.api.native import PROMPT_IN_URL
 from streamserve.api.resume import encoder_for, gone_reply, resume
 from streamserve.clients.pipeline.client import PipelineClient
 from streamserve.dialects import native
-from streamserve.dialects.run import run_json
+from streamserve.dialects.base import run_json
 from streamserve.protocol.errors import Forbidden, NotFound
 from streamserve.protocol.ids import parse_event_id
 from streamserve.streams.reader.delivery import Delivery

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from streamserve.api.call import Call, Reply, Site
-from streamserve.dialects import openai_chat
 from streamserve.dialects.anthropic import message
 from streamserve.dialects.base import Encoder
-from streamserve.dialects.completions.openai_completions import CompletionEncoder
 from streamserve.dialects.native import FORMATS, NativeEncoder, TextEncoder, TokensEncoder
+from streamserve.dialects.openai import chat as openai_chat
+from streamserve.dialects.openai.completions import CompletionEncoder
 from streamserve.protocol.errors import BadRequest, Gone, NotFound
 from streamserve.protocol.ids import parse_event_id
 from streamserve.streams.reader.delivery import Delivery

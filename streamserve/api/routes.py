@@ -15,8 +15,8 @@ from streamserve.api import anthropic, completions, jobs, native, openai, ops, p
 from streamserve.api.batch import batches, files, message_batches
 from streamserve.api.call import Call, Reply, json_reply
 from streamserve.dialects import native as native_dialect
-from streamserve.dialects import openai_chat
 from streamserve.dialects.anthropic import shapes
+from streamserve.dialects.openai import chat as openai_chat
 from streamserve.protocol.errors import ErrorBody, StreamserveError, headers_of, to_body
 from streamserve.protocol.measures import RESPONSES
 

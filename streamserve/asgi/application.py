@@ -33,12 +33,11 @@ from streamserve.clients.factory import make_client, remote_client
 from streamserve.clients.process.client import ProcessClient
 from streamserve.clients.process.config import LaunchConfig
 from streamserve.clients.remote.config import RemoteConfig
-from streamserve.dialects.openai_chat import REASONING_FIELDS
+from streamserve.dialects.openai.chat import REASONING_FIELDS
 from streamserve.engine.config import EngineConfig, ModelConfig
 from streamserve.protocol.errors import MethodNotAllowed, StreamserveError, Unauthorized
 from streamserve.protocol.ids import request_id_of
-from streamserve.protocol.limits import Limits
-from streamserve.protocol.requests import GenerateRequest
+from streamserve.protocol.requests import GenerateRequest, Limits
 from streamserve.streams.config import StreamConfig
 from streamserve.streams.log.base import EventLog, MemoryLog
 from streamserve.streams.registry import Streams

@@ -17,10 +17,9 @@ from typing import Any
 from streamserve.api.call import Caller, Found
 from streamserve.api.idempotency import StartOnce
 from streamserve.clients.base import EngineClient
-from streamserve.dialects.openai_chat import REASONING_FIELDS
+from streamserve.dialects.openai.chat import REASONING_FIELDS
 from streamserve.protocol.errors import no_stream
-from streamserve.protocol.limits import Limits
-from streamserve.protocol.requests import LATENCY_CLASSES, ROUTES_WITH_CLASSES, GenerateRequest, with_system
+from streamserve.protocol.requests import LATENCY_CLASSES, ROUTES_WITH_CLASSES, GenerateRequest, Limits, with_system
 from streamserve.streams.config import StreamConfig
 from streamserve.streams.log.base import EventLog
 from streamserve.streams.registry import Streams

@@ -10,10 +10,9 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol, Self
 
+from streamserve.protocol.engine import Accepted, EngineStats, ModelDescription, Park
 from streamserve.protocol.events import Event
-from streamserve.protocol.park import Accepted, Park
 from streamserve.protocol.requests import GenerateRequest
-from streamserve.protocol.stats import EngineStats, ModelDescription
 
 
 class Generation(Protocol):

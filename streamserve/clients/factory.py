@@ -110,7 +110,7 @@ def _load_echo(
     )
     format_ = None
     if format_name is not None:
-        from streamserve.engine.text.formats.choose import choose_format
+        from streamserve.engine.text.formats.markup import choose_format
 
         format_ = choose_format(tokenizer, format_name)
     return LoadedEngine(runner=runner, tokenizer=tokenizer, facts=facts, format=format_)
@@ -120,7 +120,7 @@ def _load_hf(model: ModelConfig, config: EngineConfig, progress: Progress) -> Lo
     limit_spin()  # read by torch's OpenMP runtime, which the next line may load
     from streamserve.engine.model.load.source import ModelLoadError, resolve, sampling_defaults
     from streamserve.engine.model.runner import load_runner
-    from streamserve.engine.text.formats.choose import choose_format
+    from streamserve.engine.text.formats.markup import choose_format
     from streamserve.engine.text.hf_tokenizer import HFTokenizer
 
     try:

@@ -15,11 +15,10 @@ from dataclasses import replace
 
 from streamserve.clients.base import EngineClient, Generation
 from streamserve.clients.pipeline.filters import Chain, OutputFilter, Stopped
+from streamserve.protocol.engine import Accepted, EngineStats, ModelDescription, Park
 from streamserve.protocol.errors import BadRequest
 from streamserve.protocol.events import BlockStart, BlockStop, ChoiceDone, Done, Event, Token, Usage
-from streamserve.protocol.park import Accepted, Park
 from streamserve.protocol.requests import GenerateRequest
-from streamserve.protocol.stats import EngineStats, ModelDescription
 
 Filters = Sequence[Callable[[], OutputFilter]]
 _STOPPED = "content_filter"

@@ -178,3 +178,8 @@ def wrong_type(value: Any, param: str, wanted: str) -> NoReturn:
 def wrong_value(param: str, rule: str) -> NoReturn:
     """Raise: `param` is of the right type and breaks `rule`."""
     raise BadRequest(f"{param} {rule}.", code="invalid_value", param=param)
+
+
+def conflict(message: str, param: str) -> BadRequest:
+    """Return the error for two fields that cannot go together."""
+    return BadRequest(message, code="conflicting_fields", param=param)

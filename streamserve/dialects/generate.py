@@ -15,6 +15,7 @@ from streamserve.dialects.fields import (
     Table,
     any_object,
     boolean,
+    conflict,
     integer,
     list_of,
     number,
@@ -25,11 +26,17 @@ from streamserve.dialects.fields import (
     wrong_type,
     wrong_value,
 )
+from streamserve.dialects.grammar_fields import grammar
 from streamserve.dialects.messages import messages
-from streamserve.dialects.output.grammar_fields import grammar
 from streamserve.protocol.errors import BadRequest, PromptTooLong
-from streamserve.protocol.limits import Limits
-from streamserve.protocol.requests import LATENCY_CLASSES, MODEL_DEFAULTS, GenerateRequest, Message, SamplingParams
+from streamserve.protocol.requests import (
+    LATENCY_CLASSES,
+    MODEL_DEFAULTS,
+    GenerateRequest,
+    Limits,
+    Message,
+    SamplingParams,
+)
 
 # Below this a temperature is greedy: dividing logits by less overflows.
 _MIN_TEMPERATURE = 1e-3
@@ -147,11 +154,6 @@ def _refuse_continuation(values: Mapping[str, Any]) -> None:
             )
     elif values.get("echo") and turns is not None:
         raise conflict("echo repeats a prompt, or with continue_final_message the last message.", "echo")
-
-
-def conflict(message: str, param: str) -> BadRequest:
-    """Return the error for two fields that cannot go together."""
-    return BadRequest(message, code="conflicting_fields", param=param)
 
 
 def _temperature(limits: Limits) -> Reader:

@@ -24,8 +24,7 @@ from streamserve.dialects.fields import (
 )
 from streamserve.protocol.errors import BadRequest, PromptTooLong, StreamserveError
 from streamserve.protocol.json_body import decode_json
-from streamserve.protocol.limits import Limits
-from streamserve.protocol.requests import Message
+from streamserve.protocol.requests import Limits, Message
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 

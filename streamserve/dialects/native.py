@@ -15,11 +15,10 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, NamedTuple, Protocol
 
-from streamserve.dialects.base import GOING_DOWN, Ending, TextBlocks, ending
-from streamserve.dialects.fields import Reader, boolean, integer, one_of, read, required, text
-from streamserve.dialects.generate import build, conflict, prompt_logprobs, request_fields, sampling_fields
-from streamserve.dialects.output.tools import tool_fields, with_tools
-from streamserve.dialects.run import trimmed_of
+from streamserve.dialects.base import GOING_DOWN, Ending, TextBlocks, ending, trimmed_of
+from streamserve.dialects.fields import Reader, boolean, conflict, integer, one_of, read, required, text
+from streamserve.dialects.generate import build, prompt_logprobs, request_fields, sampling_fields
+from streamserve.dialects.tools import tool_fields, with_tools
 from streamserve.protocol.errors import BadRequest, ErrorBody
 from streamserve.protocol.events import (
     BlockStart,
@@ -34,8 +33,7 @@ from streamserve.protocol.events import (
     is_terminal,
 )
 from streamserve.protocol.ids import event_id
-from streamserve.protocol.limits import Limits
-from streamserve.protocol.requests import SYSTEM_ROLES, GenerateRequest, Message
+from streamserve.protocol.requests import SYSTEM_ROLES, GenerateRequest, Limits, Message
 from streamserve.protocol.sse import (
     CONTENT_TYPE,
     FIRST_BYTES,

@@ -26,7 +26,7 @@ from streamserve.engine.policy.leads import is_held
 from streamserve.engine.policy.usage import Usage
 from streamserve.engine.scheduler import Scheduler
 from streamserve.engine.sequence import SequenceRequest
-from streamserve.protocol.stats import CoreStats
+from streamserve.protocol.engine import CoreStats
 
 logger = logging.getLogger(__name__)
 

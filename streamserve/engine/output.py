@@ -18,7 +18,7 @@ from streamserve.engine.plan import Chunk, RawLogprobs, Sampled, StepResult
 from streamserve.engine.policy.waiting import is_batch
 from streamserve.engine.scheduler import Scheduler
 from streamserve.engine.sequence import Sequence, SequenceRequest, State
-from streamserve.protocol.park import Park
+from streamserve.protocol.engine import Park
 
 
 @dataclass(slots=True, kw_only=True)

@@ -49,7 +49,7 @@ from streamserve.engine.policy.waiting import WaitingQueue, is_batch, is_warm, o
 from streamserve.engine.sequence import Sequence, State
 from streamserve.engine.shared_prefill import BlockWriters
 from streamserve.engine.step_time import StepTime
-from streamserve.protocol.park import Park
+from streamserve.protocol.engine import Park
 
 # Order of the prompts that share what another one left of a step: the shortest first.
 _num_lacking = attrgetter("num_unplanned_tokens", "order_key")

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from streamserve.engine.kv.free_list import IntegrityError
 from streamserve.engine.plan import SampleSpec, ScoreSpec, TokenRules
 from streamserve.engine.policy.reader import ReaderPace
-from streamserve.protocol.park import SUSPECT_LOSSES
+from streamserve.protocol.engine import SUSPECT_LOSSES
 from streamserve.protocol.requests import SamplingParams
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ import re
 from typing import Any
 
 from streamserve.protocol.errors import BadRequest, TooLarge, UnsupportedMedia
-from streamserve.protocol.limits import Limits
+from streamserve.protocol.requests import Limits
 
 # 2**64 has 20 digits; no field takes more, and int() of a long text is quadratic.
 _MAX_INT_CHARS = 24

@@ -1,4 +1,5 @@
-"""A request as frozen values: `SamplingParams`, `Message`, `GenerateRequest`; and the JSON that keeps one in its row.
+"""A request as frozen values: `SamplingParams`, `Message`, `GenerateRequest`; the JSON that keeps one in its row; and
+`Limits`, one value that bounds every number and size a client can send, before anything is allocated.
 
 Dialects make these from bodies, after checking every field once; everything below trusts them.
 
@@ -21,6 +22,49 @@ import msgspec
 
 from streamserve.protocol.errors import BadRequest, UnmetNeeds
 from streamserve.protocol.events import BlockText
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """Upper bounds, inclusive. Sizes in bytes, lengths in characters or tokens, times in seconds."""
+
+    max_body_bytes: int = 1024 * 1024
+    max_json_depth: int = 64
+    max_messages: int = 512
+    max_prompt_chars: int = 400_000
+    max_tokens: int = 16_384
+    max_n: int = 4
+    max_prompts: int = 16
+    max_stop: int = 4
+    max_stop_chars: int = 64
+    max_stop_token_ids: int = 64
+    max_logprobs: int = 20
+    max_logit_bias: int = 1_024
+    max_allowed_token_ids: int = 4_096
+    max_bad_words: int = 64
+    max_bad_word_chars: int = 64
+    max_temperature: float = 2.0
+    max_top_k: int = 1_000_000
+    max_timeout_seconds: float = 3600.0
+    max_websocket_message_bytes: int = 256 * 1024
+    max_metadata_keys: int = 16
+    max_metadata_key_chars: int = 64
+    max_metadata_chars: int = 512
+    max_template_kwargs: int = 16
+    max_tools: int = 128
+    max_grammar_chars: int = 65_536
+    max_file_bytes: int = 200 * 1024 * 1024
+    max_tenant_file_bytes: int = 2 * 1024 * 1024 * 1024  # of all files that a tenant keeps
+    max_batch_lines: int = 50_000
+    max_batches: int = 16  # of a tenant that have not ended
+    max_streams_per_principal: int = 16
+    max_streams_anonymous: int = 8
+    max_jobs_per_principal: int = 100  # that have not ended
+    max_jobs_anonymous: int = 8
+    max_connections: int = 10_000  # requests and WebSockets in progress in a process; 0 is no bound
+    max_connections_per_address: int = 0
+    max_wrong_keys: int = 20  # that one address may send within a minute
+
 
 # What a request may need of the release that serves it: fields that change the answer and that 0.1.0 does not know.
 KNOWN_NEEDS = frozenset({"blocks", "filters", "grammar", "pipeline", "sampling", "tools"})

@@ -13,9 +13,9 @@ and the number of unread tokens.
 
 from __future__ import annotations
 
+from streamserve.protocol.engine import SUSPECT_LOSSES, Park
 from streamserve.protocol.errors import EngineUnavailable, Refused
 from streamserve.protocol.events import BlockStart, Event, Token
-from streamserve.protocol.park import SUSPECT_LOSSES, Park
 
 # A reader that returns to a long answer replays it first; a prefill is worth its cost when so few tokens are unread.
 NO_READER = Park(reason="reader", resume_at_lead=128)

@@ -14,11 +14,11 @@ from functools import partial
 from itertools import count
 
 from streamserve.clients.base import EngineClient, Generation
+from streamserve.protocol.engine import Accepted, Park
 from streamserve.protocol.errors import CannotContinue, Refused, StreamserveError
 from streamserve.protocol.events import TERMINALS, Done, Error, Event, LoggedEvent, Meta, Status
 from streamserve.protocol.frames import encode_event
 from streamserve.protocol.measures import FIRST_TOKEN, PARKED
-from streamserve.protocol.park import Accepted, Park
 from streamserve.protocol.requests import GenerateRequest
 from streamserve.streams.config import JOB, StreamConfig
 from streamserve.streams.lease.lease import Lease

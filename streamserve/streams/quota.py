@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from weakref import WeakSet
 
 from streamserve.protocol.errors import Overloaded, QuotaExceeded, StreamserveError
-from streamserve.protocol.limits import Limits
+from streamserve.protocol.requests import Limits
 from streamserve.streams.config import JOB
 from streamserve.streams.store import ANONYMOUS, Group, groups_of
 

@@ -20,12 +20,11 @@ from dataclasses import replace
 from typing import Any
 
 from streamserve.clients.base import EngineClient, Generation
+from streamserve.protocol.engine import ModelDescription
 from streamserve.protocol.errors import EngineUnavailable, StreamserveError, no_model
 from streamserve.protocol.events import Error
-from streamserve.protocol.limits import Limits
 from streamserve.protocol.measures import Measures
-from streamserve.protocol.requests import GenerateRequest, size_of
-from streamserve.protocol.stats import ModelDescription
+from streamserve.protocol.requests import GenerateRequest, Limits, size_of
 from streamserve.streams.config import StreamConfig
 from streamserve.streams.lease.lease import Lease
 from streamserve.streams.lease.restore import record_of, restore

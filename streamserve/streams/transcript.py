@@ -15,7 +15,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from streamserve.dialects.run import is_outline
+from streamserve.dialects.base import is_outline
+from streamserve.protocol.engine import Accepted
 from streamserve.protocol.events import (
     TEXT,
     BlockStart,
@@ -32,7 +33,6 @@ from streamserve.protocol.events import (
     Usage,
 )
 from streamserve.protocol.measures import Timings, parts_of
-from streamserve.protocol.park import Accepted
 from streamserve.protocol.requests import ShownChoice
 
 if TYPE_CHECKING:
@@ -197,7 +197,7 @@ class Transcript:
         """Return whether a resumed generation repeats an event that the log has.
 
         That is every event of a choice that had finished, and those that a block writer gives with an id that was not
-        shown yet, or after the last one (engine/text/formats/blocks.py).
+        shown yet, or after the last one (engine/text/formats/base.py).
         """
         if not self.may_repeat or not isinstance(event, _OF_A_CHOICE):
             return False

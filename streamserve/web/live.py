@@ -22,9 +22,9 @@ from streamserve.api.logs import get_logger
 from streamserve.api.metrics import live_metrics
 from streamserve.clients.base import EngineClient
 from streamserve.models import Stream as StreamRow
+from streamserve.protocol.engine import EngineStats
 from streamserve.protocol.measures import ITL, TTFT, Recently
 from streamserve.protocol.sse import CONTENT_TYPE, FIRST_BYTES, frame, one_line_json
-from streamserve.protocol.stats import EngineStats
 from streamserve.streams.reader.delivery import NO_FLOW, Closing, Flow
 from streamserve.streams.registry import Streams
 

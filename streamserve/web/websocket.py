@@ -29,8 +29,7 @@ from streamserve.asgi.types import App, Receive, Scope, Send
 from streamserve.conf import get_settings
 from streamserve.dialects import native
 from streamserve.dialects.fields import read, required
-from streamserve.dialects.next_turn import NextTurn
-from streamserve.dialects.websocket import CLOSES, FIELDS, CloseCode, about, failure, internal_error, started
+from streamserve.dialects.websocket import CLOSES, FIELDS, CloseCode, NextTurn, about, failure, internal_error, started
 from streamserve.protocol.errors import BadRequest, EngineUnavailable, Gone, StreamserveError
 from streamserve.protocol.json_body import decode_json
 from streamserve.streams.store import answer_turn

@@ -11,7 +11,7 @@ from streamserve.asgi import Caller, anyone, app
 from streamserve.asgi.application import StreamApp
 from streamserve.asgi.types import Message, Scope
 from streamserve.clients.thread.client import ThreadClient
-from streamserve.protocol.limits import Limits
+from streamserve.protocol.requests import Limits
 from tests.support.app_calls import GOOD, ask, by_header, call, error_of, header, started
 from tests.support.bad_bodies import NATIVE, OPENAI, bad_bodies
 from tests.support.message_checks import check_message

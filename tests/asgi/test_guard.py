@@ -10,7 +10,7 @@ import pytest
 
 from streamserve.asgi.guard import Guard, GuardedApp, RouteBound, client_of
 from streamserve.asgi.types import Message, Receive, Scope, Send
-from streamserve.dialects import openai_chat
+from streamserve.dialects.openai import chat as openai_chat
 from tests.support.streams import until
 
 OK: Message = {"type": "http.response.start", "status": 200, "headers": []}

@@ -10,10 +10,10 @@ from streamserve.clients.factory import echo_client
 from streamserve.clients.filtered import FilteredClient
 from streamserve.clients.pipeline.filters import Blocklist, OutputFilter, Redaction
 from streamserve.clients.thread.client import ThreadClient
+from streamserve.protocol.engine import Park
 from streamserve.protocol.errors import BadRequest
 from streamserve.protocol.events import BlockStart, BlockStop, ChoiceDone, Done, Event, Token, Usage
 from streamserve.protocol.grammar import check_events
-from streamserve.protocol.park import Park
 from streamserve.protocol.requests import GenerateRequest, Message, SamplingParams
 from streamserve.streams.log.base import MemoryLog
 from streamserve.streams.reader.follow import collect

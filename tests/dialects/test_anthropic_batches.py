@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streamserve.dialects.anthropic.batches import batch_json, result_line, unrun_line, write_requests
-from streamserve.dialects.batches.lines import CANCELLED, EXPIRED, RowResult
-from streamserve.dialects.batches.openai_batches import BatchRecord
+from streamserve.dialects.batch_lines import CANCELLED, EXPIRED, RowResult
+from streamserve.dialects.openai.batches import BatchRecord
 from streamserve.protocol.errors import BadRequest, StreamserveError, UnsupportedMedia
-from streamserve.protocol.limits import Limits
+from streamserve.protocol.requests import Limits
 
 JSON, JSONL = "application/json", "application/jsonl"
 LIMITS = Limits(max_body_bytes=200_000, max_batch_lines=5)

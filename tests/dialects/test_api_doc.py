@@ -11,11 +11,11 @@ from streamserve.clients.thread import generation
 from streamserve.clients.thread.client import _REFUSALS
 from streamserve.dialects.messages import _message_table
 from streamserve.dialects.native import FORMATS, ON_DISCONNECT
-from streamserve.dialects.openai_request import _table
+from streamserve.dialects.openai.request import _table
 from streamserve.protocol import errors, events
 from streamserve.protocol.errors import StreamserveError
-from streamserve.protocol.limits import Limits
 from streamserve.protocol.metrics import BREAKDOWN, PHASES
+from streamserve.protocol.requests import Limits
 from tests.support.bad_bodies import bad_bodies
 
 PACKAGE = Path(streamserve.__file__).parent

@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamserve.dialects import native, openai_chat
+from streamserve.dialects import native
 from streamserve.dialects.generate import request_fields, sampling_fields
-from streamserve.dialects.openai_request import _table
+from streamserve.dialects.openai import chat as openai_chat
+from streamserve.dialects.openai.request import _table
 from streamserve.protocol.errors import PromptTooLong, StreamserveError
 from streamserve.protocol.json_body import decode_json
-from streamserve.protocol.limits import Limits
-from streamserve.protocol.requests import GenerateRequest
+from streamserve.protocol.requests import GenerateRequest, Limits
 from tests.support.bad_bodies import NATIVE, OPENAI, BadBody, bad_bodies
 
 LIMITS = Limits()

@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 
-from streamserve.dialects import native, openai_chat
-from streamserve.dialects.completions import openai_completions
-from streamserve.dialects.output.grammar_fields import schema_grammar
+from streamserve.dialects import native
+from streamserve.dialects.grammar_fields import schema_grammar
+from streamserve.dialects.openai import chat as openai_chat
+from streamserve.dialects.openai import completions as openai_completions
 from streamserve.protocol.errors import BadRequest
-from streamserve.protocol.limits import Limits
-from streamserve.protocol.requests import Grammar
+from streamserve.protocol.requests import Grammar, Limits
 
 SCHEMA = {"type": "object", "properties": {"b": {"type": "integer"}, "a": {"const": "ü"}}}
 

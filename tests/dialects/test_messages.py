@@ -6,8 +6,7 @@ import pytest
 
 from streamserve.dialects.messages import ROLES, messages
 from streamserve.protocol.errors import BadRequest, PromptTooLong
-from streamserve.protocol.limits import Limits
-from streamserve.protocol.requests import Message
+from streamserve.protocol.requests import Limits, Message
 
 LIMITS = Limits(max_prompt_chars=150)
 

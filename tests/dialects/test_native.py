@@ -31,8 +31,7 @@ from streamserve.protocol.events import (
     Unknown,
     Usage,
 )
-from streamserve.protocol.limits import Limits
-from streamserve.protocol.requests import MODEL_DEFAULTS, GenerateRequest, Message, SamplingParams
+from streamserve.protocol.requests import MODEL_DEFAULTS, GenerateRequest, Limits, Message, SamplingParams
 from streamserve.protocol.sse import frame, one_line_json
 from tests.support.event_logs import LOG_ID, blocks, failure, split_emoji, success, tok, two_choices
 from tests.support.sse_reader import read_events

@@ -8,10 +8,9 @@ from typing import Any
 import pytest
 
 from streamserve.dialects import native
-from streamserve.dialects.next_turn import NextTurn
+from streamserve.dialects.websocket import NextTurn
 from streamserve.protocol.errors import BadRequest, StreamserveError
-from streamserve.protocol.limits import Limits
-from streamserve.protocol.requests import GenerateRequest, Message, Tool, ToolChoice, with_system
+from streamserve.protocol.requests import GenerateRequest, Limits, Message, Tool, ToolChoice, with_system
 
 LIMITS = Limits()
 HELLO = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello", "name": "ann"}]

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from openai.lib.streaming.chat import ChatCompletionStreamState
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
-from streamserve.dialects.openai_chat import REASONING_FIELDS, ChatEncoder, collect
+from streamserve.dialects.openai.chat import REASONING_FIELDS, ChatEncoder, collect
 from streamserve.protocol.events import BlockStart, BlockStop, ChoiceDone, Citation, Event, LoggedEvent
 from streamserve.protocol.grammar import check_events
 from tests.support.event_logs import IDENTITY, LOG_ID, USAGE, block, blocks, numbered, split_emoji, success, tok

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamserve.dialects.openai_chat import ChatEncoder, collect, error_json, models_json
+from streamserve.dialects.openai.chat import ChatEncoder, collect, error_json, models_json
+from streamserve.protocol.engine import ModelDescription
 from streamserve.protocol.errors import Cancelled, EngineUnavailable, ErrorBody, StreamserveError
 from streamserve.protocol.events import LoggedEvent
-from streamserve.protocol.stats import ModelDescription
 from tests.support.event_logs import IDENTITY, LOG_ID, failure, split_emoji, success, tok, two_choices
 from tests.support.sse_reader import read_events
 

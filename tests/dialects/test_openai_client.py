@@ -8,11 +8,11 @@ import openai
 import pytest
 from openai.lib.streaming.chat import ChatCompletionStreamState
 
-from streamserve.dialects.openai_chat import ChatEncoder, collect, error_json, models_json
+from streamserve.dialects.openai.chat import ChatEncoder, collect, error_json, models_json
+from streamserve.protocol.engine import ModelDescription
 from streamserve.protocol.errors import BadRequest, NotFound, Overloaded, StreamserveError, to_body
 from streamserve.protocol.events import LoggedEvent
 from streamserve.protocol.sse import KEEPALIVE
-from streamserve.protocol.stats import ModelDescription
 from tests.support.event_logs import IDENTITY, LOG_ID, failure, split_emoji, success, tok, two_choices
 
 HI: list[Any] = [{"role": "user", "content": "Hi"}]

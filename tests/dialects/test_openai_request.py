@@ -5,15 +5,15 @@ from typing import Any
 
 import pytest
 
-from streamserve.dialects import openai_chat
-from streamserve.dialects.openai_chat import ChatRequest
-from streamserve.dialects.openai_request import _REFUSED, IGNORED
+from streamserve.dialects.openai import chat as openai_chat
+from streamserve.dialects.openai.chat import ChatRequest
+from streamserve.dialects.openai.request import _REFUSED, IGNORED
 from streamserve.protocol.errors import BadRequest
-from streamserve.protocol.limits import Limits
 from streamserve.protocol.requests import (
     MODEL_DEFAULTS,
     GenerateRequest,
     Grammar,
+    Limits,
     Message,
     SamplingParams,
     Tool,
@@ -232,7 +232,7 @@ def test_every_field_of_the_official_client_has_a_fate():
     """Each parameter of the official client is honoured, ignored or refused."""
     from openai.types.chat import completion_create_params as params
 
-    from streamserve.dialects.openai_request import _table
+    from streamserve.dialects.openai.request import _table
 
     names = set(params.CompletionCreateParamsBase.__annotations__) | {"stream"}
     assert names <= set(_table(Limits()))

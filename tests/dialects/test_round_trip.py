@@ -18,7 +18,7 @@ from streamserve.dialects import native
 from streamserve.dialects.anthropic.message import MessageEncoder
 from streamserve.dialects.base import Encoder
 from streamserve.dialects.native import NativeEncoder, TextEncoder, TokensEncoder
-from streamserve.dialects.openai_chat import ChatEncoder
+from streamserve.dialects.openai.chat import ChatEncoder
 from streamserve.protocol.events import (
     BLOCK_KINDS,
     BlockStart,

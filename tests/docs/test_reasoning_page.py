@@ -16,7 +16,7 @@ from streamserve.clients.factory import echo_client
 from streamserve.dialects.base import coalesce
 from streamserve.engine.config import EngineConfig
 from streamserve.engine.echo import EchoTokenizer
-from streamserve.engine.text.formats.choose import NAMES
+from streamserve.engine.text.formats.markup import NAMES
 from streamserve.protocol.events import LoggedEvent, Token
 from streamserve.protocol.requests import Message, Tool
 from tests.support.clients import collect, ready

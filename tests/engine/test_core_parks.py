@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from streamserve.engine.sequence import SequenceRequest
-from streamserve.protocol.park import Park
+from streamserve.protocol.engine import Park
 from tests.support.cores import PATIENT, Drive, alone, request, sampling
 
 LONG = sampling(max_tokens=60)

@@ -6,7 +6,7 @@ import pytest
 
 from streamserve.engine.echo import EchoRunner
 from streamserve.engine.plan import StepPlan
-from streamserve.protocol.park import SUSPECT_LOSSES
+from streamserve.protocol.engine import SUSPECT_LOSSES
 from tests.support.cores import Drive, request
 from tests.support.engines import SmallRunner, WrappedRunner
 

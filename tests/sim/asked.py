@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from streamserve.engine.config import EngineConfig, LatencyClass
 from streamserve.engine.sequence import SequenceRequest
-from streamserve.protocol.park import Park
+from streamserve.protocol.engine import Park
 from tests.sim.model import EOS
 
 # Prompts share prefixes, so that the cache is used. EOS in a prompt has no effect.

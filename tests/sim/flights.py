@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from streamserve.engine.plan import Chunk, StepPlan
 from streamserve.engine.scheduler import Schedule, Scheduler
 from streamserve.engine.sequence import Sequence, State
-from streamserve.protocol.park import SUSPECT_LOSSES
+from streamserve.protocol.engine import SUSPECT_LOSSES
 
 if TYPE_CHECKING:
     from tests.sim.simulation import Simulation

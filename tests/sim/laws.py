@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from streamserve.engine.output import SequenceUpdate
 from streamserve.engine.plan import PENDING, Chunk, StepPlan
 from streamserve.engine.sequence import Sequence, SequenceRequest, State
-from streamserve.protocol.park import SUSPECT_LOSSES
+from streamserve.protocol.engine import SUSPECT_LOSSES
 from tests.sim.answers import AnswerLaws
 from tests.sim.books import Books
 from tests.sim.counts import CountLaws

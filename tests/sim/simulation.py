@@ -16,7 +16,7 @@ from streamserve.engine.output import SequenceUpdate
 from streamserve.engine.plan import StepPlan
 from streamserve.engine.policy.lengths import NUM_TO_KNOW
 from streamserve.engine.sequence import Sequence, SequenceRequest
-from streamserve.protocol.park import Park
+from streamserve.protocol.engine import Park
 from streamserve.protocol.requests import SamplingParams
 from tests.sim.asked import CLASSES, Asked, Shape
 from tests.sim.laws import Laws

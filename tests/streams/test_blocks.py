@@ -17,10 +17,10 @@ from streamserve.clients.process.client import ProcessClient
 from streamserve.clients.thread.client import ThreadClient
 from streamserve.dialects.base import TextBlocks
 from streamserve.engine.config import EngineConfig, ModelConfig
+from streamserve.protocol.engine import Park
 from streamserve.protocol.events import BlockStart, Done, Event, Meta, Status, Token
 from streamserve.protocol.grammar import check_events
 from streamserve.protocol.ids import tool_call_id
-from streamserve.protocol.park import Park
 from streamserve.protocol.requests import GenerateRequest, Message, Tool
 from streamserve.streams.log.base import MemoryLog
 from streamserve.streams.registry import Streams

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from streamserve.clients.thread.client import ThreadClient
+from streamserve.protocol.engine import Park
 from streamserve.protocol.errors import Overloaded
 from streamserve.protocol.events import Done, Meta, Token, is_terminal
-from streamserve.protocol.park import Park
 from streamserve.streams.config import StreamConfig
 from streamserve.streams.log.base import MemoryLog
 from streamserve.streams.reader.follow import follow

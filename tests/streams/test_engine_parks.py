@@ -6,9 +6,9 @@ import asyncio
 
 import pytest
 
+from streamserve.protocol.engine import Park
 from streamserve.protocol.errors import EngineUnavailable
 from streamserve.protocol.events import Done, Error, Event, Meta, Status, Usage
-from streamserve.protocol.park import Park
 from streamserve.streams.config import StreamConfig
 from streamserve.streams.log.base import MemoryLog
 from streamserve.streams.reader.follow import collect

@@ -14,7 +14,7 @@ from streamserve.clients.base import EngineClient
 from streamserve.dialects.native import NativeEncoder
 from streamserve.protocol.errors import QuotaExceeded, Refused
 from streamserve.protocol.events import Done, Error, LoggedEvent, Status, Token
-from streamserve.protocol.limits import Limits
+from streamserve.protocol.requests import Limits
 from streamserve.streams import stream as stream_module
 from streamserve.streams import writer as writer_module
 from streamserve.streams.config import StreamConfig

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from streamserve.protocol.engine import SUSPECT_LOSSES, Park
 from streamserve.protocol.errors import EngineUnavailable, Overloaded
-from streamserve.protocol.park import SUSPECT_LOSSES, Park
 from streamserve.streams.parking import NO_READER, Parking
 
 LEAD = Park(reason="lead", resume_at_lead=100)

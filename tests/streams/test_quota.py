@@ -8,10 +8,10 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from streamserve.protocol.engine import Park
 from streamserve.protocol.errors import BadRequest, Overloaded, QuotaExceeded
 from streamserve.protocol.events import Done
-from streamserve.protocol.limits import Limits
-from streamserve.protocol.park import Park
+from streamserve.protocol.requests import Limits
 from streamserve.streams.config import StreamConfig
 from streamserve.streams.log.base import MemoryLog
 from streamserve.streams.quota import StreamQuota

@@ -6,9 +6,9 @@ import random
 
 import pytest
 
+from streamserve.protocol.engine import Accepted
 from streamserve.protocol.errors import QuotaExceeded
 from streamserve.protocol.events import ChoiceDone, Status
-from streamserve.protocol.park import Accepted
 from streamserve.streams.readers import Attachment, ReaderLag, Readers
 from streamserve.streams.transcript import Transcript
 from tests.support.streams import ScriptedGeneration, ask, tok

@@ -11,10 +11,10 @@ from dataclasses import replace
 
 import pytest
 
+from streamserve.protocol.engine import ModelDescription
 from streamserve.protocol.errors import EngineUnavailable, NotFound, Overloaded
 from streamserve.protocol.events import Done, Error
-from streamserve.protocol.limits import Limits
-from streamserve.protocol.stats import ModelDescription
+from streamserve.protocol.requests import Limits
 from streamserve.streams import registry
 from streamserve.streams.config import StreamConfig
 from streamserve.streams.log.base import Batch, EventLog, LogFull, MemoryLog, Result

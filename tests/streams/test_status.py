@@ -8,10 +8,10 @@ import pytest
 
 from streamserve.dialects.base import Encoder
 from streamserve.dialects.native import NativeEncoder, TextEncoder, TokensEncoder
-from streamserve.dialects.openai_chat import ChatEncoder
+from streamserve.dialects.openai.chat import ChatEncoder
+from streamserve.protocol.engine import Park
 from streamserve.protocol.errors import EngineUnavailable
 from streamserve.protocol.events import Done, Meta, Status, Token, Usage
-from streamserve.protocol.park import Park
 from streamserve.streams.log.base import MemoryLog
 from streamserve.streams.reader.delivery import Delivery
 from streamserve.streams.reader.follow import collect

@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
+from streamserve.protocol.engine import Accepted
 from streamserve.protocol.events import BlockStart, BlockStop, Event, Status, Token
-from streamserve.protocol.park import Accepted
 from streamserve.streams.transcript import Transcript
 
 ACCEPTED = Accepted(num_prompt_tokens=3, max_tokens=99, seed=1)

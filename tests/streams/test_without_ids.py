@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import pytest
 
+from streamserve.protocol.engine import Accepted, Park
 from streamserve.protocol.errors import CannotContinue
 from streamserve.protocol.events import BlockStart, BlockStop, BlockText, Done, Error, Event, Meta, Token, Usage
-from streamserve.protocol.park import Accepted, Park
 from streamserve.protocol.requests import ShownChoice
 from streamserve.streams.readers import Attachment
 from streamserve.streams.registry import Streams

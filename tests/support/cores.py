@@ -12,7 +12,7 @@ from streamserve.engine.echo import EchoRunner
 from streamserve.engine.output import SequenceUpdate
 from streamserve.engine.plan import OnStep, RawLogprobs, Runner, StepPlan
 from streamserve.engine.sequence import SequenceRequest
-from streamserve.protocol.park import Park
+from streamserve.protocol.engine import Park
 from streamserve.protocol.requests import SamplingParams
 from tests.support.engines import FakeClock
 

@@ -14,10 +14,9 @@ from streamserve.clients.factory import echo_client
 from streamserve.clients.thread.client import ThreadClient
 from streamserve.engine.config import EngineConfig
 from streamserve.engine.plan import StepPlan
+from streamserve.protocol.engine import Accepted, ModelDescription, Park
 from streamserve.protocol.events import Done, Event, LoggedEvent, Token
-from streamserve.protocol.park import Accepted, Park
 from streamserve.protocol.requests import GenerateRequest, SamplingParams
-from streamserve.protocol.stats import ModelDescription
 from streamserve.streams.log.base import Batch, LogUnavailable, MemoryLog, Result
 
 _DEADLINE_SECONDS = 30.0

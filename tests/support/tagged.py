@@ -12,12 +12,11 @@ from transformers import PreTrainedTokenizerFast
 
 from streamserve.engine.output import SequenceUpdate
 from streamserve.engine.text.choice import Choice
-from streamserve.engine.text.formats.base import OutputFormat
-from streamserve.engine.text.formats.blocks import AnswerSource
+from streamserve.engine.text.formats.base import AnswerSource, OutputFormat
 from streamserve.engine.text.hf_tokenizer import HFTokenizer
 from streamserve.engine.text.tokenizer import Prompt
+from streamserve.protocol.engine import Accepted
 from streamserve.protocol.events import BlockStart, BlockStop, Event, Token
-from streamserve.protocol.park import Accepted
 from streamserve.protocol.requests import GenerateRequest, Message, SamplingParams, Tool
 from streamserve.streams.transcript import Transcript
 

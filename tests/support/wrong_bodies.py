@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from streamserve.protocol.limits import Limits
+from streamserve.protocol.requests import Limits
 from tests.support.bad_bodies import BadBody, bad_bodies
 
 ANTHROPIC = "anthropic"

@@ -11,7 +11,7 @@ import pytest
 from streamserve.clients.thread.client import ThreadClient
 from streamserve.dialects.base import Encoder
 from streamserve.dialects.native import NativeEncoder, TextEncoder, TokensEncoder
-from streamserve.dialects.openai_chat import ChatEncoder
+from streamserve.dialects.openai.chat import ChatEncoder
 from streamserve.streams.config import StreamConfig
 from streamserve.streams.reader.delivery import Delivery
 from streamserve.streams.stream import Stream

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from streamserve.protocol.stats import EngineStats
+from streamserve.protocol.engine import EngineStats
 from streamserve.web.live import Capacity
 
 

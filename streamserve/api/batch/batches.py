@@ -9,8 +9,17 @@ from streamserve.api.batch.files import FileSite
 from streamserve.api.batch.rows import check_endpoint
 from streamserve.api.call import Call, Caller, Reply, json_reply
 from streamserve.api.idempotency import once_of
-from streamserve.dialects.batches.openai_batches import BatchRecord, NewBatch, batch_json, parse
-from streamserve.dialects.batches.openai_files import FEWEST_BATCHES, MOST_BATCHES, Page, list_json, parse_page
+from streamserve.dialects.openai.batches import (
+    FEWEST_BATCHES,
+    MOST_BATCHES,
+    BatchRecord,
+    NewBatch,
+    Page,
+    batch_json,
+    list_json,
+    parse,
+    parse_page,
+)
 from streamserve.protocol.errors import NotFound
 from streamserve.streams.store import Once
 

@@ -15,7 +15,7 @@ from urllib.parse import quote
 
 from streamserve.api.call import Body, Call, Caller, Reply, Site, json_reply
 from streamserve.api.idempotency import HEADER, once_of
-from streamserve.dialects.batches.openai_files import (
+from streamserve.dialects.openai.batches import (
     MOST_FILES,
     FileRecord,
     Page,

@@ -19,11 +19,10 @@ from streamserve.api.call import Call, Reply, json_reply
 from streamserve.api.idempotency import once_of
 from streamserve.dialects.anthropic import batches as dialect
 from streamserve.dialects.anthropic.shapes import limit_of
-from streamserve.dialects.batches.openai_batches import ENDED, BatchRecord, NewBatch
-from streamserve.dialects.batches.openai_files import PURPOSE, Page
+from streamserve.dialects.openai.batches import ENDED, PURPOSE, BatchRecord, NewBatch, Page
 from streamserve.protocol.errors import BadRequest, NotFound
 from streamserve.protocol.json_body import check_head
-from streamserve.protocol.limits import Limits
+from streamserve.protocol.requests import Limits
 
 API = "anthropic"
 

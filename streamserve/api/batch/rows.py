@@ -18,9 +18,10 @@ from streamserve.api import anthropic, completions, openai, pipelines
 from streamserve.api.call import Call, Caller, Reply, Site
 from streamserve.api.logs import get_logger
 from streamserve.clients.pipeline.client import PipelineClient
-from streamserve.dialects import native, openai_chat
+from streamserve.dialects import native
 from streamserve.dialects.anthropic import shapes
-from streamserve.dialects.batches.lines import Line, RowResult
+from streamserve.dialects.batch_lines import Line, RowResult
+from streamserve.dialects.openai import chat as openai_chat
 from streamserve.protocol.errors import BadRequest, ErrorBody, Refused, StreamserveError, to_body
 from streamserve.streams.stream import Stream
 

@@ -18,10 +18,10 @@ from streamserve.clients.pipeline.phases import RunPhases
 from streamserve.clients.pipeline.shown import joined
 from streamserve.clients.pipeline.speech import Speech
 from streamserve.clients.pipeline.tools import ToolCall
+from streamserve.protocol.engine import Park
 from streamserve.protocol.errors import EngineUnavailable, error_for
 from streamserve.protocol.events import TEXT, BlockStart, BlockStop, Done, Error, Event, Status, Token
 from streamserve.protocol.measures import FIRST_TOKEN, parts_of
-from streamserve.protocol.park import Park
 from streamserve.protocol.requests import GenerateRequest
 
 _POLL_SECONDS = 0.1

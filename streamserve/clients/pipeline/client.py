@@ -23,11 +23,10 @@ from streamserve.clients.pipeline.registry import Pipeline
 from streamserve.clients.pipeline.run import Run
 from streamserve.clients.pipeline.shown import Shown
 from streamserve.clients.pipeline.speech import Speech
+from streamserve.protocol.engine import EngineStats, ModelDescription
 from streamserve.protocol.errors import BadRequest, EngineUnavailable, ProducerLost, StreamserveError, no_model
 from streamserve.protocol.events import Error, Event
-from streamserve.protocol.limits import Limits
-from streamserve.protocol.requests import GenerateRequest, check_needs, check_sampling
-from streamserve.protocol.stats import EngineStats, ModelDescription
+from streamserve.protocol.requests import GenerateRequest, Limits, check_needs, check_sampling
 
 logger = logging.getLogger("streamserve.pipelines")
 

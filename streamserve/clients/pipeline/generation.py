@@ -14,8 +14,8 @@ from collections.abc import Callable, Sequence
 
 from streamserve.clients.base import EventQueue
 from streamserve.clients.pipeline.shown import Shown
+from streamserve.protocol.engine import Accepted, Park
 from streamserve.protocol.events import Event, is_terminal
-from streamserve.protocol.park import Accepted, Park
 
 MAX_WAITING = 256
 

@@ -29,8 +29,7 @@ from streamserve.dialects.fields import read
 from streamserve.dialects.generate import build, request_fields, sampling_fields
 from streamserve.protocol.errors import StreamserveError, no_model
 from streamserve.protocol.events import Citation, Event, Status, Token, Usage
-from streamserve.protocol.limits import Limits
-from streamserve.protocol.requests import GenerateRequest, Message
+from streamserve.protocol.requests import GenerateRequest, Limits, Message
 
 logger = logging.getLogger("streamserve.pipelines")
 

@@ -39,10 +39,10 @@ from streamserve.clients.process.paths import EnginePathError, engine_paths, is_
 from streamserve.clients.process.spawn import SpawnFailed, spawn
 from streamserve.clients.process.supervision import CircuitBreaker, ProcessActivity
 from streamserve.clients.thread.generation import error_event
+from streamserve.protocol.engine import ABSENT, EngineStats, ModelDescription
 from streamserve.protocol.errors import EngineUnavailable
 from streamserve.protocol.frames import FrameError
 from streamserve.protocol.requests import GenerateRequest
-from streamserve.protocol.stats import ABSENT, EngineStats, ModelDescription
 
 logger = logging.getLogger(__name__)
 

@@ -31,10 +31,10 @@ from streamserve.clients.process.messages import (
     encode,
     error_of,
 )
+from streamserve.protocol.engine import Accepted, Park
 from streamserve.protocol.errors import BadRequest, EngineUnavailable
 from streamserve.protocol.events import Error, Event
 from streamserve.protocol.frames import MSGPACK_ERRORS, FrameError, decode_event, encode_event
-from streamserve.protocol.park import Accepted, Park
 from streamserve.protocol.requests import GenerateRequest
 
 

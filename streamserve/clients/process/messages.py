@@ -19,11 +19,10 @@ from collections.abc import Iterator
 
 import msgspec
 
+from streamserve.protocol.engine import Accepted, EngineStats, ModelDescription, Park
 from streamserve.protocol.errors import Refused, StreamserveError
 from streamserve.protocol.frames import MSGPACK_ERRORS, FrameError, unpack
-from streamserve.protocol.park import Accepted, Park
 from streamserve.protocol.requests import GenerateRequest
-from streamserve.protocol.stats import EngineStats, ModelDescription
 
 PROTOCOL = 1
 

@@ -37,9 +37,9 @@ from streamserve.clients.process.paths import engine_paths, listening, locked, p
 from streamserve.clients.process.server_session import ServerSession
 from streamserve.clients.process.supervision import Watchdog
 from streamserve.engine.plan import Flight
+from streamserve.protocol.engine import ModelDescription
 from streamserve.protocol.errors import StreamserveError
 from streamserve.protocol.frames import FrameError
-from streamserve.protocol.stats import ModelDescription
 
 logger = logging.getLogger(__name__)
 

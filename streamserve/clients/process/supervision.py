@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from streamserve.engine.plan import Flight
-from streamserve.protocol.stats import EngineStats
+from streamserve.protocol.engine import EngineStats
 
 logger = logging.getLogger(__name__)
 

@@ -28,6 +28,7 @@ from streamserve.clients.remote.exchange import Exchange
 from streamserve.clients.remote.generation import RemoteGeneration
 from streamserve.clients.remote.metrics import RemoteMetrics, Timings
 from streamserve.clients.remote.probe import Found, probe
+from streamserve.protocol.engine import Accepted, EngineStats, ModelDescription, Park
 from streamserve.protocol.errors import (
     BadRequest,
     CannotContinue,
@@ -38,9 +39,7 @@ from streamserve.protocol.errors import (
     error_for,
 )
 from streamserve.protocol.events import TEXT, BlockText, Done, Error, Status, Usage
-from streamserve.protocol.park import Accepted, Park
 from streamserve.protocol.requests import GenerateRequest, ShownChoice, check_needs, check_sampling
-from streamserve.protocol.stats import EngineStats, ModelDescription
 
 if TYPE_CHECKING:
     import httpx

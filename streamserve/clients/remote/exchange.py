@@ -26,9 +26,9 @@ from streamserve.clients.remote.errors import (
 from streamserve.clients.remote.generation import RemoteGeneration
 from streamserve.clients.remote.metrics import RemoteMetrics, Timings
 from streamserve.clients.remote.sse_decoder import SSEDecoder, SSEError
+from streamserve.protocol.engine import Park
 from streamserve.protocol.errors import StreamserveError
 from streamserve.protocol.events import Done, Event, Status, Token
-from streamserve.protocol.park import Park
 from streamserve.protocol.sse import CONTENT_TYPE
 
 if TYPE_CHECKING:

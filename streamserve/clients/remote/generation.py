@@ -14,8 +14,8 @@ from collections.abc import Sequence
 
 from streamserve.clients.base import EventQueue
 from streamserve.clients.remote.answer import Answer
+from streamserve.protocol.engine import Accepted, Park
 from streamserve.protocol.events import TERMINALS, Error, Event
-from streamserve.protocol.park import Accepted, Park
 
 MAX_QUEUED = 64
 

@@ -21,11 +21,10 @@ from streamserve.engine.grammar.matcher import Matcher
 from streamserve.engine.plan import Runner
 from streamserve.engine.sequence import SequenceRequest
 from streamserve.engine.text.choice import Choice
-from streamserve.engine.text.formats.base import OutputFormat, Parser
-from streamserve.engine.text.formats.blocks import AnswerSource
+from streamserve.engine.text.formats.base import AnswerSource, OutputFormat, Parser
 from streamserve.engine.text.tokenizer import Prompt, Tokenizer
+from streamserve.protocol.engine import Accepted
 from streamserve.protocol.errors import BadRequest, PromptTooLong, StreamserveError
-from streamserve.protocol.park import Accepted
 from streamserve.protocol.requests import GenerateRequest, Grammar, SamplingParams, check_needs, check_sampling
 
 logger = logging.getLogger(__name__)

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from streamserve.engine.config import BATCH, WARM, EngineConfig, LatencyClass
 from streamserve.engine.output import SequenceUpdate
 from streamserve.engine.patience import Patience
+from streamserve.protocol.engine import CoreStats
 from streamserve.protocol.errors import Overloaded
 from streamserve.protocol.metrics import percentile
-from streamserve.protocol.stats import CoreStats
 
 # How many finished requests, and how many seconds, `RecentTimings` covers.
 _NUM_RECENT = 256

@@ -23,10 +23,10 @@ from streamserve.engine.config import WARM, EngineConfig
 from streamserve.engine.core import EngineCore
 from streamserve.engine.grammar.compiler import NUM_PROVERS
 from streamserve.engine.plan import OnStep, StepPlan
+from streamserve.protocol.engine import EngineStats, ModelDescription
 from streamserve.protocol.errors import BadRequest, EngineUnavailable, error_for
 from streamserve.protocol.events import Error
 from streamserve.protocol.requests import GenerateRequest
-from streamserve.protocol.stats import EngineStats, ModelDescription
 
 # Rendering is Python, tokenising releases the GIL: with two, one long prompt or chat does not block the short ones.
 _TOKENIZER_THREADS = 2

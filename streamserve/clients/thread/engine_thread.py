@@ -19,8 +19,8 @@ from streamserve.engine.config import EngineConfig
 from streamserve.engine.core import EngineCore
 from streamserve.engine.output import SequenceUpdate
 from streamserve.engine.plan import OnStep, Progress, StepPlan
+from streamserve.protocol.engine import ModelDescription
 from streamserve.protocol.errors import StreamserveError
-from streamserve.protocol.stats import ModelDescription
 
 logger = logging.getLogger(__name__)
 

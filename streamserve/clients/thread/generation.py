@@ -15,9 +15,9 @@ from typing import Protocol
 from streamserve.clients.base import EventQueue
 from streamserve.engine.output import SequenceUpdate
 from streamserve.engine.text.choice import Choice
+from streamserve.protocol.engine import Accepted, Park
 from streamserve.protocol.events import ChoiceDone, Done, Error, Status, Token, Usage
 from streamserve.protocol.metrics import percentile
-from streamserve.protocol.park import Accepted, Park
 
 # The message for each error code of a sequence, and whether a retry can help.
 ERRORS = {

@@ -17,12 +17,12 @@ from datetime import UTC, datetime
 from typing import IO, Any
 
 from streamserve.dialects.anthropic import shapes
-from streamserve.dialects.batches.lines import MAX_CUSTOM_ID_CHARS, RowResult, Unrun, digest_of, read_lines
-from streamserve.dialects.batches.openai_batches import ENDED, BatchRecord
+from streamserve.dialects.batch_lines import MAX_CUSTOM_ID_CHARS, RowResult, Unrun, digest_of, read_lines
 from streamserve.dialects.fields import any_object, read, required, text
+from streamserve.dialects.openai.batches import ENDED, BatchRecord
 from streamserve.protocol.errors import BadRequest, ErrorBody, StreamserveError, UnsupportedMedia
 from streamserve.protocol.json_body import decode_json
-from streamserve.protocol.limits import Limits
+from streamserve.protocol.requests import Limits
 
 ENDPOINT = "/v1/messages"  # of every request
 _JSON = "application/json"

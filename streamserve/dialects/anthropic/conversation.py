@@ -28,8 +28,7 @@ from streamserve.dialects.fields import (
 )
 from streamserve.dialects.messages import refuse_too_long
 from streamserve.protocol.errors import BadRequest
-from streamserve.protocol.limits import Limits
-from streamserve.protocol.requests import Message
+from streamserve.protocol.requests import Limits, Message
 
 USER, ASSISTANT, SYSTEM = "user", "assistant", "system"
 _MAX_BLOCKS = 1024

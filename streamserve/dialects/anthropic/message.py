@@ -14,7 +14,7 @@ from typing import Any
 
 from streamserve.dialects.anthropic.shapes import error_json
 from streamserve.dialects.base import GOING_DOWN, Ending, ending
-from streamserve.dialects.openai_chat import IsStream
+from streamserve.dialects.openai.chat import IsStream
 from streamserve.protocol.errors import to_body
 from streamserve.protocol.events import (
     TEXT,

@@ -19,6 +19,7 @@ from streamserve.dialects.fields import (
     any_list,
     any_object,
     boolean,
+    conflict,
     integer,
     object_of,
     one_of,
@@ -27,14 +28,13 @@ from streamserve.dialects.fields import (
     shorten,
     text,
 )
-from streamserve.dialects.generate import build, conflict, request_fields, sampling_fields, strings
+from streamserve.dialects.generate import build, request_fields, sampling_fields, strings
+from streamserve.dialects.grammar_fields import schema_grammar
 from streamserve.dialects.messages import refuse_too_long
 from streamserve.dialects.native import ON_DISCONNECT
-from streamserve.dialects.output.grammar_fields import schema_grammar
-from streamserve.dialects.output.tools import schema_of_arguments, several_tools, tool_name, with_tools
+from streamserve.dialects.tools import schema_of_arguments, several_tools, tool_name, with_tools
 from streamserve.protocol.errors import BadRequest
-from streamserve.protocol.limits import Limits
-from streamserve.protocol.requests import GenerateRequest, Grammar, Message, Tool, ToolChoice
+from streamserve.protocol.requests import GenerateRequest, Grammar, Limits, Message, Tool, ToolChoice
 
 _WORD = text(0, 512)
 _MAX_BUDGET = 2**31 - 1

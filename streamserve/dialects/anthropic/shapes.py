@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from streamserve.dialects.openai_chat import DescribesModel
+from streamserve.dialects.openai.chat import DescribesModel
 from streamserve.protocol.errors import BadRequest, ErrorBody
 
 VERSION_HEADER = "anthropic-version"

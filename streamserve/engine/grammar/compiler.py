@@ -21,10 +21,9 @@ from dataclasses import dataclass
 from queue import LifoQueue
 
 from streamserve.engine.grammar.limits import PARAM, GrammarLimits, refusal, unsupported_grammar
-from streamserve.engine.grammar.matcher import Matcher
+from streamserve.engine.grammar.matcher import Matcher, TokenTable, Vocabulary
 from streamserve.engine.grammar.prover import Prover
 from streamserve.engine.grammar.source import source_of
-from streamserve.engine.grammar.vocabulary import TokenTable, Vocabulary
 from streamserve.engine.text.tokenizer import Tokenizer
 from streamserve.protocol.errors import BadRequest, Overloaded, StreamserveError
 from streamserve.protocol.requests import Grammar

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from streamserve.engine.config import EngineConfig
 from streamserve.engine.sequence import Sequence
-from streamserve.protocol.park import Park
+from streamserve.protocol.engine import Park
 
 # A reader that is away is ahead without end; whether it has returned is seen after this time at the latest.
 _MOST_RESUME_SECONDS = 30.0

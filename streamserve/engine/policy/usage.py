@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 from streamserve.engine.in_flight import Launched
 from streamserve.engine.sequence import Sequence
-from streamserve.protocol.stats import LATE_SECONDS
+from streamserve.protocol.engine import LATE_SECONDS
 
 # The readers are looked at so often; the counts leave the engine once a second.
 _LOOK_SECONDS = 0.25

@@ -13,9 +13,8 @@ from dataclasses import replace
 
 from streamserve.engine.output import SequenceUpdate
 from streamserve.engine.plan import RawLogprobs
-from streamserve.engine.text.detokenizer import StopStrings, make_detokenizer
-from streamserve.engine.text.formats.blocks import AnswerSource, BlockWriter
-from streamserve.engine.text.tokenizer import Tokenizer
+from streamserve.engine.text.formats.base import AnswerSource, BlockWriter
+from streamserve.engine.text.tokenizer import StopStrings, Tokenizer, make_detokenizer
 from streamserve.protocol.events import Event, PositionLogprobs, Token, TokenLogprob
 from streamserve.protocol.requests import SamplingParams
 

@@ -1,12 +1,18 @@
-"""Text to ids and ids to bytes: the `Tokenizer` protocol, and `HFTokenizer` for a model folder.
+"""Text to ids, and ids to text: the `Tokenizer` protocol, and `Detokenizer`, which takes a token at a time.
 
-Knows chat templates and vocabularies; no engine. Called from tokenising threads (`encode`) and the event loop
-(`token_bytes`), so everything here is read-only after loading.
+A tokenizer knows chat templates and vocabularies; no engine and no events. Called from tokenising threads (`encode`)
+and the event loop (`token_bytes`), so it is read-only after loading.
+
+A detokenizer shows whole code points only, and nothing that may still become a stop string. What is held back is a
+pure function of the ids seen, so that a detokenizer fed the same ids is in the same state. Bounded time and memory per
+token, whatever the bytes. Why not `tokenizers.DecodeStream`: it has no flush, is quadratic on bytes that never become
+valid, and raises on some SentencePiece streams (research/engine.md 0.8).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import codecs
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -74,3 +80,143 @@ def checked_ids(token_ids: tuple[int, ...], vocab_size: int) -> tuple[int, ...]:
     if min(token_ids) < 0 or max(token_ids) >= vocab_size:
         raise BadRequest(f"token ids of this model are 0 to {vocab_size - 1:,}.", param="prompt_token_ids")
     return token_ids
+
+
+# Longest run of tokens a window decoder waits for before it shows replacement characters.
+_MAX_PENDING_TOKENS = 16
+
+
+class Detokenizer(Protocol):
+    """Turns ids into text."""
+
+    def feed(self, token_id: int) -> str:
+        """Return the text that is certain now."""
+
+    def flush(self) -> str:
+        """Return what is left at the end. Half a code point is no text: it is dropped."""
+
+
+def make_detokenizer(tokenizer: Tokenizer, *, strip_leading_space: bool) -> Detokenizer:
+    """Return the exact detokenizer if the tokenizer's bytes are the text, else the one that compares decodes."""
+    if tokenizer.is_byte_exact:
+        return ByteDetokenizer(tokenizer, strip_leading_space=strip_leading_space)
+    return WindowDetokenizer(tokenizer)
+
+
+class ByteDetokenizer:
+    """Bytes through an incremental UTF-8 decoder, which holds back at most three of them."""
+
+    def __init__(self, tokenizer: Tokenizer, *, strip_leading_space: bool = False) -> None:
+        self._tokenizer = tokenizer
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._strip = strip_leading_space and tokenizer.strips_leading_space
+
+    def feed(self, token_id: int) -> str:
+        """Return the text that is certain now."""
+        if self._tokenizer.is_special(token_id):
+            return ""
+        data = self._tokenizer.token_bytes(token_id)
+        if self._strip and data:
+            data, self._strip = data.removeprefix(b" "), False
+        return self._decoder.decode(data)
+
+    def flush(self) -> str:
+        """Drop what is left: the beginning of a code point at most."""
+        self._decoder.reset()
+        return ""
+
+
+class WindowDetokenizer:
+    """For decoders that are not a map from ids to bytes: decode a short window twice and show the difference.
+
+        ids:  ...... [ context ........ | pending .... ]
+                     decode(context), decode(context + pending): the second begins with the first
+
+    (Idea: TGI's two offsets; here the pending part is bounded, and flushed at the end.)
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._context: list[int] = []
+        self._pending: list[int] = []
+
+    def feed(self, token_id: int) -> str:
+        """Return the text that is certain now."""
+        if self._tokenizer.is_special(token_id):
+            return ""
+        self._pending.append(token_id)
+        text = self._new_text()
+        if text.endswith("\ufffd") and len(self._pending) < _MAX_PENDING_TOKENS:
+            return ""
+        self._context, self._pending = self._pending, []
+        return text
+
+    def flush(self) -> str:
+        """Return what is left at the end, up to what decodes to U+FFFD: that may be half a code point."""
+        text, self._pending = self._new_text(), []
+        return text.rstrip("\ufffd")
+
+    def _new_text(self) -> str:
+        shown = self._tokenizer.decode(self._context)
+        return self._tokenizer.decode([*self._context, *self._pending])[len(shown) :]
+
+
+class StopStrings:
+    """Watches text for stop strings; the one that is complete first ends it, and is no part of it unless `is_kept`.
+
+    Holds back only the longest suffix that may still become one. Among those complete at the same character the
+    longest wins, so that as little of any as possible is shown. `found` is the one that has ended the text.
+    """
+
+    def __init__(self, stop: Iterable[str], *, is_kept: bool = False) -> None:
+        self._stop = tuple(stop)
+        self._is_kept = is_kept
+        self._held = ""
+        self.found: str | None = None
+
+    @property
+    def is_found(self) -> bool:
+        """Whether a stop string has ended the text."""
+        return self.found is not None
+
+    def feed(self, text: str) -> str:
+        """Return the text that can be shown now; look at `is_found` afterwards."""
+        self._held += text
+        place = self._earliest()
+        if place is not None:
+            start, end = place
+            self.found = self._held[start:end]
+            return self._take(end if self._is_kept else start)
+        return self._take(len(self._held) - self._num_undecided())
+
+    def feed_unchecked(self, text: str) -> str:
+        """Return everything: before min_tokens no stop string counts."""
+        self._held += text
+        return self._take(len(self._held))
+
+    def flush(self) -> str:
+        """Return what is held back, at the end."""
+        return self._take(len(self._held))
+
+    def _earliest(self) -> tuple[int, int] | None:
+        """Return where the stop string that is complete first begins and ends."""
+        starts = ((self._held.find(stop), stop) for stop in self._stop)
+        found = [(start + len(stop), start) for start, stop in starts if start >= 0]
+        if not found:
+            return None
+        end, start = min(found)
+        return start, end
+
+    def _num_undecided(self) -> int:
+        """Return the length of the longest suffix of what is held that is the beginning of a stop string."""
+        longest = max(map(len, self._stop), default=0) - 1
+        for length in range(min(longest, len(self._held)), 0, -1):
+            if any(stop.startswith(self._held[-length:]) for stop in self._stop):
+                return length
+        return 0
+
+    def _take(self, length: int) -> str:
+        text, self._held = self._held[:length], self._held[length:]
+        if self.is_found:
+            self._held = ""
+        return text

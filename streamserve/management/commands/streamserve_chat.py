@@ -16,8 +16,8 @@ from typing import Any
 from django.core.management.base import BaseCommand, CommandError
 
 from streamserve.conf import get_settings
+from streamserve.protocol.engine import ModelDescription
 from streamserve.protocol.errors import StreamserveError
-from streamserve.protocol.stats import ModelDescription
 from streamserve.web.cli.loading_bar import LoadingBar
 from streamserve.web.cli.terminal import AnswerText, Chat, LocalChat, RemoteChat
 

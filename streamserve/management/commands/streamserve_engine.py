@@ -23,8 +23,8 @@ from streamserve.clients.process.client import ProcessClient
 from streamserve.clients.process.config import LaunchConfig
 from streamserve.clients.process.paths import EnginePathError, engine_paths, is_locked, prepare_folder
 from streamserve.conf import get_settings
+from streamserve.protocol.engine import EngineStats, ModelDescription
 from streamserve.protocol.errors import StreamserveError
-from streamserve.protocol.stats import EngineStats, ModelDescription
 from streamserve.web.cli.loading_bar import LoadingBar, progress_line
 
 _ACTIONS = {

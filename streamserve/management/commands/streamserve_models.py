@@ -21,7 +21,7 @@ from streamserve.clients.process.paths import EnginePathError, engine_paths, is_
 from streamserve.clients.remote.client import RemoteClient
 from streamserve.clients.remote.config import RemoteConfig
 from streamserve.conf import ECHO_PATH, SiteConfig, get_settings
-from streamserve.protocol.stats import ModelDescription
+from streamserve.protocol.engine import ModelDescription
 
 _STATE_SECONDS = 10.0
 _POLL_SECONDS = 0.05

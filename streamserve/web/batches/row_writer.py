@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from streamserve.dialects.batches.lines import RowResult
+from streamserve.dialects.batch_lines import RowResult
 from streamserve.durable.batches import Batch, BatchRow
 from streamserve.web.rows import orm
 from streamserve.web.work.kinds import Claim, LeaseLost

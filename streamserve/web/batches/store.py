@@ -14,9 +14,8 @@ from streamserve.api.batch.batches import no_batch
 from streamserve.api.batch.files import no_file
 from streamserve.api.call import Caller
 from streamserve.conf import SiteConfig
-from streamserve.dialects.batches.lines import LineError
-from streamserve.dialects.batches.openai_batches import ENDED, TIMES, WINDOW_SECONDS, BatchRecord, NewBatch
-from streamserve.dialects.batches.openai_files import PURPOSE, Page
+from streamserve.dialects.batch_lines import LineError
+from streamserve.dialects.openai.batches import ENDED, PURPOSE, TIMES, WINDOW_SECONDS, BatchRecord, NewBatch, Page
 from streamserve.durable.batches import Batch
 from streamserve.durable.files import StoredFile
 from streamserve.durable.limits import hold_limit

@@ -21,7 +21,7 @@ from django.utils import timezone
 from streamserve.api.batch.rows import answer_line
 from streamserve.api.call import Caller
 from streamserve.api.logs import get_logger
-from streamserve.dialects.batches.lines import (
+from streamserve.dialects.batch_lines import (
     CANCELLED,
     EXPIRED,
     Line,

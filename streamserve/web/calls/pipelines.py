@@ -12,7 +12,7 @@ from django.db import transaction
 
 from streamserve.api.idempotency import once_for
 from streamserve.api.jobs import JobView, job_request
-from streamserve.dialects.run import run_json
+from streamserve.dialects.base import run_json
 from streamserve.protocol.errors import BadRequest
 from streamserve.protocol.events import Usage
 from streamserve.streams.reader.follow import collect

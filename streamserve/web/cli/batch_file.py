@@ -15,7 +15,7 @@ from typing import IO
 
 from streamserve.api.batch.rows import answer_line
 from streamserve.api.call import Caller, Site
-from streamserve.dialects.batches.lines import (
+from streamserve.dialects.batch_lines import (
     Line,
     LineChecker,
     LineError,
@@ -24,10 +24,10 @@ from streamserve.dialects.batches.lines import (
     parse_line,
     read_lines,
 )
-from streamserve.dialects.batches.openai_batches import result_line
+from streamserve.dialects.openai.batches import result_line
 from streamserve.protocol.errors import BadRequest, StreamserveError
 from streamserve.protocol.json_body import decode_json
-from streamserve.protocol.limits import Limits
+from streamserve.protocol.requests import Limits
 
 # An answer in the output may be longer than any request.
 _MAX_RESULT_BYTES = 64 * 1024 * 1024

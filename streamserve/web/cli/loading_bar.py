@@ -10,7 +10,7 @@ import shutil
 from collections.abc import Mapping
 from typing import Any, TextIO
 
-from streamserve.protocol.stats import ModelDescription
+from streamserve.protocol.engine import ModelDescription
 
 _BAR_LEN = 24
 

@@ -20,9 +20,9 @@ from urllib.parse import urlsplit
 from streamserve.api.logs import get_logger
 from streamserve.conf import SiteConfig
 from streamserve.dialects import native
+from streamserve.protocol.engine import ModelDescription
 from streamserve.protocol.errors import EngineUnavailable, StreamserveError, error_for
 from streamserve.protocol.events import TEXT, BlockStart, Error, Token
-from streamserve.protocol.stats import ModelDescription
 from streamserve.streams.log.base import MemoryLog
 from streamserve.streams.reader.follow import follow
 from streamserve.streams.registry import Streams

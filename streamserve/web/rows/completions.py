@@ -18,8 +18,8 @@ from django.db.models import Q
 
 from streamserve.api.call import Caller
 from streamserve.api.logs import get_logger
-from streamserve.dialects import openai_chat
-from streamserve.dialects.stored_chat import ListQuery, StoredChat, no_completion, num_choices, stream_id_of
+from streamserve.dialects.openai import chat as openai_chat
+from streamserve.dialects.openai.stored_chat import ListQuery, StoredChat, no_completion, num_choices, stream_id_of
 from streamserve.durable.completions import StoredCompletion, marks_of
 from streamserve.models import Stream as StreamRow
 from streamserve.protocol.errors import NotFinished, StreamserveError

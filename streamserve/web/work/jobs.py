@@ -15,7 +15,7 @@ from typing import Any
 from django.db import transaction
 
 from streamserve.clients.pipeline.journal import Memo
-from streamserve.dialects.run import run_json
+from streamserve.dialects.base import run_json
 from streamserve.models import Job
 from streamserve.models import Stream as StreamRow
 from streamserve.protocol.events import Done, Error, is_success

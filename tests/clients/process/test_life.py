@@ -21,9 +21,9 @@ from streamserve.clients.process.config import LaunchConfig
 from streamserve.clients.process.paths import engine_paths, is_locked
 from streamserve.clients.process.spawn import SpawnFailed, spawn
 from streamserve.engine.config import ModelConfig
+from streamserve.protocol.engine import Park
 from streamserve.protocol.errors import BadRequest, EngineUnavailable
 from streamserve.protocol.events import Done, Event, Token
-from streamserve.protocol.park import Park
 from tests.support.engine_processes import ENGINE, ask, connected, is_alive, pid_of, ready, spec_in, until
 from tests.support.poisoned_engine import CRASHES, RAISES, planted
 

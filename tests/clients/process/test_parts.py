@@ -37,7 +37,7 @@ from streamserve.clients.process.supervision import (
 )
 from streamserve.engine.config import EngineConfig, LatencyClass, ModelConfig
 from streamserve.engine.plan import Flight
-from streamserve.protocol.stats import EngineStats
+from streamserve.protocol.engine import EngineStats
 from tests.support.engine_processes import spec_in
 
 

@@ -9,8 +9,8 @@ import pytest
 from streamserve.clients.thread.admission import AdmissionControl, RecentTimings
 from streamserve.engine.config import CLASSES, EngineConfig
 from streamserve.engine.output import SequenceUpdate
+from streamserve.protocol.engine import CoreStats
 from streamserve.protocol.errors import Overloaded
-from streamserve.protocol.stats import CoreStats
 from tests.support.engines import FakeClock
 
 # The core's statistics while something waits: a token takes a hundredth of a second. A chat may wait half a minute.

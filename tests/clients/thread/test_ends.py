@@ -12,9 +12,9 @@ from streamserve.clients.factory import echo_client
 from streamserve.clients.thread.acceptance import LoadedEngine
 from streamserve.clients.thread.client import ThreadClient
 from streamserve.engine.plan import Progress
+from streamserve.protocol.engine import CoreStats
 from streamserve.protocol.errors import BadRequest, EngineUnavailable
 from streamserve.protocol.events import Done, Error, Event, Token
-from streamserve.protocol.stats import CoreStats
 from tests.support.clients import CONFIG, ask, collect, echo_runner, load_of, ready, serving, until
 from tests.support.engines import DEADLINE_SECONDS, DyingRunner, GatedRunner
 

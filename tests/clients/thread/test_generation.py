@@ -10,8 +10,8 @@ from streamserve.clients.thread.generation import LocalGeneration
 from streamserve.engine.echo import EchoTokenizer
 from streamserve.engine.output import SequenceUpdate
 from streamserve.engine.text.choice import Choice
+from streamserve.protocol.engine import Accepted, Park
 from streamserve.protocol.events import ChoiceDone, Done, Error, Token
-from streamserve.protocol.park import Accepted, Park
 from streamserve.protocol.requests import SamplingParams
 from tests.support.clients import collect, text
 

@@ -16,9 +16,8 @@ import pytest
 from streamserve.engine.echo import END_OF_TURN, EOS, VOCAB_SIZE, EchoTokenizer
 from streamserve.engine.grammar.compiler import MatcherBudget, Proved, ProvedSources
 from streamserve.engine.grammar.limits import GrammarLimits
-from streamserve.engine.grammar.matcher import Matcher, advance, set_masks
+from streamserve.engine.grammar.matcher import Matcher, TokenTable, Vocabulary, advance, set_masks
 from streamserve.engine.grammar.source import source_of
-from streamserve.engine.grammar.vocabulary import TokenTable, Vocabulary
 from streamserve.protocol.errors import BadRequest, Overloaded, StreamserveError
 from streamserve.protocol.requests import Grammar
 from tests.support.engines import DEADLINE_SECONDS

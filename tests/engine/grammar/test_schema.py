@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from streamserve.engine.grammar.limits import GrammarLimits
-from streamserve.engine.grammar.schema import UNSUPPORTED, read_schema
+from streamserve.engine.grammar.source import UNSUPPORTED, read_schema
 from streamserve.protocol.errors import BadRequest
 
 LIMITS = GrammarLimits()

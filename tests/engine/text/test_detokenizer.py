@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streamserve.engine.echo import EOS, VOCAB_SIZE, EchoTokenizer
-from streamserve.engine.text.detokenizer import ByteDetokenizer, StopStrings, WindowDetokenizer, make_detokenizer
+from streamserve.engine.text.tokenizer import ByteDetokenizer, StopStrings, WindowDetokenizer, make_detokenizer
 
 ECHO = EchoTokenizer()
 TEXTS = ["naïve café", "静かな河 🙂🦊", "👩‍🚀👨‍👩‍👧‍👦", "क्षत्रिय", "a\ufffdb\ufffd", "\ud7ff\ue000\U0010ffff"]

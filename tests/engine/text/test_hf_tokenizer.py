@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from streamserve.engine.text.detokenizer import make_detokenizer
+from streamserve.engine.text.tokenizer import make_detokenizer
 from streamserve.protocol.errors import BadRequest, EngineUnavailable, NoChatTemplate, PromptTooLong
 from streamserve.protocol.requests import GenerateRequest, Message
 from tests.support.engines import DEADLINE_SECONDS

@@ -10,7 +10,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from streamserve.protocol.limits import Limits
+from streamserve.protocol.requests import Limits
 from tests.support.batch_site import BatchSite, engines_stopped, make_site
 from tests.support.servers import SERVERS, Server
 

@@ -18,9 +18,9 @@ import pytest
 from streamserve.clients.base import EngineClient, Generation
 from streamserve.clients.process.messages import Cancel, encode
 from streamserve.engine.config import EngineConfig
+from streamserve.protocol.engine import EngineStats
 from streamserve.protocol.events import Event, Token
 from streamserve.protocol.requests import GenerateRequest, SamplingParams
-from streamserve.protocol.stats import EngineStats
 from tests.proofs.scale import IS_SOAK, scaled
 from tests.proofs.support.engines import ECHO, serving
 from tests.proofs.support.pairs import MODEL_LEN, Answer, config_of, whole_answer

@@ -15,7 +15,7 @@ from streamserve.engine.echo import VOCAB_SIZE, EchoTokenizer
 from streamserve.engine.grammar.compiler import GrammarCompiler
 from streamserve.engine.grammar.limits import GrammarLimits
 from streamserve.engine.grammar.matcher import Matcher, advance
-from streamserve.engine.grammar.schema import read_schema
+from streamserve.engine.grammar.source import read_schema
 from streamserve.engine.plan import Sampled, StepPlan, StepResult
 from streamserve.protocol.errors import BadRequest
 from streamserve.protocol.requests import Grammar

@@ -17,10 +17,10 @@ from streamserve.clients.base import Generation
 from streamserve.clients.process.client import ProcessClient
 from streamserve.clients.process.config import LaunchConfig
 from streamserve.engine.config import ModelConfig
+from streamserve.protocol.engine import EngineStats
 from streamserve.protocol.errors import EngineUnavailable
 from streamserve.protocol.events import Event, Token
 from streamserve.protocol.requests import GenerateRequest
-from streamserve.protocol.stats import EngineStats
 from tests.proofs.scale import IS_SOAK, scaled
 from tests.proofs.support.engines import ECHO, serving
 from tests.proofs.support.pairs import (

@@ -10,7 +10,7 @@ import pytest
 
 from streamserve.clients.process.config import LaunchConfig
 from streamserve.engine.config import EngineConfig
-from streamserve.protocol.park import SUSPECT_LOSSES
+from streamserve.protocol.engine import SUSPECT_LOSSES
 from tests.proofs.support.killing import STEADY, Readers
 from tests.support.engine_processes import ask, connected, spec_in
 from tests.support.poisoned_engine import CRASHES, RAISES, planted

@@ -124,7 +124,7 @@ def tiny_model(folder: Path, model_type: str) -> Model:
 def thinking_model(folder: Path) -> Model:
     """Load the trained model that thinks and calls tools, once, with its tokenizer and its output format."""
     from streamserve.engine.model.runner import load_runner
-    from streamserve.engine.text.formats.choose import choose_format
+    from streamserve.engine.text.formats.markup import choose_format
     from streamserve.engine.text.hf_tokenizer import HFTokenizer
 
     config = EngineConfig(block_size=BLOCK_SIZE, num_blocks=_MANY_BLOCKS, max_model_len=_LONGEST, overlap=True)

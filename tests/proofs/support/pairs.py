@@ -21,9 +21,9 @@ from streamserve.engine.config import CLASSES, EngineConfig
 from streamserve.engine.core import EngineCore
 from streamserve.engine.plan import PENDING, StepPlan
 from streamserve.engine.sequence import Sequence
+from streamserve.protocol.engine import EngineStats
 from streamserve.protocol.events import BlockStart, ChoiceDone, Done, Error, Event, Token
 from streamserve.protocol.requests import GenerateRequest, Grammar, SamplingParams
-from streamserve.protocol.stats import EngineStats
 
 BLOCK_SIZE = 4
 NUM_BLOCKS = 257

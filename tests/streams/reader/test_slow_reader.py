@@ -10,8 +10,8 @@ import pytest
 
 from streamserve.clients.base import EngineClient
 from streamserve.clients.thread.client import ThreadClient
+from streamserve.protocol.engine import Park
 from streamserve.protocol.events import Done, LoggedEvent, Status, Token
-from streamserve.protocol.park import Park
 from streamserve.protocol.requests import GenerateRequest
 from streamserve.streams.log.base import MemoryLog
 from streamserve.streams.reader.follow import Follow, collect, follow

@@ -9,7 +9,7 @@ import pytest
 
 from streamserve.dialects.base import Encoder
 from streamserve.dialects.native import NativeEncoder, TextEncoder, TokensEncoder
-from streamserve.dialects.openai_chat import ChatEncoder
+from streamserve.dialects.openai.chat import ChatEncoder
 from streamserve.protocol.events import (
     TEXT,
     BlockStart,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import json
 
-from streamserve.protocol.stats import ModelDescription
+from streamserve.protocol.engine import ModelDescription
 from streamserve.web.cli.loading_bar import LoadingBar, description_of, progress_line
 
 WEIGHTS = ModelDescription(

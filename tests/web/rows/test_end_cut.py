@@ -13,9 +13,9 @@ import pytest
 from streamserve.clients.base import Generation
 from streamserve.clients.thread.client import ThreadClient
 from streamserve.models import Stream as StreamRow
+from streamserve.protocol.engine import Park
 from streamserve.protocol.errors import EngineUnavailable
 from streamserve.protocol.events import Done, Token
-from streamserve.protocol.park import Park
 from streamserve.protocol.requests import GenerateRequest
 from streamserve.streams.config import StreamConfig
 from streamserve.streams.log.base import Batch, EventLog, LogUnavailable, Result, make_batch

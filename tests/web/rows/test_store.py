@@ -20,8 +20,14 @@ from streamserve.clients.thread.client import ThreadClient
 from streamserve.models import Stream as StreamRow
 from streamserve.protocol.errors import QuotaExceeded, UnmetNeeds
 from streamserve.protocol.events import Done, Meta, Status
-from streamserve.protocol.limits import Limits
-from streamserve.protocol.requests import GenerateRequest, Message, SamplingParams, decode_request, encode_request
+from streamserve.protocol.requests import (
+    GenerateRequest,
+    Limits,
+    Message,
+    SamplingParams,
+    decode_request,
+    encode_request,
+)
 from streamserve.streams.config import StreamConfig
 from streamserve.streams.log.base import append, new_log_id
 from streamserve.streams.reader.follow import collect, follow

@@ -19,8 +19,7 @@ from streamserve.api.call import Caller
 from streamserve.conf import get_settings
 from streamserve.models import Batch, Job, StoredFile
 from streamserve.protocol.errors import Overloaded, QuotaExceeded, StorageFull
-from streamserve.protocol.limits import Limits
-from streamserve.protocol.requests import GenerateRequest, Message
+from streamserve.protocol.requests import GenerateRequest, Limits, Message
 from streamserve.web.batches.files import SiteFiles
 from streamserve.web.batches.store import SiteBatches
 from streamserve.web.work.queue import SiteJobs, _row_of

@@ -1,19 +1,43 @@
-"""`MarkedFormat`: the format of a known family of models for one tokenizer. `PlainFormat`: text, with its tags as text.
+"""The formats of a model's output, and `choose_format`: the setting's, else the tokenizer's own, else a known one.
 
-Read-only after it is made; used on tokenising threads and the event loop.
+    PlainFormat       text, with its tags as text: a model without markup
+    MarkedFormat      a known family of models (known.py), for one tokenizer
+    TemplateFormat    what the model's own tokenizer describes in its `response_template`
+
+transformers reads and checks such a template and parses the values of calls; the text is cut here, as for the known
+formats, so that ids keep their blocks and a call that does not parse is text. A call's arguments come when it is
+whole: a template may describe any syntax. Its patterns are of text, so tags that are tokens are fed as their text.
+(Source: transformers.utils.chat_parsing, 5.23.)
+
+Read-only after they are made; used on tokenising threads and the event loop.
 """
 
 from __future__ import annotations
 
+import json
+import logging
 import re
 from collections.abc import Iterable, Mapping
-from typing import Protocol
+from functools import partial
+from importlib import import_module
+from typing import Any, Protocol
 
 from streamserve.engine.text.formats import lark
-from streamserve.engine.text.formats.base import Parser, Part, Tags, Written
-from streamserve.engine.text.formats.known import KNOWN, ModelMarkup
-from streamserve.engine.text.formats.regions import THINKING, RegionParser, Regions
+from streamserve.engine.text.formats.base import OutputFormat, Parser, Part, Tags, Written
+from streamserve.engine.text.formats.json_call import Call, call_of
+from streamserve.engine.text.formats.known import ALIASES, KNOWN, ModelMarkup
+from streamserve.engine.text.formats.lark import holds_calls
+from streamserve.engine.text.formats.regions import (
+    BETWEEN,
+    TEXT,
+    THINKING,
+    TOOL_USE,
+    Region,
+    RegionParser,
+    Regions,
+)
 from streamserve.engine.text.tokenizer import Prompt, Tokenizer
+from streamserve.protocol.errors import BadRequest, EngineUnavailable
 from streamserve.protocol.requests import GenerateRequest, Grammar, Tool
 
 _QUOTED = re.compile("«(.*?)»", re.DOTALL)
@@ -161,3 +185,159 @@ def tools_of(request: GenerateRequest) -> Mapping[str, Tool] | None:
 def is_continued(request: GenerateRequest) -> bool:
     """Return whether the beginning of the answer is the request's last message."""
     return request.continue_final_message or bool(request.chat_template_kwargs.get("continue_final_message"))
+
+
+logger = logging.getLogger(__name__)
+
+_KINDS = {
+    "content": TEXT,
+    "reasoning_content": THINKING,
+    "reasoning": THINKING,
+    "thinking": THINKING,
+    "tool_calls": TOOL_USE,
+}
+
+
+class TemplateFormat:
+    """See `OutputFormat`."""
+
+    name = "response_template"
+
+    def __init__(self, template: dict[str, Any], tokenizer: TaggedTokenizer, added: Mapping[str, int]) -> None:
+        from transformers.utils.chat_parsing.response_templates import load_response_template
+
+        self._template = load_response_template(template)
+        source = json.dumps(template, ensure_ascii=False).replace("\\", "")
+        self.tags = Tags([text for text in added if text in source], added.get, tokenizer.is_special, is_text=True)
+        self._tokenizer = tokenizer
+        self._regions = Regions(tuple(self._region(field) for field in self._template.fields.values()), self.tags)
+
+    def parser(self, request: GenerateRequest, prompt: Prompt) -> Parser | None:
+        """Return the parser of an answer, in the state in which the end of the prompt leaves it."""
+        if request.messages is None:
+            return PlainParser(self.tags) if self.tags.has_hidden else None
+        begun = self._template.truncate_past_last_anchor(tail_of(prompt, self.tags, self._tokenizer, num_tokens=None))
+        return RegionParser(
+            self._regions,
+            starts_in=self._regions.left_open_in(begun),
+            tools=tools_of(request),
+            is_continued=is_continued(request) or bool(begun.strip()),
+        )
+
+    def grammar(self, request: GenerateRequest, prompt: Prompt) -> Grammar | None:
+        """Return the request's own grammar: a template says how to read calls, not how to write them.
+
+        Raises BadRequest for what would need that.
+        """
+        if request.messages is None:
+            return request.grammar
+        is_held = holds_calls(request)
+        if is_held or (request.grammar is not None and self._has_thoughts):
+            raise BadRequest(
+                "this model's output is read by its response_template, which cannot hold it to a grammar. "
+                "Name its FORMAT in the settings; or use tool_choice auto, parallel calls, no strict tools and no "
+                "grammar or response_format.",
+                code="unsupported_grammar",
+                param="tools" if is_held else "grammar",
+            )
+        return request.grammar
+
+    @property
+    def _has_thoughts(self) -> bool:
+        return any(one.region.kind == THINKING for one in self._regions.all)
+
+    def _region(self, field: Any) -> Region:
+        """Return a field as a region. The one that needs no opening is the text outside; its closing is markup."""
+        closing = "" if field.close_re is None else field.close_re.pattern
+        if field.open_re is None:
+            return Region(kind=BETWEEN, opening=closing or r"(?!)", can_grow=field.close_literals is None)
+        kind = _KINDS.get(field.name, BETWEEN)
+        return Region(
+            kind=kind,
+            opening=field.open_re.pattern
+            if kind != BETWEEN
+            else r"(?!)",  # what is known to no dialect stays text, with its tags
+            closing=rf"\s{{0,8}}(?:{closing})" if closing and kind == THINKING else closing,
+            is_first=field.open_re.match("") is not None,
+            can_grow=field.open_literals is None,
+            read=partial(_calls_of, field) if kind == TOOL_USE else None,
+        )
+
+
+def _calls_of(field: Any, body: str, captures: Mapping[str, str], tools: Mapping[str, Tool]) -> list[Call] | None:
+    """Return the calls of a region, None if it does not hold together."""
+    from transformers.utils.chat_parsing.content_parsers import process_field
+
+    try:
+        value = process_field(body, field, dict(captures))
+        found = [_call_of(one) for one in (value if isinstance(value, list) else [value])]
+    except Exception:  # what a template does with a model's text has no other bounds
+        logger.debug("a call does not parse", exc_info=True)
+        return None
+    return found if found and all(found) else None  # type: ignore[return-value]
+
+
+def _call_of(value: Any) -> Call | None:
+    function = value.get("function", value)
+    name, arguments = function.get("name"), function.get("arguments")
+    if isinstance(arguments, str):
+        arguments = json.loads(arguments)
+    if not isinstance(name, str) or not name or not isinstance(arguments or {}, dict):
+        return None
+    return call_of(name, arguments or {})
+
+
+NAMES = ("text", *(one.name for one in KNOWN), *ALIASES)
+
+
+class TemplatedTokenizer(TaggedTokenizer, Protocol):
+    """A tokenizer with what models say of their markup."""
+
+    chat_template: str
+    response_template: dict[str, Any] | None
+
+    @property
+    def added_ids(self) -> Mapping[str, int]:
+        """The added tokens by their text."""
+
+
+def choose_format(tokenizer: TemplatedTokenizer, setting: str | None = None) -> OutputFormat:
+    """Return the format. `setting` is a name of NAMES, or the dotted path of a function that makes one.
+
+    Raises EngineUnavailable for a setting that names neither.
+    """
+    if setting is not None and "." in setting:
+        return _imported(setting, tokenizer)
+    if setting is not None:
+        return _named(ALIASES.get(setting, setting), tokenizer)
+    if tokenizer.response_template:
+        try:
+            return TemplateFormat(tokenizer.response_template, tokenizer, tokenizer.added_ids)
+        except Exception:  # a template may be anything, also one of a later version
+            logger.warning("the tokenizer's response_template cannot be used; the format is looked for", exc_info=True)
+    for markup in KNOWN:
+        if markup.is_it(tokenizer.chat_template, lambda text: tokenizer.tag_id(text) is not None):
+            return MarkedFormat(markup, tokenizer)
+    return PlainFormat(tokenizer)
+
+
+def _named(name: str, tokenizer: TemplatedTokenizer) -> OutputFormat:
+    if name == PlainFormat.name:
+        return PlainFormat(tokenizer)
+    for markup in KNOWN:
+        if markup.name == name:
+            return MarkedFormat(markup, tokenizer)
+    message = (
+        f"FORMAT {name!r} is not known. It is one of {', '.join(sorted(NAMES))}, or the dotted path of a function."
+    )
+    raise EngineUnavailable(message, code="load_failed")
+
+
+def _imported(path: str, tokenizer: TemplatedTokenizer) -> OutputFormat:
+    module, _, name = path.rpartition(".")
+    try:
+        make = getattr(import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise EngineUnavailable(f"FORMAT {path!r} cannot be imported: {error}", code="load_failed") from error
+    made: OutputFormat = make(tokenizer)
+    return made

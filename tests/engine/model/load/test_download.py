@@ -16,9 +16,9 @@ import pytest
 from streamserve.clients.process.client import ProcessClient
 from streamserve.clients.process.config import LaunchConfig
 from streamserve.engine.config import EngineConfig, ModelConfig
+from streamserve.protocol.engine import ModelDescription
 from streamserve.protocol.events import Done
 from streamserve.protocol.requests import GenerateRequest, SamplingParams
-from streamserve.protocol.stats import ModelDescription
 from tests.support.clients import collect
 from tests.support.engine_processes import end_engine
 from tests.support.hub_server import Hub, files_of, hub_of

@@ -14,7 +14,7 @@ pytest.importorskip("llguidance", reason="needs llguidance")
 
 from streamserve.engine.grammar.compiler import GrammarCompiler
 from streamserve.engine.grammar.matcher import advance
-from streamserve.engine.text.formats.choose import choose_format
+from streamserve.engine.text.formats.markup import choose_format
 from streamserve.engine.text.hf_tokenizer import HFTokenizer
 from streamserve.protocol.errors import BadRequest
 from streamserve.protocol.requests import Grammar, Tool, ToolChoice

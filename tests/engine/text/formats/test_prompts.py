@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("transformers", reason="needs the engine extra: pip install streamserve[engine]")
 
-from streamserve.engine.text.formats.choose import choose_format
+from streamserve.engine.text.formats.markup import choose_format
 from streamserve.engine.text.hf_tokenizer import HFTokenizer
 from streamserve.engine.text.tokenizer import Prompt
 from streamserve.protocol.requests import Message, Tool, ToolChoice

@@ -11,7 +11,7 @@ import pytest
 
 pytest.importorskip("transformers", reason="needs the engine extra: pip install streamserve[engine]")
 
-from streamserve.engine.text.formats.choose import choose_format
+from streamserve.engine.text.formats.markup import choose_format
 from streamserve.engine.text.hf_tokenizer import HFTokenizer
 from streamserve.protocol.events import Done, Event, Meta, Token, Usage
 from streamserve.protocol.grammar import check_events

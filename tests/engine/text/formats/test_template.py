@@ -10,7 +10,7 @@ import pytest
 
 pytest.importorskip("transformers", reason="needs the engine extra: pip install streamserve[engine]")
 
-from streamserve.engine.text.formats.choose import choose_format
+from streamserve.engine.text.formats.markup import choose_format
 from streamserve.protocol.errors import BadRequest
 from streamserve.protocol.requests import Grammar, Tool, ToolChoice
 from tests.support.tagged import EOS, answer_of, blocks_of, events_of, ids_of, resumed, tagged_tokenizer

@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("transformers", reason="needs the engine extra: pip install streamserve[engine]")
 pytest.importorskip("llguidance", reason="needs llguidance")
 
-from streamserve.engine.text.formats.choose import choose_format
+from streamserve.engine.text.formats.markup import choose_format
 from streamserve.engine.text.formats.xml_call import calls_of, types_of
 from streamserve.engine.text.hf_tokenizer import HFTokenizer
 from streamserve.protocol.errors import BadRequest

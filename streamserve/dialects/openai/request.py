@@ -17,6 +17,7 @@ from streamserve.dialects.fields import (
     any_list,
     any_object,
     boolean,
+    conflict,
     integer,
     object_of,
     one_of,
@@ -24,14 +25,13 @@ from streamserve.dialects.fields import (
     text,
     wrong_type,
 )
-from streamserve.dialects.generate import build, conflict, prompt_logprobs, request_fields, sampling_fields
+from streamserve.dialects.generate import build, prompt_logprobs, request_fields, sampling_fields
+from streamserve.dialects.grammar_fields import format_fields, take_format
 from streamserve.dialects.native import ON_DISCONNECT
-from streamserve.dialects.output.prompt_logprobs import refuse_streamed
-from streamserve.dialects.output.structured_outputs import format_fields, take_format
-from streamserve.dialects.output.tools import tool_fields, with_tools
+from streamserve.dialects.openai.parts import refuse_streamed
+from streamserve.dialects.tools import tool_fields, with_tools
 from streamserve.protocol.errors import BadRequest
-from streamserve.protocol.limits import Limits
-from streamserve.protocol.requests import GenerateRequest
+from streamserve.protocol.requests import GenerateRequest, Limits
 
 _WORD = text(0, 512)
 

@@ -1,5 +1,4 @@
-"""What the model may call and how its text must look: the API's `tools`, `tool_choice` and `response_format` →
-`Tool`, `ToolChoice` and `Grammar`.
+"""What the model may call: the fields `tools`, `tool_choice` and `parallel_tool_calls` → `Tool` and `ToolChoice`.
 
 Types, names and combinations are checked here. Whether a schema can be compiled is found at acceptance, and whether the
 model's chat template shows tools at all. Pure.
@@ -21,17 +20,14 @@ from streamserve.dialects.fields import (
     list_of,
     one_of,
     read,
-    refuse_unknown,
     required,
     shorten,
     text,
     wrong_type,
     wrong_value,
 )
-from streamserve.dialects.output.grammar_fields import schema_grammar
 from streamserve.protocol.errors import BadRequest, PromptTooLong
-from streamserve.protocol.limits import Limits
-from streamserve.protocol.requests import GenerateRequest, Grammar, Tool, ToolChoice
+from streamserve.protocol.requests import GenerateRequest, Limits, Tool, ToolChoice
 
 MODES = ("none", "auto", "required")
 _MAX_ALLOWED = 1024  # names in `allowed_tools`, which are some of the tools
@@ -111,34 +107,6 @@ def check_choice(choice: ToolChoice, offered: Sequence[Tool], param: str) -> Non
                 code="invalid_value",
                 param=param,
             )
-
-
-@lru_cache(maxsize=8)
-def response_format(limits: Limits) -> Reader:
-    """Return the reader of `response_format`; None is plain text. The schema of `json_schema` always binds."""
-    table: Table = {
-        "name": tool_name,
-        "description": text(0, limits.max_prompt_chars),
-        "schema": any_object,
-        "strict": boolean,
-    }
-
-    def reader(value: Any, param: str) -> Grammar | None:
-        asked = any_object(value, param)
-        kind = required(asked, "type", prefix=param + ".")
-        one_of("text", "json_object", "json_schema")(kind, param + ".type")
-        own = ("json_schema",) if kind == "json_schema" else ()
-        refuse_unknown(asked, dict.fromkeys(("type", *own), any_object), prefix=param + ".")
-        if kind != "json_schema":
-            return None if kind == "text" else Grammar(kind="json_object")
-        where = f"{param}.json_schema."
-        fields = read(any_object(required(asked, kind, prefix=param + "."), where[:-1]), table, prefix=where)
-        required(fields, "name", prefix=where)
-        if "schema" not in fields:
-            return Grammar(kind="json_object")
-        return schema_grammar(fields["schema"], where + "schema", limits)
-
-    return reader
 
 
 def _tool(value: Any, param: str, limits: Limits) -> Tool:

@@ -10,12 +10,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from streamserve.dialects.batches.openai_files import Page, list_json, parse_page
 from streamserve.dialects.fields import read, text, wrong_value
 from streamserve.dialects.generate import metadata
+from streamserve.dialects.openai.batches import Page, list_json, parse_page
 from streamserve.protocol.errors import BadRequest, NotFound
 from streamserve.protocol.events import ChoiceDone, LoggedEvent, Token
-from streamserve.protocol.limits import Limits
+from streamserve.protocol.requests import Limits
 
 MOST, USUAL = 100, 20
 _PREFIX = "chatcmpl-"

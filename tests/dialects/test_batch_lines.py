@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from streamserve.dialects.batches.lines import MAX_ERRORS, Line, LineChecker, LineError, parse_line, read_lines
-from streamserve.protocol.limits import Limits
+from streamserve.dialects.batch_lines import MAX_ERRORS, Line, LineChecker, LineError, parse_line, read_lines
+from streamserve.protocol.requests import Limits
 
 URL = "/v1/completions"
 USUAL, SMALL = Limits(), Limits(max_body_bytes=100)

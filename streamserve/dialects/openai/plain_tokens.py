@@ -11,14 +11,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from streamserve.dialects.base import Ending
-from streamserve.dialects.fields import Table, integer, number, read
-from streamserve.dialects.generate import build, conflict, request_fields, sampling_fields
+from streamserve.dialects.fields import Table, conflict, integer, number, read
+from streamserve.dialects.generate import build, request_fields, sampling_fields
 from streamserve.dialects.native import TokensEncoder, on_disconnect, query_values
-from streamserve.dialects.openai_chat import error_json
+from streamserve.dialects.openai.chat import error_json
 from streamserve.protocol.errors import StreamserveError, to_body
 from streamserve.protocol.events import LoggedEvent
-from streamserve.protocol.limits import Limits
-from streamserve.protocol.requests import GenerateRequest
+from streamserve.protocol.requests import GenerateRequest, Limits
 from streamserve.protocol.sse import frame, one_line_json
 
 _NO_TEXT = frame(one_line_json({"token": ""}))

@@ -4,7 +4,7 @@ Shapes as the official client's types have them (openai 3.52, `types/chat`). A f
 `data: {"error": {…}}`, which makes that client raise, and then no `[DONE]`. Text blocks are `content`. Thinking is
 `reasoning_content`, a field that other servers added; the public API has none. A tool_use block is one of `tool_calls`:
 its id and name first, then its arguments piece by piece. Citations with a url are `annotations`. Pure folds; bodies are
-parsed in `openai_request`.
+parsed in request.py.
 """
 
 from __future__ import annotations
@@ -14,9 +14,8 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from streamserve.dialects.base import GOING_DOWN, ending, successful
-from streamserve.dialects.openai_request import ChatRequest, parse
-from streamserve.dialects.output.annotations import Annotations
-from streamserve.dialects.output.prompt_logprobs import FIELD, is_of_prompt, prompt_logprobs_json, without_prompt
+from streamserve.dialects.openai.parts import FIELD, Annotations, is_of_prompt, prompt_logprobs_json, without_prompt
+from streamserve.dialects.openai.request import ChatRequest, parse
 from streamserve.protocol.errors import ErrorBody, to_body
 from streamserve.protocol.events import (
     TEXT,

@@ -16,6 +16,7 @@ from streamserve.dialects.base import GOING_DOWN, TextBlocks, ending, successful
 from streamserve.dialects.fields import (
     Reader,
     boolean,
+    conflict,
     integer,
     object_of,
     one_of,
@@ -23,25 +24,17 @@ from streamserve.dialects.fields import (
     required,
     text,
 )
-from streamserve.dialects.generate import (
-    Prompt,
-    build,
-    conflict,
-    prompt_logprobs,
-    prompts,
-    request_fields,
-    sampling_fields,
-)
+from streamserve.dialects.generate import Prompt, build, prompt_logprobs, prompts, request_fields, sampling_fields
+from streamserve.dialects.grammar_fields import format_fields, take_format
 from streamserve.dialects.native import ON_DISCONNECT
-from streamserve.dialects.openai_chat import IsStream, error_json
-from streamserve.dialects.output.prompt_logprobs import (
+from streamserve.dialects.openai.chat import IsStream, error_json
+from streamserve.dialects.openai.parts import (
     FIELD,
     is_of_prompt,
     prompt_logprobs_json,
     refuse_streamed,
     without_prompt,
 )
-from streamserve.dialects.output.structured_outputs import format_fields, take_format
 from streamserve.protocol.errors import BadRequest, to_body
 from streamserve.protocol.events import (
     BlockStart,
@@ -58,8 +51,7 @@ from streamserve.protocol.events import (
     is_terminal,
 )
 from streamserve.protocol.ids import event_id
-from streamserve.protocol.limits import Limits
-from streamserve.protocol.requests import GenerateRequest
+from streamserve.protocol.requests import GenerateRequest, Limits
 from streamserve.protocol.sse import CONTENT_TYPE, FIRST_BYTES, KEEPALIVE, frame, one_line_json
 
 DEFAULT_MAX_TOKENS = 16  # of this API, whose callers rely on it

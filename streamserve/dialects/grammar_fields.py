@@ -1,0 +1,194 @@
+"""What an answer must match, as bodies name it: the native `grammar`, OpenAI's `response_format`, and vLLM's names.
+
+    {"type": "json_schema", "schema": {…}}     {"type": "json_object"}     {"type": "regex", "pattern": "[0-9]+"}
+    {"type": "choice", "choices": ["yes", "no"]}                           {"type": "lark", "grammar": "start: …"}
+
+    "structured_outputs": {"json": {…}} | {"json_object": true} | {"regex": "…"} | {"choice": ["…"]} | {"grammar": "…"}
+    "guided_json": {…}     "guided_regex": "…"     "guided_choice": ["…"]     "guided_grammar": "…"
+
+The last row are the names of vLLM before 0.12, which many programs still send; of all names one may be sent. Types,
+sizes and combinations are checked here; whether the grammar is one is found at acceptance, where it is compiled
+(engine/grammar/). The order of a schema's keys is kept: it is the order of the answer's. Pure.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from functools import lru_cache
+from typing import Any
+
+from streamserve.dialects.fields import (
+    Reader,
+    Table,
+    any_object,
+    boolean,
+    conflict,
+    list_of,
+    one_of,
+    read,
+    refuse_unknown,
+    required,
+    text,
+    wrong_value,
+)
+from streamserve.dialects.tools import tool_name
+from streamserve.protocol.errors import BadRequest
+from streamserve.protocol.requests import GRAMMAR_KINDS, Grammar, Limits
+
+MAX_CHOICES = 10_000  # their characters are bounded together
+
+
+@lru_cache(maxsize=8)
+def grammar(limits: Limits) -> Reader:
+    """Return the reader of the native `grammar`; its value is a `Grammar`."""
+    table: Table = {
+        "type": one_of(*GRAMMAR_KINDS),
+        "schema": any_object,
+        "pattern": text(1, limits.max_grammar_chars),
+        "choices": list_of(text(1, limits.max_grammar_chars), low=1, high=MAX_CHOICES),
+        "grammar": text(1, limits.max_grammar_chars),
+    }
+
+    def reader(value: Any, param: str) -> Grammar:
+        values = read(any_object(value, param), table, prefix=param + ".")
+        kind = required(values, "type", prefix=param + ".")
+        own = _FIELD_OF_KIND.get(kind)
+        for name in values:
+            if name not in ("type", own):
+                message = f"{param}.{name} does not belong to the type {kind}."
+                raise BadRequest(message, code="conflicting_fields", param=f"{param}.{name}")
+        if own is None:
+            return Grammar(kind=kind)
+        return grammar_of(kind, required(values, own, prefix=param + "."), f"{param}.{own}", limits)
+
+    return reader
+
+
+def grammar_of(kind: str, value: Any, param: str, limits: Limits) -> Grammar:
+    """Return the grammar of a kind that has a value, which was checked for its type."""
+    return _MAKERS[_FIELD_OF_KIND[kind]](value, param, limits)
+
+
+def schema_grammar(schema: Mapping[str, Any], param: str, limits: Limits) -> Grammar:
+    """Return the grammar of a JSON schema that a body has; `param` names the field it stood in."""
+    return Grammar(kind="json_schema", value=_json(schema, param, limits))
+
+
+@lru_cache(maxsize=8)
+def response_format(limits: Limits) -> Reader:
+    """Return the reader of `response_format`; None is plain text. The schema of `json_schema` always binds."""
+    table: Table = {
+        "name": tool_name,
+        "description": text(0, limits.max_prompt_chars),
+        "schema": any_object,
+        "strict": boolean,
+    }
+
+    def reader(value: Any, param: str) -> Grammar | None:
+        asked = any_object(value, param)
+        kind = required(asked, "type", prefix=param + ".")
+        one_of("text", "json_object", "json_schema")(kind, param + ".type")
+        own = ("json_schema",) if kind == "json_schema" else ()
+        refuse_unknown(asked, dict.fromkeys(("type", *own), any_object), prefix=param + ".")
+        if kind != "json_schema":
+            return None if kind == "text" else Grammar(kind="json_object")
+        where = f"{param}.json_schema."
+        fields = read(any_object(required(asked, kind, prefix=param + "."), where[:-1]), table, prefix=where)
+        required(fields, "name", prefix=where)
+        if "schema" not in fields:
+            return Grammar(kind="json_object")
+        return schema_grammar(fields["schema"], where + "schema", limits)
+
+    return reader
+
+
+def _choice(choices: tuple[str, ...], param: str, limits: Limits) -> Grammar:
+    return Grammar(kind="choice", value=_json(choices, param, limits))
+
+
+def _json(value: object, param: str, limits: Limits) -> str:
+    """Return a value as JSON text of bounded size; calls from Python may hold what is no JSON."""
+    try:
+        out = json.dumps(value, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+    except (TypeError, ValueError, RecursionError):
+        raise BadRequest(f"{param} is not JSON.", code="invalid_value", param=param) from None
+    if len(out) > limits.max_grammar_chars:
+        wrong_value(param, f"has {len(out):,} characters of JSON; the limit is {limits.max_grammar_chars:,}")
+    return out
+
+
+_FIELD_OF_KIND = {"json_schema": "schema", "regex": "pattern", "choice": "choices", "lark": "grammar"}
+_MAKERS: Mapping[str, Callable[[Any, str, Limits], Grammar]] = {
+    "schema": schema_grammar,
+    "pattern": lambda value, param, limits: Grammar(kind="regex", value=value),
+    "choices": _choice,
+    "grammar": lambda value, param, limits: Grammar(kind="lark", value=value),
+}
+
+
+# Name within `structured_outputs`, and after "guided_" → kind.
+_KINDS: Mapping[str, str] = {"json": "json_schema", "regex": "regex", "choice": "choice", "grammar": "lark"}
+_GUIDED = tuple(f"guided_{name}" for name in _KINDS)
+_FORMAT_NAMES = ("response_format", "structured_outputs", *_GUIDED)
+
+
+@lru_cache(maxsize=8)
+def format_fields(limits: Limits) -> Mapping[str, Reader]:
+    """Return the readers of `response_format`, `structured_outputs` and the older names; each value is a `Grammar`."""
+    ones = _readers(limits)
+    guided = {f"guided_{name}": _of_kind(kind, ones[name], limits) for name, kind in _KINDS.items()}
+    return {
+        "response_format": response_format(limits),
+        "structured_outputs": _structured_outputs({**ones, "json_object": boolean}, limits),
+        **guided,
+    }
+
+
+def take_format(values: dict[str, Any]) -> str:
+    """Move the one field that names a grammar to `values["grammar"]`; return its name, for errors.
+
+    Raises BadRequest where several are sent.
+    """
+    found = [name for name in (*_FORMAT_NAMES, "grammar") if values.get(name) is not None]
+    if len(found) > 1:
+        raise conflict(f"{' and '.join(found)} all say what the text must match; send one of them.", found[1])
+    if not found:
+        return "grammar"
+    values["grammar"] = values[found[0]]
+    return found[0]
+
+
+def _readers(limits: Limits) -> dict[str, Reader]:
+    source = text(1, limits.max_grammar_chars)
+    choices = list_of(source, low=1, high=MAX_CHOICES)
+    return {"json": _schema, "regex": source, "choice": choices, "grammar": source}
+
+
+def _structured_outputs(table: Table, limits: Limits) -> Reader:
+    def reader(value: Any, param: str) -> Grammar:
+        values = read(any_object(value, param), table, prefix=param + ".")
+        if not values.get("json_object", True):
+            del values["json_object"]
+        if len(values) != 1:
+            wrong_value(param, f"takes one of {', '.join(table)}")
+        [(name, one)] = values.items()
+        if name == "json_object":
+            return Grammar(kind=name)
+        return grammar_of(_KINDS[name], one, f"{param}.{name}", limits)
+
+    return reader
+
+
+def _of_kind(kind: str, one: Reader, limits: Limits) -> Reader:
+    return lambda value, param: grammar_of(kind, one(value, param), param, limits)
+
+
+def _schema(value: Any, param: str) -> Mapping[str, Any]:
+    """Read a schema, or its JSON text."""
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except (ValueError, RecursionError):
+            raise BadRequest(f"{param} is no JSON.", code="invalid_value", param=param) from None
+    return any_object(value, param)

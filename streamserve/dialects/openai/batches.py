@@ -1,0 +1,239 @@
+"""The OpenAI files and batch APIs: forms, queries and bodies of requests, the JSON of files, batches and lists of them.
+
+And the lines of a batch's output and error files. Shapes as the official client's types have them (openai 3.52,
+`types/file_object.py`, `types/batch.py`, `pagination.py`) and as its guide shows the files. Pure.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from streamserve.dialects.batch_lines import LineError, RowResult, Unrun
+from streamserve.dialects.fields import Reader, integer, one_of, plain_text, read, required, text, wrong_value
+from streamserve.dialects.generate import metadata
+from streamserve.protocol.errors import BadRequest
+from streamserve.protocol.requests import Limits
+
+PURPOSE, OUTPUT_PURPOSE = "batch", "batch_output"
+# The bounds of `expires_after` of that API: an hour, 30 days.
+MIN_EXPIRES_SECONDS, MAX_EXPIRES_SECONDS = 3600, 30 * 86_400
+MOST_FILES, MOST_BATCHES, FEWEST_BATCHES = 10_000, 100, 20
+_ANCHOR = "created_at"
+_MAX_ID_CHARS = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileRecord:
+    """A stored file. Times are seconds of the epoch."""
+
+    id: str
+    filename: str
+    num_bytes: int
+    purpose: str
+    created_at: int
+    expires_at: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Page:
+    """Which part of a list is asked for: `limit` records after the one of that id, newest first or oldest first."""
+
+    limit: int
+    after: str = ""
+    is_newest_first: bool = True
+    purpose: str = ""
+
+
+def parse_upload(fields: Mapping[str, str]) -> int | None:
+    """Check the fields of an upload's form beside `file`; return after how many seconds the file expires, or None."""
+    table: dict[str, Reader] = {
+        "purpose": text(1, 64),
+        "expires_after[anchor]": one_of(_ANCHOR),
+        "expires_after[seconds]": _seconds,
+    }
+    values = read(fields, table)
+    if "purpose" not in values:
+        raise BadRequest(f"purpose is missing. Send purpose={PURPOSE}.", code="missing_field", param="purpose")
+    if values["purpose"] != PURPOSE:
+        message = f"Files are accepted for batches only: send purpose={PURPOSE}."
+        raise BadRequest(message, code="invalid_value", param="purpose")
+    return values.get("expires_after[seconds]")
+
+
+def expires_after(value: Any, param: str) -> int:
+    """Read `{"anchor": "created_at", "seconds": …}`."""
+    table = {"anchor": one_of(_ANCHOR), "seconds": integer(MIN_EXPIRES_SECONDS, MAX_EXPIRES_SECONDS)}
+    if not isinstance(value, Mapping):
+        raise BadRequest(f"{param} must be an object.", code="invalid_type", param=param)
+    values = read(value, table, prefix=f"{param}.")
+    if set(values) != set(table):
+        raise BadRequest(f"{param} needs anchor and seconds.", code="missing_field", param=param)
+    return int(values["seconds"])
+
+
+def _seconds(value: Any, param: str) -> int:
+    if not str(value).isascii() or not str(value).isdigit() or len(str(value)) > 9:
+        raise BadRequest(f"{param} must be a whole number.", code="invalid_type", param=param)
+    return int(integer(MIN_EXPIRES_SECONDS, MAX_EXPIRES_SECONDS)(int(value), param))
+
+
+def parse_page(query: Mapping[str, str], *, most: int, usual: int) -> Page:
+    """Return the part of a list that a query asks for."""
+    table: dict[str, Reader] = {
+        "limit": text(1, 6),
+        "after": plain_text(0, _MAX_ID_CHARS),
+        "order": one_of("asc", "desc"),
+        "purpose": plain_text(0, 64),
+    }
+    values = read(query, table)
+    raw = values.get("limit", str(usual))
+    if not (raw.isascii() and raw.isdigit() and 1 <= int(raw) <= most):
+        raise BadRequest(f"limit must be between 1 and {most}.", code="invalid_value", param="limit")
+    return Page(
+        limit=int(raw),
+        after=values.get("after", ""),
+        is_newest_first=values.get("order", "desc") == "desc",
+        purpose=values.get("purpose", ""),
+    )
+
+
+def file_json(file: FileRecord) -> dict[str, Any]:
+    """Return a file as that API shows it."""
+    return {
+        "id": file.id,
+        "object": "file",
+        "bytes": file.num_bytes,
+        "created_at": file.created_at,
+        "expires_at": file.expires_at,
+        "filename": file.filename,
+        "purpose": file.purpose,
+        "status": "processed",
+        "status_details": None,
+    }
+
+
+def deleted_json(file_id: str) -> dict[str, Any]:
+    """Return what the deletion of a file answers."""
+    return {"id": file_id, "object": "file", "deleted": True}
+
+
+def list_json(items: Sequence[Mapping[str, Any]], *, has_more: bool) -> dict[str, Any]:
+    """Return a part of a list; its client asks for the next with `after`, the last id."""
+    return {
+        "object": "list",
+        "data": list(items),
+        "first_id": items[0]["id"] if items else None,
+        "last_id": items[-1]["id"] if items else None,
+        "has_more": has_more,
+    }
+
+
+WINDOW, WINDOW_SECONDS = "24h", 86_400
+STATUSES = (
+    "validating", "failed", "in_progress", "finalizing", "completed", "expired", "cancelling", "cancelled",
+)  # fmt: skip
+ENDED = ("failed", "completed", "expired", "cancelled")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewBatch:
+    """What a body asks for. `expires_after` is of the output files, in seconds; None keeps the site's own time."""
+
+    input_file_id: str
+    endpoint: str
+    metadata: Mapping[str, str] | None = None
+    expires_after: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchRecord:
+    """A batch. `times` are seconds of the epoch, under the names of the API: created_at, in_progress_at, …"""
+
+    id: str
+    endpoint: str
+    status: str
+    input_file_id: str
+    output_file_id: str = ""
+    error_file_id: str = ""
+    num_rows: int = 0
+    num_completed: int = 0
+    num_failed: int = 0
+    metadata: Mapping[str, str] | None = None
+    errors: tuple[LineError, ...] = ()
+    times: Mapping[str, int | None] = field(default_factory=dict)
+
+
+TIMES = (
+    "created_at", "in_progress_at", "expires_at", "finalizing_at", "completed_at", "failed_at", "expired_at",
+    "cancelling_at", "cancelled_at",
+)  # fmt: skip
+
+
+def parse(body: Mapping[str, Any], limits: Limits) -> NewBatch:
+    """Return the batch that a body asks for. Whether file and endpoint exist is not known here."""
+    table: dict[str, Reader] = {
+        "input_file_id": plain_text(1, 64),
+        "endpoint": text(1, 128),
+        "completion_window": one_of(WINDOW),
+        "metadata": _stored_metadata(limits),
+        "output_expires_after": expires_after,
+    }
+    values = read(body, table)
+    required(values, "completion_window")
+    return NewBatch(
+        input_file_id=required(values, "input_file_id"),
+        endpoint=required(values, "endpoint"),
+        metadata=values.get("metadata"),
+        expires_after=values.get("output_expires_after"),
+    )
+
+
+def _stored_metadata(limits: Limits) -> Reader:
+    """Read metadata that is kept: a database's JSON takes no NUL."""
+    sized = metadata(limits)
+
+    def reader(value: Any, param: str) -> dict[str, str]:
+        notes: dict[str, str] = sized(value, param)
+        if any("\0" in text for note in notes.items() for text in note):
+            wrong_value(param, "must not have a NUL character")
+        return notes
+
+    return reader
+
+
+def batch_json(batch: BatchRecord) -> dict[str, Any]:
+    """Return a batch as that API shows it."""
+    errors = [{"code": one.code, "line": one.line, "message": one.message, "param": one.param} for one in batch.errors]
+    return {
+        "id": batch.id,
+        "object": "batch",
+        "endpoint": batch.endpoint,
+        "errors": {"object": "list", "data": errors} if errors else None,
+        "input_file_id": batch.input_file_id,
+        "completion_window": WINDOW,
+        "status": batch.status,
+        "output_file_id": batch.output_file_id or None,
+        "error_file_id": batch.error_file_id or None,
+        **{name: batch.times.get(name) for name in TIMES},
+        "request_counts": {"total": batch.num_rows, "completed": batch.num_completed, "failed": batch.num_failed},
+        "metadata": dict(batch.metadata) if batch.metadata is not None else None,
+    }
+
+
+def result_line(row: RowResult) -> bytes:
+    """Return the line of a row that was run, for the output or the error file."""
+    response = {"status_code": row.status_code, "request_id": row.request_id, "body": json.loads(row.body)}
+    return _line(row.request_id, row.custom_id, response, None)
+
+
+def unrun_line(request_id: str, custom_id: str, why: Unrun) -> bytes:
+    """Return the line of the error file for a row that has no answer."""
+    return _line(request_id, custom_id, None, {"code": why.code, "message": why.message})
+
+
+def _line(request_id: str, custom_id: str, response: Any, error: Any) -> bytes:
+    line = {"id": f"batch_{request_id}", "custom_id": custom_id, "response": response, "error": error}
+    return json.dumps(line, ensure_ascii=False, separators=(",", ":")).encode() + b"\n"
