@@ -35,23 +35,11 @@ from streamserve.web.permissions import WATCH_PERMISSION
 from streamserve.web.site import get_site
 from streamserve.web.views import non_atomic, to_django
 from streamserve.web.work import admin as work_admin  # noqa: F401  (registers its own)
-from streamserve.web.work.record_admin import RecordAdmin
+from streamserve.web.work.record_admin import RecordAdmin, in_short, in_words
 
 log = get_logger(__name__)
 
 _WATCH_PAGE = "streamserve_stream_watch"
-
-
-def in_words(seconds: float | None) -> str:
-    """Return a time with its unit; "–" for none."""
-    if seconds is None:
-        return "–"
-    if seconds < 1:
-        return f"{max(1, round(1000 * seconds))} ms"
-    if seconds < 60:
-        return f"{seconds:.1f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
 
 
 def _record_action(request: HttpRequest, stream_id: str, words: str) -> None:
@@ -106,21 +94,26 @@ class ApiKeyAdmin(RecordAdmin):
     """API keys. A new one is shown once, on the page that answers its form; it is neither stored nor logged."""
 
     form = KeyForm
-    list_display = (
-        "prefix",
-        "name",
-        "user",
-        "scopes",
-        "latency_class",
-        "state",
-        "created_at",
-        "last_used_at",
-        "expires_at",
-    )
+    list_display = ("prefix", "name", "user", "may", "state", "created", "used", "expires")
     list_filter = ("revoked_at", "created_at")
     search_fields = ("prefix", "name", "user__username")
     list_select_related = ("user",)
     actions = ("revoke",)
+
+    @admin.display(description=_("scopes"))
+    def may(self, key: ApiKey) -> str:
+        """Return the scopes, and the class that its answers have."""
+        return ", ".join([*key.scopes, *([key.latency_class] if key.latency_class else [])])
+
+    @admin.display(description=_("last used"), ordering="last_used_at")
+    def used(self, key: ApiKey) -> str:
+        """Return when, without the year."""
+        return in_short(key.last_used_at)
+
+    @admin.display(description=_("expires"), ordering="expires_at")
+    def expires(self, key: ApiKey) -> str:
+        """Return the day."""
+        return "–" if key.expires_at is None else date_format(timezone.localtime(key.expires_at), "j M Y")
 
     def has_add_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         """A key is as good as its user's login: see `formfield_for_foreignkey`."""
@@ -204,7 +197,7 @@ class StreamAdmin(RecordAdmin):
     @admin.display(description=_("began"), ordering="created_at")
     def began(self, stream: Stream) -> str:
         """Return when, without the year."""
-        return date_format(timezone.localtime(stream.created_at), "j M, H:i:s")
+        return in_short(stream.created_at)
 
     @admin.display(description=_("tokens"), ordering="completion_tokens")
     def num_tokens(self, stream: Stream) -> str:
@@ -241,11 +234,12 @@ class StreamAdmin(RecordAdmin):
     ) -> HttpResponse:
         """Show the stream; to a user who may watch, with a button that shows the answer, and a link to it."""
         more: dict[str, Any] = {}
-        if request.user.has_perm(WATCH_PERMISSION):
+        stream = self.get_object(request, object_id)
+        if stream is not None and request.user.has_perm(WATCH_PERMISSION):
             name = self.admin_site.name
             more["events_url"] = reverse("streamserve:watch_stream", args=[object_id])
             more["watch_url"] = reverse(f"admin:{_WATCH_PAGE}", args=[object_id], current_app=name)
-            more["has_text"] = Stream.objects.filter(pk=object_id).exclude(text="").exists()
+            more["has_text"] = stream.text != ""
         return super().change_view(request, object_id, form_url, {**(extra_context or {}), **more})
 
     def show_watch(self, request: HttpRequest, stream_id: str) -> HttpResponse:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from django.test.utils import override_settings
 from django.utils import timezone
 
 from streamserve.api.metrics import live_metrics
+from streamserve.durable.jobs import Job
 from streamserve.models import ApiKey, Watch
 from streamserve.models import Stream as StreamRow
 from streamserve.streams.lease.liveness import Liveness
@@ -115,6 +116,26 @@ def test_lists_and_pages_speak_in_human_units(admin: Client) -> None:
         "3,456 (prompt 1,200, 1,024 cached)"
         in admin.get(f"/admin/streamserve/stream/{'0' * 32}/change/").content.decode()
     )
+
+
+def test_the_times_of_keys_and_steps_are_short(admin: Client, alice_key: str) -> None:
+    """A key's scopes are words, its times have no year; the steps of a job say how long they took."""
+    ApiKey.objects.update(
+        scopes=["chat", "ops"], latency_class="batch", last_used_at=datetime(2026, 3, 4, 12, 6, 7, tzinfo=UTC)
+    )
+    keys = admin.get("/admin/streamserve/apikey/").content.decode()
+    for words in ("chat, ops, batch", "4 Mar, ", ":06:07"):
+        assert words in keys
+    job = Job.objects.create(id="2" * 32, pipeline="p", owner="user:1", tenant="user:1", stream_id="3" * 32)
+    job.steps.create(name="Searching", ordinal=0, result="{}", seconds=11.1115970)
+    assert "11.1 s" in admin.get(f"/admin/streamserve/job/{job.pk}/change/").content.decode()
+
+
+def test_an_unknown_row_leads_back_to_the_index(admin: Client) -> None:
+    """Also an id that no stream can have."""
+    for stream_id in ("0" * 32, "abc"):
+        page = admin.get(f"/admin/streamserve/stream/{stream_id}/change/")
+        assert (page.status_code, page["Location"]) == (302, "/admin/")
 
 
 def test_the_answer_is_for_those_who_may_watch(admin: Client, staff: Any) -> None:

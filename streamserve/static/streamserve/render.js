@@ -80,6 +80,7 @@ const HEADING = /^ {0,3}(#{1,6})[ \t]+(.*)$/;
 const RULE = /^ {0,3}(?:(?:-[ \t]*){3,}|(?:\*[ \t]*){3,}|(?:_[ \t]*){3,})$/;
 const QUOTE = /^ {0,3}> ?/;
 const ITEM = /^([ \t]*)([-*+•]|[0-9]{1,9}[.)])[ \t]+(.*)$/;
+const TASK = /^\[([ xX])\][ \t]+/;
 const TABLE_RULE = /^[ \t]*\|?[ \t]*:?-+:?[ \t]*(?:\|[ \t]*:?-+:?[ \t]*)*\|?[ \t]*$/;
 
 function readFence(lines, at) {
@@ -141,7 +142,7 @@ function readTable(lines, at) {
   if (!lines[at].includes("|") || !rule?.includes("|") || rule.length > 2000 || !TABLE_RULE.test(rule)) return null;
   let end = at + 2;
   while (end < lines.length && lines[end].includes("|")) end += 1;
-  return { type: "table", head: cells(lines[at]), rows: lines.slice(at + 2, end).map(cells), end };
+  return { type: "table", head: cells(lines[at]), sides: cells(rule).map(sideOf), rows: lines.slice(at + 2, end).map(cells), end };
 }
 
 function readParagraph(lines, at, mayStop) {
@@ -156,6 +157,11 @@ function startsBlock(line) {
 
 function cells(line) {
   return line.trim().replace(/^\|/, "").replace(/\|$/, "").split("|").slice(0, 32).map((cell) => cell.trim());
+}
+
+function sideOf(dashes) {
+  if (!dashes.endsWith(":")) return "";
+  return dashes.startsWith(":") ? "is-centred" : "is-right";
 }
 
 function indentOf(line) {
@@ -185,14 +191,19 @@ const BLOCK_NODES = {
   heading: ({ level, text }, depth, isOpen) => withInline(element(`h${Math.min(6, level + 2)}`), text, isOpen),
   rule: () => element("hr"),
   quote: ({ text }, depth, isOpen) => {
-    const node = element("blockquote");
+    const node = element("blockquote", { dir: directionOf(text) });
     appendBlocks(node, text, depth + 1, isOpen);
-    return autoDirection(node);
+    return node;
   },
-  table: ({ head, rows }) => {
-    const row = (name) => (texts) => element("tr", {}, ...texts.map((text) => withInline(element(name), text)));
+  table: ({ head, sides, rows }) => {
+    const cell = (name) => (text, column) => {
+      const node = element(name, sides[column] ? { class: sides[column] } : {});
+      appendInline(node, text, { depth: 0, isOpen: false, mayLink: true });
+      return node;
+    };
+    const row = (name) => (texts) => element("tr", {}, ...texts.map(cell(name)));
     const table = element("table", {}, element("thead", {}, row("th")(head)), element("tbody", {}, ...rows.map(row("td"))));
-    return element("div", { class: "ss-table", tabindex: "0" }, table);
+    return element("div", { class: "ss-table", dir: directionOf(head.concat(...rows).join(" ")), tabindex: "0" }, table);
   },
 };
 
@@ -201,19 +212,23 @@ function makeList({ isOrdered, start, items }, depth, isOpen) {
   const views = [];
   const grow = (list, isGrowing) => {
     const last = list.items.length - 1;
+    node.dir = directionOf(list.items.slice(0, 9).join("\n"));
     const items = list.items.map((text, index) => ({ text, isOpen: isGrowing && index === last }));
     reconcile(node, views, items, (item, old) =>
       old?.text === item.text && old.isOpen === item.isOpen ? old : { ...item, node: listItem(item.text, depth, item.isOpen) },
     );
   };
   grow({ items }, isOpen);
-  return { node: autoDirection(node), grow };
+  return { node, grow };
 }
 
-function listItem(text, depth, isOpen) {
-  const node = element("li");
-  if (!text.includes("\n") && !ITEM.test(text)) return withInline(node, text, isOpen);
-  appendBlocks(node, text, depth + 1, isOpen);
+/** Without a direction of its own: its marker is on the list's side. */
+function listItem(source, depth, isOpen) {
+  const task = TASK.exec(source);
+  const text = task ? `${task[1] === " " ? "☐" : "☑"} ${source.slice(task[0].length)}` : source;
+  const node = element("li", task ? { class: "ss-task" } : {});
+  if (text.includes("\n") || ITEM.test(text)) appendBlocks(node, text, depth + 1, isOpen);
+  else appendInline(node, text, { depth: 0, isOpen, mayLink: true });
   return node;
 }
 
@@ -244,11 +259,18 @@ const LINK =
   /(!?)\[((?:[^[\]\\\n]|\\.){0,400})\]\([ \t]{0,4}<?([^\s<>()]{0,2000}(?:\([^\s<>()]{0,200}\)[^\s<>()]{0,200})?)>?(?:[ \t]+(?:"[^"\n]{0,300}"|'[^'\n]{0,300}'))?[ \t]{0,4}\)/y;
 const HALF_LINK = /!?\[((?:[^[\]\\\n]|\\.){0,400})\]\([^)\n]{0,2000}$/y;
 const TICKS = /`+/g;
+const RIGHT_TO_LEFT = /[\p{Script=Hebrew}\p{Script=Arabic}\p{Script=Syriac}\p{Script=Thaana}\p{Script=Nko}\p{Script=Adlam}]/u;
 const EMPHASIS = { "***": ["strong", "em"], "**": ["strong"], __: ["strong"], "*": ["em"], _: ["em"], "~~": ["del"] };
 
 function withInline(node, text, isOpen = false) {
   appendInline(node, text, { depth: 0, isOpen, mayLink: true });
   return autoDirection(node);
+}
+
+/** The direction of a list, quote or table, by its first letter. Browsers' own rule skips what has a direction inside. */
+function directionOf(text) {
+  const [letter = ""] = /\p{L}/u.exec(text.slice(0, 2000).replace(/`[^`]*`|https?:\S+/g, "")) ?? [];
+  return RIGHT_TO_LEFT.test(letter) ? "rtl" : "ltr";
 }
 
 /** Set each paragraph's direction by its script. Last, because browsers scan the text again at every append. */

@@ -17,7 +17,7 @@ from streamserve.durable.jobs import Job, JobStep, WebhookDelivery, Worker
 from streamserve.protocol.errors import StreamserveError
 from streamserve.web.calls import background
 from streamserve.web.site import get_site
-from streamserve.web.work.record_admin import ReadOnly, RecordAdmin
+from streamserve.web.work.record_admin import ReadOnly, RecordAdmin, in_words
 
 if TYPE_CHECKING:
     TabularInline = admin.TabularInline[Any, Any]
@@ -29,8 +29,13 @@ class StepInline(ReadOnly, TabularInline):
     """The finished steps and answers of a job, without their results."""
 
     model = JobStep
-    fields = readonly_fields = ("name", "ordinal", "seconds", "created_at")
+    fields = readonly_fields = ("name", "ordinal", "took", "created_at")
     extra = 0
+
+    @admin.display(description=_("took"))
+    def took(self, step: JobStep) -> str:
+        """Return the time that it took."""
+        return in_words(step.seconds)
 
 
 @admin.register(Job)

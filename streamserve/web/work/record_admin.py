@@ -6,6 +6,7 @@ characters.
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from django.contrib import admin
@@ -46,7 +47,7 @@ class RecordAdmin(ReadOnly, ModelAdmin):
     @admin.display(description=_("created"), ordering="created_at")
     def created(self, row: Any) -> str:
         """Return when, without the year."""
-        return date_format(timezone.localtime(row.created_at), "j M, H:i:s")
+        return in_short(row.created_at)
 
     @admin.display(description=_("owner"), ordering="owner")
     def short_owner(self, row: Any) -> str:
@@ -57,3 +58,20 @@ class RecordAdmin(ReadOnly, ModelAdmin):
 def shortened(text: str, num_chars: int) -> str:
     """Return `text`, or its beginning and "…" where it is longer than `num_chars`."""
     return text if len(text) <= num_chars else f"{text[: num_chars - 1]}…"
+
+
+def in_short(moment: datetime | None) -> str:
+    """Return day and time without the year; "–" for none."""
+    return "–" if moment is None else date_format(timezone.localtime(moment), "j M, H:i:s")
+
+
+def in_words(seconds: float | None) -> str:
+    """Return a time with its unit; "–" for none."""
+    if seconds is None:
+        return "–"
+    if seconds < 1:
+        return f"{max(1, round(1000 * seconds))} ms"
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"

@@ -145,7 +145,7 @@ ALLOWED = {
     "H5": {"dir"},
     "H6": {"dir"},
     "HR": set(),
-    "LI": {"dir"},
+    "LI": {"class"},
     "OL": {"dir", "start"},
     "P": {"dir"},
     "PRE": {"tabindex"},
@@ -154,8 +154,8 @@ ALLOWED = {
     "SUMMARY": set(),
     "TABLE": set(),
     "TBODY": set(),
-    "TD": {"dir"},
-    "TH": {"dir"},
+    "TD": {"class"},
+    "TH": {"class"},
     "THEAD": set(),
     "TR": set(),
     "UL": {"dir"},
@@ -289,11 +289,39 @@ def test_no_text_takes_long_to_render(lab: Watched, unit: str) -> None:
         ("> q\n> r", "<blockquote><p>q<br>r</p></blockquote>"),
         ("---", "<hr>"),
         ("a | b", "<p>a | b</p>"),
+        (
+            "|a|b|c|\n|-|-:|:-:|\n|1|2|3|",
+            '<div class="ss-table" tabindex="0"><table><thead><tr><th>a</th><th class="is-right">b</th>'
+            '<th class="is-centred">c</th></tr></thead><tbody><tr><td>1</td><td class="is-right">2</td>'
+            '<td class="is-centred">3</td></tr></tbody></table></div>',
+        ),
+        ("- [ ] a\n- [x] b", '<ul><li class="ss-task">☐ a</li><li class="ss-task">☑ b</li></ul>'),
         ("#hashtag", "<p>#hashtag</p>"),
     ],
 )
 def test_markdown(lab: Watched, text: str, markup: str) -> None:
     assert html(lab.page, text) == markup
+
+
+DIRECTIONS = """async (text) => {
+  const { AnswerView } = await import('/static/streamserve/answer_view.js');
+  const root = document.createElement('div');
+  document.body.append(root);
+  new AnswerView(root).update(text, false);
+  const parts = root.querySelectorAll('ol, ul, li, blockquote, table, th, td');
+  const directions = [...parts].map((node) => getComputedStyle(node).direction);
+  root.remove();
+  return [...new Set(directions)];
+}"""
+
+
+@pytest.mark.parametrize(("word", "direction"), [("one", "ltr"), ("שלום", "rtl"), ("مرحبا", "rtl")])
+def test_a_list_a_quote_and_a_table_have_the_direction_of_their_first_letter(
+    lab: Watched, word: str, direction: str
+) -> None:
+    """Markers, bars and columns are on one side, within the column of the text, whatever a later item is written in."""
+    for text in ("- {0}\n- b\n- ש", "1. `a` {0}\n2. b", "> {0}\n>\n> b", "| {0} | b |\n|---|---|\n| c | ש |"):
+        assert lab.page.evaluate(DIRECTIONS, text.format(word)) == [direction], text
 
 
 def test_code_is_verbatim_and_can_be_copied(watched: Watched) -> None:
