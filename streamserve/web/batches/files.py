@@ -175,12 +175,20 @@ class SiteFiles:
     async def delete(self, caller: Caller, file_id: str) -> None:
         """Delete the file, unless a batch reads it."""
         row = await self._row(caller, file_id)
-        reading = Batch.objects.unfinished().filter(input_file_id=row.pk)
-        batch_id = await orm.call(lambda: reading.values_list("pk", flat=True).first())
+        batch_id = await orm.call(self._take_away, row)
         if batch_id is not None:
             message = f"The batch {batch_id} reads this file. Cancel it, or delete the file when it has ended."
             raise BadRequest(message, code="file_in_use", param="file_id")
         await self._drop(row)
+
+    @transaction.atomic
+    def _take_away(self, row: StoredFile) -> str | None:
+        """Show the file no more, so that no batch begins with it; if one reads it, leave it, and return the batch."""
+        hold_limit(Batch.objects.all(), row.tenant)  # held while a batch begins
+        batch_id = Batch.objects.unfinished().filter(input_file_id=row.pk).values_list("pk", flat=True).first()
+        if batch_id is None:
+            StoredFile.objects.filter(pk=row.pk).update(is_ready=False, request_key=None)
+        return batch_id
 
     async def content(self, caller: Caller, file_id: str) -> Body:
         """Return the file as the body of a response."""
@@ -205,6 +213,8 @@ class SiteFiles:
         num_files = 0
         for row in await orm.call(lambda: list(expired)):
             try:
+                if await orm.call(self._take_away, row) is not None:
+                    continue
                 await self._drop(row)
                 num_files += 1
             except Exception:  # the storage keeps it; the others go all the same
