@@ -31,7 +31,7 @@ def wrap(application: Any, *, websocket: Any = None) -> Any:
 
     from streamserve.asgi.middleware import StreamMiddleware
     from streamserve.conf import SiteConfig, get_problems, get_settings
-    from streamserve.web.front import fronted
+    from streamserve.web.front import Front, fronted
     from streamserve.web.site import begin_to_drain, begin_to_serve, reset, shut_down_streams
     from streamserve.web.websocket import SocketRouter, StreamConsumer, deny_unknown_path
 
@@ -51,7 +51,7 @@ def wrap(application: Any, *, websocket: Any = None) -> Any:
     middleware = StreamMiddleware(
         ProtocolTypeRouter(apps),
         harden=settings.harden_event_streams,
-        guard=_guard(settings),
+        guard=_guard(settings, is_fronted=isinstance(apps.get("http"), Front)),
         stall_seconds=settings.flow.stall_seconds,
     )
     middleware.on_startup(begin_to_serve)
@@ -74,13 +74,14 @@ def with_static_files(django_application: Any) -> Any:
     return django_application
 
 
-def _guard(settings: SiteConfig) -> Any:
-    """Return the bounds of connections and bodies."""
+def _guard(settings: SiteConfig, *, is_fronted: bool) -> Any:
+    """Return the bounds of connections and bodies. Behind `Front` uploads are bounded when their caller is known."""
     from streamserve.asgi.guard import Guard
 
     return Guard(
         max_connections=settings.limits.max_connections,
         max_per_address=settings.limits.max_connections_per_address,
+        max_uploads=0 if is_fronted else settings.limits.max_uploads,
         body_seconds=settings.flow.head_seconds,
         bound_of=_bound_of,
     )

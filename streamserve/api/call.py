@@ -10,7 +10,7 @@ import json
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import IO, Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 from urllib.parse import parse_qsl
 
 from streamserve.clients.base import EngineClient
@@ -77,7 +77,6 @@ class Call:
     params: Mapping[str, str] = field(default_factory=dict)
     query_string: str = ""
     address: str = ""  # of the client, from the server
-    file: IO[bytes] | None = None  # the body, where the server has it whole, perhaps on disk: read it on a thread
     received_at: float = field(default_factory=time.monotonic)  # when the server had the request's head
 
     def query(self) -> dict[str, str]:

@@ -56,6 +56,7 @@ class RouteBound:
 class Guard:
     """The bounds of one app. 0 is no bound.
 
+    `max_uploads`: bodies of routes that take a file, where the app stores them before it knows their callers.
     `max_connections`: requests and WebSockets in progress; `max_per_address`: those of one client address, but not of
     a loopback address or a unix socket, which are a proxy's. `body_seconds`: a body has so long, and a second more for
     each KiB. `bound_of(path)` names the bounds of a route, None for other addresses.
@@ -63,6 +64,7 @@ class Guard:
 
     max_connections: int = 0
     max_per_address: int = 0
+    max_uploads: int = 0
     body_seconds: float = 0.0
     bound_of: Callable[[str], RouteBound | None] = lambda path: None
 
@@ -72,7 +74,7 @@ class GuardedApp:
 
     def __init__(self, app: App, guard: Guard) -> None:
         self._app, self._guard = app, guard
-        self._num_open = 0
+        self._num_open = self._num_uploads = 0
         self._by_client: Counter[str] = Counter()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -90,16 +92,20 @@ class GuardedApp:
         except StreamserveError as error:
             await _refuse(scope, receive, send, error, bound)
             return
+        is_upload = bound is not None and bool(bound.file_bytes) and scope["method"] == "POST"
         self._num_open += 1
+        self._num_uploads += is_upload
         if client:
             self._by_client[client] += 1
+        flow = scope.get("extensions", {}).get("streamserve.flow")
         try:
-            if bound is None or "streamserve.flow" in scope.get("extensions", {}):
+            if bound is None or (flow is not None and not flow["streams_body"]):
                 await self._app(scope, receive, send)  # FlowServer has the whole body already, within its bounds
             else:
                 await self._serve(scope, receive, send, bound)
         finally:
             self._num_open -= 1
+            self._num_uploads -= is_upload
             if client:
                 self._note_end(client)
 
@@ -119,7 +125,11 @@ class GuardedApp:
                 code="too_many_connections",
                 retry_after=_RETRY_SECONDS,
             )
-        if bound is not None and _content_length(scope) > bound.body_bytes:
+        if bound is None:
+            return
+        if bound.file_bytes and scope["method"] == "POST" and 0 < guard.max_uploads <= self._num_uploads:
+            raise uploads_busy()
+        if _content_length(scope) > bound.body_bytes:
             raise bound.too_large()
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send, bound: RouteBound) -> None:
@@ -165,6 +175,12 @@ class _Body:
 def large_body_reply(bound: RouteBound) -> bytes:
     """Return the body of the 413 for a route, for a server that refuses by itself."""
     return json.dumps(bound.error_json(to_body(bound.too_large()))).encode()
+
+
+def uploads_busy() -> Overloaded:
+    """Return the error for an upload beyond those that the process receives at a time."""
+    message = "The server receives as many files as it can at a time. Send it again."
+    return Overloaded(message, code="uploads_busy", retry_after=_RETRY_SECONDS)
 
 
 def _content_length(scope: Scope) -> int:

@@ -18,9 +18,10 @@
     ├── Cancelled 499              stopped or abandoned before a whole answer was there
     ├── TimedOut 504               the request's own timeout_seconds ran out
     ├── StorageFull 507            the caller's files take all the room they may
-    └── Refused 429/503            the caller's quota, or the server's capacity; carries retry_after
+    └── Refused 429/503/507        the caller's quota, or the server's capacity; carries retry_after
         ├── QuotaExceeded 429
         ├── Overloaded 503
+        ├── DiskFull 507           the server's disk has no room for an upload
         ├── UnmetNeeds 503         the request needs what this release lacks; a newer worker has it
         ├── EngineUnavailable 503  the engine is loading, failed or gone
         └── CannotContinue 503     an answer that was cut off here has to be asked for again
@@ -191,6 +192,13 @@ class QuotaExceeded(Refused):
 
 class Overloaded(Refused):
     """The server's capacity is reached."""
+
+
+class DiskFull(Refused):
+    """The server's disk has no room for what is uploaded."""
+
+    http_status = 507
+    code = "insufficient_storage"
 
 
 class UnmetNeeds(Refused):

@@ -55,6 +55,9 @@ class Limits:
     max_grammar_chars: int = 65_536
     max_file_bytes: int = 200 * 1024 * 1024
     max_tenant_file_bytes: int = 2 * 1024 * 1024 * 1024  # of all files that a tenant keeps
+    max_uploads: int = 64  # bodies with a file that a process receives at a time
+    max_uploads_per_principal: int = 8
+    max_upload_bytes: int = 2 * 1024 * 1024 * 1024  # of all those bodies together
     max_batch_lines: int = 50_000
     max_batches: int = 16  # of a tenant that have not ended
     max_streams_per_principal: int = 16

@@ -5,6 +5,8 @@ Django runs each hook of a synchronous middleware on a thread that it makes for 
 headers, so here they are called on the event loop. What may block is run as Django runs it: middleware of other
 packages, and the session middleware when it saves. Middleware, order, URLs, signals and responses stay the site's.
 
+An upload is not received before its view knows the caller: Django would store all of it first.
+
 Other addresses, and an application that is not Django's own handler, are passed on untouched. Event loop only.
 Relies on, in Django 5.2: `BaseHandler.adapt_method_mode`, which `load_middleware` calls with each middleware as
 `convert_exception_to_response` has wrapped it (`__wrapped__`), and with each `process_view`; `ASGIHandler.handle`.
@@ -14,7 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from functools import lru_cache, partial
 from typing import Any
 
@@ -26,7 +28,7 @@ from django.contrib.messages.storage import default_storage
 from django.contrib.sessions.middleware import SessionMiddleware
 from django.contrib.staticfiles.handlers import ASGIStaticFilesHandler
 from django.core import signals
-from django.core.exceptions import RequestAborted
+from django.core.exceptions import ImproperlyConfigured, RequestAborted
 from django.core.handlers.asgi import ASGIHandler, get_script_prefix
 from django.core.handlers.exception import convert_exception_to_response
 from django.dispatch import Signal
@@ -41,8 +43,9 @@ from django.middleware.security import SecurityMiddleware
 from django.urls import Resolver404, URLResolver, get_resolver, set_script_prefix
 from django.utils.functional import SimpleLazyObject, empty
 
-from streamserve.api.routes import ROUTES
+from streamserve.api.routes import ROUTES, Route
 from streamserve.asgi.types import App, Receive, Scope, Send
+from streamserve.conf import get_settings
 
 # Exactly these classes: a subclass may do anything.
 _PURE = (
@@ -58,6 +61,7 @@ _PURE = (
 _ROUTE = re.compile("|".join(rf"(?:{route.pattern().pattern.replace('?P<', '?:<')})" for route in ROUTES))
 
 
+LATE_BODY = "streamserve.body"  # in a scope: the `LateBody` of an upload
 _MAX_KNOWN_CHARS = 128  # of a path whose answer is kept
 
 
@@ -69,7 +73,7 @@ class Front:
         self._handler: App = RouteHandler()  # type: ignore[assignment]  # Django's stubs want a dict as the scope
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        app: App = self._handler if scope["type"] == "http" and is_ours(scope) else self._application
+        app: App = self._handler if scope["type"] == "http" and route_of(scope) else self._application
         await app(scope, receive, send)
 
 
@@ -79,21 +83,73 @@ def fronted(application: App) -> App:
     return Front(application) if type(inner) is ASGIHandler else application
 
 
-def is_ours(scope: Scope) -> bool:
-    """Return whether the site's URLs lead to one of our views. A site may have put them below a prefix."""
+def route_of(scope: Scope) -> Route | None:
+    """Return the route whose view the site's URLs lead to. A site may have put ours below a prefix."""
     path = str(scope["path"]).removeprefix(scope.get("root_path", "").rstrip("/"))
     if not _ROUTE.search(path):
-        return False
-    leads = _leads_to_us if len(path) <= _MAX_KNOWN_CHARS else _leads_to_us.__wrapped__
-    return leads(path, get_resolver())
+        return None
+    find = _route_at if len(path) <= _MAX_KNOWN_CHARS else _route_at.__wrapped__
+    return find(path, get_resolver())
 
 
 @lru_cache(maxsize=1024)  # each request asks; most POST to the same few addresses
-def _leads_to_us(path: str, resolver: URLResolver) -> bool:
+def _route_at(path: str, resolver: URLResolver) -> Route | None:
     try:
-        return hasattr(resolver.resolve(path).func, "route")
+        return getattr(resolver.resolve(path).func, "route", None)
     except Resolver404:
+        return None
+
+
+class LateBody:
+    """The body of an upload, which its view reads when it knows the caller. Until then it cannot be read.
+
+    A body that other routes would take too is received before the middleware runs, as any is.
+    """
+
+    def __init__(self, receive: Receive) -> None:
+        self._receive = receive
+        self._is_over = asyncio.Event()  # the body is whole, or the client has left
+        self._has_left = False
+
+    async def chunks(self) -> AsyncIterator[bytes]:
+        """Yield the pieces as they arrive. When the client leaves, the request is cancelled."""
+        while not self._is_over.is_set():
+            message = await self._receive()
+            if message["type"] == "http.disconnect":
+                self._has_left = True
+                self._is_over.set()
+                await asyncio.get_running_loop().create_future()
+            yield message.get("body", b"")
+            if not message.get("more_body", False):
+                self._is_over.set()
+
+    async def wait_left(self) -> None:
+        """Wait until the client leaves."""
+        await self._is_over.wait()
+        if not self._has_left:
+            await _left(self._receive)
+
+    def read(self, size: int = -1) -> bytes:
+        """Refuse a middleware that reads the body: Django names it an UnreadablePostError."""
+        raise OSError("an upload is received by its view, when the caller is known")
+
+    def close(self) -> None:
+        """Do nothing: there is no file."""
+
+
+def _is_late(scope: Scope) -> bool:
+    """Return whether the request's body may be larger than that of any route without files."""
+    route = route_of(scope)
+    if route is None or not route.takes_file or scope["method"] != "POST":
         return False
+    headers = dict(scope["headers"])
+    length = headers.get(b"content-length", b"")
+    if length.isdigit():
+        try:
+            return int(length[:20]) > get_settings().limits.max_body_bytes
+        except ImproperlyConfigured:  # the view raises it
+            return False
+    return b"transfer-encoding" in headers or scope.get("http_version") not in ("1.0", "1.1")
 
 
 class RouteHandler(ASGIHandler):
@@ -118,25 +174,29 @@ class RouteHandler(ASGIHandler):
 
     async def handle(self, scope: Any, receive: Any, send: Any) -> None:
         """Answer one request. Django's `handle`, but its signals take a thread only where one of them may need it."""
+        late = LateBody(receive) if _is_late(scope) else None
         try:
-            body_file = await self.read_body(receive)
+            body_file: Any = late or await self.read_body(receive)
         except RequestAborted:
             return
         try:
             set_script_prefix(get_script_prefix(scope))
             if not _is_quiet(signals.request_started):
                 await signals.request_started.asend(sender=ASGIHandler, scope=scope)
-            request, error = self.create_request(scope, body_file)
+            request, error = self.create_request({**scope, LATE_BODY: late} if late else scope, body_file)
             if error is not None:
                 await self.send_response(error, send)
-            await self._close(error or await self._respond(request, receive, send))
+            await self._close(error or await self._respond(request, late, receive, send))
         finally:
             body_file.close()
 
-    async def _respond(self, request: Any, receive: Receive, send: Any) -> HttpResponseBase | None:
+    async def _respond(
+        self, request: Any, late: LateBody | None, receive: Receive, send: Any
+    ) -> HttpResponseBase | None:
         """Send the response and return it; cancel the view, and return None, when the client leaves before."""
         responding = asyncio.create_task(self._get_and_send(request, send), name="request")
-        leaving = asyncio.create_task(_left(receive), name="request watch")
+        left = _left(receive) if late is None else late.wait_left()
+        leaving = asyncio.create_task(left, name="request watch")
         try:
             await asyncio.wait({responding, leaving}, return_when=asyncio.FIRST_COMPLETED)
         finally:

@@ -28,6 +28,7 @@ from streamserve.streams.reader.delivery import Delivery
 from streamserve.streams.reader.joined import JoinedDelivery
 from streamserve.web.access import admit, cors_headers
 from streamserve.web.auth import give_cookie
+from streamserve.web.front import LATE_BODY
 from streamserve.web.permissions import permission_lost
 from streamserve.web.site import ensure_embedded, get_site
 
@@ -115,7 +116,6 @@ def _call(
         query_string=request.META.get("QUERY_STRING", ""),
         address=request.META.get("REMOTE_ADDR") or "",
         received_at=admitted(request.scope.get("streamserve.received_at") or time.monotonic(), headers),  # type: ignore[attr-defined]
-        file=request,  # type: ignore[arg-type]  # it has `read`
     )
 
 
@@ -212,7 +212,12 @@ async def _released(body: Body) -> AsyncIterator[bytes]:
 
 
 async def _chunks(request: HttpRequest) -> AsyncIterator[bytes]:
-    """Yield the body, which the server has read into memory or a file."""
+    """Yield the body, which Django has in memory or a file; that of a large upload as it arrives (web/front.py)."""
+    late = request.scope.get(LATE_BODY)  # type: ignore[attr-defined]
+    if late is not None:
+        async for chunk in late.chunks():
+            yield chunk
+        return
     while chunk := request.read(_CHUNK_BYTES):
         yield chunk
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamserve.dialects.anthropic.batches import batch_json, result_line, unrun_line, write_requests
+from streamserve.dialects.anthropic.batches import batch_json, check_type, result_line, unrun_line, write_requests
 from streamserve.dialects.batch_lines import CANCELLED, EXPIRED, RowResult
 from streamserve.dialects.openai.batches import BatchRecord
 from streamserve.protocol.errors import BadRequest, StreamserveError, UnsupportedMedia
@@ -25,7 +25,7 @@ PARAMS = {"model": "m", "max_tokens": 4, "messages": [{"role": "user", "content"
 def written(body: bytes, kind: str = JSON, limits: Limits = LIMITS) -> list[Any]:
     """Return the lines of the input file."""
     out = io.BytesIO()
-    assert write_requests(io.BytesIO(body), kind, out, limits) == out.getvalue().count(b"\n")
+    assert write_requests(io.BytesIO(body), check_type(kind), out, limits) == out.getvalue().count(b"\n")
     return [json.loads(line) for line in out.getvalue().splitlines()]
 
 
@@ -75,7 +75,7 @@ def test_pieces_make_the_same_requests(texts: list[str], data: st.DataObject):
             return super().read(sizes[self.num_reads % len(sizes)])
 
     out = io.BytesIO()
-    write_requests(Slow(body), JSON, out, LIMITS)
+    write_requests(Slow(body), False, out, LIMITS)
     bodies = [json.loads(one)["body"] for one in out.getvalue().splitlines()]
     assert bodies == [one["params"] for one in requests]
 
@@ -91,7 +91,7 @@ def test_a_body_is_not_held():
 
     requests = [request(f"r{index}", params={"text": "x" * 100_000}) for index in range(40)]
     limits = Limits(max_body_bytes=200_000)
-    assert write_requests(Watched(as_json(*requests)), JSON, io.BytesIO(), limits) == 40
+    assert write_requests(Watched(as_json(*requests)), False, io.BytesIO(), limits) == 40
     assert max(sizes) <= 2 * 200_000
     assert len(sizes) >= 20
 

@@ -84,7 +84,7 @@ def _count_writes(channel: Any) -> None:
 
 
 if "streamserve.asgi.flow.requests" in sys.modules:  # FlowServer serves; importing it would install its reactor
-    _count_writes(sys.modules["streamserve.asgi.flow.requests"].FlowChannel)
+    _count_writes(sys.modules["streamserve.asgi.flow.channel"].FlowChannel)
 
 
 async def _start(prompt: str = "hello", max_tokens: str = "500") -> Stream:

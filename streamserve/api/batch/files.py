@@ -47,6 +47,9 @@ class Form:
 class Files(Protocol):
     """The files of the site's tenants."""
 
+    def body(self, call: Call) -> AbstractAsyncContextManager[IO[bytes]]:
+        """Receive the body of `call`, within the caller's limits; its file is gone after the context."""
+
     def receive(self, call: Call) -> AbstractAsyncContextManager[Form]:
         """Receive the form in the body of `call`; its file is gone after the context."""
 

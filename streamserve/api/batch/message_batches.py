@@ -21,7 +21,6 @@ from streamserve.dialects.anthropic import batches as dialect
 from streamserve.dialects.anthropic.shapes import limit_of
 from streamserve.dialects.openai.batches import ENDED, PURPOSE, BatchRecord, NewBatch, Page
 from streamserve.protocol.errors import BadRequest, NotFound
-from streamserve.protocol.json_body import check_head
 from streamserve.protocol.requests import Limits
 
 API = "anthropic"
@@ -69,18 +68,20 @@ async def results(call: Call, site: BatchSite) -> Reply:
 
 
 async def _create(call: Call, site: BatchSite) -> BatchRecord:
-    check_head("", call.headers.get("content-encoding", ""), site.limits)
-    with tempfile.TemporaryFile() as lines:
-        num_rows, digest = await asyncio.to_thread(_receive, call, lines, site.limits)
-        once = once_of(call, "messages/batches", {"requests": digest})
-        earlier = await site.batches.sent_before(once)
-        if earlier is not None:
-            return earlier
-        num_bytes = lines.seek(0, os.SEEK_END)
-        lines.seek(0, os.SEEK_SET)
-        file = await site.files.store(
-            lines, call.caller, filename="requests.jsonl", purpose=PURPOSE, num_bytes=num_bytes
-        )
+    is_lines = dialect.check_type(call.headers.get("content-type", ""))
+    async with site.files.body(call) as body:
+        with tempfile.TemporaryFile() as lines:
+            num_rows, digest = await asyncio.to_thread(_write_lines, body, is_lines, lines, site.limits)
+            body.close()
+            once = once_of(call, "messages/batches", {"requests": digest})
+            earlier = await site.batches.sent_before(once)
+            if earlier is not None:
+                return earlier
+            num_bytes = lines.seek(0, os.SEEK_END)
+            lines.seek(0, os.SEEK_SET)
+            file = await site.files.store(
+                lines, call.caller, filename="requests.jsonl", purpose=PURPOSE, num_bytes=num_bytes
+            )
     asked = NewBatch(endpoint=dialect.ENDPOINT, input_file_id=file.id)
     try:
         batch = await site.batches.create(call.caller, asked, api=API, num_rows=num_rows, once=once)
@@ -92,10 +93,9 @@ async def _create(call: Call, site: BatchSite) -> BatchRecord:
     return batch
 
 
-def _receive(call: Call, lines: IO[bytes], limits: Limits) -> tuple[int, str]:
+def _write_lines(body: IO[bytes], is_lines: bool, lines: IO[bytes], limits: Limits) -> tuple[int, str]:
     """Write the requests in the body as lines; return how many, and the lines' digest. Blocks."""
-    assert call.file is not None  # Django has the body whole
-    num_rows = dialect.write_requests(call.file, call.headers.get("content-type", ""), lines, limits)
+    num_rows = dialect.write_requests(body, is_lines, lines, limits)
     lines.seek(0, os.SEEK_SET)
     digest = hashlib.file_digest(lines, "sha256")  # type: ignore[arg-type]  # a file can be read into
     return num_rows, digest.hexdigest()

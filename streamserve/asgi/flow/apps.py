@@ -28,15 +28,23 @@ from daphne.ws_protocol import ConnectionDeny
 from twisted.internet import reactor
 
 from streamserve.asgi.drain import Drain
+from streamserve.asgi.flow.channel import FlowChannel
 from streamserve.asgi.flow.config import FlowConfig
-from streamserve.asgi.flow.requests import FlowChannel, FlowRequest
-from streamserve.asgi.flow.transport import BodyInbox, FlowControl, FlowTransport, Inbox, piece_bytes
+from streamserve.asgi.flow.requests import FlowRequest
+from streamserve.asgi.flow.transport import (
+    BodyInbox,
+    FlowControl,
+    FlowTransport,
+    Inbox,
+    StreamedBody,
+    piece_bytes,
+)
 from streamserve.asgi.types import App, Message, Scope
 
 logger = logging.getLogger("streamserve.asgi")
 
 # In a scope's "extensions": {"drain": Drain, "num_untaken": () -> bytes the reader's system has not acknowledged,
-# "channel": FlowChannel, of a response over HTTP/1.1}.
+# "streams_body": whether the body still arrives, "channel": FlowChannel, of a response over HTTP/1.1}.
 EXTENSION = "streamserve.flow"
 
 _INTERNAL_ERROR = 1011
@@ -102,13 +110,15 @@ class AppServer(daphne.server.Server):  # type: ignore[misc]  # daphne ships no 
         inbox: Inbox | BodyInbox
         if scope["type"] == "websocket":
             inbox = Inbox(protocol.transport)
+        elif isinstance(protocol, FlowRequest) and protocol.streamed is not None:
+            inbox = protocol.streamed
         else:  # its body is whole by now, in memory or in a file; daphne reads what is left in its place
             inbox, protocol.content = BodyInbox(protocol.content), io.BytesIO()
         scope.setdefault("asgi", {"version": "3.0"})
         control, transport = details["control"], details["transport"]
         send = partial(self._send, protocol, control)
         num_untaken = partial(_num_untaken, transport)
-        flow = {"drain": self.drain, "num_untaken": num_untaken}
+        flow = {"drain": self.drain, "num_untaken": num_untaken, "streams_body": isinstance(inbox, StreamedBody)}
         if isinstance(protocol, FlowRequest) and transport is not None:
             flow["channel"] = FlowChannel(protocol, control, send, num_untaken, self._piece_bytes)
         scope["extensions"] = {EXTENSION: flow}

@@ -1,13 +1,14 @@
 """HTTP requests under FlowServer: bounded heads and bodies, and no cut response that looks whole. Event loop only.
 
 `FlowConnection` is Twisted's HTTP/1.1 parser with deadlines, which answers a request that it refuses; `FlowRequest` is
-daphne's request with a body limit, which ends in an error when its app does.
+daphne's request with a body limit, which ends in an error when its app does. The app of a body with a file is called at
+once, and takes it as it arrives; any other body is stored before.
 Importing this module imports daphne, whose server module installs Twisted's reactor; that import comes first.
 
 Relies on, in daphne 4.2.3: `http_protocol.py` WebRequest (`process`, `handle_reply`, `handle_exception`,
 `check_timeouts`, `finish`, `send_disconnect`, `_response_started`), HTTPFactory.buildProtocol; in Twisted 26.10:
 `web/http.py` HTTPChannel (`allHeadersReceived`, `allContentReceived`, `requestDone`, `persistent`,
-`_networkProducer`), Request (`gotLength`,
+`_networkProducer`, `_send100Continue`, `_command`, `_path`, `_version`), Request (`gotLength`, `requestReceived`,
 `handleContentChunk`, `producer`, `chunked`, `content`, `_parsePOSTFormSubmission`), _GenericHTTPChannelProtocol.
 """
 
@@ -17,11 +18,9 @@ import daphne.server  # noqa: F401  # first: installs the reactor
 
 # isort: split
 
-import asyncio
 import time
-from collections.abc import Callable
 from http import HTTPStatus
-from typing import Any, cast
+from typing import Any
 from urllib.parse import unquote_to_bytes
 
 from daphne.http_protocol import HTTPFactory, WebRequest
@@ -30,8 +29,8 @@ from daphne.http_protocol import HTTPFactory, WebRequest
 from twisted.web.http import NO_BODY_CODES, HTTPChannel, Request, _GenericHTTPChannelProtocol
 from twisted.web.http_headers import Headers
 
-from streamserve.asgi.flow.transport import FlowControl, FlowTransport
-from streamserve.asgi.types import Message, Send
+from streamserve.asgi.flow.transport import FlowTransport, StreamedBody
+from streamserve.asgi.types import Message
 
 # A response of this kind may end early: its events show whether it is whole, and its readers reconnect.
 _ENDS_ANYWHERE = b"text/event-stream"
@@ -65,22 +64,45 @@ class FlowConnection(HTTPChannel):  # type: ignore[misc]  # Twisted is not type-
     def allHeadersReceived(self) -> None:
         self.flow_transport.body_since, self.flow_transport.num_body = time.monotonic(), 0
         super().allHeadersReceived()
+        request = self.requests[-1]
+        if request.streamed is not None:  # its app, and the guard in front of that, bound the body
+            self._note_asked()
+            request.requestReceived(self._command, self._path, self._version)
 
     def allContentReceived(self) -> None:
+        self._note_asked()
+        super().allContentReceived()
+
+    def _note_asked(self) -> None:
         self._is_answering = self.has_asked = True
         self.flow_transport.head_since = self.flow_transport.body_since = None
-        super().allContentReceived()
+
+    def _send100Continue(self) -> None:
+        streamed = self.requests[-1].streamed
+        if streamed is None:
+            super()._send100Continue()
+        else:
+            streamed.invite = super()._send100Continue
 
     def requestDone(self, request: Any) -> None:
         self._is_answering = False
-        super().requestDone(request)  # also reads the next request, if it has arrived
+        if request.is_arriving:
+            self.requests.remove(request)
+            self._networkProducer.resumeProducing()
+            self._linger()
+        else:
+            super().requestDone(request)  # also reads the next request, if it has arrived
 
     def refuse(self, status: int, reason: str, text: str, content_type: str = _TEXT) -> None:
         """Answer a request before it is whole; drop what still arrives, then close."""
-        self._is_refusing = True
         body = text.encode()
         head = f"HTTP/1.1 {status} {reason}\r\nContent-Type: {content_type}\r\nConnection: close\r\n"
         self.transport.write(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+        self._linger()
+
+    def _linger(self) -> None:
+        """Drop what still arrives, and close: a reset would overtake the answer."""
+        self._is_refusing = True
         self.flow_transport.linger_since = time.monotonic()
         self._networkProducer.unregisterProducer()
         if self.flow_transport.tcp is self.transport:
@@ -97,8 +119,14 @@ class FlowRequest(WebRequest):  # type: ignore[misc]  # daphne ships no types
 
     _num_body = _body_limit = 0
     _refusal = b""  # the JSON for a body over the limit of this path
-    _is_refused = False
+    _is_refused = _has_begun = False
     _response_started: bool  # daphne's
+    streamed: StreamedBody | None = None  # a body with a file: its app runs while it arrives
+
+    @property
+    def is_arriving(self) -> bool:
+        """Whether the body of a request whose app runs is not whole yet."""
+        return self.streamed is not None and not self.streamed.is_whole
 
     def setResponseCode(self, code: int, message: bytes | None = None) -> None:
         """Name the status on the status line. Twisted knows few, and calls a 429 "Unknown Status"."""
@@ -109,15 +137,29 @@ class FlowRequest(WebRequest):  # type: ignore[misc]  # daphne ships no types
     def gotLength(self, length: int | None) -> None:
         """Refuse a body by its announced length, before any of it is stored."""
         self._parsePOSTFormSubmission = False  # Twisted would parse a form in memory; the app does
-        self._set_body_limit()
+        takes_file = self._set_body_limit()
         if length is not None and length > self._body_limit:
             super().gotLength(0)
             self._refuse_body()
+        elif takes_file and length != 0 and isinstance(self.channel, FlowConnection):
+            super().gotLength(0)
+            self.streamed = StreamedBody(self.channel._networkProducer)
         else:
             super().gotLength(length)
 
+    def requestReceived(self, command: bytes, path: bytes, version: bytes) -> None:
+        """Start the app, or end the body of one that runs."""
+        if self._has_begun and self.streamed is not None:
+            self.streamed.feed(b"", is_last=True)
+        else:
+            self._has_begun = True
+            super().requestReceived(command, path, version)
+
     def handleContentChunk(self, data: bytes) -> None:
         """Refuse a body as soon as it exceeds the limit."""
+        if self.streamed is not None:
+            self.streamed.feed(data)
+            return
         self._num_body += len(data)
         transport = getattr(self.channel, "flow_transport", None)
         if transport is not None:
@@ -129,14 +171,18 @@ class FlowRequest(WebRequest):  # type: ignore[misc]  # daphne ships no types
         else:
             super().handleContentChunk(data)
 
-    def _set_body_limit(self) -> None:
-        """Set how large the body may be. The request has no path yet; its channel does (of HTTP/2: a stream)."""
+    def _set_body_limit(self) -> bool:
+        """Set how large the body may be; return whether it may have a file.
+
+        The request has no path yet; its channel does (of HTTP/2: a stream).
+        """
         self._body_limit = int(self.server.options.body_bytes)
         raw = getattr(self.channel, "_path", None) or getattr(self.channel, "path", None) or b""
         path = unquote_to_bytes(raw.partition(b"?")[0]).decode("utf-8", "replace")
         bound = self.server.drain.body_bound_of(path)
         if bound is not None and (bound[2] or bound[0] <= self._body_limit):
             self._body_limit, self._refusal, _ = bound
+        return bound is not None and bound[2]
 
     def _refuse_body(self) -> None:
         self._is_refused = True
@@ -184,7 +230,7 @@ class FlowRequest(WebRequest):  # type: ignore[misc]  # daphne ships no types
         if self.finished or self.channel is None:
             return
         if message["type"] != "http.response.body":
-            if message["type"] == "http.response.start" and self.server.drain.is_draining:
+            if message["type"] == "http.response.start" and (self.is_arriving or self.server.drain.is_draining):
                 self.close_after()
             super().handle_reply(message)
         elif message.get("more_body") and self.startedWriting and not self._is_bodiless():
@@ -257,100 +303,6 @@ class FlowRequest(WebRequest):  # type: ignore[misc]  # daphne ships no types
             self._response_started = False
             self.responseHeaders = Headers()
         return True
-
-
-class FlowChannel:
-    """Writes pieces of a chunked response that has begun, at once; see `DirectChannel`. `send` is the app's `send`.
-
-    Of a frame larger than `piece_bytes` (a snapshot) Twisted would hold the whole, twice while it joins what it has.
-    The channel keeps the rest of it, and writes a piece whenever there is room.
-    """
-
-    __slots__ = (
-        "_control", "_ended", "_error", "_is_ended", "_num_untaken", "_on_writable", "_piece_bytes", "_request",
-        "_rest", "send",
-    )  # fmt: skip
-
-    accepts_at_once = True
-
-    def __init__(
-        self, request: FlowRequest, control: FlowControl, send: Send, num_untaken: Callable[[], int], piece_bytes: int
-    ) -> None:
-        self._request, self._control, self.send, self._num_untaken = request, control, send, num_untaken
-        self._piece_bytes = piece_bytes
-        self._rest = memoryview(b"")  # of a large frame
-        self._is_ended, self._error = False, cast(Exception | None, None)
-        self._ended: asyncio.Future[None] | None = None
-        self._on_writable: Callable[[], None] | None = None
-
-    @property
-    def on_writable(self) -> Callable[[], None] | None:
-        return self._on_writable
-
-    @on_writable.setter
-    def on_writable(self, call: Callable[[], None] | None) -> None:
-        self._on_writable, self._control.on_open = call, self._on_open
-
-    @property
-    def is_writable(self) -> bool:
-        """Whether a frame can be written now, with nothing unsent before it."""
-        control, request = self._control, self._request
-        is_free = control.is_open and not control.is_gone and not control.write_lock.locked() and not self._rest
-        return bool(is_free and request.chunked and not request.finished and not request._disconnected)
-
-    def num_untaken(self) -> int:
-        """Return how many bytes of the frames written the reader's system has not taken."""
-        return self._num_untaken() + len(self._rest)
-
-    def write(self, frame: bytes) -> None:
-        """Write a piece of the body, not the last; of a large one as much as there is room for."""
-        if len(frame) > self._piece_bytes:
-            self._rest = memoryview(frame)
-            self._write_rest()
-            return
-        request = self._request
-        request.sentLength += len(frame)
-        request.channel.transport.write(b"%x\r\n%b\r\n" % (len(frame), frame))
-
-    def _write_rest(self, *, at_once: bool = False) -> None:
-        while self._rest and (at_once or self._control.is_open) and self._request.channel is not None:
-            piece, self._rest = self._rest[: self._piece_bytes], self._rest[self._piece_bytes :]
-            self.write(bytes(piece))
-
-    def _on_open(self) -> None:
-        """There is room: for the rest of a frame, then for the next one, or for the end."""
-        self._write_rest()
-        if not self._rest:
-            if self._is_ended:
-                self._finish()
-            elif self._on_writable is not None:
-                self._on_writable()
-
-    def end(self, error: Exception | None) -> None:
-        """Note that no frame follows, and the error that ended the delivery."""
-        if not self._is_ended:
-            self._is_ended, self._error = True, error
-            if error is not None or self._control.is_gone:
-                self._rest = memoryview(b"")
-            if not self._rest:
-                self._finish()
-
-    def _finish(self) -> None:
-        self._control.on_open = None
-        if self._ended is not None and not self._ended.done():
-            self._ended.set_result(None)
-
-    async def wait_ended(self) -> None:
-        """Wait until `end` is called and every frame is written; raise its error. Cancelled, it writes them at once."""
-        try:
-            while self._rest or not self._is_ended:
-                self._ended = asyncio.get_running_loop().create_future()
-                await self._ended
-        finally:
-            if not self._control.is_gone:
-                self._write_rest(at_once=True)  # what follows, the place to resume from, must not lie inside a frame
-        if self._error is not None:
-            raise self._error
 
 
 class FlowFactory(HTTPFactory):  # type: ignore[misc]  # daphne ships no types

@@ -186,7 +186,7 @@ class FlowControl:
 
 
 class Inbox(asyncio.Queue[Message]):
-    """The messages that the app of a WebSocket has not received. Reading pauses when the app falls behind."""
+    """The messages that an app has not received. Reading pauses when the app falls behind."""
 
     def __init__(self, transport: Any) -> None:
         super().__init__()
@@ -209,6 +209,35 @@ class Inbox(asyncio.Queue[Message]):
             self._is_paused = False
             self._transport.resumeProducing()
         return item
+
+
+class StreamedBody(Inbox):
+    """The messages that the app of a request has not received, while its body arrives.
+
+    A client that waits for a 100 is answered by `invite`, which the app's first `receive` calls.
+    """
+
+    def __init__(self, transport: Any) -> None:
+        super().__init__(transport)
+        self.is_whole = False
+        self.invite: Callable[[], None] | None = None
+
+    def put_nowait(self, item: Message) -> None:
+        """Take a message of daphne's; not that of its empty body."""
+        if item["type"] != "http.request":
+            super().put_nowait(item)
+
+    def feed(self, data: bytes, *, is_last: bool = False) -> None:
+        """Take a piece of the body."""
+        self.is_whole = is_last
+        super().put_nowait({"type": "http.request", "body": data, "more_body": not is_last})
+
+    async def get(self) -> Message:
+        """Return the next message."""
+        if self.invite is not None:
+            self.invite()
+            self.invite = None
+        return await super().get()
 
 
 class BodyInbox(asyncio.Queue[Message]):
@@ -245,7 +274,7 @@ class BodyInbox(asyncio.Queue[Message]):
 
 
 def _length(message: Message) -> int:
-    return len(message.get("bytes") or message.get("text") or b"")
+    return len(message.get("bytes") or message.get("text") or message.get("body") or b"")
 
 
 def piece_bytes(options: FlowConfig) -> int:

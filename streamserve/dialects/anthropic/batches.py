@@ -35,14 +35,19 @@ _TABLE = {"custom_id": text(1, MAX_CUSTOM_ID_CHARS), "params": any_object}
 _TIMES_OF_END = ("completed_at", "expired_at", "cancelled_at", "failed_at")
 
 
-def write_requests(body: IO[bytes], content_type: str, out: IO[bytes], limits: Limits) -> int:
-    """Write the requests in `body` as lines of an input file; return how many. Raises BadRequest, UnsupportedMedia."""
+def check_type(content_type: str) -> bool:
+    """Return whether a body of that type has a request a line. Raises UnsupportedMedia."""
     kind = content_type.partition(";")[0].strip().lower()
     if kind not in (_JSON, *_JSONL):
         message = f"Send JSON with 'Content-Type: {_JSON}', or one request a line with '{_JSONL[0]}'."
         raise UnsupportedMedia(message, param="Content-Type")
+    return kind != _JSON
+
+
+def write_requests(body: IO[bytes], is_lines: bool, out: IO[bytes], limits: Limits) -> int:
+    """Write the requests in `body` as lines of an input file; return how many. Raises BadRequest."""
     seen: set[bytes] = set()
-    for raw in _elements(body, limits) if kind == _JSON else _lines(body, limits):
+    for raw in _lines(body, limits) if is_lines else _elements(body, limits):
         index = len(seen)
         if index >= limits.max_batch_lines:
             message = f"requests has more than {limits.max_batch_lines:,} items, the limit. Make several batches."

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from datetime import datetime, timedelta
 from functools import partial
@@ -36,12 +36,12 @@ from streamserve.protocol.errors import (
     KeyReused,
     NotFound,
     StorageFull,
-    StreamserveError,
     UnsupportedMedia,
 )
-from streamserve.protocol.json_body import check_head, file_too_large
+from streamserve.protocol.json_body import file_too_large
 from streamserve.streams.store import Once
 from streamserve.web.batches.storage import storage_for
+from streamserve.web.batches.uploads import Uploads
 from streamserve.web.rows import orm
 
 log = get_logger(__name__)
@@ -56,6 +56,7 @@ class SiteFiles:
     def __init__(self, settings: SiteConfig) -> None:
         self._settings = settings
         self._limits = settings.limits
+        self._uploads = Uploads(settings.limits)
 
     @property
     def storage(self) -> Storage:
@@ -63,22 +64,25 @@ class SiteFiles:
         return storage_for(self._settings)
 
     @asynccontextmanager
+    async def body(self, call: Call) -> AsyncIterator[IO[bytes]]:
+        """Receive the body of `call`. Raises before that where it cannot be stored."""
+        await orm.call(self._check_room, call.caller.tenant, self._uploads.num_bytes_of(call))
+        async with self._uploads.receive(call) as body:
+            yield body
+
+    @asynccontextmanager
     async def receive(self, call: Call) -> AsyncIterator[Form]:
-        """Parse the form in the body of `call`, on a thread. Raises before that where it cannot be stored."""
-        length = call.headers.get("content-length", "")
-        most = self._limits.max_file_bytes
-        check_head("", call.headers.get("content-encoding", ""), self._limits)
-        if length.isdigit() and int(length[:20]) > most + FORM_BYTES:
-            raise file_too_large(most)
+        """Parse the form in the body of `call`, on a thread."""
         if call.headers.get("content-type", "").partition(";")[0].strip().lower() != "multipart/form-data":
             raise UnsupportedMedia("Send the file as multipart/form-data.", param="Content-Type")
-        await orm.call(self._check_room, call.caller.tenant, int(length[:20]) if length.isdigit() else 0)
-        form = await asyncio.to_thread(_parse, call, most)
-        try:
-            yield form
-        finally:
-            if form.file is not None:
-                form.file.close()
+        async with self.body(call) as body:
+            form = await asyncio.to_thread(_parse, call.headers, body, self._limits.max_file_bytes)
+            body.close()  # the file of the form is another
+            try:
+                yield form
+            finally:
+                if form.file is not None:
+                    form.file.close()
 
     def _check_room(self, tenant: str, num_bytes: int) -> None:
         most = self._limits.max_tenant_file_bytes
@@ -171,12 +175,20 @@ class SiteFiles:
     async def delete(self, caller: Caller, file_id: str) -> None:
         """Delete the file, unless a batch reads it."""
         row = await self._row(caller, file_id)
-        reading = Batch.objects.unfinished().filter(input_file_id=row.pk)
-        batch_id = await orm.call(lambda: reading.values_list("pk", flat=True).first())
+        batch_id = await orm.call(self._take_away, row)
         if batch_id is not None:
             message = f"The batch {batch_id} reads this file. Cancel it, or delete the file when it has ended."
             raise BadRequest(message, code="file_in_use", param="file_id")
         await self._drop(row)
+
+    @transaction.atomic
+    def _take_away(self, row: StoredFile) -> str | None:
+        """Show the file no more, so that no batch begins with it; if one reads it, leave it, and return the batch."""
+        hold_limit(Batch.objects.all(), row.tenant)  # held while a batch begins
+        batch_id = Batch.objects.unfinished().filter(input_file_id=row.pk).values_list("pk", flat=True).first()
+        if batch_id is None:
+            StoredFile.objects.filter(pk=row.pk).update(is_ready=False, request_key=None)
+        return batch_id
 
     async def content(self, caller: Caller, file_id: str) -> Body:
         """Return the file as the body of a response."""
@@ -201,6 +213,8 @@ class SiteFiles:
         num_files = 0
         for row in await orm.call(lambda: list(expired)):
             try:
+                if await orm.call(self._take_away, row) is not None:
+                    continue
                 await self._drop(row)
                 num_files += 1
             except Exception:  # the storage keeps it; the others go all the same
@@ -259,20 +273,20 @@ class _FormHandler(TemporaryFileUploadHandler):
         super().receive_data_chunk(raw_data, start)
 
 
-def _parse(call: Call, max_bytes: int) -> Form:
-    """Return the form of a request whose body is a file. Blocks."""
+def _parse(headers: Mapping[str, str], body: IO[bytes], max_bytes: int) -> Form:
+    """Return the form in `body`. Blocks."""
     handler = _FormHandler(max_bytes)
     meta = {
-        "CONTENT_TYPE": call.headers.get("content-type", ""),
-        "CONTENT_LENGTH": call.headers.get("content-length") or "1",  # 0 is an empty form
+        "CONTENT_TYPE": headers.get("content-type", ""),
+        "CONTENT_LENGTH": headers.get("content-length") or "1",  # 0 is an empty form
     }
-    assert call.file is not None  # Django has the body whole
     try:
-        fields, _ = MultiPartParser(meta, call.file, [handler], "utf-8").parse()  # type: ignore[arg-type]
-    except (StreamserveError, MultiPartParserError, SuspiciousOperation) as error:
+        fields, _ = MultiPartParser(meta, body, [handler], "utf-8").parse()  # type: ignore[arg-type]
+    except BaseException as error:
         if handler.found is not None:
-            handler.found.close()
-        if isinstance(error, StreamserveError):
+            with suppress(OSError):  # what a full disk has not taken is written again
+                handler.found.close()
+        if not isinstance(error, MultiPartParserError | SuspiciousOperation):
             raise
         raise BadRequest("The form cannot be read as multipart/form-data.", code="invalid_form") from error
     found = handler.found

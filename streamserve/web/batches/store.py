@@ -79,13 +79,13 @@ class SiteBatches:
 
     @transaction.atomic
     def _insert(self, row: Batch) -> None:
+        hold_limit(Batch.objects.all(), row.tenant)  # so that the file is not deleted before the batch is there
         file = StoredFile.objects.of(row.tenant).filter(pk=row.input_file_id).first()
         if file is None:
             raise no_file(row.input_file_id, "input_file_id")
         if file.purpose != PURPOSE:
             message = f"{file.pk} is a file of the purpose {file.purpose}. Upload one with purpose={PURPOSE}."
             raise BadRequest(message, code="invalid_value", param="input_file_id")
-        hold_limit(Batch.objects.all(), row.tenant)
         most = self._settings.limits.max_batches
         if Batch.objects.of(row.tenant).unfinished().count() >= most:
             message = f"You have {most} batches that have not ended, which is the limit. Wait, or cancel one."

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import threading
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 from django.conf import settings
+from django.core.files.storage import FileSystemStorage
 from django.core.files.uploadedfile import SimpleUploadedFile
 from django.test import AsyncClient
 from django.test.utils import override_settings
@@ -17,7 +20,7 @@ from django.utils import timezone
 from streamserve.models import StoredFile
 from streamserve.web import site
 from streamserve.web.rows import orm
-from tests.support.batch_runs import Tenant
+from tests.support.batch_runs import CHAT, Tenant, jsonl, line
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("engine")]
 
@@ -134,6 +137,46 @@ async def test_what_has_expired_is_gone(tenant: Tenant) -> None:
     assert (await tenant.get(f"/v1/files/{file['id']}")).status_code == 404
     assert await site.get_site().files.purge() == (2, 0)
     assert [row.pk async for row in StoredFile.objects.all()] == [kept]
+
+
+class HeldStorage(FileSystemStorage):
+    """Deletes when `go` is set."""
+
+    is_asked, go = threading.Event(), threading.Event()
+
+    def delete(self, name: str) -> None:
+        self.is_asked.set()
+        assert self.go.wait(30)
+        super().delete(name)
+
+
+@pytest.mark.parametrize("does_expire", [False, True])
+async def test_no_batch_begins_with_a_file_that_is_being_deleted(
+    tenant: Tenant, tmp_path: Path, does_expire: bool
+) -> None:
+    """By its tenant, or by the purge. It is gone at once, however long its storage takes."""
+    HeldStorage.is_asked.clear()
+    HeldStorage.go.clear()
+    await site.reset()
+    held = {"BACKEND": f"{__name__}.HeldStorage", "OPTIONS": {"location": str(tmp_path)}}
+    batches = {"TESTING": True, "BATCHES": {"STORAGE": "held"}}
+    with override_settings(STORAGES={**settings.STORAGES, "held": held}, STREAMSERVE=batches):
+        file_id = await tenant.file(jsonl([line("a")]))
+        now = timezone.now()
+        if does_expire:
+            await StoredFile.objects.filter(pk=file_id).aupdate(expires_at=now)
+            deleting: asyncio.Future[Any] = asyncio.ensure_future(site.get_site().files.purge())
+        else:
+            deleting = asyncio.ensure_future(tenant.delete(f"/v1/files/{file_id}"))
+        await asyncio.to_thread(HeldStorage.is_asked.wait, 30)
+        await StoredFile.objects.filter(pk=file_id).aupdate(expires_at=None)  # as the batch saw it a moment before
+        body = {"input_file_id": file_id, "endpoint": CHAT, "completion_window": "24h"}
+        refused = await tenant.post("/v1/batches", body)
+        HeldStorage.go.set()
+        await deleting
+        assert (refused.status_code, refused.json()["error"]["code"]) == (404, "file_not_found")
+        assert await StoredFile.objects.acount() == 0
+        await site.reset()
 
 
 async def test_contents_are_in_a_private_folder(tenant: Tenant) -> None:

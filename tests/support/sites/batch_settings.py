@@ -1,7 +1,11 @@
-"""Settings: the demo site with the echo engine and the demo model, for batches. POSTGRES names a port."""
+"""Settings: the demo site with the echo engine and the demo model, for batches.
+
+POSTGRES names a port, and LIMITS has limits as JSON.
+"""
 
 from __future__ import annotations
 
+import json
 import os
 
 from project.settings import *  # noqa: F403
@@ -20,6 +24,7 @@ STREAMSERVE = {
     "ANONYMOUS": False,
     "BATCHES": {"CONCURRENCY": 8},
     "JOBS": {"EMBEDDED": False},
+    "LIMITS": {**DEMO.get("LIMITS", {}), **json.loads(os.environ.get("LIMITS", "{}"))},
 }
 if os.environ.get("POSTGRES"):
     DATABASES = {

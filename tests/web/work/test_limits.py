@@ -18,7 +18,7 @@ from django.utils import timezone
 from streamserve.api.call import Caller
 from streamserve.conf import get_settings
 from streamserve.models import Batch, Job, StoredFile
-from streamserve.protocol.errors import Overloaded, QuotaExceeded, StorageFull
+from streamserve.protocol.errors import NotFound, Overloaded, QuotaExceeded, StorageFull
 from streamserve.protocol.requests import GenerateRequest, Limits, Message
 from streamserve.web.batches.files import SiteFiles
 from streamserve.web.batches.store import SiteBatches
@@ -74,6 +74,35 @@ def test_batches() -> None:
 
     assert at_once(insert) == {"inserted": MOST, "too_many_batches": NUM_AT_ONCE - MOST}
     assert Batch.objects.count() == MOST
+
+
+def test_a_file_is_deleted_or_has_its_batch() -> None:
+    """Of both at the same moment one comes through: no batch begins with a file that is gone."""
+    names = [f"file-{number // 2}" for number in range(NUM_AT_ONCE)]
+    for name in set(names):
+        file(name, 1).save(force_insert=True)
+    plenty = SimpleNamespace(**{**vars(SETTINGS), "limits": Limits()})
+    store: Any = SiteBatches(plenty, lambda: None)  # type: ignore[arg-type]
+    files: Any = SiteFiles(plenty)  # type: ignore[arg-type]
+    refused: list[str] = []
+
+    def insert(number: int) -> None:
+        name = names[number]
+        if number % 2:
+            if files._take_away(StoredFile.objects.get(pk=name)) is not None:
+                refused.append(name)
+            return
+        row = Batch(id=f"batch_{number}", owner="o", tenant="t", endpoint="/x", input_file_id=name)
+        row.expires_at = timezone.now()
+        try:
+            store._insert(row)
+        except NotFound:
+            refused.append(name)
+
+    assert at_once(insert) == {"inserted": NUM_AT_ONCE}
+    assert sorted(refused) == sorted(set(names))
+    read = set(Batch.objects.values_list("input_file_id", flat=True))
+    assert read == set(StoredFile.objects.of("t").values_list("pk", flat=True))
 
 
 def test_files() -> None:
