@@ -23,8 +23,7 @@ from benchmarks.machine import describe_machine, parser, progress
 from benchmarks.shape import model_folder
 from streamserve.clients.base import EngineClient
 from streamserve.clients.factory import make_client
-from streamserve.clients.pipeline.client import PipelineClient
-from streamserve.clients.pipeline.registry import Pipeline
+from streamserve.clients.pipeline.client import Pipeline, PipelineClient
 from streamserve.clients.pipeline.run import Run
 from streamserve.engine.config import EngineConfig, ModelConfig
 from streamserve.protocol.events import Token

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from streamserve import _moved as _moved
 
 if TYPE_CHECKING:
-    from streamserve.clients.pipeline.registry import pipeline as pipeline
+    from streamserve.clients.pipeline.client import pipeline as pipeline
     from streamserve.clients.pipeline.run import Run as Run
     from streamserve.web.calls.answers import acomplete as acomplete
     from streamserve.web.calls.answers import complete as complete
@@ -33,7 +33,7 @@ _HOMES = {
     "aenqueue_job": "streamserve.web.calls.pipelines",
     "enqueue_job": "streamserve.web.calls.pipelines",
     "run_pipeline": "streamserve.web.calls.pipelines",
-    "pipeline": "streamserve.clients.pipeline.registry",
+    "pipeline": "streamserve.clients.pipeline.client",
     "Run": "streamserve.clients.pipeline.run",
 }
 

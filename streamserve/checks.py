@@ -16,7 +16,7 @@ from django.core.files.storage import InvalidStorageError, storages
 from django.db import DatabaseError
 from django.utils.module_loading import import_string
 
-from streamserve.clients.remote.api_key import read_key
+from streamserve.clients.remote.config import read_key
 from streamserve.conf import ECHO_PATH, LOG_SCHEMES, ServedModel, SiteConfig, get_problems, get_settings
 from streamserve.engine.config import EngineConfig
 from streamserve.streams.lease.liveness import host_of, own_host

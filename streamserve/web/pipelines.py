@@ -13,9 +13,8 @@ from django.utils.module_loading import autodiscover_modules, import_string
 
 from streamserve.clients.base import EngineClient
 from streamserve.clients.filtered import FilteredClient
-from streamserve.clients.pipeline.client import PipelineClient
+from streamserve.clients.pipeline.client import PIPELINES, PipelineClient
 from streamserve.clients.pipeline.journal import Memo
-from streamserve.clients.pipeline.registry import PIPELINES
 from streamserve.conf import ServedModel, SiteConfig
 
 

@@ -10,7 +10,7 @@ import pytest
 from django.test.utils import override_settings
 
 from streamserve import Run, pipeline
-from streamserve.clients.pipeline.registry import forget
+from streamserve.clients.pipeline.client import forget
 from streamserve.web import site
 from tests.conftest import Caller, body_of, until, until_ready
 from tests.support.message_checks import check_message, events_in, folded

@@ -12,7 +12,7 @@ import pytest
 from channels.testing import WebsocketCommunicator
 
 from streamserve import Run, pipeline, routing, run_pipeline
-from streamserve.clients.pipeline.registry import forget
+from streamserve.clients.pipeline.client import forget
 from streamserve.protocol.errors import StreamserveError
 from streamserve.protocol.events import Done, Error, Token
 from streamserve.protocol.grammar import check_events

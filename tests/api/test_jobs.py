@@ -13,7 +13,7 @@ from django.test.utils import override_settings
 from django.utils import timezone
 
 from streamserve import Run, pipeline
-from streamserve.clients.pipeline.registry import forget
+from streamserve.clients.pipeline.client import forget
 from streamserve.models import ApiKey, Job
 from streamserve.models import Stream as StreamRow
 from streamserve.models import Worker as WorkerRow

@@ -15,7 +15,7 @@ from django.utils import timezone
 from streamserve import Run, pipeline
 from streamserve.api.call import Caller as Owner
 from streamserve.asgi.application import StreamApp, anyone
-from streamserve.clients.pipeline.registry import forget
+from streamserve.clients.pipeline.client import forget
 from streamserve.durable.completions import StoredCompletion
 from streamserve.models import Stream as StreamRow
 from streamserve.web import site

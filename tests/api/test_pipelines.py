@@ -14,7 +14,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.test.utils import override_settings
 
 from streamserve import Run, pipeline, routing, run_pipeline
-from streamserve.clients.pipeline.registry import forget
+from streamserve.clients.pipeline.client import forget
 from streamserve.models import Stream as StreamRow
 from streamserve.web import site
 from tests.conftest import Caller, body_of, until_ready

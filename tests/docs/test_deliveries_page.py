@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from streamserve.clients.pipeline.registry import forget
+from streamserve.clients.pipeline.client import forget
 from streamserve.web import site
 from tests.conftest import Caller, body_of, until_ready
 from tests.support.batch_runs import Tenant

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from streamserve.clients.pipeline.registry import PIPELINES, forget
+from streamserve.clients.pipeline.client import PIPELINES, forget
 from streamserve.web import site
 from tests.conftest import Caller, until_ready
 from tests.support.doc_blocks import blocks_of

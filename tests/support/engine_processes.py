@@ -12,9 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from streamserve.clients.process.client import ProcessClient
-from streamserve.clients.process.config import LaunchConfig
+from streamserve.clients.process.config import LaunchConfig, engine_paths
 from streamserve.clients.process.frame_socket import peer_of
-from streamserve.clients.process.paths import engine_paths
 from streamserve.engine.config import EngineConfig, ModelConfig
 from streamserve.protocol.requests import GenerateRequest, SamplingParams
 

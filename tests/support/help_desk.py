@@ -15,8 +15,7 @@ from project.help.knowledge_files import KNOWLEDGE, read_passages, toml_files
 from project.help.models import Passage, Topic
 from streamserve.clients.base import EngineClient
 from streamserve.clients.factory import hf_client
-from streamserve.clients.pipeline.client import PipelineClient
-from streamserve.clients.pipeline.registry import Pipeline
+from streamserve.clients.pipeline.client import Pipeline, PipelineClient
 from streamserve.engine.config import EngineConfig, ModelConfig
 from streamserve.protocol.events import Citation, Done, Event, Status, Token
 from streamserve.protocol.requests import GenerateRequest, Message

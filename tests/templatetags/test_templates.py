@@ -14,7 +14,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.template import Context, Template
 from django.test import Client, RequestFactory, override_settings
 
-from streamserve.clients.pipeline.registry import forget, pipeline
+from streamserve.clients.pipeline.client import forget, pipeline
 from streamserve.clients.pipeline.run import Run
 from streamserve.web import site
 from streamserve.web.widget.sealed import unseal

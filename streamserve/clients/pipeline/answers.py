@@ -13,9 +13,8 @@ from dataclasses import replace
 
 from streamserve.clients.base import EngineClient, Generation
 from streamserve.clients.pipeline.filters import OutputFilter
-from streamserve.clients.pipeline.journal import Journal, Key
+from streamserve.clients.pipeline.journal import Journal, Key, joined
 from streamserve.clients.pipeline.phases import RunPhases
-from streamserve.clients.pipeline.shown import joined
 from streamserve.clients.pipeline.speech import Speech
 from streamserve.clients.pipeline.tools import ToolCall
 from streamserve.protocol.engine import Park

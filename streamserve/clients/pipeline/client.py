@@ -1,32 +1,105 @@
-"""`PipelineClient`: a pipeline in the place of a model, so that every delivery serves it as one. asyncio.
+"""`pipeline`: register an async function under a name by which it is called like a model; `PipelineClient` does that.
 
-A request to it starts a run; the run asks the site's models. It has no engine of its own: it is ready when its model
-is.
+    @pipeline(model="chat")
+    async def billing(run: Run) -> None:
+        passages = await run.step("Looking up your bill", search, run.question, of=2)
+        await run.generate([{"role": "user", "content": f"{passages}\\n\\n{run.question}"}])
+
+Registered by import, as Django's admin is: the site imports `<app>/pipelines.py` of each app once, at its start.
+
+A client is a pipeline in the place of a model, so that every delivery serves it as one. A request to it starts a run;
+the run asks the site's models. It has no engine of its own: it is ready when its model is. asyncio.
 """
 
 from __future__ import annotations
 
 import asyncio
+import inspect
 import logging
+import re
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextvars import Context
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Any
 
 from streamserve.clients.base import EngineClient
-from streamserve.clients.pipeline.filters import Stopped
-from streamserve.clients.pipeline.generation import PipelineGeneration
-from streamserve.clients.pipeline.journal import Journal, Memo
-from streamserve.clients.pipeline.registry import Pipeline
+from streamserve.clients.pipeline.filters import OutputFilter, Stopped
+from streamserve.clients.pipeline.journal import Journal, Memo, Shown
 from streamserve.clients.pipeline.run import Run
-from streamserve.clients.pipeline.shown import Shown
-from streamserve.clients.pipeline.speech import Speech
+from streamserve.clients.pipeline.speech import PipelineGeneration, Speech
 from streamserve.protocol.engine import EngineStats, ModelDescription
 from streamserve.protocol.errors import BadRequest, EngineUnavailable, ProducerLost, StreamserveError, no_model
 from streamserve.protocol.events import Error, Event
-from streamserve.protocol.requests import GenerateRequest, Limits, check_needs, check_sampling
+from streamserve.protocol.requests import LATENCY_CLASSES, GenerateRequest, Limits, check_needs, check_sampling
+
+Function = Callable[[Run], Awaitable[Any]]
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pipeline:
+    """A registered pipeline. `model` "": the site's default. `filters` make a new chain for each run."""
+
+    name: str
+    function: Function
+    model: str = ""
+    filters: Sequence[Callable[[], OutputFilter]] = ()
+    latency_class: str = ""
+    description: str = field(default="", compare=False)
+
+
+_pipelines: dict[str, Pipeline] = {}
+PIPELINES: Mapping[str, Pipeline] = MappingProxyType(_pipelines)
+
+
+def pipeline(
+    name: str | Function = "",
+    *,
+    model: str = "",
+    filters: Sequence[Callable[[], OutputFilter]] = (),
+    latency_class: str = "",
+) -> Any:
+    """Register an async function that takes a `Run`, and return it unchanged.
+
+    `name`: the function's, unless given. Its text goes through `filters` before a reader sees any of it. Raises
+    ValueError for a name that is no name or is taken, TypeError for a function that is not async.
+    """
+
+    def register(function: Function) -> Function:
+        own = name if isinstance(name, str) and name else getattr(function, "__name__", "")
+        if not _NAME.fullmatch(own):
+            raise ValueError(f"{own!r} is no name of a pipeline: 1 to 64 of A-Z a-z 0-9 . _ -")
+        if not inspect.iscoroutinefunction(function):
+            raise TypeError(f"the pipeline {own} must be an async function: async def {own}(run): ...")
+        if latency_class and latency_class not in LATENCY_CLASSES:
+            raise ValueError(f"latency_class of the pipeline {own} is one of {', '.join(LATENCY_CLASSES)}")
+        known = _pipelines.get(own)
+        if known is not None and _source(known.function) != _source(function):
+            raise ValueError(f"there are two pipelines {own}: {_source(known.function)} and {_source(function)}")
+        _pipelines[own] = Pipeline(
+            name=own,
+            function=function,
+            model=model,
+            filters=tuple(filters),
+            latency_class=latency_class,
+            description=inspect.cleandoc(function.__doc__ or ""),
+        )
+        return function
+
+    return register(name) if callable(name) else register
+
+
+def _source(function: Function) -> str:
+    return f"{function.__module__}.{getattr(function, '__qualname__', '')}"
+
+
+def forget(name: str) -> None:
+    """Take a pipeline out of the registry: for tests."""
+    _pipelines.pop(name, None)
+
 
 logger = logging.getLogger("streamserve.pipelines")
 

@@ -5,6 +5,13 @@
 
 Lives on the event loop of a worker; never imports torch. An engine that ends without a goodbye, or sends no heartbeat
 (then it is killed), has failed; its generations end as parked, and their streams ask the next engine to continue.
+
+`spawn` starts an engine process that outlives the worker; no child is left to reap.
+
+    worker ──Popen──► starter ──fork──► engine     a session of its own: Ctrl-C and autoreload do not reach it
+             ◄─exit 0─   ◄── one byte ──            "the socket is there"
+
+The starter's exit status is 0 once the engine listens, and 1 if it never does.
 """
 
 from __future__ import annotations
@@ -14,14 +21,26 @@ import logging
 import math
 import os
 import signal
+import subprocess
+import sys
 import time
 from contextlib import suppress
 from contextvars import Context
 from dataclasses import replace
+from pathlib import Path
 
 from streamserve.clients.process.client_session import ClientSession, ProcessGeneration
-from streamserve.clients.process.config import LaunchConfig, config_hash, dated
-from streamserve.clients.process.flight_record import last_flight
+from streamserve.clients.process.config import (
+    EnginePathError,
+    LaunchConfig,
+    config_hash,
+    config_to_json,
+    dated,
+    engine_paths,
+    is_locked,
+    open_log,
+    prepare_folder,
+)
 from streamserve.clients.process.frame_socket import Connection
 from streamserve.clients.process.messages import (
     PROTOCOL,
@@ -35,9 +54,7 @@ from streamserve.clients.process.messages import (
     encode,
     is_replaced,
 )
-from streamserve.clients.process.paths import EnginePathError, engine_paths, is_locked, prepare_folder
-from streamserve.clients.process.spawn import SpawnFailed, spawn
-from streamserve.clients.process.supervision import CircuitBreaker, ProcessActivity
+from streamserve.clients.process.supervision import CircuitBreaker, ProcessActivity, last_flight
 from streamserve.clients.thread.generation import error_event
 from streamserve.protocol.engine import ABSENT, EngineStats, ModelDescription
 from streamserve.protocol.errors import EngineUnavailable
@@ -59,6 +76,10 @@ class NoEngine(Exception):
 
 class EngineAbsent(NoEngine):
     """No engine process exists, and this client starts none."""
+
+
+class SpawnFailed(Exception):
+    """The engine process ended before it listened; its output has the reason."""
 
 
 # What can be wrong with an engine; any other exception is a fault of ours, and is logged with its traceback.
@@ -299,3 +320,49 @@ class ProcessClient:
         raise EngineUnavailable(
             f"model {self.alias} is loading. Try again in a moment.", code="engine_loading", retry_after=2
         )
+
+
+# The package may lie where only the worker's own sys.path finds it; the current folder is never searched (-P).
+_PROGRAM = (
+    "import sys; sys.path.insert(0, sys.argv[1]); from streamserve.clients.process.server import main; sys.exit(main())"
+)
+_ROOT = str(Path(__file__).resolve().parents[3])
+_POLL_SECONDS = 0.02
+
+
+async def spawn(config: LaunchConfig) -> None:
+    """Start the config's engine; returns when it or another one listens. Raises SpawnFailed, OSError."""
+    starter = _start(config)
+    try:
+        async with asyncio.timeout(config.failure_seconds):
+            while starter.poll() is None:  # noqa: ASYNC110  (asyncio's own way takes a thread for each child)
+                await asyncio.sleep(_POLL_SECONDS)
+    except TimeoutError as error:
+        raise SpawnFailed(f"the engine of {config.model.alias} did not begin to listen") from error
+    finally:
+        if starter.poll() is None:
+            _kill_session(starter)
+    if starter.returncode != 0:
+        raise SpawnFailed(f"the engine of {config.model.alias} ended at once; see {engine_paths(config).log}")
+
+
+def _start(config: LaunchConfig) -> subprocess.Popen[bytes]:
+    logger.info("starting the engine of model %s", config.model.alias)
+    with open_log(engine_paths(config)) as log:
+        starter = subprocess.Popen(
+            [sys.executable, "-P", "-c", _PROGRAM, _ROOT, f"engine-{config.model.alias}"],
+            stdin=subprocess.PIPE,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+    assert starter.stdin is not None
+    with suppress(BrokenPipeError), starter.stdin as stdin:  # the exit status reports a dead starter
+        stdin.write(config_to_json(config))
+    return starter
+
+
+def _kill_session(starter: subprocess.Popen[bytes]) -> None:
+    with suppress(ProcessLookupError):
+        os.killpg(starter.pid, signal.SIGKILL)
+    starter.wait()

@@ -11,7 +11,6 @@ import itertools
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from streamserve.clients.process.flight_record import LastFlight
 from streamserve.clients.process.frame_socket import Connection
 from streamserve.clients.process.messages import (
     TO_WORKER,
@@ -31,6 +30,7 @@ from streamserve.clients.process.messages import (
     encode,
     error_of,
 )
+from streamserve.clients.process.supervision import LastFlight
 from streamserve.protocol.engine import Accepted, Park
 from streamserve.protocol.errors import BadRequest, EngineUnavailable
 from streamserve.protocol.events import Error, Event

@@ -21,8 +21,16 @@ from contextlib import contextmanager, suppress
 from typing import IO
 
 from streamserve.clients.factory import make_client
-from streamserve.clients.process.config import LaunchConfig, config_from_json, config_hash, dated
-from streamserve.clients.process.flight_record import FlightRecord, flight_record
+from streamserve.clients.process.config import (
+    LaunchConfig,
+    config_from_json,
+    config_hash,
+    dated,
+    engine_paths,
+    listening,
+    locked,
+    prepare_folder,
+)
 from streamserve.clients.process.frame_socket import Connection
 from streamserve.clients.process.messages import (
     PROTOCOL,
@@ -33,9 +41,8 @@ from streamserve.clients.process.messages import (
     encode,
     is_replaced,
 )
-from streamserve.clients.process.paths import engine_paths, listening, locked, prepare_folder
 from streamserve.clients.process.server_session import ServerSession
-from streamserve.clients.process.supervision import Watchdog
+from streamserve.clients.process.supervision import FlightRecord, Watchdog, flight_record
 from streamserve.engine.plan import Flight
 from streamserve.protocol.engine import ModelDescription
 from streamserve.protocol.errors import StreamserveError

@@ -20,9 +20,8 @@ from typing import TYPE_CHECKING, Any
 
 from streamserve import __version__
 from streamserve.clients.remote.answer import Answer
-from streamserve.clients.remote.api_key import read_key
 from streamserve.clients.remote.body import CUT, body_of, can_continue
-from streamserve.clients.remote.config import AUTO, SERVERS, Dialect, RemoteConfig
+from streamserve.clients.remote.config import AUTO, SERVERS, Dialect, RemoteConfig, read_key
 from streamserve.clients.remote.errors import UpstreamBroken, UpstreamError, UpstreamLost, unavailable
 from streamserve.clients.remote.exchange import Exchange
 from streamserve.clients.remote.generation import RemoteGeneration

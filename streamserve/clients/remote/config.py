@@ -1,11 +1,13 @@
 """`RemoteConfig`: a model that a server elsewhere runs, and how long that server is waited for. Values only.
 
 `SERVERS` names the software there, because servers differ in what they take beside OpenAI's own fields: `Dialect` has
-what each of them does with them.
+what each of them does with them. `read_key` takes the server's key from the environment only, so that no settings file
+and no log has it.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
@@ -17,7 +19,7 @@ from streamserve.protocol.requests import GRAMMAR_KINDS
 class Dialect:
     """What one kind of server takes. `fields`: our sampling fields under its names; any other is refused.
 
-    `grammars`: kinds of grammar it takes, and the field of each (clients/remote/grammars.py). `continues`: it continues
+    `grammars`: kinds of grammar it takes, and the field of each (clients/remote/body.py). `continues`: it continues
     a last message of the assistant; with `drops_generation_prompt` only where it is asked for no new turn. `counts`: it
     gives the usage so far in each chunk when asked to.
     """
@@ -135,3 +137,8 @@ class RemoteConfig:
     def model(self) -> str:
         """The model's name at its server."""
         return self.remote_model or self.alias
+
+
+def read_key(config: RemoteConfig) -> str:
+    """Return the key; "" where none is named, or the variable is not set."""
+    return os.environ.get(config.api_key_env, "").strip() if config.api_key_env else ""

@@ -20,8 +20,7 @@ from django.core.management.base import BaseCommand, CommandError
 
 from streamserve.clients.process import server
 from streamserve.clients.process.client import ProcessClient
-from streamserve.clients.process.config import LaunchConfig
-from streamserve.clients.process.paths import EnginePathError, engine_paths, is_locked, prepare_folder
+from streamserve.clients.process.config import EnginePathError, LaunchConfig, engine_paths, is_locked, prepare_folder
 from streamserve.conf import get_settings
 from streamserve.protocol.engine import EngineStats, ModelDescription
 from streamserve.protocol.errors import StreamserveError

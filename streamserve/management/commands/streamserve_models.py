@@ -17,7 +17,7 @@ from typing import Any
 from django.core.management.base import BaseCommand
 
 from streamserve.clients.process.client import ProcessClient
-from streamserve.clients.process.paths import EnginePathError, engine_paths, is_locked
+from streamserve.clients.process.config import EnginePathError, engine_paths, is_locked
 from streamserve.clients.remote.client import RemoteClient
 from streamserve.clients.remote.config import RemoteConfig
 from streamserve.conf import ECHO_PATH, SiteConfig, get_settings

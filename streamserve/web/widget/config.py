@@ -19,7 +19,7 @@ from django.http import HttpRequest
 from django.shortcuts import resolve_url
 from django.urls import Resolver404, get_script_prefix, resolve, reverse
 
-from streamserve.clients.pipeline.registry import PIPELINES
+from streamserve.clients.pipeline.client import PIPELINES
 from streamserve.conf import SiteConfig, get_settings
 from streamserve.conf_reader import nearest
 from streamserve.web.websocket import socket_path

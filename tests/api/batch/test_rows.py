@@ -10,7 +10,7 @@ from django.utils import timezone
 
 from streamserve.api.batch.rows import TryLater, run_row
 from streamserve.api.call import Caller
-from streamserve.clients.pipeline.registry import forget, pipeline
+from streamserve.clients.pipeline.client import forget, pipeline
 from streamserve.models import Batch, BatchRow
 from streamserve.web import site
 from tests.conftest import until_ready

@@ -8,10 +8,9 @@ from typing import Any
 
 import pytest
 
-from streamserve.clients.pipeline.client import PipelineClient
-from streamserve.clients.pipeline.generation import MAX_WAITING
-from streamserve.clients.pipeline.registry import Pipeline
+from streamserve.clients.pipeline.client import Pipeline, PipelineClient
 from streamserve.clients.pipeline.run import Run
+from streamserve.clients.pipeline.speech import MAX_WAITING
 from streamserve.clients.thread.client import ThreadClient
 from streamserve.protocol.events import Done, Error, Status, Token
 from streamserve.streams.config import StreamConfig

@@ -10,10 +10,9 @@ from typing import Any
 
 import pytest
 
-from streamserve.clients.pipeline.client import PipelineClient
+from streamserve.clients.pipeline.client import Pipeline, PipelineClient
 from streamserve.clients.pipeline.filters import Redaction
 from streamserve.clients.pipeline.journal import Key
-from streamserve.clients.pipeline.registry import Pipeline
 from streamserve.clients.pipeline.run import Run
 from streamserve.clients.thread.client import ThreadClient
 from streamserve.protocol.events import BlockStart, BlockStop, Citation, Done, Error, Event, Status, Token

@@ -12,9 +12,8 @@ import pytest
 
 from streamserve.clients.base import EngineClient
 from streamserve.clients.pipeline import answers
-from streamserve.clients.pipeline.client import PipelineClient
+from streamserve.clients.pipeline.client import PIPELINES, Pipeline, PipelineClient, forget, pipeline
 from streamserve.clients.pipeline.filters import Blocklist, Redaction
-from streamserve.clients.pipeline.registry import PIPELINES, Pipeline, forget, pipeline
 from streamserve.clients.pipeline.run import Run
 from streamserve.clients.thread.client import ThreadClient
 from streamserve.protocol.errors import BadRequest, EngineUnavailable, ProducerLost, StreamserveError

@@ -16,10 +16,8 @@ from pathlib import Path
 import pytest
 
 from streamserve.clients.base import Generation
-from streamserve.clients.process.client import ProcessClient
-from streamserve.clients.process.config import LaunchConfig
-from streamserve.clients.process.paths import engine_paths, is_locked
-from streamserve.clients.process.spawn import SpawnFailed, spawn
+from streamserve.clients.process.client import ProcessClient, SpawnFailed, spawn
+from streamserve.clients.process.config import LaunchConfig, engine_paths, is_locked
 from streamserve.engine.config import ModelConfig
 from streamserve.protocol.engine import Park
 from streamserve.protocol.errors import BadRequest, EngineUnavailable

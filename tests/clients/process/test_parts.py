@@ -16,11 +16,12 @@ import msgspec
 import pytest
 
 from streamserve.clients.process import server as host
-from streamserve.clients.process.config import config_from_json, config_hash, config_to_json, dated
-from streamserve.clients.process.flight_record import LastFlight, flight_record, last_flight
-from streamserve.clients.process.messages import TO_ENGINE, Hello, ReaderAt, Welcome, encode, is_replaced
-from streamserve.clients.process.paths import (
+from streamserve.clients.process.config import (
     EnginePathError,
+    config_from_json,
+    config_hash,
+    config_to_json,
+    dated,
     engine_paths,
     is_locked,
     listening,
@@ -28,12 +29,16 @@ from streamserve.clients.process.paths import (
     open_log,
     prepare_folder,
 )
+from streamserve.clients.process.messages import TO_ENGINE, Hello, ReaderAt, Welcome, encode, is_replaced
 from streamserve.clients.process.supervision import (
     BUSY_FACTOR,
     CircuitBreaker,
+    LastFlight,
     ProcessActivity,
     StallClock,
     Watchdog,
+    flight_record,
+    last_flight,
 )
 from streamserve.engine.config import EngineConfig, LatencyClass, ModelConfig
 from streamserve.engine.plan import Flight

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from streamserve.clients.process.paths import engine_paths
+from streamserve.clients.process.config import engine_paths
 from streamserve.engine.config import EngineConfig, ModelConfig
 from streamserve.engine.model.openmp import NAMES, bound_spin
 from tests.support.demo_site import ROOT, environment

@@ -15,8 +15,8 @@ import msgspec
 import pytest
 
 from streamserve.clients.process import messages
-from streamserve.clients.process.client import ProcessClient
-from streamserve.clients.process.config import LaunchConfig, config_hash
+from streamserve.clients.process.client import ProcessClient, spawn
+from streamserve.clients.process.config import LaunchConfig, config_hash, engine_paths, listening, prepare_folder
 from streamserve.clients.process.frame_socket import MAX_UNSENT_BYTES, Connection
 from streamserve.clients.process.messages import (
     PROTOCOL,
@@ -29,8 +29,6 @@ from streamserve.clients.process.messages import (
     Tokenize,
     Welcome,
 )
-from streamserve.clients.process.paths import engine_paths, listening, prepare_folder
-from streamserve.clients.process.spawn import spawn
 from streamserve.protocol.events import Done
 from streamserve.protocol.frames import MAX_FRAME_BYTES, FrameError, frame
 from tests.support.engine_processes import DEADLINE_SECONDS, ask, connected, spec_in, until

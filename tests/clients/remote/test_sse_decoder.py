@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamserve.clients.remote.sse_decoder import SSEDecoder, SSEError
+from streamserve.clients.remote.exchange import SSEDecoder, SSEError
 from streamserve.protocol.sse import KEEPALIVE, frame
 
 STREAM = (

@@ -16,8 +16,8 @@ pytest.importorskip("transformers", reason="needs the engine extra: pip install 
 pytest.importorskip("llguidance", reason="needs llguidance: pip install streamserve[grammar]")
 pytest.importorskip("uvicorn", reason="needs uvicorn: pip install uvicorn")
 
+from streamserve.clients.factory import ScriptedRunner, ScriptedTokenizer
 from streamserve.clients.remote.client import RemoteClient
-from streamserve.clients.scripted import ScriptedRunner, ScriptedTokenizer
 from streamserve.engine.config import EngineConfig
 from streamserve.protocol.events import BlockText, Error, Event, Token
 from streamserve.protocol.requests import GenerateRequest, Grammar, Message, SamplingParams, ShownChoice, ToolChoice

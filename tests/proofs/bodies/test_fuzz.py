@@ -15,7 +15,7 @@ from channels.testing import WebsocketCommunicator
 from django.test.utils import override_settings
 
 from streamserve import Run, pipeline, routing
-from streamserve.clients.pipeline.registry import forget
+from streamserve.clients.pipeline.client import forget
 from streamserve.clients.thread.client import ThreadClient
 from streamserve.web import site
 from tests.conftest import until, until_ready

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from streamserve.clients.process.paths import engine_paths
+from streamserve.clients.process.config import engine_paths
 from streamserve.clients.process.supervision import HUNG
 from streamserve.engine.config import EngineConfig
 from tests.proofs.support.engine_program import running

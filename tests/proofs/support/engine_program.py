@@ -18,8 +18,16 @@ from functools import partial
 from itertools import repeat
 from pathlib import Path
 
-from streamserve.clients.process.config import LaunchConfig, config_from_json, config_to_json
-from streamserve.clients.process.paths import engine_paths, listening, locked, open_log, prepare_folder
+from streamserve.clients.process.config import (
+    LaunchConfig,
+    config_from_json,
+    config_to_json,
+    engine_paths,
+    listening,
+    locked,
+    open_log,
+    prepare_folder,
+)
 from streamserve.clients.process.server import EngineServer
 from streamserve.clients.thread.acceptance import LoadedEngine
 from streamserve.clients.thread.engine_thread import Load

@@ -90,7 +90,7 @@ async def serve(path: str) -> int:
     import django
 
     django.setup()
-    from streamserve.clients.process.paths import engine_paths, listening, locked, prepare_folder
+    from streamserve.clients.process.config import engine_paths, listening, locked, prepare_folder
     from streamserve.clients.process.server import EngineServer
     from streamserve.conf import get_settings
 

@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from streamserve.clients.pipeline.client import PipelineClient
-from streamserve.clients.pipeline.registry import Pipeline
+from streamserve.clients.pipeline.client import Pipeline, PipelineClient
 from streamserve.clients.pipeline.run import Run
 from streamserve.clients.thread.client import ThreadClient
 from streamserve.models import Stream as StreamRow

@@ -16,7 +16,7 @@ from celery.contrib.testing.worker import start_worker
 from django.db import transaction
 
 from streamserve import Run, aenqueue_job, enqueue_job, pipeline
-from streamserve.clients.pipeline.registry import forget
+from streamserve.clients.pipeline.client import forget
 from streamserve.models import Job
 from streamserve.protocol.errors import BadRequest, NotFound
 from streamserve.web import site

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from streamserve.clients.pipeline.registry import pipeline
+from streamserve.clients.pipeline.client import pipeline
 
 
 def _note(name: str) -> None:
