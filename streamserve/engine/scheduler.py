@@ -258,7 +258,7 @@ class Scheduler:
         """
         begun = [one for one in begun if one.state is State.RUNNING]
         num_prompts, may_start = len(begun), not (budget.has_preempted or (of_batch and budget.has_given_way))
-        writers = BlockWriters(self._pool, self.running, budget.chunks)
+        writers: BlockWriters | None = None
         while budget.has_room and len(budget.chunks) < self._config.max_num_seqs:
             may_start = may_start and self._queue.is_turn(of_batch=of_batch)
             head = self._queue.head(now) if may_start and num_prompts < num_seats else None
@@ -272,6 +272,7 @@ class Scheduler:
                     begun = [one for one in begun if one.state is State.RUNNING]
                     continue
                 num_prompts += 1
+            writers = writers or BlockWriters(self._pool, self.running, budget.chunks)
             turn = writers.turn_of(sequence)
             begun = [one for one in begun if one is not sequence and one is not turn]
             if turn is not None:  # otherwise it waits for a block that another one is writing

@@ -28,7 +28,7 @@ def rests(sequence: Sequence, config: EngineConfig) -> bool:
 
 def is_stalled(sequence: Sequence, config: EngineConfig, now: float) -> bool:
     """Whether it rests, and its reader has not moved for long: it is gone, or reads no more."""
-    return rests(sequence, config) and sequence.reader.still_seconds(now) >= config.stalled_seconds
+    return sequence.reader.still_seconds(now) >= config.stalled_seconds and rests(sequence, config)
 
 
 def may_park(sequence: Sequence, config: EngineConfig, least_ahead: float, now: float) -> bool:

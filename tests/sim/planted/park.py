@@ -44,7 +44,7 @@ MUTANTS = (
     _leads(
         name="a stalled reader's answer never parks",
         law=22,
-        old="    return rests(sequence, config) and sequence.reader.still_seconds(now) >= config.stalled_seconds",
+        old="    return sequence.reader.still_seconds(now) >= config.stalled_seconds and rests(sequence, config)",
         new="    return False",
     ),
     _leads(
