@@ -19,6 +19,8 @@ PORT ?= 8000
 # so that its tests share their server.
 JOBS ?= 3
 PROOF_JOBS ?= 2
+# Some hundred servers and commands are started, each of which would compile its modules.
+unexport PYTHONDONTWRITEBYTECODE
 # The folders whose tests have a long version: `scaled` and `IS_SOAK` of tests/proofs/scale.py, SIM_STEPS.
 SOAK := tests/proofs tests/sim tests/asgi tests/streams tests/e2e/test_sockets.py
 

@@ -22,7 +22,9 @@ from tests.support.streams import Gate, started_echo
 
 pytest_plugins = [
     "streamserve.pytest_fixtures",
+    "tests.support.collection",
     "tests.support.covering",
+    "tests.support.flush",
     "tests.support.migrated",
     "tests.support.schedule",
     "tests.support.stream_watch",

@@ -56,7 +56,7 @@ async def post(alice: Any, **fields: Any) -> Any:
 
 
 @pytest.mark.django_db(transaction=True)
-async def test_the_model_is_given_it_first(alice: Any) -> None:
+async def test_the_model_is_given_it_first(engine: None, alice: Any) -> None:
     """The request begins with it, and the visitor's answer never shows it."""
     response = await post(alice, sealed_system=seal(SECRET))
     assert response.status_code == 200
