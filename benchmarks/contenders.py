@@ -15,6 +15,7 @@ import torch
 
 from streamserve.engine.config import EngineConfig, ModelConfig
 from streamserve.engine.core import EngineCore
+from streamserve.engine.model.lean import restore_layers
 from streamserve.engine.model.runner import load_runner
 from streamserve.engine.sequence import SequenceRequest
 from streamserve.protocol.requests import SamplingParams
@@ -151,6 +152,16 @@ class Ours:
     def close(self) -> None:
         """Free the memory."""
         self.runner.close()
+
+
+class HFLayers(Ours):
+    """The same engine, with transformers' decoder layers in the place of lean ones; the linears stay packed."""
+
+    name = "HF layers"
+
+    def __init__(self, folder: str, dtype: str) -> None:
+        super().__init__(folder, dtype)
+        assert restore_layers(self.runner.loaded.model), "this model has no lean layer"
 
 
 class Generate:

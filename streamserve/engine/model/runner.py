@@ -18,6 +18,7 @@ from streamserve.engine.config import EngineConfig, ModelConfig
 from streamserve.engine.model import attention
 from streamserve.engine.model.batch import StepBatch, build_batch
 from streamserve.engine.model.kv_cache import KVCache, LayerShape, bytes_per_block, pool_bytes
+from streamserve.engine.model.lean import lean_layers, restore_layers
 from streamserve.engine.model.linear import forget_inputs
 from streamserve.engine.model.load.device import HostCopy, give_back_memory, is_out_of_memory, on_device
 from streamserve.engine.model.load.loader import LoadedModel, load_model
@@ -265,6 +266,8 @@ def load_runner(model_config: ModelConfig, engine_config: EngineConfig, progress
     loaded = load_model(model_config, progress)
     layers = record_layers(loaded)
     longest = max_model_len(loaded.config, engine_config.max_model_len)
+    if loaded.num_packed:
+        lean_layers(loaded.model, loaded.attention, longest)
     runner = HFRunner(
         loaded,
         layers=layers,
@@ -275,7 +278,12 @@ def load_runner(model_config: ModelConfig, engine_config: EngineConfig, progress
     )
     if model_config.parity_probe:
         progress("probe", 0.0)
-        probe(runner)
+        try:
+            probe(runner)
+        except UnsupportedModel:
+            if not restore_layers(loaded.model):
+                raise
+            probe(runner)
     progress("probe", 1.0)
     return runner
 
