@@ -13,7 +13,7 @@ from django.db.models import Q
 from django.dispatch import Signal
 from django.utils import timezone
 
-from streamserve.durable.leases import LeasedQuerySet, delete_in_parts
+from streamserve.durable.leases import LeasedQuerySet
 from streamserve.keys import digest_of, is_well_formed, new_key
 
 if TYPE_CHECKING:
@@ -93,10 +93,6 @@ class StreamQuerySet(LeasedQuerySet["Stream"]):
         """Return the streams that ended before `when`."""
         return self.filter(state="finished", finished_at__lt=when)
 
-    def drop_finished(self, before: datetime) -> int:
-        """Delete the rows of streams that ended before `before`, some at a time; return how many."""
-        return delete_in_parts(self.finished_before(before))
-
     def claim(self, stream_id: str, seen_fence: int, worker_id: str) -> int:
         """Make `worker_id` the producer, with the next fence; 0 if `seen_fence` is old or the stream finished."""
         return self.filter(state="running").lease(stream_id, seen_fence, worker_id, released_at=None)
@@ -115,9 +111,9 @@ class StreamQuerySet(LeasedQuerySet["Stream"]):
 class WatchQuerySet(models.QuerySet["Watch"]):
     """Watches, from beginning to end."""
 
-    def drop_ended(self, before: datetime) -> int:
-        """Delete the watches that began, and if known ended, before `before`; return how many."""
-        return delete_in_parts(self.filter(Q(ended_at__isnull=True) | Q(ended_at__lt=before), began_at__lt=before))
+    def ended_before(self, when: datetime) -> WatchQuerySet:
+        """Return the watches that began, and if known ended, before `when`."""
+        return self.filter(Q(ended_at__isnull=True) | Q(ended_at__lt=when), began_at__lt=when)
 
     def note(self, pk: int, last_seq: int) -> int:
         """Write the last event sent by a running watch."""

@@ -37,11 +37,9 @@ class BatchQuerySet(WorkQuerySet["Batch"]):
         """Return the batches that have not ended."""
         return self.filter(status__in=RUNNING)
 
-    def drop_finished(self, before: datetime) -> int:
-        """Delete the batches that ended before `before`; return how many."""
-        return (
-            self.filter(finished_at__lt=before).exclude(status__in=RUNNING).delete()[1].get(self.model._meta.label, 0)
-        )
+    def finished_before(self, when: datetime) -> BatchQuerySet:
+        """Return the batches that ended before `when`."""
+        return self.filter(finished_at__lt=when).exclude(status__in=RUNNING)
 
     def cancel(self, pk: str) -> int:
         """Ask for the batch to be cancelled; 0 if it is too late for that. A batch that waits is due at once."""

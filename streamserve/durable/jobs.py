@@ -12,7 +12,7 @@ from django.db.models.functions import Now
 from django.utils import timezone
 from django.utils.translation import gettext_lazy as _
 
-from streamserve.durable.leases import Work, WorkQuerySet, delete_in_parts
+from streamserve.durable.leases import Work, WorkQuerySet
 
 # A worker of another host, which only its row can tell about, is dead after so long without a beat.
 LEASE_SECONDS = 30.0
@@ -70,10 +70,6 @@ class JobQuerySet(WorkQuerySet["Job"]):
     def finished_before(self, when: datetime) -> JobQuerySet:
         """Return the jobs that ended before `when`."""
         return self.filter(finished_at__lt=when).exclude(state__in=("queued", "running"))
-
-    def drop_finished(self, before: datetime) -> int:
-        """Delete the jobs that ended before `before`, with their steps; return how many."""
-        return delete_in_parts(self.finished_before(before))
 
 
 class Job(Work):

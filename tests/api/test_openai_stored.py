@@ -17,6 +17,7 @@ from streamserve.api.call import Caller as Owner
 from streamserve.asgi.application import StreamApp, anyone
 from streamserve.clients.pipeline.client import forget
 from streamserve.durable.completions import StoredCompletion
+from streamserve.durable.leases import delete_in_parts
 from streamserve.models import Stream as StreamRow
 from streamserve.web import site
 from streamserve.web.rows.completions import CompletionRows
@@ -290,7 +291,8 @@ async def test_it_goes_with_the_row_of_its_stream(stores: None, caller: Caller) 
 async def _dropped() -> int:
     from asgiref.sync import sync_to_async
 
-    return int(await sync_to_async(StreamRow.objects.drop_finished)(timezone.now() + timedelta(days=1)))
+    rows = StreamRow.objects.finished_before(timezone.now() + timedelta(days=1))
+    return await sync_to_async(delete_in_parts)(rows)
 
 
 async def test_a_site_that_does_not_store_keeps_nothing(tmp_path: Any, transactional_db: Any, caller: Caller) -> None:

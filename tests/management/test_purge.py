@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
+import re
+import sqlite3
 import threading
+from contextlib import closing
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -15,7 +19,10 @@ from django.db.models.signals import post_delete
 from django.test.utils import override_settings
 from django.utils import timezone
 
+from streamserve.conf import get_settings
 from streamserve.models import Batch, StoredFile, Stream, Watch
+from streamserve.protocol.events import Done, Status
+from streamserve.streams.log.base import append
 from streamserve.web import site
 from streamserve.web.rows.reaper import Reaper
 
@@ -44,6 +51,17 @@ def left() -> tuple[str, str]:
     return "".join(pk[0] for pk in streams), "".join(pk[0] for pk in watches)
 
 
+def printed(*options: str) -> str:
+    out = io.StringIO()
+    call_command("streamserve_purge", *options, stdout=out)
+    return out.getvalue()
+
+
+def counts(text: str) -> list[str]:
+    """Return how many of each a run names, in its order."""
+    return re.findall(r"(\d+) (logs|rows of streams|of watches|of jobs|files|batches)", text)
+
+
 @pytest.mark.parametrize(
     ("keys", "rows"),
     [
@@ -56,14 +74,45 @@ def left() -> tuple[str, str]:
 def test_the_command_drops_rows_whose_days_are_over(tmp_path: Path, keys: Any, rows: tuple[str, str]) -> None:
     """0 keeps all; a running stream, and one whose events are kept, is never dropped."""
     planted(timezone.now())
-    out = io.StringIO()
     with override_settings(STREAMSERVE=conf(tmp_path, **keys)):
-        call_command("streamserve_purge", "--dry-run", stdout=io.StringIO())
+        announced = printed("--dry-run")
         assert left() == ("abcd", "abc")
-        call_command("streamserve_purge", stdout=out)
+        done = printed()
+    assert counts(announced) == counts(done)
     assert left() == rows
     num_streams, num_watches = 4 - len(rows[0]), 3 - len(rows[1])
-    assert f"Deleted {num_streams} rows of streams, {num_watches} of watches and 0 of jobs." in out.getvalue()
+    assert f"Deleted {num_streams} rows of streams, {num_watches} of watches and 0 of jobs." in done
+
+
+def test_the_command_drops_old_logs_but_not_those_of_queued_jobs(tmp_path: Path) -> None:
+    """With a row or without one; a dry run counts the same, and leaves them."""
+    fields = {"model": "m", "owner": "user:1", "tenant": "user:1", "created_at": timezone.now()}
+    Stream.objects.create(id="e" * 32, log_id="queued", on_disconnect="job", **fields)
+    Stream.objects.create(id="f" * 32, log_id="lost", **fields)
+    kept = {"queued": False, "lost": False, "orphan": True, "new": True}
+
+    async def write() -> None:
+        log = site.log_for(get_settings())
+        for name, is_ended in kept.items():
+            await append(log, name, 0, [Done(finish_reason="stop") if is_ended else Status(status="queued")])
+        await log.aclose()
+
+    with override_settings(STREAMSERVE=conf(tmp_path)):
+        asyncio.run(write())
+        with closing(sqlite3.connect(tmp_path / site.LOG_FILE)) as database, database:
+            database.execute("UPDATE logs SET touched_at = 1 WHERE log_id != 'new'")
+        announced = printed("--dry-run")
+        left = logs_of(tmp_path)
+        done = printed()
+    assert left == set(kept)
+    assert counts(announced) == counts(done)
+    assert "Deleted 2 logs" in done
+    assert logs_of(tmp_path) == {"queued", "new"}
+
+
+def logs_of(folder: Path) -> set[str]:
+    with closing(sqlite3.connect(folder / site.LOG_FILE)) as database:
+        return {name for (name,) in database.execute("SELECT log_id FROM logs")}
 
 
 async def test_the_reaper_does_the_same(tmp_path: Path) -> None:
@@ -98,9 +147,11 @@ def test_the_command_drops_expired_files_and_old_batches(tmp_path: Path) -> None
     Batch.objects.create(id="old", input_file_id="kept", expires_at=old, **ended, **fields)
     Batch.objects.create(id="new", input_file_id="kept", expires_at=old, **{**ended, "finished_at": now}, **fields)
     Batch.objects.create(id="running", input_file_id="read", expires_at=old, created_at=old, **fields)
-    out = io.StringIO()
     with override_settings(STREAMSERVE=conf(tmp_path, BATCHES={"KEEP_DAYS": 7})):
-        call_command("streamserve_purge", stdout=out)
-    assert "Deleted 1 files of batches and 1 batches." in out.getvalue()
+        announced = printed("--dry-run")
+        assert (StoredFile.objects.count(), Batch.objects.count()) == (3, 3)
+        done = printed()
+    assert counts(announced) == counts(done)
+    assert "Deleted 1 files of batches and 1 batches." in done
     assert sorted(StoredFile.objects.values_list("pk", flat=True)) == ["kept", "read"]
     assert sorted(Batch.objects.values_list("pk", flat=True)) == ["new", "running"]

@@ -6,7 +6,6 @@ Web processes do the same every few minutes; the command is for stopped sites an
 
 from __future__ import annotations
 
-import asyncio
 import time
 from datetime import UTC, datetime
 from typing import Any
@@ -17,9 +16,10 @@ from django.utils import timezone
 
 from streamserve.conf import get_settings
 from streamserve.models import Stream
-from streamserve.streams.log.base import EventLog, LogUnavailable
+from streamserve.streams.log.base import LogUnavailable
 from streamserve.web.batches.files import SiteFiles
-from streamserve.web.rows.reaper import purge_before
+from streamserve.web.rows import orm
+from streamserve.web.rows.reaper import keep_job_logs, purge_before
 from streamserve.web.site import log_for, row_ages
 
 
@@ -29,9 +29,7 @@ class Command(BaseCommand):
     help = "Delete the logs of streams that ended longer ago than RETENTION_SECONDS, and rows older than KEEP_..._DAYS."
 
     def add_arguments(self, parser: CommandParser) -> None:
-        parser.add_argument(
-            "--dry-run", action="store_true", help="count the logs that would be deleted, and delete nothing"
-        )
+        parser.add_argument("--dry-run", action="store_true", help="count what would be deleted, and delete nothing")
 
     def handle(self, *args: Any, dry_run: bool, **options: Any) -> None:
         settings = get_settings()
@@ -39,41 +37,38 @@ class Command(BaseCommand):
             raise CommandError('Logs are in the memory of web processes (LOG is "memory"): they go by themselves.')
         before = purge_before(settings.streams, time.time())
         until = datetime.fromtimestamp(before, UTC)
+        ages, files = row_ages(settings), SiteFiles(settings)
         try:
             if dry_run:
-                old = Stream.objects.finished_before(until).values_list("log_id", flat=True)
-                num = asyncio.run(_count(list(old)))
-                self.stdout.write(f"Would delete {num} logs of streams that ended before {until:%Y-%m-%d %H:%M} UTC.")
+                num_logs = async_to_sync(_count)(before)
+                rows = tuple(one.count() for one in ages.old(settings.streams, timezone.now()))
+                num_files, num_batches = (one.count() for one in files.old())
             else:
-                num = asyncio.run(_purge(before))
-                self.stdout.write(f"Deleted {num} logs that were last written before {until:%Y-%m-%d %H:%M} UTC.")
-                rows = row_ages(settings).drop_old(settings.streams, timezone.now())
-                self.stdout.write(f"Deleted {rows[0]} rows of streams, {rows[1]} of watches and {rows[2]} of jobs.")
-                num_files, num_batches = async_to_sync(SiteFiles(settings).purge)()
-                self.stdout.write(f"Deleted {num_files} files of batches and {num_batches} batches.")
+                num_logs = async_to_sync(_purge)(before)
+                rows = ages.drop_old(settings.streams, timezone.now())
+                num_files, num_batches = async_to_sync(files.purge)()
         except LogUnavailable as error:
             raise CommandError(error.message) from error
+        done = "Would delete" if dry_run else "Deleted"
+        self.stdout.write(f"{done} {num_logs} logs that were last written before {until:%Y-%m-%d %H:%M} UTC.")
+        self.stdout.write(f"{done} {rows[0]} rows of streams, {rows[1]} of watches and {rows[2]} of jobs.")
+        self.stdout.write(f"{done} {num_files} files of batches and {num_batches} batches.")
 
 
 async def _purge(before: float) -> int:
     log = log_for(get_settings())
     try:
+        await keep_job_logs(log)
         return await log.purge(before)
     finally:
         await log.aclose()
 
 
-async def _count(log_ids: list[str]) -> int:
+async def _count(before: float) -> int:
+    """Return how many logs `_purge` would delete."""
     log = log_for(get_settings())
     try:
-        return sum([await _exists(log, log_id) for log_id in log_ids])
+        of_jobs = await orm.call(lambda: {log_id for log_id, _ in Stream.objects.of_unfinished_jobs()})
+        return len(set(await log.old(before)) - of_jobs)
     finally:
         await log.aclose()
-
-
-async def _exists(log: EventLog, log_id: str) -> bool:
-    try:
-        await log.last_seq(log_id)
-    except KeyError:
-        return False
-    return True

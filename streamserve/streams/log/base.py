@@ -151,6 +151,9 @@ class EventLog(Protocol):
         Unfinished ones go once they have had none for `UNFINISHED_SECONDS` more.
         """
 
+    async def old(self, before: float) -> Sequence[str]:
+        """Return the logs that `purge` would delete."""
+
     async def check(self) -> list[str]:
         """Return what would lose acknowledged events where the log is kept, a sentence each."""
 
@@ -267,10 +270,13 @@ class MemoryLog:
         self._waiters.wake(log_id)
 
     async def purge(self, before: float) -> int:
-        old = [log_id for log_id, kept in self._logs.items() if kept.touched_at < _deadline(kept, before)]
+        old = await self.old(before)
         for log_id in old:
             await self.drop(log_id)
         return len(old)
+
+    async def old(self, before: float) -> Sequence[str]:
+        return [log_id for log_id, kept in self._logs.items() if kept.touched_at < _deadline(kept, before)]
 
     async def check(self) -> list[str]:
         return []

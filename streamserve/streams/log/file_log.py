@@ -117,6 +117,9 @@ class FileLog:
         await self._ask(FileStore.compact)
         return num_purged
 
+    async def old(self, before: float) -> Sequence[str]:
+        return await self._ask(lambda store: store.old(before))
+
     async def check(self) -> list[str]:
         return []  # the file is as safe as `is_full_sync` makes it
 

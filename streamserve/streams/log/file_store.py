@@ -221,13 +221,21 @@ class FileStore:
         return 1
 
     def _purge(self, write: Purge) -> int:
-        query = "SELECT log_id FROM logs WHERE touched_at < CASE WHEN is_ended THEN ? ELSE ? END LIMIT ?"
-        since = (write.before, write.before - UNFINISHED_SECONDS, write.most)
-        log_ids = [log_id for (log_id,) in self._db().execute(query, since).fetchall()]
+        log_ids = self._old(write.before, write.most)
         self._heads.update(self._find(log_ids))
         return sum(self._drop(log_id) for log_id in log_ids)
 
+    def _old(self, before: float, most: int) -> list[str]:
+        query = "SELECT log_id FROM logs WHERE touched_at < CASE WHEN is_ended THEN ? ELSE ? END LIMIT ?"
+        since = (before, before - UNFINISHED_SECONDS, most)
+        return [log_id for (log_id,) in self._db().execute(query, since).fetchall()]
+
     # Reading
+
+    def old(self, before: float) -> list[str]:
+        """Return the logs that a `Purge` without a bound would delete."""
+        with self._errors():
+            return self._old(before, -1)  # SQLite: a negative limit is none
 
     def read(self, log_id: str, after: int, limit: int) -> list[LoggedEvent]:
         """Return up to `limit` events that follow `after`. Raises KeyError for an unknown log."""

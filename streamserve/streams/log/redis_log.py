@@ -178,15 +178,27 @@ class RedisLog:
 
     async def purge(self, before: float) -> int:
         """Delete logs by age, earlier than Redis expires them."""
-        num_purged, cursor = 0, None
+        num_purged = 0
+        async for log_id in self._log_ids():
+            news = self._key(log_id, "news")
+            num_purged += await self._script(_PURGE, log_id, news, before, before - UNFINISHED_SECONDS)
+        return num_purged
+
+    async def old(self, before: float) -> Sequence[str]:
+        found = set()
+        async for log_id in self._log_ids():
+            ((at, ended),) = await self._calls.call(("HMGET", self._key(log_id, "head"), "at", "ended"))
+            if at is not None and float(at) < (before if ended == b"1" else before - UNFINISHED_SECONDS):
+                found.add(log_id)  # a scan may give a key twice
+        return list(found)
+
+    async def _log_ids(self) -> AsyncIterator[str]:
+        cursor = None
         while cursor != 0:
             scan = ("SCAN", cursor or 0, "MATCH", self._key("*", "head"), "COUNT", 500)
             ((cursor, heads),) = await self._calls.call(scan)
             for head in heads:
-                log_id = head.decode().rpartition("}")[0].rpartition("{")[2]
-                news = self._key(log_id, "news")
-                num_purged += await self._script(_PURGE, log_id, news, before, before - UNFINISHED_SECONDS)
-        return num_purged
+                yield head.decode().rpartition("}")[0].rpartition("{")[2]
 
     async def check(self) -> list[str]:
         """Return the problems of this Redis's persistence, one sentence each. Raises LogUnavailable."""

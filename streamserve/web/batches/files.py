@@ -30,6 +30,7 @@ from streamserve.conf import SiteConfig
 from streamserve.dialects.openai.batches import PURPOSE, FileRecord, Page
 from streamserve.durable.batches import Batch
 from streamserve.durable.files import StoredFile
+from streamserve.durable.leases import delete_in_parts
 from streamserve.durable.limits import hold_limit
 from streamserve.protocol.errors import (
     BadRequest,
@@ -205,13 +206,18 @@ class SiteFiles:
             raise no_file(file_id)
         return await asyncio.to_thread(self.storage.open, row.name, "rb")
 
-    async def purge(self) -> tuple[int, int]:
-        """Delete expired files, except those that a batch reads, and old batches; return how many of each."""
-        now = timezone.now()
+    def old(self) -> tuple[models.QuerySet[StoredFile], models.QuerySet[Batch]]:
+        """Return expired files, except those that a batch reads, and old batches."""
+        now, days = timezone.now(), self._settings.batches.keep_days
         in_use = Batch.objects.unfinished().values("input_file_id")
         expired = StoredFile.objects.expired(now, now - _UNFINISHED).exclude(pk__in=in_use)
+        return expired, Batch.objects.finished_before(now - timedelta(days=days)) if days else Batch.objects.none()
+
+    async def purge(self) -> tuple[int, int]:
+        """Delete what is old; return how many files and batches."""
+        files, batches = self.old()
         num_files = 0
-        for row in await orm.call(lambda: list(expired)):
+        for row in await orm.call(lambda: list(files)):
             try:
                 if await orm.call(self._take_away, row) is not None:
                     continue
@@ -219,9 +225,7 @@ class SiteFiles:
                 num_files += 1
             except Exception:  # the storage keeps it; the others go all the same
                 log.exception("stored_file_not_dropped", file_id=row.pk)
-        days, num_batches = self._settings.batches.keep_days, 0
-        if days:
-            num_batches = await orm.call(Batch.objects.drop_finished, now - timedelta(days=days))
+        num_batches = await orm.call(delete_in_parts, batches)
         if num_files or num_batches:
             log.info("batches_purged", files=num_files, batches=num_batches)
         return num_files, num_batches

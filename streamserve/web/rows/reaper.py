@@ -13,16 +13,19 @@ from collections.abc import Awaitable, Callable
 from contextvars import Context
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 from channels.db import database_sync_to_async
+from django.db.models import QuerySet
 from django.utils import timezone
 
 from streamserve.api.logs import get_logger
+from streamserve.durable.leases import delete_in_parts
 from streamserve.models import Job, Watch
 from streamserve.models import Stream as StreamRow
 from streamserve.streams.config import JOB, StreamConfig
 from streamserve.streams.lease.liveness import Liveness, host_of
-from streamserve.streams.log.base import Refusal, append
+from streamserve.streams.log.base import EventLog, Refusal, append
 from streamserve.streams.registry import Streams
 from streamserve.web.rows import orm
 
@@ -49,18 +52,28 @@ class RowAges:
     watches_days: float = 0.0
     jobs_days: float = 0.0
 
-    def drop_old(self, settings: StreamConfig, now: datetime) -> tuple[int, int, int]:
-        """Delete older rows; return how many of each. A row stays for as long as its log may be replayed."""
+    def old(self, settings: StreamConfig, now: datetime) -> tuple[QuerySet[Any], ...]:
+        """Return the older rows of streams, watches and jobs. A row stays for as long as its log may be replayed."""
         replayed = datetime.fromtimestamp(purge_before(settings, now.timestamp()), UTC)
-        num_streams = num_watches = num_jobs = 0
+        streams, watches, jobs = StreamRow.objects.none(), Watch.objects.none(), Job.objects.none()
         if self.streams_days:
-            before = min(replayed, now - timedelta(days=self.streams_days))
-            num_streams = StreamRow.objects.drop_finished(before)
+            streams = StreamRow.objects.finished_before(min(replayed, now - timedelta(days=self.streams_days)))
         if self.watches_days:
-            num_watches = Watch.objects.drop_ended(now - timedelta(days=self.watches_days))
+            watches = Watch.objects.ended_before(now - timedelta(days=self.watches_days))
         if self.jobs_days:
-            num_jobs = Job.objects.drop_finished(min(replayed, now - timedelta(days=self.jobs_days)))
-        return num_streams, num_watches, num_jobs
+            jobs = Job.objects.finished_before(min(replayed, now - timedelta(days=self.jobs_days)))
+        return streams, watches, jobs
+
+    def drop_old(self, settings: StreamConfig, now: datetime) -> tuple[int, ...]:
+        """Delete them; return how many of each."""
+        return tuple(delete_in_parts(rows) for rows in self.old(settings, now))
+
+
+async def keep_job_logs(log: EventLog) -> None:
+    """Touch the logs of jobs that are queued, or between two attempts: they have no writer, and are needed."""
+    for log_id, fence in await orm.call(lambda: list(StreamRow.objects.of_unfinished_jobs())):
+        with contextlib.suppress(Refusal, KeyError):
+            await append(log, log_id, fence, [])
 
 
 class Reaper:
@@ -156,9 +169,7 @@ class Reaper:
                     await append(streams.log, stream.log_id, stream.lease.fence, [])
                 except (Refusal, KeyError):
                     log.info("stream_log_not_kept", stream_id=stream.id)
-        for log_id, fence in await orm.call(lambda: list(StreamRow.objects.of_unfinished_jobs())):
-            with contextlib.suppress(Refusal, KeyError):  # queued or between two attempts: it has no writer
-                await append(streams.log, log_id, fence, [])
+        await keep_job_logs(streams.log)
         num_dropped = await streams.log.purge(purge_before(streams.settings, time.time()))
         if num_dropped:
             log.info("stream_logs_purged", num=num_dropped)

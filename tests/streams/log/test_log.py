@@ -204,6 +204,8 @@ async def test_purge_deletes_finished_logs_without_an_append_since(make_log: Mak
     await asyncio.gather(*[append(log, log_id, 1, [tok("x")] * 3 + [end]) for log_id in log_ids])
     assert await log.purge(time.time() - 3600) == 0
     assert await everything(log, log_ids[0]) == numbered([tok("x")] * 3 + [end])
+    assert await log.old(time.time() - 3600) == []
+    assert sorted(await make_log().old(time.time() + 3600)) == sorted(log_ids)
     assert await make_log().purge(time.time() + 3600) == 120
     for log_id in log_ids:
         with pytest.raises(KeyError):
@@ -216,7 +218,9 @@ async def test_an_unfinished_log_outlives_the_retention(make_log: MakeLog) -> No
     await log.purge(time.time() + 2 * UNFINISHED_SECONDS)
     await append(log, log_id, 1, [tok("x")])
     assert await log.purge(time.time() + 3600) == 0
+    assert await log.old(time.time() + 3600) == []
     assert await append(log, log_id, 1, [tok("y")]) == 2
+    assert await log.old(time.time() + UNFINISHED_SECONDS + 3600) == [log_id]
     assert await log.purge(time.time() + UNFINISHED_SECONDS + 3600) == 1
 
 
